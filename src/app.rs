@@ -30,9 +30,9 @@ use crate::model::hostname::to_presentation;
 use crate::store::{OnGone, Store};
 use error::RunError;
 use sync_metrics::SyncMetrics;
-use sync_runtime::SyncThread;
-use sync_tasks::Source;
-use zone_updates::Syncing;
+use sync_runtime::SyncRuntime;
+use sync_tasks::SyncSource;
+use zone_updates::SyncTasks;
 
 /// Runs until `stop` is cancelled, or a DNS listener dies.
 ///
@@ -46,7 +46,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let zones = corefile.link_zones()?;
     flags.set_zones(&zones)?;
     raise_file_limit();
-    let sync = SyncThread::start().map_err(RunError::Thread)?;
+    let sync = SyncRuntime::start().map_err(RunError::Thread)?;
     let (source, flags) = sync.open(flags).await?;
     let store = Arc::new(store_for(&flags, &source));
     let (mut context, queue) = ServerContext::new(Arc::clone(&store), flags.log_format.into())?;
@@ -69,7 +69,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
         invalidation::run(Arc::clone(&store), reloader.serving.servers(), Handle::current(), stop.clone());
     // Each change wakes it, and few of them lead to a look-up.
     background.spawn_on(ahead, sync.runtime());
-    let syncing = Syncing { flags, store, metrics, zones: reloader.zones() };
+    let syncing = SyncTasks { flags, store, metrics, zones: reloader.zones() };
     background.spawn_on(syncing.run(source, stop.clone()), sync.runtime());
     let outcome = reloader.run(&stop).await;
     stop.cancel();
@@ -80,7 +80,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     Ok(outcome?)
 }
 
-fn store_for(flags: &Flags, source: &Source) -> Store {
+fn store_for(flags: &Flags, source: &SyncSource) -> Store {
     let departed = if source.backend().is_some() { OnGone::Kept } else { OnGone::Dropped };
     let store = Store::new(departed).with_zones(&flags.zones);
     if source.has_versions() { store.with_versions() } else { store }

@@ -24,7 +24,7 @@ use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::{FINALIZER, LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::selection::Selection;
-use crate::takeover::finalizers::{Bound, bound, free};
+use crate::takeover::finalizers::{BlockedService, bound, remove_finalizer};
 
 /// Patches under way at once: each is a connection.
 const AT_ONCE: usize = 8;
@@ -39,7 +39,7 @@ const RIGHTS: &str = "deploy/takeover/ has the rights for it";
 
 /// What was done.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct TakeoverReport {
     /// Lines for people, in order.
     pub lines: Vec<String>,
     /// What couldn't be done, and why.
@@ -52,14 +52,18 @@ pub struct Outcome {
 ///
 /// # Errors
 /// If there is no client of the cluster.
-pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> Result<Outcome, ClientError> {
+pub async fn takeover(
+    flags: &Flags,
+    dry_run: bool,
+    progress: impl Fn(&str),
+) -> Result<TakeoverReport, ClientError> {
     let ClientConnection { client, server } =
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     progress(&format!("API server {server}"));
     let selection = flags.selection();
     // The subcommand asks for writes; a default that doesn't isn't meant for it.
     let dry_run = dry_run || flags.sync == Some(SyncMode::Plan);
-    let mut outcome = Outcome::default();
+    let mut outcome = TakeoverReport::default();
     match find(&client, &selection, &progress).await {
         Ok(found) => {
             let namespaces = &selection.namespaces;
@@ -85,7 +89,7 @@ async fn find(
     client: &Client,
     selection: &Selection,
     progress: &impl Fn(&str),
-) -> Result<Vec<Bound>, ListError> {
+) -> Result<Vec<BlockedService>, ListError> {
     let code = |error: &ListError| error.code();
     persist(code, || async {
         let mut looked_at = 0;
@@ -104,10 +108,10 @@ async fn find(
 async fn free_all(
     client: &Client,
     namespaces: &BTreeSet<String>,
-    found: Vec<Bound>,
+    found: Vec<BlockedService>,
     dry_run: bool,
     progress: &impl Fn(&str),
-    outcome: &mut Outcome,
+    outcome: &mut TakeoverReport,
 ) {
     if found.is_empty() {
         let places: Vec<String> = places(namespaces).map(|place| in_place("Service", place)).collect();
@@ -180,8 +184,8 @@ impl std::fmt::Display for Freed {
     }
 }
 
-async fn free_one(client: &Client, bound: &Bound) -> Freed {
-    let freed = persist(code, || free(client, bound)).await;
+async fn free_one(client: &Client, bound: &BlockedService) -> Freed {
+    let freed = persist(code, || remove_finalizer(client, bound)).await;
     match freed {
         Ok(_) if bound.stuck && bound.others.is_empty() => Freed::Deleted,
         Ok(service) if service.metadata.deletion_timestamp.is_some() => {

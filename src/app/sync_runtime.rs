@@ -6,18 +6,18 @@ use std::thread::Builder;
 use tokio::runtime::{self, Handle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::sync_tasks::Source;
+use super::sync_tasks::SyncSource;
 use crate::app::error::RunError;
 use crate::cli::flags::Flags;
 
 /// A thread with a runtime of its own. A change goes through a dozen tasks: on one thread each wakes the next one
 /// without waking another thread, and DNS workers aren't delayed. The thread and its tasks end when this is dropped.
-pub(super) struct SyncThread {
+pub(super) struct SyncRuntime {
     runtime: Handle,
     _end: DropGuard,
 }
 
-impl SyncThread {
+impl SyncRuntime {
     /// Starts one.
     pub(super) fn start() -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
@@ -33,8 +33,8 @@ impl SyncThread {
     }
 
     /// Opens the source of links there: what a client spawns stays in the runtime where it was made.
-    pub(super) async fn open(&self, flags: Flags) -> Result<(Source, Flags), RunError> {
-        let opened = self.runtime.spawn(async move { Ok((Source::open(&flags).await?, flags)) });
+    pub(super) async fn open(&self, flags: Flags) -> Result<(SyncSource, Flags), RunError> {
+        let opened = self.runtime.spawn(async move { Ok((SyncSource::open(&flags).await?, flags)) });
         // It ends with the process at the earliest, so only a panic is left.
         opened.await.unwrap_or_else(|error| Err(RunError::Thread(error.into())))
     }

@@ -35,7 +35,7 @@ use crate::sync::source_annotation;
 use crate::takeover::finalizers;
 
 /// Where the links come from.
-pub(super) enum Source {
+pub(super) enum SyncSource {
     Cluster {
         client: kube::Client,
         availability: ApiAvailability,
@@ -47,7 +47,7 @@ pub(super) enum Source {
     },
 }
 
-impl Source {
+impl SyncSource {
     /// Looks at what the flags name: a cluster, or directories.
     pub(super) async fn open(flags: &Flags) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
@@ -102,7 +102,7 @@ impl Source {
         flags: &Flags,
         leadership: &Leadership,
         metrics: &SyncMetrics,
-        end: &End,
+        end: &ShutdownOrder,
     ) -> Recorder {
         let Self::Cluster { client, availability, .. } = self else { return Recorder::none() };
         if flags.sync_mode() != SyncMode::On {
@@ -137,7 +137,7 @@ impl Source {
     ) {
         let selection = Arc::new(flags.selection());
         let hostname_policy = Arc::new(flags.hostname_policy());
-        let end = End::default();
+        let end = ShutdownOrder::default();
         let leadership = self.elect(tasks, flags, metrics, &end);
         let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
         let writers = end.writers.clone();
@@ -210,7 +210,7 @@ impl Source {
                     let name = "the search for finalizers";
                     tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
                         let selection = Arc::clone(&selection);
-                        let look = finalizers::look(
+                        let look = finalizers::scan(
                             client.clone(),
                             availability.clone(),
                             selection,
@@ -268,9 +268,15 @@ impl Source {
     }
 }
 
-impl Source {
+impl SyncSource {
     /// Starts the election, if there is one. The lease is given back at the end of `end`.
-    fn elect(&self, tasks: &mut JoinSet<()>, flags: &Flags, metrics: &SyncMetrics, end: &End) -> Leadership {
+    fn elect(
+        &self,
+        tasks: &mut JoinSet<()>,
+        flags: &Flags,
+        metrics: &SyncMetrics,
+        end: &ShutdownOrder,
+    ) -> Leadership {
         let Self::Cluster { client, availability, election_config: Some(election_config), .. } = self else {
             let writes = self.backend().is_some() && flags.sync_mode() == SyncMode::On;
             metrics.election.leader.set(i64::from(writes));
@@ -298,7 +304,7 @@ impl Source {
 
 /// The order of the end: writers first, then the senders of Events about their writes, then the lease is released.
 #[derive(Default)]
-struct End {
+struct ShutdownOrder {
     writers: TaskTracker,
     /// Cancelled when the writers have ended.
     written: CancellationToken,
@@ -308,7 +314,7 @@ struct End {
     told: CancellationToken,
 }
 
-impl End {
+impl ShutdownOrder {
     async fn follow(self, stop: CancellationToken) {
         stop.cancelled().await;
         for (tasks, ended) in [(self.writers, self.written), (self.senders, self.told)] {

@@ -10,7 +10,7 @@ use tracing::{error, info};
 
 use super::names_of;
 use super::sync_metrics::SyncMetrics;
-use super::sync_tasks::Source;
+use super::sync_tasks::SyncSource;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::store::Store;
@@ -19,7 +19,7 @@ use crate::store::Store;
 const RETRY: Duration = Duration::from_secs(10);
 
 /// What syncing needs.
-pub(super) struct Syncing {
+pub(super) struct SyncTasks {
     pub(super) flags: Flags,
     pub(super) store: Arc<Store>,
     pub(super) metrics: SyncMetrics,
@@ -27,10 +27,10 @@ pub(super) struct Syncing {
     pub(super) zones: watch::Receiver<Vec<LinkZone>>,
 }
 
-impl Syncing {
+impl SyncTasks {
     /// Syncs until `stop`. When the zones change it begins anew, for names are granted to Services by them; meanwhile
     /// what is known is answered.
-    pub(super) async fn run(mut self, source: Source, stop: CancellationToken) {
+    pub(super) async fn run(mut self, source: SyncSource, stop: CancellationToken) {
         let mut source = source;
         loop {
             let until = stop.child_token();
@@ -51,11 +51,11 @@ impl Syncing {
     }
 
     /// Opens the source for these zones; `None` at the end.
-    async fn open_again(&mut self, zones: &[LinkZone], stop: &CancellationToken) -> Option<Source> {
+    async fn open_again(&mut self, zones: &[LinkZone], stop: &CancellationToken) -> Option<SyncSource> {
         while !stop.is_cancelled() {
             // The Corefile would have been refused otherwise.
             let opened = match self.flags.set_zones(zones) {
-                Ok(()) => Source::open(&self.flags).await.map_err(|error| error.to_string()),
+                Ok(()) => SyncSource::open(&self.flags).await.map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
             match opened {

@@ -18,7 +18,7 @@ use crate::sync::source::manifests;
 
 /// What a check found.
 #[derive(Debug, Default)]
-pub struct Findings {
+pub struct CheckReport {
     /// Lines for people, in order.
     pub lines: Vec<String>,
     /// What is wrong with the input: flags and files.
@@ -32,11 +32,11 @@ pub struct Findings {
 ///
 /// # Errors
 /// If the flags can't be used at all.
-pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, InputError> {
+pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, InputError> {
     flags.validate()?;
     flags.upstreams()?;
     let (flags, corefile, doubts) = &check_corefile(flags)?;
-    let mut findings = Findings::default();
+    let mut findings = CheckReport::default();
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
@@ -57,9 +57,9 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, InputEr
         findings.lines.push(format!("API server {server}"));
         let election_config = flags.election_config()?;
         let needed = permissions::needed(flags, election_config.as_ref());
-        permissions::ask_for(&mut findings, client.clone(), &needed).await;
+        permissions::review_access(&mut findings, client.clone(), &needed).await;
         if flags.sync_mode() == SyncMode::On {
-            dry_run::try_one(&mut findings, client.clone(), &flags.target_namespace).await;
+            dry_run::dry_run_create(&mut findings, client.clone(), &flags.target_namespace).await;
         }
         if flags.sync_mode() != SyncMode::Off {
             instance::look(&mut findings, client, &flags.target_namespace, &flags.instance()).await;

@@ -28,10 +28,10 @@ pub(crate) fn zone(text: &str) -> Result<Name, &'static str> {
     const WRONG: &str =
         "not a zone's name: letters, digits, hyphens and underscores, 1 to 63 between dots, 120 in all";
     /// A Service's name and a namespace's, with their lengths, leave that much.
-    const ROOM: usize = 120;
+    const MAX_DOMAIN_LENGTH: usize = 120;
     let text = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if text.is_empty() || text.len() > ROOM || !text.chars().all(allowed) {
+    if text.is_empty() || text.len() > MAX_DOMAIN_LENGTH || !text.chars().all(allowed) {
         return Err(WRONG);
     }
     let mut name = Name::from_ascii(text).map_err(|_| WRONG)?;

@@ -26,13 +26,13 @@ use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::selection::Selection;
 
 /// The first and the longest pause before the Services are listed again after a failure.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// How long it waits for the lists that DNS waits for: all Services are twice as many.
-const PRECEDENCE: Duration = Duration::from_secs(10);
+const MANIFEST_PRECEDENCE_WAIT: Duration = Duration::from_secs(10);
 
 /// A Service that carries the earlier operator's finalizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
+pub struct BlockedService {
     /// Which Service.
     pub key: ServiceKey,
     /// `metadata.uid`.
@@ -45,7 +45,7 @@ pub struct Bound {
     pub labels: BTreeMap<String, String>,
 }
 
-impl Bound {
+impl BlockedService {
     fn of(metadata: &ObjectMeta) -> Option<Self> {
         let finalizers = metadata.finalizers.iter().flatten().cloned();
         let (ours, others): (Vec<_>, Vec<_>) = finalizers.partition(|finalizer| finalizer == FINALIZER);
@@ -78,7 +78,10 @@ fn removal() -> Value {
 /// # Errors
 /// If the API server doesn't answer, or refuses: 404 if it is gone, [`is_another`](crate::sync::k8s::errors::is_another) if another one has
 /// its name.
-pub async fn free(client: &Client, bound: &Bound) -> kube::Result<PartialObjectMeta<Service>> {
+pub async fn remove_finalizer(
+    client: &Client,
+    bound: &BlockedService,
+) -> kube::Result<PartialObjectMeta<Service>> {
     let api: Api<Service> = Api::namespaced(client.clone(), bound.key.namespace());
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
     let mut patch = removal();
@@ -96,7 +99,7 @@ pub async fn bound(
     client: &Client,
     namespaces: &BTreeSet<String>,
     mut looked_at: impl FnMut(usize),
-) -> Result<Vec<Bound>, ListError> {
+) -> Result<Vec<BlockedService>, ListError> {
     let mut found = Vec::new();
     for place in places(namespaces) {
         let query = RequestQuery {
@@ -106,7 +109,7 @@ pub async fn bound(
         };
         let told = |page: Vec<RawDeserializeGuard<Service>>| {
             looked_at(page.len());
-            found.extend(page.iter().map(Resource::meta).filter_map(Bound::of));
+            found.extend(page.iter().map(Resource::meta).filter_map(BlockedService::of));
         };
         list_pages(client.clone(), &query, told)
             .await
@@ -123,15 +126,15 @@ pub async fn bound(
 ///
 /// # Errors
 /// Never: it is one of the tasks that may fail.
-pub async fn look(
+pub async fn scan(
     client: Client,
     availability: ApiAvailability,
     selection: Arc<Selection>,
     store: Arc<Store>,
     is_ours: bool,
 ) -> Result<(), SyncError> {
-    let _ = tokio::time::timeout(PRECEDENCE, store.synced()).await;
-    let mut pauses = Backoff::new(RETRY);
+    let _ = tokio::time::timeout(MANIFEST_PRECEDENCE_WAIT, store.synced()).await;
+    let mut pauses = Backoff::new(RETRY_BACKOFF);
     let mut said = BTreeSet::new();
     let found = loop {
         let error = match bound(&client, &selection.namespaces, |_| {}).await {
@@ -159,7 +162,8 @@ pub async fn look(
     store.synced().await;
     store.holders_known().await;
     // Another lb-linker with other labels may have put it on: whose external targets are elsewhere.
-    let belongs = |bound: &Bound| selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key);
+    let belongs =
+        |bound: &BlockedService| selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key);
     for bound in found.iter().filter(|bound| belongs(bound)) {
         if let Some(change) = store.insert_terminating(&bound.key, &bound.uid, true) {
             info!("link {}: it is no load balancer any more, and still carries {FINALIZER}", change.key);
@@ -169,7 +173,7 @@ pub async fn look(
 }
 
 /// What the log says of them: no more than a screen of it.
-fn lines(found: &[Bound]) -> Vec<String> {
+fn lines(found: &[BlockedService]) -> Vec<String> {
     if found.is_empty() {
         return Vec::new();
     }
@@ -211,19 +215,19 @@ mod tests {
 
     #[test]
     fn only_services_with_the_earlier_finalizer_are_bound() {
-        assert_eq!(Bound::of(&service(&[], true).metadata), None);
-        assert_eq!(Bound::of(&service(&["lb-linker/other"], true).metadata), None);
-        let bound = Bound::of(&service(&["a/b", FINALIZER, "c/d"], true).metadata).unwrap();
+        assert_eq!(BlockedService::of(&service(&[], true).metadata), None);
+        assert_eq!(BlockedService::of(&service(&["lb-linker/other"], true).metadata), None);
+        let bound = BlockedService::of(&service(&["a/b", FINALIZER, "c/d"], true).metadata).unwrap();
         assert!(bound.stuck);
         assert_eq!(bound.others, ["a/b", "c/d"]);
-        assert!(!Bound::of(&service(&[FINALIZER], false).metadata).unwrap().stuck);
+        assert!(!BlockedService::of(&service(&[FINALIZER], false).metadata).unwrap().stuck);
     }
 
     #[test]
     fn log_names_each_with_its_command_up_to_one_screen() {
         assert!(lines(&[]).is_empty());
-        let found: Vec<Bound> =
-            (0..45).filter_map(|i| Bound::of(&service(&[FINALIZER], i % 2 == 0).metadata)).collect();
+        let found: Vec<BlockedService> =
+            (0..45).filter_map(|i| BlockedService::of(&service(&[FINALIZER], i % 2 == 0).metadata)).collect();
         let lines = lines(&found);
         assert_eq!(lines.len(), 22);
         assert!(lines[0].contains("carry it: 45, stuck in deletion: 23"), "{}", lines[0]);

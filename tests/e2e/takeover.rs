@@ -9,7 +9,7 @@ use kube::api::{DeleteParams, PostParams};
 use lb_linker::model::names::{earlier_external_target, external_target};
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::k8s::errors::is_another;
-use lb_linker::takeover::finalizers::{Bound, free};
+use lb_linker::takeover::finalizers::{BlockedService, remove_finalizer};
 use serde_json::{Value, json};
 
 use crate::harness::audit::AuditEvent;
@@ -499,19 +499,19 @@ async fn finalizer_is_taken_from_no_successor() {
     cluster.create_load_balancer(&namespace, "web").await;
     hold(&cluster, &namespace, "web", &["example.com/first", FINALIZER, "example.com/last"]).await;
     let uid = uid(&cluster.get_service(&namespace, "web").await.unwrap());
-    let bound = |uid: &str| Bound {
+    let bound = |uid: &str| BlockedService {
         key: ServiceKey::new(&namespace, "web"),
         uid: uid.to_owned(),
         stuck: false,
         labels: BTreeMap::new(),
         others: Vec::new(),
     };
-    let refused = free(&cluster.client, &bound("another")).await.unwrap_err();
+    let refused = remove_finalizer(&cluster.client, &bound("another")).await.unwrap_err();
     assert!(is_another(&refused), "{refused}");
     assert_eq!(finalizers(&cluster, &namespace, "web").await.len(), 3);
     // Once or twice is the same.
     for _ in 0..2 {
-        free(&cluster.client, &bound(&uid)).await.unwrap();
+        remove_finalizer(&cluster.client, &bound(&uid)).await.unwrap();
         let left = finalizers(&cluster, &namespace, "web").await;
         assert_eq!(left, ["example.com/first", "example.com/last"]);
     }

@@ -5,17 +5,17 @@ use std::time::Duration;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 
-use super::Findings;
+use super::CheckReport;
 use crate::model::excerpt::sentence;
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 
 /// How long the API server and its admission webhooks may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Tries to create an external target without creating it. Returns nothing about rights that are
 /// missing, which [`super::permissions`] names.
-pub(super) async fn try_one(findings: &mut Findings, client: Client, namespace: &str) {
+pub(super) async fn dry_run_create(findings: &mut CheckReport, client: Client, namespace: &str) {
     let api: Api<Service> = Api::namespaced(client, namespace);
     let metadata = ObjectMeta { generate_name: Some("lb-linker-check-".to_owned()), ..Default::default() };
     let spec = Spec {
@@ -25,8 +25,10 @@ pub(super) async fn try_one(findings: &mut Findings, client: Client, namespace: 
     };
     let service = Service { metadata, spec, ..Service::default() };
     let dry_run = PostParams { dry_run: true, ..Default::default() };
-    let Ok(answer) = tokio::time::timeout(PATIENCE, api.create(&dry_run, &service)).await else {
-        findings.lines.push(format!("no answer within {PATIENCE:?} to a dry run in namespace {namespace}"));
+    let Ok(answer) = tokio::time::timeout(REQUEST_TIMEOUT, api.create(&dry_run, &service)).await else {
+        findings
+            .lines
+            .push(format!("no answer within {REQUEST_TIMEOUT:?} to a dry run in namespace {namespace}"));
         return;
     };
     match answer {

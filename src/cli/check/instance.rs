@@ -10,24 +10,24 @@ use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
-use super::Findings;
+use super::CheckReport;
 use crate::sync::k8s::instance::{OtherOwner, instance_of};
 use crate::sync::k8s::labels::MANAGED_BY;
 
 /// How long the API server may take for all pages of both lists.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
 /// Objects a page. Of each only the metadata is read.
 const PAGE_SIZE: u32 = 500;
 
 /// Adds a finding where another instance owns most external targets and EndpointSlices. Returns nothing about
 /// rights that are missing, which [`super::permissions`] names.
-pub(super) async fn look(findings: &mut Findings, client: Client, namespace: &str, own: &str) {
+pub(super) async fn look(findings: &mut CheckReport, client: Client, namespace: &str, own: &str) {
     let lists = async {
         let mut instances = instances::<Service>(&client, namespace).await?;
         instances.extend(self::instances::<EndpointSlice>(&client, namespace).await?);
         Ok::<_, kube::Error>(instances)
     };
-    match tokio::time::timeout(PATIENCE, lists).await {
+    match tokio::time::timeout(LOOK_TIMEOUT, lists).await {
         Ok(Ok(instances)) => {
             let other = OtherOwner::find(namespace, own, instances.into_iter());
             findings.cluster.extend(other.map(|other| other.to_string()));
@@ -36,9 +36,9 @@ pub(super) async fn look(findings: &mut Findings, client: Client, namespace: &st
         Ok(Err(error)) => {
             findings.lines.push(format!("can't list the external targets in namespace {namespace}: {error}"));
         }
-        Err(_) => findings
-            .lines
-            .push(format!("no answer within {PATIENCE:?} to lists of the objects in namespace {namespace}")),
+        Err(_) => findings.lines.push(format!(
+            "no answer within {LOOK_TIMEOUT:?} to lists of the objects in namespace {namespace}"
+        )),
     }
 }
 

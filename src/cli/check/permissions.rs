@@ -9,14 +9,14 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use super::Findings;
+use super::CheckReport;
 use crate::cli::flags::Flags;
 use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::errors::describe;
 
 /// How long the API server may take to answer about one right.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// API group and plural.
 type Resource = (&'static str, &'static str);
@@ -29,25 +29,25 @@ const PODS: Resource = ("", "pods");
 
 /// A right: a verb on objects of a kind, in one namespace or in all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Right<'a> {
+pub(super) struct RequiredPermission<'a> {
     verb: &'static str,
     resource: Resource,
     namespace: Option<&'a str>,
     /// The one object that it is about, where it isn't all of them.
     name: Option<&'a str>,
-    need: Need,
+    need: Requirement,
 }
 
 /// What a right is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
+enum Requirement {
     /// The flags: without it they can't be followed. The folder that grants it.
     Always(&'static str),
     /// What some users want, and others don't.
     Optional(&'static str),
 }
 
-impl fmt::Display for Right<'_> {
+impl fmt::Display for RequiredPermission<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.verb, self.resource.1)?;
         if let Some(name) = self.name {
@@ -61,11 +61,14 @@ impl fmt::Display for Right<'_> {
 }
 
 /// Returns the rights that lb-linker needs with these flags.
-pub(super) fn needed<'a>(flags: &'a Flags, election_config: Option<&'a ElectionConfig>) -> Vec<Right<'a>> {
+pub(super) fn needed<'a>(
+    flags: &'a Flags,
+    election_config: Option<&'a ElectionConfig>,
+) -> Vec<RequiredPermission<'a>> {
     let right = |resource, namespace, need| {
-        move |verb: &&'static str| Right { verb, resource, namespace, name: None, need }
+        move |verb: &&'static str| RequiredPermission { verb, resource, namespace, name: None, need }
     };
-    let default = Need::Always("deploy/");
+    let default = Requirement::Always("deploy/");
     let watched: Vec<Option<&str>> = if flags.watch_namespaces.is_empty() {
         vec![None]
     } else {
@@ -85,9 +88,9 @@ pub(super) fn needed<'a>(flags: &'a Flags, election_config: Option<&'a ElectionC
     rights.extend(kept.iter().map(right(ENDPOINT_SLICES, target, default)));
     if flags.sync_mode() == SyncMode::On {
         let patch = if flags.finalizer {
-            Need::Always("deploy/finalizer/, for --finalizer")
+            Requirement::Always("deploy/finalizer/, for --finalizer")
         } else {
-            Need::Optional("only for the annotation linker.hsj.com/source: deploy/source/")
+            Requirement::Optional("only for the annotation linker.hsj.com/source: deploy/source/")
         };
         for namespace in &watched {
             rights.extend(["create", "patch"].iter().map(right(EVENTS, *namespace, default)));
@@ -97,11 +100,11 @@ pub(super) fn needed<'a>(flags: &'a Flags, election_config: Option<&'a ElectionC
     if let Some(election_config) = election_config {
         let own = Some(&*election_config.namespace);
         // Granted for this name alone, but for create, which knows none.
-        let lease = |right| Right { name: Some(&*election_config.lease), ..right };
+        let lease = |right| RequiredPermission { name: Some(&*election_config.lease), ..right };
         rights.extend(["create"].iter().map(right(LEASES, own, default)));
         rights.extend(["get", "update"].iter().map(right(LEASES, own, default)).map(lease));
         if election_config.pod.is_some() {
-            let life = Need::Always("deploy/life/, for --leader-election life");
+            let life = Requirement::Always("deploy/life/, for --leader-election life");
             rights.extend(["delete"].iter().map(right(LEASES, own, life)).map(lease));
             rights.extend(["get"].iter().map(right(PODS, own, life)));
         }
@@ -110,31 +113,35 @@ pub(super) fn needed<'a>(flags: &'a Flags, election_config: Option<&'a ElectionC
 }
 
 /// Asks the API server for each of these rights.
-pub(super) async fn ask_for(findings: &mut Findings, client: Client, rights: &[Right<'_>]) {
+pub(super) async fn review_access(
+    findings: &mut CheckReport,
+    client: Client,
+    rights: &[RequiredPermission<'_>],
+) {
     let api: Api<SelfSubjectAccessReview> = Api::all(client);
     for right in rights {
-        match tokio::time::timeout(PATIENCE, ask(&api, right)).await {
+        match tokio::time::timeout(REQUEST_TIMEOUT, ask(&api, right)).await {
             Ok(Ok(true)) => findings.lines.push(format!("yes  {right}")),
             Ok(Ok(false)) => match right.need {
-                Need::Always(folder) => {
+                Requirement::Always(folder) => {
                     findings.lines.push(format!("NO   {right}"));
                     findings.cluster.push(format!("the right to {right} is missing; it is in {folder}"));
                 }
-                Need::Optional(what) => findings.lines.push(format!("no   {right} ({what})")),
+                Requirement::Optional(what) => findings.lines.push(format!("no   {right} ({what})")),
             },
             Ok(Err(error)) => {
                 findings.cluster.push(describe(&error, &format!("ask for the right to {right}"), ""));
                 return;
             }
             Err(_) => {
-                findings.cluster.push(format!("the API server hasn't answered within {PATIENCE:?}"));
+                findings.cluster.push(format!("the API server hasn't answered within {REQUEST_TIMEOUT:?}"));
                 return;
             }
         }
     }
 }
 
-async fn ask(api: &Api<SelfSubjectAccessReview>, right: &Right<'_>) -> kube::Result<bool> {
+async fn ask(api: &Api<SelfSubjectAccessReview>, right: &RequiredPermission<'_>) -> kube::Result<bool> {
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {
