@@ -34,10 +34,8 @@ fn names(round: usize) -> String {
 
 /// How many Events lb-linker has recorded in a namespace, by Service and reason.
 fn events(plane: &ControlPlane, namespace: &str) -> HashMap<(String, String), usize> {
-    let list: Value =
-        serde_json::from_str(&plane.kubectl(&["get", "events", "-n", namespace, "-o", "json"])).unwrap();
     let mut number = HashMap::new();
-    for item in list["items"].as_array().unwrap() {
+    for item in plane.list(&format!("/api/v1/namespaces/{namespace}/events")) {
         if item["reportingComponent"] == "lb-linker" {
             let note = item["message"].as_str().unwrap();
             assert!(note.len() <= 1024 && !note.chars().any(char::is_control), "{note:?}");

@@ -60,8 +60,8 @@ async fn no_more_external_targets_are_removed_than_max_deletes_allows() {
     assert!(line.contains("--max-deletes allows 3 in ten minutes"), "{line}");
     assert_eq!(linker.logged("no more external targets are removed"), 1);
     let reasons = || async {
-        let events = ["-n", &namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"];
-        (plane.kubectl(&events).matches("RemovalHeld").count() >= 5).then_some(())
+        let reasons = plane.event_reasons(&namespace);
+        (reasons.iter().filter(|reason| *reason == "RemovalHeld").count() >= 5).then_some(())
     };
     eventually("the Events", reasons).await;
     assert_eq!(external_targets(&cluster, &target).await, 5);

@@ -37,10 +37,7 @@ struct Seen {
 /// lb-linker's Events of a namespace on Services of this name, in the order in which they happened.
 fn events(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<Seen> {
     let selector = format!("involvedObject.name={name},involvedObject.kind=Service");
-    let list =
-        plane.kubectl(&["get", "events", "-n", namespace, "--field-selector", &selector, "-o", "json"]);
-    let list: Value = serde_json::from_str(&list).unwrap();
-    let mut items = list["items"].as_array().unwrap().clone();
+    let mut items = plane.list(&format!("/api/v1/namespaces/{namespace}/events?fieldSelector={selector}"));
     // The API server has some of its own: addresses that it finds unallocated soon after a start.
     items.retain(|item| item["reportingComponent"] == "lb-linker");
     items.sort_by_key(|item| item["eventTime"].as_str().unwrap().to_owned());
@@ -224,7 +221,7 @@ async fn missing_right_to_record_events_is_named_once() {
     let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
     let without = rights.replace("resources: [events]", "resources: [others]");
     assert_ne!(without, rights);
-    plane.kubectl_stdin(&["apply", "-f", "-"], &without);
+    plane.apply(&without);
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     linker.ready().await;
     for i in 0..10 {
@@ -243,7 +240,7 @@ async fn missing_right_to_record_events_is_named_once() {
     let asked = linker.metric("lb_linker_api_writes_total{code=\"403\",kind=\"Event\",verb=\"create\"}");
     assert!(asked >= Some(1.0) && asked < Some(10.0), "not for each of them: {asked:?}");
 
-    plane.kubectl_stdin(&["apply", "-f", "-"], &rights);
+    plane.apply(&rights);
     let granted = || async {
         let account = "--as=system:serviceaccount:lb-linker:lb-linker";
         plane.try_kubectl(&["auth", "can-i", "create", "events.events.k8s.io", account]).ok()
@@ -268,7 +265,7 @@ async fn changes_are_told_again(plane: &ControlPlane, cluster: &Cluster, namespa
 async fn right_missing_in_some_namespaces_is_named_once_for_each() {
     let (plane, cluster) = own_cluster().await;
     let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
-    plane.kubectl_stdin(&["apply", "-f", "-"], &rights.replace("resources: [events]", "resources: [others]"));
+    plane.apply(&rights.replace("resources: [events]", "resources: [others]"));
     let mut namespaces = Vec::new();
     for prefix in ["granted", "refused", "refused"] {
         let namespace = cluster.create_namespace(prefix).await;

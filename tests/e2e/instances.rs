@@ -37,12 +37,12 @@ async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, team: &st
 
 /// The name of each Service and EndpointSlice of the target namespace, and its instance.
 fn instances(plane: &ControlPlane, target: &str) -> Vec<(String, String)> {
-    let list = plane.kubectl(&["-n", target, "get", "services,endpointslices", "-o", "json"]);
-    let list: Value = serde_json::from_str(&list).unwrap();
+    let mut objects = plane.list(&format!("/api/v1/namespaces/{target}/services"));
+    objects.extend(plane.list(&format!("/apis/discovery.k8s.io/v1/namespaces/{target}/endpointslices")));
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let of =
         |item: &Value| (text(&item["metadata"]["name"]), text(&item["metadata"]["annotations"][INSTANCE]));
-    let mut found: Vec<_> = list["items"].as_array().unwrap().iter().map(of).collect();
+    let mut found: Vec<_> = objects.iter().map(of).collect();
     found.sort();
     found
 }
@@ -120,8 +120,8 @@ async fn a_name_of_another_instance_is_a_conflict() {
     let line =
         b.line(&format!("external target {target}/{name} of link {namespace}/x-y is left alone")).await;
     assert!(line.contains(r#"it belongs to the lb-linker instance "of/a""#), "{line}");
-    let events = ["-n", &namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"];
-    let conflict = || async { plane.kubectl(&events).contains("Conflict").then_some(()) };
+    let conflict =
+        || async { plane.event_reasons(&namespace).iter().any(|reason| reason == "Conflict").then_some(()) };
     eventually("the Event", conflict).await;
     assert_eq!(b.metric("lb_linker_conflicts"), Some(1.0));
     answers(b.dns, &format!("x-y.{namespace}.lb.internal. CNAME"), "b.example.com.").await;

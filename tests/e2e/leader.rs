@@ -69,8 +69,8 @@ impl Stage {
                 granted.push(object);
             }
         }
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": granted});
-        self.plane.kubectl_stdin(&["apply", "-f", "-"], &list.to_string());
+        let granted: Vec<_> = granted.into_iter().map(|it| serde_json::from_value(it).unwrap()).collect();
+        self.plane.apply_objects(&granted);
     }
 
     /// Starts a replica under this account and identity.
@@ -908,11 +908,10 @@ async fn new_leader_keeps_what_a_typo_leaves_out() {
     }
     a.kill();
     b.line("leading now as b_").await;
-    let events = ["-n", &stage.namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"];
     eventually("the new leader's Events", || async {
         let recorded = stage.all_writes("b");
         (recorded.iter().any(|event| event.resource == "events")
-            && stage.plane.kubectl(&events).contains("LeftOut"))
+            && stage.plane.event_reasons(&stage.namespace).iter().any(|reason| reason == "LeftOut"))
         .then_some(())
     })
     .await;

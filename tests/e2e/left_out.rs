@@ -90,9 +90,9 @@ impl Stage {
     }
 
     async fn events(&self, reason: &str, at_least: usize) {
-        let events = ["-n", &self.namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"];
         eventually(&format!("{at_least} Events {reason}"), || async {
-            (self.plane.kubectl(&events).matches(reason).count() >= at_least).then_some(())
+            let reasons = self.plane.event_reasons(&self.namespace);
+            (reasons.iter().filter(|recorded| *recorded == reason).count() >= at_least).then_some(())
         })
         .await;
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
@@ -37,15 +37,8 @@ async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, host: &st
 /// The notes of the Warnings TargetRefused about a Service.
 fn refusals(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<String> {
     let selector = format!("involvedObject.name={name},reason=TargetRefused");
-    let list =
-        plane.kubectl(&["get", "events", "-n", namespace, "--field-selector", &selector, "-o", "json"]);
-    let list: Value = serde_json::from_str(&list).unwrap();
-    list["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|item| item["message"].as_str().unwrap().to_owned())
-        .collect()
+    let events = plane.list(&format!("/api/v1/namespaces/{namespace}/events?fieldSelector={selector}"));
+    events.iter().map(|item| item["message"].as_str().unwrap().to_owned()).collect()
 }
 
 /// Waits for a Warning. Events are sent in their order: whatever came before it has been sent, too.

@@ -153,8 +153,8 @@ async fn a_target_that_isnt_followed_leaves_the_one_before_in_force() {
     assert_eq!(short(linker.dns, &question).await, "a.example.com.");
     let after = cluster.get_service(&target, &object).await.unwrap();
     assert_eq!(after.metadata.resource_version, version, "nothing was written");
-    let reasons = plane.kubectl(&["-n", &namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"]);
-    assert!(reasons.contains("TargetRefused"), "{reasons}");
+    let reasons = plane.event_reasons(&namespace);
+    assert!(reasons.iter().any(|reason| reason == "TargetRefused"), "{reasons:?}");
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.7")]).await;
     answers(linker.dns, &format!("web.{namespace}.lb.internal. A"), "192.0.2.7").await;
     assert_eq!(linker.metric("lb_linker_targets_refused"), Some(0.0));
@@ -178,10 +178,8 @@ async fn a_hand_made_external_name_service_is_adopted_in_place() {
     assert_eq!(adopted.metadata.uid, made.metadata.uid);
     assert_eq!(adopted.metadata.labels.unwrap()["team"], "shop");
     linker.line(&format!("external target {target}/{object}: adopted → a.example.com")).await;
-    let reason = || async {
-        let reasons = ["-n", &namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"];
-        plane.kubectl(&reasons).contains("Adopted").then_some(())
-    };
+    let reason =
+        || async { plane.event_reasons(&namespace).iter().any(|reason| reason == "Adopted").then_some(()) };
     eventually("the Event", reason).await;
 
     // Whoever takes its labels away doesn't get rid of us.

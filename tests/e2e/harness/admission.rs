@@ -38,11 +38,10 @@ impl AdmissionPolicy<'_> {
         spec["matchConditions"] = json!([{"name": "ours", "expression": condition}]);
         binding["policyName"] = json!(name);
         let object = |kind: &str, spec: &Value| {
-            json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": name},
-                "spec": spec})
+            let object = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind,
+                "metadata": {"name": name}, "spec": spec});
+            serde_json::from_value(object).expect("an object")
         };
-        let items = [object(kind, &spec), object(&format!("{kind}Binding"), &binding)];
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
-        plane.kubectl_stdin(&["apply", "-f", "-"], &list.to_string());
+        plane.apply_objects(&[object(kind, &spec), object(&format!("{kind}Binding"), &binding)]);
     }
 }

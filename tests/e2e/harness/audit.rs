@@ -90,6 +90,8 @@ struct Line {
 
 #[derive(Deserialize)]
 struct User {
+    /// Absent from a request that was refused before it was authenticated.
+    #[serde(default)]
     username: String,
 }
 

@@ -2,13 +2,20 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
+use std::time::Duration;
 
+use axum::http::Request;
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
-use serde_json::json;
+use kube::{Client, Config, ResourceExt};
+use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::cluster::Cluster;
 use super::control_plane::ControlPlane;
@@ -32,10 +39,92 @@ impl ControlPlane {
 
     /// A kubeconfig with the rights of a ServiceAccount, which must exist. Its token is valid for a day.
     pub fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> PathBuf {
-        let token = self.kubectl(&["create", "token", name, "--namespace", namespace, "--duration=24h"]);
+        let request = TokenRequest {
+            spec: Some(TokenRequestSpec {
+                expiration_seconds: Some(24 * 60 * 60),
+                ..TokenRequestSpec::default()
+            }),
+            ..TokenRequest::default()
+        };
+        let token = self.with_client(async |client| {
+            let accounts = Api::<ServiceAccount>::namespaced(client, namespace);
+            let answer = accounts.create_token_request(name, &PostParams::default(), &request).await;
+            let answer = answer.unwrap_or_else(|error| panic!("token for {namespace}/{name}: {error}"));
+            answer.status.and_then(|status| status.token).expect("a token")
+        });
         let path = self.file(&format!("{namespace}.{name}.kubeconfig"));
-        self.write_kubeconfig(&path, namespace, token.trim()).expect("write a kubeconfig");
+        self.write_kubeconfig(&path, namespace, &token).expect("write a kubeconfig");
         path
+    }
+
+    /// Does `work` with a client with all rights, and waits for it: in a runtime of its own, so that it may be called
+    /// inside another one. Costs a tenth of the processor time of a kubectl.
+    fn with_client<T: Send>(&self, work: impl AsyncFnOnce(Client) -> T + Send) -> T {
+        let work = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async { work(self.admin_client().await).await })
+        };
+        thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Whether the API server says that it is ready.
+    pub(super) fn is_ready(&self) -> bool {
+        self.with_client(async |client| {
+            let request = Request::get("/readyz").body(Vec::new()).expect("a request");
+            timeout(Duration::from_secs(2), client.request_text(request)).await.is_ok_and(|it| it.is_ok())
+        })
+    }
+
+    /// The objects of a list, such as `/api/v1/namespaces/default/events`.
+    ///
+    /// # Panics
+    /// When they can't be listed, with the server's reason.
+    pub fn list(&self, path: &str) -> Vec<Value> {
+        let mut list: Value = self.with_client(async |client| {
+            let request = Request::get(path).body(Vec::new()).expect("a path");
+            client.request(request).await.unwrap_or_else(|error| panic!("list {path}: {error}"))
+        });
+        match list["items"].take() {
+            Value::Array(items) => items,
+            _ => panic!("{path} is no list"),
+        }
+    }
+
+    /// The reasons of the Events of a namespace.
+    pub fn event_reasons(&self, namespace: &str) -> Vec<String> {
+        let events = self.list(&format!("/api/v1/namespaces/{namespace}/events"));
+        events.iter().map(|event| event["reason"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// Applies the objects of YAML documents on the server's side, with all rights.
+    ///
+    /// # Panics
+    /// When one is refused, with the server's reason.
+    pub fn apply(&self, manifests: &str) {
+        let objects: Vec<DynamicObject> = serde_saphyr::from_multiple(manifests).expect("objects in YAML");
+        self.apply_objects(&objects);
+    }
+
+    /// Applies these objects on the server's side, with all rights.
+    ///
+    /// # Panics
+    /// When one is refused, with the server's reason.
+    pub fn apply_objects(&self, objects: &[DynamicObject]) {
+        let params = PatchParams::apply("tests").force();
+        self.with_client(async |client| {
+            for object in objects {
+                let name = object.name_any();
+                let types = object.types.as_ref().unwrap_or_else(|| panic!("{name} has no kind"));
+                let kind = GroupVersionKind::try_from(types).expect("an apiVersion and a kind");
+                let resource = ApiResource::from_gvk(&kind);
+                let api: Api<DynamicObject> = match &object.metadata.namespace {
+                    Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+                    None => Api::all_with(client.clone(), &resource),
+                };
+                let applied = api.patch(&name, &params, &Patch::Apply(object)).await;
+                applied.unwrap_or_else(|error| panic!("apply {} {name}: {error}", kind.kind));
+            }
+        });
     }
 
     /// A kubectl with all rights, for uses that the methods below don't serve. `KUBECONFIG` can be set to
@@ -48,7 +137,7 @@ impl ControlPlane {
         kubectl
     }
 
-    /// Runs kubectl with all rights and returns what it prints.
+    /// Runs kubectl with all rights and returns what it prints. It takes processor time: not for what is repeated.
     ///
     /// # Panics
     /// When it fails, with what it says.

@@ -170,9 +170,9 @@ impl ControlPlane {
         let deadline = Instant::now() + READY_TIMEOUT;
         let mut listens = false;
         loop {
-            // kubectl costs more than a connection, while both need the processor to start.
+            // A client needs the certificate, which is there before the port is open.
             listens = listens || TcpStream::connect(self.port.local()).is_ok();
-            if listens && self.try_kubectl(&["get", "--raw=/readyz", "--request-timeout=2s"]).is_ok() {
+            if listens && self.is_ready() {
                 return Ok(());
             }
             let ended = lock(&self.apiserver).as_mut().is_none_or(|apiserver| apiserver.ended().is_some());

@@ -72,7 +72,7 @@ pub fn grant_optional(plane: &ControlPlane, folder: &str, namespace: &str) {
     {
         // Two that create the same object at once: one of them would fail.
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        plane.kubectl_stdin(&["apply", "-f", "-"], role);
+        plane.apply(role);
     }
     let name = format!("lb-linker-{folder}");
     let role = format!("--clusterrole={name}");
@@ -83,5 +83,8 @@ pub fn grant_optional(plane: &ControlPlane, folder: &str, namespace: &str) {
 /// Gives lb-linker the rights of `deploy/` in another target namespace, which must exist.
 pub fn grant(plane: &ControlPlane, target_namespace: &str) {
     let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
-    plane.kubectl_stdin(&["apply", "-f", "-"], &rights.replace("external-targets", target_namespace));
+    let of_the_target = rights.split("---\n").filter(|document| document.contains("external-targets"));
+    for document in of_the_target {
+        plane.apply(&document.replace("external-targets", target_namespace));
+    }
 }
