@@ -414,7 +414,7 @@ impl Store {
             if known || uid.is_empty() {
                 return None;
             }
-            let waiting = Link { uid: uid.into(), has_finalizer: has_finalizer, ..Link::clone(&link) };
+            let waiting = Link { uid: uid.into(), has_finalizer, ..Link::clone(&link) };
             return Some(self.upsert(&mut allocator, Some(link), waiting));
         }
         if self.unreadable.contains(key) {
@@ -422,7 +422,7 @@ impl Store {
         }
         let ghost = Link {
             created: NEVER,
-            has_finalizer: has_finalizer,
+            has_finalizer,
             annotations: Annotations { hostnames: hostnames.into(), ..Default::default() }.shared(),
             state: LinkState::Gone(Instant::now().into()),
             ..Link::new(key.clone(), uid)
@@ -434,7 +434,7 @@ impl Store {
     pub fn set_guarded(&self, key: &ServiceKey, uid: &str, has_finalizer: bool) -> Option<LinkChange> {
         let mut allocator = self.write();
         let link = self.get(key).filter(|link| link.uid == *uid && link.has_finalizer != has_finalizer)?;
-        let changed = Link { has_finalizer: has_finalizer, ..Link::clone(&link) };
+        let changed = Link { has_finalizer, ..Link::clone(&link) };
         Some(self.upsert(&mut allocator, Some(link), changed))
     }
 
@@ -511,7 +511,7 @@ impl Store {
             annotations: annotations.shared(),
             hostnames: known.as_ref().map_or_else(Box::default, |link| link.hostnames.clone()),
             refused,
-            has_finalizer: has_finalizer,
+            has_finalizer,
             state,
             external_target_override: known.as_ref().and_then(|link| link.external_target_override.clone()),
             last_queried: known.as_ref().map_or_else(LastQueried::default, |link| link.last_queried.clone()),
