@@ -290,45 +290,45 @@ mod tests {
                 ok,
                 &["t.example. A 192.0.2.1"][..],
                 &["example. NS ns.example."][..],
-                "Here(NoError) | t.example. A | ",
+                "Final(NoError) | t.example. A | ",
             ),
             (
                 ok,
                 &["c.example. A 192.0.2.1", "t.example. CNAME c.example."],
                 &[],
-                "Here(NoError) | t.example. CNAME, c.example. A | ",
+                "Final(NoError) | t.example. CNAME, c.example. A | ",
             ),
             (
                 ok,
                 &["t.example. A 192.0.2.1", "web.lb.internal. A 192.0.2.6", "www.bank.example. A 192.0.2.6"],
                 &[],
-                "Here(NoError) | t.example. A | ",
+                "Final(NoError) | t.example. A | ",
             ),
             (
                 ok,
                 &["www.bank.example. A 192.0.2.6"],
                 &["example. SOA ns.example."],
-                "Here(NoError) |  | example. SOA",
+                "Final(NoError) |  | example. SOA",
             ),
             (
                 nx,
                 &[],
                 &["lb.internal. SOA ns.evil.", "bank.example. NS ns.evil.", "example. SOA ns.example."],
-                "Here(NXDomain) |  | example. SOA",
+                "Final(NXDomain) |  | example. SOA",
             ),
-            (nx, &[], &[], "Here(NXDomain) |  | "),
-            (ok, &[], &["com. NS ns.com."], "Lame |  | "),
+            (nx, &[], &[], "Final(NXDomain) |  | "),
+            (ok, &[], &["com. NS ns.com."], "Unresolved |  | "),
             (
                 ok,
                 &["t.example. CNAME web.lb.internal.", "web.lb.internal. A 192.0.2.6"],
                 &[],
-                "Leads(Name(\"web.lb.internal.\")) | t.example. CNAME | ",
+                "BackToOurZone(Name(\"web.lb.internal.\")) | t.example. CNAME | ",
             ),
             (
                 ok,
                 &["t.example. CNAME u.example.", "u.example. CNAME t.example."],
                 &[],
-                "Lame | t.example. CNAME, u.example. CNAME | ",
+                "Unresolved | t.example. CNAME, u.example. CNAME | ",
             ),
             (
                 ok,
@@ -340,7 +340,7 @@ mod tests {
                 &["example. SOA ns.example."],
                 "Denied | t.example. CNAME, u.example. CNAME | ",
             ),
-            (ResponseCode::ServFail, &[], &[], "Lame |  | "),
+            (ResponseCode::ServFail, &[], &[], "Unresolved |  | "),
         ] {
             assert_eq!(follow_a(rcode, answers, authorities), expected, "{answers:?} {authorities:?}");
         }
