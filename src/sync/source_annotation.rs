@@ -6,10 +6,9 @@
 mod decision;
 mod deleted_links;
 mod index;
-mod places;
 mod write;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +22,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
+use super::controller::circuit_breaker::Breakers;
 use super::controller::supervisor::SyncError;
 use super::controller::work_queue::WorkQueue;
 use super::election::Leadership;
@@ -31,7 +31,7 @@ use super::events::{Reason, Regarding};
 use super::external_target::decision::{SyncMode, SyncPolicy};
 use super::external_target::desired::Precondition;
 use super::external_target::reconciler::SHUTDOWN_TIMEOUT;
-use super::k8s::errors::{ApiAvailability, ObjectErrors};
+use super::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
 use super::k8s::labels::SOURCE;
 use super::k8s::listed::{LinkLists, ListedUpTo};
 use super::k8s::refusals::RefusalLog;
@@ -47,8 +47,7 @@ use crate::sync::k8s::metrics::ApiMetrics;
 use decision::{AnnotatedService, Decision};
 use deleted_links::DeletedLinks;
 use index::{AnnotatedServices, FORBIDDEN_RETRY, IndexEvent};
-use places::{Breakers, WritePlace};
-use write::WriteResult;
+use write::{WritePlace, WriteResult};
 
 /// Writes under way at once.
 const MAX_WRITES: usize = 8;
@@ -147,8 +146,10 @@ async fn run_term(
                     events.push(following.watch(number, pause));
                 }
             }
-            key = following.work_queue.due() => following.queue(&key),
-            () = following.places.due(), if following.writes.len() < MAX_WRITES => {}
+            _ = following.work_queue.due() => {}
+            () = following.breakers.due(), if following.work_queue.has_capacity() => {
+                following.breakers.next_probe().iter().for_each(|key| following.work_queue.add(key));
+            }
             Some(written) = following.writes.join_next() => following.written(written?),
         }
     }
@@ -179,13 +180,12 @@ struct SourceAnnotationController {
     followers: AnnotatedServices,
     /// What ends the watch of each scope.
     watches: HashMap<usize, AbortHandle>,
-    queue: BTreeSet<ServiceKey>,
-    /// Followers with a write under way, and whether what it is about has changed meanwhile.
-    in_flight: HashMap<ServiceKey, bool>,
     writes: JoinSet<WriteResult>,
     /// A write is about the name that is wanted.
     work_queue: WorkQueue<String>,
-    places: Breakers,
+    breakers: Breakers<WritePlace>,
+    /// Log of the refusals of each namespace.
+    troubles: HashMap<Arc<str>, ThrottledLog>,
     refusals: RefusalLog,
     /// Followers as they were seen last of which the API server says that they have changed.
     stale_versions: HashMap<ServiceKey, (Precondition, Instant)>,
@@ -208,11 +208,10 @@ impl SourceAnnotationController {
             settings,
             memory,
             lists,
-            queue: BTreeSet::new(),
-            in_flight: HashMap::new(),
             writes: JoinSet::new(),
-            work_queue: WorkQueue::default(),
-            places: Breakers::default(),
+            work_queue: WorkQueue::new(MAX_WRITES),
+            breakers: Breakers::default(),
+            troubles: HashMap::new(),
             refusals: RefusalLog::default(),
             stale_versions: HashMap::new(),
             planned: HashMap::new(),
@@ -253,13 +252,13 @@ impl SourceAnnotationController {
         let mut anew = None;
         for heard in self.followers.heed(number, event, &mut self.memory.object_errors) {
             match heard {
-                IndexEvent::Answer => self.open(&WritePlace::Everywhere),
+                IndexEvent::Answer => self.can_write(&WritePlace::Everywhere),
                 IndexEvent::Rewound(what) if self.is_current() => self.settings.rewinds.note(&what),
                 // Another watch has noticed it, or this replica leads no more.
                 IndexEvent::Rewound(_) => {}
                 IndexEvent::Used => anew = Some(Duration::ZERO),
                 IndexEvent::Forbidden => anew = Some(FORBIDDEN_RETRY),
-                IndexEvent::Follower(key) => self.queue(&key),
+                IndexEvent::Follower(key) => self.work_queue.add(&key),
                 IndexEvent::NoFollower(key) => {
                     self.forget(&key);
                     self.memory.object_errors.set(&key, None);
@@ -282,20 +281,16 @@ impl SourceAnnotationController {
         for key in keys {
             if change.target_change().is_some() {
                 // What failed was about the old target.
-                self.work_queue.stop_waiting(&key);
-                self.work_queue.succeeded(&key);
-                if let Some(changed) = self.in_flight.get_mut(&key) {
-                    *changed = true;
-                }
+                self.work_queue.changed(&key);
             }
-            self.queue(&key);
+            self.work_queue.add(&key);
         }
     }
 
     /// Looks at all links and followers, because changes have been missed.
     fn look_again(&mut self) {
         self.memory.departed.look_again(&self.settings.store);
-        self.work_queue.resume_all();
+        self.work_queue.end_pauses();
         self.queue_all();
     }
 
@@ -306,30 +301,23 @@ impl SourceAnnotationController {
         self.resolved.remove(key);
         self.unknown.remove(key);
         self.work_queue.forget(key);
-        self.places.forget(key);
-        if let Some(changed) = self.in_flight.get_mut(key) {
-            *changed = true;
-        }
+        self.breakers.forget(key);
     }
 
     fn queue_all(&mut self) {
-        self.queue = self.followers.keys().cloned().collect();
-    }
-
-    fn queue(&mut self, key: &ServiceKey) {
-        self.queue.insert(key.clone());
+        for key in self.followers.keys() {
+            self.work_queue.add(key);
+        }
     }
 
     // === what is done ===
 
     /// Looks at queued followers and starts writes, as many as may be under way.
     fn drain_queue(&mut self) {
-        while self.is_current() && self.writes.len() < MAX_WRITES {
-            let Some(key) = self.queue.pop_first().or_else(|| self.places.next_probe()) else { break };
-            // When a write ends, its follower is looked at again anyway.
-            if !self.in_flight.contains_key(&key) && !self.work_queue.is_backing_off(&key) {
-                self.reconcile_isolated(&key);
-            }
+        while self.is_current()
+            && let Some(key) = self.work_queue.next()
+        {
+            self.reconcile_isolated(&key);
         }
     }
 
@@ -343,7 +331,7 @@ impl SourceAnnotationController {
             }
         }));
         if looked.is_err() {
-            let pause = self.work_queue.failed(key, None);
+            let pause = self.work_queue.add_rate_limited(key, None);
             error!(
                 "Service {key}: its following has panicked, a defect of lb-linker; next try in {pause:.1?}"
             );
@@ -352,7 +340,7 @@ impl SourceAnnotationController {
 
     fn follow(&mut self, follower: AnnotatedService) {
         let (key, source) = (&follower.key, &follower.source);
-        self.work_queue.stop_waiting(key);
+        self.work_queue.stop_timer(key);
         // All are looked at again when the load balancers of that namespace have been listed.
         if !self.settings.links_listed.borrow().covers(source.namespace(), self.lists) {
             return;
@@ -396,7 +384,7 @@ impl SourceAnnotationController {
         let since = self.unknown.entry(key.clone()).or_insert_with(Instant::now).elapsed();
         let is_news = !self.initial_pass.contains(key);
         if is_news && since < WATCH_LAG {
-            return self.work_queue.wait(key.clone(), WATCH_LAG.saturating_sub(since));
+            return self.work_queue.add_after(key.clone(), WATCH_LAG.saturating_sub(since));
         }
         let why = format!(
             "annotation {SOURCE} names {}, which is no load balancer that lb-linker follows",

@@ -1,89 +1,119 @@
-//! Writes of which the API server refuses all of a sort: a right or a namespace is missing.
-//! One at a time finds out whether it still does, and the others wait.
+//! Circuit breaker for writes that the API server refuses together, such as all writes of a kind in a namespace for
+//! which a right is missing: one key at a time probes, the other keys wait.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::time::Duration;
 
+use indexmap::IndexSet;
 use tokio::time::Instant;
 
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Backoff;
-use crate::sync::k8s::object::ObjectKind;
 
-/// The first and the longest pause before one of them asks again.
+/// First and longest pause between two probes of a class.
 const PROBE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// Writes that the API server refuses together: by verb and kind, and of load balancers by namespace.
-pub(crate) type WriteClass = (&'static str, ObjectKind, Option<Arc<str>>);
-
-/// The sorts of writes that are refused, and the links that wait with one.
-#[derive(Debug, Default)]
-pub(crate) struct Breakers(HashMap<WriteClass, Breaker>);
+/// The classes of writes that are refused at present, each with the keys that wait for it.
+#[derive(Debug)]
+pub(crate) struct Breakers<C>(HashMap<C, Breaker>);
 
 #[derive(Debug)]
 struct Breaker {
-    pauses: Backoff,
-    /// When the next one asks.
+    backoff: Backoff,
+    /// When the next probe may be made.
     due: Instant,
-    asking: Option<ServiceKey>,
-    waiting: VecDeque<ServiceKey>,
-    known: HashSet<ServiceKey>,
+    probe: Option<ServiceKey>,
+    /// In the order of the probes. A key that has probed goes to the end, as its failure may be its own.
+    waiting: IndexSet<ServiceKey>,
 }
 
-impl Breakers {
-    /// Returns whether a link has to wait with a write; it is told when its turn comes.
-    pub(crate) fn holds(&mut self, key: &ServiceKey, class: &WriteClass) -> bool {
-        let Some(breaker) = self.0.get_mut(class) else { return false };
-        if breaker.asking.as_ref() == Some(key) {
-            return false;
+impl<C> Default for Breakers<C> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<C: Eq + Hash> Breakers<C> {
+    /// Returns whether a write of all these classes may be made for a key, if only as a probe. Otherwise the key waits
+    /// until [`Self::close`] or [`Self::next_probe`] returns it.
+    pub(crate) fn admit(&mut self, key: &ServiceKey, classes: &[C]) -> bool {
+        for class in classes {
+            if let Some(breaker) = self.0.get_mut(class)
+                && !breaker.is_due(Instant::now())
+            {
+                breaker.waiting.insert(key.clone());
+                return false;
+            }
         }
-        breaker.wait(key);
+        for class in classes {
+            if let Some(breaker) = self.0.get_mut(class) {
+                breaker.probe = Some(key.clone());
+                breaker.waiting.shift_remove(key);
+            }
+        }
         true
     }
 
-    /// Takes over that a link's write was refused for a reason that all of its sort have.
-    pub(crate) fn refused(&mut self, key: &ServiceKey, class: &WriteClass, at_least: Option<Duration>) {
-        let breaker = self.0.entry(class.clone()).or_insert_with(|| Breaker {
-            pauses: Backoff::new(PROBE_BACKOFF),
-            due: Instant::now(),
-            asking: None,
-            waiting: VecDeque::new(),
-            known: HashSet::new(),
-        });
-        breaker.asking = None;
-        breaker.wait(key);
-        breaker.due = Instant::now() + breaker.pauses.next().max(at_least.unwrap_or_default());
+    /// Notes that the write of a key was refused for a reason that its class shares. The key waits.
+    pub(crate) fn open(&mut self, class: C, key: &ServiceKey, at_least: Option<Duration>) {
+        self.probe_ended(key);
+        let breaker = self.0.entry(class).or_insert_with(Breaker::new);
+        // Writes that were under way together count once.
+        if breaker.due <= Instant::now() {
+            breaker.due = Instant::now() + breaker.backoff.next().max(at_least.unwrap_or_default());
+        }
+        breaker.waiting.insert(key.clone());
     }
 
-    /// Takes over that a write wasn't refused for such a reason. Returns the links that have waited.
-    pub(crate) fn opened(&mut self, class: &WriteClass) -> VecDeque<ServiceKey> {
-        self.0.remove(class).map(|breaker| breaker.waiting).unwrap_or_default()
+    /// Notes that the API server has answered a write of a class with something else. Returns the keys that waited.
+    pub(crate) fn close(&mut self, class: &C) -> Vec<ServiceKey> {
+        self.0.remove(class).map(|breaker| breaker.waiting.into_iter().collect()).unwrap_or_default()
     }
 
-    /// Returns when the next link may try.
-    pub(crate) fn due(&self) -> Option<Instant> {
-        self.0.values().filter(|breaker| !breaker.waiting.is_empty()).map(|breaker| breaker.due).min()
+    /// Notes that the write of a key, if it was a probe, has ended without an answer that tells anything.
+    pub(crate) fn probe_ended(&mut self, key: &ServiceKey) {
+        for breaker in self.0.values_mut() {
+            breaker.probe.take_if(|probe| probe == key);
+        }
     }
 
-    /// Returns the link that may try now. If it makes no write after all, the next link may try a while later.
-    pub(crate) fn next(&mut self) -> Option<ServiceKey> {
+    /// Waits until a key may probe a class; for ever where none waits.
+    pub(crate) async fn due(&self) {
+        let idle = self.0.values().filter(|breaker| breaker.probe.is_none());
+        match idle.map(|breaker| breaker.due).min() {
+            Some(due) => tokio::time::sleep_until(due).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Returns the next key that may probe its class. A class for which no key waits is forgotten.
+    pub(crate) fn next_probe(&mut self) -> Option<ServiceKey> {
         let now = Instant::now();
-        let breaker =
-            self.0.values_mut().find(|breaker| breaker.due <= now && !breaker.waiting.is_empty())?;
-        let key = breaker.waiting.pop_front()?;
-        breaker.known.remove(&key);
-        breaker.due = now + PROBE_BACKOFF.1;
-        breaker.asking = Some(key.clone());
-        Some(key)
+        self.0.retain(|_, breaker| !breaker.is_due(now) || !breaker.waiting.is_empty());
+        self.0.values_mut().find(|breaker| breaker.is_due(now))?.waiting.shift_remove_index(0)
+    }
+
+    /// Removes a key from the keys that wait.
+    pub(crate) fn forget(&mut self, key: &ServiceKey) {
+        for breaker in self.0.values_mut() {
+            breaker.waiting.shift_remove(key);
+        }
     }
 }
 
 impl Breaker {
-    fn wait(&mut self, key: &ServiceKey) {
-        if self.known.insert(key.clone()) {
-            self.waiting.push_back(key.clone());
+    fn new() -> Self {
+        Self {
+            backoff: Backoff::new(PROBE_BACKOFF),
+            due: Instant::now(),
+            probe: None,
+            waiting: IndexSet::new(),
         }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.probe.is_none() && self.due <= now
     }
 }
 
@@ -95,44 +125,67 @@ mod tests {
         ServiceKey::new("default", name)
     }
 
-    fn finalizer(namespace: &str) -> WriteClass {
-        ("patch", ObjectKind::LoadBalancer, Some(namespace.into()))
+    #[tokio::test(start_paused = true)]
+    async fn one_key_probes_an_open_class_and_the_rest_wait() {
+        let mut breakers = Breakers::default();
+        let keys: Vec<ServiceKey> = (0..3).map(|number| key(&number.to_string())).collect();
+        assert!(keys.iter().all(|key| breakers.admit(key, &["a"])), "no class is open");
+        keys.iter().for_each(|key| breakers.open("a", key, None));
+        assert!(keys.iter().all(|key| !breakers.admit(key, &["a"])));
+        assert!(breakers.admit(&key("elsewhere"), &["b"]));
+        assert_eq!(breakers.next_probe(), None, "not yet");
+        let mut probes = Vec::new();
+        for _ in 0..6 {
+            breakers.due().await;
+            let probe = breakers.next_probe().unwrap();
+            assert!(breakers.admit(&probe, &["a"]));
+            assert!(!breakers.admit(&keys[0], &["a"]) || probe == keys[0], "one at a time");
+            assert_eq!(breakers.next_probe(), None);
+            breakers.open("a", &probe, None);
+            probes.push(probe);
+        }
+        assert!(keys.iter().all(|key| probes.contains(key)), "they take turns: {probes:?}");
+        assert_eq!(breakers.close(&"a").len(), 3);
+        assert!(keys.iter().all(|key| breakers.admit(key, &["a"])));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn they_ask_in_turn_until_one_gets_through_and_then_all_go_on() {
-        let (mut closed, write) = (Breakers::default(), finalizer("a"));
-        assert!(!closed.holds(&key("1"), &write));
-        closed.refused(&key("1"), &write, None);
-        for name in ["2", "3", "2"] {
-            assert!(closed.holds(&key(name), &write));
+    async fn pauses_between_probes_grow_to_their_bound() {
+        let (mut breakers, probe, mut pause) = (Breakers::default(), key("db"), Duration::ZERO);
+        breakers.open("a", &probe, None);
+        for _ in 0..12 {
+            let before = Instant::now();
+            breakers.due().await;
+            pause = before.elapsed();
+            assert!(pause <= PROBE_BACKOFF.1 + Duration::from_millis(2), "{pause:?}");
+            assert_eq!(breakers.next_probe().as_ref(), Some(&probe));
+            assert!(breakers.admit(&probe, &["a"]));
+            breakers.open("a", &probe, None);
         }
-        assert!(!closed.holds(&key("4"), &finalizer("b")), "another namespace is another matter");
-        for expected in ["1", "2", "3", "1"] {
-            assert_eq!(closed.next(), None, "not yet");
-            tokio::time::sleep_until(closed.due().unwrap()).await;
-            let asks = closed.next().unwrap();
-            assert_eq!(asks, key(expected));
-            assert!(!closed.holds(&asks, &write));
-            closed.refused(&asks, &write, None);
-        }
-        tokio::time::sleep_until(closed.due().unwrap()).await;
-        assert_eq!(closed.next(), Some(key("2")));
-        assert_eq!(closed.opened(&write), [key("3"), key("1")]);
-        assert!(!closed.holds(&key("3"), &write));
-        assert_eq!(closed.due(), None);
+        assert!(pause >= PROBE_BACKOFF.1, "{pause:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn link_that_doesnt_ask_gives_way_and_retry_after_is_heeded() {
-        let (mut closed, write) = (Breakers::default(), finalizer("a"));
-        closed.refused(&key("1"), &write, Some(Duration::from_secs(60)));
-        closed.holds(&key("2"), &write);
-        let start = Instant::now();
-        tokio::time::sleep_until(closed.due().unwrap()).await;
+    async fn retry_after_is_obeyed_and_a_key_without_a_write_gives_way() {
+        let (mut breakers, start) = (Breakers::default(), Instant::now());
+        breakers.open("a", &key("1"), Some(Duration::from_secs(60)));
+        breakers.admit(&key("2"), &["a"]);
+        breakers.due().await;
         assert!(start.elapsed() >= Duration::from_secs(60));
-        assert_eq!(closed.next(), Some(key("1")));
-        tokio::time::sleep_until(closed.due().unwrap()).await;
-        assert_eq!(closed.next(), Some(key("2")));
+        assert_eq!(breakers.next_probe(), Some(key("1")));
+        assert_eq!(breakers.next_probe(), Some(key("2")), "1 made no write");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn key_waits_for_any_open_class_and_forgotten_keys_for_none() {
+        let mut breakers = Breakers::default();
+        breakers.open("everywhere", &key("1"), None);
+        assert!(!breakers.admit(&key("2"), &["everywhere", "a"]));
+        assert_eq!(breakers.close(&"everywhere"), [key("1"), key("2")]);
+        breakers.open("a", &key("1"), None);
+        breakers.forget(&key("1"));
+        breakers.due().await;
+        assert_eq!(breakers.next_probe(), None);
+        assert!(breakers.0.is_empty());
     }
 }

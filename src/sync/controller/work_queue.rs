@@ -1,7 +1,8 @@
-//! When links, and what follows them, are looked at again: after a failed write, at the end of a delay, and ever more
-//! seldom where another client undoes the writes.
+//! Queue of the Services that a controller has to reconcile, with retries, timers and writes under way.
+//!
+//! As in client-go a key is queued once, however often it is added, and isn't taken while a write for it is under way.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
@@ -13,123 +14,227 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Backoff;
 use crate::sync::k8s::watch::sleep_until_opt;
 
-/// The first and the longest pause after a failed write of a link.
+/// First and longest pause after a failed write of a key.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// How much later a link is tried again, from its second failure on, for each link whose writes fail, and how much
-/// later at most: no more than 20 tries a second of up to 600 links, and of more each one every 30 s.
+/// From its second failure on, the retry of a key is delayed by this much for each other failing key, up to the second
+/// value: at most 20 retries a second for up to 600 keys, and each key every 30 s beyond.
 const RETRY_JITTER: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
-/// How many links whose writes were refused for a limit of their namespace are tried when one of them has succeeded:
-/// their number doubles as long as all succeed.
+/// Keys refused for a limit of their namespace that are retried when one of them succeeds. The number doubles with each
+/// success.
 const MAX_FREED_AT_ONCE: usize = 2;
-/// Writes for one link that follow each other though it stays the same, until another client is
-/// suspected of undoing them: more than are ever needed.
+/// Writes in a row for an unchanged key, more than are ever needed: then another client is suspected of reverting them.
 const FREE_REPAIRS: u32 = 10;
-/// The first and the longest pause between writes from then on.
+/// First and longest pause between such writes.
 const REPAIR_BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
-/// How long it must have been quiet for all that to be forgotten.
+/// Time without such a write after which they are forgotten.
 const QUIET_PERIOD: Duration = Duration::from_secs(120);
-/// The farthest moment a timer is set for: the timer wheel ends at some two years.
+/// Farthest moment for which a timer is set: the timer wheel ends at about two years.
 const MAX_TIMER: Duration = Duration::from_secs(24 * 3600);
+/// Number of keys for which an empty queue keeps its memory.
+const MAX_IDLE_CAPACITY: usize = 1024;
 
-/// When links are looked at again; a write is about `A`.
+/// Queue of Services. `A` is what a write is compared with to tell whether it repeats the one before.
 #[derive(Debug)]
 pub(crate) struct WorkQueue<A> {
+    max_writes: usize,
+    ready: VecDeque<ServiceKey>,
+    /// Keys whose last write has failed: taken when `ready` is empty.
+    retries: VecDeque<ServiceKey>,
+    /// The keys in `ready` and `retries`.
+    queued: HashSet<ServiceKey>,
+    in_flight: HashMap<ServiceKey, InFlight>,
     timers: DelayQueue<ServiceKey>,
     timer_of: HashMap<ServiceKey, delay_queue::Key>,
     failures: HashMap<ServiceKey, FailedWrites>,
-    /// Those of them that were refused for a limit of the namespace.
+    /// Keys of `failures` that were refused for a limit of their namespace.
     limited: BTreeSet<ServiceKey>,
     repairs: HashMap<ServiceKey, DriftThrottle<A>>,
-    /// When it is looked which of them may be forgotten.
-    peace: Option<Instant>,
+    /// Next moment at which `repairs` are checked for removal.
+    check_repairs_at: Option<Instant>,
 }
 
-/// Writes for a link that have failed since the last one that succeeded.
+/// A write under way.
+#[derive(Debug)]
+struct InFlight {
+    is_retry: bool,
+    /// Whether what the write is about has changed since it began.
+    is_superseded: bool,
+}
+
+/// Failed writes of a key since the last successful one.
 #[derive(Debug)]
 struct FailedWrites {
-    pauses: Backoff,
-    /// The hash of the reason, where it is one of this link alone.
+    backoff: Backoff,
+    /// Hash of the reason, if it concerns this key alone.
     reason: Option<u64>,
 }
 
-/// Writes for a link as it is now.
+/// Writes for a key while it stays the same.
 #[derive(Debug)]
 struct DriftThrottle<A> {
     about: A,
     number: u32,
     last: Instant,
-    /// The pauses from now on, and when the present one ends: few links have any.
+    /// Backoff, and the end of the present pause, once the writes are throttled.
     slowed: Option<Box<(Backoff, Instant)>>,
 }
 
-impl<A> Default for WorkQueue<A> {
-    fn default() -> Self {
+impl<A: PartialEq + Clone> WorkQueue<A> {
+    /// Creates a queue for a controller that makes at most `max_writes` writes at once, half of them retries.
+    pub(crate) fn new(max_writes: usize) -> Self {
         Self {
+            max_writes,
+            ready: VecDeque::new(),
+            retries: VecDeque::new(),
+            queued: HashSet::new(),
+            in_flight: HashMap::new(),
             timers: DelayQueue::new(),
             timer_of: HashMap::new(),
             failures: HashMap::new(),
             limited: BTreeSet::new(),
             repairs: HashMap::new(),
-            peace: None,
+            check_repairs_at: None,
         }
     }
-}
 
-impl<A: PartialEq + Clone> WorkQueue<A> {
-    /// Waits for the next link whose time has come.
+    // === keys to reconcile ===
+
+    /// Queues a key, unless it is queued or a write for it is under way: the end of the write adds it again.
+    pub(crate) fn add(&mut self, key: &ServiceKey) {
+        if !self.in_flight.contains_key(key) && self.queued.insert(key.clone()) {
+            let queue = if self.has_failed(key) { &mut self.retries } else { &mut self.ready };
+            queue.push_back(key.clone());
+        }
+    }
+
+    /// Queues a key after `pause`, which replaces an earlier timer.
+    pub(crate) fn add_after(&mut self, key: ServiceKey, pause: Duration) {
+        self.stop_timer(&key);
+        let timer = self.timers.insert(key.clone(), pause.min(MAX_TIMER));
+        self.timer_of.insert(key, timer);
+    }
+
+    /// Returns the next key to reconcile, if another write may begin. Keys in their pause after a failure are skipped:
+    /// their timers add them again.
+    pub(crate) fn next(&mut self) -> Option<ServiceKey> {
+        while self.has_capacity() {
+            let may_retry =
+                || self.in_flight.values().filter(|write| write.is_retry).count() < self.max_writes / 2;
+            let key = match self.ready.pop_front() {
+                Some(key) => key,
+                None if may_retry() => self.retries.pop_front()?,
+                None => return None,
+            };
+            self.queued.remove(&key);
+            if !self.is_backing_off(&key) {
+                return Some(key);
+            }
+        }
+        None
+    }
+
+    /// Returns whether another write may begin.
+    pub(crate) fn has_capacity(&self) -> bool {
+        self.in_flight.len() < self.max_writes
+    }
+
+    /// Notes that a write for a key begins.
+    pub(crate) fn begin(&mut self, key: &ServiceKey) {
+        let is_retry = self.has_failed(key);
+        self.in_flight.insert(key.clone(), InFlight { is_retry, is_superseded: false });
+    }
+
+    /// Returns the keys for which a write is under way, in order.
+    #[cfg(test)]
+    pub(crate) fn in_flight(&self) -> Vec<ServiceKey> {
+        let mut keys: Vec<ServiceKey> = self.in_flight.keys().cloned().collect();
+        keys.sort();
+        keys
+    }
+
+    /// Notes that the write for a key has ended. Returns whether [`Self::changed`] was called meanwhile.
+    pub(crate) fn done(&mut self, key: &ServiceKey) -> bool {
+        self.in_flight.remove(key).is_some_and(|write| write.is_superseded)
+    }
+
+    /// Notes that what writes for a key are about has changed: earlier failures don't count any more.
+    pub(crate) fn changed(&mut self, key: &ServiceKey) {
+        self.stop_timer(key);
+        self.succeeded(key);
+        if let Some(write) = self.in_flight.get_mut(key) {
+            write.is_superseded = true;
+        }
+    }
+
+    /// Returns a copy of the queued keys.
+    pub(crate) fn queued(&self) -> HashSet<ServiceKey> {
+        self.queued.clone()
+    }
+
+    /// Frees the memory that very many keys took, once the queue is empty. Returns whether it was much.
+    pub(crate) fn shrink(&mut self) -> bool {
+        let shrinks = self.ready.is_empty() && self.ready.capacity() > MAX_IDLE_CAPACITY;
+        if shrinks {
+            self.ready.shrink_to_fit();
+            self.retries.shrink_to_fit();
+            self.queued.shrink_to_fit();
+        }
+        shrinks
+    }
+
+    /// Waits for the next timer, and queues its key.
     pub(crate) async fn due(&mut self) -> ServiceKey {
         loop {
             tokio::select! {
                 Some(due) = self.timers.next() => {
                     let key = due.into_inner();
                     self.timer_of.remove(&key);
+                    self.add(&key);
                     return key;
                 }
-                () = sleep_until_opt(self.peace) => self.forget_repairs(),
+                () = sleep_until_opt(self.check_repairs_at) => self.forget_repairs(),
             }
         }
     }
 
-    /// Forgets writes of which it has been quiet for long enough.
-    fn forget_repairs(&mut self) {
-        self.repairs.retain(|_, repairs| repairs.last.elapsed() < QUIET_PERIOD);
-        self.repairs.shrink_to_fit();
-        self.peace = (!self.repairs.is_empty()).then(|| Instant::now() + QUIET_PERIOD);
-    }
-
-    /// Has a link looked at after `pause`, and not at an earlier moment that was set before.
-    pub(crate) fn wait(&mut self, key: ServiceKey, pause: Duration) {
-        self.stop_waiting(&key);
-        let timer = self.timers.insert(key.clone(), pause.min(MAX_TIMER));
-        self.timer_of.insert(key, timer);
-    }
-
-    /// Forgets the moment that a link waits for.
-    pub(crate) fn stop_waiting(&mut self, key: &ServiceKey) {
+    /// Removes the timer of a key.
+    pub(crate) fn stop_timer(&mut self, key: &ServiceKey) {
         if let Some(timer) = self.timer_of.remove(key) {
             self.timers.remove(&timer);
         }
     }
 
-    /// Has a link looked at again after a write that has failed for a reason that others may have, too, and returns
-    /// when.
-    pub(crate) fn failed(&mut self, key: &ServiceKey, at_least: Option<Duration>) -> Duration {
-        let pause = self.pause(key, at_least);
+    /// Returns the keys that have timers, failures or throttled writes.
+    pub(crate) fn known(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.timer_of.keys().chain(self.failures.keys()).chain(self.repairs.keys())
+    }
+
+    /// Forgets everything about a key but a write under way, which is superseded.
+    pub(crate) fn forget(&mut self, key: &ServiceKey) {
+        self.changed(key);
+        self.repairs.remove(key);
+    }
+
+    // === failures ===
+
+    /// Queues a key again after a write that failed for a reason that other keys may share. Returns the pause.
+    pub(crate) fn add_rate_limited(&mut self, key: &ServiceKey, at_least: Option<Duration>) -> Duration {
+        let pause = self.back_off(key, at_least);
         if let Some(failure) = self.failures.get_mut(key) {
             failure.reason = None;
         }
         pause
     }
 
-    /// Has a link looked at again after a write that has failed for a reason of its own. Returns when, and whether
-    /// that is another reason than the one before.
-    pub(crate) fn refused(
+    /// Queues a key again after a write that failed for a reason of its own. Returns the pause, and whether the reason
+    /// differs from the one before.
+    pub(crate) fn add_refused(
         &mut self,
         key: &ServiceKey,
         at_least: Option<Duration>,
         reason: &str,
     ) -> (Duration, bool) {
-        let pause = self.pause(key, at_least);
+        let pause = self.back_off(key, at_least);
         let mut hasher = DefaultHasher::new();
         reason.hash(&mut hasher);
         let hash = hasher.finish();
@@ -137,99 +242,86 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         (pause, failure.is_none_or(|failure| failure.reason.replace(hash) != Some(hash)))
     }
 
-    fn pause(&mut self, key: &ServiceKey, at_least: Option<Duration>) -> Duration {
+    fn back_off(&mut self, key: &ServiceKey, at_least: Option<Duration>) -> Duration {
         let failed_before = self.has_failed(key);
         let failure = self.failures.entry(key.clone()).or_insert_with(FailedWrites::new);
-        let mut pause = failure.pauses.next().max(at_least.unwrap_or_default());
+        let mut pause = failure.backoff.next().max(at_least.unwrap_or_default());
         if failed_before {
-            let others = u32::try_from(self.failures.len() - 1).unwrap_or(u32::MAX);
-            pause = pause.max(RETRY_JITTER.0.saturating_mul(others).min(RETRY_JITTER.1));
+            let other_keys = u32::try_from(self.failures.len() - 1).unwrap_or(u32::MAX);
+            pause = pause.max(RETRY_JITTER.0.saturating_mul(other_keys).min(RETRY_JITTER.1));
         }
-        self.wait(key.clone(), pause);
+        self.add_after(key.clone(), pause);
         pause
     }
 
-    /// Returns whether the last write of a link has failed.
+    /// Returns whether the last write of a key has failed.
     pub(crate) fn has_failed(&self, key: &ServiceKey) -> bool {
         self.failures.contains_key(key)
     }
 
-    /// Notes that a write of a link was refused for a limit that its namespace has, after [`Self::refused`].
-    pub(crate) fn limited(&mut self, key: &ServiceKey) {
-        self.limited.insert(key.clone());
-    }
-
-    /// Returns whether a link rests after a failed write.
+    /// Returns whether a key is in its pause after a failed write.
     pub(crate) fn is_backing_off(&self, key: &ServiceKey) -> bool {
         self.failures.contains_key(key) && self.timer_of.contains_key(key)
     }
 
-    /// Forgets that writes of a link have failed.
+    /// Notes after [`Self::add_refused`] that the reason is a limit of the namespace, such as a quota.
+    pub(crate) fn limited(&mut self, key: &ServiceKey) {
+        self.limited.insert(key.clone());
+    }
+
+    /// Forgets the failed writes of a key.
     pub(crate) fn succeeded(&mut self, key: &ServiceKey) {
         self.failures.remove(key);
         self.limited.remove(key);
     }
 
-    /// Takes over that a write of a link has succeeded. Where it was refused for a limit of the namespace before, a
-    /// few of the other links that were are returned: they don't have to wait any more.
-    pub(crate) fn relieved(&mut self, key: &ServiceKey) -> Vec<ServiceKey> {
+    /// Forgets the failed writes of a key. If they were refused for a limit of the namespace, queues some of the other
+    /// keys that were.
+    pub(crate) fn relieved(&mut self, key: &ServiceKey) {
         let was_limited = self.limited.contains(key);
         self.succeeded(key);
-        if !was_limited {
-            return Vec::new();
+        if was_limited {
+            let freed: Vec<ServiceKey> = self.limited.iter().take(MAX_FREED_AT_ONCE).cloned().collect();
+            for key in &freed {
+                self.limited.remove(key);
+                self.stop_timer(key);
+                self.add(key);
+            }
         }
-        let others: Vec<ServiceKey> = self.limited.iter().take(MAX_FREED_AT_ONCE).cloned().collect();
-        for other in &others {
-            self.limited.remove(other);
-            self.stop_waiting(other);
-        }
-        others
     }
 
-    /// Returns the links of which something is known.
-    pub(crate) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
-        self.timer_of.keys().chain(self.failures.keys()).chain(self.repairs.keys())
-    }
-
-    /// Forgets everything about a link.
-    pub(crate) fn forget(&mut self, key: &ServiceKey) {
-        self.stop_waiting(key);
-        self.succeeded(key);
-        self.repairs.remove(key);
-    }
-
-    /// Ends the rests after failures that others had, too, and returns whose. What was refused alone waits on.
-    pub(crate) fn resume(&mut self) -> Vec<ServiceKey> {
+    /// Queues the keys in a pause for a reason that keys share. Keys that were refused for a reason of their own stay.
+    pub(crate) fn resume(&mut self) {
         let shared =
             |(key, failure): (&ServiceKey, &FailedWrites)| failure.reason.is_none().then(|| key.clone());
         let keys: Vec<ServiceKey> = self.failures.iter().filter_map(shared).collect();
         for key in &keys {
             self.failures.remove(key);
-            self.stop_waiting(key);
+            self.stop_timer(key);
+            self.add(key);
         }
-        keys
     }
 
-    /// Ends all rests after failures.
-    pub(crate) fn resume_all(&mut self) {
+    /// Ends all pauses after failures. Queues no key.
+    pub(crate) fn end_pauses(&mut self) {
         self.limited.clear();
         for key in std::mem::take(&mut self.failures).into_keys() {
-            self.stop_waiting(&key);
+            self.stop_timer(&key);
         }
     }
 
-    /// Returns how long a write for a link as it is now has to wait, because another client undoes
-    /// them.
+    // === writes that another client reverts ===
+
+    /// Returns how long the next write for an unchanged key has to wait, because another client reverts the writes.
     pub(crate) fn not_before(&self, key: &ServiceKey, about: &A) -> Option<Duration> {
         let repairs = self.repairs.get(key).filter(|repairs| repairs.about == *about)?;
         repairs.slowed.as_ref()?.1.checked_duration_since(Instant::now())
     }
 
-    /// Counts a write that was made for a link as it is now. Where many follow each other, another
-    /// client or an admission policy undoes them: then they get ever more seldom, and the pause
-    /// before the next one is returned.
+    /// Counts a successful write for a key. Where many follow each other while the key stays the same, another client or
+    /// an admission policy reverts them: then returns the growing pause before the next one.
     pub(crate) fn record_write(&mut self, key: &ServiceKey, about: &A) -> Option<Duration> {
-        self.peace.get_or_insert_with(|| Instant::now() + QUIET_PERIOD);
+        self.check_repairs_at.get_or_insert_with(|| Instant::now() + QUIET_PERIOD);
         let repairs = self.repairs.entry(key.clone()).or_insert_with(|| DriftThrottle::new(about));
         if repairs.about != *about || repairs.last.elapsed() >= QUIET_PERIOD {
             *repairs = DriftThrottle::new(about);
@@ -240,17 +332,23 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
             return None;
         }
         let now = Instant::now();
-        let (pauses, due) =
+        let (backoff, due) =
             &mut **repairs.slowed.get_or_insert_with(|| Box::new((Backoff::new(REPAIR_BACKOFF), now)));
-        let pause = pauses.next();
+        let pause = backoff.next();
         *due = now + pause;
         Some(pause)
+    }
+
+    fn forget_repairs(&mut self) {
+        self.repairs.retain(|_, repairs| repairs.last.elapsed() < QUIET_PERIOD);
+        self.repairs.shrink_to_fit();
+        self.check_repairs_at = (!self.repairs.is_empty()).then(|| Instant::now() + QUIET_PERIOD);
     }
 }
 
 impl FailedWrites {
     fn new() -> Self {
-        Self { pauses: Backoff::new(RETRY_BACKOFF), reason: None }
+        Self { backoff: Backoff::new(RETRY_BACKOFF), reason: None }
     }
 }
 
@@ -270,7 +368,7 @@ mod tests {
 
     #[tokio::test]
     async fn writes_for_a_link_that_stays_the_same_get_ever_more_seldom() {
-        let (mut work_queue, key) = (WorkQueue::default(), key());
+        let (mut work_queue, key) = (WorkQueue::new(4), key());
         for _ in 0..FREE_REPAIRS {
             assert_eq!(work_queue.record_write(&key, &"same"), None);
             assert_eq!(work_queue.not_before(&key, &"same"), None);
@@ -285,32 +383,33 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pauses_after_failures_grow_to_their_bound_and_end_together() {
-        let (mut work_queue, key) = (WorkQueue::<()>::default(), key());
-        let pauses: Vec<Duration> = (0..12).map(|_| work_queue.failed(&key, None)).collect();
+        let (mut work_queue, key) = (WorkQueue::<()>::new(4), key());
+        let pauses: Vec<Duration> = (0..12).map(|_| work_queue.add_rate_limited(&key, None)).collect();
         assert!(pauses[0] < Duration::from_secs(2));
         assert!(pauses.iter().all(|pause| *pause <= RETRY_BACKOFF.1));
         assert_eq!(pauses[11], RETRY_BACKOFF.1);
-        assert!(work_queue.failed(&key, Some(Duration::from_secs(50))) >= Duration::from_secs(50));
+        assert!(work_queue.add_rate_limited(&key, Some(Duration::from_secs(50))) >= Duration::from_secs(50));
         assert!(work_queue.is_backing_off(&key));
-        assert_eq!(work_queue.resume(), std::slice::from_ref(&key));
+        work_queue.resume();
         assert!(!work_queue.is_backing_off(&key));
+        assert_eq!(work_queue.next(), Some(key));
     }
 
     #[tokio::test(start_paused = true)]
     async fn many_failing_links_are_retried_at_a_bounded_rate() {
         for (links, expected) in [(500, 9_000..=15_000), (2000, 36_000..=50_000)] {
-            let mut work_queue = WorkQueue::<()>::default();
+            let mut work_queue = WorkQueue::<()>::new(4);
             let keys: Vec<ServiceKey> =
                 (0..links).map(|i| ServiceKey::new("default", &i.to_string())).collect();
             for key in &keys {
-                let pause = work_queue.refused(key, None, "a policy").0;
+                let pause = work_queue.add_refused(key, None, "a policy").0;
                 assert!(pause < Duration::from_secs(2), "the first failure of a link is its own: {pause:?}");
             }
             let start = Instant::now();
             let mut tries = 0;
             while start.elapsed() < Duration::from_secs(600) {
                 let key = work_queue.due().await;
-                assert!(work_queue.failed(&key, None) <= RETRY_JITTER.1);
+                assert!(work_queue.add_rate_limited(&key, None) <= RETRY_JITTER.1);
                 tries += 1;
             }
             assert!(expected.contains(&tries), "{tries} of {links} links in 600 s");
@@ -319,24 +418,27 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_success_relieves_two_links_with_the_same_limit() {
-        let mut work_queue = WorkQueue::<()>::default();
+        let mut work_queue = WorkQueue::<()>::new(4);
         let keys: Vec<ServiceKey> = (0..5).map(|i| ServiceKey::new("default", &i.to_string())).collect();
         for key in &keys {
-            work_queue.failed(key, None);
+            work_queue.add_rate_limited(key, None);
         }
         for key in &keys[..4] {
             work_queue.limited(key);
         }
-        assert!(work_queue.relieved(&keys[4]).is_empty(), "its own write was refused for another reason");
-        assert_eq!(work_queue.relieved(&keys[0]), keys[1..3]);
+        work_queue.relieved(&keys[4]);
+        assert_eq!(work_queue.next(), None, "its own write was refused for another reason");
+        work_queue.relieved(&keys[0]);
+        assert_eq!([work_queue.next(), work_queue.next()], [Some(keys[1].clone()), Some(keys[2].clone())]);
         assert!(!work_queue.is_backing_off(&keys[1]) && work_queue.is_backing_off(&keys[3]));
-        assert_eq!(work_queue.relieved(&keys[3]), [], "the others are being tried");
+        work_queue.relieved(&keys[3]);
+        assert_eq!(work_queue.next(), None, "the other keys are being tried");
     }
 
     #[tokio::test]
     async fn a_reason_is_new_once_until_it_changes_or_a_write_succeeds() {
-        let (mut work_queue, key) = (WorkQueue::<()>::default(), key());
-        let fails = |work_queue: &mut WorkQueue<()>, reason| work_queue.refused(&key, None, reason).1;
+        let (mut work_queue, key) = (WorkQueue::<()>::new(4), key());
+        let fails = |work_queue: &mut WorkQueue<()>, reason| work_queue.add_refused(&key, None, reason).1;
         assert!(fails(&mut work_queue, "a") && !fails(&mut work_queue, "a"));
         assert!(fails(&mut work_queue, "b") && !fails(&mut work_queue, "b"));
         work_queue.succeeded(&ServiceKey::new("default", "web"));
@@ -345,44 +447,85 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_shared_trouble_ends_no_rest_of_a_refused_link() {
-        let (mut work_queue, refused) = (WorkQueue::<()>::default(), key());
+        let (mut work_queue, refused) = (WorkQueue::<()>::new(4), key());
         let keys: Vec<ServiceKey> = (0..3).map(|i| ServiceKey::new("default", &i.to_string())).collect();
-        work_queue.refused(&refused, None, "a policy");
+        work_queue.add_refused(&refused, None, "a policy");
         for key in &keys {
-            work_queue.failed(key, None);
+            work_queue.add_rate_limited(key, None);
         }
-        let mut resumed = work_queue.resume();
-        resumed.sort();
-        assert_eq!(resumed, keys);
+        work_queue.resume();
+        let resumed: Vec<ServiceKey> = std::iter::from_fn(|| work_queue.next()).collect();
+        assert_eq!(resumed.into_iter().collect::<BTreeSet<_>>(), keys.into_iter().collect());
         assert!(work_queue.is_backing_off(&refused) && work_queue.has_failed(&refused));
-        work_queue.failed(&refused, None);
-        assert_eq!(work_queue.resume(), std::slice::from_ref(&refused), "its last failure was another one");
-        work_queue.refused(&refused, None, "a policy");
-        work_queue.resume_all();
+        work_queue.add_rate_limited(&refused, None);
+        work_queue.resume();
+        assert_eq!(work_queue.next(), Some(refused.clone()), "its last failure was another one");
+        work_queue.add_refused(&refused, None, "a policy");
+        work_queue.end_pauses();
         assert!(!work_queue.is_backing_off(&refused) && !work_queue.has_failed(&refused));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_link_is_due_when_its_time_has_come() {
-        let (mut work_queue, key) = (WorkQueue::<()>::default(), key());
-        work_queue.wait(key.clone(), Duration::from_secs(600));
+        let (mut work_queue, key) = (WorkQueue::<()>::new(4), key());
+        work_queue.add_after(key.clone(), Duration::from_secs(600));
         let before = Instant::now();
         assert_eq!(work_queue.due().await, key);
         assert!(before.elapsed() >= Duration::from_secs(600));
     }
 
+    #[test]
+    fn key_is_taken_once_and_not_while_its_write_is_under_way() {
+        let (mut work_queue, key) = (WorkQueue::<()>::new(2), key());
+        work_queue.add(&key);
+        work_queue.add(&key);
+        assert_eq!(work_queue.next(), Some(key.clone()));
+        assert_eq!(work_queue.next(), None);
+        work_queue.begin(&key);
+        work_queue.add(&key);
+        assert_eq!(work_queue.next(), None);
+        assert!(!work_queue.done(&key), "nothing has changed");
+        work_queue.begin(&key);
+        work_queue.changed(&key);
+        assert!(work_queue.done(&key));
+        work_queue.add(&key);
+        assert_eq!(work_queue.next(), Some(key));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn retries_take_half_of_the_writes_and_come_last() {
+        let mut work_queue = WorkQueue::<()>::new(4);
+        let keys: Vec<ServiceKey> = (0..6).map(|i| ServiceKey::new("default", &i.to_string())).collect();
+        for key in &keys[..4] {
+            work_queue.add_rate_limited(key, None);
+        }
+        for _ in 0..4 {
+            work_queue.due().await;
+        }
+        work_queue.add(&keys[4]);
+        let first = work_queue.next().unwrap();
+        assert_eq!(first, keys[4]);
+        for _ in 0..2 {
+            let retry = work_queue.next().unwrap();
+            work_queue.begin(&retry);
+        }
+        assert_eq!(work_queue.next(), None, "two of four writes are retries");
+        work_queue.add(&keys[5]);
+        assert_eq!(work_queue.next().as_ref(), Some(&keys[5]));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn writes_of_long_ago_are_forgotten_while_it_waits() {
-        let (mut work_queue, key) = (WorkQueue::default(), key());
+        let (mut work_queue, key) = (WorkQueue::new(4), key());
         for _ in 0..=FREE_REPAIRS {
             work_queue.record_write(&key, &"same");
         }
-        work_queue.wait(key.clone(), QUIET_PERIOD - Duration::from_secs(1));
+        work_queue.add_after(key.clone(), QUIET_PERIOD - Duration::from_secs(1));
         work_queue.due().await;
-        assert_eq!(work_queue.links().count(), 1, "it may go on");
-        work_queue.wait(key.clone(), QUIET_PERIOD);
+        assert_eq!(work_queue.known().count(), 1, "it may go on");
+        work_queue.add_after(key.clone(), QUIET_PERIOD);
         work_queue.due().await;
-        assert_eq!(work_queue.links().count(), 0);
+        assert_eq!(work_queue.known().count(), 0);
         assert_eq!(work_queue.record_write(&key, &"same"), None);
     }
 }

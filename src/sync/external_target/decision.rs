@@ -1,5 +1,6 @@
 //! The pure half of the reconciler: which one write brings what is there closer to what should be.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -12,13 +13,15 @@ use super::desired::{
 use crate::model::excerpt::{sentence, value};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
-use crate::sync::controller::circuit_breaker::WriteClass;
 use crate::sync::election::term::{RecordedTerm, TERM};
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::instance::{INSTANCE, instance_of, other_instance};
 use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
+
+/// Writes that the API server refuses together: verb, kind, and for load balancers the namespace.
+pub(crate) type WriteClass = (&'static str, ObjectKind, Option<Arc<str>>);
 
 /// One write to the target namespace.
 #[derive(Clone, Debug, PartialEq)]

@@ -101,7 +101,7 @@ impl Reconciler {
         self.settings.store.set_holders_known();
         if was_listed {
             self.restore_deleted(false);
-            self.resume();
+            self.work_queue.resume();
             self.queue_all();
         }
         if !could_write {
@@ -122,17 +122,9 @@ impl Reconciler {
         }
         if change.target_change().is_some() {
             // What failed was about the old target.
-            self.work_queue.stop_waiting(&change.key);
-            self.work_queue.succeeded(&change.key);
+            self.work_queue.changed(&change.key);
         }
-        self.queue(&change.key);
-    }
-
-    /// Ends all pauses: what caused them is over.
-    pub(crate) fn resume(&mut self) {
-        for key in self.work_queue.resume() {
-            self.queue(&key);
-        }
+        self.work_queue.add(&change.key);
     }
 
     /// Tells the store which link the Service of a name is labelled for.
@@ -219,7 +211,7 @@ impl Reconciler {
         let labelled = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
         let wanting = external_target(id).map(|name| self.settings.store.claimants(name)).unwrap_or_default();
         for key in labelled.iter().chain(&wanting) {
-            self.queue(key);
+            self.work_queue.add(key);
         }
     }
 

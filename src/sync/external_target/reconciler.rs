@@ -9,7 +9,7 @@ pub(crate) mod departure;
 mod former;
 mod start_check;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ use tracing::{error, warn};
 
 use super::backend::{Backend, ObjectEvent};
 use super::decision::{
-    Actual, NextStep, SyncMode, SyncPolicy, Write, adoption, all_writes, next_step, term_repair,
+    Actual, NextStep, SyncMode, SyncPolicy, Write, WriteClass, adoption, all_writes, next_step, term_repair,
 };
 use super::deletion_budget::DeletionBudget;
 use super::desired::{current_target, has_our_field_manager, link_of_labels};
@@ -66,13 +66,8 @@ use start_check::StartCheck;
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
 const MAX_WRITES: usize = 16;
-/// How many of them may be of links whose last write has failed: what refuses them may take its time.
-const MAX_RETRIED_WRITES: usize = MAX_WRITES / 2;
 /// How long writes under way may take to end when lb-linker is told to stop.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How many links' room a queue may keep that is empty.
-const MAX_IDLE_CAPACITY: usize = 1024;
 
 /// What the reconciler needs.
 #[derive(Clone)]
@@ -133,7 +128,7 @@ pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result
     reconciler.restore_deleted(true);
     reconciler.seed_budget();
     reconciler.queue_all();
-    reconciler.initial_pass = reconciler.queued.clone();
+    reconciler.initial_pass = reconciler.work_queue.queued();
     loop {
         reconciler.drain_queue();
         tokio::select! {
@@ -148,12 +143,13 @@ pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result
             () = leader_status.changed() => reconciler.heed_standing(),
             Ok(()) = links_listed.changed() => reconciler.take_up_writing(),
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
-            key = reconciler.work_queue.due() => reconciler.queue(&key),
-            () = sleep_until_opt(reconciler.closed.due()) => {
-                reconciler.closed.next().iter().for_each(|key| reconciler.queue(key));
+            _ = reconciler.work_queue.due() => {}
+            () = reconciler.breakers.due(), if reconciler.work_queue.has_capacity() => {
+                reconciler.breakers.next_probe().iter().for_each(|key| reconciler.work_queue.add(key));
             }
             () = sleep_until_opt(reconciler.adoption.due()) => {
-                reconciler.adoption.next(tokio::time::Instant::now()).iter().for_each(|key| reconciler.queue(key));
+                let next = reconciler.adoption.next(tokio::time::Instant::now());
+                next.iter().for_each(|key| reconciler.work_queue.add(key));
             }
             Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended?),
             Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.looked_up(&existing?),
@@ -182,24 +178,15 @@ pub(crate) struct Reconciler {
     /// How often etcd was restored before those lists began.
     pub(crate) rewinds: u64,
     pub(crate) listed_in_term: HashSet<ObjectKind>,
-    queue: VecDeque<ServiceKey>,
-    /// Links whose last write has failed: they are looked at when no others are queued.
-    retries: VecDeque<ServiceKey>,
-    /// What is in either of them.
-    queued: HashSet<ServiceKey>,
     /// Links that haven't been looked at since the start: how they stand is no news.
     initial_pass: HashSet<ServiceKey>,
-    /// Links with a write under way: they are looked at again when it has ended.
-    pub(crate) in_flight: HashSet<ServiceKey>,
-    /// Those of them whose last write has failed.
-    pub(crate) retrying: HashSet<ServiceKey>,
     pub(crate) writes: JoinSet<WriteEnd>,
     pub(crate) work_queue: WorkQueue<Arc<Link>>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
     /// they aren't written before the watch has delivered another.
     pub(crate) stale_versions: HashMap<ObjectId, (Option<String>, Instant)>,
     pub(crate) report: StatusLog,
-    pub(crate) closed: Breakers,
+    pub(crate) breakers: Breakers<WriteClass>,
     /// A write counts here just before it is sent.
     pub(crate) deletion_budget: Arc<Mutex<DeletionBudget>>,
     pub(crate) orphans: Orphans,
@@ -228,17 +215,12 @@ impl Reconciler {
             term: settings.leadership.term(),
             rewinds: settings.rewinds.count(),
             listed_in_term: HashSet::new(),
-            queue: VecDeque::new(),
-            retries: VecDeque::new(),
-            queued: HashSet::new(),
             initial_pass: HashSet::new(),
-            in_flight: HashSet::new(),
-            retrying: HashSet::new(),
             writes: JoinSet::new(),
-            work_queue: WorkQueue::default(),
+            work_queue: WorkQueue::new(MAX_WRITES),
             stale_versions: HashMap::new(),
             report,
-            closed: Breakers::default(),
+            breakers: Breakers::default(),
             deletion_budget: Arc::default(),
             orphans,
             adoption: AdoptionQueue::default(),
@@ -298,9 +280,9 @@ impl Reconciler {
         if self.may_write() {
             self.take_stock(true);
             self.announce();
-            self.resume();
+            self.work_queue.resume();
             self.queue_all();
-            self.initial_pass = self.queued.clone();
+            self.initial_pass = self.work_queue.queued();
         }
     }
 
@@ -326,62 +308,34 @@ impl Reconciler {
     /// Looks at every link, and at links that were forgotten before the feed was subscribed to.
     fn catch_up(&mut self) {
         self.queue_all();
-        let known = self.report.links().chain(self.work_queue.links()).chain(self.orphans.links());
+        let known = self.report.links().chain(self.work_queue.known()).chain(self.orphans.links());
         let known = known.chain(self.start_check.links()).cloned();
         let forgotten =
             known.chain(self.objects.links()).filter(|key| self.settings.store.get(key).is_none());
         for key in forgotten.collect::<Vec<_>>() {
-            self.queue(&key);
+            self.work_queue.add(&key);
         }
     }
 
     pub(crate) fn queue_all(&mut self) {
         for link in self.settings.store.links() {
-            self.queue(&link.key);
+            self.work_queue.add(&link.key);
         }
-    }
-
-    pub(crate) fn queue(&mut self, key: &ServiceKey) {
-        if !self.in_flight.contains(key) && self.queued.insert(key.clone()) {
-            let queue = if self.work_queue.has_failed(key) { &mut self.retries } else { &mut self.queue };
-            queue.push_back(key.clone());
-        }
-    }
-
-    /// Takes the link that is looked at next out of its queue.
-    fn next_queued(&mut self) -> Option<ServiceKey> {
-        let next = self.queue.pop_front();
-        let retries = Some(&mut self.retries).filter(|_| self.retrying.len() < MAX_RETRIED_WRITES);
-        next.or_else(|| retries?.pop_front())
     }
 
     // === what is done ===
 
     /// Looks at queued links and starts writes, as many as may be under way.
     fn drain_queue(&mut self) {
-        while self.writes.len() < MAX_WRITES {
-            let Some(key) = self.next_queued() else { break };
-            self.queued.remove(&key);
-            // A link that waits after a failed write is looked at when its time comes.
-            if self.work_queue.is_backing_off(&key) {
-                continue;
-            }
+        while let Some(key) = self.work_queue.next() {
             self.reconcile_isolated(key);
         }
-        if self.queue.is_empty() && self.queue.capacity() > MAX_IDLE_CAPACITY {
-            self.shrink();
+        if self.work_queue.shrink() {
+            self.initial_pass.shrink_to_fit();
+            self.report.tidy();
         }
         self.orphans.report(&self.settings.backend);
         self.report.remind(self.settings.policy.max_deletes);
-    }
-
-    /// Lets go of what a look at very many links has taken.
-    fn shrink(&mut self) {
-        self.queue.shrink_to_fit();
-        self.retries.shrink_to_fit();
-        self.queued.shrink_to_fit();
-        self.initial_pass.shrink_to_fit();
-        self.report.tidy();
     }
 
     /// Looks at a link. A defect that only one link brings to light costs only that link.
@@ -394,7 +348,7 @@ impl Reconciler {
         }));
         if looked.is_err() {
             self.settings.metrics.reconciled(ReconcileResult::Failed, now);
-            let pause = self.work_queue.failed(&key, None);
+            let pause = self.work_queue.add_rate_limited(&key, None);
             error!(
                 "link {key}: its reconciling has panicked, a defect of lb-linker; next try in {pause:.1?}"
             );
@@ -402,7 +356,7 @@ impl Reconciler {
     }
 
     fn reconcile(&mut self, key: ServiceKey) {
-        self.work_queue.stop_waiting(&key);
+        self.work_queue.stop_timer(&key);
         let (now, is_news) = (Instant::now(), !self.initial_pass.remove(&key));
         let found = self.settings.store.get(&key);
         self.start_check.settle(&key, found.as_deref(), &self.settings.metrics);
@@ -511,7 +465,7 @@ impl Reconciler {
                 ReconcileResult::Unchanged
             }
             NextStep::Wait(due) => {
-                self.work_queue.wait(key, due.saturating_duration_since(now));
+                self.work_queue.add_after(key, due.saturating_duration_since(now));
                 ReconcileResult::Waiting
             }
             NextStep::Conflict { object, why } => {

@@ -82,7 +82,7 @@ impl Reconciler {
     fn hold(&mut self, link: &Link, pause: Option<Duration>) {
         self.report.held(link, self.settings.policy.max_deletes, pause);
         if let Some(pause) = pause {
-            self.work_queue.wait(link.key.clone(), pause);
+            self.work_queue.add_after(link.key.clone(), pause);
         }
     }
 
@@ -92,16 +92,13 @@ impl Reconciler {
         if let Some((outdated, since)) = self.stale_versions.get(&id) {
             let patience = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
             if *outdated == self.version_of(&id) && !patience.is_zero() {
-                self.work_queue.wait(key, patience);
+                self.work_queue.add_after(key, patience);
                 return false;
             }
             self.stale_versions.remove(&id);
         }
         if let Some(pause) = self.work_queue.not_before(&key, link) {
-            self.work_queue.wait(key, pause);
-            return false;
-        }
-        if self.closed.holds(&key, &write.class()) {
+            self.work_queue.add_after(key, pause);
             return false;
         }
         if let Some(term) = self.higher_term(&id) {
@@ -113,14 +110,14 @@ impl Reconciler {
         if removal.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
+        if !self.breakers.admit(&key, &[write.class()]) {
+            return false;
+        }
         let is_strange = |before: &Packed| {
             before.labelled_for().is_none() && !has_our_field_manager(before.unpack().meta())
         };
         let adopted = self.objects.get(&id).is_some_and(is_strange);
-        self.in_flight.insert(key.clone());
-        if self.work_queue.has_failed(&key) {
-            self.retrying.insert(key.clone());
-        }
+        self.work_queue.begin(&key);
         self.objects.write_begins(&id);
         let backend = self.settings.backend.clone();
         let is_refused = self.refused_looks.get(&key).is_some_and(LastingRefusal::is_lasting);
@@ -178,8 +175,8 @@ impl Reconciler {
 
     /// Takes over that a write wasn't made.
     fn dropped(&mut self, key: &ServiceKey, write: &Write, why: SkipReason) {
-        self.in_flight.remove(key);
-        self.retrying.remove(key);
+        self.work_queue.done(key);
+        self.breakers.probe_ended(key);
         match why {
             SkipReason::Unconfirmed(why) => self.unconfirmed(key, why),
             SkipReason::Held(pause) => {
@@ -192,7 +189,7 @@ impl Reconciler {
         // What has been heard meanwhile may have made it another decision.
         if self.settings.store.get(key).is_none_or(|link| link.outlived_since().is_none()) {
             self.work_queue.succeeded(key);
-            self.queue(key);
+            self.work_queue.add(key);
         }
     }
 
@@ -205,21 +202,21 @@ impl Reconciler {
             Unconfirmed::Exists { version } => {
                 self.report.confirmed();
                 match self.contradictions.note(key, version, Instant::now()) {
-                    Remedy::Wait => self.work_queue.wait(key.clone(), WATCH_LAG),
-                    Remedy::WaitLonger => drop(self.work_queue.failed(key, None)),
+                    Remedy::Wait => self.work_queue.add_after(key.clone(), WATCH_LAG),
+                    Remedy::WaitLonger => drop(self.work_queue.add_rate_limited(key, None)),
                     Remedy::List => {
                         self.settings.rewinds.note_existing(key);
-                        self.work_queue.failed(key, None);
+                        self.work_queue.add_rate_limited(key, None);
                     }
                 }
             }
             Unconfirmed::Unanswered => {
                 self.unanswered = true;
-                self.work_queue.failed(key, None);
+                self.work_queue.add_rate_limited(key, None);
             }
             Unconfirmed::Refused { code, message, retry_after, .. } => {
                 self.report.unconfirmed(code, &message);
-                self.work_queue.failed(key, retry_after);
+                self.work_queue.add_rate_limited(key, retry_after);
             }
         }
     }
@@ -237,8 +234,8 @@ impl Reconciler {
             self.deletion_budget.lock().answered(object, refused);
         }
         let id = write.id();
-        self.in_flight.remove(&key);
-        self.retrying.remove(&key);
+        let is_superseded = self.work_queue.done(&key);
+        self.breakers.probe_ended(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             match confirmed {
                 Some(Confirmed::Absent) => {
@@ -257,15 +254,13 @@ impl Reconciler {
             )
         };
         if !result.as_ref().is_err_and(says_nothing) {
-            for waiting in self.closed.opened(&write.class()) {
-                self.queue(&waiting);
+            for waiting in self.breakers.close(&write.class()) {
+                self.work_queue.add(&waiting);
             }
         }
         match result {
             Ok(after) => {
-                for other in self.work_queue.relieved(&key) {
-                    self.queue(&other);
-                }
+                self.work_queue.relieved(&key);
                 let link = self.settings.store.get(&key);
                 if let Some(link) = &link
                     && let Some(pause) = self.work_queue.record_write(&key, link)
@@ -274,7 +269,7 @@ impl Reconciler {
                 }
                 let unanswered = std::mem::take(&mut self.unanswered);
                 if self.report.written(link.as_deref(), &write, adopted, after.as_ref()) || unanswered {
-                    self.resume();
+                    self.work_queue.resume();
                 }
                 match (&write, after) {
                     (Write::Finalizer { uid, add, .. }, _) => {
@@ -283,17 +278,17 @@ impl Reconciler {
                     (_, Some(after)) => self.change_object(&id, |objects| objects.answered(&after)),
                     (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
                 }
-                self.queue(&key);
+                self.work_queue.add(&key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
                 self.work_queue.succeeded(&key);
                 self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
-                self.queue(&key);
+                self.work_queue.add(&key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Finalizer { .. }) => {
                 // With the Service its finalizers have gone.
                 self.settings.store.set_guarded(&key, write.uid(), false);
-                self.queue(&key);
+                self.work_queue.add(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
                 // Another client's write came first. The watch brings the object as it is now; until
@@ -302,22 +297,26 @@ impl Reconciler {
                 if self.version_of(&id) == sent {
                     self.stale_versions.insert(id, (sent, Instant::now()));
                 }
-                self.queue(&key);
+                self.work_queue.add(&key);
             }
             // By the clock: the election may say so a moment later.
-            Err(WriteError::NotLeading(_)) => drop(self.work_queue.failed(&key, None)),
+            Err(WriteError::NotLeading(_)) => drop(self.work_queue.add_rate_limited(&key, None)),
             Err(WriteError::Unanswered) => {
                 self.unanswered = true;
-                self.work_queue.failed(&key, None);
+                self.work_queue.add_rate_limited(&key, None);
             }
             Err(WriteError::WholeClass { code, message, retry_after }) => {
                 self.report.trouble(&write, code, &message);
                 if matches!(code, 401 | 403 | 404) {
-                    self.closed.refused(&key, &write.class(), retry_after);
+                    self.breakers.open(write.class(), &key, retry_after);
                 } else {
                     // Others may fare better: it may be a webhook that has trouble with this one.
-                    self.work_queue.failed(&key, retry_after);
+                    self.work_queue.add_rate_limited(&key, retry_after);
                 }
+            }
+            // The refused write was about the target before.
+            Err(WriteError::Refused { .. } | WriteError::Other { .. }) if is_superseded => {
+                self.work_queue.add(&key);
             }
             Err(WriteError::Refused { by, message }) => {
                 self.failed(&key, &write, &message, None);
@@ -334,7 +333,7 @@ impl Reconciler {
 
     /// Has a link wait whose write has failed for a reason of its own.
     fn failed(&mut self, key: &ServiceKey, write: &Write, reason: &str, at_least: Option<Duration>) {
-        let (pause, is_new) = self.work_queue.refused(key, at_least, reason);
+        let (pause, is_new) = self.work_queue.add_refused(key, at_least, reason);
         self.report.failed(key, write, reason, pause, is_new);
     }
 }

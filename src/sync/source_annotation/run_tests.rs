@@ -129,7 +129,7 @@ async fn followers_wait_for_the_list_of_their_load_balancer() {
     list(&mut following, 0, &[follower("a", "db", "web")]);
     list(&mut following, 1, &[follower("b", "db", "web")]);
     following.drain_queue();
-    assert_eq!(following.in_flight.keys().collect::<Vec<_>>(), [&ServiceKey::new("a", "db")]);
+    assert_eq!(following.work_queue.in_flight(), [ServiceKey::new("a", "db")]);
     lists.note(Some("b"), now, true);
     links_listed.send_replace(lists);
     following.queue_all();

@@ -1,6 +1,7 @@
 //! What is written to followers, and what comes of it.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
@@ -10,7 +11,6 @@ use tracing::{info, warn};
 
 use super::SourceAnnotationController;
 use super::decision::AnnotatedService;
-use super::places::WritePlace;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::backend::{WriteError, patch_service};
 use crate::sync::external_target::desired::Precondition;
@@ -19,6 +19,15 @@ use crate::sync::k8s::object::Object;
 
 /// What grants the right to write.
 const RIGHT: &str = "the annotation linker.hsj.com/source needs the ClusterRole of deploy/source/";
+
+/// Services that can't be written together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum WritePlace {
+    /// All of them: the API server doesn't answer.
+    Everywhere,
+    /// The Services of a namespace.
+    Namespace(Arc<str>),
+}
 
 /// A write that has ended.
 #[derive(Debug)]
@@ -36,17 +45,17 @@ impl SourceAnnotationController {
         if let Some((outdated, since)) = self.stale_versions.get(key) {
             let patience = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
             if *outdated == follower.version && !patience.is_zero() {
-                return self.work_queue.wait(key.clone(), patience);
+                return self.work_queue.add_after(key.clone(), patience);
             }
             self.stale_versions.remove(key);
         }
         if let Some(pause) = self.work_queue.not_before(key, &name) {
-            return self.work_queue.wait(key.clone(), pause);
+            return self.work_queue.add_after(key.clone(), pause);
         }
-        if !self.places.admit(key) {
+        if !self.breakers.admit(key, &[WritePlace::Everywhere, WritePlace::of(key)]) {
             return;
         }
-        self.in_flight.insert(key.clone(), false);
+        self.work_queue.begin(key);
         let (client, availability) = (self.settings.client.clone(), self.settings.availability.clone());
         let (leadership, term) = (self.settings.leadership.clone(), self.lists.term);
         self.writes.spawn(async move {
@@ -69,16 +78,16 @@ impl SourceAnnotationController {
 
     pub(super) fn written(&mut self, WriteResult { before, name, code, result }: WriteResult) {
         let (key, source) = (before.key, before.source);
-        let changed = self.in_flight.remove(&key).unwrap_or(false);
+        let is_superseded = self.work_queue.done(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.settings.api.wrote("patch", "Service", code);
         }
-        self.places.probe_ended(&key);
-        let namespace = WritePlace::Namespace(key.namespace().into());
+        self.breakers.probe_ended(&key);
+        let namespace = WritePlace::of(&key);
         if code != 0 {
-            self.open(&WritePlace::Everywhere);
+            self.can_write(&WritePlace::Everywhere);
             if !matches!(result, Err(WriteError::WholeClass { code: 401 | 403, .. })) {
-                self.open(&namespace);
+                self.can_write(&namespace);
             }
         }
         if result.is_ok() {
@@ -100,24 +109,27 @@ impl SourceAnnotationController {
                          what is written; it is written again, and then not before {pause:.0?} have passed"
                     );
                 }
-                self.queue(&key);
+                self.work_queue.add(&key);
             }
             // Another client's write came first: the watch brings the object as it is now.
             Err(WriteError::Conflict | WriteError::Gone) => {
                 if unseen {
                     self.stale_versions.insert(key.clone(), (before.version, Instant::now()));
                 }
-                self.queue(&key);
+                self.work_queue.add(&key);
             }
             // By the clock: the election may say so a moment later.
-            Err(WriteError::NotLeading(_)) => drop(self.work_queue.failed(&key, None)),
-            Err(WriteError::Unanswered) => self.places.close(WritePlace::Everywhere, &key, None, None),
+            Err(WriteError::NotLeading(_)) => drop(self.work_queue.add_rate_limited(&key, None)),
+            Err(WriteError::Unanswered) => self.breakers.open(WritePlace::Everywhere, &key, None),
             // Credentials and rights are the same for all Services of a namespace.
             Err(WriteError::WholeClass { code: code @ (401 | 403), message, retry_after }) => {
-                self.places.close(namespace, &key, retry_after, Some((code, &message)));
+                self.troubles.entry(key.namespace().into()).or_default().report(code, &message);
+                self.breakers.open(namespace, &key, retry_after);
             }
             // What it was about has changed meanwhile.
-            Err(WriteError::Refused { .. } | WriteError::Other { .. }) if changed => self.queue(&key),
+            Err(WriteError::Refused { .. } | WriteError::Other { .. }) if is_superseded => {
+                self.work_queue.add(&key)
+            }
             Err(WriteError::Refused { message, .. }) => self.failed(&key, &source, &message, None),
             // An overloaded API server, or a webhook that is slow about this Service alone.
             Err(
@@ -131,14 +143,27 @@ impl SourceAnnotationController {
 
     /// Has a follower wait whose write has failed for a reason of its own.
     fn failed(&mut self, key: &ServiceKey, source: &ServiceKey, reason: &str, at_least: Option<Duration>) {
-        let (pause, is_new) = self.work_queue.refused(key, at_least, reason);
+        let (pause, is_new) = self.work_queue.add_refused(key, at_least, reason);
         self.refusals.report(format_args!("Service {key}, which follows {source}"), reason, pause, is_new);
     }
 
-    /// Has those looked at that have waited for a place.
-    pub(super) fn open(&mut self, place: &WritePlace) {
-        for key in self.places.open(place) {
-            self.queue(&key);
+    /// Queues the Services that wait until a place can be written.
+    pub(super) fn can_write(&mut self, place: &WritePlace) {
+        for key in self.breakers.close(place) {
+            self.work_queue.add(&key);
         }
+        if let WritePlace::Namespace(namespace) = place
+            && let Some(mut trouble) = self.troubles.remove(namespace)
+        {
+            trouble.over(&format!(
+                "Services in namespace {namespace} that follow a load balancer can be written again"
+            ));
+        }
+    }
+}
+
+impl WritePlace {
+    fn of(key: &ServiceKey) -> Self {
+        Self::Namespace(key.namespace().into())
     }
 }

@@ -266,7 +266,7 @@ impl Reconciler {
                     }
                 }
             }
-            self.queue(&key);
+            self.work_queue.add(&key);
         }
         gone.sort();
         self.report_left_out(&left_out);

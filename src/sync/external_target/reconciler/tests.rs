@@ -97,7 +97,7 @@ async fn denied_annotation_is_written_ever_more_seldom() {
         reconciler.drain_queue();
         tokio::select! {
             Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended.unwrap()),
-            key = reconciler.work_queue.due() => reconciler.queue(&key),
+            _ = reconciler.work_queue.due() => {}
             () = tokio::time::sleep_until(end) => break,
         }
     }
@@ -187,7 +187,7 @@ async fn run_for(reconciler: &mut Reconciler, seconds: u64) {
         reconciler.drain_queue();
         tokio::select! {
             Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended.unwrap()),
-            key = reconciler.work_queue.due() => reconciler.queue(&key),
+            _ = reconciler.work_queue.due() => {}
             () = tokio::time::sleep_until(end) => break,
         }
     }
@@ -264,7 +264,7 @@ async fn failed_look_takes_no_place_of_max_deletes() {
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     // The one whose look fails comes first.
     for name in ["api", "web"] {
-        reconciler.queue(&ServiceKey::new("shop", name));
+        reconciler.work_queue.add(&ServiceKey::new("shop", name));
     }
     run_for(&mut reconciler, 60).await;
     assert!(deleted.lock().iter().all(|uri| uri.contains("web")) && deleted.lock().len() == 1, "{deleted:?}");
