@@ -149,7 +149,7 @@ impl SyncSource {
         let listed = ListedUpTo { term, rewinds: rewinds.count() };
         let listed = watch::Sender::new(LinkLists::new(&selection.namespaces, listed));
         if let Some(backend) = self.backend() {
-            let settings = reconciler::ReconcilerContext {
+            let settings = reconciler::context::ReconcilerContext {
                 store: Arc::clone(store),
                 backend: backend.clone(),
                 registry: self.registry(flags),

@@ -14,3 +14,4 @@ pub mod output_dir;
 pub mod reconciler;
 pub(crate) mod status_log;
 pub(crate) mod write;
+mod write_result;

@@ -23,14 +23,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::controller::circuit_breaker::Breakers;
-use super::controller::supervisor::SyncError;
+use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use super::controller::work_queue::WorkQueue;
 use super::election::Leadership;
 use super::events::link_log::Telemetry;
 use super::events::{Reason, Regarding};
 use super::external_target::decision::{SyncMode, SyncPolicy};
 use super::external_target::desired::Precondition;
-use super::external_target::reconciler::SHUTDOWN_TIMEOUT;
 use super::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
 use super::k8s::labels::SOURCE;
 use super::k8s::listed::{LinkLists, ListedUpTo};

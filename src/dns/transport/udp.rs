@@ -4,6 +4,7 @@ mod answer_socket;
 mod batch;
 mod neighbors;
 mod netlink;
+pub(crate) mod pending;
 mod routes;
 mod slow_path;
 #[cfg(test)]
@@ -11,15 +12,14 @@ mod tests;
 mod unreachable;
 mod worker;
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 use std::{io, thread};
 
-use futures::future::BoxFuture;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 use tokio::runtime::Handle;
@@ -29,9 +29,8 @@ use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
 use super::client_quota::ClientQuota;
-use crate::dns::chain::handler::{EncodedReply, Handler};
+use crate::dns::chain::handler::Handler;
 use crate::dns::net::bind_with;
-use crate::dns::response_cache::wire_response::WireResponse;
 use crate::dns::transport::metrics::TransportMetrics;
 use answer_socket::AnswerSocket;
 use slow_path::SlowPath;
@@ -198,54 +197,5 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// The client, and the address that it asked.
-#[derive(Clone, Copy, Debug)]
-struct Peer {
-    address: SocketAddr,
-    asked: Option<IpAddr>,
-    /// Datagrams that the socket had no room for before this one.
-    lost: u32,
-}
-
-/// A question for the full handler.
-struct PendingQuery {
-    asking: QueryProgress,
-    peer: Peer,
-    /// What makes it the same as another, if its answer may be one to keep.
-    key: Option<Box<[u8]>>,
-    ticket: InFlightGuard,
-}
-
-/// How far a question has come.
-enum QueryProgress {
-    /// It is as it came.
-    Message(Vec<u8>),
-    /// The full handler has begun to answer it, and waits for something.
-    UnderWay(BoxFuture<'static, Option<EncodedReply>>),
-}
-
-/// An answer to keep.
-struct CacheInsert {
-    key: Box<[u8]>,
-    client: IpAddr,
-    wire_response: Box<WireResponse>,
-}
-
-/// Counts a question as under way until this is dropped.
-struct InFlightGuard(Arc<AtomicUsize>);
-
-impl InFlightGuard {
-    fn new(pending: &Arc<AtomicUsize>) -> Self {
-        pending.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(pending))
-    }
-}
-
-impl Drop for InFlightGuard {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }

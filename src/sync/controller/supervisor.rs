@@ -11,6 +11,9 @@ use tracing::error;
 use super::backoff::Backoff;
 use crate::metrics::{MetricGroup, registered};
 
+/// How long writes under way may take to end when lb-linker is told to stop.
+pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The first and the longest pause before a sync task is started again.
 const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 

@@ -30,6 +30,9 @@ const REPAIR_BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::
 const QUIET_PERIOD: Duration = Duration::from_secs(120);
 /// Farthest moment for which a timer is set: the timer wheel ends at about two years.
 const MAX_TIMER: Duration = Duration::from_secs(24 * 3600);
+/// How long the watch may take to deliver the version on which the API server has based a conflict (409). It always
+/// delivers one, unless the conflict was with something else, such as a quota or a webhook.
+pub(crate) const CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of keys for which an empty queue keeps its memory.
 const MAX_IDLE_CAPACITY: usize = 1024;
 

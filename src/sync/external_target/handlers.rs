@@ -6,7 +6,8 @@ use std::time::Instant;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::info;
 
-use super::reconciler::{Reconciler, ReconcilerContext};
+use super::reconciler::Reconciler;
+use super::reconciler::context::ReconcilerContext;
 use super::write::removal_of;
 use crate::model::hostname_policy::noted_hostnames;
 use crate::model::link::{LinkChange, LinkState, Target};

@@ -5,101 +5,62 @@
 //! holds up no other.
 
 mod adoption;
+pub mod context;
 pub(crate) mod departure;
 mod former;
+mod start;
 mod start_check;
+mod terms;
 
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
-use super::backend::{Backend, ObjectEvent};
+use super::backend::ObjectEvent;
 use super::decision::{
-    Actual, NextStep, SyncMode, SyncPolicy, Write, WriteClass, adoption, all_writes, next_step, term_repair,
+    Actual, NextStep, SyncMode, Write, WriteClass, adoption, all_writes, next_step, term_repair,
 };
 use super::deletion_budget::DeletionBudget;
 use super::desired::{current_target, has_our_field_manager, link_of_labels};
-use super::left_out::{Registry, postponed};
+use super::left_out::postponed;
 use super::object_cache::{ObjectCache, object_ids};
 use super::observed_object::Packed;
 use super::orphans::Orphans;
 use super::status_log::StatusLog;
-use crate::metrics::staleness::Staleness;
-use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
-use crate::store::Store;
 use crate::sync::controller::circuit_breaker::Breakers;
-use crate::sync::controller::supervisor::SyncError;
+use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use crate::sync::controller::work_queue::WorkQueue;
-use crate::sync::election::Leadership;
 use crate::sync::election::term::unix_now;
-use crate::sync::events::link_log::{Telemetry, log_change};
-use crate::sync::external_target::metrics::{ReconcileResult, ReconcilerMetrics};
-pub(crate) use crate::sync::external_target::write::CONFLICT_TIMEOUT;
-use crate::sync::external_target::write::WriteEnd;
+use crate::sync::events::link_log::log_change;
+use crate::sync::external_target::metrics::ReconcileResult;
+use crate::sync::external_target::write_result::WriteEnd;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::instance::other_instance;
-use crate::sync::k8s::listed::{LinkLists, ListedUpTo};
-use crate::sync::k8s::metrics::ApiMetrics;
+use crate::sync::k8s::listed::ListedUpTo;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
-use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
-use crate::sync::source::selection::Selection;
 use adoption::AdoptionQueue;
+use context::ReconcilerContext;
 use departure::{Contradictions, is_end_told};
 use former::FormerLeaders;
 use start_check::StartCheck;
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
 const MAX_WRITES: usize = 16;
-/// How long writes under way may take to end when lb-linker is told to stop.
-pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What the reconciler needs.
-#[derive(Clone)]
-pub struct ReconcilerContext {
-    /// Where the links are.
-    pub store: Arc<Store>,
-    /// Where the external targets are.
-    pub backend: Backend,
-    /// Where it can be looked up which Services exist.
-    pub registry: Registry,
-    /// Which Services become links: the external targets of others aren't ours to touch.
-    pub selection: Arc<Selection>,
-    /// What of their wishes is granted.
-    pub hostname_policy: Arc<HostnamePolicy>,
-    /// What the user has decided.
-    pub policy: SyncPolicy,
-    /// Where what happens is told.
-    pub news: Telemetry,
-    /// What is counted of its work.
-    pub metrics: Arc<ReconcilerMetrics>,
-    /// What is counted of its writes.
-    pub api: Arc<ApiMetrics>,
-    /// How old what its watches have heard is.
-    pub staleness: Arc<Staleness>,
-    /// Whether it may write.
-    pub leadership: Leadership,
-    /// How often etcd was restored.
-    pub rewinds: Rewinds,
-    /// Which lists of load balancers are complete.
-    pub links_listed: watch::Receiver<LinkLists>,
-}
-
 /// Runs until `stop`; then lets the writes under way end.
 ///
 /// # Errors

@@ -16,45 +16,10 @@ use crate::sync::external_target::decision::{SyncMode, SyncPolicy, Write};
 use crate::sync::external_target::desired::{Stamp, has_our_field_manager};
 use crate::sync::external_target::observed_object::Packed;
 use crate::sync::k8s::forbidden::LastingRefusal;
-use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
+use crate::sync::k8s::object::{ObjectId, ObjectKind};
 
-/// How long the watch may take to say why the API server has refused a write as outdated. It always
-/// says something, unless it wasn't the object that was outdated: a quota, or what a webhook wanted.
-pub(crate) const CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// What came of a decision to write.
-#[derive(Debug)]
-pub(crate) enum WriteEnd {
-    /// The write was made, or tried.
-    Written(WriteResult),
-    /// It wasn't tried.
-    Dropped { key: ServiceKey, write: Write, why: SkipReason },
-}
-
-/// Why a write that was decided on isn't tried.
-#[derive(Debug)]
-pub(crate) enum SkipReason {
-    /// The Service may not be gone.
-    Unconfirmed(Unconfirmed),
-    /// Other removals have used up `--max-deletes` since; the next may be made after this time, or never.
-    Held(Option<Duration>),
-}
-
-/// A write that has ended.
-#[derive(Debug)]
-pub(crate) struct WriteResult {
-    key: ServiceKey,
-    looked_at: Instant,
-    write: Write,
-    /// Whether the object was foreign before.
-    adopted: bool,
-    /// How it was confirmed that the Service is gone, where the write relies on that.
-    confirmed: Option<Confirmed>,
-    /// What it removes for good, as the brake counts it.
-    removal: Option<String>,
-    code: u16,
-    result: Result<Option<Object>, WriteError>,
-}
+pub(crate) use super::write_result::{SkipReason, WriteEnd, WriteResult};
+pub(crate) use crate::sync::controller::work_queue::CONFLICT_TIMEOUT;
 
 impl Reconciler {
     /// Returns which external target a write removes for good, if it does: not one that has another

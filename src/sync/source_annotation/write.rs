@@ -12,9 +12,9 @@ use tracing::{info, warn};
 use super::SourceAnnotationController;
 use super::decision::AnnotatedService;
 use crate::model::service_key::ServiceKey;
+use crate::sync::controller::work_queue::CONFLICT_TIMEOUT;
 use crate::sync::external_target::backend::{WriteError, patch_service};
 use crate::sync::external_target::desired::Precondition;
-use crate::sync::external_target::reconciler::CONFLICT_TIMEOUT;
 use crate::sync::k8s::object::Object;
 
 /// What grants the right to write.

@@ -13,8 +13,8 @@ use nix::libc;
 use socket2::SockAddr;
 use tracing::debug;
 
-use super::Peer;
 use super::answer_socket::AnswerSocket;
+use super::pending::Peer;
 use crate::dns::message::header::MAX_UDP;
 use crate::dns::net::is_shortage;
 

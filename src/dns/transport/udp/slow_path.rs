@@ -14,7 +14,7 @@ use tokio::task::yield_now;
 
 use super::answer_socket::AnswerSocket;
 use super::batch::{BATCH_SIZE, OutgoingDatagram, send_all};
-use super::{CacheInsert, Peer, PendingQuery, QueryProgress};
+use super::pending::{CacheInsert, Peer, PendingQuery, QueryProgress};
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{Protocol, unmapped};
 use crate::dns::transport::client_quota::ClientQuota;

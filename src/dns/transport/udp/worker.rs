@@ -18,9 +18,8 @@ use tracing::{debug, error};
 
 use super::answer_socket::AnswerSocket;
 use super::batch::{self, DatagramBatch, send_all};
-use super::{
-    CacheInsert, DRAIN_TIMEOUT, InFlightGuard, MAX_DRAIN_QUERIES, Peer, PendingQuery, QueryProgress,
-};
+use super::pending::{CacheInsert, InFlightGuard, Peer, PendingQuery, QueryProgress};
+use super::{DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
 use crate::dns::chain::handler::{EncodedReply, Handler};
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_shortage, unmapped};
 use crate::dns::response_cache::{Capacity, Miss, ResponseCache};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, Resource};
 
-use super::ReconcilerContext;
+use super::context::ReconcilerContext;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;

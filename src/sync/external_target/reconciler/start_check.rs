@@ -1,55 +1,31 @@
 //! What keeps a wrong flag from removing most external targets: a look, at the start and at the begin of each term, at
 //! how many would go, and at which of their Services exist.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, HashSet};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::task::JoinSet;
-use tracing::{info, warn};
 
-use super::{Reconciler, ReconcilerContext};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
-use crate::model::uid::Uid;
-use crate::store::Store;
-use crate::sync::controller::backoff::Backoff;
-use crate::sync::events::Reason;
-use crate::sync::events::link_log::log_change;
-use crate::sync::external_target::decision::{OnDelete, SyncMode};
-use crate::sync::external_target::deletion_budget::MaxDeletes;
-use crate::sync::external_target::desired::has_our_field_manager;
-use crate::sync::external_target::left_out::{Existing, Flag, LookUpError, Registry, Verdict, is_shown};
+use crate::sync::external_target::left_out::{Existing, Flag};
 use crate::sync::external_target::metrics::ReconcilerMetrics;
-use crate::sync::external_target::observed_object::Packed;
-use crate::sync::k8s::errors::{ApiAvailability, root_cause};
-use crate::sync::k8s::labels::SERVICE_UID;
-use crate::sync::k8s::object::{Object, ObjectKind};
-use crate::sync::source::relist_guard::are_most;
-use crate::sync::source::selection::Selection;
-
-/// The first and the longest pause before Services are looked up again.
-const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Services that a line of the log names.
-const MAX_EXAMPLES: usize = 3;
 
 /// What the looks have found.
 #[derive(Default)]
 pub(super) struct StartCheck {
     /// Links whose Services aren't followed, and of which it isn't known whether they exist.
-    unconfirmed: HashSet<ServiceKey>,
+    pub(super) unconfirmed: HashSet<ServiceKey>,
     /// Links whose Services exist, and what leaves them out.
-    left_out: BTreeMap<ServiceKey, Option<Flag>>,
+    pub(super) left_out: BTreeMap<ServiceKey, Option<Flag>>,
     /// Links whose external targets stay longer than `--delete-delay`.
-    postponed: HashSet<ServiceKey>,
+    pub(super) postponed: HashSet<ServiceKey>,
     /// Links whose Services are gone or opt out. Where their namespaces aren't watched there is no link any more.
-    ended: HashSet<ServiceKey>,
+    pub(super) ended: HashSet<ServiceKey>,
     /// At most one look-up, and which links it is about.
     pub(super) look_ups: JoinSet<Existing>,
-    asked: HashSet<ServiceKey>,
+    pub(super) asked: HashSet<ServiceKey>,
     /// How many external targets would have gone, of how many, at the last look.
-    counted: (usize, usize),
+    pub(super) counted: (usize, usize),
 }
 
 impl StartCheck {
@@ -87,301 +63,11 @@ impl StartCheck {
         self.left_out.keys().chain(&self.postponed)
     }
 
-    fn count(&self, metrics: &ReconcilerMetrics) {
+    pub(super) fn count(&self, metrics: &ReconcilerMetrics) {
         for flag in Flag::ALL {
             let number = self.left_out.values().filter(|left_out| **left_out == Some(flag)).count();
             let gauge = metrics.left_out.with_label_values(&[&flag.to_string()]);
             gauge.set(i64::try_from(number).unwrap_or(i64::MAX));
         }
-    }
-}
-
-/// What would become of the external target of a link.
-enum TargetFate {
-    Stays,
-    /// No Service is followed, or none has been since this process is there.
-    Unlisted,
-    /// This process knows that the Service is gone.
-    Outlived,
-    /// The Service is followed, and `--ip-targets` doesn't show its addresses.
-    NotShown,
-}
-
-impl Reconciler {
-    /// Looks at all external targets: what is without a Service is taken over. Where most would go at the start, or
-    /// when a term begins, none does before it is known which of their Services exist.
-    pub(crate) fn take_stock(&mut self, begins: bool) {
-        let policy = &self.settings.policy;
-        let is_braked = begins && policy.sync != SyncMode::Off && policy.max_deletes != MaxDeletes::Unlimited;
-        let (mut unlisted, mut outlived, mut not_shown) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        for key in self.objects.links() {
-            match self.fate(&key) {
-                TargetFate::Stays => {}
-                TargetFate::Unlisted => drop(unlisted.insert(key)),
-                TargetFate::Outlived => drop(outlived.insert(key)),
-                TargetFate::NotShown => drop(not_shown.insert(key)),
-            }
-        }
-        let mut present = self.objects.number_of_links();
-        for going in [&mut unlisted, &mut outlived] {
-            let before = going.len();
-            going.retain(|key| self.has_ours(key));
-            present -= before - going.len();
-        }
-        let going = unlisted.len() + outlived.len() + not_shown.len();
-        let most = is_braked && are_most(going, present);
-        let holds = most && self.settings.policy.max_deletes == MaxDeletes::Share;
-        for key in unlisted {
-            let link = self.settings.store.get(&key);
-            if link.as_ref().is_some_and(|link| link.is_left_out()) {
-                if is_braked && !self.start_check.left_out.contains_key(&key) {
-                    self.start_check.unconfirmed.insert(key);
-                }
-            } else if holds {
-                self.keep(&key);
-                self.start_check.unconfirmed.insert(key);
-            } else if self.left_something(&key) {
-                if link.is_none() {
-                    self.adopt(&key);
-                }
-                if most {
-                    self.start_check.postponed.insert(key.clone());
-                    self.start_check.unconfirmed.insert(key);
-                }
-            }
-        }
-        if most || !self.start_check.unconfirmed.is_empty() {
-            self.start_check.counted = (going, present);
-        }
-        if most {
-            let new: Vec<ServiceKey> =
-                outlived.into_iter().filter(|key| self.start_check.postponed.insert(key.clone())).collect();
-            self.report_gone(&new);
-        }
-        if holds {
-            let left_out = not_shown.into_iter().map(|key| (key, Some(Flag::IpTargets)));
-            let new: BTreeMap<ServiceKey, Option<Flag>> =
-                left_out.filter(|(key, _)| !self.start_check.left_out.contains_key(key)).collect();
-            self.report_left_out(&new);
-            self.start_check.left_out.extend(new);
-        }
-        self.start_check.count(&self.settings.metrics);
-        self.look_up();
-    }
-
-    fn fate(&self, key: &ServiceKey) -> TargetFate {
-        let store: &Store = &self.settings.store;
-        let ended = self.start_check.ended.contains(key);
-        let Some(link) = store.get(key) else {
-            return if ended || store.contains(key) { TargetFate::Stays } else { TargetFate::Unlisted };
-        };
-        let is_unknown = link.is_left_out() || link.is_gone() && link.was_never_seen() && !ended;
-        match &link.target {
-            _ if is_unknown => TargetFate::Unlisted,
-            _ if link.outlived_since().is_some() => TargetFate::Outlived,
-            Some(target) if !is_shown(target, self.settings.policy.ip_targets) => TargetFate::NotShown,
-            _ => TargetFate::Stays,
-        }
-    }
-
-    /// Whether an object that is labelled for a link would be removed without its Service, were its namespace watched.
-    fn has_ours(&self, key: &ServiceKey) -> bool {
-        self.objects.of_link(key).iter().any(|object| self.is_of_ours(key, object.unpack().meta()))
-    }
-
-    /// Whether an object that is labelled for a link is ours, whether its namespace is watched or not: what others
-    /// have written is so only where `--prune` says it of a namespace that is watched.
-    pub(crate) fn is_of_ours(&self, key: &ServiceKey, metadata: &ObjectMeta) -> bool {
-        let is_watched = self.settings.selection.watches(key.namespace());
-        has_our_field_manager(metadata) || is_watched && self.is_ours(metadata)
-    }
-
-    /// Adds a link of a Service that is gone since a time when no lb-linker watched.
-    fn adopt(&self, key: &ServiceKey) {
-        if let Some(change) = self.settings.store.insert_gone(key, self.noted_hostnames(key)) {
-            info!("link {}: its Service is gone, its external target is still there", change.key);
-        }
-    }
-
-    /// Keeps what the external target of a link records.
-    fn keep(&self, key: &ServiceKey) {
-        // What the API server has said of the Service is more than what is noted.
-        let known = self.settings.store.get(key).filter(|link| link.is_left_out());
-        let uid = known.map_or_else(|| self.recorded_uid(key), |link| link.uid.clone());
-        let (target, hostnames) = (self.recorded_target(key), self.noted_hostnames(key));
-        if let Some(change) = self.settings.store.keep_left_out(key, uid, target, hostnames) {
-            log_change(&self.settings.news, &change);
-        }
-    }
-
-    /// Looks up which of the unconfirmed Services exist.
-    fn look_up(&mut self) {
-        let ReconcilerContext { registry, selection, backend, .. } = &self.settings;
-        let wanted = self.start_check.unconfirmed.clone();
-        if wanted.is_empty() || !self.start_check.look_ups.is_empty() && wanted == self.start_check.asked {
-            return;
-        }
-        self.start_check.asked.clone_from(&wanted);
-        // The one before would miss some.
-        self.start_check.look_ups = JoinSet::new();
-        let (registry, selection, availability) =
-            (registry.clone(), Arc::clone(selection), backend.availability());
-        self.start_check
-            .look_ups
-            .spawn(async move { until_known(registry, wanted, &selection, availability).await });
-    }
-
-    /// Takes over which Services exist.
-    pub(super) fn looked_up(&mut self, existing: &Existing) {
-        let holds = self.settings.policy.max_deletes == MaxDeletes::Share;
-        let (mut left_out, mut gone) = (BTreeMap::new(), Vec::new());
-        for key in std::mem::take(&mut self.start_check.unconfirmed) {
-            let ReconcilerContext { store, selection, .. } = &self.settings;
-            let Some(link) = store.get(&key).filter(|link| link.is_left_out() || link.is_gone()) else {
-                // It has turned up meanwhile.
-                continue;
-            };
-            match existing.judge(&key, &self.recorded_uid(&key), selection) {
-                Verdict::Exists { uid, flag } if holds => {
-                    if let (Some(uid), true) = (uid, link.is_left_out()) {
-                        let hostnames = link.annotations.hostnames.to_vec();
-                        let _ = store.keep_left_out(&key, uid, link.target.clone(), hostnames);
-                    }
-                    left_out.insert(key.clone(), flag);
-                }
-                Verdict::Exists { .. } => drop(self.start_check.postponed.remove(&key)),
-                Verdict::OptedOut => {
-                    // Its external target goes at once, however long those of others outlive their Services.
-                    let now = Instant::now();
-                    self.end(&key, now.checked_sub(self.settings.policy.delete_delay).unwrap_or(now));
-                    self.start_check.ended.insert(key.clone());
-                    self.start_check.postponed.remove(&key);
-                }
-                Verdict::Gone => {
-                    self.end(&key, Instant::now());
-                    self.start_check.ended.insert(key.clone());
-                    if selection.watches(key.namespace()) {
-                        self.start_check.postponed.insert(key.clone());
-                        gone.push(key.clone());
-                    }
-                }
-            }
-            self.work_queue.add(&key);
-        }
-        gone.sort();
-        self.report_left_out(&left_out);
-        self.report_gone(&gone);
-        self.start_check.left_out.extend(left_out);
-        self.start_check.count(&self.settings.metrics);
-        self.announce();
-    }
-
-    /// Ends a link whose Service counts as gone since then. External targets of namespaces that aren't watched stay as they are.
-    fn end(&self, key: &ServiceKey, since: Instant) {
-        let ReconcilerContext { store, selection, news, .. } = &self.settings;
-        let is_watched = selection.watches(key.namespace());
-        let change = if is_watched { store.end_left_out(key, since) } else { store.forget(key) };
-        change.iter().for_each(|change| log_change(news, change));
-    }
-
-    /// Returns the uid of the Service that the external target of a link was written for; empty if it isn't noted.
-    fn recorded_uid(&self, key: &ServiceKey) -> Uid {
-        let objects = self.objects.of_link(key).into_iter().map(Packed::unpack);
-        let noted = |object: Object| Some(object.as_service()?.annotation(SERVICE_UID)?.into());
-        objects.filter_map(noted).next().unwrap_or_default()
-    }
-
-    /// Follows what the external target of a left-out link records, and forgets the link when it is gone.
-    pub(super) fn follow_recorded(&mut self, link: &Link) {
-        let services = self.objects.of_link(&link.key).into_iter();
-        let is_there = services.filter(|object| object.kind() == ObjectKind::Service).count() > 0;
-        if is_there {
-            self.keep(&link.key);
-        } else if let Some(change) = self.settings.store.forget(&link.key) {
-            log_change(&self.settings.news, &change);
-        }
-    }
-
-    /// Records an Event on each Service that a flag leaves out. Only the leader's are sent.
-    pub(super) fn announce(&self) {
-        for (key, flag) in &self.start_check.left_out {
-            if let (Some(link), Some(flag)) = (self.settings.store.get(key), flag) {
-                let note =
-                    format!("{flag} leaves it out; its external target stays until --max-deletes is given");
-                self.settings.news.recorder.about(&link, Reason::LeftOut, &note);
-            }
-        }
-    }
-
-    fn report_left_out(&self, left_out: &BTreeMap<ServiceKey, Option<Flag>>) {
-        let (going, present) = self.start_check.counted;
-        for flag in Flag::ALL {
-            let keys: Vec<&ServiceKey> =
-                left_out.iter().filter(|(_, by)| **by == Some(flag)).map(|(key, _)| key).collect();
-            if keys.is_empty() {
-                continue;
-            }
-            // Where lb-linker may not look in other namespaces.
-            let exist = if flag == Flag::WatchNamespaces { "exist or can't be looked up" } else { "exist" };
-            warn!(
-                "{going} of {present} external targets would go; {} of them because {flag} leaves out their load \
-                 balancers, which {exist}: {}; DNS goes on answering with the last targets, and nothing is \
-                 removed; correct {flag}, or give --max-deletes to let them go",
-                keys.len(),
-                examples(&keys)
-            );
-        }
-    }
-
-    fn report_gone(&self, gone: &[ServiceKey]) {
-        let (going, present) = self.start_check.counted;
-        if gone.is_empty() || self.settings.policy.on_delete == OnDelete::Retain {
-            return;
-        }
-        let keys: Vec<&ServiceKey> = gone.iter().collect();
-        warn!(
-            "{going} of {present} external targets would go; {} of them because their load balancers are gone: {}; \
-             they stay for ten minutes more than --delete-delay; --max-deletes unlimited lifts this",
-            keys.len(),
-            examples(&keys)
-        );
-    }
-}
-
-/// Returns the first names of a list, and how many more there are.
-fn examples(keys: &[&ServiceKey]) -> String {
-    let names: Vec<String> = keys.iter().take(MAX_EXAMPLES).map(ToString::to_string).collect();
-    match keys.len().saturating_sub(MAX_EXAMPLES) {
-        0 => names.join(", "),
-        more => format!("{} and {more} more", names.join(", ")),
-    }
-}
-
-/// Looks up which Services exist until that succeeds.
-async fn until_known(
-    registry: Registry,
-    wanted: HashSet<ServiceKey>,
-    selection: &Selection,
-    availability: Option<ApiAvailability>,
-) -> Existing {
-    let mut pauses = Backoff::new(RETRY_BACKOFF);
-    let mut said = BTreeSet::new();
-    loop {
-        match registry.look_up(&wanted, selection).await {
-            Ok(existing) => return existing,
-            Err(LookUpError::List(error)) if error.code() == 0 => {
-                availability.iter().for_each(|availability| availability.report(&root_cause(&error)));
-            }
-            // The list took so long that its pages are gone: from the beginning.
-            Err(LookUpError::List(error)) if error.code() == 410 => {}
-            Err(LookUpError::List(error)) => {
-                if said.insert(error.code()) {
-                    let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
-                    warn!("{sentence}; until then most external targets stay as they are");
-                }
-            }
-            Err(error) => warn!("{error}; until then most external targets stay as they are"),
-        }
-        tokio::time::sleep(pauses.next()).await;
     }
 }

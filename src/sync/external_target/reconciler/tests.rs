@@ -1,18 +1,25 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use kube::Client;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::*;
-use crate::store::OnGone;
+use crate::store::{OnGone, Store};
+use crate::sync::election::Leadership;
 use crate::sync::election::term::TERM;
+use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
+use crate::sync::external_target::left_out::Registry;
 use crate::sync::external_target::metrics::ReconcileResult;
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::instance::INSTANCE;
+use crate::sync::k8s::listed::LinkLists;
+use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::test_support;
 
 /// Returns complete lists of all namespaces.
