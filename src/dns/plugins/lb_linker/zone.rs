@@ -5,6 +5,7 @@
 
 mod dependencies;
 mod link_names;
+pub(crate) mod lookup;
 mod records;
 mod reverse;
 mod srv;
@@ -21,6 +22,7 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 use crate::dns::message::arpa;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::zone_set::absolute;
+use crate::dns::plugins::lb_linker::zone::lookup::{Node, ZoneQuery};
 use crate::model::link::{Link, Target};
 use crate::model::names;
 use crate::store::Store;
@@ -101,37 +103,6 @@ pub struct Hop {
     pub name: Name,
     /// The link whose target the name is; nothing for the own name of the link that was asked for, or of the zone.
     pub target_of: Option<Arc<Link>>,
-}
-
-/// A question, and where its answer is known.
-struct ZoneQuery<'a> {
-    store: &'a Store,
-    /// The name as the client wrote it.
-    name: &'a Name,
-    /// Its part below the origin, as [`names::wire`] writes it.
-    relative: &'a [u8],
-    qtype: RecordType,
-}
-
-/// What there is at a name.
-#[derive(Debug)]
-enum Node {
-    /// The zone's own records. In a reverse zone of one address it has pointers, too.
-    Apex(Vec<Arc<Link>>),
-    /// The zone's name server.
-    NameServer,
-    /// What a link has: its target, and at the names that are its own also its services.
-    Link(Arc<Link>),
-    /// A service of a link, at these ports.
-    Service { link: Arc<Link>, ports: Vec<u16> },
-    /// Links that have an address.
-    Pointers(Vec<Arc<Link>>),
-    /// Nothing, but there are names below it (RFC 8020 section 2: it exists).
-    Empty,
-    /// No such name.
-    Nothing,
-    /// What no link can change: whether such a name exists.
-    Reserved { exists: bool },
 }
 
 // === impl ZoneOptions ===
@@ -342,22 +313,6 @@ impl Zone {
 /// Puts zones in the order in which a name is looked for: one that lies in another comes before it.
 pub fn closest_first(zones: &mut [Zone]) {
     zones.sort_by_key(|zone| cmp::Reverse(zone.origin.iter().count()));
-}
-
-// === impl Node ===
-
-impl Node {
-    /// Whether the name may be another's, or have something else, once all links are known. An unambiguous
-    /// name of a Service is its own; other names belong to the owners noted on external targets.
-    fn may_change(&self, relative: &[u8]) -> bool {
-        let is_final = |link: &Link| link.target.is_some() && !link.is_gone();
-        match self {
-            Self::Apex(_) | Self::Empty | Self::Nothing => true,
-            Self::Link(link) => !is_final(link) || !LinkNames::is_unambiguous(&link.key, relative),
-            Self::Service { link, .. } => !is_final(link),
-            Self::NameServer | Self::Reserved { .. } | Self::Pointers(_) => false,
-        }
-    }
 }
 
 // === impl ZoneAnswer ===

@@ -4,10 +4,9 @@ use std::iter;
 
 use hickory_proto::rr::Name;
 
-use super::Node;
 use super::dependencies::Lookups;
-use super::srv;
-use super::srv::is_service_label;
+use super::lookup::Node;
+use super::lookup::is_service_label;
 use crate::model::link::Link;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
@@ -57,7 +56,7 @@ impl LinkNames {
         };
         match lookups.find(service, &self.wire) {
             Lookup::Link(link) if dotted(&link.key).as_deref() == Some(service) => {
-                srv::find(link, protocol, port)
+                crate::dns::plugins::lb_linker::zone::lookup::find(link, protocol, port)
             }
             _ => Node::Nothing,
         }

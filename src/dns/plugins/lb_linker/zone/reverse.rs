@@ -3,8 +3,8 @@
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
-use super::Node;
 use super::link_names::LinkNames;
+use super::lookup::Node;
 use crate::dns::message::arpa::{arpa, is_address};
 use crate::store::Store;
 

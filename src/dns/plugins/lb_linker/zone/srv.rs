@@ -9,10 +9,10 @@ use hickory_proto::rr::{RData, RecordType};
 
 use super::dependencies::Lookups;
 use super::link_names::LinkNames;
+use super::lookup::{Node, ZoneQuery};
 use super::records::{addresses, record};
-use super::{Hop, Node, Zone, ZoneAnswer, ZoneKind, ZoneQuery};
-use crate::model::link::{Link, Port, Target};
-use crate::model::names::MAX_LABEL;
+use super::{Hop, Zone, ZoneAnswer, ZoneKind};
+use crate::model::link::{Link, Target};
 
 /// A link is reached in one place: there is nothing to choose between. The values are CoreDNS's.
 const PRIORITY: u16 = 0;
@@ -20,29 +20,6 @@ const WEIGHT: u16 = 100;
 
 /// Aliases that are followed to the end: as many as a question's look-ups.
 const MAX_ALIASES: usize = 8;
-
-/// Returns whether a label is that of a port or a protocol (RFC 8552 section 1.1): no host's.
-pub(super) fn is_service_label(label: &[u8]) -> bool {
-    label.starts_with(b"_")
-}
-
-/// Returns what there is at `_<port>._<protocol>` below a link's name, or at `_<protocol>`.
-pub(super) fn find(link: Arc<Link>, protocol: &[u8], port: Option<&[u8]>) -> Node {
-    let is = |label: &[u8], text: &str| label[1..].eq_ignore_ascii_case(text.as_bytes());
-    let named = |candidate: &&Port| match &candidate.name {
-        // A name that its label has no room for is none that can be asked for.
-        Some(name) if name.len() < MAX_LABEL => {
-            is(protocol, &candidate.protocol) && port.is_none_or(|port| is(port, name))
-        }
-        _ => false,
-    };
-    let ports: Vec<u16> = link.ports.iter().filter(named).map(|port| port.port).collect();
-    match (ports.is_empty(), port) {
-        (true, _) => Node::Nothing,
-        (false, None) => Node::Empty,
-        (false, Some(_)) => Node::Service { link, ports },
-    }
-}
 
 impl Zone {
     /// Adds the SRV records for these ports of a link.
