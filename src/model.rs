@@ -1,6 +1,5 @@
 //! What links are made of: names, hostnames, and the policies that decide about them.
 
-pub(crate) mod allowance;
 pub mod excerpt;
 pub mod hostname;
 pub mod hostname_policy;

@@ -3,9 +3,11 @@
 mod dry_run;
 mod instance;
 mod permissions;
+pub(crate) mod report;
 
 use std::sync::Arc;
 
+use crate::cli::check::report::CheckReport;
 use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
 use crate::dns::corefile::CorefileError;
@@ -15,17 +17,6 @@ use crate::store::{OnGone, Store};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::client::{ClientConnection, connect};
 use crate::sync::source::manifests;
-
-/// What a check found.
-#[derive(Debug, Default)]
-pub struct CheckReport {
-    /// Lines for people, in order.
-    pub lines: Vec<String>,
-    /// What is wrong with the input: flags and files.
-    pub input: Vec<String>,
-    /// What is wrong with the cluster: rights that are missing.
-    pub cluster: Vec<String>,
-}
 
 /// Checks flags and files without opening a port, and with `ask_cluster` asks the API server for
 /// every right that is needed.

@@ -39,14 +39,8 @@ const FOLDERS: [&str; 24] = [
     "takeover",
 ];
 
-/// Uses that point the wrong way, as `file -> folder`. Entries are only ever removed.
-const WRONG_ARROWS: &[&str] = &[];
-
-/// Files of `model` that use clap, kube or tokio, as `file -> crate`. Entries are only ever removed.
-const FOREIGN_IN_MODEL: &[&str] = &["model/allowance.rs -> tokio"];
-
-/// The number of files in the largest circle of imports. It only ever becomes smaller, down to 3.
-const LARGEST_CIRCLE: usize = 5;
+/// The most files that may import each other in a circle.
+const MAX_CIRCLE: usize = 3;
 
 /// Returns the folder of a file: the longest one that its path begins with.
 fn folder(file: &str) -> &str {
@@ -72,22 +66,14 @@ fn reachable<'a>(files: &'a BTreeMap<String, File>, start: &'a str) -> BTreeSet<
     seen
 }
 
-/// Compares what is wrong with what is known to be wrong.
-fn compare(name: &str, wrong: &BTreeSet<String>, known: &[&str]) {
-    let known: BTreeSet<String> = known.iter().map(|entry| (*entry).to_owned()).collect();
-    let (new, gone): (Vec<_>, Vec<_>) =
-        (wrong.difference(&known).collect(), known.difference(wrong).collect());
-    assert!(new.is_empty(), "not in {name}: {new:#?}");
-    assert!(gone.is_empty(), "to be removed from {name}: {gone:#?}");
-}
-
 #[test]
 fn folders_use_only_what_stands_before_them() {
     let wrong = |(name, file): (&String, &File)| -> Vec<String> {
         let used = file.uses.iter().map(|used| folder(used));
         used.filter(|used| !may_use(folder(name), used)).map(|used| format!("{name} -> {used}")).collect()
     };
-    compare("WRONG_ARROWS", &files().iter().flat_map(wrong).collect(), WRONG_ARROWS);
+    let wrong: BTreeSet<String> = files().iter().flat_map(wrong).collect();
+    assert!(wrong.is_empty(), "these files use a folder that stands after their own: {wrong:#?}");
 }
 
 #[test]
@@ -99,7 +85,7 @@ fn circles_of_imports_are_small() {
         reachable[*file].iter().copied().filter(|other| reachable[other].contains(*file)).collect()
     };
     let largest = reachable.keys().map(circle).max_by_key(BTreeSet::len).unwrap_or_default();
-    assert_eq!(largest.len(), LARGEST_CIRCLE, "{largest:#?}");
+    assert!(largest.len() <= MAX_CIRCLE, "these files import each other in a circle: {largest:#?}");
 }
 
 #[test]
@@ -110,5 +96,6 @@ fn model_uses_neither_clap_nor_kube_nor_tokio() {
     };
     let files = files();
     let model = files.iter().filter(|(name, _)| folder(name) == "model");
-    compare("FOREIGN_IN_MODEL", &model.flat_map(foreign).collect(), FOREIGN_IN_MODEL);
+    let foreign: BTreeSet<String> = model.flat_map(foreign).collect();
+    assert!(foreign.is_empty(), "these files of model use a crate that it may not use: {foreign:#?}");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 
-use super::CheckReport;
+use super::report::CheckReport;
 use crate::model::excerpt::sentence;
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};

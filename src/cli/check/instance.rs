@@ -10,7 +10,7 @@ use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
-use super::CheckReport;
+use super::report::CheckReport;
 use crate::sync::k8s::instance::{OtherOwner, instance_of};
 use crate::sync::k8s::labels::MANAGED_BY;
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use super::CheckReport;
+use super::report::CheckReport;
 use crate::cli::flags::Flags;
 use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;

@@ -169,11 +169,9 @@ use crate::dns::net::Protocol;
 use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::dns::plugins::cache::store::{CacheHit, CacheStore as Answers, Freshness};
 use invalidated::InvalidatedNames;
-use options::{ParsedOptions, parse};
+use options::{NAME, ParsedOptions, parse};
 use query::CacheQuery;
 use state::{CacheState, RefreshGuard, failing};
-
-const NAME: &str = "cache";
 
 /// How many entries are refreshed at once. Above that the present answer is given, and a later query refreshes it.
 const MAX_REFRESHES: usize = 1024;

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{EventKey, Reason, Regarding};
-use crate::model::allowance::Allowance;
+use crate::sync::k8s::allowance::Allowance;
 
 /// How long after it was last seen the same is one more of a series, as for Kubernetes' own recorder.
 const SERIES_WINDOW: Duration = Duration::from_secs(360);

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::model::allowance::{Allowance, Allowed};
 use crate::model::service_key::ServiceKey;
+use crate::sync::k8s::allowance::{Allowance, Allowed};
 
 /// How many lines there may be about one Service, and about all Services of a namespace, in [`LINES_WINDOW`].
 const MAX_LINES_PER_SERVICE_AND_NAMESPACE: (usize, usize) = (10, 200);

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use super::NAME;
 use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::cache::store::{CacheLimits, CacheOptions, Prefetch, ServeStale};
 use crate::dns::plugins::setup::Setup;
+
+/// Name of the plugin in a Corefile.
+pub(super) const NAME: &str = "cache";
 
 const KNOWN: &[&str] =
     &["success", "denial", "prefetch", "serve_stale", "serve_stale_policy", "servfail", "disable", "keepttl"];

@@ -6,7 +6,7 @@ use hickory_proto::op::{Message, Metadata, ResponseCode};
 use hickory_proto::rr::{Name, Record};
 use tokio::time::Instant;
 
-use super::NAME;
+use super::options::NAME;
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::Server;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
