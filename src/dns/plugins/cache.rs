@@ -1,46 +1,46 @@
 //! # Name
 //!
-//! *cache* - keeps answers, and gives them until they expire.
+//! *cache* - caches answers until they expire.
 //!
 //! # Description
 //!
-//! What the plugins behind this one have answered is kept, and given to all clients that ask the same: the same name, type
-//! and class, with the same DO and CD flags. An answer is kept as long as the shortest TTL in it, within bounds:
-//! from 5 seconds to an hour for one that says something, from 5 seconds to half an hour for one that says that
-//! the name or the type doesn't exist. All records of a message get that one TTL, also when it has just come.
-//! SERVFAIL and NOTIMP are kept for 5 seconds. Nothing is kept of truncated answers, transfers, other errors,
-//! denials without an SOA record, NXDOMAIN with records in its answer section, aliases that lead nowhere, and,
-//! for clients with DO, answers with signatures that have expired.
+//! Answers of the plugins after this one are cached, and given to all clients with the same question: the same name,
+//! type and class, with the same DO and CD flags. An answer is kept as long as the shortest TTL in it, within bounds:
+//! from 5 seconds to an hour for a positive answer, from 5 seconds to half an hour for an answer that denies the name
+//! or the type. All records of a message get that one TTL, also when the answer has just arrived. SERVFAIL and NOTIMP
+//! are kept for 5 seconds. Not cached are truncated answers, transfers, other errors, denials without an SOA record,
+//! NXDOMAIN with records in its answer section, CNAME chains without an answer at their end, and, for clients with DO,
+//! answers with signatures that have expired.
 //!
-//! An answer from the cache has AA set, whoever it is from: there are clients that take no other. AD is only
-//! shown to clients that have set AD or DO; the plugins behind are always asked with AD.
+//! An answer from the cache always has AA set, because some clients accept no other answer. Only clients that have set
+//! AD or DO see AD; the queries to the plugins after this one always have AD set.
 //!
-//! There are two parts, one for answers that say something (`success`) and one for all others (`denial`). Each
-//! has room for 9984 answers by default. Where one is full, answers are dropped at random.
+//! The cache has two parts, `success` for positive answers and `denial` for all other answers. Each part has room for
+//! 9984 answers by default. A full part evicts answers at random.
 //!
-//! An answer of *template* with what is behind its CNAME isn't kept where that is a name of *lb_linker*, or was looked up
-//! through a block with *acl* or *clients*: another client may get another answer.
+//! An answer of *template* with the records of its CNAME's target isn't cached if the target is a name of *lb_linker*,
+//! or was looked up through a block with *acl* or *clients*: another client may get another answer.
 //!
-//! Names in a zone of *lb_linker* are never kept, only what their targets have. When a target changes, what is
-//! kept about the old and the new one is dropped; absence of a target is given no longer than the zone's TTL; and
-//! nothing that has expired is given for a target.
+//! Names in a zone of *lb_linker* are never cached; the answers for their targets are. When a target changes, the
+//! cached answers for the old and the new target are dropped. The absence of a target is cached no longer than the
+//! zone's TTL, and no expired answer is given for a target.
 //!
 //! Differences from CoreDNS:
 //!
-//! - A part also takes 32 MiB at most, or as much more as its capacity is more than the default: some thousand
-//!   long answers must not take all memory.
-//! - Questions without RD have answers of their own, which aren't kept: such an answer holds what a server
-//!   happened to have cached, and isn't one for clients that set RD.
-//! - That no upstream has answered at all is known for a second, as SERVFAIL (RFC 9520), unless `servfail` is 0. A
-//!   plugin's own failure, such as a name that *hosts* doesn't have, is never kept.
-//! - A failure takes nothing away: neither a cached SERVFAIL nor NOTIMP hides a better answer that is still good,
-//!   and none is given once it has expired. CoreDNS does so for SERVFAIL beside a positive answer alone.
-//! - The newest answer counts: absence replaces what there was, and the other way round, in every mode but
-//!   `prefer_positive`. In CoreDNS both may be there, and absence wins.
-//! - An expired answer isn't given any more once the name is known not to exist, though that answer itself can't
-//!   be kept (RFC 8767 section 4).
+//! - A part also takes 32 MiB at most, or proportionally more if its capacity is above the default: some thousand long
+//!   answers must not take all memory.
+//! - Queries without RD have separate answers, which aren't cached: such an answer holds only the records that a server
+//!   happened to have cached, and isn't for clients that set RD.
+//! - If no upstream answers at all, SERVFAIL is cached for one second (RFC 9520), unless `servfail` is 0. A plugin's
+//!   own failure, such as a name that *hosts* doesn't have, is never cached.
+//! - A failure replaces no other answer: a cached SERVFAIL or NOTIMP never hides a better answer that is still valid,
+//!   and an expired failure is never given. CoreDNS protects only positive answers, and only from SERVFAIL.
+//! - The newest answer replaces the older one: a denial replaces a positive answer, and the other way round, in every
+//!   mode but `prefer_positive`. CoreDNS may have both cached, and then gives the denial.
+//! - An expired answer isn't given any more after an NXDOMAIN answer, even if the NXDOMAIN itself can't be cached (RFC
+//!   8767 section 4).
 //! - A TTL with the top bit set is 0 (RFC 2181 section 8).
-//! - Words after **MINTTL**, which CoreDNS ignores, negative numbers and zones that are none are errors.
+//! - Words after **MINTTL**, which CoreDNS ignores, negative numbers and invalid zones are errors.
 //!
 //! # Syntax
 //!
@@ -58,55 +58,56 @@
 //! }
 //! ```
 //!
-//! All is optional. The plugin can be there once in a block; where an option is there twice, the last one counts.
+//! All arguments and options are optional. The plugin can be there once in a block; if an option is repeated, the last
+//! one counts.
 //!
-//! - **TTL** is the longest time for both parts, in seconds, from 1 on. It makes no time longer.
-//! - **ZONES** are the zones whose names are kept; without them, those of the block. A network such as
+//! - **TTL** is the longest time for both parts, in seconds, from 1 on. It doesn't extend any time.
+//! - **ZONES** are the zones whose names are cached; the default is the zones of the block. A network such as
 //!   `10.0.0.0/8` stands for its reverse zones.
-//! - `success` is about answers that say something: **CAPACITY** is how many are kept, rounded down to a multiple
+//! - `success` sets the limits of positive answers: **CAPACITY** is the number of answers, rounded down to a multiple
 //!   of 256, at least 1024 (default 9984); **TTL** and **MINTTL** are the longest and the shortest time in seconds
-//!   (default 3600 and 5, or **TTL** from above). With a **MINTTL** of 0, records with a TTL of 0 aren't kept.
-//!   A **MINTTL** above **TTL** has no effect.
-//! - `denial` is the same for answers that say that there is nothing; the default **TTL** is 1800.
-//! - `prefetch` has popular answers asked for again before they expire, in the background. Popular are those that
-//!   were given **AMOUNT** times with no gap longer than **DURATION** between (default `1m`); 0 turns it off.
-//!   They are asked for when no more than **PERCENTAGE** of the TTL is left, from `10%` to `90%` (default `10%`).
-//!   One question at a time is under way for an answer.
-//! - `serve_stale` has answers given that have expired, up to **DURATION** ago (default `1h`; whole seconds count,
-//!   and 0 turns it off). With `immediate`, the default, such an answer is given at once and asked for again in
-//!   the background, one question at a time. With `verify` the plugins behind are asked first; the expired answer
-//!   is given if they have no better one, or not within **VERIFY_TIMEOUT** (default 0: as long as they take) while
-//!   the question goes on. Better is any whole answer with NOERROR or NXDOMAIN. **RESPONSE_TTL** is the TTL of
-//!   expired answers, in whole seconds (default 0; RFC 8767 wants `30s`). **FAILURE_RECHECK**, `5m` at most, is how
-//!   long an answer isn't asked for again after that has failed, and with `verify` also has one client at a time
-//!   ask (default 0: every client does).
-//! - `serve_stale_policy prefer_positive` has an answer with what was asked for, expired or not, given before one
-//!   that says that there is nothing: no denial and no failure takes its place, only a newer one of its kind. It
-//!   needs `serve_stale`. What was removed on purpose may be given for long with it.
-//! - `servfail` is how long SERVFAIL and NOTIMP are kept (default `5s`, at most `5m`); 0 is not at all.
-//! - `disable` has nothing kept in a part for these zones; without **ZONES**, for none.
-//! - `keepttl` has cached answers given with the TTL that they were kept with, not with what is left of it. It is
-//!   for servers that answer with authority: resolvers behind would keep what is outdated.
+//!   (default 3600 and 5, or **TTL** from above). With a **MINTTL** of 0, records with a TTL of 0 aren't cached. A
+//!   **MINTTL** above **TTL** has no effect.
+//! - `denial` sets the same limits for the `denial` part; the default **TTL** is 1800.
+//! - `prefetch` refreshes popular answers in the background before they expire. An answer is popular if it was given
+//!   **AMOUNT** times without a gap longer than **DURATION** (default `1m`); an **AMOUNT** of 0 turns prefetching off.
+//!   An answer is refreshed when at most **PERCENTAGE** of its TTL is left, from `10%` to `90%` (default `10%`). At
+//!   most one refresh of an answer is under way at a time.
+//! - `serve_stale` serves answers that expired up to **DURATION** ago (default `1h`; whole seconds count, and 0 turns
+//!   it off). With `immediate`, the default, an expired answer is given at once and refreshed in the background, one
+//!   refresh at a time. With `verify`, the plugins after this one are asked first; the expired answer is given if they
+//!   have no better answer, or none within **VERIFY_TIMEOUT** (default 0: no timeout), in which case the query
+//!   continues in the background. Any untruncated answer with NOERROR or NXDOMAIN is better. **RESPONSE_TTL** is the
+//!   TTL of expired answers, in whole seconds (default 0; RFC 8767 recommends `30s`). After a failed refresh, an answer
+//!   isn't refreshed again for **FAILURE_RECHECK**, `5m` at most; with `verify`, **FAILURE_RECHECK** also limits the
+//!   refreshes of an answer to one at a time (default 0: every client causes a refresh).
+//! - `serve_stale_policy prefer_positive` prefers a positive answer, expired or not, to a denial: only a newer positive
+//!   answer replaces it, no denial and no failure. It needs `serve_stale`. With this policy a record may be served long
+//!   after it was removed on purpose.
+//! - `servfail` is how long SERVFAIL and NOTIMP are kept (default `5s`, at most `5m`); 0 turns caching of failures off.
+//! - `disable` turns a part off for these zones; without **ZONES**, for all names.
+//! - `keepttl` serves cached answers with their original TTL, instead of the remaining TTL. The option is for
+//!   authoritative servers: resolvers that ask this server would keep outdated records.
 //!
-//! Durations are such as `30s`, `1m30s` or `500ms`.
+//! Durations are written like `30s`, `1m30s` or `500ms`.
 //!
 //! # Metrics
 //!
 //! - `coredns_cache_entries{server, type, zones, view}`: answers in the cache, by part.
-//! - `coredns_cache_requests_total{server, zones, view}`: questions that came to the cache.
-//! - `coredns_cache_hits_total{server, type, zones, view}`: those that were answered from it, by part.
-//! - `coredns_cache_misses_total{server, zones, view}`: those that weren't.
-//! - `coredns_cache_prefetch_total{server, zones, view}`: answers that were asked for again in the background.
+//! - `coredns_cache_requests_total{server, zones, view}`: queries that reached the cache.
+//! - `coredns_cache_hits_total{server, type, zones, view}`: queries that were answered from the cache, by part.
+//! - `coredns_cache_misses_total{server, zones, view}`: queries that weren't answered from the cache.
+//! - `coredns_cache_prefetch_total{server, zones, view}`: answers that were refreshed in the background.
 //! - `coredns_cache_served_stale_total{server, zones, view}`: expired answers that were given.
-//! - `coredns_cache_evictions_total{server, type, zones, view}`: answers that had to make room for others, by part.
+//! - `coredns_cache_evictions_total{server, type, zones, view}`: answers that were evicted from a full part, by part.
 //!
 //! `type` is `success` or `denial`, `zones` are the zones of the cache, separated by commas, and `view` is empty.
-//! CoreDNS's `coredns_cache_drops_total` counts answers to other questions than the one that was asked; such
-//! answers don't come this far here, so there is no such metric.
+//! CoreDNS's `coredns_cache_drops_total` counts answers that don't match the question; such answers never reach this
+//! plugin, so there is no such metric.
 //!
 //! # Examples
 //!
-//! Keep everything, for half a minute at most:
+//! Cache everything, for half a minute at most:
 //!
 //! ```text
 //! . {
@@ -115,7 +116,7 @@
 //! }
 //! ```
 //!
-//! Keep what is below example.org alone, 5120 answers of each part, and no absence below sub.example.org:
+//! Cache only names below example.org, 5120 answers in each part, and no denials below sub.example.org:
 //!
 //! ```text
 //! . {
@@ -128,7 +129,7 @@
 //! }
 //! ```
 //!
-//! Ask for popular names ahead, and outlive an upstream that is away for up to an hour; clients wait 100 ms for it:
+//! Prefetch popular names, and bridge an upstream outage of up to an hour; clients wait 100 ms for the upstream:
 //!
 //! ```text
 //! . {
@@ -179,7 +180,7 @@ const MAX_REFRESHES: usize = 1024;
 #[derive(Debug)]
 struct Cache {
     shared: Arc<CacheState>,
-    /// What is asked for again while clients have what there is. It ends with the plugin.
+    /// The background refreshes, which are aborted when the plugin is dropped.
     refreshes: Mutex<JoinSet<()>>,
 }
 
@@ -222,7 +223,7 @@ impl Plugin for Cache {
             let counted = counters.answered(None);
             let mark = shared.forgotten.mark();
             let mut reply = shared.take_or_note(&asked, mark, ask(request, next).await)?;
-            // One that isn't kept here may be repeated all the same.
+            // The response cache may reuse the reply even if it isn't stored here.
             if let Some(repeat) = &mut reply.repeat {
                 repeat.counts.extend(counted);
             }
@@ -250,7 +251,8 @@ impl Plugin for Cache {
     }
 
     fn invalidate(&self, name: Option<&[u8]>) {
-        // In this order: what lands between the two isn't kept, or goes with the rest.
+        // Mark first, then remove: an answer that arrives in between is either rejected because of the mark, or
+        // removed.
         self.shared.forgotten.add(name);
         match name {
             Some(name) => self.shared.answers.remove_name(name),
@@ -260,7 +262,7 @@ impl Plugin for Cache {
 }
 
 impl Cache {
-    /// Asks for an answer again that is given meanwhile, unless a refresh is under way.
+    /// Refreshes an entry in the background, unless a refresh of the entry is under way.
     fn refresh(&self, request: &Request, next: Next<'_>, asked: &CacheQuery, found: &CacheHit) {
         let is_stale = found.freshness != Freshness::Due;
         self.spawn(|| {
@@ -272,7 +274,7 @@ impl Cache {
                 let mark = shared.forgotten.mark();
                 let outcome = next.serve(&mut request).await;
                 if !is_stale {
-                    // Whatever has come of it.
+                    // A refresh of an unexpired entry takes any outcome.
                     let _ = shared.take_or_note(&asked, mark, outcome);
                     place.succeed();
                 } else if shared.take_news(&asked, mark, outcome).is_some() {
@@ -282,7 +284,8 @@ impl Cache {
         });
     }
 
-    /// Returns a better answer than an expired one, if there is one in time; zero is for as long as it takes.
+    /// Refreshes an expired entry, and returns the new reply if it is better and arrives within `patience`; a
+    /// `patience` of zero means no timeout.
     async fn verify(
         &self,
         request: &mut Request,
@@ -317,17 +320,17 @@ impl Cache {
                 if let (Some(place), true) = (place, taken.is_some()) {
                     place.succeed();
                 }
-                // The client may have the old answer by now.
+                // Fails if the client has already got the expired answer.
                 let _ = tell.send(taken);
             })
         });
         let RefreshGuard { mut reply, is_kept, .. } = timeout(patience, told).await.ok()?.ok()??;
-        // As in CoreDNS: it is given from the cache.
+        // As in CoreDNS, a stored answer counts as given from the cache, which sets AA.
         reply.metadata.authoritative |= is_kept;
         Some(reply)
     }
 
-    /// Starts what `begin` returns, if there is a place.
+    /// Spawns the task that `begin` returns, unless `MAX_REFRESHES` tasks are running.
     fn spawn<F: Future<Output = ()> + Send + 'static>(&self, begin: impl FnOnce() -> Option<F>) {
         let mut refreshes = self.refreshes.lock();
         while let Some(ended) = refreshes.try_join_next() {
@@ -343,7 +346,7 @@ impl Cache {
     }
 }
 
-/// Has the plugins behind answer. They are asked with AD: whether an answer is authentic is kept for all clients.
+/// Asks the rest of the plugin chain, with AD set: the AD flag of the answer is cached for all clients.
 async fn ask(request: &mut Request, next: Next<'_>) -> PluginResult {
     let before = std::mem::replace(&mut request.metadata.authentic_data, true);
     let outcome = next.serve(request).await;
@@ -351,7 +354,7 @@ async fn ask(request: &mut Request, next: Next<'_>) -> PluginResult {
     outcome
 }
 
-/// Returns the question of a client as it is asked for the cache: an answer by UDP might be cut.
+/// Returns the client's query for a background refresh: over TCP, because a UDP answer might be truncated.
 fn request_of_ours(request: &Request) -> Request {
     let mut request = request.clone();
     request.protocol = Protocol::Tcp;

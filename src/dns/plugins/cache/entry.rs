@@ -1,4 +1,4 @@
-//! One cached answer: what it says, how long it may be kept, how often it was asked for.
+//! A cache entry: the kind of its answer, its TTL and its use count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,33 +13,35 @@ use crate::dns::message::rrsig::ValidityPeriod;
 use crate::dns::message::validity::CacheEntryUse;
 use crate::dns::plugins::lb_linker::chase::MAX_ALIASES;
 
-/// What an answer says.
+/// The kind of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseKind {
-    /// What was asked for.
+    /// A positive answer.
     Success,
-    /// That there is no such name, or no such data.
+    /// NXDOMAIN or NODATA.
     Denial,
-    /// That the server can't.
+    /// SERVFAIL or NOTIMP.
     Failure,
-    /// Nothing: no server has answered.
+    /// No answer: no upstream has responded.
     NoAnswer,
-    /// Something that isn't kept.
+    /// An answer that isn't cached.
     Other,
 }
 
 impl ResponseKind {
-    /// Sorts an answer (RFC 2308 sections 2, 5 and 7.1).
+    /// Classifies an answer (RFC 2308 sections 2, 5 and 7.1).
     #[must_use]
     pub fn of(message: &Message) -> Self {
         let has = |qtype| message.authorities.iter().any(|record| record.record_type() == qtype);
         match message.metadata.response_code {
-            // Without an SOA there is no negative TTL (RFC 2308 section 5); CoreDNS keeps no SOA that comes with an alias.
+            // Without an SOA there is no negative TTL (RFC 2308 section 5); CoreDNS caches no SOA that comes with an
+            // alias.
             ResponseCode::NXDomain if has(RecordType::SOA) && message.answers.is_empty() => Self::Denial,
             ResponseCode::NXDomain => Self::Other,
             ResponseCode::NoError if answers(message) => Self::Success,
             ResponseCode::NoError if has(RecordType::SOA) => Self::Denial,
-            // A chain that leads nowhere; an empty answer may still be one, as for CoreDNS.
+            // As in CoreDNS, an empty answer without an SOA is a success. A CNAME chain without data at its end is
+            // `Other`.
             ResponseCode::NoError if message.answers.is_empty() => Self::Success,
             ResponseCode::ServFail | ResponseCode::NotImp => Self::Failure,
             _ => Self::Other,
@@ -47,8 +49,8 @@ impl ResponseKind {
     }
 }
 
-/// Returns whether the end of the chain has what was asked for. An alias with two targets has none (RFC 2181
-/// section 10.1).
+/// Returns whether the end of the CNAME chain has records of the queried type. An alias with two different targets has
+/// none (RFC 2181 section 10.1).
 fn answers(message: &Message) -> bool {
     let [query] = &*message.queries else { return false };
     let (qtype, class) = (query.query_type(), query.query_class());
@@ -75,13 +77,13 @@ fn answers(message: &Message) -> bool {
     false
 }
 
-/// Returns whether an answer sends the client elsewhere.
+/// Returns whether an answer is a referral to other name servers.
 pub(crate) fn is_referral(message: &Message) -> bool {
     let has = |qtype| message.authorities.iter().any(|record| record.record_type() == qtype);
     message.answers.is_empty() && has(RecordType::NS) && !has(RecordType::SOA)
 }
 
-/// Returns whether an answer has a signature that isn't valid at that time (RFC 4035 section 5.3.1).
+/// Returns whether an answer has a signature that isn't valid at `now` (RFC 4035 section 5.3.1).
 pub(crate) fn has_expired_signature(message: &Message, now: u32) -> bool {
     let is_signature = |data: &RData| matches!(data, RData::Unknown { code: RecordType::RRSIG, .. });
     let sections = [&message.answers, &message.authorities, &message.additionals];
@@ -90,46 +92,45 @@ pub(crate) fn has_expired_signature(message: &Message, now: u32) -> bool {
     })
 }
 
-/// Returns the lowest TTL of all records but OPT, if there are any: an answer is kept as a whole.
+/// Returns the lowest TTL of all records, because an answer is cached as a whole; `None` without records.
 pub(crate) fn lowest_ttl(message: &Message) -> Option<u32> {
     let sections = [&message.answers, &message.authorities, &message.additionals];
     sections.into_iter().flatten().map(|record| plain_ttl(record.ttl)).min()
 }
 
-/// Returns about how many bytes an answer takes in memory.
+/// Estimates the memory of a cached answer in bytes.
 pub(crate) fn weight(message: &Message) -> usize {
-    /// A record beside its data; most data is in there, too.
+    /// The size of a `Record` in bytes; most record data is stored inline.
     const RECORD: usize = 300;
     let records = message.answers.len() + message.authorities.len() + message.additionals.len();
     let wire = message.to_vec().map_or(0, |bytes| bytes.len());
     RECORD * (records + 1) + 2 * wire
 }
 
-/// RFC 2181 section 8: a TTL with the top bit set is zero.
+/// Returns the effective TTL: a TTL with the top bit set is zero (RFC 2181 section 8).
 pub(crate) fn plain_ttl(ttl: u32) -> u32 {
     if i32::try_from(ttl).is_ok() { ttl } else { 0 }
 }
 
-/// A cached answer.
 #[derive(Debug)]
 pub(crate) struct CacheEntry {
     pub(crate) kind: ResponseKind,
     pub(crate) message: Arc<Message>,
-    /// Seconds from `stored` on.
+    /// The time to live in seconds, from `stored` on.
     pub(crate) ttl: u32,
     pub(crate) stored: Instant,
-    /// The last answer that said something, where this one only seems to.
+    /// The last positive answer with data, if this entry is an empty answer that counts as a success.
     last_good: Option<Arc<Self>>,
-    /// How often it is given.
+    /// The use count of the entry.
     pub(crate) used: Arc<CacheEntryUse>,
-    /// Whether it is being asked for again.
+    /// Whether a refresh is under way.
     refreshing: AtomicBool,
-    /// From when on it may be asked for again, in milliseconds after `stored`.
+    /// The earliest time of the next refresh, in milliseconds after `stored`.
     retry: AtomicU64,
 }
 
 impl CacheEntry {
-    /// Returns an item that is stored now; `hits` is how popular the one before it was.
+    /// Returns an entry that is stored now; `hits` is the use count that it inherits from the entry before.
     pub(crate) fn new(
         worth: Cacheability,
         message: Arc<Message>,
@@ -149,35 +150,34 @@ impl CacheEntry {
         }
     }
 
-    /// Returns how popular the answer is that comes next: as this one, if that is asked for already.
+    /// Returns the use count that the next entry inherits: this entry's if a refresh is under way, otherwise 0.
     pub(crate) fn inherited_hits(&self) -> u32 {
         if self.refreshing.load(Ordering::Relaxed) { self.used.hits() } else { 0 }
     }
 
-    /// Returns whether it has what was asked for.
+    /// Returns whether the answer is positive and has data.
     pub(crate) fn says_something(&self) -> bool {
         self.kind == ResponseKind::Success && !self.message.answers.is_empty()
     }
 
-    /// Returns this item, or the one before it, whichever has what was asked for.
+    /// Returns this entry if it has data, otherwise the last entry with data.
     pub(crate) fn good(self: Arc<Self>) -> Option<Arc<Self>> {
         if self.says_something() { Some(self) } else { self.last_good.clone() }
     }
 
-    /// Counts that it is given with `left` seconds to live, and returns whether it should be asked for
-    /// again.
+    /// Counts a use with `left` seconds to live, and returns whether to prefetch the entry.
     pub(crate) fn is_due(&self, prefetch: &Prefetch, left: u32, now: Instant) -> bool {
         let hits = self.used.note(1, prefetch.within, now);
         hits >= prefetch.amount && left <= self.threshold(prefetch)
     }
 
-    /// Returns for how long it is neither expired nor to be asked for again, however popular it is.
+    /// Returns how long the entry is neither expired nor due for a prefetch, even if it is popular.
     pub(crate) fn fresh_for(&self, prefetch: Option<&Prefetch>) -> Duration {
         let threshold = prefetch.map_or(0, |prefetch| self.threshold(prefetch));
         Duration::from_secs(self.ttl.saturating_sub(threshold).into())
     }
 
-    /// Returns how many seconds are left when it is due.
+    /// Returns the remaining TTL in seconds at which a prefetch is due.
     fn threshold(&self, prefetch: &Prefetch) -> u32 {
         let threshold = (u64::from(self.ttl) * u64::from(prefetch.percentage)).div_ceil(100);
         u32::try_from(threshold).unwrap_or(u32::MAX)
@@ -189,7 +189,7 @@ impl CacheEntry {
             && !self.refreshing.swap(true, Ordering::AcqRel)
     }
 
-    /// Gives that place back; the next one gets it after such a pause.
+    /// Ends the refresh; the next refresh may begin after `pause`.
     pub(crate) fn end_refresh(&self, pause: Duration) {
         self.retry.store(self.millis(Instant::now() + pause), Ordering::Relaxed);
         self.refreshing.store(false, Ordering::Release);

@@ -1,4 +1,4 @@
-//! What was forgotten of late: answers to questions that were asked before aren't kept.
+//! Recently invalidated names: an answer to a query that was sent before the invalidation isn't stored.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,21 +6,20 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long a name is known here: no question takes longer.
+/// How long an invalidated name is remembered: no query takes longer.
 const REMEMBER_FOR: Duration = Duration::from_secs(10);
-/// How many names are.
 const MAX_NAMES: usize = 4096;
 
-/// Names that were forgotten, in order.
+/// The invalidated names, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct InvalidatedNames(Mutex<InvalidatedState>);
 
 #[derive(Debug, Default)]
 struct InvalidatedState {
     names: VecDeque<InvalidatedName>,
-    /// The number of the next one.
+    /// The number of the next invalidation.
     next: u64,
-    /// What was asked before this number has come is forgotten, whatever the name.
+    /// A query with a mark below this number counts as invalidated, whatever its name.
     all_before: u64,
 }
 
@@ -31,17 +30,16 @@ struct InvalidatedName {
     name: Box<[u8]>,
 }
 
-/// When a question was passed on.
+/// The number of invalidations when a query was sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueryMark(u64);
 
 impl InvalidatedNames {
-    /// Returns a mark for a question that is passed on now.
     pub(super) fn mark(&self) -> QueryMark {
         QueryMark(self.0.lock().next)
     }
 
-    /// Takes in that a name is forgotten, or all names.
+    /// Adds an invalidated name; `None` invalidates all names.
     pub(super) fn add(&self, name: Option<&[u8]>) {
         let mut inner = self.0.lock();
         let number = inner.next;
@@ -55,14 +53,14 @@ impl InvalidatedNames {
         while inner.names.len() > MAX_NAMES
             || inner.names.front().is_some_and(|oldest| oldest.at.elapsed() > REMEMBER_FOR)
         {
-            // What isn't known any more may have been any name.
+            // The removed entry may be of any name, so all older queries count as invalidated.
             if let Some(oldest) = inner.names.pop_front() {
                 inner.all_before = oldest.number + 1;
             }
         }
     }
 
-    /// Returns whether a name was forgotten after a question about it was passed on.
+    /// Returns whether a name was invalidated after a query for it was sent.
     pub(super) fn since(&self, asked: QueryMark, name: &[u8]) -> bool {
         let inner = self.0.lock();
         let later = inner.names.iter().rev().take_while(|entry| entry.number >= asked.0);
@@ -77,7 +75,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn question_before_forgetting_differs_from_one_after_it() {
+    async fn only_queries_before_the_invalidation_are_affected() {
         let forgotten = InvalidatedNames::default();
         let before = forgotten.mark();
         forgotten.add(Some(b"a"));
@@ -91,7 +89,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn question_before_the_oldest_entry_may_be_of_any_name() {
+    async fn queries_before_the_oldest_entry_count_as_invalidated() {
         let forgotten = InvalidatedNames::default();
         let before = forgotten.mark();
         for i in 0..=MAX_NAMES {

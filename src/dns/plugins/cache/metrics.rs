@@ -1,4 +1,4 @@
-//! What a cache counts, by CoreDNS's names and labels.
+//! The cache's metrics, with CoreDNS's names and labels.
 
 use std::sync::Arc;
 
@@ -8,7 +8,6 @@ use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::metrics::sharded::{ShardedCounterVec, ShardedCounters};
 use crate::metrics::{MetricGroup, registered};
 
-/// The counters of all caches.
 #[derive(Debug)]
 pub(super) struct CacheMetrics {
     entries: IntGaugeVec,
@@ -20,7 +19,7 @@ pub(super) struct CacheMetrics {
     evictions: IntCounterVec,
 }
 
-/// The same, of one cache behind one listener.
+/// The metrics of one cache at one listener.
 #[derive(Clone, Copy)]
 pub(super) struct CacheCounters<'a> {
     pub(super) metrics: &'a CacheMetrics,
@@ -62,7 +61,7 @@ impl MetricGroup for CacheMetrics {
 }
 
 impl CacheCounters<'_> {
-    /// Counts that a question was answered from the cache, or not. Returns what was counted.
+    /// Counts a hit or a miss, and returns the incremented counters.
     pub(super) fn answered(self, found: Option<ResponseKind>) -> [Arc<ShardedCounters>; 2] {
         let common = [self.server, self.zones, ""];
         let how = match found {
@@ -82,7 +81,7 @@ impl CacheCounters<'_> {
         self.count(&self.metrics.served_stale);
     }
 
-    /// Counts that an answer was stored, for which so many others had to go; there are so many now.
+    /// Counts evictions, and sets the gauges to the present sizes.
     pub(super) fn stored(self, kind: ResponseKind, evicted: usize, (success, denial): (usize, usize)) {
         if evicted > 0 {
             self.metrics.evictions.with_label_values(&self.typed(part(kind))).inc_by(evicted as u64);

@@ -1,4 +1,4 @@
-//! From the lines of a Corefile to what a cache does.
+//! Parses the lines of `cache` in a Corefile.
 
 use std::time::Duration;
 
@@ -13,28 +13,27 @@ pub(super) const NAME: &str = "cache";
 
 const KNOWN: &[&str] =
     &["success", "denial", "prefetch", "serve_stale", "serve_stale_policy", "servfail", "disable", "keepttl"];
-/// CoreDNS's cache has so many parts, each with room for at least so many answers.
+/// CoreDNS's cache has 256 shards, each with room for at least 4 answers.
 const SHARD_COUNT: usize = 256;
 const MIN_SHARD_ENTRIES: usize = 4;
 /// RFC 2308 section 7.1, and RFC 8767 section 5.
 const MAX_FAILURE: Duration = Duration::from_secs(300);
-/// For how long expired answers are given, and within which time a popular one is asked for.
+/// Defaults of `serve_stale` DURATION, and of `prefetch` DURATION and PERCENTAGE.
 const DEFAULT_STALE_FOR: Duration = Duration::from_secs(3600);
 const PREFETCH_WINDOW: Duration = Duration::from_secs(60);
 const PREFETCH_PERCENT: u32 = 10;
 
-/// What the lines of a cache say.
 #[derive(Debug)]
 pub(super) struct ParsedOptions {
     pub(super) options: CacheOptions,
     pub(super) zones: ZoneSet,
-    /// Where answers that say something aren't kept.
+    /// The zones whose positive answers aren't cached.
     pub(super) without_success: ZoneSet,
-    /// Where answers that say that there is nothing aren't.
+    /// The zones whose denials and failures aren't cached.
     pub(super) without_denial: ZoneSet,
 }
 
-/// Parses the only line of a cache, with what is in its braces. Where an option is there twice, the last one counts.
+/// Parses the only line of the plugin, with its options. If an option is repeated, the last one counts.
 pub(super) fn parse(setup: &Setup<'_>) -> Result<ParsedOptions, CorefileError> {
     let line = setup.only_line()?;
     let (options, zones) = match line.arguments() {
@@ -83,12 +82,12 @@ pub(super) fn parse(setup: &Setup<'_>) -> Result<ParsedOptions, CorefileError> {
     {
         return Err(policy.error("serve_stale_policy needs serve_stale"));
     }
-    // Without expired answers there is nothing to prefer.
+    // Without `serve_stale`, `prefer_positive` has no effect.
     parsed.options.prefer_positive &= parsed.options.serve_stale.is_some();
     Ok(parsed)
 }
 
-/// Returns whether a word is a number: then it isn't a zone.
+/// Returns whether a word is a number, and therefore not a zone.
 fn is_number(word: &Token) -> bool {
     let digits = word.text.strip_prefix(['-', '+']).unwrap_or(&word.text);
     !digits.is_empty() && digits.chars().all(|c| c.is_ascii_digit())
@@ -99,7 +98,7 @@ fn ttl(word: &Token) -> Result<u32, CorefileError> {
     word.within(1.., what)
 }
 
-/// `CAPACITY [TTL] [MINTTL]`.
+/// Parses `CAPACITY [TTL] [MINTTL]`.
 fn bounds(option: &Directive, bounds: &mut CacheLimits) -> Result<(), CorefileError> {
     let arguments = option.at_most(3)?;
     let capacity = arguments.first().ok_or_else(|| option.needs("a capacity"))?;
@@ -114,7 +113,7 @@ fn bounds(option: &Directive, bounds: &mut CacheLimits) -> Result<(), CorefileEr
     Ok(())
 }
 
-/// `AMOUNT [[DURATION] [PERCENTAGE%]]`.
+/// Parses `AMOUNT [[DURATION] [PERCENTAGE%]]`.
 fn prefetch(option: &Directive) -> Result<Option<Prefetch>, CorefileError> {
     let arguments = option.at_most(3)?;
     let amount = arguments.first().ok_or_else(|| option.needs("a number of questions"))?;
@@ -130,7 +129,7 @@ fn prefetch(option: &Directive) -> Result<Option<Prefetch>, CorefileError> {
     Ok((amount > 0).then_some(Prefetch { amount, within, percentage }))
 }
 
-/// `[DURATION] [immediate [TTL [RECHECK]] | verify [TIMEOUT [TTL [RECHECK]]]]`.
+/// Parses `[DURATION] [immediate [TTL [RECHECK]] | verify [TIMEOUT [TTL [RECHECK]]]]`.
 fn serve_stale(option: &Directive, options: &mut CacheOptions) -> Result<(), CorefileError> {
     let arguments = option.at_most(5)?;
     let up_to = arguments.first().map(Token::duration).transpose()?.unwrap_or(DEFAULT_STALE_FOR);
@@ -152,7 +151,7 @@ fn serve_stale(option: &Directive, options: &mut CacheOptions) -> Result<(), Cor
     }
     let ttl = rest.first().map(whole_seconds).transpose()?.unwrap_or(0);
     options.recheck = rest.get(1).map(failure).transpose()?.unwrap_or_default();
-    // Whole seconds count, as for all TTLs.
+    // As for all TTLs, only whole seconds count.
     let up_to = Duration::from_secs(up_to.as_secs());
     options.serve_stale = (!up_to.is_zero()).then_some(ServeStale { up_to, verify, ttl });
     Ok(())
@@ -164,13 +163,13 @@ fn whole_seconds(word: &Token) -> Result<u32, CorefileError> {
     seconds.ok_or_else(|| word.isnt("a TTL in whole seconds, such as 30s"))
 }
 
-/// Returns how long a failure counts.
+/// Parses the time that a failure is cached or delays the next refresh, at most 5 minutes.
 fn failure(word: &Token) -> Result<Duration, CorefileError> {
     let duration = word.duration()?;
     if duration > MAX_FAILURE { Err(word.isnt("a duration of at most 5m")) } else { Ok(duration) }
 }
 
-/// `success|denial [ZONES...]`.
+/// Parses `success|denial [ZONES...]`.
 fn disable(option: &Directive, parsed: &mut ParsedOptions) -> Result<(), CorefileError> {
     let (part, words) = option.arguments().split_first().ok_or_else(|| option.needs("success or denial"))?;
     let part_without = match &*part.text {
@@ -194,7 +193,7 @@ mod tests {
     use crate::dns::plugins::tests::support::TestSite;
 
     #[test]
-    fn broken_lines_are_told_what_is_wrong() {
+    fn invalid_lines_are_rejected_with_their_position() {
         for (lines, message) in [
             ("cache\ncache", "3:1: cache can be there only once in a block, and it is on line 2 already"),
             ("cache 0", "2:7: \"0\" isn't a TTL in seconds, from 1 to 4294967295"),
@@ -276,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_what_is_kept_and_for_how_long() {
+    fn lines_set_the_options() {
         let seconds = Duration::from_secs;
         let bounds = |capacity, min_ttl, max_ttl| CacheLimits { capacity, min_ttl, max_ttl };
         let default = CacheOptions::default;
@@ -325,7 +324,7 @@ mod tests {
         }
     }
 
-    /// What lines in a block for the root say.
+    /// Parses the lines of a block for the root zone.
     fn parsed(lines: &str) -> ParsedOptions {
         let variable = |_: &str| None;
         let text = format!(". {{\n{lines}\n}}\n");

@@ -1,4 +1,4 @@
-//! From an answer that has come to what is kept of it, and to what clients get.
+//! Converts upstream answers to cache entries, and cache entries to replies.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::dns::plugins::cache::store::CacheHit;
 use crate::metrics::sharded::ShardedCounters;
 
-/// A question, as a client asks it.
+/// The cache's view of a client's query.
 #[derive(Clone, Debug)]
 pub(super) struct CacheQuery {
     pub(super) question: UpstreamQuery,
@@ -34,7 +34,7 @@ impl CacheQuery {
         self.question.query.name()
     }
 
-    /// Gives an answer, which has just come and is kept, back its records: as many as there is room for.
+    /// Copies the records of a message that was just stored back to its reply, as many as the client has room for.
     pub(super) fn refill(&self, reply: &mut Reply, message: &Message, ttl: u32) {
         let room = self.question.room;
         reply.answers = copy(&message.answers, ttl, room);
@@ -43,7 +43,7 @@ impl CacheQuery {
         reply.metadata.truncation |= message.answers.len() > room;
     }
 
-    /// The same for one that isn't kept.
+    /// Moves the records of a message that isn't stored back to its reply.
     pub(super) fn put_back(&self, reply: &mut Reply, message: Message, ttl: u32) {
         let room = self.question.room;
         reply.metadata.truncation |= message.answers.len() > room;
@@ -56,13 +56,12 @@ impl CacheQuery {
         }
     }
 
-    /// RFC 6840 sections 5.7 and 5.8: AD is only set for clients that set AD or DO.
+    /// Returns whether to set AD: only for clients that set AD or DO (RFC 6840 sections 5.7 and 5.8).
     pub(super) fn authentic(&self, metadata: &Metadata) -> bool {
         metadata.authentic_data && (self.question.authentic_data || self.question.dnssec_ok)
     }
 
-    /// Returns a cached answer as the client gets it. AA is set, as CoreDNS has it: there are clients that take no
-    /// other.
+    /// Builds the reply from a cache entry. As in CoreDNS, AA is set, because some clients accept no other answer.
     pub(super) fn given(&self, request: &Request, found: &CacheHit) -> Reply {
         let message = &*found.message;
         let mut reply = request.reply(NAME);
@@ -72,13 +71,13 @@ impl CacheQuery {
         reply.metadata.authoritative = true;
         reply.age = found.age;
         self.refill(&mut reply, message, found.ttl);
-        // The answer was for another client, which may have spelled the name otherwise (RFC 4343 section 4.1).
+        // The cached answer was for another client, which may have spelled the name differently (RFC 4343 section 4.1).
         let own = |record: &&mut Record| record.name == *self.name();
         reply.answers.iter_mut().filter(own).for_each(|record| record.name = self.name().clone());
         reply
     }
 
-    /// Returns what has to hold for a cached answer to be given again as it was just now.
+    /// Returns the conditions under which the response cache may reuse this reply.
     pub(super) fn repeat(
         &self,
         request: &Request,
@@ -99,7 +98,7 @@ impl CacheQuery {
     }
 }
 
-/// Returns whether an answer says what there is now (RFC 8767 section 4).
+/// Returns whether an answer may replace an expired one (RFC 8767 section 4).
 pub(super) fn is_news(reply: &Reply) -> bool {
     let Metadata { response_code, truncation, .. } = reply.metadata;
     matches!(response_code, ResponseCode::NoError | ResponseCode::NXDomain)

@@ -1,4 +1,4 @@
-//! What is kept, and what is done with it: for clients, and in the background.
+//! The state that queries and background refreshes share.
 
 use std::sync::Arc;
 
@@ -15,7 +15,6 @@ use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::dns::plugins::cache::store::{CacheHit, CacheStore as Answers, Freshness, is_kept, take_message};
 
-/// What refreshes in the background need, too.
 #[derive(Debug)]
 pub(super) struct CacheState {
     pub(super) answers: Answers,
@@ -23,14 +22,15 @@ pub(super) struct CacheState {
     pub(super) zones_label: String,
     pub(super) without_success: ZoneSet,
     pub(super) without_denial: ZoneSet,
-    /// Whether one client at a time asks for an expired answer, and none just after a failure.
+    /// Whether `FAILURE_RECHECK` is set: then an expired entry has one refresh at a time, and none right after a failed
+    /// one.
     pub(super) has_recheck: bool,
     pub(super) prefer_positive: bool,
     pub(super) forgotten: InvalidatedNames,
     pub(super) metrics: Arc<CacheMetrics>,
 }
 
-/// An answer that was taken in.
+/// A received answer, and whether it was stored.
 pub(super) struct RefreshGuard {
     pub(super) reply: Reply,
     pub(super) kind: ResponseKind,
@@ -42,8 +42,8 @@ impl CacheState {
         CacheCounters { metrics: &self.metrics, server: &asked.server.label, zones: &self.zones_label }
     }
 
-    /// Returns what is cached, as far as it is good enough. What is behind a target is given out with authority:
-    /// nothing expired will do, and no absence that has been known for too long.
+    /// Returns the cache entry that is good enough for the request. Answers of targets are served with authority, so an
+    /// expired answer isn't good enough, and neither is a denial older than `absence`.
     pub(super) fn find(&self, request: &Request, asked: &CacheQuery) -> Option<CacheHit> {
         match request.purpose {
             Purpose::Client => self.answers.get(&asked.key),
@@ -51,12 +51,12 @@ impl CacheState {
                 !matches!(found.freshness, Freshness::Stale(_))
                     && (found.kind == ResponseKind::Success || found.age < absence)
             }),
-            // A failure is kept so that it isn't asked for again at once.
+            // A cached failure prevents an immediate retry.
             Purpose::Target { cached: false, .. } => self.answers.failure(&asked.key),
         }
     }
 
-    /// Takes in what has come of a question, and returns what the client gets.
+    /// Stores the result of a query, and returns the result for the client.
     pub(super) fn take_or_note(
         &self,
         asked: &CacheQuery,
@@ -72,7 +72,7 @@ impl CacheState {
         }
     }
 
-    /// Takes an answer in, if it is one that can be kept.
+    /// Stores an answer if it is cacheable.
     fn take(&self, asked: &CacheQuery, mark: QueryMark, mut reply: Reply) -> RefreshGuard {
         if !reply.is_cacheable || is_transfer(asked.question.query.query_type()) {
             reply.metadata.authentic_data = asked.authentic(&reply.metadata);
@@ -92,8 +92,8 @@ impl CacheState {
         RefreshGuard { reply, kind: worth.kind, is_kept }
     }
 
-    /// Takes in what has come of a question that there is an expired answer to. Returns the new one if it is better
-    /// (RFC 8767 section 4); the old one stays otherwise.
+    /// Stores the result of refreshing an expired entry. Returns the new answer if it is better (RFC 8767 section 4);
+    /// otherwise the expired entry stays.
     pub(super) fn take_news(
         &self,
         asked: &CacheQuery,
@@ -116,14 +116,14 @@ impl CacheState {
         let taken = self.take(asked, mark, reply);
         let is_denial = taken.reply.metadata.response_code == ResponseCode::NXDomain;
         if !taken.is_kept && !truncated && (taken.kind != ResponseKind::Other || is_denial) {
-            // The old one is outdated, though the new one can't take its place.
+            // The expired entry is outdated, even though the new answer isn't cacheable.
             self.answers.remove(&asked.key);
         }
         Some(taken)
     }
 
-    /// Keeps that no upstream has answered. A plugin's own failure says nothing about the upstreams, and may be about
-    /// one client alone.
+    /// Caches the failure if no upstream has answered. A plugin's own failure isn't cached: it doesn't show that the
+    /// upstreams are down, and may depend on the client.
     fn note(&self, asked: &CacheQuery, mark: QueryMark, failure: &PluginError) {
         let no_upstream = matches!(failure, PluginError::Error { no_upstream: true, .. });
         if no_upstream && self.may_keep(asked, mark, ResponseKind::NoAnswer) {
@@ -140,14 +140,14 @@ impl CacheState {
     fn store(&self, asked: &CacheQuery, mark: QueryMark, kind: ResponseKind, put: impl FnOnce() -> usize) {
         let evicted = put();
         if self.forgotten.since(mark, asked.key.name()) {
-            // Just now, between the first look and this one.
+            // The name was invalidated after `may_keep`.
             self.answers.remove(&asked.key);
         }
         self.counters(asked).stored(kind, evicted, self.answers.len());
     }
 }
 
-/// The failure while it is cached that no upstream answers (RFC 9520).
+/// Returns the error for a query while the failure of all upstreams is cached (RFC 9520).
 pub(super) fn failing() -> PluginError {
     PluginError::no_upstream("no upstream has answered just now")
 }

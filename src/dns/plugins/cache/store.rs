@@ -1,4 +1,4 @@
-//! What the plugin `cache` keeps: the answers of what is behind it, as long as they may be, with CoreDNS's bounds.
+//! Stores the answers of the plugins after `cache`, with CoreDNS's limits.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -16,82 +16,79 @@ use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::dns::plugins::cache::entry::weight;
 use crate::dns::upstream::sharded_cache::ShardedCache;
 
-/// CoreDNS's default for each of the two parts.
+/// CoreDNS's default capacity of each of the two parts.
 const MAX_ENTRIES: usize = 9984;
-/// How many bytes each part may take, as far as they can be counted: more only with a higher capacity than
-/// the default. CoreDNS counts answers alone, and one of 64 KB takes a megabyte.
+/// The maximum size of each part in bytes at the default capacity; a higher capacity raises it in proportion. CoreDNS
+/// limits only the number of answers, and a 64 KB answer takes a megabyte.
 const MAX_BYTES: usize = 32 << 20;
 /// CoreDNS's bounds of TTLs, in seconds.
 const MIN_TTL: u32 = 5;
 const MAX_TTL: u32 = 3600;
 const MAX_DENIAL_TTL: u32 = 1800;
-/// How long it is cached that no upstream has answered, in seconds.
+/// How long the failure of all upstreams is cached, in seconds.
 const NO_ANSWER_TTL: u32 = 1;
 
-/// How answers of one kind are kept.
+/// The limits of one part of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheLimits {
-    /// How many.
+    /// The maximum number of answers.
     pub capacity: usize,
-    /// The shortest time, in seconds.
+    /// The lower bound of the TTL, in seconds.
     pub min_ttl: u32,
-    /// The longest time, in seconds.
+    /// The upper bound of the TTL, in seconds.
     pub max_ttl: u32,
 }
 
-/// Which answers are asked for again before they expire.
+/// The conditions for refreshing an entry before it expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetch {
-    /// How often an answer has to have been given.
+    /// The minimum number of uses.
     pub amount: u32,
-    /// The longest gap between two times.
+    /// The longest gap between two uses, in which the count isn't reset.
     pub within: Duration,
-    /// What is left of the TTL then, in percent.
+    /// The remaining part of the TTL at which the refresh starts, in percent.
     pub percentage: u32,
 }
 
-/// Expired answers are given (RFC 8767).
+/// The options for serving expired answers (RFC 8767).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServeStale {
-    /// For how long after their end.
+    /// How long an answer is served after it has expired.
     pub up_to: Duration,
-    /// How long is waited for a new one first, zero for as long as it takes; `None` to ask for it only afterwards.
+    /// The timeout of `serve_stale verify`, zero for no timeout; `None` serves the expired answer immediately.
     pub verify: Option<Duration>,
-    /// Their TTL, in seconds.
+    /// The TTL of expired answers, in seconds.
     pub ttl: u32,
 }
 
-/// What a cache does.
+/// The options of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// Answers that say something.
+    /// The limits of positive answers.
     pub success: CacheLimits,
-    /// Answers that say that there is nothing.
+    /// The limits of denials and failures.
     pub denial: CacheLimits,
-    /// How long a failure is kept; zero for not at all.
+    /// How long a failure is kept; zero turns caching of failures off.
     pub servfail: Duration,
-    /// Which answers are asked for again before they expire.
     pub prefetch: Option<Prefetch>,
-    /// Whether expired answers are given.
     pub serve_stale: Option<ServeStale>,
-    /// How long an expired answer isn't asked for again when that has failed.
+    /// How long an expired answer isn't refreshed after a failed refresh.
     pub recheck: Duration,
-    /// Whether an expired answer that says something counts more than one that says that there is nothing.
+    /// Whether an expired positive answer is preferred to a denial.
     pub prefer_positive: bool,
-    /// Whether answers are given with the TTL that they were stored with.
+    /// Whether answers are served with their original TTL.
     pub keep_ttl: bool,
 }
 
-/// What an answer is worth to the cache.
+/// Whether, and for how long, an answer can be cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cacheability {
-    /// What it says.
     pub kind: ResponseKind,
-    /// For how long, in seconds. All its records get that TTL when it has just come, too, so that it doesn't jump.
+    /// The TTL in seconds. The first client gets the answer with this TTL, too, so that later TTLs don't jump.
     pub ttl: u32,
 }
 
-/// The answers, and what is done with them.
+/// The cached answers, positive ones and others in separate parts.
 #[derive(Debug)]
 pub struct CacheStore {
     options: CacheOptions,
@@ -99,45 +96,43 @@ pub struct CacheStore {
     denial: ShardedCache<Arc<CacheEntry>>,
 }
 
-/// What the cache has for a question.
+/// A cached answer for a query.
 #[derive(Clone, Debug)]
 pub struct CacheHit {
-    /// The answer, as it came.
+    /// The answer as it was received.
     pub message: Arc<Message>,
-    /// The TTL of all its records now.
+    /// The current TTL of all records.
     pub ttl: u32,
-    /// What it says.
     pub kind: ResponseKind,
-    /// How old it is.
+    /// The age of the answer.
     pub age: Duration,
-    /// Whether it is still good.
     pub freshness: Freshness,
     item: Arc<CacheEntry>,
     recheck: Duration,
-    /// When it isn't fresh any more, or is to be asked for again if it is popular.
+    /// The time at which the entry expires, or at which a prefetch may become due.
     until: Instant,
-    /// From when on and from what its TTL runs down, if it does.
+    /// The start time and the start value of the TTL countdown; `None` with `keepttl`.
     countdown: Option<(Instant, u32)>,
-    /// The longest gap between two times at which a popular answer is given, if that counts.
+    /// The longest gap between two uses of a popular answer; `None` without `prefetch`.
     within: Option<Duration>,
 }
 
-/// A claimed refresh of an entry: there is one at a time. Dropped, it counts as failed, unless [`Refresh::succeed`] was
-/// called.
+/// The claimed refresh of an entry. There is at most one at a time. If it is dropped without a call of
+/// [`Refresh::succeed`], it counts as failed.
 #[derive(Debug)]
 pub struct Refresh {
     item: Arc<CacheEntry>,
     pause: Duration,
 }
 
-/// Whether a cached answer is still good.
+/// Whether a cached answer has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
-    /// It is.
+    /// The answer hasn't expired.
     Fresh,
-    /// It is, and is to be asked for again: it is popular and about to expire.
+    /// The answer hasn't expired, but is popular and due for a prefetch.
     Due,
-    /// It has expired, and is to be asked for again: meanwhile, or before it is given, for so long.
+    /// The answer has expired and needs a refresh: in the background, or within this time before the answer is served.
     Stale(Option<Duration>),
 }
 
@@ -157,7 +152,7 @@ impl Default for CacheOptions {
 }
 
 impl CacheOptions {
-    /// Returns the defaults with another longest time for both kinds of answers: `cache 30`.
+    /// Returns the defaults with another upper TTL bound in seconds for both parts: `cache 30`.
     #[must_use]
     pub fn capped(ttl: u32) -> Self {
         let mut options = Self::default();
@@ -168,7 +163,6 @@ impl CacheOptions {
 }
 
 impl CacheStore {
-    /// Returns an empty cache.
     #[must_use]
     pub fn new(options: CacheOptions) -> Self {
         let part = |bounds: CacheLimits| {
@@ -180,7 +174,7 @@ impl CacheStore {
         Self { success: part(options.success), denial: part(options.denial), options }
     }
 
-    /// Looks a question up. A failure never hides a good answer.
+    /// Returns the cached answer for a query. A failure never hides a good answer.
     #[must_use]
     pub fn get(&self, key: &QueryKey) -> Option<CacheHit> {
         let now = Instant::now();
@@ -197,7 +191,7 @@ impl CacheStore {
         }
     }
 
-    /// Returns the failure of the last look-up of a question, if that is still kept.
+    /// Returns the cached failure of a query's last look-up.
     #[must_use]
     pub fn failure(&self, key: &QueryKey) -> Option<CacheHit> {
         let item = self
@@ -217,14 +211,14 @@ impl CacheStore {
         } else {
             let stale = options.serve_stale?;
             let expired = age.saturating_sub(Duration::from_secs(item.ttl.into()));
-            // A failure is no answer that could still be good.
+            // A failure is never served after it has expired (RFC 8767 is about answers).
             if expired >= stale.up_to || matches!(item.kind, ResponseKind::Failure | ResponseKind::NoAnswer) {
                 return None;
             }
             (stale.ttl, Freshness::Stale(stale.verify))
         };
         let is_stale = matches!(freshness, Freshness::Stale(_));
-        // A TTL that is set for expired answers alone is given with these all the same.
+        // An explicit TTL for expired answers overrides `keepttl`.
         let ttl = if options.keep_ttl && !(is_stale && ttl > 0) { item.ttl } else { ttl };
         let recheck = if is_stale { options.recheck } else { Duration::ZERO };
         let countdown = (!options.keep_ttl).then_some((item.stored, item.ttl));
@@ -242,13 +236,13 @@ impl CacheStore {
         })
     }
 
-    /// Takes an answer in, if it is one that can be kept. Returns how many others had to go.
+    /// Stores an answer if it is cacheable. Returns the number of evicted entries.
     pub fn put(&self, key: &QueryKey, message: &Arc<Message>, worth: Cacheability) -> usize {
         if is_kept(key, message, worth) { self.store(key, message, worth) } else { 0 }
     }
 
-    /// Takes in that there was no answer: that isn't asked again at once (RFC 9520 section 3.2). Returns how many
-    /// others had to go.
+    /// Stores the failure of all upstreams, so that the query isn't retried at once (RFC 9520 section 3.2). Returns the
+    /// number of evicted entries.
     pub fn put_silence(&self, key: &QueryKey) -> usize {
         let nothing = Arc::new(Message::response(0, OpCode::Query));
         let worth = Cacheability { kind: ResponseKind::NoAnswer, ttl: NO_ANSWER_TTL.min(self.servfail()) };
@@ -257,7 +251,7 @@ impl CacheStore {
 
     fn store(&self, key: &QueryKey, message: &Arc<Message>, worth: Cacheability) -> usize {
         let parts = [self.success.get(key), self.denial.get(key)];
-        // What was popular stays so, if it is asked for again before a client has to wait.
+        // A popular answer stays popular if it is refreshed before a client has to wait.
         let hits = parts.iter().flatten().map(|before| before.inherited_hits()).max().unwrap_or(0);
         let [success, denial] = parts;
         let item = |last_good| Arc::new(CacheEntry::new(worth, Arc::clone(message), hits, last_good));
@@ -279,7 +273,7 @@ impl CacheStore {
                 self.denial.put(key.clone(), item(None), weight(message))
             }
             ResponseKind::Failure | ResponseKind::NoAnswer | ResponseKind::Other => {
-                // Whatever is wrong now, what was known before may still be good.
+                // A failure doesn't replace a denial that is still usable.
                 let denial = denial.filter(|before| before.kind == ResponseKind::Denial);
                 if denial.is_some_and(|before| self.is_usable(&before)) {
                     return 0;
@@ -289,13 +283,13 @@ impl CacheStore {
         }
     }
 
-    /// Returns whether an answer is still given.
+    /// Returns whether an entry may still be served.
     fn is_usable(&self, item: &CacheEntry) -> bool {
         let stale = self.options.serve_stale.map_or(Duration::ZERO, |stale| stale.up_to);
         item.stored.elapsed() < Duration::from_secs(item.ttl.into()) + stale
     }
 
-    /// Returns what an answer is worth, to a client that wants signatures or doesn't.
+    /// Classifies an answer for clients with or without the DO flag.
     #[must_use]
     pub fn classify(&self, message: &Message, dnssec_ok: bool) -> Cacheability {
         if dnssec_ok && crate::dns::plugins::cache::entry::has_expired_signature(message, now()) {
@@ -310,7 +304,7 @@ impl CacheStore {
             _ if is_absence => self.options.denial,
             ResponseKind::Success | ResponseKind::NoAnswer | ResponseKind::Other => self.options.success,
         };
-        // As in CoreDNS, the records of no other answers count.
+        // As in CoreDNS, the TTLs of other answers' records are ignored.
         let counts = is_absence
             || (rcode == ResponseCode::NoError && !crate::dns::plugins::cache::entry::is_referral(message));
         let lowest =
@@ -322,32 +316,30 @@ impl CacheStore {
         u32::try_from(self.options.servfail.as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// Forgets one answer.
     pub fn remove(&self, key: &QueryKey) {
         self.success.remove(key);
         self.denial.remove(key);
     }
 
-    /// Forgets everything about a name.
+    /// Removes all answers for a name.
     pub fn remove_name(&self, name: &[u8]) {
         self.success.remove_name(name);
         self.denial.remove_name(name);
     }
 
-    /// Forgets everything.
     pub fn clear(&self) {
         self.success.clear();
         self.denial.clear();
     }
 
-    /// Returns how many answers there are, first positive ones, then negative ones.
+    /// Returns the number of positive answers, and the number of denials and failures.
     #[must_use]
     pub fn len(&self) -> (usize, usize) {
         (self.success.len(), self.denial.len())
     }
 }
 
-/// Moves the records of an answer to what is kept of it.
+/// Moves the records of a reply to a message for the cache.
 pub(crate) fn take_message(reply: &mut Reply, query: &Query) -> Message {
     let mut message = Message::response(0, OpCode::Query);
     message.metadata = reply.metadata;
@@ -358,24 +350,24 @@ pub(crate) fn take_message(reply: &mut Reply, query: &Query) -> Message {
     message
 }
 
-/// Returns whether an answer to that question can be kept.
+/// Returns whether an answer to a query can be stored.
 #[must_use]
 pub fn is_kept(key: &QueryKey, message: &Message, worth: Cacheability) -> bool {
     worth.ttl > 0 && worth.kind != ResponseKind::Other && !message.metadata.truncation && key.is_for_cache()
 }
 
 impl CacheLimits {
-    /// Returns a TTL within them.
+    /// Clamps a TTL to the bounds.
     fn hold(self, ttl: u32) -> u32 {
         ttl.max(self.min_ttl).min(self.max_ttl)
     }
 }
 
 impl CacheHit {
-    /// Returns what has to hold for the answer to be given again; nothing if it is to be looked for each time.
+    /// Returns the conditions for reusing the reply; `None` if each query needs a cache look-up.
     #[must_use]
     pub fn kept(&self) -> Option<CacheEntryRef> {
-        /// What is given again is counted once a second.
+        /// The response cache counts uses once a second, which is too coarse for a shorter prefetch window.
         const OFTEN: Duration = Duration::from_secs(2);
         let is_countable = self.within.is_none_or(|within| within >= OFTEN);
         let may_be =
@@ -383,7 +375,7 @@ impl CacheHit {
         may_be.then(|| CacheEntryRef::new(&self.item.used, self.until, self.within))
     }
 
-    /// Returns from when on and from how many seconds the TTL of its records runs down; nothing if it stays.
+    /// Returns the start time and the start value in seconds of the TTL countdown; `None` if the TTL is constant.
     #[must_use]
     pub fn countdown(&self) -> Option<(Instant, u32)> {
         self.countdown
@@ -398,7 +390,7 @@ impl CacheHit {
 }
 
 impl Refresh {
-    /// Leaves the place with success.
+    /// Ends the refresh with success.
     pub fn succeed(mut self) {
         self.pause = Duration::ZERO;
     }

@@ -1,4 +1,4 @@
-//! The cache between clients and a plugin that says what it is told.
+//! Tests of the cache with a plugin behind it that returns preset results.
 
 mod refresh;
 
@@ -20,7 +20,7 @@ use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::cache::*;
 use crate::dns::plugins::tests::support::{TestSite, record, show};
 
-/// What answers behind the cache.
+/// The plugin after the cache.
 #[derive(Debug)]
 struct Source {
     outcome: Mutex<PluginResult>,
@@ -29,7 +29,7 @@ struct Source {
     begun: Notify,
 }
 
-/// A cache, the plugin behind it, and a client.
+/// A server block with a cache and a [`Source`], and a client.
 struct Bench {
     context: TestSite,
     source: Arc<Source>,
@@ -131,7 +131,7 @@ impl Bench {
         context.ask("a.example. A").await
     }
 
-    /// How often the plugin behind was asked since the last time.
+    /// Returns how often the source was asked since the last call.
     fn asked(&self) -> usize {
         take(&mut *self.source.asked.lock()).len()
     }
@@ -145,13 +145,13 @@ async fn seconds(number: u64) {
     advance(Duration::from_secs(number)).await;
 }
 
-/// What goes on in the background has come to its end.
+/// Waits until background tasks have finished.
 async fn settled() {
     sleep(Duration::from_millis(1)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn cached_answer_has_aa_and_the_spelling_of_the_question() {
+async fn cached_answer_has_aa_and_the_case_of_the_query() {
     let bench = Bench::new("cache", address(60));
     assert_eq!(bench.ask().await, A_60.replace("aa,", ""));
     seconds(1).await;
@@ -196,7 +196,7 @@ async fn all_records_have_one_ttl_from_the_first_answer_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ad_is_kept_and_shown_to_clients_with_ad_or_do() {
+async fn ad_is_cached_and_shown_to_clients_with_ad_or_do() {
     let mut authentic = address(60);
     authentic.metadata.authentic_data = true;
     let bench = Bench::new("cache", authentic);
@@ -210,7 +210,7 @@ async fn ad_is_kept_and_shown_to_clients_with_ad_or_do() {
     Server::serve(&mut request).await.unwrap();
     assert!(!request.metadata.authentic_data, "as it was");
     assert_eq!(bench.asked(), 2);
-    // DO and CD have answers of their own.
+    // Queries with DO or CD have separate entries.
     let mut with_do = bench.context.clone();
     with_do.request.edns = Some(Edns::new());
     with_do.request.edns.as_mut().unwrap().set_dnssec_ok(true);
@@ -225,7 +225,7 @@ async fn ad_is_kept_and_shown_to_clients_with_ad_or_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_isnt_for_the_cache_passes_untouched() {
+async fn uncacheable_answers_pass_unchanged() {
     let bench = Bench::new("cache example.org", address(9999));
     let passed = "NOERROR ra | a.example. 9999 IN A 192.0.2.1 | |";
     assert_eq!(bench.ask().await, passed, "another zone");
@@ -245,7 +245,7 @@ async fn what_isnt_for_the_cache_passes_untouched() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_records_are_copied_than_the_client_has_room_for() {
+async fn records_are_copied_up_to_the_client_limit() {
     let records: Vec<String> = (0..200).map(|i| format!("a.example. 60 A 192.0.2.{i}")).collect();
     let records: Vec<&str> = records.iter().map(String::as_str).collect();
     let bench = Bench::new("cache", reply(ResponseCode::NoError, &records, &[]));
@@ -261,7 +261,7 @@ async fn no_more_records_are_copied_than_the_client_has_room_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_upstream_is_kept_for_a_second_and_busy_isnt() {
+async fn no_upstream_is_cached_for_a_second_and_refused_is_not() {
     let bench = Bench::new("cache", address(60));
     bench.no_upstream();
     assert_eq!(bench.context.reply("a.example. A").await.unwrap().ede, Some(Ede::NO_UPSTREAM));
@@ -306,15 +306,15 @@ async fn failures_of_plugins_are_never_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_code_that_needs_edns_is_no_failure_of_the_upstream() {
-    // For clients without EDNS the code doesn't fit; the next client has EDNS.
+async fn rcode_that_needs_edns_is_no_upstream_failure() {
+    // BADCOOKIE needs EDNS, so a client without EDNS gets SERVFAIL; the next client has EDNS.
     let context = TestSite::block("cache\ntemplate IN A {\nrcode BADCOOKIE\n}");
     assert_eq!(context.ask("a.example. A").await, "SERVFAIL | | |");
     assert_eq!(context.edns(1232).ask("a.example. A").await, "BADCOOKIE aa | | |");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kept_servfail_is_told_as_the_upstreams_own() {
+async fn cached_servfail_has_no_extended_error() {
     let bench = Bench::new("cache", failure());
     bench.ask().await;
     let mut request = bench.context.request("a.example. A");
@@ -350,7 +350,7 @@ async fn target_gets_no_expired_answer_and_no_old_absence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_before_its_name_was_forgotten_isnt_kept() {
+async fn answer_to_a_query_before_invalidation_is_not_stored() {
     let bench = Bench::new("cache", address(60));
     bench.ask().await;
     bench.forget("a.example.");
@@ -359,7 +359,7 @@ async fn what_was_asked_before_its_name_was_forgotten_isnt_kept() {
     bench.context.server.invalidate(None);
     bench.take(Duration::from_secs(1));
     for (forgotten, again) in [(Some("a.example."), 2), (Some("b.example."), 1), (None, 2)] {
-        // That of the question before.
+        // Consume the notification of the query before.
         let _ = bench.source.begun.notified().now_or_never();
         let context = bench.context.clone();
         let asking = tokio::spawn(async move { context.ask("a.example. A").await });
@@ -376,7 +376,7 @@ async fn what_was_asked_before_its_name_was_forgotten_isnt_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_part_can_be_turned_off_for_some_zones() {
+async fn disable_turns_a_part_off_for_zones() {
     for (line, success, denial) in [
         ("disable success", 2, 1),
         ("disable denial", 1, 2),
@@ -393,7 +393,7 @@ async fn a_part_can_be_turned_off_for_some_zones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ttls_stay_if_that_is_wanted() {
+async fn keepttl_keeps_the_ttl() {
     let bench = Bench::new("cache {\nkeepttl\n}", address(60));
     bench.ask().await;
     seconds(59).await;
@@ -404,7 +404,7 @@ async fn ttls_stay_if_that_is_wanted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_counts_as_coredns_does() {
+async fn metrics_have_the_names_and_labels_of_coredns() {
     let bench = Bench::new("cache example org", address(60));
     bench.ask().await;
     bench.ask().await;

@@ -44,12 +44,12 @@ const OK: ResponseCode = ResponseCode::NoError;
 const NX: ResponseCode = ResponseCode::NXDomain;
 
 #[tokio::test(start_paused = true)]
-async fn what_is_kept_and_for_how_long() {
+async fn answers_are_kept_for_their_ttl_within_bounds() {
     let key = question("a.example.", RecordType::A).key();
     type Case<'a> = (ResponseCode, &'a [&'a str], &'a [&'a str], Option<(ResponseKind, u32)>);
     let cases: &[Case<'_>] = &[
         (OK, &["a.example. 20 A 192.0.2.1"], &[], Some((ResponseKind::Success, 20))),
-        // The message as a whole lives as long as its shortest record.
+        // The lowest TTL counts for the message as a whole.
         (
             OK,
             &["a.example. 20 CNAME b.example.", "b.example. 10 A 192.0.2.1"],
@@ -69,7 +69,7 @@ async fn what_is_kept_and_for_how_long() {
             Some((ResponseKind::Denial, 20)),
         ),
         (NX, &[], &["example. 6 SOA ns.example."], Some((ResponseKind::Denial, 6))),
-        // A referral, and an answer without anything.
+        // A referral, and an empty answer.
         (OK, &[], &["example. 900 NS ns.example."], Some((ResponseKind::Success, 5))),
         (OK, &[], &[], Some((ResponseKind::Success, 5))),
         (ResponseCode::ServFail, &[], &[], Some((ResponseKind::Failure, 5))),
@@ -79,7 +79,7 @@ async fn what_is_kept_and_for_how_long() {
         (OK, &["a.example. 20 CNAME b.example."], &[], None),
         // As in CoreDNS.
         (NX, &["a.example. 7 CNAME b.example."], &["example. 9 SOA ns.example."], None),
-        // RFC 2181 section 10.1: an alias of two names.
+        // RFC 2181 section 10.1: an alias with two targets.
         (
             OK,
             &[
@@ -90,7 +90,7 @@ async fn what_is_kept_and_for_how_long() {
             &[],
             None,
         ),
-        // A chain that leads to itself.
+        // A CNAME loop.
         (OK, &["a.example. 20 CNAME b.example.", "b.example. 20 CNAME a.example."], &[], None),
         (ResponseCode::Refused, &[], &[], None),
         (ResponseCode::FormErr, &[], &[], None),
@@ -104,7 +104,7 @@ async fn what_is_kept_and_for_how_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cut_answers_transfers_and_rd_clear_are_not_kept() {
+async fn truncated_answers_transfers_and_rd_clear_are_not_kept() {
     let cache = CacheStore::new(CacheOptions::default());
     let key = question("a.example.", RecordType::A).key();
     let mut cut = Message::clone(&address(60));
@@ -120,7 +120,7 @@ async fn cut_answers_transfers_and_rd_clear_are_not_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ttls_count_down_and_what_has_expired_is_gone() {
+async fn ttls_count_down_until_the_entry_expires() {
     let cache = CacheStore::new(CacheOptions::default());
     let key = question("A.example.", RecordType::A).key();
     put(&cache, &key, &address(60));
@@ -131,7 +131,7 @@ async fn ttls_count_down_and_what_has_expired_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn questions_that_differ_in_do_or_cd_have_answers_of_their_own() {
+async fn do_and_cd_have_separate_entries() {
     let cache = CacheStore::new(CacheOptions::default());
     let plain = question("a.example.", RecordType::A);
     put(&cache, &plain.key(), &address(60));
@@ -144,7 +144,7 @@ async fn questions_that_differ_in_do_or_cd_have_answers_of_their_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_newer_answer_counts_but_a_failure_hides_no_good_one() {
+async fn newest_answer_wins_but_a_failure_hides_no_good_one() {
     let cache = CacheStore::new(CacheOptions::default());
     let key = question("a.example.", RecordType::A).key();
     let kind = || cache.get(&key).map(|found| found.kind);
@@ -161,7 +161,7 @@ async fn the_newer_answer_counts_but_a_failure_hides_no_good_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn that_nobody_has_answered_is_known_for_a_second() {
+async fn no_answer_is_cached_for_a_second() {
     let cache = CacheStore::new(CacheOptions::default());
     let asked = question("a.example.", RecordType::A);
     cache.put_silence(&asked.key());
@@ -178,7 +178,7 @@ async fn that_nobody_has_answered_is_known_for_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_popular_answer_is_asked_for_again_before_it_expires() {
+async fn popular_answer_is_prefetched_before_it_expires() {
     let prefetch = Prefetch { amount: 3, within: Duration::from_secs(60), percentage: 10 };
     let cache = CacheStore::new(CacheOptions { prefetch: Some(prefetch), ..CacheOptions::default() });
     let key = question("a.example.", RecordType::A).key();
@@ -202,7 +202,7 @@ async fn a_popular_answer_is_asked_for_again_before_it_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_expired_answer_is_given_for_a_while_and_a_failure_never() {
+async fn expired_answer_is_served_for_a_while_but_a_failure_never() {
     for verify in [None, Some(Duration::from_millis(100))] {
         let stale = ServeStale { up_to: Duration::from_secs(3600), verify, ttl: 30 };
         let cache = CacheStore::new(CacheOptions { serve_stale: Some(stale), ..CacheOptions::default() });
@@ -226,10 +226,10 @@ async fn first_answer_has_the_ttl_of_the_cached_one() {
     let cases: &[Case<'_>] = &[
         (OK, &["a.example. 7200 A 192.0.2.1"], &[], 3600),
         (OK, &[], &["example. 7200 SOA ns.example."], 1800),
-        // No SOA says how long there is none.
+        // Without an SOA the upper bound of denials counts.
         (NX, &[], &["example. 7200 NS ns.example."], 1800),
         (OK, &["a.example. 20 CNAME b.example."], &[], 20),
-        // What isn't looked at.
+        // The records' TTLs are ignored.
         (OK, &[], &["example. 900 NS ns.example."], 5),
         (NX, &["a.example. 900 CNAME b.example."], &["example. 900 SOA ns.example."], 5),
         (ResponseCode::Refused, &[], &["example. 900 SOA ns.example."], 5),
@@ -259,7 +259,7 @@ fn answer_with_invalid_signature_is_not_kept_for_do() {
         (NOW, NOW, false),
         (NOW + 1, NOW + 9, true),
         (NOW - 9, NOW - 1, true),
-        // RFC 1982: the numbers go round.
+        // RFC 1982: serial number arithmetic wraps around.
         (u32::MAX, NOW + 1, false),
         (u32::MAX - 9, u32::MAX, true),
     ] {
@@ -276,7 +276,7 @@ fn answer_with_invalid_signature_is_not_kept_for_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_takes_no_absence_away_that_is_still_good() {
+async fn failure_does_not_replace_an_unexpired_denial() {
     let cache = CacheStore::new(CacheOptions::capped(30));
     let key = question("a.example.", RecordType::A).key();
     put(&cache, &key, &absence());
@@ -314,7 +314,7 @@ async fn one_refresh_at_a_time_and_none_after_a_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_a_preference_for_them_answers_that_say_something_stay() {
+async fn prefer_positive_keeps_answers_with_data() {
     let cache = CacheStore::new(CacheOptions { prefer_positive: true, ..stale(0) });
     let key = question("a.example.", RecordType::A).key();
     let found = || cache.get(&key).map(|found| (found.kind, found.message.answers.len()));
@@ -333,7 +333,7 @@ async fn with_a_preference_for_them_answers_that_say_something_stay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keepttl_leaves_the_ttl_but_of_expired_answers() {
+async fn keepttl_keeps_the_ttl_except_of_expired_answers() {
     for (own, later) in [(0, 60), (30, 30)] {
         let stale = ServeStale { up_to: Duration::from_secs(3600), verify: None, ttl: own };
         let options = CacheOptions { keep_ttl: true, serve_stale: Some(stale), ..CacheOptions::default() };
@@ -348,7 +348,7 @@ async fn keepttl_leaves_the_ttl_but_of_expired_answers() {
 }
 
 #[test]
-fn it_is_bounded_by_entries() {
+fn capacity_bounds_both_parts() {
     let bounds = CacheLimits { capacity: 100, min_ttl: 5, max_ttl: 30 };
     let cache = CacheStore::new(CacheOptions { success: bounds, denial: bounds, ..CacheOptions::default() });
     for i in 0..1000 {

@@ -1,9 +1,9 @@
-//! Answers that are about to expire, or have expired.
+//! Tests of answers that are about to expire, or have expired.
 
 use crate::dns::plugins::cache::tests::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_popular_answer_is_asked_for_ahead_once_at_a_time() {
+async fn popular_answer_has_one_prefetch_at_a_time() {
     let bench = Bench::new("cache {\nprefetch 2 1m 50%\n}", address(60));
     bench.ask().await;
     bench.ask().await;
@@ -21,7 +21,7 @@ async fn a_popular_answer_is_asked_for_ahead_once_at_a_time() {
         bench.context.metrics("prefetch"),
         [r#"coredns_cache_prefetch_total{server="dns://:53",view="",zones="."} 1"#]
     );
-    // The look-up of a target starts it, too.
+    // The look-up of a target starts a prefetch, too.
     seconds(59).await;
     bench.asked();
     bench.take(Duration::ZERO);
@@ -31,7 +31,7 @@ async fn a_popular_answer_is_asked_for_ahead_once_at_a_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn immediate_gives_an_expired_answer_and_refreshes_it() {
+async fn immediate_serves_an_expired_answer_and_refreshes_it() {
     for (line, ttl) in [("serve_stale", "0"), ("serve_stale 1h immediate 30s", "30")] {
         let bench = Bench::new(&format!("cache {{\n{line}\n}}"), address(60));
         bench.ask().await;
@@ -50,7 +50,7 @@ async fn immediate_gives_an_expired_answer_and_refreshes_it() {
         settled().await;
         assert_eq!(bench.ask().await, A_60.replace("60", "300"));
         assert_eq!(bench.context.metrics("served_stale")[0].split(' ').next_back(), Some("4"));
-        // It doesn't exist any more, and there is no negative TTL.
+        // The name is gone, and without an SOA the NXDOMAIN isn't cacheable.
         seconds(300).await;
         bench.say(reply(ResponseCode::NXDomain, &[], &[]));
         bench.ask().await;
@@ -65,7 +65,7 @@ async fn immediate_gives_an_expired_answer_and_refreshes_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn verify_gives_an_expired_answer_without_a_better_one() {
+async fn verify_serves_an_expired_answer_without_a_better_one() {
     for (timeout, first) in [("", "ra"), (" 100ms", "aa,ra")] {
         let bench = Bench::new(&format!("cache {{\nserve_stale 1h verify{timeout}\n}}"), address(60));
         let old = A_60.replace("60", "0");
@@ -93,7 +93,7 @@ async fn verify_gives_an_expired_answer_without_a_better_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_slow_to_verify_does_so_for_the_next_client() {
+async fn slow_verification_refreshes_the_entry_for_the_next_client() {
     let bench = Bench::new("cache {\nserve_stale 1h verify 100ms 30s\n}", address(60));
     bench.ask().await;
     seconds(60).await;
@@ -126,7 +126,7 @@ async fn failed_refresh_waits_for_the_recheck_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_says_something_is_preferred_if_that_is_wanted() {
+async fn prefer_positive_serves_expired_data_before_a_denial() {
     for mode in ["immediate", "verify", "verify 100ms"] {
         let lines = format!("cache {{\nserve_stale 1h {mode}\nserve_stale_policy prefer_positive\n}}");
         let bench = Bench::new(&lines, address(60));
