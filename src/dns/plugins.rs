@@ -1,15 +1,15 @@
 //! The plugins, one file each, and their order.
 //!
 //! DNS is configured by a Corefile, in CoreDNS's language and with CoreDNS's plugins; a Corefile of a forwarder, a
-//! cache or a stub server can be taken over as it is. `lb-linker --corefile PATH` uses one, and `lb-linker check
-//! --corefile PATH` says whether it is right, without opening a port; it also wants files to be there that a start
-//! doesn't need yet. Without a file the flags fill in a built-in Corefile, which `lb-linker check` prints: a good start
-//! for one of your own.
+//! cache or a stub server works unchanged. `lb-linker --corefile PATH` uses a Corefile. `lb-linker check --corefile
+//! PATH` validates it without opening a port; unlike a start, the check also fails if a file is missing that lb-linker
+//! can load later. Without `--corefile`, the flags fill in a built-in Corefile. `lb-linker check` prints the built-in
+//! Corefile, which is a good start for a custom Corefile.
 //!
 //! A Corefile without *clients* (or *acl*) resolves all names for every client that can reach it. `--client-nets`
 //! applies to the built-in Corefile only.
 //!
-//! Each section below is a plugin's manual. The reference is CoreDNS 1.14; what differs stands in the manual.
+//! Each section below is a plugin's manual. The reference is CoreDNS 1.14; each manual lists the differences.
 //!
 //! ## The language
 //!
@@ -21,30 +21,31 @@
 //! }
 //! ```
 //!
-//! - A server block is for zones. Blocks on the same port are one server, in which the longest zone that a name is in
-//!   decides. The order of its lines doesn't count: plugins have a fixed order among themselves.
-//! - **SCHEME** is `dns`, by UDP and TCP, or `tls`. **PORT** is 53, or 853 with TLS; 0 is any that is free. A network
-//!   in CIDR form, such as 10.0.0.0/8, stands for its reverse zones.
-//! - Words are separated by white space; one in double quotes may hold some, and `\"`. From `#` to the end of the line
-//!   is a comment.
-//! - A brace has white space around it. `{` ends its line; after `}` a new one begins.
-//! - `{$VAR}` and `{%VAR%}` are variables of the environment: a word, or a part of one, also with white space in it. One
-//!   that isn't set is empty. `{$VAR:default}` has a default, for one that isn't set or is empty; CoreDNS doesn't know
-//!   that.
+//! - A server block is for zones. Blocks on the same port form one server; the block with the longest zone that
+//!   contains the queried name answers. The order of the lines in a block doesn't matter: plugins have a fixed order.
+//! - **SCHEME** is `dns`, by UDP and TCP, or `tls`. **PORT** is 53 by default, or 853 with TLS; 0 is any free port. A
+//!   network in CIDR form, such as 10.0.0.0/8, stands for its reverse zones.
+//! - Words are separated by white space; a word in double quotes may contain white space, and `\"`. A comment is from
+//!   `#` to the end of the line.
+//! - A brace has white space around it. `{` is the last word of its line; a new line begins after `}`.
+//! - `{$VAR}` and `{%VAR%}` are environment variables: a word, or a part of a word, also with white space in it. A
+//!   variable that isn't set is empty. `{$VAR:default}` has a default, for a variable that isn't set or is empty;
+//!   CoreDNS doesn't have defaults.
 //! - `(name) { ... }` is a snippet: see *import*.
 //!
-//! A Corefile that is wrong ends lb-linker at the start with exit code 2, and one sentence that names file, line, column
-//! and what would be right. All plugins and options of CoreDNS that aren't here are refused by name.
+//! If the Corefile is invalid, lb-linker exits at the start with exit code 2 and one sentence that names file, line,
+//! column and the expected text. The plugins and options of CoreDNS that lb-linker doesn't support are rejected by
+//! name.
 //!
-//! CoreDNS takes some things without a word that can only be mistakes. Here they are refused:
+//! CoreDNS silently accepts some lines that can only be mistakes. lb-linker rejects:
 //!
 //! - a file without a server block, a block without a zone, and a `}` that closes nothing;
-//! - zones with other characters than letters, digits and `-_*./`, unless they are escaped (`\032`), and networks with
-//!   a mistake in them, such as 10.0.0/24; reverse zones below `::/8` are none for CoreDNS, and are some here;
-//! - a port or a scheme in a zone behind a plugin or an option, but for those of *forward*;
-//! - a second line of a plugin of which only one could count;
-//! - words behind those that a plugin or an option takes, and braces that it doesn't take;
-//! - what isn't UTF-8.
+//! - zones with other characters than letters, digits and `-_*./`, unless they are escaped (`\032`), and malformed
+//!   networks, such as 10.0.0/24; networks below `::/8` have no reverse zones in CoreDNS, and have reverse zones here;
+//! - a port or a scheme in a zone after the name of a plugin or an option, except for *forward*;
+//! - a second line of a plugin of which only one line could take effect;
+//! - words after the arguments of a plugin or an option, and braces after a plugin or an option without a block;
+//! - text that isn't UTF-8.
 //!
 //! ## The order of plugins
 //!
@@ -93,11 +94,12 @@ use hickory_proto::rr::Name;
 use super::corefile::{CorefileError, Directive};
 use setup::{BlockBuilder, ServerContext, Setup};
 
-/// Turns the lines of a plugin into its part of a block.
+/// Parses the lines of a plugin and adds the result to the block.
 type SetUp = fn(&mut Setup<'_>) -> Result<(), CorefileError>;
 
-/// All plugins of CoreDNS, in its order, which counts and not that of the file; of ours `lb_linker` stands where
-/// `k8s_external` does, and `clients` behind `acl`. Those without a function aren't supported.
+/// All plugins of CoreDNS in the order in which they run; the order in the Corefile doesn't count. lb-linker's own
+/// `lb_linker` stands where `k8s_external` does, and `clients` after `acl`. An entry without a function isn't
+/// supported.
 const ORDER: &[(&str, Option<SetUp>)] = &[
     ("root", Some(root::set_up)),
     ("metadata", None),
@@ -163,10 +165,10 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("nomad", None),
 ];
 
-/// Builds a block of these lines for these zones.
+/// Builds a server block for `zones` from its lines.
 ///
 /// # Errors
-/// At the first line that isn't right.
+/// Returns the error of the first invalid line.
 pub fn build(
     lines: &[Directive],
     zones: &[Name],
@@ -200,9 +202,9 @@ pub fn build(
     Ok(builder)
 }
 
-/// Returns what was meant, or what there is.
+/// Returns a hint for an unknown plugin: the closest name, or all names.
 fn instead_of(name: &str) -> String {
-    /// Letters that are wrong, missing, too much or in another order.
+    /// Counts wrong, missing, extra and transposed letters.
     const MAX_TYPOS: usize = 2;
     let known = names();
     let closest = known.iter().min_by_key(|known| strsim::osa_distance(known, name));

@@ -1,13 +1,12 @@
 //! # Name
 //!
-//! *any* - answers questions for ANY with one small record.
+//! *any* - answers queries of type ANY with one small record.
 //!
 //! # Description
 //!
-//! A question of type ANY asks for all records of a name. Its answer can be many times as long as the question,
-//! which makes it a weapon against third parties. With this plugin it is answered, for every name, with one HINFO
-//! record that says where to read why (RFC 8482 section 4.2), and no other plugin sees it. Questions of other
-//! types pass.
+//! A query of type ANY asks for all records of a name. Its answer can be many times as long as the query, which makes
+//! it a weapon against third parties. This plugin answers such a query, for every name, with one HINFO record that
+//! refers to the explanation (RFC 8482 section 4.2), and no later plugin sees the query. Queries of other types pass.
 //!
 //! # Syntax
 //!
@@ -40,7 +39,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "any";
-/// Seconds: long, for the answer never changes.
+/// In seconds: long, because the answer never changes.
 const TTL: u32 = 8482;
 
 #[derive(Debug)]
@@ -74,7 +73,7 @@ mod tests {
     use super::super::tests::support::TestSite;
 
     #[tokio::test]
-    async fn any_is_answered_with_hinfo_and_nothing_else_is() {
+    async fn only_any_is_answered_with_hinfo() {
         let context = TestSite::block("whoami\nany");
         assert_eq!(
             context.ask("Example.org. ANY").await,
@@ -84,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_nothing() {
+    fn arguments_and_braces_are_rejected() {
         for (lines, expected) in [
             ("any x", "Corefile:2:5: any takes no arguments, and here is \"x\""),
             ("any {\n}", "Corefile:2:1: any takes no braces"),

@@ -1,13 +1,14 @@
 //! # Name
 //!
-//! *bind* - listens on certain addresses only.
+//! *bind* - listens on the given addresses only.
 //!
 //! # Description
 //!
-//! Without it a block listens on all addresses of the machine, of both families. Several lines count together.
+//! Without this plugin a block listens on all addresses of the machine, of both families. The addresses of several
+//! lines are merged.
 //!
-//! On one port either all blocks bind or none does: one that listens on all addresses and one that listens on some
-//! would take each other's questions. CoreDNS leaves that to chance; here it is an error.
+//! On one port either all blocks have *bind* or none has it: a block that listens on all addresses and a block that
+//! listens on some would receive each other's queries. CoreDNS leaves the outcome to chance; here the mix is an error.
 //!
 //! # Syntax
 //!
@@ -17,9 +18,9 @@
 //! }
 //! ```
 //!
-//! - **ADDRESS|IFACE** is an IP address, or the name of an interface, which stands for its addresses at the time
-//!   when the Corefile is read.
-//! - `except` leaves out addresses of this line.
+//! - **ADDRESS|IFACE** is an IP address, or the name of an interface, which stands for its addresses at the time when
+//!   the Corefile is read.
+//! - `except` excludes addresses of this line.
 //!
 //! # Examples
 //!
@@ -81,7 +82,7 @@ fn of_interface(word: &Token) -> Result<Vec<IpAddr>, CorefileError> {
     if own.is_empty() {
         return Err(word.isnt("an address, and there is no interface of that name"));
     }
-    // A link-local address means something on its own link only.
+    // A link-local address is valid on its own link only.
     let routable = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     Ok(own.into_iter().filter_map(|interface| interface.ip).filter(routable).collect())
 }
@@ -91,7 +92,7 @@ mod tests {
     use super::super::tests::support::TestSite;
 
     #[test]
-    fn what_is_no_address_of_ours_is_refused() {
+    fn invalid_addresses_are_rejected() {
         for (lines, expected) in [
             ("bind", "Corefile:2:1: bind needs an address or the name of an interface"),
             (
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_interfaces_of_all_lines_count_together() {
+    fn addresses_and_interfaces_of_all_lines_are_merged() {
         let context = TestSite::block("bind 127.0.0.2\nbind lo {\nexcept ::1\n}\nwhoami");
         assert_eq!(context.listeners[0], "dns://127.0.0.2:53");
         assert!(context.listeners.contains(&"dns://127.0.0.1:53".to_owned()), "{:?}", context.listeners);

@@ -1,17 +1,17 @@
 //! # Name
 //!
-//! *bufsize* - bounds the size of UDP answers.
+//! *bufsize* - limits the size of UDP answers.
 //!
 //! # Description
 //!
-//! A client says by EDNS how long an answer it takes by UDP (RFC 6891 section 6.2.3). Long ones travel in
-//! fragments, which get lost, and can be forged. With this plugin a client that says more than `SIZE` is taken to
-//! have said `SIZE`, also by the plugins behind it; what doesn't fit is cut, and the client asks again by TCP. Clients
-//! that announce less, or don't speak EDNS, aren't affected: no client gets more than it takes.
+//! With EDNS a client announces the maximum size of a UDP answer (RFC 6891 section 6.2.3). Long answers travel in
+//! fragments, which get lost and can be forged. This plugin lowers a client's announced size to `SIZE`, also for the
+//! plugins after it; longer answers are truncated, and the client asks again by TCP. Clients that announce less, or
+//! don't use EDNS, aren't affected: no client gets more than it accepts.
 //!
 //! Differences from CoreDNS:
-//! - Without this plugin no UDP answer has more than 1232 bytes; in CoreDNS as many as the client takes. `bufsize
-//!   4096` allows more.
+//! - Without this plugin no UDP answer has more than 1232 bytes; CoreDNS sends as many bytes as the client accepts.
+//!   `bufsize 4096` allows more.
 //!
 //! # Syntax
 //!
@@ -19,8 +19,8 @@
 //! bufsize [SIZE]
 //! ```
 //!
-//! - `SIZE` is the number of bytes, from 512 to 4096; 1232 if it isn't there, which passes nearly every path in one
-//!   piece (DNS flag day 2020).
+//! - `SIZE` is the number of bytes, from 512 to 4096. The default is 1232 bytes, which nearly every path carries
+//!   unfragmented (DNS flag day 2020).
 //!
 //! # Examples
 //!
@@ -68,7 +68,7 @@ impl Plugin for Bufsize {
         true
     }
 
-    /// What it changes stays so: the answer is encoded by it.
+    /// The changes of the request stay after the call: they apply when the answer is encoded.
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         request.max_udp = self.size;
         if let Some(edns) = request.edns.as_mut().filter(|edns| edns.max_payload() > self.size) {
@@ -85,7 +85,7 @@ mod tests {
     use super::super::tests::support::TestSite;
     use crate::dns::chain::server::Server;
 
-    /// What a client that takes so much by EDNS is taken to have said, and gets.
+    /// Returns the announced size after the plugin has changed it, and the resulting limit of the answer.
     async fn sizes(lines: &str, payload: Option<u16>) -> (Option<u16>, u16) {
         let mut context = TestSite::block(&format!("{lines}\nwhoami"));
         if let Some(payload) = payload {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn udp_answers_have_at_most_the_size_and_what_the_client_takes() {
+    async fn udp_answers_are_limited_by_the_plugin_and_the_client() {
         for (lines, payload, expected) in [
             ("", Some(4096), (Some(4096), 1232)),
             ("bufsize", Some(4096), (Some(1232), 1232)),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_right_is_named() {
+    fn invalid_lines_are_rejected_with_their_position() {
         for (lines, expected) in [
             ("bufsize 511", "Corefile:2:9: \"511\" isn't a number of bytes from 512 to 4096"),
             ("bufsize 4097", "Corefile:2:9: \"4097\" isn't a number of bytes from 512 to 4096"),

@@ -1,15 +1,15 @@
 //! # Name
 //!
-//! *cancel* - ends what takes too long for the client.
+//! *cancel* - ends queries that take too long for the client.
 //!
 //! # Description
 //!
-//! Most clients wait for five seconds and then ask again, or give up. What the plugins behind this one haven't
-//! answered by then is answered with SERVFAIL, and they stop working at it.
+//! Most clients wait for five seconds and then ask again, or give up. If the plugins after this one haven't answered
+//! within the timeout, the client gets SERVFAIL, and the plugins stop working on the query.
 //!
 //! Differences from CoreDNS:
-//! - There each plugin looks by itself whether the time is over, and most don't. Here everything behind this one
-//!   ends, and so neither `log` nor `prometheus` sees the question.
+//! - In CoreDNS each plugin checks the timeout itself, and most plugins don't. Here all plugins after this one are
+//!   cancelled, and so neither `log` nor `prometheus` sees the query.
 //!
 //! # Syntax
 //!
@@ -17,7 +17,7 @@
 //! cancel [TIMEOUT]
 //! ```
 //!
-//! - `TIMEOUT` is a duration longer than 0, such as `1s` or `500ms`; `5001ms` if it isn't there.
+//! - `TIMEOUT` is a duration longer than 0, such as `1s` or `500ms`; the default is `5001ms`.
 //!
 //! # Examples
 //!
@@ -39,7 +39,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "cancel";
-/// Clients wait for five seconds.
+/// CoreDNS's default: most clients wait for five seconds.
 const TIMEOUT: Duration = Duration::from_millis(5001);
 
 #[derive(Debug)]
@@ -97,7 +97,7 @@ mod tests {
     use crate::dns::chain::server::{Server, ServerBlock};
     use crate::dns::message::zone_set::ZoneSet;
 
-    /// Rewrites the question, and answers after a while.
+    /// Rewrites the query, and answers after a delay.
     #[derive(Debug)]
     struct Slow(Duration);
 
@@ -114,8 +114,8 @@ mod tests {
         }
     }
 
-    /// Returns the answer of `cancel` before a plugin that takes so long, when it came, and the name that was
-    /// asked for by then.
+    /// Returns the rcode and the time of the answer of `cancel` before a slow plugin, and the query name of the request
+    /// afterwards.
     async fn ask(lines: &str, slow: Duration) -> (ResponseCode, Duration, String) {
         let context = TestSite::block(lines);
         let (zone, block) = context.server.blocks().next().unwrap();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_takes_too_long_is_ended_and_the_question_is_as_before() {
+    async fn slow_query_is_cancelled_and_its_request_restored() {
         let millis = Duration::from_millis;
         let failed = |after| (ResponseCode::ServFail, millis(after), "example.org.".to_owned());
         let answered = |after| (ResponseCode::NoError, millis(after), ".".to_owned());
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_right_is_named() {
+    fn invalid_lines_are_rejected_with_their_position() {
         for (lines, expected) in [
             ("cancel 0s", "Corefile:2:1: a timeout of 0 leaves no time for an answer; the default is 5001ms"),
             ("cancel -1s", "Corefile:2:8: \"-1s\" isn't a duration such as 30s, 1m30s or 500ms"),

@@ -1,22 +1,22 @@
 //! # Name
 //!
-//! *chaos* - answers questions about the server itself: its version, its authors, its host.
+//! *chaos* - answers queries about the server itself: its version, its authors, its host.
 //!
 //! # Description
 //!
-//! Such questions are of the class CH and the type TXT:
+//! Such queries are of the class CH and the type TXT:
 //!
 //! | name | answer |
 //! |---|---|
 //! | `version.bind`, `version.server` | the version |
-//! | `authors.bind` | the authors, one record for each, in another order each time |
+//! | `authors.bind` | the authors, one record for each author, in random order |
 //! | `hostname.bind`, `id.server` | the host's name: in Kubernetes that of the Pod |
 //!
-//! The TTL is 0. All other questions pass. The block has to be for these names, as one for `.` is. A block without
-//! `chaos` (and without `forward`) on a port where no other block has it refuses questions of the class CH.
+//! The TTL is 0. All other queries pass. The block's zones have to contain these names, as `.` does. If no block on a
+//! port has `chaos` or `forward`, queries of the class CH get REFUSED.
 //!
 //! Differences from CoreDNS:
-//! - Without arguments version and authors are lb-linker's own.
+//! - Without arguments the version and the authors are those of lb-linker.
 //!
 //! # Syntax
 //!
@@ -24,10 +24,10 @@
 //! chaos [VERSION] [AUTHORS...]
 //! ```
 //!
-//! - `VERSION` is the version, `lb-linker-` and the number of the release if it isn't there.
-//! - `AUTHORS` are the authors, each one word, or several in quotes. What is there twice is given once.
+//! - `VERSION` is the version; the default is `lb-linker-` and the number of the release.
+//! - `AUTHORS` are the authors, each a single word, or several words in quotes. Duplicates are removed.
 //!
-//! Of each only the first 255 bytes are given: a TXT record has room for no more.
+//! The version and each author are cut to 255 bytes, the limit of a string in a TXT record.
 //!
 //! # Examples
 //!
@@ -37,7 +37,7 @@
 //! }
 //! ```
 //!
-//! What `dig CH TXT version.bind` shows then:
+//! The answer to `dig CH TXT version.bind`:
 //!
 //! ```text
 //! version.bind.  0  CH  TXT  "my server"
@@ -59,7 +59,7 @@ use crate::dns::corefile::CorefileError;
 const NAME: &str = "chaos";
 const VERSION: &str = concat!("lb-linker-", env!("CARGO_PKG_VERSION"));
 const AUTHORS: &str = "the authors of lb-linker";
-/// RFC 1035 section 3.3: a character-string.
+/// The limit of a character-string (RFC 1035 section 3.3).
 const MAX_BYTES: usize = 255;
 
 #[derive(Debug)]
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn version_authors_and_host_are_told() {
+    async fn version_and_host_are_answered() {
         let context = TestSite::block("chaos \"v 1\" b a b\nwhoami");
         for (question, expected) in [
             ("Version.bind. CH TXT", "NOERROR | Version.bind. 0 CH TXT v 1 | |".to_owned()),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_author_is_told_once_and_comes_first_at_times() {
+    async fn authors_are_deduplicated_and_shuffled() {
         let context = TestSite::block("chaos v b a b");
         let mut seen = BTreeSet::new();
         for _ in 0..200 {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_arguments_it_is_lb_linker_and_long_texts_are_cut() {
+    async fn defaults_name_lb_linker_and_long_texts_are_cut() {
         let context = TestSite::block("chaos");
         assert_eq!(
             context.ask("version.bind. CH TXT").await,
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_no_braces() {
+    fn braces_are_rejected() {
         assert_eq!(TestSite::error("chaos v {\n}"), "Corefile:2:1: chaos takes no braces");
     }
 }

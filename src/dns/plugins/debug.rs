@@ -1,19 +1,19 @@
 //! # Name
 //!
-//! *debug* - lets a crash be one, and logs more.
+//! *debug* - aborts on panic and enables debug logs.
 //!
 //! # Description
 //!
-//! A question whose answering panics, which only a defect of lb-linker can cause, normally gets SERVFAIL, the panic
-//! is logged, and everything else goes on. In a block with this plugin the panic ends the process, so that a
-//! supervisor, a debugger or a core dump sees it. lb-linker then also logs its own events of the level DEBUG, as
-//! with `RUST_LOG=debug`. It is for tests, not for production.
+//! If answering a query panics, which only a bug in lb-linker can cause, the client normally gets SERVFAIL, the panic
+//! is logged, and lb-linker continues. In a block with this plugin the panic ends the process, so that a supervisor, a
+//! debugger or a core dump sees it. lb-linker then also logs its own events of the level DEBUG, as with
+//! `RUST_LOG=debug`. The plugin is for tests, not for production.
 //!
-//! What `consolidate` of *errors* is to log with the level `debug` is logged only in blocks with this plugin.
+//! Summaries of *errors* `consolidate` with the level `debug` are logged only in blocks with this plugin.
 //!
-//! Differences from CoreDNS: there, one block with *debug* has it for the whole process; here the others go on
-//! without, but for lb-linker's own log, of which there is only one. There, some plugins dump messages as
-//! hexadecimal numbers; here none does: a capture shows them as they are.
+//! Differences from CoreDNS: there, one block with *debug* turns it on for the whole process; here it applies to its
+//! own block, except for lb-linker's own log, which all blocks share. There, some plugins dump messages in hexadecimal;
+//! here no plugin does: a packet capture shows the messages.
 //!
 //! # Syntax
 //!
@@ -46,14 +46,14 @@ mod tests {
     use super::super::tests::support::TestSite;
 
     #[test]
-    fn it_is_for_its_block_alone() {
+    fn debug_applies_to_its_own_block() {
         let context = TestSite::corefile("a {\ndebug\nwhoami\n}\nb {\nwhoami\n}\n");
         let debugged = context.server.blocks().filter(|(_, block)| block.debug);
         assert_eq!(debugged.map(|(zone, _)| zone.to_ascii()).collect::<Vec<_>>(), ["a."]);
     }
 
     #[test]
-    fn it_takes_nothing() {
+    fn arguments_and_braces_are_rejected() {
         assert_eq!(
             TestSite::error("debug off"),
             "Corefile:2:7: debug takes no arguments, and here is \"off\""

@@ -1,14 +1,14 @@
 //! # Name
 //!
-//! *health* - serves `/health`, which says that this process works.
+//! *health* - serves `/health`, which reports that this process works.
 //!
 //! # Description
 //!
 //! `/health` answers 200 and "OK" as long as the process answers at all; it never depends on the API server. It is for
-//! the liveness probe of a Pod. Once a second it is asked by the process itself, and how long that takes is measured:
-//! an answer that takes long is a sign of too much load.
+//! the liveness probe of a Pod. Once a second the process queries `/health` itself and measures the duration: slow
+//! answers are a sign of overload.
 //!
-//! One line is enough: lb-linker is one process.
+//! One line is enough, because lb-linker is one process.
 //!
 //! # Syntax
 //!
@@ -18,14 +18,14 @@
 //! }
 //! ```
 //!
-//! - **ADDRESS** is an IP address or `localhost`, and a port; `:8080` by default, which is all addresses.
-//! - `lameduck`: when the process is told to stop it goes on answering for so long, so that clients can find another
-//!   server before it stops. 0 by default.
+//! - **ADDRESS** is an IP address or `localhost`, and a port; the default `:8080` means all addresses.
+//! - `lameduck` is how long the process continues to answer after it was asked to stop, so that clients can find
+//!   another server. The default is 0.
 //!
 //! # Metrics
 //!
-//! - `coredns_health_request_duration_seconds`: how long `/health` has taken.
-//! - `coredns_health_request_failures_total`: how often it has failed.
+//! - `coredns_health_request_duration_seconds`: the durations of the process's own requests for `/health`.
+//! - `coredns_health_request_failures_total`: the failures of these requests.
 //!
 //! # Examples
 //!
@@ -62,7 +62,7 @@ mod tests {
     use super::super::tests::support::TestSite;
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn invalid_lines_are_rejected_with_their_position() {
         for (lines, expected) in [
             (
                 "health here",

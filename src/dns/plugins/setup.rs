@@ -1,4 +1,4 @@
-//! From the lines of a Corefile to plugins: what all of them need for that.
+//! The context that plugins are set up in: the shared state of all blocks and the builder of one block.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -26,118 +26,112 @@ use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
 use crate::store::metrics::LinkMetrics;
 
-/// What all blocks share.
+/// The state that all blocks share.
 #[derive(Clone, Debug)]
 pub struct ServerContext {
-    /// The links.
     pub store: Arc<Store>,
-    /// Which addresses behind a link's target are given.
+    /// Which addresses of a link's target may be in answers.
     pub targets: Arc<TargetPolicy>,
-    /// What targets were last known to have.
+    /// The last known addresses of the targets.
     pub stale_caches: StaleCaches,
-    /// The sockets that the upstreams of all blocks may have.
+    /// The limit of upstream sockets for all blocks together.
     pub upstream_sockets: Arc<SocketBudget>,
-    /// What is counted.
     pub metrics: Arc<Metrics>,
-    /// Returns the addresses that this process is reached at where it listens on these; on none means on all.
+    /// Returns the addresses at which clients reach this process if it listens on these addresses; an empty slice means
+    /// all addresses.
     pub own_addresses: fn(&[IpAddr]) -> Vec<IpAddr>,
-    /// Where what is logged for log parsers goes.
+    /// The queue of the lines that `log` and `errors` write.
     pub lines: QueryLog,
 }
 
-/// A plugin's part of a block, which it turns into something that answers.
+/// The input and output of a plugin's set-up function.
 ///
-/// Nothing is started by that: no port is opened, no task spawned, no server asked. Files are read.
+/// Set-up has no side effects but reading files: it opens no port, spawns no task and queries no server.
 pub struct Setup<'a> {
-    /// The lines of this plugin, in order; there is at least one.
+    /// The lines of this plugin, in the order of the Corefile; there is at least one.
     pub lines: &'a [Directive],
-    /// The zones of the block.
     pub zones: &'a [Name],
-    /// The block so far: of the plugins before this one.
+    /// The block with the plugins that were set up before this plugin.
     pub builder: &'a mut BlockBuilder,
-    /// What all blocks share.
     pub context: &'a ServerContext,
 }
 
-/// A block before it is served.
+/// A server block during set-up, before it is served.
 #[derive(Default)]
 pub struct BlockBuilder {
-    /// The plugins that answer, in order.
+    /// The plugins of the chain, in order.
     pub plugins: Vec<Arc<dyn Plugin>>,
-    /// The zones with links' names.
+    /// The zones in which links have names.
     pub link_zones: ZoneSet,
-    /// The directory of relative paths; empty for the working directory.
+    /// The directory that relative paths start from; empty for the working directory.
     pub root: PathBuf,
-    /// What it is bound to, instead of all addresses.
+    /// The listen addresses; empty for all addresses.
     pub bind: Vec<IpAddr>,
-    /// How its TLS listeners speak TLS.
+    /// The acceptor of the block's TLS listeners.
     pub tls: Option<TlsAcceptor>,
-    /// How long its TCP and TLS clients may take, and how much they may ask.
+    /// The timeouts and limits of TCP and TLS connections.
     pub timeouts: Timeouts,
-    /// Whether `debug` is on.
     pub debug: bool,
-    /// What is served by HTTP.
+    /// The HTTP endpoints that the block serves.
     pub endpoints: Vec<HttpEndpoint>,
-    /// What runs as long as the block is served.
+    /// The tasks that run as long as the block is served.
     pub tasks: Vec<Task>,
-    /// How often the Corefile is looked at again.
+    /// How often the Corefile is checked for changes.
     pub reload: Option<Reload>,
-    /// The upstreams whose addresses the Corefile says, and where it does: none of them may be a listener of ours.
+    /// The upstreams that the Corefile names by address, with their positions: none of them may be a listener of this
+    /// process.
     pub upstreams: Vec<(SocketAddr, Position)>,
-    /// What `loop` has found out.
+    /// The loop detection of the plugin `loop`.
     pub looping: Option<Arc<LoopState>>,
-    /// What may be a mistake: a file that isn't there yet, and is looked for again later.
+    /// Possible mistakes, such as a file that doesn't exist yet and is looked for again later.
     pub warnings: Vec<CorefileError>,
-    /// The files that were read, and what was in them.
+    /// The files that were read during set-up, and their contents.
     pub read: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// What runs as long as a block is served, until the token is cancelled. It is started once, with a server that the
-/// block is behind.
+/// A task that runs as long as a block is served, until the token is cancelled. The task starts once, with a server
+/// that serves the block.
 pub type Task = Box<dyn FnOnce(Arc<Server>, CancellationToken) -> BoxFuture<'static, ()> + Send>;
 
-/// Something that is served by HTTP.
+/// An HTTP endpoint that the Corefile asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpEndpoint {
-    /// What.
     pub kind: HttpKind,
-    /// Where.
     pub address: SocketAddr,
-    /// Where the Corefile says so.
+    /// The position in the Corefile that sets the address.
     pub place: Position,
 }
 
-/// What is served by HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HttpKind {
     /// `/metrics`.
     Metrics,
-    /// `/health`; for so long after the end has begun.
+    /// `/health`.
     Health {
-        /// The pause between being told to stop and stopping.
+        /// How long the process keeps serving after the shutdown has begun.
         lameduck: Duration,
     },
     /// `/ready`.
     Ready,
 }
 
-/// How often the Corefile is looked at again.
+/// How often the Corefile is checked for changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reload {
-    /// The pause.
+    /// The time between two checks.
     pub interval: Duration,
-    /// What is added to it at most, at random.
+    /// The upper limit of the random time that is added to the interval.
     pub jitter: Duration,
 }
 
-// === impl Site ===
+// === impl ServerContext ===
 
 impl ServerContext {
-    /// Returns a site of these links, which counts for itself alone and follows all targets; and the lines that its
-    /// blocks log.
+    /// Returns a context with metrics of its own and a policy that allows all targets, and the queue of the lines that
+    /// its blocks log.
     ///
     /// # Errors
-    /// Only if two metrics had one name.
+    /// Fails if two metrics have the same name.
     pub fn new(store: Arc<Store>, format: LineFormat) -> Result<(Self, LineQueue), prometheus::Error> {
         let metrics = Arc::new(Metrics::new()?);
         metrics.register(LinkMetrics::new(Arc::clone(&store))?)?;
@@ -156,16 +150,16 @@ impl ServerContext {
         ))
     }
 
-    /// Returns a site whose blocks log nothing.
+    /// Returns a context without a query log.
     ///
     /// # Errors
-    /// Only if two metrics had one name.
+    /// Fails if two metrics have the same name.
     pub fn silent(store: Arc<Store>) -> Result<Self, prometheus::Error> {
         Self::new(store, LineFormat::Text).map(|(context, _)| context)
     }
 }
 
-// === impl Draft ===
+// === impl BlockBuilder ===
 
 impl fmt::Debug for BlockBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -176,10 +170,10 @@ impl fmt::Debug for BlockBuilder {
 // === impl Setup ===
 
 impl Setup<'_> {
-    /// Returns the only line of the plugin.
+    /// Returns the line of a plugin that may be in a block only once.
     ///
     /// # Errors
-    /// If there are several.
+    /// Fails if there are several lines.
     pub fn only_line(&self) -> Result<&Directive, CorefileError> {
         match self.lines {
             [first, second, ..] => Err(second.error(format!(
@@ -191,42 +185,42 @@ impl Setup<'_> {
         }
     }
 
-    /// Returns these zones, or those of the block if there are none.
+    /// Parses zones; without words, returns the zones of the block.
     ///
     /// # Errors
-    /// If a word is no zone.
+    /// Fails if a word isn't a zone.
     pub fn zones_or_own(&self, words: &[Token]) -> Result<ZoneSet, CorefileError> {
         if words.is_empty() { Ok(ZoneSet::new(self.zones.iter().cloned())) } else { zones(words) }
     }
 
-    /// Returns the metrics of that kind.
+    /// Returns the metric group of type `F`, which all plugins share.
     ///
     /// # Errors
-    /// If two have one name: a defect of ours.
+    /// Fails if two metrics have the same name, which is a bug in lb-linker.
     pub fn metrics<F: MetricGroup>(&self) -> Result<Arc<F>, CorefileError> {
         self.context.metrics.family().map_err(|error| self.lines[0].error(format!("metrics: {error}")))
     }
 
-    /// Returns a path as `root` has it.
+    /// Resolves a path against the directory of `root`.
     #[must_use]
     pub fn path(&self, path: &str) -> PathBuf {
         self.builder.root.join(path)
     }
 
-    /// Reads a file. The block is another one when the file has changed.
+    /// Reads a file, and notes its content so that a reload can see whether the file has changed.
     ///
     /// # Errors
-    /// If it can't be read.
+    /// Fails if the file can't be read.
     pub fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         let bytes = std::fs::read(path)?;
         self.builder.read.push((path.to_owned(), bytes.clone()));
         Ok(bytes)
     }
 
-    /// Notes that something is to be served by HTTP, at the address of the only line, or that one.
+    /// Adds an HTTP endpoint. The address is the argument of the plugin's only line, or else `default`.
     ///
     /// # Errors
-    /// If the line has something else.
+    /// Fails if the line has other arguments, or options.
     pub fn serve_http(&mut self, kind: HttpKind, default: &str) -> Result<(), CorefileError> {
         let line = self.only_line()?;
         let what = "an address and port such as :9153, localhost:9153 or 127.0.0.1:9153";
@@ -241,12 +235,11 @@ impl Setup<'_> {
         Ok(())
     }
 
-    /// Adds the plugin to the block.
     pub fn add(&mut self, plugin: impl Plugin + 'static) {
         self.builder.plugins.push(Arc::new(plugin));
     }
 
-    /// Adds what runs as long as the block is served.
+    /// Adds a task that runs as long as the block is served.
     pub fn run<F>(&mut self, task: impl FnOnce(Arc<Server>, CancellationToken) -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -255,7 +248,7 @@ impl Setup<'_> {
     }
 }
 
-/// Parses `ADDRESS:PORT`; no address is all of them, and `localhost` the loopback.
+/// Parses `ADDRESS:PORT`; an empty address is the wildcard address, and `localhost` is 127.0.0.1.
 fn http_address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.rsplit_once(':')?;
     let port = port.parse().ok()?;

@@ -1,10 +1,10 @@
-//! What the tests of the plugins share, and the tests of all of them.
+//! Tests of all plugins, and helpers for the tests of single plugins.
 
 mod manuals;
 pub(crate) mod support;
 
 #[test]
-fn the_page_tells_the_order_that_there_is() {
+fn page_lists_the_plugins_in_their_order() {
     let supported = super::ORDER.iter().filter(|(_, set_up)| set_up.is_some());
     let names: Vec<&str> = supported.map(|(name, _)| *name).collect();
     let page = include_str!("../plugins.rs").replace("\n//! ", " ");

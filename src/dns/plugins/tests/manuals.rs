@@ -1,10 +1,10 @@
-//! Holds `docs/plugins.md` and the manuals of the plugins together: it is made of them, by `make docs`.
+//! Checks that `docs/plugins.md`, which `make docs` writes, equals the manuals of the plugins.
 
 use std::path::{Path, PathBuf};
 
 use crate::dns::plugins::{ORDER, import};
 
-/// The headings of a manual, in order; those with `true` have to be there.
+/// The headings of a manual, in order; the flag marks the mandatory headings.
 const HEADINGS: [(&str, bool); 5] =
     [("Name", true), ("Description", true), ("Syntax", true), ("Metrics", false), ("Examples", true)];
 
@@ -16,7 +16,7 @@ fn page() -> PathBuf {
     root().join("docs/plugins.md")
 }
 
-/// The module comment of a plugin's file, or of this folder.
+/// Returns the module comment of a plugin's file, or of `plugins.rs`.
 fn comment(name: &str) -> String {
     let path = root().join("src/dns/plugins").join(name).with_extension("rs");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -24,7 +24,7 @@ fn comment(name: &str) -> String {
     lines.map(|line| format!("{}\n", line.strip_prefix(' ').unwrap_or(line))).collect()
 }
 
-/// The plugins that there are, by name.
+/// Returns the names of the supported plugins, sorted.
 fn plugins() -> Vec<&'static str> {
     let supported = ORDER.iter().filter(|(_, set_up)| set_up.is_some()).map(|(name, _)| *name);
     let mut names: Vec<_> = supported.chain([import::NAME]).collect();
@@ -32,7 +32,7 @@ fn plugins() -> Vec<&'static str> {
     names
 }
 
-/// The parts of a manual: heading and text. A `#` in a code block is none.
+/// Splits a manual into pairs of heading and text. A `#` in a code block isn't a heading.
 fn parts(manual: &str) -> Vec<(String, String)> {
     let mut parts: Vec<(String, String)> = Vec::new();
     let mut in_code = false;
@@ -84,7 +84,7 @@ fn every_plugin_has_a_manual_with_the_headings_of_coredns() {
 }
 
 #[test]
-fn the_page_of_plugins_is_made_of_their_manuals() {
+fn page_of_plugins_equals_their_manuals() {
     if std::env::var_os("LB_LINKER_WRITE_DOCS").is_some() {
         std::fs::create_dir_all(page().parent().unwrap()).unwrap();
         std::fs::write(page(), made()).unwrap();

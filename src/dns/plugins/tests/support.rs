@@ -1,4 +1,4 @@
-//! Questions to a Corefile without sockets, for the tests of plugins.
+//! Answers queries by the blocks of a Corefile without sockets, for the tests of plugins.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -27,7 +27,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::{OnGone, Store};
 
-/// A Service in `default` whose load balancer is at that address, or has that name.
+/// Returns a Service in `default` whose load balancer has the IP address or the hostname `target`.
 pub(crate) fn link(service: &str, target: &str) -> ObservedService {
     let hostname = || Hostname::from(&Name::from_ascii(target).unwrap());
     let ingress = match target.parse() {
@@ -50,13 +50,12 @@ pub(crate) fn link(service: &str, target: &str) -> ObservedService {
 /// The blocks of a Corefile, and a client: 10.0.0.1, port 5353, by UDP, RD set, without EDNS.
 #[derive(Clone, Debug)]
 pub(crate) struct TestSite {
-    /// What answers on the first port.
+    /// The server of the first listener.
     pub(crate) server: Arc<Server>,
-    /// What is listened on.
+    /// The addresses of the listeners.
     pub(crate) listeners: Vec<String>,
-    /// What the blocks share.
     pub(crate) shared: setup::ServerContext,
-    /// What is asked, but for the question: tests change it as they like.
+    /// The template of all requests, without the question; tests may change it.
     pub(crate) request: Request,
     /// The lines of `log` and `errors`.
     queue: Arc<Mutex<LineQueue>>,
@@ -70,23 +69,22 @@ fn shared() -> (setup::ServerContext, LineQueue) {
 }
 
 impl TestSite {
-    /// One block for the root, with these lines; they are from line 2 on.
+    /// Builds one block for the root zone with these lines, which begin at line 2 of the Corefile.
     pub(crate) fn block(lines: &str) -> Self {
         Self::corefile(&format!(". {{\n{lines}\n}}\n"))
     }
 
-    /// The same, and what runs as long as it is served.
+    /// Builds one block for the root zone, and returns its tasks without starting them.
     pub(crate) fn with_tasks(lines: &str) -> (Self, Vec<Task>) {
         let (context, mut configuration) = Self::configured(&format!(". {{\n{lines}\n}}\n"));
         (context, std::mem::take(&mut configuration.blocks[0].builder.tasks))
     }
 
-    /// A whole Corefile.
     pub(crate) fn corefile(text: &str) -> Self {
         Self::configured(text).0
     }
 
-    /// One block for the root, whose tasks run until the token is cancelled and the others have ended.
+    /// Builds one block for the root zone, and spawns its tasks, which run until the token is cancelled.
     pub(crate) fn running(lines: &str) -> (Self, CancellationToken, JoinSet<()>) {
         let (context, mut configuration) = Self::configured(&format!(". {{\n{lines}\n}}\n"));
         let (stop, mut running) = (CancellationToken::new(), JoinSet::new());
@@ -96,17 +94,17 @@ impl TestSite {
         (context, stop, running)
     }
 
-    /// What the lines of a block for the root ask for.
+    /// Returns the builder of a block for the root zone with these lines.
     pub(crate) fn builder(lines: &str) -> setup::BlockBuilder {
         Self::configured(&format!(". {{\n{lines}\n}}\n")).1.blocks.remove(0).builder
     }
 
-    /// A whole Corefile, and what else it asks for.
+    /// Builds a whole Corefile, and returns its configuration, too.
     pub(crate) fn configured(text: &str) -> (Self, Configuration) {
         Self::of(text, shared())
     }
 
-    /// A whole Corefile, where that is the policy for targets.
+    /// Builds a whole Corefile with a policy for targets.
     pub(crate) fn with_targets(text: &str, targets: TargetPolicy) -> Self {
         let (mut shared, queue) = shared();
         shared.targets = Arc::new(targets);
@@ -127,20 +125,20 @@ impl TestSite {
         (Self { server, listeners, shared, request, queue: Arc::new(Mutex::new(queue)) }, configuration)
     }
 
-    /// What is wrong with the lines of a block for the root.
+    /// Returns the error of a block for the root zone with these lines.
     pub(crate) fn error(lines: &str) -> String {
         let text = format!(". {{\n{lines}\n}}\n");
         let configured = configure(Path::new("Corefile"), &text, &FileSources::SYSTEM, &shared().0);
         configured.expect_err("an error").to_string()
     }
 
-    /// Another client.
+    /// Sets the address of the client.
     pub(crate) fn from(mut self, client: &str) -> Self {
         self.request.client.set_ip(IpAddr::from_str(client).unwrap());
         self
     }
 
-    /// A client with EDNS that takes so many bytes.
+    /// Sets the EDNS payload size of the client in bytes.
     pub(crate) fn edns(mut self, payload: u16) -> Self {
         let mut edns = Edns::new();
         edns.set_max_payload(payload);
@@ -161,12 +159,12 @@ impl TestSite {
         Request { query, ..self.request.clone() }
     }
 
-    /// Asks, and returns the reply as it is before it is encoded; nothing for silence.
+    /// Sends a query, and returns the reply before it is encoded; `None` if the query is dropped.
     pub(crate) async fn reply(&self, question: &str) -> Option<Reply> {
         Server::serve(&mut self.request(question)).await
     }
 
-    /// Asks, and returns `RCODE flags | answers | authorities | additionals`, with records in zone file
+    /// Sends a query, and returns `RCODE flags | answers | authorities | additionals`, with records in zone file
     /// syntax, separated by commas: `NOERROR aa | a. 5 IN A 192.0.2.1 | |`.
     pub(crate) async fn ask(&self, question: &str) -> String {
         match self.reply(question).await {
@@ -175,24 +173,24 @@ impl TestSite {
         }
     }
 
-    /// What `log` and `errors` have written since this was last asked.
+    /// Returns the lines that `log` and `errors` have written since the last call.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.queue.lock().unwrap().take()
     }
 
-    /// The page for Prometheus, those lines that contain a text.
+    /// Returns the lines of the Prometheus page that contain `text`.
     pub(crate) fn metrics(&self, text: &str) -> Vec<String> {
         let page = self.shared.metrics.render().unwrap();
         page.lines().filter(|line| !line.starts_with('#') && line.contains(text)).map(str::to_owned).collect()
     }
 }
 
-/// Returns the record `owner ttl type data`; for the data of an SOA record the name of a server will do.
+/// Parses a record `owner ttl type data`; the data of an SOA record may be a single name.
 pub(crate) fn record(text: &str) -> Record {
     let [owner, ttl, qtype, data] = text.splitn(4, ' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
     let name = |text| Name::from_ascii(text).unwrap();
     let data = match qtype {
-        // The parser of hickory-proto puts names in lower case.
+        // The parser of hickory-proto converts names to lower case.
         "CNAME" => RData::CNAME(CNAME(name(data))),
         "DNAME" => {
             RData::Unknown { code: RecordType::DNAME, rdata: NULL::with(name(data).to_bytes().unwrap()) }
@@ -203,7 +201,7 @@ pub(crate) fn record(text: &str) -> Record {
     Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
 }
 
-/// Shows a reply as [`ServerContext::ask`] does.
+/// Formats a reply as [`TestSite::ask`] does.
 pub(crate) fn show(reply: &Reply) -> String {
     let metadata = &reply.metadata;
     let flags: Vec<&str> = [
