@@ -1,29 +1,29 @@
 //! # Name
 //!
-//! *lb_linker* - answers for the links: the names of load balancers, and what is behind them.
+//! *lb_linker* - answers for the links: the names of load balancers, and the records of their targets.
 //!
 //! # Description
 //!
 //! Each LoadBalancer Service that lb-linker follows has a name in every zone of this plugin:
-//! `<service>.<namespace>.<zone>`, and `<service>-<namespace>.<zone>` if no other load balancer has that one. A load
-//! balancer with a hostname is a CNAME, one with addresses has A and AAAA records, and ports have SRV records. A
-//! question for more than the CNAME also gets what is behind it: the hostname is looked up through the server block of
-//! the same listener that is for it, so there has to be one with `forward` for that. With *clients* in that block,
-//! every client gets A, AAAA, HTTPS and SVCB answers for links. For other types a client that isn't listed gets the
-//! CNAME alone.
+//! `<service>.<namespace>.<zone>`, and `<service>-<namespace>.<zone>` if no other load balancer has that name. A load
+//! balancer with a hostname is a CNAME, a load balancer with addresses has A and AAAA records, and ports have SRV
+//! records. A query for other types than CNAME also gets the records of the CNAME's target: the hostname is looked up
+//! through the server block of the same listener whose zone contains the hostname, so such a block with `forward` is
+//! needed. With *clients* in that block, every client gets A, AAAA, HTTPS and SVCB answers for links. For other types a
+//! client that isn't listed gets the CNAME alone.
 //!
-//! Each name that a chain of CNAME records leads to is checked. A chain ends at a name in the cluster's own domain
+//! Each name in a chain of CNAME records is checked. A chain ends at a name in the cluster's own domain
 //! (`--cluster-domain`), at `localhost`, at a name of a load balancer in another namespace whose annotation
-//! `linker.hsj.com/allow-from` doesn't list the namespace of the load balancer whose target it is, and where an `acl`
-//! of the server block that is for the name denies this client such a question. The answer then has the CNAME records so
-//! far, no addresses, and the extended error 15, Blocked. SRV, MX, SVCB and HTTPS records that name such a host are left
-//! out, and addresses that no target may have are, too. Addresses beside SRV and NS records and in the hints of SVCB and
-//! HTTPS records are left out where an `acl` denies the client a question for them.
+//! `linker.hsj.com/allow-from` doesn't list the namespace of the load balancer whose target it is, and at a name for
+//! which an `acl` of the responsible server block denies the client the query. The answer then has the CNAME records
+//! before that name, no addresses, and the extended error 15, Blocked. SRV, MX, SVCB and HTTPS records with such a host
+//! are left out, and so are addresses that the target policy denies. Addresses in the additional section for SRV and NS
+//! records, and in the hints of SVCB and HTTPS records, are left out if an `acl` denies the client a query for them.
 //!
-//! It has no counterpart in CoreDNS, and stands where `k8s_external` stands in the order of plugins. Answers for its
-//! names are never kept by `cache`; what is behind them is, under its own name.
+//! CoreDNS has no such plugin; *lb_linker* stands where `k8s_external` stands in the order of plugins. `cache` never
+//! caches answers for the names of *lb_linker*, but caches their targets' records under the targets' own names.
 //!
-//! All blocks answer from the same links. The names that are granted to Services lie in the zones of all blocks.
+//! All blocks answer from the same links. The names that are assigned to Services are in the zones of all blocks.
 //!
 //! # Syntax
 //!
@@ -37,24 +37,26 @@
 //! }
 //! ```
 //!
-//! - **ZONES** are the zones with the links' names. Without them those of the server block are taken, but for reverse
+//! - **ZONES** are the zones with the links' names. The default is the zones of the server block, except for reverse
 //!   zones and the root.
-//! - `ttl` is how long caches keep its records, and the absence of one, in seconds: 0 to 3600, 5 by default. A
-//!   Service's own annotation goes before it.
-//! - `apex` is the label below each zone that is the zone's own: its name server is `ns.LABEL.<zone>`. `dns` by
-//!   default.
-//! - `ns` are the addresses of that name server. By default the addresses that the block is bound to, or else those of
-//!   the Pod (POD_IPS), or else those of the machine.
-//! - `reverse` are networks whose reverse zones are answered, too: an address of a load balancer has a PTR record
-//!   that leads to its name in the first of **ZONES**. The server block has to be for them.
-//! - `fallthrough`: names that don't exist are left to the next plugin; with **ZONES** only those in them.
+//! - `ttl` is how long caches keep the plugin's records and negative answers, in seconds: 0 to 3600, 5 by default. A
+//!   Service's own annotation overrides it.
+//! - `apex` is the label below each zone that is reserved for the zone itself: the zone's name server is
+//!   `ns.LABEL.<zone>`. `dns` by default.
+//! - `ns` are the addresses of that name server. The default is the addresses that the block is bound to, or else the
+//!   addresses of the Pod (POD_IPS), or else the addresses of the machine.
+//! - `reverse` are networks whose reverse zones are answered, too: an address of a load balancer has a PTR record with
+//!   the load balancer's name in the first of **ZONES**. The zones of the server block have to include these reverse
+//!   zones.
+//! - `fallthrough`: queries for names that don't exist are passed to the next plugin; with **ZONES**, only for names in
+//!   these zones.
 //!
 //! # Metrics
 //!
-//! - `lb_linker_dns_stale_answers_total`: last known addresses that were given because no upstream answered.
-//! - `lb_linker_dns_targets_denied_total{reason}`: answers from which something was left out: `reason` is `name` (the
-//!   cluster's own domain, or `localhost`), `namespace` (`allow-from`), `acl`, or `address`.
-//! - `lb_linker_dns_targets_failing`: targets, by name and type, whose last look-up has failed.
+//! - `lb_linker_dns_stale_answers_total`: answers with last known addresses because no upstream answered.
+//! - `lb_linker_dns_targets_denied_total{reason}`: answers from which a name or an address was left out: `reason` is
+//!   `name` (the cluster's own domain, or `localhost`), `namespace` (`allow-from`), `acl`, or `address`.
+//! - `lb_linker_dns_targets_failing`: targets, by name and type, whose last look-up failed.
 //!
 //! # Examples
 //!
@@ -74,7 +76,7 @@
 //! }
 //! ```
 //!
-//! Their addresses' names, too, and another place for the zone's own names:
+//! With reverse zones, and with another label for the zone's own names:
 //!
 //! ```text
 //! lb.internal 10.20.0.0/16 {
@@ -130,10 +132,10 @@ pub use options::{LinkZone, link_zones};
 
 const NAME: &str = "lb_linker";
 
-/// Answers for links.
+/// The plugin `lb_linker`.
 #[derive(Debug)]
 pub struct LbLinker {
-    /// The closest first.
+    /// The zones, the most specific first.
     zones: Box<[Zone]>,
     fallthrough: Option<ZoneSet>,
     store: Arc<Store>,
@@ -144,12 +146,12 @@ pub struct LbLinker {
     stale_answers: IntCounter,
 }
 
-/// What is counted of targets' look-ups.
+/// The metrics of the targets' look-ups.
 #[derive(Debug)]
 struct LbLinkerMetrics {
-    /// Targets, by name and type, whose last look-up has failed.
+    /// Targets, by name and type, whose last look-up failed.
     targets_failing: IntGauge,
-    /// Answers of earlier times that were given because no upstream answered.
+    /// Stale answers that were served because no upstream answered.
     stale_answers: IntCounter,
 }
 
@@ -226,7 +228,7 @@ impl Plugin for LbLinker {
                 return Ok(clients::refusal(request, NAME));
             }
             let mut reply = next.serve(request).await?;
-            // In a moment the name may be a link's.
+            // A link may get this name at any time.
             reply.is_cacheable = false;
             reply.repeat = None;
             if reply.answers.is_empty() {
@@ -247,7 +249,7 @@ impl Plugin for LbLinker {
 }
 
 impl LbLinker {
-    /// Returns the plugins of this kind that a server has, each once.
+    /// Returns the distinct `lb_linker` plugins of a server.
     #[must_use]
     pub fn all_of(server: &Server) -> Vec<Arc<Self>> {
         let mut all: Vec<Arc<Self>> = Vec::new();
@@ -262,13 +264,13 @@ impl LbLinker {
         all
     }
 
-    /// Looks up a link's new target that clients will ask for.
+    /// Resolves a link's new target before clients query it.
     pub async fn look_ahead(&self, server: &Arc<Server>, query: Query) {
         let absence = self.zones.iter().map(Zone::ttl).min().unwrap_or_default();
         if self.policy.check_name(query.name()).is_err() {
             return;
         }
-        // It is no client's: an `acl` says nothing of it, and is asked for each client that is answered.
+        // This request isn't from a client, so no `acl` applies; each client that gets the answer is checked.
         let request = server.own_request(query);
         if server.offers_recursion(&request.query, &request, LookUp::Target) == Some(false) {
             return;
@@ -276,19 +278,19 @@ impl LbLinker {
         self.targets.of(server).look_ahead(&request, Duration::from_secs(absence.into())).await;
     }
 
-    /// Returns whether *clients* refuses a name that falls through: it is a name outside the zones then.
+    /// Returns whether *clients* refuses a name that falls through, because such a name counts as outside the zones.
     fn prohibits(&self, request: &Request) -> bool {
         clients::is_of_client(request)
             && request.server.offers_recursion(&request.query, request, LookUp::Question) == Some(false)
     }
 
-    /// Returns the closest zone that a name is in, and the name relative to it.
+    /// Returns the most specific zone that contains a name, and the name relative to the zone.
     fn zone_of(&self, name: &Name) -> Option<(&Zone, Vec<u8>)> {
         self.zones.iter().find_map(|zone| Some((zone, zone.relative(name)?)))
     }
 
-    /// Answers with authority, and follows a CNAME to the addresses behind it: a stub resolver can't. Returns
-    /// whether the name itself doesn't exist.
+    /// Answers with authority, and resolves a CNAME's target, which a stub resolver can't. Returns whether the queried
+    /// name itself doesn't exist.
     async fn answer(&self, request: &Request, reply: &mut Reply, zone: (&Zone, Vec<u8>)) -> bool {
         let mut chase = Chase {
             until: Instant::now() + CLIENT_TIMEOUT,
@@ -316,7 +318,7 @@ impl LbLinker {
                         self.look_at_services(request, reply, zone, &mut answer);
                     }
                     reply.metadata.response_code = answer.rcode;
-                    // That part of the chain is an older answer stays worth saying.
+                    // If an earlier part of the chain is stale, its EDE stays.
                     reply.ede = answer.ede.or(reply.ede);
                     reply.answers.extend(answer.answers);
                     reply.authorities = answer.authorities;
@@ -324,7 +326,7 @@ impl LbLinker {
                     chase.link = answer.link;
                     answer.chase
                 }
-                // Boxed, for it is large, and most questions need none of it.
+                // Boxed, because this future is large and most queries don't need it.
                 None => Box::pin(self.chase(request, reply, &name, &mut chase)).await,
             };
             let Some(next) = next else {
@@ -349,10 +351,10 @@ impl LbLinker {
         false
     }
 
-    /// Returns whether a chain goes on at a name, in our zones or outside of them.
+    /// Returns whether a chain continues at a name, in our zones or outside of them.
     ///
     /// # Errors
-    /// If the name is denied.
+    /// Fails if the name is denied.
     fn step(&self, request: &Request, reply: &mut Reply, name: &Name, is_ours: bool) -> Result<bool, Denial> {
         if !is_ours && !request.metadata.recursion_desired {
             return Ok(false);
@@ -384,7 +386,7 @@ impl LbLinker {
         Ok(false)
     }
 
-    /// Ends a chain at a name that is denied: the client gets the aliases so far.
+    /// Ends a chain at a denied name: the client gets the CNAME records before that name.
     fn deny(&self, reply: &mut Reply, chase: &mut Chase, denial: Denial) {
         reply.metadata.response_code = ResponseCode::NoError;
         reply.authorities.clear();
@@ -393,13 +395,13 @@ impl LbLinker {
             repeat.replace_authority(0, None, u32::MAX);
         }
         self.denials.count(reply, denial);
-        // Caches mustn't keep it longer than absence: `allow-from` may change.
+        // Caches must not keep a denial longer than `absence`: `allow-from` may change.
         chase.denied = true;
         chase.bound(reply);
     }
 
-    /// Leaves out the services of a link whose host is denied, or is found through a name that is, and the addresses of
-    /// a service's host or of a zone's name server that the client may not ask for.
+    /// Removes a link's services whose host is denied, or is reached through a denied name, and the addresses of a
+    /// service's host or of a zone's name server that the client may not query.
     fn look_at_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
         let mut looked = HopCheck::default();
         let denial = match self.address_types(request, &answer.hops, &mut looked) {
@@ -408,7 +410,7 @@ impl LbLinker {
                 answer.additionals.retain(|record| types.contains(&record.record_type()));
                 (answer.additionals.len() < number).then_some(Denial::Acl)
             }
-            // Without a host no service is left.
+            // All services of a link have the same host, so the answer becomes empty.
             Err(denial) if answer.link.is_some() => {
                 zone.empty(&self.store, answer);
                 Some(denial)
@@ -429,7 +431,7 @@ impl LbLinker {
         }
     }
 
-    /// Takes in what the answer of a zone rests on, before it is added to the reply.
+    /// Adds the dependencies of a zone's answer to the reply; must run before the records are added to the reply.
     fn rest_on(&self, reply: &mut Reply, answer: &mut ZoneAnswer) {
         let (Some(repeat), Some(dependencies)) = (&mut reply.repeat, answer.dependencies.take()) else {
             reply.repeat = None;
@@ -441,8 +443,8 @@ impl LbLinker {
         repeat.serial = serial(&self.store, reply.answers.len(), &answer.answers, &answer.authorities);
     }
 
-    /// Adds what is known of a target; returns the name of ours that it leads back to, if it does. The
-    /// response code is the last of the chain (RFC 6604 section 3).
+    /// Adds a target's records; returns the next name if the chain leads back to a name in our zones. The response code
+    /// is that of the last name in the chain (RFC 6604 section 3).
     async fn chase(
         &self,
         request: &Request,
@@ -452,7 +454,7 @@ impl LbLinker {
     ) -> Option<Name> {
         let query = query_for(request, name);
         let mut found = self.ask(request, &query, chase, true).await;
-        // Absence that the cache doesn't know as such, as when all addresses are of a kind that isn't given.
+        // The cache doesn't see every denial as such, for example if all addresses of an answer are denied.
         let is_outdated = |found: &TargetAnswer| {
             found.is_absence(&query) && !found.age().is_zero() && found.age() >= chase.absence()
         };
@@ -495,7 +497,7 @@ impl LbLinker {
             ChainEnd::Final(rcode) => reply.metadata.response_code = rcode,
             ChainEnd::BackToOurZone(name) => return Some(name),
             ChainEnd::Denied => self.deny(reply, chase, denial.unwrap_or(Denial::Name)),
-            // The upstream doesn't want to: the client may know a server that answers.
+            // The upstream refuses the query: the client may know a server that answers.
             ChainEnd::Unresolved if refused => {}
             ChainEnd::Unresolved => {
                 reply.metadata.response_code = ResponseCode::ServFail;
@@ -505,7 +507,7 @@ impl LbLinker {
         None
     }
 
-    /// Asks for what is behind a target, and takes what belongs to it.
+    /// Resolves a target, and extracts the records that belong to it.
     async fn ask(
         &self,
         request: &Request,
@@ -526,7 +528,7 @@ impl LbLinker {
             }
         };
         let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.absence, step);
-        // A chain that leads outside has come from a link.
+        // A chain outside our zones started at a link.
         let namespace = chase.link.as_ref().map_or("", |link| link.key.namespace());
         let allows = |name: &Name| self.allows_data(request, namespace, name, &mut looked);
         let has_denied_addresses = drop_denied(&mut followed.answers, &self.policy, allows);
@@ -541,15 +543,15 @@ impl LbLinker {
     }
 }
 
-/// What counts for all look-ups of one question.
+/// The state that all look-ups of a query share.
 struct Chase {
-    /// When the client gives up.
+    /// The time at which the client gives up.
     until: Instant,
-    /// How long absence is known, in seconds.
+    /// The maximum negative TTL, in seconds.
     absence: u32,
-    /// Whether it is known that there is nothing at the end of the chain.
+    /// Whether a reply that has only aliases denies the data, instead of leaving the look-up to the client.
     denied: bool,
-    /// The link whose target the chain is at.
+    /// The link whose target the chain has reached.
     link: Option<Arc<Link>>,
 }
 
@@ -558,11 +560,11 @@ impl Chase {
         Duration::from_secs(self.absence.into())
     }
 
-    /// Has nothing about absence live longer than our own: where no SOA says how long, some take the TTL of
-    /// the aliases for that.
+    /// Limits the TTLs of a reply that has only aliases: without an SOA record, some caches use the aliases' TTL as the
+    /// negative TTL.
     fn bound(&self, reply: &mut Reply) {
         let alias = |record: &Record| {
-            // The signature of an alias comes with it.
+            // The signature of an alias counts as an alias.
             let of = type_covered(record).unwrap_or_else(|| record.record_type());
             matches!(of, RecordType::CNAME | RecordType::DNAME)
         };
@@ -575,7 +577,7 @@ impl Chase {
     }
 }
 
-/// Takes in what the answer about a target rests on, before what follows from it is added to the reply.
+/// Adds the dependencies of a target's answer to the reply; must run before the records are added to the reply.
 fn rest_on_target(reply: &mut Reply, target: &Reply, followed: &CnameChain, chase: &Chase, is_absence: bool) {
     let (start, number) = (reply.answers.len(), followed.answers.len());
     let Some(repeat) = &mut reply.repeat else { return };
@@ -593,14 +595,14 @@ fn rest_on_target(reply: &mut Reply, target: &Reply, followed: &CnameChain, chas
         repeat.countdown.push(TtlCountdown { section: Section::Answer, records, since, ttl, cap: u32::MAX });
     }
     repeat.replace_authority(followed.authorities.len(), runs_down, chase.absence);
-    // The target is a name in a zone of another block of ours.
+    // The target is a name in a zone of another server block.
     if let Some(Serial { store, .. }) = &target_repeat.serial {
         repeat.serial = serial(store, start, &followed.answers, &followed.authorities);
     }
 }
 
-/// Returns where the SOA record of our zone will be when records are added: behind so many answers, and as the
-/// authority section.
+/// Returns the position of our zone's SOA record after the records are added: the answers follow `start` other records,
+/// and `authorities` replace the authority section.
 fn serial(store: &Arc<Store>, start: usize, answers: &[Record], authorities: &[Record]) -> Option<Serial> {
     let soa = |records: &[Record]| records.iter().position(|record| record.record_type() == RecordType::SOA);
     let authority = soa(authorities).map(|at| (Section::Authority, at));
@@ -608,11 +610,11 @@ fn serial(store: &Arc<Store>, start: usize, answers: &[Record], authorities: &[R
     Some(Serial { section, record, store: Arc::clone(store) })
 }
 
-/// What was found behind a target.
+/// The answer for a target.
 struct TargetAnswer {
     known: Resolved,
     followed: CnameChain,
-    /// What was left out.
+    /// The result of checking the names, with the reason if records were left out.
     looked: HopCheck,
 }
 
@@ -621,7 +623,7 @@ impl TargetAnswer {
         self.known.reply.age
     }
 
-    /// Returns whether there is nothing of what was asked for.
+    /// Returns whether there are no records of the queried type.
     fn is_absence(&self, query: &Query) -> bool {
         let qtype = query.query_type();
         let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
@@ -630,7 +632,7 @@ impl TargetAnswer {
 }
 
 /// Returns whether records of a type are looked up behind a link for every client: a bare CNAME is of no use to a stub
-/// resolver. Other types are for clients that may ask for names outside the zones.
+/// resolver. Other types are only for clients that may query names outside the zones.
 fn is_for_every_client(qtype: RecordType) -> bool {
     matches!(qtype, RecordType::A | RecordType::AAAA | RecordType::HTTPS | RecordType::SVCB)
 }
@@ -641,7 +643,6 @@ fn note(link: &Link, qtype: RecordType) {
     }
 }
 
-/// Returns the family of the addresses that are of a type.
 fn family_of(qtype: RecordType) -> Option<IpFamily> {
     match qtype {
         RecordType::A => Some(IpFamily::V4),

@@ -1,6 +1,6 @@
-//! What of an upstream's answer belongs to the question about a target: a pure function.
+//! Extracts the records of a target from an upstream's answer, without I/O.
 //!
-//! We give it on with AA set, so nothing else may slip in (RFC 5452 section 6, RFC 2181 section
+//! The records are served with AA set, so no unrelated record may be accepted (RFC 5452 section 6, RFC 2181 section
 //! 5.4.1).
 
 use std::net::IpAddr;
@@ -16,47 +16,48 @@ use crate::dns::message::rrsig::type_covered;
 use crate::dns::plugins::cache::entry::plain_ttl;
 use crate::model::target_policy::TargetPolicy;
 
-/// Aliases of one answer that are followed. Clouds have two or three; hundreds would be an attack.
+/// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; hundreds would be an
+/// attack.
 pub(crate) const MAX_ALIASES: usize = 16;
 
-/// The part of an answer that belongs to a question.
+/// The records of an answer that belong to the queried name, and the end of the CNAME chain.
 #[derive(Debug, PartialEq)]
 pub struct CnameChain {
-    /// The chain from the name that was asked for, in order.
+    /// The records of the chain from the queried name on, in order.
     pub answers: Vec<Record>,
-    /// What proves that there is nothing at the end of the chain.
+    /// The authority records that prove that there is no data at the end of the chain.
     pub authorities: Vec<Record>,
-    /// Where the chain stands.
     pub end: ChainEnd,
 }
 
-/// Where a chain stands.
+/// The end of a CNAME chain.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChainEnd {
-    /// At records of the type that was asked for, or where it is known that there are none.
+    /// The last name has records of the queried type, or has provably none.
     Final(ResponseCode),
-    /// At a name that isn't the upstream's to answer for.
+    /// The chain leads to this name, which the upstream isn't authoritative for.
     BackToOurZone(Name),
-    /// At a name that is denied.
+    /// The chain leads to a denied name.
     Denied,
-    /// Nowhere: a referral, or an error.
+    /// The chain has no end: the answer is a referral, an error or a loop.
     Unresolved,
 }
 
-/// Where a chain goes on from a name.
+/// The place where a chain continues from a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainStep {
-    /// In the upstream's answer.
+    /// The chain continues in the upstream's answer.
     Upstream,
-    /// In our own zones: what an upstream says of their names is never taken.
+    /// The chain continues in our zones: an upstream's records for our names are never accepted.
     Ours,
-    /// Nowhere.
+    /// The chain ends, because the name is denied.
     Denied,
 }
 
 /// Follows the chain from `name` through an upstream's answer to a question of type `qtype`.
 ///
-/// Absence is known for `absence` seconds at most; `step` says of each name that the chain leads to where it goes on.
+/// `absence` is the maximum negative TTL in seconds; `step` decides for each target of an alias where the chain
+/// continues.
 #[must_use]
 pub fn follow(
     answer: &Reply,
@@ -87,7 +88,7 @@ pub fn follow(
             _ => None,
         });
         let Some((record, target)) = alias else { break };
-        // RFC 6672 section 3.1: the DNAME that the CNAME was made from.
+        // RFC 6672 section 3.1: include the DNAME that the CNAME was synthesized from.
         let dname = |record: &&Record| {
             record.record_type() == RecordType::DNAME
                 && record.dns_class == DNSClass::IN
@@ -114,8 +115,8 @@ pub fn follow(
                 && rcode == ResponseCode::NoError
                 && authorities.is_empty()
                 && answer.authorities.iter().any(|record| record.record_type() == RecordType::NS);
-            // RFC 2308 section 2.2.1: without an SOA and with NS records it is no NODATA. Neither is what
-            // was cut off before it got there.
+            // RFC 2308 section 2.2.1: an empty answer with NS records and without an SOA is a referral, not NODATA. A
+            // truncated chain isn't NODATA either.
             let cut = answer.metadata.truncation && !positive;
             if referral || cut { ChainEnd::Unresolved } else { ChainEnd::Final(rcode) }
         }
@@ -124,9 +125,10 @@ pub fn follow(
     followed(answers, authorities, end)
 }
 
-/// Drops the records with addresses that no target may have, and those of SRV, MX, SVCB and HTTPS with a name that
-/// `allows` denies: the owner of a hostname could otherwise lead clients anywhere, also into the cluster. A
-/// signature goes with a record of its RRset: it isn't valid for the rest. Returns whether there were addresses.
+/// Drops records with addresses that the policy denies, and SRV, MX, SVCB and HTTPS records with a name that `allows`
+/// denies: the owner of a hostname could otherwise direct clients anywhere, also into the cluster. The signature of a
+/// changed RRset is dropped, too, because it isn't valid for the remaining records. Returns whether an address was
+/// dropped.
 pub fn drop_denied(
     answers: &mut Vec<Record>,
     targets: &TargetPolicy,
@@ -147,9 +149,9 @@ pub fn drop_denied(
     has_addresses
 }
 
-/// Drops the address hints of SVCB and HTTPS records (RFC 9460 section 7.3) that `allows` denies: it says whether the
-/// client may ask the host of a record for addresses of a type. A signature goes with a hint of its RRset. Returns whether
-/// there were any.
+/// Drops the address hints of SVCB and HTTPS records (RFC 9460 section 7.3) that `allows` denies: `allows` returns
+/// whether the client may query the host of a record for addresses of a type. The signature of a changed RRset is
+/// dropped, too. Returns whether a hint was dropped.
 pub fn drop_hints(answers: &mut Vec<Record>, mut allows: impl FnMut(&Name, RecordType) -> bool) -> bool {
     let mut cut: SmallVec<[(Name, RecordType); 1]> = SmallVec::new();
     for record in &mut *answers {
@@ -167,7 +169,7 @@ pub fn drop_hints(answers: &mut Vec<Record>, mut allows: impl FnMut(&Name, Recor
             continue;
         }
         svcb.svc_params.retain_mut(|(key, value)| {
-            // RFC 9460 section 8: a key that is mandatory has to be there.
+            // RFC 9460 section 8: a mandatory key must be present.
             if let SvcParamValue::Mandatory(keys) = value {
                 keys.0.retain(|key| !denied.contains(key));
                 return !keys.0.is_empty();
@@ -180,7 +182,6 @@ pub fn drop_hints(answers: &mut Vec<Record>, mut allows: impl FnMut(&Name, Recor
     !cut.is_empty()
 }
 
-/// Drops the signatures of these RRsets.
 fn drop_signatures(answers: &mut Vec<Record>, of: &[(Name, RecordType)]) {
     if !of.is_empty() {
         answers.retain(|record| {
@@ -207,8 +208,8 @@ fn has_denied_address(data: &RData, targets: &TargetPolicy) -> bool {
     }
 }
 
-/// Returns the host that a record names. The root says that there is none (RFC 2782, RFC 7505 section 3), or stands for
-/// the owner itself (RFC 9460 section 2.5).
+/// Returns the host that a record names. The root means that there is no host (RFC 2782, RFC 7505 section 3), or stands
+/// for the owner (RFC 9460 section 2.5).
 fn named(data: &RData) -> Option<&Name> {
     let name = match data {
         RData::SRV(srv) => &srv.target,
@@ -219,8 +220,8 @@ fn named(data: &RData) -> Option<&Name> {
     (!name.is_root()).then_some(name)
 }
 
-/// Returns the SOA that a name lies under, and what belongs to it. RFC 2308 section 5: caches keep
-/// the absence as long as the SOA. Absence behind a name of ours must not outlive our own TTL.
+/// Returns the SOA record of the zone that contains `owner`, and the NSEC, NSEC3 and RRSIG records of the zone. Caches
+/// keep a denial as long as the SOA (RFC 2308 section 5), so its TTL is at most `ttl`, our own.
 fn negative_proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
     let soa = answer
         .authorities
@@ -251,7 +252,7 @@ mod tests {
         Name::from_ascii(text).unwrap()
     }
 
-    /// `name type data`.
+    /// Parses `name type data`.
     fn record(text: &str) -> Record {
         let (owner, rest) = text.split_once(' ').unwrap();
         support::record(&format!("{owner} 3600 {rest}"))
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chain_is_followed_and_nothing_else_taken() {
+    fn only_records_of_the_chain_are_accepted() {
         let ok = ResponseCode::NoError;
         let nx = ResponseCode::NXDomain;
         for (rcode, answers, authorities, expected) in [
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn ttls_with_the_top_bit_are_zero_wherever_the_chain_ends() {
+    fn ttls_with_the_top_bit_become_zero() {
         for (answers, ours) in [
             (&["t.example. A 192.0.2.1"][..], false),
             (&["t.example. CNAME u.example."], true),
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_followed_so_far_and_no_farther() {
+    fn chain_is_followed_up_to_the_limit() {
         let end = |aliases: usize| {
             let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NoError);
             let host = |i: usize| if i == 0 { "t.example.".to_owned() } else { format!("a{i}.example.") };
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_no_target_may_have_are_dropped() {
+    fn denied_addresses_are_dropped() {
         let mut answers = ["t.example. CNAME u.example.", "u.example. A 127.0.0.1", "u.example. A 192.0.2.1"]
             .map(record)
             .to_vec();
@@ -414,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn record_that_names_a_denied_host_goes_with_its_signature() {
+    fn record_with_a_denied_host_is_dropped_with_its_signature() {
         let svcb = |target: &str| SVCB::new(1, name(target), vec![]);
         let all = |target: &str| {
             [
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn denied_hint_goes_with_its_signature_and_mandatory_key() {
+    fn denied_hint_is_dropped_with_signature_and_mandatory_key() {
         let v4 = SvcParamValue::Ipv4Hint(IpHint(vec![A::new(192, 0, 2, 1)]));
         let v6 = SvcParamValue::Ipv6Hint(IpHint(vec![AAAA::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)]));
         let (v4, v6) = ((SvcParamKey::Ipv4Hint, v4), (SvcParamKey::Ipv6Hint, v6));
@@ -472,14 +473,14 @@ mod tests {
     }
 
     #[test]
-    fn signature_of_addresses_goes_with_a_denied_address() {
+    fn signature_is_dropped_with_a_denied_address() {
         let rest = vec![record("t.example. A 192.0.2.1"), signature("t.example.", RecordType::AAAA)];
         let denied = [record("t.example. A 127.0.0.1"), signature("t.example.", RecordType::A)];
         assert_eq!(dropped(&[&rest[..], &denied].concat()), (rest, true));
     }
 
     #[test]
-    fn absence_lives_no_longer_than_our_own_records() {
+    fn negative_ttl_is_limited_to_our_own_ttl() {
         let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NXDomain);
         message.add_authority(record("example. SOA ns.example."));
         let followed =

@@ -1,4 +1,4 @@
-//! Which targets can't be resolved: said when it begins and when it ends, and not in a flood.
+//! Logs, with a rate limit, when a target begins to fail and when it can be resolved again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,15 +12,13 @@ use tracing::{info, warn};
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::model::hostname::to_presentation;
 
-/// Lines in a minute: when all targets fail, the first ones say enough.
+/// The rate limit of log lines: when all targets fail, the first lines are enough.
 const MAX_LINES_PER_MINUTE: u32 = 20;
 const LINES_WINDOW: Duration = Duration::from_secs(60);
-/// How long a target counts that is no longer asked for.
+/// How long a target counts as failing after its last failed look-up.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
-/// Targets that are known to fail, at most.
 const MAX_FAILED_TARGETS: usize = 10_000;
 
-/// The targets that can't be resolved.
 #[derive(Debug)]
 pub(crate) struct FailedTargets {
     state: Mutex<FailureState>,
@@ -29,17 +27,17 @@ pub(crate) struct FailedTargets {
 
 #[derive(Debug)]
 struct FailureState {
-    /// And when that was last seen: it may be asked for no longer.
+    /// The failing targets with the time of their last failed look-up; clients may have stopped querying them.
     failing: HashMap<QueryKey, Instant>,
-    /// Since when lines are counted, how many there were, and what wasn't said.
+    /// The start of the rate limit's window, the lines in it, and the number of suppressed lines.
     since: Instant,
     lines: u32,
     unsaid: u64,
-    /// How many of the number are these.
+    /// This set's share of the gauge.
     counted: i64,
 }
 
-/// What wasn't said since the last line.
+/// The number of lines that were suppressed since the last line.
 struct UnloggedFailures(u64);
 
 impl fmt::Display for UnloggedFailures {
@@ -49,14 +47,14 @@ impl fmt::Display for UnloggedFailures {
 }
 
 impl FailedTargets {
-    /// Counts them in `number`, beside others that do so.
+    /// Returns an empty set that adds its size to `number`, which several sets share.
     pub(crate) fn new(number: IntGauge) -> Self {
         let state =
             FailureState { failing: HashMap::new(), since: Instant::now(), lines: 0, unsaid: 0, counted: 0 };
         Self { state: Mutex::new(state), number }
     }
 
-    /// Takes in that a target can't be resolved.
+    /// Records that a target can't be resolved, and logs its first failure.
     pub(crate) fn mark_failed(&self, key: &QueryKey, question: &UpstreamQuery, why: impl fmt::Display) {
         if !key.is_ordinary() {
             return;
@@ -77,7 +75,7 @@ impl FailedTargets {
         }
     }
 
-    /// Takes in that a target can be resolved.
+    /// Records that a target can be resolved, and logs it if the target was failing.
     pub(crate) fn mark_resolved(&self, key: &QueryKey, question: &UpstreamQuery) {
         let mut state = self.state.lock();
         if state.failing.remove(key).is_some() {
@@ -88,7 +86,7 @@ impl FailedTargets {
         }
     }
 
-    /// Forgets a name that may be no link's target any more.
+    /// Removes a name that may no longer be a link's target.
     pub(crate) fn forget(&self, name: &[u8]) {
         let mut state = self.state.lock();
         if !state.failing.is_empty() {
@@ -97,7 +95,6 @@ impl FailedTargets {
         }
     }
 
-    /// Forgets all names.
     pub(crate) fn forget_all(&self) {
         let mut state = self.state.lock();
         state.failing.clear();
@@ -118,7 +115,7 @@ impl Drop for FailedTargets {
 }
 
 impl FailureState {
-    /// Returns whether a line may be written, and how many weren't.
+    /// Returns the number of suppressed lines if a line may be written.
     fn say(&mut self) -> Option<UnloggedFailures> {
         if self.since.elapsed() >= LINES_WINDOW {
             (self.since, self.lines) = (Instant::now(), 0);
@@ -132,7 +129,7 @@ impl FailureState {
     }
 }
 
-/// `a.example.com AAAA`
+/// Formats a query as `a.example.com AAAA`.
 fn name_of(question: &UpstreamQuery) -> String {
     format!("{} {}", to_presentation(&question.query.name().to_lowercase()), question.query.query_type())
 }
@@ -144,7 +141,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn each_target_is_counted_once_and_lines_are_rare() {
+    async fn failing_target_is_counted_once_and_logs_are_limited() {
         let number = IntGauge::new("failing", "Failing.").unwrap();
         let failing = FailedTargets::new(number.clone());
         let question =

@@ -1,5 +1,5 @@
-//! Which names a chain may lead to, for one client: the target policy, the links' `allow-from`, and the `acl` of the
-//! block that the name is for. The same rules hold for each name of a chain, whichever answer it is from.
+//! Checks each name of a chain for a client: by the target policy, by the links' `allow-from`, and by the `acl` of the
+//! block whose zone contains the name. The same rules apply to all names of a chain, whichever answer they are from.
 
 use std::any::Any;
 
@@ -17,19 +17,19 @@ use crate::dns::plugins::lb_linker::zone::{Hop, Zone, ZoneDependencies};
 use crate::metrics::MetricGroup;
 use crate::metrics::sharded::ShardedCounterVec;
 
-/// What a client asks for that has got the name of a host.
+/// The types that a client queries for a host's addresses.
 const ADDRESS_TYPES: [RecordType; 2] = [RecordType::A, RecordType::AAAA];
 
-/// Why a chain ends at a name, or a record is left out of an answer.
+/// The reason why a chain ends at a name, or why a record is left out of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Denial {
-    /// The name lies in the cluster's own domain, or is `localhost`.
+    /// The name is in the cluster's own domain, or is `localhost`.
     Name,
-    /// It is a name of another namespace's link, whose Service doesn't allow it.
+    /// The name belongs to a link in another namespace, whose Service doesn't allow this namespace.
     Namespace,
-    /// An `acl` denies the client that name.
+    /// An `acl` denies the client the name.
     Acl,
-    /// It is an address that no target may have.
+    /// The target policy denies the address.
     Address,
 }
 
@@ -43,7 +43,7 @@ impl Denial {
         }
     }
 
-    /// Returns what clients that speak EDNS are told.
+    /// Returns the extended DNS error for the client.
     const fn ede(self) -> Ede {
         match self {
             Self::Address => Ede::FILTERED,
@@ -52,7 +52,7 @@ impl Denial {
     }
 }
 
-/// Counts answers in which something of a target was denied.
+/// Counts answers from which a target's name or address was left out.
 #[derive(Debug)]
 pub(super) struct Denials(ShardedCounterVec);
 
@@ -67,7 +67,7 @@ impl MetricGroup for Denials {
 }
 
 impl Denials {
-    /// Counts an answer from which something is left out, now and each time it is repeated, and says so to the client.
+    /// Counts an answer from which records are left out, also each time it is reused, and sets its extended DNS error.
     pub(super) fn count(&self, reply: &mut Reply, denial: Denial) {
         let counter = self.0.with(&[denial.label()]);
         counter.add(0, 1);
@@ -78,21 +78,21 @@ impl Denials {
     }
 }
 
-/// What looking at the names of an answer has shown.
+/// The result of checking the names of an answer.
 #[derive(Debug, Default)]
 pub(super) struct HopCheck {
-    /// Why something was left out, if it was.
+    /// The reason why records were left out, if they were.
     pub(super) denial: Option<Denial>,
-    /// For which clients an `acl` says the same.
+    /// The clients for which each `acl` decides the same.
     clients: Vec<ClientScope>,
-    /// Which links and names it depended on.
+    /// The links and names that the result depends on.
     dependencies: Vec<ZoneDependencies>,
-    /// Whether it isn't known how long it holds.
+    /// Whether the answer must not be reused, because a dependency is unknown.
     is_for_now: bool,
 }
 
 impl HopCheck {
-    /// Has an answer hold as long as this does.
+    /// Makes the reuse of an answer depend on this result.
     pub(super) fn bind(self, reply: &mut Reply) {
         reply.repeat.take_if(|_| self.is_for_now);
         let Some(repeat) = &mut reply.repeat else { return };
@@ -105,7 +105,8 @@ impl HopCheck {
 }
 
 impl LbLinker {
-    /// Returns the zone of this listener that a name is in, and the name relative to it. One of its own comes first.
+    /// Returns the zone of this listener that contains a name, and the name relative to the zone. This plugin's zones
+    /// go first.
     pub(super) fn place_of<'a>(&'a self, request: &'a Request, name: &Name) -> Option<(&'a Zone, Vec<u8>)> {
         let other = || {
             let plugins = request.server.plugins().map(|plugin| -> &dyn Any { &**plugin });
@@ -114,7 +115,7 @@ impl LbLinker {
         self.zone_of(name).or_else(other)
     }
 
-    /// Looks at a name outside our zones that a chain leads to; returns whether it may.
+    /// Checks a name outside our zones in a chain; returns whether the chain may continue there.
     pub(super) fn allows_name(&self, request: &Request, name: &Name, looked: &mut HopCheck) -> bool {
         if self.policy.check_name(name).is_err() {
             looked.denial = Some(Denial::Name);
@@ -127,11 +128,11 @@ impl LbLinker {
         !is_denied
     }
 
-    /// Looks at the names that lead to the host of a link's SRV records, or at a zone's name server. Returns for which
-    /// types of addresses the client may ask at each of them.
+    /// Checks the names on the way to the host of a link's SRV records, or the name of a zone's name server. Returns
+    /// the address types that the client may query for all of these names.
     ///
     /// # Errors
-    /// If one of the names is denied, or no type is left.
+    /// Fails if one of the names is denied, or if no type is left.
     pub(super) fn address_types(
         &self,
         request: &Request,
@@ -150,8 +151,7 @@ impl LbLinker {
         if types.is_empty() { Err(Denial::Acl) } else { Ok(types) }
     }
 
-    /// Looks at a name in the data of a record of a link in `namespace`, which the client will ask for addresses of;
-    /// returns whether it may stay.
+    /// Checks a host name in a record of a link in `namespace`; returns whether the record may stay.
     pub(super) fn allows_data(
         &self,
         request: &Request,
@@ -160,7 +160,7 @@ impl LbLinker {
         looked: &mut HopCheck,
     ) -> bool {
         let mut denial = self.denial_of_target(request, namespace, name, looked);
-        // Where the client may ask for one family, it may have the name.
+        // The name may stay if the client may query at least one address family.
         if denial.is_none()
             && ADDRESS_TYPES.into_iter().all(|qtype| self.denies(request, name, qtype, looked))
         {
@@ -170,7 +170,7 @@ impl LbLinker {
         denial.is_none()
     }
 
-    /// Returns why a name is no target for a link in `namespace`, whichever client asks.
+    /// Returns the reason, independent of the client, why a name can't be a target of a link in `namespace`.
     fn denial_of_target(
         &self,
         request: &Request,
@@ -195,7 +195,7 @@ impl LbLinker {
         None
     }
 
-    /// Returns whether an `acl` denies the client a question.
+    /// Returns whether an `acl` denies the client a query.
     pub(super) fn denies(
         &self,
         request: &Request,

@@ -1,4 +1,4 @@
-//! What the lines of `lb_linker` say.
+//! Parses the lines of `lb_linker`.
 
 use std::net::IpAddr;
 
@@ -13,26 +13,23 @@ use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions};
 use crate::model::hostname::to_presentation;
 use crate::model::names;
 
-/// The options, as errors list them.
 const KNOWN: [&str; 5] = ["ttl", "apex", "ns", "reverse", "fallthrough"];
-/// A day would outlive any change of a target; an hour is the most that may be configured.
+/// The maximum TTL in seconds: a TTL of a day would outlive any change of a target.
 const MAX_TTL: u32 = 3600;
-/// A Service's name and a namespace's, with their lengths, leave that much of a name.
+/// The maximum length of a zone's name: the labels of a Service and a namespace take the rest of the name's 255 bytes.
 const MAX_ZONE_LENGTH: usize = 120;
 
-/// A zone with links' names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkZone {
-    /// Its origin.
     pub origin: Name,
-    /// The label below it that is the zone's own.
+    /// The label below the origin that is reserved for the zone itself.
     pub apex: String,
 }
 
-/// Returns the zones with links' names of a Corefile, in order, each once.
+/// Returns the distinct zones with links' names of a Corefile, in order.
 ///
 /// # Errors
-/// At the first line of `lb_linker`, or address of its block, that isn't right.
+/// Returns the error of the first invalid line of `lb_linker`, or invalid address of its block.
 pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError> {
     let mut all: Vec<LinkZone> = Vec::new();
     for block in blocks {
@@ -74,7 +71,6 @@ pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError
     Ok(all)
 }
 
-/// What the lines of `lb_linker` say.
 #[derive(Debug)]
 pub(super) struct LinkZoneOptions {
     origins: Vec<Name>,
@@ -85,7 +81,7 @@ pub(super) struct LinkZoneOptions {
     pub(super) fallthrough: Option<ZoneSet>,
 }
 
-/// Parses the line of a block for these zones.
+/// Parses the line of a block with the zones `own`.
 pub(super) fn parse(line: &Directive, own: &[Name]) -> Result<LinkZoneOptions, CorefileError> {
     let mut options = LinkZoneOptions {
         origins: origins(line, own)?,
@@ -119,7 +115,7 @@ pub(super) fn parse(line: &Directive, own: &[Name]) -> Result<LinkZoneOptions, C
     Ok(options)
 }
 
-/// Returns the zones that are named, or else those of the block that can have links' names.
+/// Returns the zones in the arguments, or else the zones of the block that may have links' names.
 fn origins(line: &Directive, own: &[Name]) -> Result<Vec<Name>, CorefileError> {
     let mut origins = Vec::new();
     for word in line.arguments() {
@@ -165,7 +161,7 @@ fn some<T: std::str::FromStr>(option: &Directive, what: &str) -> Result<Vec<T>, 
     option.some(what)?.iter().map(|word| word.parse(what)).collect()
 }
 
-/// Parses the networks of `reverse`: their zones have to be among those of the block.
+/// Parses the networks of `reverse`, whose zones have to be among the zones of the block.
 fn networks(option: &Directive, own: &[Name]) -> Result<Vec<IpNet>, CorefileError> {
     let nets: Vec<IpNet> = some(option, "a network such as 10.20.0.0/16")?;
     for (net, word) in nets.iter().zip(option.arguments()) {
@@ -180,7 +176,7 @@ fn networks(option: &Directive, own: &[Name]) -> Result<Vec<IpNet>, CorefileErro
 }
 
 impl LinkZoneOptions {
-    /// Builds the zones; `own_addresses` returns those of this server.
+    /// Builds the zones; `own_addresses` returns the addresses of this server, the default of `ns`.
     pub(super) fn zones(
         &self,
         own_addresses: impl FnOnce() -> Vec<IpAddr>,
@@ -190,7 +186,7 @@ impl LinkZoneOptions {
         for origin in &self.origins {
             let options =
                 ZoneOptions { addresses: addresses.clone(), ttl: self.ttl, apex: self.apex.clone() };
-            // What could be wrong has been checked.
+            // The origin is valid: `check` has accepted it.
             zones.extend(Zone::with_options(origin, options));
         }
         let reverse: Vec<Zone> = self
@@ -209,7 +205,7 @@ mod tests {
     use crate::dns::plugins::tests::support::TestSite;
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn invalid_lines_are_rejected_with_their_position() {
         for (lines, expected) in [
             ("lb_linker", "Corefile:2:1: lb_linker needs a zone for the links' names, such as lb.internal"),
             ("lb_linker .", "Corefile:2:11: . can't have the links' names: it is the root"),

@@ -1,5 +1,5 @@
-//! What is behind the targets of links: looked up through the server's own blocks, shared by all clients that ask at once,
-//! and remembered for when no upstream answers.
+//! Resolves the targets of links through the server's own blocks. Concurrent queries share a look-up, and the last good
+//! answers are kept for upstream outages.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::dns::plugins::lb_linker::failed_targets::FailedTargets;
 use crate::dns::upstream::singleflight::{Call, Group};
 use crate::dns::upstream::stale_cache::{STALE_TTL, StaleCache, StaleCaches, StaleEntry};
 
-/// How long the client of a name of ours waits for what is behind it, and a look-up has while there is an older
-/// answer to give (RFC 8767 section 5): a CoreDNS in front gives up at 2 s.
+/// The time limit for a target's look-up while a client waits or a stale answer is available (RFC 8767 section 5): a
+/// CoreDNS that forwards to lb-linker gives up after 2 s.
 pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_millis(1800);
 
-/// What is known of targets, by the view of the server that was asked: another one has other blocks answer, and
-/// may be for other clients.
+/// The resolvers of all views. A view has its own resolver, because other blocks answer in it, and they may be for
+/// other clients.
 #[derive(Debug)]
 pub(super) struct TargetResolvers {
     targets: DashMap<String, Arc<TargetResolver>>,
@@ -36,7 +36,7 @@ pub(super) struct TargetResolvers {
     failing: Arc<FailedTargets>,
 }
 
-/// The targets that are looked up, and what is known of them.
+/// The look-ups in flight and the last known answers in one view.
 #[derive(Debug)]
 pub(super) struct TargetResolver {
     flights: Group<TargetRoute, (IpAddr, LookupResult)>,
@@ -44,29 +44,28 @@ pub(super) struct TargetResolver {
     failing: Arc<FailedTargets>,
 }
 
-/// What makes two look-ups one. A look-up with a client is for that client alone.
+/// The singleflight key. With an address, the look-up is for this client alone.
 type TargetRoute = (QueryKey, Option<IpAddr>);
 
-/// What a server's own block answers; nothing where it is silent.
+/// The reply of a server block; `None` if the query was dropped.
 type LookupResult = Option<Arc<Reply>>;
 
-/// What is known of a target.
+/// The answer for a target.
 #[derive(Clone, Debug)]
 pub(super) struct Resolved {
-    /// The answer.
     pub(super) reply: Arc<Reply>,
-    /// Whether it is the last known answer, because no upstream answers now.
+    /// Whether this is the last known answer, because no upstream answers.
     pub(super) stale: bool,
 }
 
-/// A look-up: what is asked, and what its asker is content with.
+/// The options of a look-up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResolveOptions {
-    /// When the client doesn't wait any more.
+    /// The time at which the client stops waiting.
     pub(super) until: Instant,
-    /// How old absence may be.
+    /// The maximum age of a cached denial.
     pub(super) absence: Duration,
-    /// Whether anything cached will do.
+    /// Whether a cached answer is acceptable.
     pub(super) cached: bool,
 }
 
@@ -76,7 +75,7 @@ impl TargetResolvers {
         Self { targets: DashMap::new(), stale_caches, failing }
     }
 
-    /// Returns what is known at a server.
+    /// Returns the resolver for a server's view.
     pub(super) fn of(&self, server: &Server) -> Arc<TargetResolver> {
         if let Some(targets) = self.targets.get(&server.view) {
             return Arc::clone(&targets);
@@ -87,7 +86,7 @@ impl TargetResolvers {
         Arc::clone(&self.targets.entry(server.view.clone()).or_insert_with(new))
     }
 
-    /// Forgets what is being looked up about a name, or about all.
+    /// Abandons the look-ups in flight for a name, and removes its failure; `None` stands for all names.
     pub(super) fn forget(&self, name: Option<&[u8]>) {
         for targets in &self.targets {
             targets.flights.forget(|(key, _)| name.is_none_or(|name| *key.name() == *name));
@@ -100,11 +99,11 @@ impl TargetResolvers {
 }
 
 impl TargetResolver {
-    /// Looks a target up for a request.
+    /// Resolves a target for a request.
     ///
     /// # Errors
-    /// If there is no answer in time, nor one that is remembered: with the reason for the client. The look-up
-    /// goes on.
+    /// Returns the extended DNS error for the client if there is neither an answer in time nor a stale answer. The
+    /// look-up continues in the background.
     pub(super) async fn resolve(
         &self,
         request: &Request,
@@ -117,7 +116,8 @@ impl TargetResolver {
             Started::Flying(flight) => flight,
         };
         let mut landed = self.wait(&question, wanted, flight).await;
-        // That another client has reached its bound says nothing about this one.
+        // If another client has exceeded its quota, the result doesn't apply to this client: start a look-up for it
+        // alone.
         if let Some(Some((begun_for, Some(reply)))) = &landed
             && is_busy(reply)
             && *begun_for != request.account()
@@ -136,7 +136,7 @@ impl TargetResolver {
         }
     }
 
-    /// Waits for a look-up as long as it is worth it; nothing if it hasn't ended by then.
+    /// Waits for a look-up until the deadline for this query; returns `None` if the look-up is still in flight.
     async fn wait(
         &self,
         question: &UpstreamQuery,
@@ -145,9 +145,9 @@ impl TargetResolver {
     ) -> Option<Option<(IpAddr, LookupResult)>> {
         let last = self.memory.get(question);
         let until = match &last {
-            // The look-up before has failed: this one has to prove that it is better.
+            // The previous look-up failed: serve the stale answer at once unless this look-up has already ended.
             Some(StaleEntry { failing: true, .. }) => Instant::now(),
-            // With a stale answer at hand no client waits again.
+            // With a stale answer available, each client waits only for the rest of the look-up's time limit.
             Some(_) => wanted.until.min(Instant::now() + CLIENT_TIMEOUT.saturating_sub(flight.age())),
             None => wanted.until,
         };
@@ -158,7 +158,7 @@ impl TargetResolver {
         }
     }
 
-    /// An answer that is none counts less than what was known before (RFC 8767 section 4).
+    /// Prefers the stale answer to an answer that doesn't resolve the target (RFC 8767 section 4).
     fn judge(&self, question: &UpstreamQuery, landing: LookupResult) -> Result<Resolved, Ede> {
         let remembered = || self.memory.get(question).map(given);
         match landing {
@@ -176,24 +176,24 @@ impl TargetResolver {
         }
     }
 
-    /// Takes in that the answer to a question leads back to a name of ours: by itself it may look like none.
+    /// Keeps an answer that leads back to our zones as a stale answer; on its own it looks unresolved.
     pub(super) fn keep(&self, request: &Request, query: &Query, reply: &Arc<Reply>) {
         let question = UpstreamQuery { query: query.clone(), ..request.question() };
         self.memory.keep(&question.key(), reply);
     }
 
-    /// Looks up a target before a client asks for it.
+    /// Resolves a target before a client queries it.
     pub(super) async fn look_ahead(&self, request: &Request, absence: Duration) {
         let question = request.question();
         let wanted = ResolveOptions { until: Instant::now() + CLIENT_TIMEOUT, absence, cached: true };
         if let Started::Flying(flight) = self.start(request, &question, wanted, None) {
-            // The result is cached, or a client will ask again.
+            // If the look-up fails, the query of a client repeats it.
             let _ = flight.landed().await;
         }
     }
 
-    /// Joins the look-up that is under way, or begins one; one for a client alone if `only_for` is that client. What is
-    /// known here and now needs no task.
+    /// Joins the look-up in flight, or starts a look-up, which is for one client alone if `only_for` is set. A look-up
+    /// that completes at once needs no task.
     fn start(
         &self,
         request: &Request,
@@ -221,13 +221,13 @@ impl TargetResolver {
         }
     }
 
-    /// Returns what takes in how a look-up has ended.
+    /// Returns a callback that records the outcome of a look-up.
     fn news(&self, key: &QueryKey, question: &UpstreamQuery) -> impl FnOnce(&LookupResult) + Send + 'static {
         let (memory, failing) = (Arc::clone(&self.memory), Arc::clone(&self.failing));
         let (key, question) = (key.clone(), question.clone());
         move |landing| {
             let good = landing.as_deref().is_some_and(is_news);
-            // A cached answer says nothing about the upstreams now, nor does our own bound.
+            // A cached answer or an exceeded quota says nothing about the upstreams.
             if landing.as_deref().is_none_or(|reply| reply.age.is_zero() && !is_busy(reply)) {
                 memory.set_failing(&question, !good);
                 match landing.as_deref() {
@@ -246,17 +246,17 @@ impl TargetResolver {
     }
 }
 
-/// How a look-up has begun.
+/// The state of a look-up after its start.
 enum Started {
-    /// It has an answer already.
+    /// The look-up has completed.
     Landed(LookupResult),
-    /// It is under way.
+    /// The look-up is in flight.
     Flying(Call<(IpAddr, LookupResult)>),
 }
 
 fn given(last: StaleEntry) -> Resolved {
     let mut reply = (*last.reply).clone();
-    // There is no newer one.
+    // The age is 0 because there is no newer answer.
     reply.age = Duration::ZERO;
     for record in reply.sections_mut().into_iter().flatten() {
         record.ttl = STALE_TTL;
@@ -264,29 +264,29 @@ fn given(last: StaleEntry) -> Resolved {
     Resolved { reply: Arc::new(reply), stale: true }
 }
 
-/// Returns why a look-up has failed, for people.
+/// Returns the reason of a failed look-up for the log.
 fn why(reply: &Reply) -> String {
     match (reply.ede, reply.metadata.response_code) {
         (Some(ede), ResponseCode::ServFail | ResponseCode::Refused) => ede.text.to_owned(),
-        // A plugin's failure, or no block that answers.
+        // An empty plugin name means that a plugin failed, or that no block answered.
         (_, rcode) if reply.plugin.is_empty() => format!("its look-up ends with {}", rcode_text(rcode)),
         (_, rcode) => format!("the upstream answers {}", rcode_text(rcode)),
     }
 }
 
-/// Whether it is our own bound that has refused it.
+/// Returns whether our own limits refused the query.
 fn is_busy(reply: &Reply) -> bool {
     matches!(reply.ede, Some(Ede::BUSY | Ede::NO_SOCKET))
 }
 
-/// Whether an answer says what there is now (RFC 8767 section 4).
+/// Returns whether an answer may replace a stale one (RFC 8767 section 4).
 fn is_news(reply: &Reply) -> bool {
     let metadata = &reply.metadata;
     matches!(metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
         && !(metadata.truncation && reply.answers.is_empty())
 }
 
-/// Follows an answer to its end, wherever that is.
+/// Follows the chain to its end, also through our own zones and denied names.
 fn followed(reply: &Reply, question: &UpstreamQuery) -> CnameChain {
     follow(reply, question.query.name(), question.query.query_type(), 0, |_| ChainStep::Upstream)
 }
@@ -295,7 +295,7 @@ fn is_lame(reply: &Reply, question: &UpstreamQuery) -> bool {
     followed(reply, question).end == ChainEnd::Unresolved
 }
 
-/// Returns whether an answer has what was asked for, or says that there is none; `None` if neither.
+/// Returns `true` for an answer with data, `false` for a denial; `None` if it can't be cached.
 fn worth(reply: &Reply, question: &UpstreamQuery) -> Option<bool> {
     let followed = followed(reply, question);
     let qtype = question.query.query_type();
@@ -309,7 +309,7 @@ fn worth(reply: &Reply, question: &UpstreamQuery) -> Option<bool> {
     }
 }
 
-/// A question for a name, as a request has it.
+/// Returns the request's query with another name.
 pub(super) fn query_for(request: &Request, name: &Name) -> Query {
     let mut query = request.query.clone();
     query.set_name(name.clone());
@@ -327,7 +327,7 @@ mod tests {
     use crate::dns::plugins::tests::support::TestSite;
 
     #[tokio::test]
-    async fn bound_that_one_client_reached_isnt_that_of_another() {
+    async fn quota_of_one_client_does_not_affect_another() {
         let context =
             TestSite::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
         let targets =

@@ -1,4 +1,4 @@
-//! What is behind targets, through the blocks of a listener.
+//! Tests of targets' look-ups through the blocks of a listener.
 
 mod policy;
 
@@ -24,12 +24,12 @@ fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
 }
 
-/// A Service `web` in `default`, whose load balancer is `t.example`.
+/// Returns a Service `web` in `default` whose load balancer is `t.example`.
 fn web() -> ObservedService {
     ObservedService { resource_version: Some(42), ..link("web", "t.example.") }
 }
 
-/// The listeners of a Corefile, with one link.
+/// Returns a context for each listener of a Corefile, with one link in the store.
 fn sites(text: &str) -> Vec<TestSite> {
     let (context, configuration) = TestSite::configured(text);
     let store = &context.shared.store;
@@ -54,7 +54,7 @@ fn context(text: &str) -> TestSite {
 const ALIAS: &str = "web.default.lb.internal. 5 IN CNAME t.example.";
 
 #[tokio::test]
-async fn listeners_share_no_knowledge_of_targets() {
+async fn listeners_with_different_blocks_share_no_targets() {
     let text = "lb.internal:53 lb.internal:54 {\nlb_linker\n}\n\
                 .:53 {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n\
                 .:54 {\ntemplate IN A {\nrcode SERVFAIL\n}\n}\n";
@@ -80,7 +80,7 @@ async fn client_denied_by_acl_gets_the_alias_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_up_counts_for_its_client_after_its_1800_ms() {
+async fn slow_look_up_counts_against_the_client_quota() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap();
     let context =
@@ -93,9 +93,9 @@ async fn a_look_up_counts_for_its_client_after_its_1800_ms() {
     let begun = Instant::now();
     assert_eq!(ask("10.0.0.1", "web.default.lb.internal. A").await, Some(Ede::NO_UPSTREAM.text));
     assert_eq!(begun.elapsed().as_millis(), 1800);
-    // The look-up goes on.
+    // The look-up is still in flight.
     assert_eq!(ask("10.0.0.1", "api.default.lb.internal. A").await, Some(Ede::BUSY.text));
-    // Names that aren't targets have places of their own, and so has another client.
+    // Queries for names other than targets have a separate quota, and so has another client.
     let other =
         timeout(Duration::from_secs(1), context.clone().from("10.0.0.1").reply("www.example. A")).await;
     assert!(other.is_err(), "{other:?}");
@@ -103,7 +103,7 @@ async fn a_look_up_counts_for_its_client_after_its_1800_ms() {
 }
 
 #[tokio::test]
-async fn looking_ahead_without_a_block_is_no_failure() {
+async fn prefetch_without_a_block_is_no_failure() {
     let context = context(LINKS);
     let links = LbLinker::all_of(&context.server).remove(0);
     links.look_ahead(&context.server, Query::query(name("t.example."), RecordType::A)).await;
@@ -111,7 +111,7 @@ async fn looking_ahead_without_a_block_is_no_failure() {
 }
 
 #[tokio::test]
-async fn look_up_ahead_fills_the_cache_whatever_acl_allows() {
+async fn prefetch_fills_the_cache_regardless_of_acl() {
     let context = context(&format!(
         "{LINKS}. {{\nacl {{\nallow net 10.0.0.0/8\nblock\n}}\ncache\n\
          template IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
@@ -120,7 +120,7 @@ async fn look_up_ahead_fills_the_cache_whatever_acl_allows() {
     let hits = || context.metrics("coredns_cache_hits_total{");
     links.look_ahead(&context.server, Query::query(name("t.example."), RecordType::A)).await;
     assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
-    // A client still gets what the acl allows it.
+    // The acl applies to the client.
     let denied = context.clone().from("192.0.2.7").ask("web.default.lb.internal. A").await;
     assert_eq!(denied, format!("NOERROR aa | {ALIAS} | |"));
     assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
@@ -130,7 +130,7 @@ async fn look_up_ahead_fills_the_cache_whatever_acl_allows() {
 }
 
 #[tokio::test]
-async fn answer_that_falls_through_is_not_kept() {
+async fn answer_that_falls_through_is_not_cached() {
     let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let address = upstream.local_addr().unwrap();
     let _denying = AbortOnDropHandle::new(tokio::spawn(async move {
@@ -155,7 +155,7 @@ async fn answer_that_falls_through_is_not_kept() {
 }
 
 #[tokio::test]
-async fn signed_aliases_of_a_denied_chain_expire_as_absence() {
+async fn signed_aliases_of_a_denied_chain_expire_as_a_denial() {
     let context = context(LINKS);
     let records = |covered: RecordType| {
         let alias = RData::CNAME(CNAME(name("denied.example.")));
@@ -173,7 +173,7 @@ async fn signed_aliases_of_a_denied_chain_expire_as_absence() {
 }
 
 #[tokio::test]
-async fn fresh_absence_is_not_asked_for_twice() {
+async fn fresh_denial_is_not_looked_up_twice() {
     let context = context(
         "lb.internal {\nlb_linker {\nttl 0\n}\n}\n. {\nprometheus\n\
          template IN AAAA {\nauthority \"example. 60 IN SOA ns.example. h.example. 1 2 3 4 60\"\n}\n}\n",
@@ -200,7 +200,7 @@ async fn failing_target_is_not_counted_without_its_block() {
 }
 
 #[tokio::test]
-async fn listeners_of_the_same_blocks_share_what_they_know() {
+async fn listeners_of_the_same_blocks_share_a_view() {
     let blocks =
         "lb.internal {\nbind 127.0.0.1 127.0.0.2\nlb_linker\n}\n. {\nbind 127.0.0.1 127.0.0.2\nwhoami\n}\n";
     let sites = sites(&format!("{blocks}example:54 {{\nwhoami\n}}\n"));

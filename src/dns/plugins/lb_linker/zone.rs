@@ -1,7 +1,7 @@
-//! What a zone answers: a pure function of the store, the name and the type.
+//! Answers queries in a zone as a pure function of the store, the name and the type.
 //!
-//! A forward zone holds the names of links, a reverse zone the addresses of their targets. What
-//! they have in common is here: the apex, absence, and which question has which answer.
+//! A forward zone contains the names of links, a reverse zone the addresses of their targets. This module has the
+//! common parts: the apex, negative answers, and the mapping from names to answers.
 
 mod dependencies;
 mod link_names;
@@ -33,12 +33,11 @@ use reverse::Reverse;
 
 pub use dependencies::ZoneDependencies;
 
-/// Seconds that caches keep our records, and (RFC 2308) the absence of one.
+/// The default TTL of records and of negative answers (RFC 2308), in seconds.
 pub const TTL: u32 = 5;
 /// SOA timers for secondaries, in seconds: refresh, retry, expire (RFC 1035 section 3.3.13).
 const SOA_TIMERS: (i32, i32, i32) = (7200, 1800, 86400);
 
-/// A zone that lb-linker is authoritative for.
 #[derive(Clone, Debug)]
 pub struct Zone {
     origin: Name,
@@ -46,25 +45,25 @@ pub struct Zone {
     authority: Authority,
 }
 
-/// What can be chosen about a forward zone, and counts for the reverse zones beside it too.
+/// The options of a forward zone; its reverse zones share them.
 #[derive(Clone, Debug)]
 pub struct ZoneOptions {
-    /// The addresses of its name server.
+    /// The addresses of the zone's name server.
     pub addresses: Vec<IpAddr>,
-    /// Seconds that caches keep its records, unless a link has its own TTL, and the absence of one.
+    /// The default TTL of the zone's records, and the negative TTL, in seconds.
     pub ttl: u32,
-    /// The label below the zone that is its own: the name server is `ns.<apex>.<zone>`.
+    /// The label below the origin that is reserved for the zone itself: the name server is `ns.<apex>.<zone>`.
     pub apex: String,
 }
 
-/// Which names a zone holds beside its apex.
+/// The kind of a zone, with the names that it contains besides the apex.
 #[derive(Clone, Debug)]
 enum ZoneKind {
     LinkNames(LinkNames),
     Reverse(Reverse),
 }
 
-/// The name servers of a zone, and its negative TTL.
+/// The name server of a zone, and its default TTL in seconds.
 #[derive(Clone, Debug)]
 struct Authority {
     name_server: Name,
@@ -73,35 +72,29 @@ struct Authority {
     ttl: u32,
 }
 
-/// A zone's answer to one question.
 #[derive(Debug)]
 pub struct ZoneAnswer {
-    /// The response code.
     pub rcode: ResponseCode,
-    /// The answer section.
     pub answers: Vec<Record>,
-    /// The authority section.
     pub authorities: Vec<Record>,
-    /// The additional section.
     pub additionals: Vec<Record>,
-    /// The name that a CNAME in the answer leads to, if its addresses were asked for.
+    /// The target of the CNAME in the answer, if the query is for more than the CNAME.
     pub chase: Option<Name>,
-    /// Why it isn't an answer.
+    /// The extended error if the zone can't answer.
     pub ede: Option<Ede>,
-    /// The link whose name it is, or whose service.
+    /// The link that has the name, or the service at the name.
     pub link: Option<Arc<Link>>,
-    /// The names that lead to the host of the SRV or NS records in the answer, in order; the host is the last one.
+    /// The names that lead to the host of the SRV or NS records in the answer, in order; the host is the last name.
     pub hops: Vec<Hop>,
-    /// What the answer rests on; nothing if it isn't to be repeated.
+    /// The data that the answer depends on; `None` if the answer must not be reused.
     pub dependencies: Option<ZoneDependencies>,
 }
 
 /// A name on the way to the host of an SRV or NS record.
 #[derive(Clone, Debug)]
 pub struct Hop {
-    /// The name.
     pub name: Name,
-    /// The link whose target the name is; nothing for the own name of the link that was asked for, or of the zone.
+    /// The link whose target the name is; `None` for the queried link's own name, and for a name of the zone itself.
     pub target_of: Option<Arc<Link>>,
 }
 
@@ -116,18 +109,18 @@ impl Default for ZoneOptions {
 // === impl Zone ===
 
 impl Zone {
-    /// Returns the zone of that origin, whose name server has these addresses.
+    /// Returns the zone of an origin with default options, except for the addresses of its name server.
     ///
     /// # Errors
-    /// If the origin is too long for names below it.
+    /// Fails if the origin is too long for names below it.
     pub fn new(origin: &Name, addresses: Vec<IpAddr>) -> Result<Self, ProtoError> {
         Self::with_options(origin, ZoneOptions { addresses, ..Default::default() })
     }
 
-    /// Returns the zone of that origin.
+    /// Returns the zone of an origin.
     ///
     /// # Errors
-    /// If the origin is too long for names below it, or the apex isn't a label.
+    /// Fails if the origin is too long for names below it, or if the apex isn't a label.
     pub fn with_options(origin: &Name, options: ZoneOptions) -> Result<Self, ProtoError> {
         let ZoneOptions { addresses, ttl, apex } = options;
         let apex = apex.to_ascii_lowercase();
@@ -141,8 +134,8 @@ impl Zone {
         Ok(Self { origin, names, authority: Authority { name_server, hostmaster, addresses, ttl } })
     }
 
-    /// Returns the reverse zones of a network, one for each octet or hexadecimal digit that its
-    /// prefix ends in the middle of. Their pointers lead into this zone, whose name server is theirs.
+    /// Returns the reverse zones of a network: one zone, or several if the prefix ends within an octet or hexadecimal
+    /// digit. Their PTR records name links in this zone, and they have the same name server.
     #[must_use]
     pub fn reverse(&self, net: ipnet::IpNet) -> Vec<Self> {
         let first = match &self.names {
@@ -158,21 +151,18 @@ impl Zone {
             .collect()
     }
 
-    /// Returns the zone's origin.
     #[must_use]
     pub fn origin(&self) -> &Name {
         &self.origin
     }
 
-    /// Returns the seconds that caches keep the zone's records, and absence in it: absence behind a
-    /// CNAME of the zone mustn't be kept longer.
+    /// Returns the zone's TTL in seconds, which also limits how long a denial behind a CNAME of the zone may be cached.
     #[must_use]
     pub fn ttl(&self) -> u32 {
         self.authority.ttl
     }
 
-    /// Returns the part of `name` below the origin, as [`names::wire`] writes it, if `name` is in
-    /// the zone.
+    /// Returns the part of `name` below the origin in the form of [`names::wire`], if `name` is in the zone.
     #[must_use]
     pub fn relative(&self, name: &Name) -> Option<Vec<u8>> {
         let labels: Vec<&[u8]> = name.iter().collect();
@@ -184,10 +174,10 @@ impl Zone {
         if ends_in_origin { names::wire(labels[..below].iter().copied()) } else { None }
     }
 
-    /// Answers the question for `name`, written as the client wrote it, of type `qtype`.
+    /// Answers a query for `name` of the type `qtype`; `name` keeps the client's case.
     #[must_use]
     pub fn answer(&self, store: &Store, name: &Name, relative: &[u8], qtype: RecordType) -> ZoneAnswer {
-        // Asked before the look-up: a name that is added in between must not seem to be missing.
+        // Checked before the look-up: a name that is added in between must not get NXDOMAIN.
         let synced = store.is_synced();
         let mut lookups = Lookups::new(store);
         let node = match &self.names {
@@ -218,12 +208,12 @@ impl Zone {
             }
             Node::Pointers(links) => answer.answers = self.pointers(&asked, &mut lookups, &links),
         }
-        // A link's addresses come and go without a name: answers of reverse zones are never repeated.
+        // Answers of reverse zones are never reused, because links gain and lose addresses without a change of names.
         if let ZoneKind::LinkNames(_) = &self.names {
             answer.dependencies = Some(lookups.into());
         }
         if answer.answers.is_empty() {
-            // RFC 2308 sections 2.1 and 2.2: no such name and no such data come with the SOA.
+            // RFC 2308 sections 2.1 and 2.2: NXDOMAIN and NODATA have the SOA.
             answer.authorities.push(self.soa(store, &self.origin));
         }
         answer
@@ -262,8 +252,8 @@ impl Zone {
         let ZoneQuery { name, qtype, .. } = *asked;
         match &link.target {
             None => {}
-            // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only a query for CNAME
-            // itself (RFC 8482 for ANY) doesn't need what is behind it.
+            // RFC 1034 section 3.6.2: the CNAME answers all types. Queries for CNAME itself, and for ANY (RFC 8482),
+            // don't need the target's records.
             Some(Target::Hostname(host)) => {
                 let host = host.name();
                 answer.answers.push(record(name, self.ttl_of(link), RData::CNAME(CNAME(host.clone()))));
@@ -271,7 +261,7 @@ impl Zone {
                     answer.chase = Some(host);
                 }
             }
-            // The names that a link asks for are hosts' names, and no more.
+            // Custom hostnames only have address records.
             Some(Target::Addresses(_))
                 if qtype == RecordType::SRV && LinkNames::is_own(&link.key, asked.relative) =>
             {
@@ -282,7 +272,7 @@ impl Zone {
         }
     }
 
-    /// Leaves an answer without records.
+    /// Turns an answer into NODATA.
     pub fn empty(&self, store: &Store, answer: &mut ZoneAnswer) {
         answer.answers.clear();
         answer.additionals.clear();
@@ -295,7 +285,7 @@ impl Zone {
         pointers(asked.name, links.iter().filter_map(&mut named).collect(), asked.qtype)
     }
 
-    /// Returns how long the records of a link are kept.
+    /// Returns the TTL of a link's records in seconds.
     fn ttl_of(&self, link: &Link) -> u32 {
         link.annotations.ttl.unwrap_or(self.authority.ttl)
     }
@@ -303,14 +293,14 @@ impl Zone {
     fn soa(&self, store: &Store, owner: &Name) -> Record {
         let (refresh, retry, expire) = SOA_TIMERS;
         let Authority { name_server, hostmaster, ttl, .. } = &self.authority;
-        // RFC 2308 section 4: MINIMUM is the TTL of absence.
+        // RFC 2308 section 4: MINIMUM is the negative TTL.
         let soa =
             SOA::new(name_server.clone(), hostmaster.clone(), store.serial(), refresh, retry, expire, *ttl);
         record(owner, *ttl, RData::SOA(soa))
     }
 }
 
-/// Puts zones in the order in which a name is looked for: one that lies in another comes before it.
+/// Sorts zones for look-ups: the most specific zones come first.
 pub fn closest_first(zones: &mut [Zone]) {
     zones.sort_by_key(|zone| cmp::Reverse(zone.origin.iter().count()));
 }
@@ -318,8 +308,8 @@ pub fn closest_first(zones: &mut [Zone]) {
 // === impl ZoneAnswer ===
 
 impl ZoneAnswer {
-    /// Returns whether the target of a load balancer in `namespace` may lead here. Where there is no link there is
-    /// nothing that it could lead to, but for the names of the zone itself.
+    /// Returns whether the target of a load balancer in `namespace` may be this name. Without a link, only names
+    /// without records may be targets.
     #[must_use]
     pub fn is_open_to(&self, namespace: &str) -> bool {
         self.link.as_ref().map_or(self.answers.is_empty(), |link| link.is_open_to(namespace))

@@ -1,4 +1,4 @@
-//! The look-ups of one answer in the store, which say how long the answer holds.
+//! Records the store look-ups of an answer, which are the answer's dependencies.
 
 use std::sync::Arc;
 
@@ -8,22 +8,22 @@ use super::link_names::LinkNames;
 use crate::model::link::Link;
 use crate::store::{Lookup, NameSetVersion, Store};
 
-/// Looks names up for one answer, and records what each look-up has found.
+/// The look-ups in the store for one answer, with their results.
 #[derive(Debug)]
 pub(super) struct Lookups<'a> {
     store: &'a Store,
-    /// Which names there were before the first look-up.
+    /// The version of the name set before the first look-up.
     before: NameSetVersion,
     depends_on_names: bool,
     links: SmallVec<[Arc<Link>; 1]>,
 }
 
-/// What a zone's answer rests on, but for the serial of its SOA.
+/// The data that a zone's answer depends on, except for the serial of the SOA.
 #[derive(Clone, Debug)]
 pub struct ZoneDependencies {
-    /// The links that were found, as they were.
+    /// The links that were found, in their state at that time.
     pub links: SmallVec<[Arc<Link>; 1]>,
-    /// Which names there were, where another name could have changed the answer.
+    /// The version of the name set, if an added or removed name could change the answer.
     pub names: Option<NameSetVersion>,
 }
 
@@ -32,13 +32,12 @@ impl<'a> Lookups<'a> {
         Self { before: store.names(), store, depends_on_names: false, links: SmallVec::new() }
     }
 
-    /// Looks up a name below an origin, both in wire form.
     pub(super) fn find(&mut self, name: &[u8], origin: &[u8]) -> Lookup {
         let found = self.store.find(name, origin);
         match &found {
             Lookup::Link(link) => {
-                // One of the two names that every link has leads to this link until the link is outdated. A name
-                // that a link asks for gives way to another link's own name, a wildcard to any closer name.
+                // Each of the two own names of a link belongs to that link until its snapshot is outdated. A custom
+                // hostname gives way to another link's own name, and a wildcard to any closer name.
                 self.depends_on_names |= !LinkNames::is_own(&link.key, name);
                 self.links.push(Arc::clone(link));
             }

@@ -1,4 +1,4 @@
-//! The names of a forward zone: those of links, and the zone's own.
+//! The names of a forward zone: the names of links, and the zone's own names.
 
 use std::iter;
 
@@ -12,13 +12,13 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::Lookup;
 
-/// Which names stand in a forward zone. Names below it are written as [`names::wire`] does.
+/// The names of a forward zone. Names below the origin are in the form of [`names::wire`].
 #[derive(Clone, Debug)]
 pub(super) struct LinkNames {
     origin: Name,
-    /// The origin as the store's index writes names.
+    /// The origin in wire form, as in the store's index.
     wire: Box<[u8]>,
-    /// The label that the zone's own names stand below.
+    /// The label that the zone's own names are below.
     apex: Box<str>,
 }
 
@@ -28,7 +28,7 @@ impl LinkNames {
         Self { origin, wire, apex: apex.into() }
     }
 
-    /// Returns what there is at a name below the origin.
+    /// Returns the node at a name below the origin.
     pub(super) fn find(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
         let Some(top) = labels(relative).last() else { return Node::Apex(Vec::new()) };
         if self.is_reserved(top) {
@@ -45,7 +45,7 @@ impl LinkNames {
         }
     }
 
-    /// Looks for `_<port>._<protocol>.<service>.<namespace>`, and for what is above it.
+    /// Returns the node at `_<port>._<protocol>.<service>.<namespace>`, or at `_<protocol>.<service>.<namespace>`.
     fn find_service(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
         let Some((first, rest)) = split(relative).filter(|(label, _)| is_service_label(label)) else {
             return Node::Nothing;
@@ -62,19 +62,18 @@ impl LinkNames {
         }
     }
 
-    /// Returns whether a name below the origin is one of the two that every link has, rather than one
-    /// that it asks for.
+    /// Returns whether a name below the origin is one of a link's two own names, and not a custom hostname.
     pub(super) fn is_own(key: &ServiceKey, relative: &[u8]) -> bool {
         [dotted(key), dashed(key)].iter().flatten().any(|own| own == relative)
     }
 
-    /// Returns whether a name below the origin is `<service>.<namespace>`: no other link can have it.
+    /// Returns whether a name below the origin is `<service>.<namespace>`, which no other link can have.
     pub(super) fn is_unambiguous(key: &ServiceKey, relative: &[u8]) -> bool {
         dotted(key).is_some_and(|own| own == relative)
     }
 
-    /// Returns the name of a link that leads to it and no other:
-    /// `<service>.<namespace>.<zone>`, or the other one where that namespace's name is reserved.
+    /// Returns a name that belongs to this link: `<service>.<namespace>.<zone>`, or `<service>-<namespace>.<zone>` if
+    /// the first name is reserved.
     pub(super) fn name_of(&self, lookups: &mut Lookups<'_>, link: &Link) -> Option<Name> {
         let mut leads_back = |relative: &Vec<u8>| {
             let reserved = labels(relative).last().is_none_or(|top| self.is_reserved(top));
@@ -85,8 +84,7 @@ impl LinkNames {
         Name::from_labels(labels(&relative)).ok()?.append_domain(&self.origin).ok()
     }
 
-    /// Returns whether the domain `label` directly below the origin, with everything under it, is none
-    /// that a link may have.
+    /// Returns whether links can't have names at or below `label`, a label directly below the origin.
     fn is_reserved(&self, label: &[u8]) -> bool {
         names::is_reserved(label, self.apex.as_bytes())
     }
@@ -100,7 +98,7 @@ fn dashed(key: &ServiceKey) -> Option<Vec<u8>> {
     names::wire([names::dashed_label(key.namespace(), key.name()).as_bytes()])
 }
 
-/// Returns the labels of a name, the first one first.
+/// Returns the labels of a name, the leftmost one first.
 fn labels(name: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = name;
     iter::from_fn(move || {
@@ -110,7 +108,7 @@ fn labels(name: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Returns the first label of a name, and the name above it.
+/// Splits a name into its first label and its parent.
 fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = name.split_first()?;
     rest.split_at_checked(usize::from(*length))

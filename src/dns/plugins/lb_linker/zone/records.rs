@@ -1,17 +1,16 @@
-//! Records of the types that a zone has.
+//! Builds resource records.
 
 use std::net::IpAddr;
 
 use hickory_proto::rr::rdata::{A, AAAA, PTR};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-/// Returns a record of that name.
 pub(super) fn record(name: &Name, ttl: u32, data: RData) -> Record {
     Record::from_rdata(name.clone(), ttl, data)
 }
 
-/// Returns the addresses as records of the type that was asked for; of ANY the first family that
-/// there is (RFC 8482 section 4.1).
+/// Returns the addresses of the queried type as records; for ANY, the first family with addresses (RFC 8482 section
+/// 4.1).
 pub(super) fn addresses(name: &Name, ttl: u32, ips: &[IpAddr], qtype: RecordType) -> Vec<Record> {
     let of_type = |qtype| -> Vec<Record> {
         ips.iter()
@@ -30,8 +29,8 @@ pub(super) fn addresses(name: &Name, ttl: u32, ips: &[IpAddr], qtype: RecordType
     if ipv4.is_empty() { of_type(RecordType::AAAA) } else { ipv4 }
 }
 
-/// Returns pointers to these names, each with its TTL, if they were asked for. RFC 2181 section
-/// 5.2: the records of one answer have one TTL, the lowest.
+/// Returns PTR records for these names if the query asks for them. All records of an RRset have the same TTL (RFC 2181
+/// section 5.2), here the lowest.
 pub(super) fn pointers(name: &Name, targets: Vec<(u32, Name)>, qtype: RecordType) -> Vec<Record> {
     if !matches!(qtype, RecordType::PTR | RecordType::ANY) {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Reverse zones: which links an address leads back to (RFC 1035 section 3.5, RFC 3596 section 2.5).
+//! Reverse zones: the links of an address (RFC 1035 section 3.5, RFC 3596 section 2.5).
 
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
@@ -8,12 +8,12 @@ use super::lookup::Node;
 use crate::dns::message::arpa::{arpa, is_address};
 use crate::store::Store;
 
-/// Which names stand in a reverse zone.
+/// The names of a reverse zone.
 #[derive(Clone, Debug)]
 pub(super) struct Reverse {
-    /// The network. Its prefix ends where a label does.
+    /// The network; its prefix ends at a label boundary.
     net: IpNet,
-    /// The zone that its pointers lead into.
+    /// The forward zone with the names in the PTR records.
     first: LinkNames,
 }
 
@@ -22,19 +22,18 @@ impl Reverse {
         Self { net, first }
     }
 
-    /// Returns the zone that the pointers lead into.
     pub(super) fn first(&self) -> &LinkNames {
         &self.first
     }
 
-    /// Returns what there is at a name, given also as the part below the origin.
+    /// Returns the node at a name; `relative` is its part below the origin.
     pub(super) fn find(&self, store: &Store, name: &Name, relative: &[u8]) -> Node {
         if relative.is_empty() {
-            // Of a single address its zone has nothing but the apex.
+            // The zone of a single address has only the apex.
             let links = if is_address(self.net) { store.links_at(self.net.addr()) } else { Vec::new() };
             return Node::Apex(links);
         }
-        // `01` and `+1` are numbers, but not the labels of one.
+        // `01` and `+1` parse as numbers, but aren't labels of reverse names.
         let Some(net) = name.parse_arpa_name().ok().filter(|net| arpa(*net) == *name) else {
             return Node::Reserved { exists: false };
         };

@@ -1,4 +1,4 @@
-//! SRV records (RFC 2782): at which ports the services of a link are.
+//! SRV records (RFC 2782): the ports of a link's services.
 
 use std::mem;
 use std::net::IpAddr;
@@ -14,11 +14,11 @@ use super::records::{addresses, record};
 use super::{Hop, Zone, ZoneAnswer, ZoneKind};
 use crate::model::link::{Link, Target};
 
-/// A link is reached in one place: there is nothing to choose between. The values are CoreDNS's.
+/// A link has only one host, so there is nothing to choose. The values are CoreDNS's.
 const PRIORITY: u16 = 0;
 const WEIGHT: u16 = 100;
 
-/// Aliases that are followed to the end: as many as a question's look-ups.
+/// The maximum number of aliases to follow, the same as the limit of a query's look-ups.
 const MAX_ALIASES: usize = 8;
 
 impl Zone {
@@ -54,7 +54,7 @@ impl Zone {
                 answer.answers.push(record(asked.name, end.ttl, RData::SRV(service)));
             }
         }
-        // RFC 2782, "Usage rules": a client that gets the addresses needn't ask for them.
+        // RFC 2782, "Usage rules": with the host's addresses in the reply, the client needn't query them.
         if !answer.answers.is_empty() {
             for qtype in [RecordType::A, RecordType::AAAA] {
                 answer.additionals.extend(addresses(host, end.own_ttl, &end.ips, qtype));
@@ -64,7 +64,8 @@ impl Zone {
         answer.hops.push(end.host);
     }
 
-    /// Returns what a link's hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias.
+    /// Follows the aliases of a link's hostname within this zone, because an SRV target must not be an alias (RFC 2782,
+    /// "Target").
     fn end_of_aliases(
         &self,
         forward: &LinkNames,
@@ -94,14 +95,14 @@ impl Zone {
     }
 }
 
-/// The end of a chain of aliases.
+/// The host of SRV records, at the end of a chain of aliases.
 struct SrvTarget {
     host: Hop,
-    /// The names that led to it, in order.
+    /// The names that lead to the host, in order.
     aliases: Vec<Hop>,
-    /// Its addresses, if it is a name of this zone that has any, and how long they are kept.
+    /// The host's addresses if the host is a name in this zone, and their TTL in seconds.
     ips: Vec<IpAddr>,
     own_ttl: u32,
-    /// How long it is known that this is the end: as long as every alias is.
+    /// The TTL of the SRV records: the lowest TTL of the aliases.
     ttl: u32,
 }

@@ -47,7 +47,7 @@ fn asking(names: &[&str], link: ObservedService) -> ObservedService {
     ObservedService { annotations: Annotations { hostnames, ..link.annotations }, ..link }
 }
 
-/// `name/protocol/number` each; without a name it begins with the slash.
+/// Adds ports, each as `name/protocol/number`; a port without a name begins with the slash.
 fn with_ports(ports: &[&str], link: ObservedService) -> ObservedService {
     let port = |text: &&str| {
         let [name, protocol, number] = text.split('/').collect::<Vec<_>>()[..] else { panic!("{text}") };
@@ -74,7 +74,7 @@ fn store() -> Store {
     ])
 }
 
-/// Question → rcode, then the sections, in the zone's master file form.
+/// Answers `name type`, and returns the rcode and the sections in zone file syntax.
 fn ask(store: &Store, question: &str) -> String {
     ask_in(&zone(), store, question)
 }
@@ -92,7 +92,7 @@ fn ask_in(zone: &Zone, store: &Store, question: &str) -> String {
     format!("{:?}{chase}{ede} | {}", answer.rcode, records.collect::<Vec<_>>().join(" | "))
 }
 
-/// Checks a table of question → answer; `NODATA` and `NXDOMAIN` stand for those answers with this SOA.
+/// Checks a table of queries and answers; `NODATA` and `NXDOMAIN` stand for these answers with the SOA record.
 fn check(zone: &Zone, store: &Store, soa: &str, table: &[(&str, &str)]) {
     for (question, expected) in table {
         let expected = match *expected {
@@ -108,10 +108,10 @@ const SOA_RECORD: &str =
     "lb.internal. 5 IN SOA ns.dns.lb.internal. hostmaster.lb.internal. 42 7200 1800 86400 5";
 
 #[test]
-fn questions_and_answers() {
+fn queries_have_the_answers_of_the_rfcs() {
     let soa = format!("NoError | {SOA_RECORD} |  | ");
     let table = [
-        // RFC 1034 section 3.6.2: an alias is the answer to every type, and what is behind it wanted.
+        // RFC 1034 section 3.6.2: an alias is the answer to every type, and its target is resolved.
         (
             "host-default.lb.internal. CNAME",
             "NoError | host-default.lb.internal. 5 IN CNAME a.example. |  | ",
@@ -128,12 +128,12 @@ fn questions_and_answers() {
             "host-default.lb.internal. NS",
             "NoError → a.example. | host-default.lb.internal. 5 IN CNAME a.example. |  | ",
         ),
-        // RFC 4343 section 4: case doesn't matter, and is kept.
+        // RFC 4343 section 4: names are case-insensitive, and the answer keeps the query's case.
         (
             "HOST-Default.lb.INTERNAL. TXT",
             "NoError → a.example. | HOST-Default.lb.INTERNAL. 5 IN CNAME a.example. |  | ",
         ),
-        // RFC 8482 section 4.1: ANY is the alias, else one of the RRsets.
+        // RFC 8482 section 4.1: the answer to ANY is the alias, or else one of the RRsets.
         ("host-default.lb.internal. ANY", "NoError | host-default.lb.internal. 5 IN CNAME a.example. |  | "),
         ("six-default.lb.internal. ANY", "NoError | six-default.lb.internal. 5 IN AAAA 2001:db8::6 |  | "),
         (
@@ -155,7 +155,7 @@ fn questions_and_answers() {
         ("ips-default.lb.internal. HTTPS", "NODATA"),
         ("ips-default.lb.internal. PTR", "NODATA"),
         ("pending-default.lb.internal. A", "NODATA"),
-        // RFC 8020 section 2: what is above an existing name exists.
+        // RFC 8020 section 2: the ancestors of an existing name exist.
         ("default.lb.internal. A", "NODATA"),
         ("default.lb.internal. SRV", "NODATA"),
         // RFC 2308 section 2.1: the name doesn't exist.
@@ -175,7 +175,7 @@ fn questions_and_answers() {
         ("_tcp.lb.internal. SRV", "NXDOMAIN"),
         ("deleted.lb.internal. A", "NXDOMAIN"),
         ("x.deleted.lb.internal. CNAME", "NXDOMAIN"),
-        // RFC 1034 section 4.2.1: the apex; the name server's addresses go along.
+        // RFC 1034 section 4.2.1: the apex; the additional section has the name server's addresses.
         ("lb.internal. SOA", &soa),
         ("lb.internal. ANY", &soa),
         (
@@ -190,13 +190,13 @@ fn questions_and_answers() {
         ),
         ("lb.internal. A", "NODATA"),
         ("lb.internal. SRV", "NODATA"),
-        // RFC 4035 section 3.1.4.1: an unsigned zone, asked for what its parent would have.
+        // RFC 4035 section 3.1.4.1: an unsigned zone denies the DS record, which would be in the parent zone.
         ("lb.internal. DS", "NODATA"),
     ];
     check(&zone(), &store(), SOA_RECORD, &table);
 }
 
-/// RFC 4592; its examples are those of section 2.2.1, as far as there are such names here.
+/// RFC 4592; the examples are those of section 2.2.1 that have counterparts here.
 #[test]
 fn wildcard_matches_only_names_that_do_not_exist() {
     let names = ["*.w.lb.internal", "sub.w.lb.internal", "deep.er.w.lb.internal", "*.lb.internal"];
@@ -205,13 +205,13 @@ fn wildcard_matches_only_names_that_do_not_exist() {
         asking(&["*.alias.lb.internal"], link("default", "host", &["a.example."], &[])),
     ]);
     let table = [
-        // Section 3.3.3: the answer has the name that was asked for, as it was written.
+        // Section 3.3.3: the answer has the queried name, in the query's case.
         ("x.w.lb.internal. A", "NoError | x.w.lb.internal. 5 IN A 192.0.2.1 |  | "),
         ("X.W.lb.internal. A", "NoError | X.W.lb.internal. 5 IN A 192.0.2.1 |  | "),
-        // Section 2.2.1: also several labels in the place of the asterisk.
+        // Section 2.2.1: the asterisk also matches several labels.
         ("x.y.w.lb.internal. A", "NoError | x.y.w.lb.internal. 5 IN A 192.0.2.1 |  | "),
         ("x.alias.lb.internal. A", "NoError → a.example. | x.alias.lb.internal. 5 IN CNAME a.example. |  | "),
-        // Section 2.2.1: a type that it hasn't is no data, not another name.
+        // Section 2.2.1: a type that the wildcard doesn't have is NODATA, not NXDOMAIN.
         ("x.w.lb.internal. MX", "NODATA"),
         ("x.w.lb.internal. AAAA", "NODATA"),
         // Only a link's own names have services.
@@ -219,11 +219,12 @@ fn wildcard_matches_only_names_that_do_not_exist() {
         ("sub.w.lb.internal. SRV", "NODATA"),
         ("_http._tcp.x.w.lb.internal. SRV", "NXDOMAIN"),
         ("_http._tcp.sub.w.lb.internal. SRV", "NXDOMAIN"),
-        // Section 2.1.1: asked for by name, it is a name as any other.
+        // Section 2.1.1: a query for the asterisk itself is an exact match.
         ("*.w.lb.internal. A", "NoError | *.w.lb.internal. 5 IN A 192.0.2.1 |  | "),
-        // Section 2.2.1, `ghost.*.example.`: below it there is nothing.
+        // Section 2.2.1, `ghost.*.example.`: there are no names below an asterisk.
         ("x.*.w.lb.internal. A", "NXDOMAIN"),
-        // Section 2.2.2: a name that exists stands in its way, also an empty one, with all below it.
+        // Section 2.2.2: an existing name, even an empty non-terminal, blocks the wildcard for itself and all names
+        // below.
         ("sub.w.lb.internal. A", "NoError | sub.w.lb.internal. 5 IN A 192.0.2.1 |  | "),
         ("x.sub.w.lb.internal. A", "NXDOMAIN"),
         ("er.w.lb.internal. A", "NODATA"),
@@ -233,7 +234,7 @@ fn wildcard_matches_only_names_that_do_not_exist() {
         ("x.default.lb.internal. A", "NXDOMAIN"),
         ("x.ips.default.lb.internal. A", "NXDOMAIN"),
         ("any.lb.internal. A", "NoError | any.lb.internal. 5 IN A 192.0.2.1 |  | "),
-        // The zone keeps its own names.
+        // The zone's own names are reserved.
         ("lb.internal. A", "NODATA"),
         ("dns.lb.internal. A", "NODATA"),
         ("x.dns.lb.internal. A", "NXDOMAIN"),
@@ -244,7 +245,7 @@ fn wildcard_matches_only_names_that_do_not_exist() {
 }
 
 #[test]
-fn the_ttl_and_the_label_of_the_zones_own_names_can_be_chosen() {
+fn ttl_and_apex_label_are_configurable() {
     let options = ZoneOptions { addresses: ips(&["192.0.2.53"]), ttl: 30, apex: "K8s".to_owned() };
     let zone = Zone::with_options(&name("lb.internal."), options).unwrap();
     let store = store_of(vec![
@@ -260,7 +261,7 @@ fn the_ttl_and_the_label_of_the_zones_own_names_can_be_chosen() {
         ("web.k8s.lb.internal. A", "NXDOMAIN"),
         ("web-k8s.lb.internal. A", "NoError | web-k8s.lb.internal. 30 IN A 192.0.2.1 |  | "),
         ("six.default.lb.internal. AAAA", "NoError | six.default.lb.internal. 5 IN AAAA 2001:db8::6 |  | "),
-        // RFC 2308 section 5: absence is kept as long as the SOA, whatever the link's own TTL.
+        // RFC 2308 section 5: a denial is cached as long as the SOA, whatever the link's own TTL.
         ("six.default.lb.internal. A", "NODATA"),
         (
             "lb.internal. NS",
@@ -274,7 +275,7 @@ fn the_ttl_and_the_label_of_the_zones_own_names_can_be_chosen() {
     }
 }
 
-/// The zone `lb.internal` has names of its own below `dns`; a namespace of that name has the others.
+/// The zone's own names are below `dns`, so links in a namespace `dns` only have their dashed names.
 #[test]
 fn namespace_named_as_the_apex_has_no_names_below_it() {
     let store = store_of(vec![link("dns", "web", &["a.example."], &[])]);
@@ -286,7 +287,7 @@ fn namespace_named_as_the_apex_has_no_names_below_it() {
 }
 
 #[test]
-fn a_link_may_have_a_ttl_of_its_own_and_absence_never_has() {
+fn ttl_of_a_link_does_not_apply_to_denials() {
     let store = store();
     store.apply(with_ttl(60, link("default", "host", &["a.example."], &[])));
     store.apply(with_ttl(0, link("default", "six", &[], &["2001:db8::6"])));
@@ -299,7 +300,7 @@ fn a_link_may_have_a_ttl_of_its_own_and_absence_never_has() {
 }
 
 #[test]
-fn before_the_first_list_only_what_is_known_is_answered() {
+fn before_the_first_list_only_final_names_are_answered() {
     let store = Store::new(OnGone::Kept);
     let not_ready = "ServFail EDE 14 |  |  | ";
     for question in ["web-default.lb.internal. A", "lb.internal. SOA"] {
@@ -314,7 +315,7 @@ fn before_the_first_list_only_what_is_known_is_answered() {
     };
     store.apply(wild);
     assert!(ask(&store, "web.default.lb.internal. CNAME").starts_with("NoError | web.default"));
-    // Another link may come that holds the name; and a pending one's last target isn't read back yet.
+    // Another link may turn out to own the name, and a pending link's last target isn't loaded yet.
     for question in [
         "web-default.lb.internal. A",
         "x-y-z.lb.internal. A",
@@ -326,7 +327,7 @@ fn before_the_first_list_only_what_is_known_is_answered() {
 }
 
 #[test]
-fn a_name_that_is_listed_while_it_is_looked_up_is_never_denied() {
+fn name_added_during_a_look_up_is_never_denied() {
     let zone = zone();
     let qname = name("web.default.lb.internal.");
     let relative = zone.relative(&qname).unwrap();
@@ -349,7 +350,7 @@ fn a_name_that_is_listed_while_it_is_looked_up_is_never_denied() {
 }
 
 #[test]
-fn only_names_at_label_borders_are_in_the_zone() {
+fn names_in_the_zone_end_at_label_boundaries() {
     let zone = zone();
     assert_eq!(zone.relative(&name("lb.internal.")).as_deref(), Some(&b""[..]));
     assert_eq!(zone.relative(&name("a.B.lb.Internal.")).as_deref(), Some(&b"\x01a\x01b"[..]));
