@@ -1,60 +1,60 @@
 //! # Name
 //!
-//! *forward* - passes questions on to upstream resolvers, and their answers back.
+//! *forward* - forwards queries to upstream resolvers.
 //!
 //! # Description
 //!
-//! Questions for names in a zone go to one of the given upstreams, by UDP, TCP or TLS, and its answer goes to the
-//! client as it is. An upstream that gives none has the next one asked, until an upstream has answered, the
-//! attempts are used up, or 5 seconds have passed; then the client gets SERVFAIL. An answer with an error in it is
+//! Queries for names in a zone go to one of the given upstreams, by UDP, TCP or TLS, and the upstream's answer goes
+//! unchanged to the client. If an upstream doesn't answer, the next upstream is asked, until an upstream has answered,
+//! the attempts are used up, or 5 seconds have passed; then the client gets SERVFAIL. An answer with an error code is
 //! an answer: see *failover*.
 //!
-//! An upstream that has failed is checked, at once and then every half second until it answers; a healthy one
-//! isn't. The check is a question (`. NS`) over the same transport, and any answer will do. An upstream that
-//! has failed more checks in a row than *max_fails* allows is down: it isn't asked. When all are down, the checks
-//! may be what is broken, and all are asked in random order.
+//! An upstream that has failed is checked, at once and then every half second until it answers; a healthy upstream
+//! isn't checked. The check is a query (`. NS`) over the same transport, and any answer counts as a success. An
+//! upstream that has failed more checks in a row than *max_fails* allows is down and isn't asked. If all upstreams are
+//! down, the checks themselves may be broken, and all upstreams are asked in random order.
 //!
-//! Several *forward* lines in a block are asked in the order of the file: the first whose zone the name is in
-//! answers, so that smaller zones have to come first. What none of them is for goes to the next plugin.
+//! If a block has several *forward* lines, the first line in the file whose zone contains the name answers, so more
+//! specific zones have to come first. Names in none of the zones go to the next plugin.
 //!
 //! Differences from CoreDNS:
 //!
-//! - Equal questions at the same time are asked once, and the answer is given to all clients that wait: a popular name costs
-//!   one look-up however many ask. So questions go out without what a client adds by EDNS but DO, and with EDNS and
-//!   AD in any case; the client sees AD, extended errors and upper bits of a response code only if it understands
-//!   them.
-//! - An upstream that is silent for 0.5 s has the next one asked as well, and the first answer counts; by UDP, the
-//!   question is repeated from another port meanwhile. The client of a resolver with one dead upstream doesn't give
-//!   up then. After 0.4 s of silence it is checked, not after *read_timeout* alone. And an answer that comes after
-//!   *read_timeout* is taken all the same, as long as others are waited for.
-//! - An answer that was cut by UDP is asked for again by TCP, as CoreDNS does with *prefer_udp* alone, and a server
-//!   that doesn't know EDNS is asked without it: the cache can then give the whole answer to every client.
-//! - A UDP socket is used for 128 questions and a second at most, one at a time, and a repetition goes out from a
-//!   new one, which makes forging answers harder (RFC 5452). CoreDNS uses each until it was idle for *expire*.
-//!   What doesn't match the question isn't answered with FORMERR, but waited past.
-//! - Look-ups and sockets are shared among clients, and a look-up counts for the client that it was begun for until it
-//!   ends, also when that client has gone. A client, which is an IPv4 or IPv6 address, may hold at most half of the
-//!   places that other clients don't hold: alone 500 look-ups of `max_concurrent 1000`. More are refused. Equal
-//!   questions share a look-up, which counts once. CoreDNS has no bound for a client.
-//! - Without *max_concurrent*, 1000 to 10,000 look-ups may be under way: a quarter of the files that the process
-//!   may open. CoreDNS has no bound, and dies of too many sockets. Look-ups of what is behind the targets of links have
-//!   the same number again for themselves, a tenth of it for other types than addresses.
-//! - Sockets to upstreams, of all *forward* lines together, are 60 % of the files that the process may open at most
+//! - Identical concurrent queries are sent once, and all waiting clients get the answer: a popular name costs one
+//!   look-up, however many clients ask. Therefore forwarded queries don't have the client's EDNS options except for DO,
+//!   and always have EDNS and AD; the client sees AD, extended errors and upper bits of a response code only if it
+//!   understands them.
+//! - If an upstream is silent for 0.5 s, the next upstream is asked as well, and the first answer counts; by UDP, the
+//!   query is also repeated from another port. So clients of a resolver with one dead upstream don't time out. A silent
+//!   upstream is checked after 0.4 s, and not only after *read_timeout*. An answer that comes after *read_timeout* is
+//!   still accepted as long as the query waits for other upstreams.
+//! - A truncated UDP answer is requested again by TCP, which CoreDNS does with *prefer_udp* alone, and a server that
+//!   doesn't support EDNS is asked without EDNS: the cache can then give the whole answer to every client.
+//! - A UDP socket is used for at most 128 queries and one second, for one query at a time, and a retransmission uses a
+//!   new socket, which makes forging answers harder (RFC 5452). CoreDNS uses each socket until it was idle for
+//!   *expire*. An answer that doesn't match the query is ignored, while CoreDNS responds with FORMERR.
+//! - Look-ups and sockets are shared among clients. A look-up counts for the client that it was started for until the
+//!   look-up ends, even if that client has gone. A client, which is an IPv4 or IPv6 address, may have at most half of
+//!   the look-ups that other clients leave free: a single client may have 500 look-ups of `max_concurrent 1000`.
+//!   Further look-ups are refused. Identical queries share a look-up, which counts once. CoreDNS has no limit per
+//!   client.
+//! - Without *max_concurrent*, 1000 to 10,000 concurrent look-ups are allowed: a quarter of the files that the process
+//!   may open. CoreDNS has no limit, and fails when it runs out of sockets. Look-ups of links' targets have a separate
+//!   limit of the same size, a tenth of it for other types than addresses.
+//! - The upstream sockets of all *forward* lines together are limited to 60 % of the files that the process may open
 //!   (RLIMIT_NOFILE at the start): 30 % for names that clients ask for, 15 % for targets of links, 5 % for health
-//!   checks, and 10 % stay open for the next question. Repeated questions and TCP count, too; while half of these
-//!   sockets are in use questions are repeated from the same port. A look-up that has no socket at all is refused.
-//!   lb-linker raises its limit of files to the hard one. Below 3,400 files a client alone has fewer than 500 sockets,
-//!   and a line of the log says so at the start: raise the hard limit with `ulimit -Hn`, or `LimitNOFILE` in a systemd
-//!   unit.
-//!   An upstream keeps 100 idle connections at most, and 1000 UDP sockets, unless *max_idle_conns* says otherwise.
-//! - Names behind **TO** are looked up while lb-linker answers already, until that succeeds, and not before it
-//!   starts; and the answers to targets of links are taken from the upstream that gives the best one, as if
+//!   checks, and 10 % stay open for later queries. Retransmissions and TCP count, too; while half of these sockets are
+//!   in use, queries are retransmitted from the same port. A look-up without any socket is refused. lb-linker raises
+//!   its limit of open files to the hard limit. Below 3,400 files a single client has fewer than 500 sockets, and a log
+//!   line at the start reports it: raise the hard limit with `ulimit -Hn`, or `LimitNOFILE` in a systemd unit. An
+//!   upstream keeps at most 100 idle connections and 1000 UDP sockets, unless *max_idle_conns* says otherwise.
+//! - Host names in **TO** are resolved in the background until that succeeds, while lb-linker already answers, and not
+//!   before it starts; and answers for targets of links are taken from the upstream with the best answer, as if
 //!   *failover* named every error.
-//! - The scope of an IPv6 address (`fe80::1%eth0`) counts, also in a file. In CoreDNS it is dropped.
-//! - An upstream that is the block's own listener is refused; CoreDNS leaves that to *loop*.
-//! - Zone transfers are refused: an answer to them isn't one message.
-//! - The question `. NS` is answered within 0.5 s, with SERVFAIL if no upstream has answered by then: a CoreDNS in
-//!   front that checks lb-linker by it gives up after 1 s.
+//! - The scope of an IPv6 address (`fe80::1%eth0`) counts, also in a file. CoreDNS drops the scope.
+//! - An upstream that is the block's own listener is rejected; CoreDNS leaves that to *loop*.
+//! - Zone transfers are refused, because their answers may have several messages.
+//! - The query `. NS` is answered within 0.5 s, with SERVFAIL if no upstream has answered by then: a CoreDNS that
+//!   forwards to lb-linker checks it with this query, and gives up after 1 s.
 //! - Upstreams by HTTPS (`https://`) aren't supported, nor is *doh_method*.
 //!
 //! # Syntax
@@ -84,69 +84,67 @@
 //! }
 //! ```
 //!
-//! - **FROM** is the zone whose names are forwarded: `.` for all. Of a network in CIDR form that stands for several
-//!   reverse zones the first one counts.
-//! - **TO** is an upstream, of which there can be 15: an address with or without a port (`192.0.2.1`,
-//!   `[2001:db8::1]:5353`, `dns://192.0.2.1`), an address that is asked by TLS (`tls://192.0.2.1`; the port is 853,
-//!   and the name in its certificate may be added: `tls://192.0.2.1%dns.example.com:853`), a file whose `nameserver`
-//!   lines are taken (`/etc/resolv.conf`; when it changes, *reload* takes that up), or a host's name, for each of its
-//!   addresses. An address counts once. None of them may be an address that lb-linker itself listens on.
-//! - `except` **ZONES...**: names in these zones go to the next plugin. It can be there several times.
-//! - `force_tcp`: upstreams are asked by TCP. Without it, a question that came by UDP is asked by UDP first, and
-//!   one that came by TCP or TLS is asked by TCP.
-//! - `prefer_udp`: questions that came by TCP are asked by UDP first, too. `force_tcp` outweighs it.
-//! - `expire` **DURATION**: connections by TCP that weren't used for so long are closed. The default is 10s.
-//! - `max_age` **DURATION**: these connections aren't used any more once they are so old; at least `expire`. 0, the
-//!   default, is for no such limit.
-//! - `max_idle_conns` **NUMBER**: connections, and as many UDP sockets, that are kept for each upstream while they
-//!   aren't used. 0, the default, stands for 100 connections and 1000 sockets. A socket that isn't used is closed
-//!   within two seconds.
+//! - **FROM** is the zone whose names are forwarded: `.` for all names. If a network in CIDR form stands for several
+//!   reverse zones, only the first zone counts.
+//! - **TO** is an upstream; there can be 15: an address with or without a port (`192.0.2.1`, `[2001:db8::1]:5353`,
+//!   `dns://192.0.2.1`), an address with TLS (`tls://192.0.2.1`; the port is 853, and the name in the upstream's
+//!   certificate may be added: `tls://192.0.2.1%dns.example.com:853`), a file with `nameserver` lines
+//!   (`/etc/resolv.conf`; with *reload*, changes of the file take effect), or a host name, for each of its addresses.
+//!   Duplicate addresses count once. None of them may be an address that lb-linker itself listens on.
+//! - `except` **ZONES...**: names in these zones go to the next plugin. The option can be repeated.
+//! - `force_tcp`: upstreams are asked by TCP. Without `force_tcp`, a query that came by UDP is sent by UDP first, and a
+//!   query that came by TCP or TLS is sent by TCP.
+//! - `prefer_udp`: queries that came by TCP are sent by UDP first, too. `force_tcp` takes precedence.
+//! - `expire` **DURATION**: TCP connections that were idle for this time are closed. The default is 10s.
+//! - `max_age` **DURATION**: TCP connections older than this aren't used any more; at least `expire`. 0, the default,
+//!   means no limit.
+//! - `max_idle_conns` **NUMBER**: the number of idle connections, and of idle UDP sockets, to keep for each upstream.
+//!   0, the default, stands for 100 connections and 1000 sockets. An unused socket is closed within two seconds.
 //! - `read_timeout` **DURATION**: how long an upstream may take to answer. The default is 2s. A connection has to be
-//!   there within 2s, whatever this says. All in all a question may take 5s, or this if it is longer.
-//! - `max_fails` **NUMBER**: health checks in a row that an upstream may fail before it is down. The default is 2.
-//!   With 0 there are no checks, and no upstream is ever down.
-//! - `max_connect_attempts` **NUMBER**: attempts that may fail for one question. The default is two for each
-//!   upstream; 0 is for no limit but the time. Each round through the upstreams takes 0.1s at least.
-//! - `max_concurrent` **NUMBER**: look-ups that may be under way. A question beyond gets REFUSED. A client may hold at
-//!   most half of the places that other clients don't hold; its questions beyond get REFUSED, too. For the default, and
-//!   0, see above.
-//! - `health_check` **DURATION**: the pause between two checks. The default is 500ms; less than 10ms stands for that.
-//!   With `no_rec` they are sent without RD; `domain` **NAME** asks for the name servers of this name and not of the
-//!   root.
-//! - `policy`: which upstream is asked first. `random`, the default, takes any; with `round_robin` each is first in
-//!   turn; `sequential` keeps to the order in which they are given.
-//! - `failover` **RCODES...**: answers with these codes (such as `SERVFAIL` or `REFUSED`) have the next upstream
-//!   asked. If all give one, the client gets the last. NOERROR can't be named.
-//! - `failfast_all_unhealthy_upstreams`: while all upstreams are down none is asked, and clients get SERVFAIL.
-//! - `next` **RCODES...**: answers with these codes (such as `NXDOMAIN`) aren't given; the next *forward* line of the
+//!   established within 2s, whatever the value. The whole query may take 5s, or `read_timeout` if that is longer.
+//! - `max_fails` **NUMBER**: the number of health checks in a row that an upstream may fail before it is down. The
+//!   default is 2. With 0 there are no checks, and no upstream is ever down.
+//! - `max_connect_attempts` **NUMBER**: the number of failed attempts for one query. The default is two for each
+//!   upstream; with 0 only the time is limited. Each round through the upstreams takes at least 0.1s.
+//! - `max_concurrent` **NUMBER**: the maximum number of concurrent look-ups. Further queries get REFUSED. A client may
+//!   have at most half of the look-ups that other clients leave free; its further queries get REFUSED, too. For the
+//!   default, and 0, see above.
+//! - `health_check` **DURATION**: the interval between two checks. The default is 500ms; the minimum is 10ms, and
+//!   shorter intervals are raised to it. With `no_rec` checks are sent without RD; with `domain` **NAME** the check
+//!   asks for the name servers of this name instead of the root.
+//! - `policy`: the upstream that is asked first. `random`, the default, selects any upstream; `round_robin` selects
+//!   each upstream in turn; `sequential` keeps the order of **TO**.
+//! - `failover` **RCODES...**: after an answer with one of these codes (such as `SERVFAIL` or `REFUSED`) the next
+//!   upstream is asked. If all upstreams give such an answer, the client gets the last answer. NOERROR isn't allowed.
+//! - `failfast_all_unhealthy_upstreams`: while all upstreams are down, none is asked, and clients get SERVFAIL.
+//! - `next` **RCODES...**: answers with these codes (such as `NXDOMAIN`) are discarded; the next *forward* line of the
 //!   block is asked. In the last line it has no effect.
-//! - `next_on_nodata`: the same for NOERROR without any answer.
-//! - `tls` has up to three files of PEM behind it, relative to *root*: **CA**, which checks the upstreams' certificates
-//!   instead of the CAs of the system, and **CERT** and **KEY**, the certificate of lb-linker. TLS 1.2 and 1.3 are
-//!   spoken.
-//! - `tls_servername` **NAME**: the name that the certificates of all upstreams have to bear. Without it, and without a
-//!   name in **TO**, a certificate has to bear the address. Not both.
-//! - `source_address` **IP**: the address that questions and checks are sent from.
-//! - `resolver` **IP\[:PORT\]...**: the servers that are asked for the addresses of names in **TO**. Without it that is done as by
-//!   other programs, by `/etc/hosts` and `/etc/resolv.conf`.
+//! - `next_on_nodata`: the same for NOERROR with an empty answer section.
+//! - `tls` takes up to three PEM files, relative to *root*: **CA** verifies the upstreams' certificates instead of the
+//!   CAs of the system, and **CERT** and **KEY** are the certificate of lb-linker. TLS 1.2 and 1.3 are supported.
+//! - `tls_servername` **NAME**: the name that the certificates of all upstreams have to be valid for. Without it, and
+//!   without a name in **TO**, a certificate has to be valid for the address. Not allowed together with a name in
+//!   **TO**.
+//! - `source_address` **IP**: the source address of queries and checks.
+//! - `resolver` **IP\[:PORT\]...**: the servers that resolve the host names in **TO**. By default they are resolved
+//!   with `/etc/hosts` and `/etc/resolv.conf`.
 //!
 //! # Metrics
 //!
-//! - `coredns_forward_healthcheck_broken_total{}` - questions for which all upstreams were down.
-//! - `coredns_forward_max_concurrent_rejects_total{}` - questions refused because too many were under way.
-//! - `lb_linker_dns_lookups_refused_total{bound}` - look-ups that were refused, because of the share of a `client`,
-//!   because `all` were under way, or because there were no `sockets`. One line a minute of the log names a client.
-//! - `coredns_proxy_request_duration_seconds{proxy_name="forward", to, rcode}` - histogram of how long answers took.
-//! - `coredns_proxy_healthcheck_failures_total{proxy_name="forward", to}` - health checks that failed.
-//! - `coredns_proxy_conn_cache_hits_total{proxy_name="forward", to, proto}` - questions for which a connection was
-//!   open.
-//! - `coredns_proxy_conn_cache_misses_total{proxy_name="forward", to, proto}` - questions for which there was none.
+//! - `coredns_forward_healthcheck_broken_total{}` - queries for which all upstreams were down.
+//! - `coredns_forward_max_concurrent_rejects_total{}` - queries refused because of too many concurrent look-ups.
+//! - `lb_linker_dns_lookups_refused_total{bound}` - refused look-ups, by limit: the share of a `client`, the limit for
+//!   `all` clients, or the number of `sockets`. A log line, at most one a minute, names a client.
+//! - `coredns_proxy_request_duration_seconds{proxy_name="forward", to, rcode}` - histogram of the duration of answers.
+//! - `coredns_proxy_healthcheck_failures_total{proxy_name="forward", to}` - failed health checks.
+//! - `coredns_proxy_conn_cache_hits_total{proxy_name="forward", to, proto}` - queries that used an open connection.
+//! - `coredns_proxy_conn_cache_misses_total{proxy_name="forward", to, proto}` - queries that needed a new connection.
 //!
 //! `to` is the upstream's address with its port, `rcode` the answer's code, and `proto` is `udp`, `tcp` or `tcp-tls`.
 //!
 //! # Examples
 //!
-//! Everything goes to the resolvers of the machine:
+//! Forward all queries to the resolvers of the machine:
 //!
 //! ```text
 //! . {
@@ -154,7 +152,7 @@
 //! }
 //! ```
 //!
-//! The names of a cluster go to its DNS by TCP, names of `example.org` to no upstream, and all other names to a
+//! Forward the names of a cluster to its DNS by TCP, names of `example.org` to no upstream, and all other names to a
 //! resolver by TLS:
 //!
 //! ```text
@@ -170,7 +168,7 @@
 //! }
 //! ```
 //!
-//! What the first resolver doesn't know, the second is asked:
+//! Ask the other resolvers for names that the first resolver denies:
 //!
 //! ```text
 //! . {
@@ -219,21 +217,20 @@ use options::{ParsedOptions, parse};
 
 const NAME: &str = "forward";
 
-/// How long a query for the root's name servers waits: it is the health check of another forwarder, which waits for a
-/// second.
+/// The time limit of a query for the root's name servers. Another forwarder sends it as a health check, and waits 1 s.
 const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A line of the Corefile.
+/// The plugin `forward`, for one line of the Corefile.
 #[derive(Debug)]
 struct Forward {
     from: Name,
     except: ZoneSet,
     upstreams: Arc<Upstreams>,
     flights: ForwardGroup,
-    /// What is left to the next line.
+    /// The response codes that pass the query to the next line.
     next: Vec<ResponseCode>,
     next_on_nodata: bool,
-    /// Whether what is forwarded comes back.
+    /// The result of the loop detection.
     looping: Option<Arc<LoopState>>,
 }
 
@@ -249,7 +246,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             let upstreams = Arc::clone(&upstreams);
             setup.run(move |_, stop| resolve(upstreams, to, resolvers, stop));
         }
-        // The plugin behind the last line is another one.
+        // The plugin after the last line isn't `forward`.
         let is_last = number + 1 == lines.len();
         let looping = setup.builder.looping.clone();
         setup.add(Forward {
@@ -299,7 +296,7 @@ impl Plugin for Forward {
 
 impl Forward {
     fn is_for(&self, name: &Name) -> bool {
-        // As in CoreDNS the name of the zone itself can't be left out.
+        // As in CoreDNS, `except` can't exclude the zone itself.
         (self.from.is_root() || self.from.zone_of(name)) && (!self.except.hold(name) || self.from == *name)
     }
 
@@ -318,7 +315,7 @@ impl Forward {
         answer.await
     }
 
-    /// Returns whether the next line has to know better.
+    /// Returns whether the next line has to answer instead.
     fn leaves(&self, answer: &Message) -> bool {
         let rcode = answer.metadata.response_code;
         let no_data = rcode == ResponseCode::NoError && answer.answers.is_empty();
@@ -326,7 +323,7 @@ impl Forward {
     }
 }
 
-/// What is forwarded comes back.
+/// The extended error for a forwarding loop.
 const LOOP: Ede = Ede { code: 0, text: "what is forwarded comes back" };
 
 fn failure(error: &ForwardError) -> PluginError {
@@ -337,25 +334,25 @@ fn failure(error: &ForwardError) -> PluginError {
     }
 }
 
-/// Returns an upstream's answer as this client's.
+/// Converts an upstream's answer to a reply for this client.
 fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
-    // Mostly no other client has waited for it.
+    // Usually no other client shares the answer, and no copy is made.
     let answer = Arc::unwrap_or_clone(answer);
     let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
         answer.metadata;
     let mut reply = request.reply(NAME);
-    // A client without EDNS can't see the upper bits, and would take the rest for its own.
+    // A client without EDNS can't see the upper bits, and would misread the rest as another code.
     let expressible = response_code.high() == 0 || request.edns.is_some();
     if expressible {
         reply.metadata.response_code = response_code;
     } else {
         reply.metadata.response_code = ResponseCode::ServFail;
-        // For this client alone: the upstream hasn't answered SERVFAIL.
+        // The rcode is only for this client: the upstream hasn't answered SERVFAIL.
         reply.is_cacheable = false;
     }
     reply.metadata.authoritative = authoritative;
     reply.metadata.recursion_available = recursion_available;
-    // RFC 6840 sections 5.7 and 5.8: only for clients that set AD or DO.
+    // RFC 6840 sections 5.7 and 5.8: AD is only set for clients that set AD or DO.
     let understood = request.metadata.authentic_data || request.dnssec_ok();
     reply.metadata.authentic_data = authentic_data && understood;
     reply.metadata.truncation = truncation;
@@ -363,8 +360,8 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
     reply.answers = answer.answers;
     reply.authorities = answer.authorities;
     reply.additionals = answer.additionals;
-    // Upstreams are asked in lower case, and the answer may have been for another client: each client gets its
-    // own spelling back (RFC 4343 section 4.1).
+    // Queries are sent in lower case, and the answer may have been requested for another client: restore this client's
+    // spelling (RFC 4343 section 4.1).
     let name = request.query.name();
     for record in
         reply.answers.iter_mut().filter(|record| !same_spelling(&record.name, name) && record.name == *name)
@@ -374,7 +371,7 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
     reply
 }
 
-/// Returns why an upstream has no better answer (RFC 8914 section 3 has a forwarder pass that on).
+/// Returns the upstream's extended errors, which a forwarder passes on (RFC 8914 section 3).
 fn errors_of(answer: &Message) -> Vec<EdnsOption> {
     const EDE: u16 = 15;
     let options = answer.edns.iter().flat_map(|edns| edns.options().get_all(EdnsCode::from(EDE)));

@@ -1,4 +1,4 @@
-//! What a line of forward says.
+//! Parses a `forward` line.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -24,9 +24,9 @@ use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::SelectionPolicy;
 use crate::dns::upstream::tls::{ConnectorError, authorities, connector};
 
-/// Upstreams that a line may have, as in CoreDNS.
+/// The maximum number of upstreams of a line, as in CoreDNS.
 const MAX_TO: usize = 15;
-/// Questions that may be under way where `max_concurrent` doesn't say: at least, and at most.
+/// The lower and the upper bound of the default of `max_concurrent`.
 const MAX_CONCURRENT: (usize, usize) = (1000, 10_000);
 
 const OPTIONS: [&str; 20] = [
@@ -52,7 +52,6 @@ const OPTIONS: [&str; 20] = [
     "tls_servername",
 ];
 
-/// What a line says.
 pub(super) struct ParsedOptions {
     pub(super) from: Name,
     pub(super) to: Vec<UpstreamAddr>,
@@ -61,11 +60,11 @@ pub(super) struct ParsedOptions {
     pub(super) next_on_nodata: bool,
     pub(super) resolvers: Vec<SocketAddr>,
     pub(super) options: ForwardOptions,
-    /// The addresses among the upstreams, and where the line says them.
+    /// The upstreams' addresses, with their positions in the Corefile.
     pub(super) addresses: Vec<(SocketAddr, Position)>,
 }
 
-/// The options in braces, as they are read.
+/// The options in braces during parsing.
 struct Braces {
     except: Vec<Name>,
     next: Vec<ResponseCode>,
@@ -76,30 +75,29 @@ struct Braces {
     options: ForwardOptions,
 }
 
-/// How TLS is spoken.
+/// The TLS options for all upstreams of a line.
 #[derive(Default)]
 struct Tls {
     name: Option<(ServerName<'static>, String)>,
     roots: Option<RootCertStore>,
-    /// The certificate and the key, and where they are named.
+    /// The client certificate and its key.
     identity: Option<(Pem, Pem)>,
 }
 
-/// A file of PEM, and where it is named.
+/// A PEM file and its position in the Corefile.
 #[derive(Clone)]
 struct Pem {
     bytes: Vec<u8>,
     word: Token,
 }
 
-/// Returns how many questions may be under way by default: about as many as there are sockets for names (see
-/// [`SocketBudget`](crate::dns::upstream::socket_budget::SocketBudget)). Targets of links have fewer sockets, and `Forward` has no
-/// more look-ups of them than sockets.
+/// Returns the default of `max_concurrent`: about the number of sockets for client queries (see
+/// [`SocketBudget`](crate::dns::upstream::socket_budget::SocketBudget)). For targets of links, which have fewer
+/// sockets, the number of sockets is the limit.
 fn under_way() -> usize {
     (max_files() / 4).clamp(MAX_CONCURRENT.0, MAX_CONCURRENT.1)
 }
 
-/// Parses a line.
 pub(super) fn parse(
     line: &Directive,
     setup: &mut Setup<'_>,
@@ -173,7 +171,8 @@ pub(super) fn parse(
     })
 }
 
-/// Returns the zone whose names are forwarded; as in CoreDNS the first, if it is a network of several.
+/// Returns the zone whose names are forwarded; as in CoreDNS, the first zone of a network that stands for several
+/// zones.
 fn zone(word: &Token, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
     let zones = addresses(word)?;
     let [first, rest @ ..] = &zones[..] else { return Err(word.isnt("a zone")) };
@@ -291,7 +290,7 @@ impl Braces {
 }
 
 impl Tls {
-    /// `tls`, `tls CA`, `tls CERT KEY` or `tls CERT KEY CA`.
+    /// Parses `tls`, `tls CA`, `tls CERT KEY` or `tls CERT KEY CA`.
     fn take(&mut self, line: &Directive, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let files: Vec<Pem> =
             line.at_most(3)?.iter().map(|word| Pem::read(word, setup)).collect::<Result<_, _>>()?;
@@ -303,7 +302,7 @@ impl Tls {
         let roots = ca.map(|ca| authorities(&ca.bytes).map_err(|error| ca.word.error(ca.wrong(error))));
         self.roots = roots.transpose()?;
         self.identity = identity;
-        // Errors in them are reported even if no upstream is asked by TLS.
+        // Report errors in the files even if no upstream uses TLS.
         if self.identity.is_some() {
             self.connector(&line.tokens[0])?;
         }
@@ -362,7 +361,7 @@ fn rcodes(line: &Directive) -> Result<Vec<ResponseCode>, CorefileError> {
     line.some("response codes behind it")?.iter().map(code).collect()
 }
 
-/// `health_check DURATION [no_rec] [domain FQDN]`.
+/// Parses `health_check DURATION [no_rec] [domain FQDN]`.
 fn health_check(line: &Directive) -> Result<HealthCheck, CorefileError> {
     let [pause, rest @ ..] = line.arguments() else {
         return Err(line.needs("a duration such as 500ms"));
@@ -384,7 +383,7 @@ fn health_check(line: &Directive) -> Result<HealthCheck, CorefileError> {
     Ok(wanted)
 }
 
-/// `IP` or `IP:PORT`.
+/// Parses `IP` or `IP:PORT`.
 fn resolver(word: &Token) -> Result<SocketAddr, CorefileError> {
     let bare = || word.text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, Scheme::Dns.port()));
     word.text

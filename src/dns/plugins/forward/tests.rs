@@ -23,10 +23,10 @@ use crate::held_port::HeldPort;
 mod broken;
 mod tls;
 
-/// An upstream on loopback, by UDP and TCP.
+/// A fake upstream on loopback, by UDP and TCP.
 struct Fake {
     address: SocketAddr,
-    /// The questions, and whether they came by TCP.
+    /// The received queries; `true` for TCP.
     asked: Arc<Mutex<Vec<(Message, bool)>>>,
     _tasks: JoinSet<()>,
 }
@@ -69,22 +69,22 @@ impl Fake {
         Self { address, asked, _tasks: tasks }
     }
 
-    /// One that has an address for each name.
+    /// Starts an upstream that has an A record for each name.
     async fn good(last: u8) -> Self {
         Self::start(move |asked, _| Some(address(asked, last))).await
     }
 
-    /// One that answers nothing but this code.
+    /// Starts an upstream that answers every query with this rcode.
     async fn erring(rcode: ResponseCode) -> Self {
         Self::start(move |asked, _| Some(error(asked, rcode))).await
     }
 
-    /// One that says nothing.
+    /// Starts an upstream that never answers.
     async fn silent() -> Self {
         Self::start(|_, _| None).await
     }
 
-    /// Whether the questions came by TCP. On a busy machine they may come twice, with a health check between.
+    /// Returns the transports of the queries, `true` for TCP, without health checks and retransmissions.
     fn transports(&self) -> Vec<bool> {
         let asked = self.asked.lock().unwrap();
         let questions = asked.iter().filter(|(asked, _)| asked.queries[0].query_type() != RecordType::NS);
@@ -105,7 +105,7 @@ async fn converse(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Arc<R
         if let Some(answer) = answer(&Message::from_vec(&bytes).unwrap(), true) {
             let bytes = answer.to_vec().unwrap();
             let framed = [&u16::try_from(bytes.len()).unwrap().to_be_bytes(), &bytes[..]].concat();
-            // A client that has its answer may be gone.
+            // The client may have closed the connection after an earlier answer.
             let _ = stream.write_all(&framed).await;
         }
     }
@@ -139,7 +139,7 @@ fn client(of: &Fake, options: ForwardOptions) -> Upstreams {
 }
 
 #[tokio::test]
-async fn answers_come_back_with_their_flags_and_the_clients_spelling() {
+async fn answers_keep_their_flags_and_the_clients_spelling() {
     let upstream = Fake::start(|asked, _| {
         assert!(asked.queries[0].name().to_ascii().starts_with("www."), "in lower case");
         let mut answer = address(asked, 1);
@@ -180,7 +180,7 @@ async fn upper_rcode_bits_and_ede_need_edns() {
 }
 
 #[tokio::test]
-async fn streams_take_no_answer_without_a_question_either() {
+async fn stream_answer_has_to_match_the_query() {
     for rcode in [ResponseCode::NXDomain, ResponseCode::NoError] {
         let without_question = Fake::start(move |asked, _| {
             let mut answer =
@@ -199,7 +199,7 @@ async fn streams_take_no_answer_without_a_question_either() {
 }
 
 #[tokio::test]
-async fn other_names_go_to_the_next_plugin() {
+async fn names_in_other_zones_go_to_the_next_plugin() {
     let (one, two) = (Fake::good(1).await, Fake::good(2).await);
     let context = TestSite::block(&format!(
         "forward lab.example {} {{\nexcept a.lab.example lab.example\nexcept b.lab.example\n}}\n\
@@ -220,7 +220,7 @@ async fn other_names_go_to_the_next_plugin() {
 }
 
 #[tokio::test]
-async fn what_one_line_doesnt_know_the_next_is_asked() {
+async fn next_line_is_asked_for_names_that_a_line_denies() {
     let (gone, empty, good) = (
         Fake::erring(ResponseCode::NXDomain).await,
         Fake::erring(ResponseCode::NoError).await,
@@ -238,7 +238,7 @@ async fn what_one_line_doesnt_know_the_next_is_asked() {
 }
 
 #[tokio::test]
-async fn an_error_is_an_answer_unless_failover_names_it() {
+async fn error_is_an_answer_unless_failover_names_it() {
     let (failing, refusing, good) = (
         Fake::erring(ResponseCode::ServFail).await,
         Fake::erring(ResponseCode::Refused).await,
@@ -257,7 +257,7 @@ async fn an_error_is_an_answer_unless_failover_names_it() {
 }
 
 #[tokio::test]
-async fn for_a_target_the_best_answer_counts() {
+async fn target_gets_the_best_answer_of_the_upstreams() {
     let (failing, good) = (Fake::erring(ResponseCode::ServFail).await, Fake::good(1).await);
     let endpoints = [&failing, &good]
         .map(|fake| UpstreamEndpoint { address: fake.address, transport: Transport::Udp })
@@ -269,7 +269,7 @@ async fn for_a_target_the_best_answer_counts() {
 }
 
 #[tokio::test]
-async fn the_transport_is_the_clients_or_the_one_that_is_wanted() {
+async fn transport_is_the_clients_unless_configured() {
     for (options, protocol, by_tcp) in [
         ("", Protocol::Udp, false),
         ("", Protocol::Tcp, true),
@@ -287,7 +287,7 @@ async fn the_transport_is_the_clients_or_the_one_that_is_wanted() {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_cut_is_asked_for_by_tcp() {
+async fn truncated_answer_is_requested_again_by_tcp() {
     let upstream = Fake::start(|asked, by_tcp| {
         let mut answer = if by_tcp { address(asked, 1) } else { error(asked, ResponseCode::NoError) };
         answer.metadata.truncation = !by_tcp;
@@ -300,7 +300,7 @@ async fn an_answer_that_was_cut_is_asked_for_by_tcp() {
 }
 
 #[tokio::test]
-async fn at_the_limit_questions_are_refused_and_counted() {
+async fn queries_above_max_concurrent_are_refused_and_counted() {
     let upstream = Fake::silent().await;
     let context = Arc::new(TestSite::block(&format!(
         "forward . {} {{\nmax_concurrent 1\nread_timeout 1m\n}}",
@@ -319,7 +319,7 @@ async fn at_the_limit_questions_are_refused_and_counted() {
 }
 
 #[tokio::test]
-async fn who_answers_nothing_and_why_is_told_as_by_coredns() {
+async fn error_names_the_silent_upstream_as_in_coredns() {
     let silent = Fake::silent().await;
     let options = ForwardOptions {
         read_timeout: Duration::from_millis(100),
@@ -348,7 +348,7 @@ async fn who_answers_nothing_and_why_is_told_as_by_coredns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attempts_are_counted_and_each_upstream_has_two_by_default() {
+async fn attempts_are_limited_to_two_per_upstream_by_default() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let attempts = async |option: &str| {
         let options = format!("read_timeout 50ms\nmax_fails 0\n{option}");
@@ -366,7 +366,7 @@ async fn attempts_are_counted_and_each_upstream_has_two_by_default() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_health_check_is_answered_within_half_a_second() {
+async fn health_check_query_is_answered_within_half_a_second() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let context = TestSite::block(&format!("forward . {}", silent.local_addr().unwrap()));
     let begun = Instant::now();
@@ -400,7 +400,7 @@ async fn upstream_is_down_after_failed_checks() {
 }
 
 #[tokio::test]
-async fn answers_and_sockets_are_counted() {
+async fn answers_and_connections_are_counted() {
     let upstream = Fake::erring(ResponseCode::YXDomain).await;
     let mut context = TestSite::block(&format!("forward . {}", upstream.address));
     context.ask("a. A").await;
@@ -415,7 +415,7 @@ async fn answers_and_sockets_are_counted() {
         )]
     );
     assert_eq!(context.metrics("request_duration_seconds_bucket").len(), 17);
-    // How many there are depends on how busy the machine is.
+    // The values depend on the load of the machine.
     let sockets = |what: &str| -> Vec<String> {
         let lines = context.metrics(&format!("conn_cache_{what}_total{{"));
         lines.iter().map(|line| line.rsplit_once(' ').unwrap().0.to_owned()).collect()
@@ -466,7 +466,7 @@ async fn upstreams_of_a_file_are_checked_against_our_listeners() {
 }
 
 #[tokio::test]
-async fn an_upstream_by_name_is_asked_once_its_addresses_are_known() {
+async fn upstream_by_name_is_asked_after_its_resolution() {
     let resolver = Fake::start(|asked, _| {
         let is_ours = asked.queries[0].name().to_ascii() == "dns.example.";
         let mut answer = error(asked, if is_ours { ResponseCode::NoError } else { ResponseCode::NXDomain });
@@ -489,7 +489,7 @@ async fn an_upstream_by_name_is_asked_once_its_addresses_are_known() {
 }
 
 #[tokio::test]
-async fn questions_are_sent_from_the_source_address() {
+async fn queries_are_sent_from_the_source_address() {
     let upstream = Fake::good(1).await;
     let ask = async |source: &str| {
         let line = format!("forward . {} {{\nsource_address {source}\n}}", upstream.address);
@@ -501,7 +501,7 @@ async fn questions_are_sent_from_the_source_address() {
 }
 
 #[test]
-fn a_forward_of_the_root_recurses_and_another_leaves_that_open() {
+fn only_a_forward_of_the_root_offers_recursion() {
     for (lines, recurses) in
         [("forward . 192.0.2.1", true), ("forward example 192.0.2.1", false), ("whoami", false)]
     {

@@ -1,4 +1,4 @@
-//! Where questions are forwarded to: addresses, files like resolv.conf, and names.
+//! Parses the upstreams of `forward`: addresses, files like resolv.conf, and host names.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::Path;
@@ -10,12 +10,11 @@ use crate::dns::corefile::resolv_conf::{nameservers, scope};
 use crate::dns::corefile::{CorefileError, Scheme, Token};
 use crate::dns::plugins::setup::Setup;
 
-/// An upstream of `forward`.
 #[derive(Clone, Debug)]
 pub(super) struct Destination {
     pub(super) scheme: Scheme,
     pub(super) at: AddressOrHost,
-    /// The name that its certificate has to bear.
+    /// The name that the upstream's certificate has to be valid for.
     pub(super) server_name: Option<ServerName<'static>>,
 }
 
@@ -29,7 +28,7 @@ pub(super) enum AddressOrHost {
 const FORMS: &str = "an address such as 192.0.2.1, [2001:db8::1]:53 or tls://192.0.2.1%dns.example.com, a file like \
                      /etc/resolv.conf, or a host's name";
 
-/// Returns the upstreams that a word stands for: several, if it is a file.
+/// Returns the upstreams of a word: several if the word is a file.
 pub(super) fn destinations(word: &Token, setup: &mut Setup<'_>) -> Result<Vec<Destination>, CorefileError> {
     let (scheme, text) = match word.text.split_once("://") {
         None => (Scheme::Dns, &*word.text),
@@ -61,7 +60,7 @@ pub(super) fn destinations(word: &Token, setup: &mut Setup<'_>) -> Result<Vec<De
     parts.at_host(scheme, word).map(|destination| vec![destination])
 }
 
-/// `HOST%ZONE:PORT`, `[HOST%ZONE]:PORT` or `[HOST]%ZONE:PORT`.
+/// The parts of `HOST%ZONE:PORT`, `[HOST%ZONE]:PORT` or `[HOST]%ZONE:PORT`.
 struct Parts<'a> {
     host: &'a str,
     zone: Option<&'a str>,
@@ -112,7 +111,7 @@ impl<'a> Parts<'a> {
     fn at_host(&self, scheme: Scheme, word: &Token) -> Result<Destination, CorefileError> {
         let label = |label: &str| label.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
         let last = self.host.trim_end_matches('.').rsplit('.').next().unwrap_or_default();
-        // What ends in a number is meant to be an address (RFC 3696 section 2).
+        // A name that ends in a number is meant to be an address (RFC 3696 section 2).
         let is_name = self.host.trim_end_matches('.').split('.').all(label)
             && !last.bytes().all(|b| b.is_ascii_digit())
             && Name::from_ascii(self.host).is_ok()
@@ -135,7 +134,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Parses the name that a certificate has to bear.
+/// Parses the name that a certificate has to be valid for.
 pub(super) fn server_name(name: &str, word: &Token) -> Result<ServerName<'static>, CorefileError> {
     ServerName::try_from(name.to_owned())
         .map_err(|_| word.error(format!("{name:?} isn't a name that a certificate can bear")))

@@ -1,4 +1,4 @@
-//! Lines that aren't right, and what is said about them.
+//! Tests of invalid `forward` lines and their errors.
 
 use super::TestSite;
 
@@ -9,7 +9,7 @@ const OPTIONS: &str = "except, expire, failfast_all_unhealthy_upstreams, failove
                        prefer_udp, read_timeout, resolver, source_address, tls, tls_servername";
 
 #[test]
-fn every_broken_line_says_what_is_wrong_with_it() {
+fn invalid_line_is_rejected_with_its_position() {
     for (line, error) in [
         ("forward", "1: forward needs a zone, and the upstreams: forward . 192.0.2.1".to_owned()),
         ("forward .", "9: forward needs an upstream behind the zone \".\": forward . 192.0.2.1".to_owned()),
@@ -54,7 +54,7 @@ fn every_broken_line_says_what_is_wrong_with_it() {
 }
 
 #[test]
-fn every_broken_option_says_what_is_wrong_with_it() {
+fn invalid_option_is_rejected_with_its_position() {
     for (option, error) in [
         ("except", "1: except needs zones behind it"),
         ("except a..b", "8: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),

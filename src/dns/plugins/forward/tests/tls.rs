@@ -1,4 +1,4 @@
-//! Upstreams that are asked by TLS.
+//! Tests of upstreams with TLS.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use super::{address, converse};
 use crate::dns::plugins::tests::support::TestSite;
 
-/// A CA, a server's certificate and a client's, in files.
+/// A directory with a CA, a server certificate and a client certificate.
 struct Certificates(tempfile::TempDir);
 
 impl Certificates {
@@ -40,7 +40,7 @@ impl Certificates {
         self.0.path().join(name).display().to_string()
     }
 
-    /// An upstream that requires certificates of its clients.
+    /// Starts an upstream that requires client certificates.
     async fn upstream(&self) -> (SocketAddr, JoinSet<()>) {
         let certificate = |name| CertificateDer::from_pem_file(self.path(name)).unwrap();
         let mut roots = RootCertStore::empty();
@@ -76,7 +76,7 @@ impl Certificates {
 }
 
 #[tokio::test]
-async fn both_ends_prove_who_they_are() {
+async fn both_ends_verify_certificates() {
     let certificates = Certificates::new();
     let (at, _tasks) = certificates.upstream().await;
     let path = |name| certificates.path(name);
@@ -103,7 +103,7 @@ async fn both_ends_prove_who_they_are() {
 }
 
 #[test]
-fn files_that_are_no_good_are_named() {
+fn invalid_certificate_files_are_rejected() {
     let certificates = Certificates::new();
     let path = |name| certificates.path(name);
     let error = |files: &str| TestSite::error(&format!("forward . tls://192.0.2.1 {{\ntls {files}\n}}"));
