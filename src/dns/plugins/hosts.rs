@@ -4,30 +4,29 @@
 //!
 //! # Description
 //!
-//! Each line of the file has an address and the names of it: `192.0.2.1 www.example.org www`. From a `#` on it is a
-//! comment; lines that don't begin with an address, and names outside of the zones, are ignored. A and AAAA records
-//! are made of that, with AA set, and PTR records for the way back.
+//! Each line of the file has an address and its names: `192.0.2.1 www.example.org www`. A comment is from a `#` to the
+//! end of the line; lines that don't begin with an address, and names outside of the zones, are ignored. The plugin
+//! answers with A and AAAA records, with AA set, and with PTR records for the addresses.
 //!
-//! The file is read again when its size or the time of its last change is another one. It isn't part of the Corefile:
-//! a change of it is no reload. If it is missing at start, that is a warning, and when it is there it is read. If it
-//! is removed later, what was in it last stays.
+//! The file is read again when its size or its modification time changes. It isn't part of the Corefile: a change of
+//! the file causes no reload. If the file is missing at the start, lb-linker logs a warning and reads the file when it
+//! appears. If the file is removed later, its last content stays in use.
 //!
-//! - A name that has addresses, but none of the type that is asked for, or that is asked for another type, gets an
-//!   empty answer without SOA.
-//! - A name in the zones that isn't there is left to the next plugin with `fallthrough`. Without it the answer is
-//!   SERVFAIL: there is no SOA that NXDOMAIN would need.
-//! - A question for PTR is answered whatever the zones are, if the address has names; otherwise it is always left to
-//!   the next plugin. So are names outside of the zones.
-//! - `*.example.org` stands for every name with one label before `example.org` that isn't there itself, with an
-//!   address of the same family. It has no PTR.
+//! - A name with addresses, but without records of the queried type, gets an empty answer without an SOA record.
+//! - A name in the zones that has no addresses is passed to the next plugin with `fallthrough`. Without `fallthrough`
+//!   the answer is SERVFAIL, because there is no SOA record for NXDOMAIN.
+//! - A PTR query is answered whatever the zones are, if the address has names; otherwise it is always passed to the
+//!   next plugin. So are queries for names outside of the zones.
+//! - `*.example.org` matches every name with one label before `example.org` that has no address of the same family
+//!   itself. It has no PTR record.
 //!
 //! ## Differences from CoreDNS
 //!
-//! - A line in the Corefile that is neither an option nor begins with an address is refused; CoreDNS takes it for an
+//! - A line in the Corefile that is neither an option nor begins with an address is rejected; CoreDNS treats it as an
 //!   entry, and ignores it.
-//! - A PTR is only found at the name that exactly stands for the address; in CoreDNS there may be up to three labels
-//!   more before an IPv6 address.
-//! - Lines may be as long as you like. CoreDNS stops at one of more than 64 KiB.
+//! - A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels before an IPv6
+//!   address.
+//! - The length of lines is unlimited. CoreDNS stops at a line longer than 64 KiB.
 //!
 //! # Syntax
 //!
@@ -42,25 +41,25 @@
 //! }
 //! ```
 //!
-//! - **FILE** is the file, `/etc/hosts` by default. A relative path begins at the directory of *root*.
+//! - **FILE** is the file, `/etc/hosts` by default. A relative path starts from the directory of *root*.
 //! - **ZONE** are the zones that names have to be in, or networks such as `10.0.0.0/8`, which stand for their reverse
-//!   zones. The default are the zones of the block.
-//! - **ADDRESS** and **NAME** are a line as in the file; what both have of a name is given together. They have to stand
-//!   before `fallthrough`.
+//!   zones. The default is the zones of the block.
+//! - **ADDRESS** and **NAME** are a line as in the file; the addresses of a name from the file and the Corefile are
+//!   merged. These lines have to stand before `fallthrough`.
 //! - `ttl` is the TTL of all records in seconds, from 1 to 65535. The default is 3600.
-//! - `no_reverse` leaves PTR records away.
-//! - `reload` is how often the file is looked at: a duration such as `30s`, 5s by default; with `0s` it is read only
-//!   once.
-//! - `fallthrough` leaves names that aren't there to the next plugin; with zones only names in these.
-//! - `fallthrough_unsupported` leaves questions for types other than A, AAAA and PTR to the next plugin, where
-//!   `fallthrough` would do so, even if the name is there. It needs `fallthrough`.
+//! - `no_reverse` turns PTR records off.
+//! - `reload` is the interval at which the file is checked for changes: a duration such as `30s`, 5s by default; with
+//!   `0s` the file is read only once.
+//! - `fallthrough` passes names without addresses to the next plugin; with zones, only names in these zones.
+//! - `fallthrough_unsupported` passes queries for types other than A, AAAA and PTR to the next plugin, if `fallthrough`
+//!   applies to the name, even if the name has addresses. It needs `fallthrough`.
 //!
 //! The plugin can be there only once in a block.
 //!
 //! # Metrics
 //!
-//! - `coredns_hosts_entries{hostsfile}`: addresses and names of file and Corefile, in both directions.
-//! - `coredns_hosts_reload_timestamp_seconds`: when the file that was read last had been changed, as Unix time.
+//! - `coredns_hosts_entries{hostsfile}`: addresses and names in the file and the Corefile, in both directions.
+//! - `coredns_hosts_reload_timestamp_seconds`: the modification time of the file that was read last, as Unix time.
 //!
 //! # Examples
 //!
@@ -75,7 +74,7 @@
 //! }
 //! ```
 //!
-//! A file of names that shall not be found, looked at every minute:
+//! A list of blocked names, checked for changes every minute:
 //!
 //! ```text
 //! . {
@@ -119,15 +118,14 @@ const TTL: u32 = 3600;
 const RELOAD_INTERVAL: Duration = Duration::from_secs(5);
 const OPTIONS: [&str; 5] = ["ttl", "no_reverse", "reload", "fallthrough", "fallthrough_unsupported"];
 
-/// Answers from a file.
 #[derive(Debug)]
 struct Hosts {
     file: Arc<HostsFile>,
     zones: ZoneSet,
     ttl: u32,
-    /// The zones whose names fall through if they aren't there.
+    /// The zones in which names without addresses fall through.
     through: Option<ZoneSet>,
-    /// Whether that goes for types that aren't there, too.
+    /// Whether queries for unsupported types fall through, too.
     unsupported: bool,
 }
 
@@ -186,7 +184,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let unsupported = unsupported.is_some();
     setup.builder.warnings.append(&mut doubts);
     if reload.is_zero() {
-        // Then it is read again with the Corefile alone. It needn't be there.
+        // Makes the file part of the Corefile's reload; a missing file is no error.
         let _ = setup.read(&path);
     }
     let file = Arc::new(HostsFile::new(path, zones.clone(), reverse, inline));
@@ -196,7 +194,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     Ok(())
 }
 
-/// Returns what is doubtful about a file, which needn't be there yet.
+/// Returns a warning about a file, which needn't exist yet.
 fn look_at(path: &Path) -> std::io::Result<Option<String>> {
     let name = path.display();
     match std::fs::metadata(path) {
@@ -234,11 +232,11 @@ impl Plugin for Hosts {
     }
 }
 
-/// What has been found.
+/// The result of a look-up.
 enum HostsResult {
     Records(Vec<Record>),
     Nothing,
-    /// It is the next plugin's to answer.
+    /// The next plugin has to answer.
     Elsewhere,
 }
 

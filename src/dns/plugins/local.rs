@@ -4,19 +4,19 @@
 //!
 //! # Description
 //!
-//! Questions about these names have no meaning for other servers, and shouldn't reach them:
+//! Queries for these names have no meaning for other servers, and shouldn't reach them:
 //!
-//! - `localhost`, and what is below it: A is 127.0.0.1, AAAA is ::1, other types have no records.
-//! - Names that begin with the label `localhost`, such as `localhost.example.org`: the same. Stub resolvers that
-//!   append their search domains ask for those. RFC 6761 doesn't have them; `localhost_prefix off` leaves them to
-//!   the other plugins.
-//! - `0.in-addr.arpa`, `127.in-addr.arpa`, `255.in-addr.arpa`: empty zones, but for `1.0.0.127.in-addr.arpa`, whose
-//!   PTR is `localhost`. Other names in them don't exist.
+//! - `localhost`, and all names below it: A is 127.0.0.1, AAAA is ::1, other types have no records.
+//! - Names that begin with the label `localhost`, such as `localhost.example.org`: the same. Stub resolvers that append
+//!   their search domains ask for such names. RFC 6761 doesn't include them; `localhost_prefix off` passes them to the
+//!   next plugins.
+//! - `0.in-addr.arpa`, `127.in-addr.arpa`, `255.in-addr.arpa`: empty zones, except for `1.0.0.127.in-addr.arpa`, whose
+//!   PTR record is `localhost`. Other names in these zones don't exist.
 //!
-//! The four zones have an SOA record, and NS records that name `localhost`. The TTL of all records is 604800
+//! The four zones have an SOA record, and NS records with the name `localhost`. The TTL of all records is 604800
 //! seconds, a week.
 //!
-//! Zones below `ip6.arpa` aren't answered for.
+//! The plugin doesn't answer for zones below `ip6.arpa`.
 //!
 //! # Syntax
 //!
@@ -26,12 +26,13 @@
 //! }
 //! ```
 //!
-//! - `localhost_prefix` says whether names that begin with `localhost` are answered for; `on` if it isn't there.
+//! - `localhost_prefix` turns answers for names that begin with `localhost` on or off; the default is `on`.
 //!
 //! # Metrics
 //!
-//! - `coredns_local_localhost_requests_total{}`: questions about names below `localhost`, and about those that begin
-//!   with it. `localhost` itself doesn't count. Each of them is also logged, with its client, at the level debug.
+//! - `coredns_local_localhost_requests_total{}`: queries for names below `localhost`, and for names that begin with
+//!   `localhost`. `localhost` itself doesn't count. Each of these queries is also logged, with its client, at the level
+//!   debug.
 //!
 //! # Examples
 //!
@@ -62,7 +63,7 @@ use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "local";
 const LOCALHOST: &str = "localhost";
-/// Seconds: a week.
+/// A week in seconds.
 const TTL: u32 = 604_800;
 
 #[derive(Debug)]
@@ -71,9 +72,9 @@ struct Local {
     localhost: Name,
     /// `1.0.0.127.in-addr.arpa`.
     loopback: Name,
-    /// What the SOA record of each zone has.
+    /// The data of each zone's SOA record.
     soa: SOA,
-    /// Whether what begins with `localhost` is answered for.
+    /// Whether the plugin answers for names that begin with `localhost`.
     has_prefix: bool,
     counts: Arc<LocalhostCounters>,
 }
@@ -156,17 +157,17 @@ impl Plugin for Local {
 }
 
 impl Local {
-    /// Returns whether a name lies in `localhost`, or begins with it.
+    /// Returns whether a name is below `localhost`, or begins with it.
     fn is_like_localhost(&self, name: &Name) -> bool {
         let begins_so =
             || name.iter().next().is_some_and(|label| label.eq_ignore_ascii_case(LOCALHOST.as_bytes()));
         name.num_labels() > 1 && (self.localhost.zone_of(name) || (self.has_prefix && begins_so()))
     }
 
-    /// Answers for a name in a zone; what is like `localhost` is its own.
+    /// Answers for a name in a zone. A name like `localhost` is its own zone.
     fn answer(&self, request: &Request, zone: &Name) -> Reply {
         let name = request.query.name();
-        // In the spelling of the question.
+        // The origin keeps the case of the query.
         let origin = name.trim_to(usize::from(zone.num_labels()));
         let is_apex = self.zones.all().contains(name);
         let has_addresses = *name == self.localhost || self.is_like_localhost(name);
@@ -198,7 +199,7 @@ mod tests {
     const SOA: &str = "604800 IN SOA localhost. root.localhost. 1 0 0 0 604800";
 
     #[tokio::test]
-    async fn local_names_are_answered_for_and_others_pass() {
+    async fn local_names_are_answered_and_other_names_pass() {
         let context = TestSite::block("local\nwhoami");
         let nodata = |owner: &str| format!("NOERROR | | {owner} {SOA} |");
         let nothing = |owner: &str| format!("NXDOMAIN | | {owner} {SOA} |");
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn names_that_begin_with_localhost_may_be_left_to_others() {
+    async fn localhost_prefix_off_passes_names_on() {
         let context = TestSite::block("local {\nlocalhost_prefix off\n}\nwhoami");
         assert!(context.ask("localhost.example.org. A").await.starts_with("NOERROR aa"));
         for question in ["localhost. A", "a.localhost. A"] {
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_right_is_named() {
+    fn invalid_lines_are_rejected_with_their_position() {
         for (lines, expected) in [
             ("local x", "Corefile:2:7: local takes no arguments, and here is \"x\""),
             ("local {\nprefix\n}", "Corefile:3:1: local has no option \"prefix\"; it has localhost_prefix"),

@@ -1,30 +1,30 @@
 //! # Name
 //!
-//! *loop* - finds out whether what is forwarded comes back.
+//! *loop* - detects forwarding loops.
 //!
 //! # Description
 //!
-//! When its block begins to be served, lb-linker asks itself for a random name in the first zone of the block. If
-//! that question comes back to it, from the upstreams, again and again, they lead in a circle: each question would
-//! go around until something breaks. Then an error is logged, which says from which address the question has come, and
-//! *forward* in this block answers no more: its clients get SERVFAIL with an extended error.
+//! When lb-linker begins to serve a block, it queries itself for a random name in the first zone of the block. If this
+//! query, the probe, comes back from the upstreams again and again, they form a loop: each query would circulate until
+//! something breaks. lb-linker then logs an error with the address that the probe came from, and *forward* in this
+//! block stops forwarding: its clients get SERVFAIL with an extended error.
 //!
-//! While the loop lasts, lb-linker asks again every 10 s, for another random name. When the upstreams have answered such
-//! a question, or three of them in a row haven't come back, the loop has ended: that is logged, and *forward* answers
-//! again.
+//! While the loop lasts, lb-linker sends another probe with a new random name every 10 s. When the upstreams have
+//! answered a probe, or three probes in a row haven't come back, the loop has ended: lb-linker logs that, and *forward*
+//! answers again.
 //!
-//! SIGUSR1 ends the SERVFAIL at once and repeats the check that is made at the start. So does a block that is built
-//! anew by *reload*, when the block or the file of its upstreams has changed.
+//! SIGUSR1 ends the SERVFAIL at once and repeats the check that is made at the start. So does *reload* when it rebuilds
+//! the block, because the block or the file of its upstreams has changed.
 //!
-//! The mostly met cause is an upstream that is lb-linker itself, such as 127.0.0.1 or, in a cluster, the address of
-//! a Service in front of it, or a resolver on the node (systemd-resolved) that forwards to it. Name the resolvers
-//! that the node itself uses.
+//! The most common cause is an upstream that is lb-linker itself, such as 127.0.0.1 or, in a cluster, the address of a
+//! Service in front of lb-linker, or a resolver on the node (systemd-resolved) that forwards to lb-linker. As a
+//! solution, configure the resolvers that the node itself uses.
 //!
-//! The question is of type HINFO. At the start it is asked every 3 s, for up to 30 s, until there is an answer other
-//! than SERVFAIL and REFUSED. A loop that begins later isn't found before the next SIGUSR1.
+//! The probe is a query of type HINFO. At the start it is sent every 3 s, for up to 30 s, until there is an answer
+//! other than SERVFAIL and REFUSED. A loop that begins later isn't detected before the next SIGUSR1.
 //!
-//! Difference from CoreDNS: the process doesn't end. lb-linker's own names need no upstream, and must not fail because
-//! an upstream in resolv.conf is wrong. And the question enters the block directly, without the socket.
+//! Difference from CoreDNS: the process doesn't exit. lb-linker's own names need no upstream, and must not fail because
+//! an upstream in resolv.conf is wrong. And the probe enters the block directly, without a socket.
 //!
 //! # Syntax
 //!
@@ -34,7 +34,7 @@
 //!
 //! # Metrics
 //!
-//! - `lb_linker_dns_loops_total{}` - loops that were found.
+//! - `lb_linker_dns_loops_total{}` - detected loops.
 //! - `lb_linker_dns_looping{}` - server blocks that have a loop now.
 //!
 //! # Examples
@@ -72,59 +72,60 @@ use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "loop";
 
-/// How often the question is seen without a loop: when it is asked, and once more for a resolver that asks around.
+/// How often a probe may be seen without a loop: when it is sent, and once more through a resolver that queries several
+/// servers.
 const MAX_HARMLESS_RETURNS: u32 = 2;
-/// How long a loop is looked for at the start.
+/// How long the check at the start lasts.
 const SEARCH_DURATION: Duration = Duration::from_secs(30);
-/// How long an answer is waited for.
+/// How long a probe may take to be answered.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause after a probe without an answer at the start.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
 /// The pause between two probes while a loop lasts.
 const LOOP_PAUSE: Duration = Duration::from_secs(10);
-/// Probes in a row that neither come back nor are answered before a loop counts as ended.
+/// The number of unanswered probes in a row that haven't come back after which a loop counts as ended.
 const SILENT_PROBES: u32 = 3;
 
 #[derive(Debug)]
 struct Loop(Arc<Detector>);
 
-/// Finds out whether questions come back.
+/// Sends probes and detects whether they come back.
 #[derive(Debug)]
 struct Detector {
     zone: Name,
     state: Arc<LoopState>,
     restart: Notify,
-    /// The probe under way has come back: there is no answer to wait for.
+    /// Notified when the current probe has come back, so that waiting for its answer is pointless.
     returned: Notify,
     metrics: Arc<LoopMetrics>,
 }
 
-/// Whether the questions of a block come back.
+/// The state of a block's loop detection, shared with `forward`.
 #[derive(Debug, Default)]
 pub struct LoopState {
-    /// The same as `since`, for each question.
+    /// Whether `probe.since` is set; readable for each query without a lock.
     is_looping: AtomicBool,
     probe: Mutex<Probe>,
 }
 
-/// The question that must not come back.
+/// The current probe.
 #[derive(Debug, Default)]
 struct Probe {
-    /// Nothing while there is none.
+    /// The queried name; `None` without a probe in flight.
     name: Option<Name>,
     seen: u32,
-    /// Since when there is a loop.
+    /// The time at which the loop was detected.
     since: Option<Instant>,
 }
 
-/// What has become of a probe.
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProbeResult {
-    /// It has come back.
+    /// The probe has come back.
     Returned,
-    /// An upstream has answered it.
+    /// An upstream has answered the probe.
     Answered,
-    /// Neither.
+    /// The probe has neither come back nor been answered.
     Silent,
 }
 
@@ -170,9 +171,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     Ok(())
 }
 
-/// Returns a name below a zone that can't be guessed; nothing if it would be too long.
+/// Returns an unguessable name below a zone; `None` if the name would be too long.
 fn random_name(zone: &Name) -> Option<Name> {
-    // So many digits that all names are about as long.
+    // The labels always have 19 digits, so that the length doesn't depend on chance.
     let label = || (rand::rng().random::<u64>() >> 2 | 1 << 61).to_string();
     Name::from_ascii(format!("{}.{}", label(), label())).and_then(|name| name.append_domain(zone)).ok()
 }
@@ -198,8 +199,8 @@ impl Plugin for Loop {
 }
 
 impl LoopState {
-    /// Returns whether `forward` has to refuse a question because of a loop. Probes pass, for only they tell when it
-    /// ends.
+    /// Returns whether `forward` has to refuse a query because of a loop. Probes pass, because they detect the end of
+    /// the loop.
     #[must_use]
     pub fn refuses(&self, query: &Query) -> bool {
         self.is_looping.load(Ordering::Relaxed) && !self.probe.lock().is(query)
@@ -213,7 +214,7 @@ impl Probe {
 }
 
 impl Detector {
-    /// Looks for loops, and for their ends, until `stop`.
+    /// Detects loops and their ends until `stop` is cancelled.
     async fn run(&self, server: &Arc<Server>, stop: &CancellationToken) {
         let detecting = async {
             loop {
@@ -228,14 +229,14 @@ impl Detector {
         self.end("the server block isn't served any more");
     }
 
-    /// Looks for a loop and, where there is one, for its end; until there is none.
+    /// Detects a loop and waits for its end, until there is no loop.
     async fn detect(&self, server: &Arc<Server>) {
         while self.finds_loop(server).await {
             self.wait_for_end(server).await;
         }
     }
 
-    /// Asks until there is an answer, and returns whether there is a loop.
+    /// Sends probes until one is answered, and returns whether there is a loop.
     async fn finds_loop(&self, server: &Arc<Server>) -> bool {
         let until = Instant::now() + SEARCH_DURATION;
         while Instant::now() < until {
@@ -261,7 +262,7 @@ impl Detector {
         self.end("questions don't come back any more");
     }
 
-    /// Asks once, for a new name: the one before may be cached, or be under way still.
+    /// Sends a probe with a new name: the previous name may be cached, or its query still in flight.
     async fn probe(&self, server: &Arc<Server>) -> ProbeResult {
         let Some(name) = random_name(&self.zone) else { return ProbeResult::Answered };
         {
@@ -282,7 +283,7 @@ impl Detector {
         if probe.seen > MAX_HARMLESS_RETURNS {
             return ProbeResult::Returned;
         }
-        // A failure may be that of a resolver in the circle, or our own.
+        // The failure may come from a resolver in the loop, or from lb-linker itself.
         let is_answer = |rcode| !matches!(rcode, ResponseCode::ServFail | ResponseCode::Refused);
         match reply {
             Some(reply) if is_answer(reply.metadata.response_code) => ProbeResult::Answered,
@@ -290,7 +291,7 @@ impl Detector {
         }
     }
 
-    /// Takes in a question that has come.
+    /// Counts a returned probe, and reports a loop.
     fn see(&self, request: &Request) {
         if request.query.query_type() != RecordType::HINFO {
             return;
@@ -313,7 +314,7 @@ impl Detector {
         self.metrics.loops.inc();
         self.metrics.looping.inc();
         let server = &request.server.label;
-        // CoreDNS logs the same, and ends.
+        // CoreDNS logs the same message, and exits.
         error!(
             "plugin/loop: Loop ({} -> {}) detected for zone {:?}, see https://coredns.io/plugins/loop#troubleshooting. \
              Query: \"HINFO {}\"; until that is mended, forward answers SERVFAIL in this block; trying again every {} s",
@@ -325,7 +326,7 @@ impl Detector {
         );
     }
 
-    /// Has `forward` answer again, if there is a loop.
+    /// Ends a loop, so that `forward` answers again.
     fn end(&self, why: &str) {
         let mut probe = self.state.probe.lock();
         probe.name = None;
@@ -357,7 +358,7 @@ mod tests {
     use crate::dns::chain::server;
     use crate::dns::message::zone_set::ZoneSet;
 
-    /// What the upstreams of a block do with a probe.
+    /// The reaction of the upstreams to a probe.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum UpstreamsState {
         Looping,
@@ -404,7 +405,7 @@ mod tests {
         }
     }
 
-    /// A block with a loop or without, its upstreams, and the task of the plugin.
+    /// A block with or without a loop, its upstreams, and the task of the plugin.
     struct ProbedBlock {
         context: TestSite,
         upstreams: Arc<Upstreams>,
@@ -439,7 +440,7 @@ mod tests {
             *self.upstreams.mood.lock() = mood;
         }
 
-        /// Returns how many loops there were and are, and how many probes were sent, after so many seconds.
+        /// Waits, and returns the counts of past and present loops and of probes.
         async fn after(&self, seconds: u64) -> (String, u32) {
             sleep(Duration::from_secs(seconds)).await;
             let [looping, loops] =
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_loop_is_probed_every_10_s_and_ends_when_answered() {
+    async fn loop_is_probed_every_10_s_and_ends_with_an_answer() {
         let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(1).await, ("1, 1 now".to_owned(), 1));
         assert!(block.refuses().await);
@@ -468,19 +469,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_loop_ends_when_three_probes_are_lost() {
+    async fn loop_ends_when_three_probes_are_lost() {
         let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(1).await.0, "1, 1 now");
         block.set(UpstreamsState::Silent);
         assert_eq!(block.after(34).await.0, "1, 1 now");
         assert_eq!(block.after(2).await.0, "1, 0 now");
-        // A loop that begins again at once is found.
+        // A new loop is detected at once.
         block.set(UpstreamsState::Looping);
         assert_eq!(block.after(5).await.0, "2, 1 now");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failure_of_an_upstream_doesnt_end_a_loop_at_once() {
+    async fn upstream_failure_does_not_end_a_loop_at_once() {
         let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(1).await.0, "1, 1 now");
         block.set(UpstreamsState::Failing);
@@ -490,7 +491,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_restart_forgives_a_loop_and_looks_for_one_again() {
+    async fn restart_ends_a_loop_and_repeats_the_check() {
         let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(5).await, ("1, 1 now".to_owned(), 1));
         block.plugin.restart();
@@ -498,7 +499,7 @@ mod tests {
         block.set(UpstreamsState::Answering);
         block.plugin.restart();
         assert_eq!(block.after(1).await, ("2, 0 now".to_owned(), 3));
-        // A loop that begins later is found then.
+        // A loop that begins later is detected by the next restart.
         block.set(UpstreamsState::Looping);
         assert_eq!(block.after(100).await, ("2, 0 now".to_owned(), 3));
         block.plugin.restart();
@@ -506,7 +507,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_block_that_isnt_served_any_more_has_no_loop() {
+    async fn block_that_is_not_served_any_more_has_no_loop() {
         let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(1).await.0, "1, 1 now");
         block.stop.cancel();
@@ -515,13 +516,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silent_upstreams_are_asked_for_30_s() {
+    async fn silent_upstreams_are_probed_for_30_s() {
         let block = block(UpstreamsState::Silent);
         assert_eq!(block.after(200).await, ("0, 0 now".to_owned(), 10));
     }
 
     #[tokio::test]
-    async fn forward_refuses_all_but_probes_while_there_is_a_loop() {
+    async fn forward_refuses_all_but_probes_during_a_loop() {
         let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = upstream.local_addr().unwrap();
         let (context, tasks) = TestSite::with_tasks(&format!("loop\nforward . {address}"));
@@ -531,7 +532,7 @@ mod tests {
             .map(|task| tokio::spawn(task(Arc::clone(&context.server), stop.clone())))
             .collect();
         let mut bytes = [0; 512];
-        // The question goes around: each that is sent comes from a client.
+        // Return each probe to the block as a client's query.
         loop {
             let length = upstream.recv(&mut bytes).await.unwrap();
             let asked = hickory_proto::op::Message::from_vec(&bytes[..length]).unwrap();
@@ -559,13 +560,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_question_that_is_answered_is_no_loop() {
+    async fn answered_probe_is_no_loop() {
         let block = block(UpstreamsState::Answering);
         assert_eq!(block.after(100).await, ("0, 0 now".to_owned(), 1));
     }
 
     #[test]
-    fn it_takes_nothing_and_comes_once() {
+    fn arguments_braces_and_repetition_are_rejected() {
         for (lines, error) in [
             ("loop x", "Corefile:2:6: loop takes no arguments, and here is \"x\""),
             ("loop {\n}", "Corefile:2:1: loop takes no braces"),

@@ -1,13 +1,12 @@
 //! # Name
 //!
-//! *minimal* - leaves out of answers what isn't needed.
+//! *minimal* - removes unnecessary sections from answers.
 //!
 //! # Description
 //!
-//! An answer that has what was asked for loses its authority and additional sections. Answers that need them keep
-//! them: errors, NXDOMAIN, an answer that says by an SOA record that there is no record of the type, a delegation
-//! (NS records in the authority section and no answer). For clients that ask for DNSSEC records, an answer with a
-//! signature out of its time stays as it is, too.
+//! A positive answer loses its authority and additional sections. Answers that need these sections keep them: errors,
+//! NXDOMAIN, NODATA with an SOA record, and delegations (NS records in the authority section and no answer). For
+//! clients that ask for DNSSEC records, an answer with a signature outside its validity period stays unchanged, too.
 //!
 //! # Syntax
 //!
@@ -64,7 +63,7 @@ impl Plugin for Minimal {
     }
 }
 
-/// Returns whether what was asked for is in the answer, or there is nothing to say that it isn't.
+/// Returns whether an answer needs no other sections: it has data, or is empty without an SOA or NS record.
 fn is_positive(request: &Request, reply: &Reply) -> bool {
     ResponseType::of(request, reply) == ResponseType::Answer
 }
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn only_answers_that_dont_need_them_lose_sections() {
+    fn only_positive_answers_lose_sections() {
         use ResponseCode::{NXDomain, NoError, Refused, ServFail};
         let context = TestSite::block("whoami");
         for (rcode, answers, authorities, expected) in [
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_out_of_its_time_keeps_an_answer_as_it_is() {
+    fn answer_with_an_invalid_signature_stays_unchanged() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
         let day = 24 * 3600;
         let plain = TestSite::block("whoami");
@@ -148,7 +147,7 @@ mod tests {
             (now - day, now + day, true),
             (now - 2 * day, now - day, false),
             (now + day, now + 2 * day, false),
-            // Years ahead, behind the end of the numbers.
+            // Years ahead, after serial numbers have wrapped around.
             (now - day, now.wrapping_add(u32::MAX / 2), true),
         ] {
             let answers = [address(), signature(from, to)];
@@ -158,13 +157,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sections_that_arent_needed_are_left_out() {
+    async fn unneeded_sections_are_removed() {
         let context = TestSite::block("minimal\nwhoami");
         assert_eq!(context.ask("example.org. A").await, "NOERROR aa | | |");
     }
 
     #[test]
-    fn it_takes_nothing() {
+    fn arguments_and_braces_are_rejected() {
         assert_eq!(
             TestSite::error("minimal x"),
             "Corefile:2:9: minimal takes no arguments, and here is \"x\""

@@ -6,7 +6,7 @@ use ipnet::{IpNet, Ipv4Net};
 
 use crate::dns::corefile::{CorefileError, Token};
 
-/// Networks of which none overlaps another, in order.
+/// Disjoint networks in order.
 #[derive(Debug)]
 pub(super) struct Nets(Vec<IpNet>);
 
@@ -23,10 +23,10 @@ impl Nets {
     }
 }
 
-/// Parses a network, or an address, which stands for itself alone.
+/// Parses a network or a single address.
 ///
 /// # Errors
-/// If a word is neither.
+/// Fails if the word is neither a network nor an address.
 pub(super) fn net(word: &Token) -> Result<IpNet, CorefileError> {
     let net = match word.text.parse::<IpAddr>() {
         Ok(ip) => IpNet::from(ip),
@@ -35,8 +35,8 @@ pub(super) fn net(word: &Token) -> Result<IpNet, CorefileError> {
     Ok(unmapped(net))
 }
 
-/// Returns the IPv4 network that a network of IPv4-mapped addresses stands for (RFC 4291 section 2.5.5.2); another
-/// network as it is. The addresses of clients and of targets are unmapped, too.
+/// Returns the IPv4 network of a network of IPv4-mapped addresses (RFC 4291 section 2.5.5.2), and any other network
+/// unchanged. The addresses of clients and of targets are unmapped, too.
 pub(crate) fn unmapped(net: IpNet) -> IpNet {
     const MAPPED: u8 = 96;
     match net {

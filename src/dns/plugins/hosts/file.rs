@@ -1,4 +1,4 @@
-//! The file, and how its changes are noticed.
+//! Reads a hosts file and notices its changes.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -20,27 +20,26 @@ use crate::dns::message::query::wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::metrics::{MetricGroup, registered};
 
-/// A hosts file, and the lines of the Corefile.
+/// A hosts file, and the entries in the Corefile.
 #[derive(Debug)]
 pub(super) struct HostsFile {
     path: PathBuf,
     zones: ZoneSet,
-    /// Whether addresses lead back to names.
+    /// Whether PTR records are served.
     reverse: bool,
     inline: HostsMap,
     map: ArcSwap<HostsMap>,
-    /// How the file was when it was read.
+    /// The version of the file that was read last.
     read: Mutex<Option<Version>>,
 }
 
-/// What changes when a file does.
+/// The metadata that shows a change of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Version {
     modified: SystemTime,
     size: u64,
 }
 
-/// What is counted.
 #[derive(Debug)]
 pub(super) struct FileCounters {
     entries: GaugeVec,
@@ -63,27 +62,27 @@ impl MetricGroup for FileCounters {
 }
 
 impl HostsFile {
-    /// Reads the file, if it is there by now.
+    /// Returns the entries of a file, which is read if it exists.
     pub(super) fn new(path: PathBuf, zones: ZoneSet, reverse: bool, inline: HostsMap) -> Self {
         let file = Self { path, zones, reverse, inline, map: ArcSwap::default(), read: Mutex::default() };
-        // If it can't be read it may be later; that it isn't there has been said.
+        // An unreadable file may become readable later; `set_up` has warned about a missing file.
         let _ = file.refresh();
         file
     }
 
-    /// Returns the addresses of a name: those of the file first.
+    /// Returns the addresses of a name: those in the file come first.
     pub(super) fn addresses(&self, name: &Name) -> Vec<IpAddr> {
         let name = wire_name(name);
         self.map.load().addresses(&name).chain(self.inline.addresses(&name)).collect()
     }
 
-    /// Returns the names of the address that a name in a reverse zone stands for.
+    /// Returns the names of the address that a reverse name stands for.
     pub(super) fn names(&self, name: &Name) -> Vec<Name> {
         let Some(address) = address_of(name) else { return Vec::new() };
         [self.map.load().names(address), self.inline.names(address)].concat()
     }
 
-    /// Reads the file whenever it has changed, until that is to stop. Zero is never.
+    /// Reads the file whenever it has changed, until `stop` is cancelled; with a zero interval, never.
     pub(super) async fn follow(
         self: Arc<Self>,
         every: Duration,
@@ -98,7 +97,7 @@ impl HostsFile {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
             let file = Arc::clone(&self);
-            // A file system may take its time.
+            // Reading may block.
             let read = tokio::task::spawn_blocking(move || file.refresh()).await;
             match read {
                 Ok(Ok(true)) => self.count(counters),

@@ -1,4 +1,4 @@
-//! What the lines of a hosts file say.
+//! Parses the lines of a hosts file.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -9,18 +9,18 @@ use crate::dns::message::presentation::parse_name;
 use crate::dns::message::query::wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 
-/// Names by address, and addresses by name.
+/// The names by address, and the addresses by name.
 #[derive(Debug, Default)]
 pub(super) struct HostsMap {
-    /// By name, in wire form and lower case.
+    /// The addresses by name, in wire form and lower case; the IPv4 map comes first.
     names: [HashMap<Box<[u8]>, Vec<IpAddr>>; 2],
-    /// The same of `*.NAME`, without the asterisk.
+    /// The addresses of `*.NAME`, by `NAME`.
     wildcards: [HashMap<Box<[u8]>, Vec<IpAddr>>; 2],
     addresses: HashMap<IpAddr, Vec<Name>>,
 }
 
 impl HostsMap {
-    /// Reads lines. Malformed lines are left out, as by other readers of such files.
+    /// Parses lines. Malformed lines are ignored, as other readers of such files do.
     pub(super) fn parse(text: &str, zones: &ZoneSet, reverse: bool) -> Self {
         let mut map = Self::default();
         for line in text.lines() {
@@ -49,8 +49,8 @@ impl HostsMap {
         }
     }
 
-    /// Returns the addresses of a name, in wire form: its own, or else those of the asterisk in its place, family
-    /// by family.
+    /// Returns the addresses of a name in wire form. For each family, the name's own addresses take precedence over the
+    /// wildcard's.
     pub(super) fn addresses(&self, name: &[u8]) -> impl Iterator<Item = IpAddr> {
         let above = name.split_first().and_then(|(length, labels)| labels.get(usize::from(*length)..));
         let families = self.names.iter().zip(&self.wildcards);
@@ -60,28 +60,27 @@ impl HostsMap {
             .copied()
     }
 
-    /// Returns the names of an address.
     pub(super) fn names(&self, address: IpAddr) -> &[Name] {
         self.addresses.get(&address).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns how many entries there are, in both directions.
+    /// Returns the number of entries, in both directions.
     pub(super) fn len(&self) -> usize {
         let forward = self.names.iter().chain(&self.wildcards).flat_map(HashMap::values).map(Vec::len);
         forward.sum::<usize>() + self.addresses.values().map(Vec::len).sum::<usize>()
     }
 }
 
-/// Reads an address; the zone of an IPv6 address is of no use to others (RFC 4007 section 11).
+/// Parses an address without its zone, which is only valid on this machine (RFC 4007 section 11).
 pub(super) fn address(text: &str) -> Option<IpAddr> {
     let address: IpAddr = text.split('%').next()?.parse().ok()?;
     Some(address.to_canonical())
 }
 
-/// Returns the address that a name in a reverse zone stands for (RFC 1035 section 3.5, RFC 3596 section 2.5).
+/// Returns the address that a reverse name stands for (RFC 1035 section 3.5, RFC 3596 section 2.5).
 pub(super) fn address_of(name: &Name) -> Option<IpAddr> {
     let address = name.parse_arpa_name().ok()?.addr();
-    // `01` is a number, too, and half a name stands for a network.
+    // `01` parses as a number, too, and an incomplete name stands for a network.
     let canonical = |ip: IpAddr| Name::from(ip) == *name;
     let mapped = |ip: Ipv6Addr| IpAddr::V6(ip).to_canonical();
     match address {

@@ -24,7 +24,7 @@ fe80::1%eth0 link.example.org
 reload 5s
 ";
 
-/// A block with the file, and more lines.
+/// Returns a block with `LINES` as its file, and with these options.
 fn context(options: &str) -> (TestSite, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hosts");
@@ -33,7 +33,7 @@ fn context(options: &str) -> (TestSite, tempfile::TempDir) {
 }
 
 #[tokio::test]
-async fn names_have_addresses_and_addresses_names() {
+async fn file_has_addresses_and_pointers() {
     let (context, _directory) = context("");
     for (question, expected) in [
         ("example.org. A", "NOERROR aa | example.org. 3600 IN A 10.0.0.1 | |"),
@@ -46,10 +46,10 @@ async fn names_have_addresses_and_addresses_names() {
             "1.0.0.127.IN-ADDR.arpa. PTR",
             "NOERROR aa | 1.0.0.127.IN-ADDR.arpa. 3600 IN PTR localhost., 1.0.0.127.IN-ADDR.arpa. 3600 IN PTR localhost.domain. | |",
         ),
-        // It is there, but not like that.
+        // Names with addresses, but without this type.
         ("example.org. AAAA", "NOERROR aa | | |"),
         ("example.org. MX", "NOERROR aa | | |"),
-        // It isn't there.
+        // Names without addresses.
         ("no.example.com. A", "SERVFAIL | | |"),
         ("no.example.com. MX", "SERVFAIL | | |"),
         (". A", "SERVFAIL | | |"),
@@ -59,11 +59,11 @@ async fn names_have_addresses_and_addresses_names() {
 }
 
 #[tokio::test]
-async fn an_asterisk_stands_for_one_label() {
+async fn wildcard_matches_one_label() {
     let (context, _directory) = context("");
     for (question, expected) in [
         ("a.apps.example.com. A", "NOERROR aa | a.apps.example.com. 3600 IN A 5.6.7.8 | |"),
-        // Family by family, as in CoreDNS.
+        // As in CoreDNS, the wildcard applies to each family separately.
         ("x.apps.example.com. A", "NOERROR aa | x.apps.example.com. 3600 IN A 5.6.7.8 | |"),
         ("x.apps.example.com. AAAA", "NOERROR aa | x.apps.example.com. 3600 IN AAAA 2001:db8::8 | |"),
         ("a.apps.example.com. AAAA", "NOERROR aa | | |"),
@@ -77,7 +77,7 @@ async fn an_asterisk_stands_for_one_label() {
 }
 
 #[tokio::test]
-async fn what_isnt_there_may_be_the_next_plugins() {
+async fn missing_names_may_fall_through() {
     let plugin = async |options: &str, question: &str| {
         let (context, _directory) = context(options);
         context.reply(question).await.unwrap().plugin
@@ -112,7 +112,7 @@ async fn what_isnt_there_may_be_the_next_plugins() {
 }
 
 #[tokio::test]
-async fn entries_in_the_corefile_come_after_those_of_the_file() {
+async fn corefile_entries_come_after_the_file() {
     let (context, _directory) = context("{\n10.0.0.9 example.org new.example.org\nttl 60\nno_reverse\n}");
     assert_eq!(
         context.ask("example.org. A").await,
@@ -122,7 +122,7 @@ async fn entries_in_the_corefile_come_after_those_of_the_file() {
 }
 
 #[tokio::test]
-async fn reverse_names_have_to_be_whole() {
+async fn reverse_names_have_to_be_complete() {
     let context = TestSite::block("hosts /nonexistent {\n10.0.0.1 four\n2001:db8::1 six\n}\nwhoami");
     let six = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.ip6.arpa.";
     let mapped = "1.0.0.0.0.0.a.0.f.f.f.f.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.ip6.arpa.";
@@ -140,7 +140,7 @@ async fn reverse_names_have_to_be_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_file_is_read_again_when_it_has_changed() {
+async fn changed_file_is_read_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hosts");
     let context = TestSite::block("whoami");
@@ -170,12 +170,12 @@ async fn a_file_is_read_again_when_it_has_changed() {
     let time = context.metrics("hosts_reload_timestamp_seconds").remove(0);
     assert!(time.split(' ').nth(1).unwrap().parse::<f64>().unwrap() > 1e9, "{time}");
 
-    // Another size.
+    // The file has another size.
     fs::write(&path, "192.0.2.30 a\n").unwrap();
     pause().await;
     assert_eq!(first().as_deref(), Some("192.0.2.30"));
 
-    // What was there last stays.
+    // The last content stays in use.
     fs::remove_file(&path).unwrap();
     pause().await;
     assert_eq!(first().as_deref(), Some("192.0.2.30"));
@@ -185,7 +185,7 @@ async fn a_file_is_read_again_when_it_has_changed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_reload_a_file_is_read_once() {
+async fn file_without_reload_is_read_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hosts");
     fs::write(&path, "192.0.2.2 a\n").unwrap();
@@ -197,7 +197,7 @@ async fn without_reload_a_file_is_read_once() {
 }
 
 #[test]
-fn what_isnt_right_is_refused_at_its_place() {
+fn invalid_lines_are_rejected_with_their_position() {
     for (lines, expected) in [
         (
             "hosts\nhosts",

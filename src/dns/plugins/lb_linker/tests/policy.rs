@@ -1,4 +1,4 @@
-//! The target policy at each name of a chain.
+//! Tests of the target policy at each name of a chain.
 
 use super::name;
 use crate::dns::chain::request::Purpose;
@@ -65,7 +65,7 @@ const UPSTREAM: &str = r#"
 }
 "#;
 
-/// A load balancer of a namespace, open to these.
+/// Returns a load balancer in a namespace, with an `allow-from` annotation.
 fn balancer(namespace: &str, service: &str, target: &str, allow_from: &[&str]) -> ObservedService {
     let allow_from = allow_from.iter().map(|namespace| Box::from(*namespace)).collect();
     let annotations = Annotations { allow_from, ..Annotations::default() };
@@ -126,7 +126,7 @@ async fn chain_ends_in_the_cluster_domain_and_at_localhost() {
 }
 
 #[tokio::test]
-async fn chain_goes_on_at_a_link_that_is_open_to_the_namespace() {
+async fn chain_continues_at_a_link_that_allows_the_namespace() {
     let b = |allow_from| balancer("other", "b", "192.0.2.7", allow_from);
     let context = context(vec![
         balancer("default", "dotted", "b.other.lb.internal.", &[]),
@@ -157,7 +157,7 @@ async fn chain_goes_on_at_a_link_that_is_open_to_the_namespace() {
 }
 
 #[tokio::test]
-async fn each_link_is_open_to_the_namespace_of_the_link_before_it() {
+async fn each_link_has_to_allow_the_namespace_of_the_previous_link() {
     let c = |allow_from| balancer("third", "c", "192.0.2.8", allow_from);
     let context = context(vec![
         balancer("default", "a", "b.other.lb.internal.", &[]),
@@ -171,7 +171,7 @@ async fn each_link_is_open_to_the_namespace_of_the_link_before_it() {
 }
 
 #[tokio::test]
-async fn names_of_the_zone_itself_are_no_target_and_absence_is_said() {
+async fn zone_names_are_no_targets_and_missing_names_are_denied() {
     let context = context(vec![
         balancer("default", "ns", "ns.dns.lb.internal.", &[]),
         balancer("default", "later", "nothing.default.lb.internal.", &[]),
@@ -182,7 +182,7 @@ async fn names_of_the_zone_itself_are_no_target_and_absence_is_said() {
 }
 
 #[tokio::test]
-async fn acl_is_asked_for_each_name_of_a_chain() {
+async fn acl_applies_to_each_name_of_a_chain() {
     let blocks = "lb.internal {\nacl b.default.lb.internal {\nblock net 10.0.0.1\n}\nlb_linker\n}\n\
                   zone.example {\nacl b.default.zone.example {\nblock net 10.0.0.1\n}\nlb_linker\n}\n";
     let context = site_with(
@@ -233,7 +233,7 @@ async fn only_records_that_name_a_denied_host_are_left_out() {
 }
 
 #[tokio::test]
-async fn srv_record_of_a_link_leads_nowhere_else_than_its_addresses() {
+async fn srv_records_of_a_link_follow_the_target_policy() {
     let b = |allow_from| balancer("other", "b", "192.0.2.7", allow_from);
     let context = context(vec![
         with_http(balancer("default", "near", "b.other.lb.internal.", &[])),
@@ -260,13 +260,13 @@ async fn srv_record_of_a_link_leads_nowhere_else_than_its_addresses() {
     }
 }
 
-/// With a port.
+/// Adds the port 80 with the name `http`.
 fn with_http(observed: ObservedService) -> ObservedService {
     let (name, protocol) = (Some("http".to_owned()), "TCP".to_owned());
     ObservedService { ports: [Port { name, protocol, port: 80, app_protocol: None }].into(), ..observed }
 }
 
-/// An SRV answer: its records, its extended error, and the addresses that come with it.
+/// Returns an SRV answer: the records, the extended error, and the addresses in the additional section.
 async fn ask_service(context: &TestSite, name: &str) -> String {
     let reply = context.reply(name).await.unwrap();
     assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "absence has its SOA: {name}");
@@ -275,7 +275,7 @@ async fn ask_service(context: &TestSite, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn acl_is_asked_for_each_alias_behind_srv_records() {
+async fn acl_applies_to_each_alias_behind_srv_records() {
     let blocks = "lb.internal {\nacl b.default.lb.internal {\nblock net 10.0.0.1\nfilter type A net 10.0.0.3\n}\n\
                   acl c.default.lb.internal {\nfilter type AAAA net 10.0.0.3 10.0.0.4\n}\nlb_linker\n}\n";
     let hostname =
@@ -293,7 +293,7 @@ async fn acl_is_asked_for_each_alias_behind_srv_records() {
     for (client, expected) in [
         ("10.0.0.2", format!("{service} + 192.0.2.7")),
         ("10.0.0.1", "NoError  EDE 15".to_owned()),
-        // One name without addresses of one family, and one without those of the other: none is left.
+        // One alias denies the A type, another alias denies the AAAA type: no address type is left.
         ("10.0.0.3", "NoError  EDE 15".to_owned()),
         ("10.0.0.4", format!("{service} + 192.0.2.7")),
     ] {
@@ -308,7 +308,7 @@ async fn acl_is_asked_for_each_alias_behind_srv_records() {
 }
 
 #[tokio::test]
-async fn acl_of_one_family_holds_for_addresses_beside_srv() {
+async fn acl_of_one_family_applies_to_addresses_for_srv() {
     let blocks = "lb.internal {\nacl {\nfilter type AAAA net 10.0.0.1\nfilter type A net 10.0.0.3\n\
                   filter type A AAAA net 10.0.0.4\n}\nlb_linker\n}\n";
     let mut both = with_http(balancer("default", "both", "192.0.2.7", &[]));
@@ -333,7 +333,7 @@ async fn acl_of_one_family_holds_for_addresses_beside_srv() {
 }
 
 #[tokio::test]
-async fn acl_of_one_family_holds_for_hints_of_https() {
+async fn acl_of_one_family_applies_to_hints_of_https() {
     let text = r#"lb.internal {
     lb_linker
 }
@@ -375,7 +375,7 @@ async fn acl_of_one_family_holds_for_hints_of_https() {
 }
 
 #[tokio::test]
-async fn acl_of_one_family_holds_for_addresses_beside_ns() {
+async fn acl_of_one_family_applies_to_addresses_for_ns() {
     let text = "lb.internal {\nacl {\nfilter type AAAA net 10.0.0.1\nfilter type A net 10.0.0.3\n\
                 filter type A AAAA net 10.0.0.4\n}\nlb_linker {\nns 192.0.2.53 2001:db8::53\n}\n}\n";
     let context = TestSite::corefile(text);
@@ -394,7 +394,7 @@ async fn acl_of_one_family_holds_for_addresses_beside_ns() {
 }
 
 #[tokio::test]
-async fn acl_of_a_later_name_sees_it_as_rewrite_leaves_it() {
+async fn acl_of_a_later_name_sees_the_rewritten_name() {
     let text = r#"
 lb.internal {
     rewrite name exact moved.default.lb.internal hidden.default.lb.internal
@@ -446,11 +446,11 @@ lb.internal {
     store.set_synced();
     let open = context.clone().from("10.0.0.2");
     for (question, blocked, answered) in [
-        // The questions of a client for these names.
+        // Direct queries of a client for these names.
         ("www.old.example. A", "Refused  EDE 15", "NoError 192.0.2.10"),
         ("moved.default.lb.internal. A", "Refused  EDE 15", "NoError 192.0.2.8"),
         ("mail.example. MX", "Refused  EDE 15", "NoError text"),
-        // And targets that lead to them.
+        // Links whose targets lead to these names.
         (
             "first.default.lb.internal. A",
             "NoError www.old.example. EDE 15",
@@ -478,9 +478,9 @@ lb.internal {
     }
 }
 
-/// A look-up of a target is shared: what an `acl` says to one client is asked beside it.
+/// A shared look-up of a target ignores the `acl` of clients, which is checked separately for each client.
 #[tokio::test]
-async fn shared_look_up_has_nothing_of_the_acl_of_a_client() {
+async fn shared_look_up_ignores_the_acl_of_clients() {
     let text = "lb.internal {\nlb_linker\n}\n\
                 t.example {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN CNAME www.hidden.example.\"\n}\n}\n\
                 hidden.example {\nacl {\nblock net 10.0.0.1\n}\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.9\"\n}\n}\n";
@@ -518,10 +518,10 @@ async fn denied_addresses_are_left_out_and_counted() {
     assert_eq!(denied(&context, "address"), ["lb_linker_dns_targets_denied_total{reason=\"address\"} 1"]);
 }
 
-/// The store is asked for a later name as it is, and a direct question would get what `rewrite` makes of it: both have to
-/// be allowed.
+/// A later name in our zones is looked up unchanged in the store, but a direct query for the name would be rewritten:
+/// the `acl` has to allow both names.
 #[tokio::test]
-async fn acl_sees_a_later_name_of_ours_rewritten_and_as_it_is() {
+async fn acl_checks_the_original_and_the_rewritten_name() {
     let block = "lb.internal {\nrewrite name exact db.prod.lb.internal db.stage.lb.internal\n\
                  acl db.prod.lb.internal {\nblock net 10.0.0.1\n}\nlb_linker\n}\n";
     let links = vec![

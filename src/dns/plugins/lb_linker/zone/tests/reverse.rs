@@ -1,4 +1,4 @@
-//! Reverse zones.
+//! Tests of reverse zones.
 
 use ipnet::IpNet;
 
@@ -8,7 +8,7 @@ fn origins(net: &str) -> Vec<String> {
     zone().reverse(net.parse().unwrap()).iter().map(|zone| zone.origin().to_ascii()).collect()
 }
 
-/// The one reverse zone of a network.
+/// Returns the only reverse zone of a network.
 fn reverse(net: &str) -> Zone {
     let [zone] = &zone().reverse(net.parse().unwrap())[..] else { panic!("{net}") };
     zone.clone()
@@ -19,7 +19,7 @@ fn soa(origin: &str) -> String {
 }
 
 #[test]
-fn a_network_is_the_zones_whose_labels_its_prefix_ends_at() {
+fn network_has_the_zones_of_its_label_boundaries() {
     for (net, expected) in [
         ("10.0.0.0/8", &["10.in-addr.arpa."][..]),
         ("10.1.2.3/16", &["1.10.in-addr.arpa."]),
@@ -41,7 +41,7 @@ fn a_network_is_the_zones_whose_labels_its_prefix_ends_at() {
 }
 
 #[test]
-fn addresses_lead_back_to_their_load_balancers() {
+fn address_has_pointers_to_its_load_balancers() {
     let store = store_of(vec![
         link("default", "ips", &[], &["192.0.2.1", "2001:db8::1", "192.0.2.2"]),
         with_ttl(3, link("default", "shared", &[], &["192.0.2.2"])),
@@ -61,13 +61,13 @@ fn addresses_lead_back_to_their_load_balancers() {
             "7.99.0.192.IN-ADDR.arpa. PTR",
             "NoError | 7.99.0.192.IN-ADDR.arpa. 60 IN PTR far.other.lb.internal. |  | ",
         ),
-        // RFC 2181 sections 10.2 and 5.2: several names for an address; one TTL for all of them.
+        // RFC 2181 sections 10.2 and 5.2: an address may have several names; all have the same TTL.
         (
             "2.2.0.192.in-addr.arpa. PTR",
             "NoError | 2.2.0.192.in-addr.arpa. 3 IN PTR ips.default.lb.internal., \
              2.2.0.192.in-addr.arpa. 3 IN PTR shared.default.lb.internal. |  | ",
         ),
-        // A name that leads to it: `web.dns` would be the zone's own.
+        // The dashed name, because `web.dns` is reserved for the zone itself.
         (
             "9.2.0.192.in-addr.arpa. PTR",
             "NoError | 9.2.0.192.in-addr.arpa. 5 IN PTR web-dns.lb.internal. |  | ",
@@ -89,12 +89,12 @@ fn addresses_lead_back_to_their_load_balancers() {
         ("3.0.192.in-addr.arpa. PTR", "NXDOMAIN"),
         ("x.1.2.0.192.in-addr.arpa. PTR", "NXDOMAIN"),
         ("_http._tcp.1.2.0.192.in-addr.arpa. SRV", "NXDOMAIN"),
-        // Numbers that aren't written as RFC 1035 section 3.5 has them.
+        // Numbers that aren't in the form of RFC 1035 section 3.5.
         ("01.2.0.192.in-addr.arpa. PTR", "NXDOMAIN"),
         ("257.2.0.192.in-addr.arpa. PTR", "NXDOMAIN"),
         ("002.0.192.in-addr.arpa. PTR", "NXDOMAIN"),
         ("*.2.0.192.in-addr.arpa. PTR", "NXDOMAIN"),
-        // RFC 1034 section 4.2.1: the apex, as of any zone.
+        // RFC 1034 section 4.2.1: the apex.
         ("0.192.in-addr.arpa. SOA", &*apex_answer),
         ("0.192.in-addr.arpa. ANY", &apex_answer),
         (
@@ -105,14 +105,14 @@ fn addresses_lead_back_to_their_load_balancers() {
     ];
     check(&reverse("192.0.0.0/16"), &store, &apex, &table);
 
-    // One that can be sent, though not written.
+    // A label that is valid on the wire, but not in text.
     let plus = Name::from_labels(["+1", "2", "0", "192", "in-addr", "arpa"].map(str::as_bytes)).unwrap();
     let answer = reverse("192.0.2.0/24").answer(&store, &plus, b"\x02+1", RecordType::PTR);
     assert_eq!(answer.rcode, ResponseCode::NXDomain);
 }
 
 #[test]
-fn ipv6_addresses_lead_back_too() {
+fn ipv6_address_has_pointers() {
     let store = store_of(vec![link("default", "six", &[], &["2001:db8::a:1"])]);
     let address = "1.0.0.0.a.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.ip6.arpa.";
     let upper = address.to_ascii_uppercase();
@@ -135,7 +135,7 @@ fn ipv6_addresses_lead_back_too() {
 }
 
 #[test]
-fn the_zone_of_one_address_has_its_pointer_at_the_apex() {
+fn zone_of_one_address_has_its_pointer_at_the_apex() {
     let store = store_of(vec![link("default", "ips", &[], &["192.0.2.1"])]);
     let apex = soa("1.2.0.192.in-addr.arpa.");
     let pointer = "NoError | 1.2.0.192.in-addr.arpa. 5 IN PTR ips.default.lb.internal. |  | ";
@@ -163,7 +163,7 @@ fn before_the_first_list_no_address_is_denied() {
 }
 
 #[test]
-fn the_zone_that_a_name_is_closest_to_comes_first() {
+fn most_specific_zone_comes_first() {
     let nets = ["10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24"].map(|net| net.parse::<IpNet>().unwrap());
     let first = zone();
     let mut zones = vec![first.clone()];
@@ -182,7 +182,7 @@ fn the_zone_that_a_name_is_closest_to_comes_first() {
 }
 
 #[test]
-fn pointers_lead_into_the_first_zone_with_its_options() {
+fn pointers_name_the_first_zone_and_have_its_options() {
     let options = ZoneOptions { ttl: 30, apex: "k8s".to_owned(), ..Default::default() };
     let first = Zone::with_options(&name("example."), options).unwrap();
     let [zone] = &first.reverse("192.0.2.0/24".parse().unwrap())[..] else { panic!() };

@@ -1,4 +1,4 @@
-//! SRV records.
+//! Tests of SRV records.
 
 use crate::dns::plugins::lb_linker::zone::tests::*;
 
@@ -19,13 +19,14 @@ fn services_are_found_by_port_and_protocol() {
         )
     };
     let table = [
-        // RFC 2782: the name and its addresses, which go along.
+        // RFC 2782: the SRV record, and the addresses of its target in the additional section.
         ("_http._tcp.ips.default.lb.internal. SRV", &*service("_http._tcp.ips.default", 80)),
         ("_quic._udp.ips.default.lb.internal. SRV", &service("_quic._udp.ips.default", 443)),
         ("_assoc._sctp.ips.default.lb.internal. SRV", &service("_assoc._sctp.ips.default", 9000)),
-        // RFC 2782, "Service" and "Proto": case doesn't matter; RFC 4343 section 4: it is kept.
+        // RFC 2782, "Service" and "Proto": labels are case-insensitive; RFC 4343 section 4: the answer keeps the
+        // query's case.
         ("_HTTP._Tcp.IPs.Default.lb.internal. SRV", &service("_HTTP._Tcp.IPs.Default", 80)),
-        // RFC 2782, "Target": never an alias, so the load balancer's hostname itself; its TTL is the link's.
+        // RFC 2782, "Target": not an alias, but the load balancer's hostname itself; the TTL is the link's.
         (
             "_http._tcp.host.default.lb.internal. SRV",
             "NoError | _http._tcp.host.default.lb.internal. 60 IN SRV 0 100 80 a.example. |  | ",
@@ -35,17 +36,17 @@ fn services_are_found_by_port_and_protocol() {
             "_http._tcp.host.default.lb.internal. ANY",
             "NoError | _http._tcp.host.default.lb.internal. 60 IN SRV 0 100 80 a.example. |  | ",
         ),
-        // RFC 2308 section 2.2: the name exists, and has services only.
+        // RFC 2308 section 2.2: the name exists, and has only SRV records.
         ("_http._tcp.ips.default.lb.internal. A", "NODATA"),
         ("_http._tcp.host.default.lb.internal. CNAME", "NODATA"),
         ("_http._tcp.pending.default.lb.internal. SRV", "NODATA"),
-        // RFC 8020 section 2: so does what is above it, and has nothing.
+        // RFC 8020 section 2: the parent of the name exists, too, and has no records.
         ("_tcp.ips.default.lb.internal. SRV", "NODATA"),
         ("_TCP.ips.default.lb.internal. A", "NODATA"),
         ("_sctp.ips.default.lb.internal. ANY", "NODATA"),
         ("_tcp.host.default.lb.internal. SRV", "NODATA"),
         ("_tcp.pending.default.lb.internal. SRV", "NODATA"),
-        // RFC 2308 section 2.1: another port, protocol, load balancer; names that aren't in the form of one.
+        // RFC 2308 section 2.1: another port, protocol or load balancer, and malformed names.
         ("_ftp._tcp.ips.default.lb.internal. SRV", "NXDOMAIN"),
         ("_http._udp.ips.default.lb.internal. SRV", "NXDOMAIN"),
         ("_http._tcp.other.default.lb.internal. SRV", "NXDOMAIN"),
@@ -64,14 +65,14 @@ fn services_are_found_by_port_and_protocol() {
         ("_http._tcp.lb.internal. SRV", "NXDOMAIN"),
         ("_http._tcp.dns.lb.internal. SRV", "NXDOMAIN"),
         ("_http._tcp.ns.dns.lb.internal. SRV", "NXDOMAIN"),
-        // Ports and protocols stand below the name that is never ambiguous.
+        // Only the unambiguous name has ports and protocols below it.
         ("_http._tcp.ips-default.lb.internal. SRV", "NXDOMAIN"),
     ];
     check(&zone(), &store, SOA_RECORD, &table);
 }
 
 #[test]
-fn at_the_names_of_addresses_every_port_is_a_service() {
+fn every_port_is_a_service_at_address_names() {
     let ports = ["dns/UDP/53", "dns-tcp/TCP/53", "/TCP/853"];
     let store = store_of(vec![
         with_ports(&ports, link("default", "ips", &[], &["192.0.2.1"])),
@@ -87,16 +88,16 @@ fn at_the_names_of_addresses_every_port_is_a_service() {
     };
     let (dotted, dashed) = ("ips.default.lb.internal.", "ips-default.lb.internal.");
     let table = [
-        // RFC 2181 section 5: what is the same is there once.
+        // RFC 2181 section 5: duplicate records are removed.
         ("ips.default.lb.internal. SRV", &*services(dotted, dotted, "A 192.0.2.1")),
         ("ips-default.lb.internal. SRV", &services(dashed, dotted, "A 192.0.2.1")),
         ("portless.default.lb.internal. SRV", "NODATA"),
-        // RFC 2181 section 10.1: beside an alias there is nothing.
+        // RFC 2181 section 10.1: an alias has no other records.
         (
             "host.default.lb.internal. SRV",
             "NoError → a.example. | host.default.lb.internal. 5 IN CNAME a.example. |  | ",
         ),
-        // The one name that this link has.
+        // The only name of this link.
         (
             "six-dns.lb.internal. SRV",
             &services("six-dns.lb.internal.", "six-dns.lb.internal.", "AAAA 2001:db8::6"),
@@ -106,7 +107,7 @@ fn at_the_names_of_addresses_every_port_is_a_service() {
 }
 
 #[test]
-fn a_port_whose_name_has_no_room_in_a_label_cant_be_asked_for() {
+fn too_long_port_name_has_no_service() {
     let (fits, longer) = ("x".repeat(62), "y".repeat(63));
     let port = |name: &str| format!("{name}/TCP/80");
     let store = store_of(vec![
@@ -119,7 +120,7 @@ fn a_port_whose_name_has_no_room_in_a_label_cant_be_asked_for() {
 }
 
 #[test]
-fn services_go_when_their_load_balancer_does() {
+fn services_are_removed_with_their_load_balancer() {
     let store = store_of(vec![with_ports(&["http/TCP/80"], link("default", "web", &["a.example."], &[]))]);
     let key = ServiceKey::new("default", "web");
     let question = "_http._tcp.web.default.lb.internal. SRV";
@@ -141,7 +142,7 @@ fn unknown_service_is_not_denied_before_the_first_list() {
 }
 
 #[test]
-fn the_target_of_a_service_is_no_alias_of_this_zone() {
+fn srv_target_is_no_alias_of_this_zone() {
     let ports = ["http/TCP/80"];
     let store = store_of(vec![
         with_ports(&ports, link("default", "one", &["two.default.lb.internal."], &[])),
@@ -161,10 +162,10 @@ fn the_target_of_a_service_is_no_alias_of_this_zone() {
         ask(&store, "_http._tcp.out.default.lb.internal. SRV"),
         "NoError | _http._tcp.out.default.lb.internal. 5 IN SRV 0 100 80 a.example. |  | "
     );
-    // There is no end: it is at least given soon.
+    // A CNAME loop: the number of steps is limited.
     assert!(ask(&store, "_http._tcp.egg.default.lb.internal. SRV").starts_with("NoError | _http._tcp.egg"));
 
-    // Each rrset has its own TTL, and the end of the chain is known as long as every alias is.
+    // Each rrset has its own TTL; the TTL of the SRV rrset is the lowest TTL of the aliases.
     let store = store_of(vec![
         with_ttl(3600, with_ports(&ports, link("default", "src", &["end.default.lb.internal."], &[]))),
         with_ttl(1, with_ports(&[], link("default", "end", &[], &["192.0.2.1"]))),
