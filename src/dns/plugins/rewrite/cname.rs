@@ -1,4 +1,4 @@
-//! `cname`: another target for a CNAME, and what is behind it.
+//! The `cname` rule: replaces the target of a CNAME and the records after it.
 
 use hickory_proto::op::Query;
 use hickory_proto::rr::RData;
@@ -12,7 +12,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::message::presentation::name_text;
 
-/// Another target for CNAMEs.
+/// A new target for CNAME records.
 #[derive(Clone, Debug)]
 pub(super) struct CnameRule {
     pub(super) from: NameMatcher,
@@ -20,8 +20,8 @@ pub(super) struct CnameRule {
 }
 
 impl CnameRule {
-    /// Changes the target if the record is a CNAME that the rule is for. The aliases before it stay, what was found
-    /// behind the new target takes the place of all else.
+    /// Changes the target if the record is a CNAME that the rule matches. The aliases before it stay, and the records
+    /// of the new target replace all other records.
     pub(super) async fn apply(
         &self,
         open: &mut ResponseEditor<'_>,
@@ -35,7 +35,7 @@ impl CnameRule {
         let query = Query::query(new.clone(), request.query.query_type());
         let Some(mut found) = Server::look_up_alias(request, query).await else {
             error!("the target {new} of a rewritten CNAME can't be looked up");
-            // It may be looked up for another client.
+            // Other clients may be allowed to look up the target.
             open.reply.is_cacheable = false;
             return Ok(());
         };
@@ -52,7 +52,7 @@ impl CnameRule {
         kept.extend(open.records.len()..open.records.len() + found.answers.len());
         open.records.append(&mut found.answers);
         open.answers = kept;
-        // What was cut off there is cut off here, and the cache must know.
+        // The truncation of the target's answer counts, and the cache must know about it.
         open.reply.metadata.truncation = found.metadata.truncation;
         Ok(())
     }

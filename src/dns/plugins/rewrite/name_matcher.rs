@@ -1,8 +1,8 @@
-//! Which names a rule is for, and what becomes of them.
+//! Matches and replaces names.
 
 use regex::Regex;
 
-/// Which names a rule is for.
+/// A matcher for names.
 #[derive(Clone, Debug)]
 pub(super) enum NameMatcher {
     Exact(String),
@@ -23,7 +23,7 @@ impl NameMatcher {
         }
     }
 
-    /// Returns what becomes of a name; nothing if it doesn't match.
+    /// Returns the replacement of a name; `None` if the name doesn't match.
     pub(super) fn replace(&self, name: &str, to: &str) -> Option<String> {
         match self {
             Self::Exact(whole) => (name == whole).then(|| to.to_owned()),
@@ -35,7 +35,7 @@ impl NameMatcher {
     }
 }
 
-/// Returns a text with the groups of a match in place of `{0}`, `{1}`…
+/// Returns `to` with the groups of a match in place of `{0}`, `{1}`…
 fn fill(regex: &Regex, name: &str, to: &str) -> Option<String> {
     let groups = regex.captures(name)?;
     let mut text = to.to_owned();
@@ -45,17 +45,17 @@ fn fill(regex: &Regex, name: &str, to: &str) -> Option<String> {
     Some(text)
 }
 
-/// How names in answers are changed.
+/// A change of names in answers.
 #[derive(Clone, Debug)]
 pub(super) enum NameRenaming {
-    /// What matches becomes the text.
+    /// Replaces the matching part of a name.
     Match { from: NameMatcher, to: String },
-    /// The name, and the names below it, become the other, and names below that.
+    /// Replaces a name, also as the parent of other names.
     Tree { from: String, to: String },
 }
 
 impl NameRenaming {
-    /// Returns what becomes of a name; nothing if it stays.
+    /// Returns the changed name; `None` if the name stays.
     pub(super) fn apply(&self, name: &str) -> Option<String> {
         match self {
             Self::Match { from, to } => from.replace(name, to),
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_matches_and_what_becomes_of_it() {
+    fn matching_name_is_replaced() {
         let regex = |pattern| NameMatcher::Regex(Regex::new(pattern).unwrap());
         for (matching, name, to, becomes) in [
             (NameMatcher::Exact("a.b.".into()), "a.b.", "c.", Some("c.")),
@@ -88,7 +88,8 @@ mod tests {
             (regex("b"), "a.b.c.", "x{0}{1}$1.", Some("xb{1}$1.")),
             (regex("(x)?b"), "a.b.c.", "{1}y.", Some("y.")),
             (regex("^b"), "a.b.c.", "y.", None),
-            // One after the other: what a group has matched may name the next one.
+            // Groups are filled in one after the other: the text of a group may contain the placeholder of the next
+            // group.
             (regex(r"(\{2\})(.)"), "{2}z", "{1}.", Some("z.")),
         ] {
             assert_eq!(matching.replace(name, to).as_deref(), becomes, "{matching:?} {name}");
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_the_name_and_what_is_below_it() {
+    fn tree_is_the_name_and_the_names_below_it() {
         let tree = NameRenaming::Tree { from: "b.c.".into(), to: "x.".into() };
         for (name, becomes) in [
             ("b.c.", Some("x.")),

@@ -1,19 +1,19 @@
-//! Names as rules see them: text.
+//! Names as text, the form that rules work on.
 
 use hickory_proto::rr::Name;
 
 use crate::dns::chain::plugin::PluginError;
 use crate::dns::message::presentation::parse_name;
 
-/// Returns the name that a rule has made.
+/// Parses a name that a rule has produced.
 ///
 /// # Errors
-/// If it is none: RFC 1035 section 2.3.4.
+/// Fails if the name is invalid (RFC 1035 section 2.3.4).
 pub(super) fn renamed(text: &str) -> Result<Name, PluginError> {
     parse_name(text).ok_or_else(|| PluginError::servfail(format!("invalid name after rewrite: {text}")))
 }
 
-/// Returns a text as names are matched: in lower case, with a dot at the end.
+/// Returns the form that names are matched in: lower case, with a dot at the end.
 pub(super) fn normal(text: &str) -> String {
     let dot = if is_absolute(text) { "" } else { "." };
     format!("{}{dot}", text.to_lowercase())
@@ -31,7 +31,7 @@ mod tests {
     use crate::dns::message::presentation::name_text;
 
     #[test]
-    fn a_name_is_its_text_and_back() {
+    fn name_text_round_trips() {
         let long = format!("{}.", "x".repeat(63));
         for text_of in [
             ".",
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cant_be_a_name_isnt_one() {
+    fn invalid_names_are_rejected() {
         let label = format!("{}.", "x".repeat(64));
         let name = format!("{}{}.", format!("{}.", "x".repeat(63)).repeat(3), "x".repeat(62));
         for text in ["", "..", ".a.", "a..b.", "a..", r"a\", r"\999.", &label, &name] {
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_matched_in_lower_case_and_with_a_dot() {
+    fn normal_form_is_lower_case_with_a_dot() {
         for (text, meant) in [("", "."), ("A.b", "a.b."), ("a.", "a."), (r"a\.", r"a\.."), (r"a\\.", r"a\\.")]
         {
             assert_eq!(normal(text), meant);

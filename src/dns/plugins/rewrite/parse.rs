@@ -1,4 +1,4 @@
-//! From the words of a line to a rule.
+//! Parses rules.
 
 use hickory_proto::rr::{DNSClass, RecordType};
 use regex::{Regex, RegexBuilder};
@@ -15,10 +15,10 @@ use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::presentation::{parse_class, parse_type};
 
 const RULES: &str = "name, type, class, ttl, rcode, cname";
-/// The groups that CoreDNS looks for in a text.
+/// The number of groups that CoreDNS looks for in a text.
 const MAX_GROUPS: usize = 101;
 
-/// Reads a rule: of a line, or of the lines in its braces.
+/// Parses the rule of a line, or of the lines in its braces.
 pub(super) fn rule(line: &Directive) -> Result<Rule, CorefileError> {
     let words = words(line)?;
     let is = |word: &Token, text| word.text.eq_ignore_ascii_case(text);
@@ -65,7 +65,7 @@ pub(super) fn rule(line: &Directive) -> Result<Rule, CorefileError> {
     Ok(Rule { change, is_last })
 }
 
-/// Returns the words of a line, or of the lines in its braces, which are one rule.
+/// Returns the words of a line, or of the lines in its braces, which form one rule.
 fn words(line: &Directive) -> Result<Vec<&Token>, CorefileError> {
     let mut words: Vec<&Token> = line.arguments().iter().collect();
     if line.block.is_some() && words.len() > 1 {
@@ -80,7 +80,7 @@ fn words(line: &Directive) -> Result<Vec<&Token>, CorefileError> {
     Ok(words)
 }
 
-/// How a name is compared.
+/// A way to match names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MatchKind {
     Exact,
@@ -116,7 +116,7 @@ impl MatchKind {
         })
     }
 
-    /// Returns a matching of names of questions.
+    /// Returns a matcher for names in queries.
     fn of_names(self, word: &Token) -> Result<NameMatcher, CorefileError> {
         let text = if self == Self::Regex { word.text.clone() } else { names::normal(&word.text) };
         self.of(text, word)
@@ -131,7 +131,7 @@ fn two<'a>(kind: &Token, arguments: &[&'a Token]) -> Result<[&'a Token; 2], Core
     }
 }
 
-/// Splits arguments into the way to compare, the name, and N words more.
+/// Splits arguments into the kind of match, the name, and N more words.
 fn split<'a, const N: usize>(
     kind: &Token,
     arguments: &[&'a Token],
@@ -155,7 +155,7 @@ fn split<'a, const N: usize>(
     }
 }
 
-/// Reads for which names of questions a rule is, and N words more.
+/// Parses a matcher for names in queries, and N more words.
 fn named<'a, const N: usize>(
     kind: &Token,
     arguments: &[&'a Token],
@@ -165,12 +165,12 @@ fn named<'a, const N: usize>(
     Ok((how.of_names(name)?, rest))
 }
 
-/// Reads a type, in any case.
+/// Parses a type, ignoring case.
 fn qtype(word: &Token) -> Result<RecordType, CorefileError> {
     parse_type(&word.text.to_ascii_uppercase()).ok_or_else(|| word.isnt("a type such as A, AAAA or ANY"))
 }
 
-/// Reads a class, in any case.
+/// Parses a class, ignoring case.
 fn class(word: &Token) -> Result<DNSClass, CorefileError> {
     let class = parse_class(&word.text.to_ascii_uppercase());
     class.ok_or_else(|| word.isnt("a class: IN, CS, CH, HS, NONE or ANY"))
@@ -197,7 +197,7 @@ fn name(kind: &Token, arguments: &[&Token]) -> Result<RuleChange, CorefileError>
     let (mut auto, mut answers) = answers_of(rest)?;
     match &matching {
         NameMatcher::Exact(_) => auto = true,
-        // All names that end so are changed back, not only the name of the question.
+        // The change back applies to all names with this suffix, not only to the name in the query.
         NameMatcher::Suffix(suffix) if auto => {
             auto = false;
             let back = NameRenaming::Match { from: NameMatcher::Suffix(to.clone()), to: suffix.clone() };
@@ -208,7 +208,8 @@ fn name(kind: &Token, arguments: &[&Token]) -> Result<RuleChange, CorefileError>
     Ok(RuleChange::Name(NameChange { from: matching, to, auto, answers }))
 }
 
-/// Reads what follows a name rule: whether the answer is changed back, and what else is done to it.
+/// Parses the words after a name rule: whether names in the answer are changed back, and the other changes of the
+/// answer.
 fn answers_of(mut words: &[&Token]) -> Result<(bool, Vec<ResponseRule>), CorefileError> {
     let (mut auto, mut name) = (None, false);
     let mut answers = Vec::new();
@@ -277,17 +278,17 @@ fn regex(text: &str, word: &Token) -> Result<Regex, CorefileError> {
             text.len()
         )));
     }
-    // Go reads \123 as octal, too.
+    // Go's regular expressions have octal escapes such as \123.
     RegexBuilder::new(text)
         .octal(true)
         .build()
         .map_err(|error| word.error(format!("{text:?} isn't a regular expression: {}", fault(&error))))
 }
 
-/// Counts the groups as CoreDNS does, `{0}` included: their numbers may be too high.
+/// Counts groups as CoreDNS does: `{0}` counts, and their numbers aren't checked.
 fn check_groups(regex: &Regex, to: &Token) -> Result<(), CorefileError> {
     let used = (0..MAX_GROUPS).filter(|number| to.text.contains(&format!("{{{number}}}"))).count();
-    // The first is the whole match.
+    // The first group is the whole match.
     let groups = regex.captures_len() - 1;
     if used > groups {
         return Err(to.error(format!(

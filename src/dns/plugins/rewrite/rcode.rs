@@ -1,14 +1,14 @@
-//! `rcode`: another response code.
+//! The `rcode` rule: replaces the response code.
 
 use hickory_proto::op::ResponseCode;
 
 use crate::dns::corefile::{CorefileError, Token};
 use crate::dns::message::presentation::parse_rcode;
 
-/// The highest number that `rcode` takes.
+/// The highest number that `rcode` accepts.
 const LAST: u16 = 23;
 
-/// One code in place of another.
+/// The replacement of one response code by another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RcodeRule {
     pub(super) old: u16,
@@ -23,7 +23,7 @@ impl RcodeRule {
     }
 }
 
-/// Reads a code: its number, or its name in any case.
+/// Parses a code: its number, or its name in any case.
 pub(super) fn parse(word: &Token) -> Result<u16, CorefileError> {
     let digits = !word.text.is_empty() && word.text.bytes().all(|byte| byte.is_ascii_digit());
     let number = if digits { word.text.parse().ok().filter(|number| *number <= LAST) } else { None };

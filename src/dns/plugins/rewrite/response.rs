@@ -1,4 +1,4 @@
-//! What rules do to answers.
+//! Applies rules to answers.
 
 use std::borrow::Cow;
 
@@ -17,19 +17,19 @@ use crate::dns::chain::request::Request;
 use crate::dns::message::presentation::{name_text, rcode_text};
 use crate::dns::message::reply::Reply;
 
-/// What is done to an answer.
+/// A change of an answer.
 #[derive(Clone, Debug)]
 pub(super) enum ResponseRule {
-    /// To the names of records.
+    /// Changes the names of records.
     Name(NameRenaming),
-    /// To the names in their data.
+    /// Changes names in record data.
     Value(NameRenaming),
     Ttl(Range),
     Rcode(RcodeRule),
     Cname(CnameRule),
 }
 
-/// Does to what has become of a request what rules want, the last of them first.
+/// Applies rules to the result of a request, the last rule first.
 pub(super) async fn rewrite(
     response_rule: &[Cow<'_, ResponseRule>],
     request: &Request,
@@ -63,7 +63,8 @@ fn recode(response_rule: &[Cow<'_, ResponseRule>], rcode: &mut ResponseCode) {
     }
 }
 
-/// RFC 6891 section 6.1.3: without OPT there is room for four bits; cut off, BADSIG would be NOERROR.
+/// Returns an error for an RCODE that doesn't fit in the header's four bits if there is no OPT record (RFC 6891 section
+/// 6.1.3): truncated, BADSIG would become NOERROR.
 fn check(request: &Request, before: ResponseCode, rcode: ResponseCode) -> Result<(), PluginError> {
     if rcode != before && rcode.high() > 0 && request.edns.is_none() {
         let label = rcode_text(rcode);
@@ -72,12 +73,12 @@ fn check(request: &Request, before: ResponseCode, rcode: ResponseCode) -> Result
     Ok(())
 }
 
-/// An answer whose records may leave it, and others come in, while rules go over those that were in it at first.
+/// An answer during its rewrite. Rules may remove and add records; each rule is applied only to the original records.
 pub(super) struct ResponseEditor<'a> {
     pub(super) reply: &'a mut Reply,
-    /// All records, also those that are in no section any more.
+    /// All records, including records that were removed from their section.
     pub(super) records: Vec<Record>,
-    /// Which of them are in the sections.
+    /// The indexes of the records in each section.
     pub(super) answers: Vec<usize>,
     authorities: Vec<usize>,
     additionals: Vec<usize>,
@@ -94,7 +95,7 @@ impl<'a> ResponseEditor<'a> {
         Self { reply, records, answers, authorities, additionals }
     }
 
-    /// Puts the records back into the sections.
+    /// Moves the records back into the sections.
     fn close(self) {
         let Self { reply, records, answers, authorities, additionals } = self;
         let mut records: Vec<Option<Record>> = records.into_iter().map(Some).collect();
@@ -104,7 +105,8 @@ impl<'a> ResponseEditor<'a> {
         }
     }
 
-    /// CoreDNS's order, which counts where several rules change the RCODE: each record sees all of them.
+    /// Applies rules in CoreDNS's order, which matters if several rules change the RCODE: all rules apply to each
+    /// record.
     async fn rewrite(
         &mut self,
         response_rule: &[Cow<'_, ResponseRule>],
@@ -154,7 +156,7 @@ fn rename(name: &mut Name, renaming: &NameRenaming) -> Result<(), PluginError> {
     Ok(())
 }
 
-/// Renames in the types that CoreDNS does it in, and of SOA only the first name.
+/// Changes the name in the types that CoreDNS supports; in SOA records, only the primary server.
 fn rename_value(data: &mut RData, renaming: &NameRenaming) -> Result<(), PluginError> {
     let name = match data {
         RData::CNAME(cname) => &mut cname.0,
@@ -170,7 +172,8 @@ fn rename_value(data: &mut RData, renaming: &NameRenaming) -> Result<(), PluginE
     rename(name, renaming)
 }
 
-/// hickory-proto doesn't know DNAME; its target is never compressed (RFC 6672 section 2.5), and stands alone.
+/// Changes the target of a DNAME record, a type that hickory-proto lacks. The target is the only field and is never
+/// compressed (RFC 6672 section 2.5).
 fn rename_dname(data: &mut NULL, renaming: &NameRenaming) -> Result<(), PluginError> {
     let Ok(mut target) = Name::from_bytes(&data.anything) else { return Ok(()) };
     rename(&mut target, renaming)?;

@@ -1,4 +1,4 @@
-//! A rule: what it changes in the question, and what is to be done to the answer for that.
+//! A rule: its change of the query, and the resulting changes of the answer.
 
 use std::borrow::Cow;
 
@@ -11,15 +11,13 @@ use super::response::ResponseRule;
 use crate::dns::chain::plugin::PluginError;
 use crate::dns::message::presentation::lower_name_text;
 
-/// A rule.
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) change: RuleChange,
-    /// Whether those behind it aren't tried if it applies.
+    /// Whether the rules after this one are skipped if it matches.
     pub(super) is_last: bool,
 }
 
-/// What a rule changes.
 #[derive(Debug)]
 pub(super) enum RuleChange {
     Name(NameChange),
@@ -31,29 +29,29 @@ pub(super) enum RuleChange {
         from: DNSClass,
         to: DNSClass,
     },
-    /// The answers to questions for these names, or to all.
+    /// A change of the answers to queries for these names, or for all names.
     Answers {
         names: Option<NameMatcher>,
         response_rule: ResponseRule,
     },
 }
 
-/// What changes the name of a question.
+/// A change of the name in a query.
 #[derive(Debug)]
 pub(super) struct NameChange {
     pub(super) from: NameMatcher,
     pub(super) to: String,
-    /// Whether the answer is changed back.
+    /// Whether the name is changed back in the answer.
     pub(super) auto: bool,
-    /// What else is done to the answer.
+    /// The other changes of the answer.
     pub(super) answers: Vec<ResponseRule>,
 }
 
 impl Rule {
-    /// Changes the question, and adds what is to be done to the answer. Returns whether the rule was for it.
+    /// Changes the query, and adds the changes of the answer. Returns whether the rule matches the query.
     ///
     /// # Errors
-    /// If the name can't be one.
+    /// Fails if the new name is invalid.
     pub(super) fn apply<'a>(
         &'a self,
         query: &mut Query,
@@ -105,7 +103,7 @@ impl NameChange {
     }
 }
 
-/// Returns the name of a question as it is matched.
+/// Returns the query's name in the form that names are matched in.
 fn matched(query: &Query) -> String {
     lower_name_text(query.name())
 }

@@ -1,4 +1,4 @@
-//! Rules, and what the plugins behind and the client see of them.
+//! Tests of rules, and of the effects on the next plugin and the client.
 
 mod answers;
 mod cname;
@@ -16,19 +16,19 @@ use crate::dns::chain::server::{Server, ServerBlock};
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::tests::support::{TestSite, record};
 
-/// What answers behind the rules.
+/// The plugin after `rewrite`.
 #[derive(Clone, Copy, Debug)]
 enum Behind {
-    /// The question, in a TXT record of that name.
+    /// Answers with the query, in a TXT record of the queried name.
     Question,
-    /// `(name TYPE, RCODE answers | authorities | additionals)`, each record `owner ttl type data`, with commas
-    /// between them. `silence` is said to the root, what isn't there fails.
+    /// Answers from pairs of `name TYPE` and `RCODE answers | authorities | additionals`, with comma-separated records
+    /// `owner ttl type data`. Queries for the root are dropped, queries for other names fail.
     Zone(&'static [(&'static str, &'static str)]),
 }
 
 #[async_trait]
 impl Plugin for Behind {
-    /// As this one it gets questions of all classes.
+    /// A server with a plugin of this name accepts queries of all classes.
     fn name(&self) -> &'static str {
         "forward"
     }
@@ -70,7 +70,7 @@ impl Plugin for Behind {
     }
 }
 
-/// A server with these rules for everything.
+/// Returns a server with these rules for all names.
 fn context(rules: &str, behind: Behind) -> TestSite {
     let mut context = TestSite::block(rules);
     let (zone, block) = context.server.blocks().next().unwrap();
@@ -83,12 +83,12 @@ fn context(rules: &str, behind: Behind) -> TestSite {
     context
 }
 
-/// `RCODE flags | answers | authorities | additionals`, without the sections at the end that are empty.
+/// Returns `RCODE flags | answers | authorities | additionals`, without trailing empty sections.
 async fn shown(context: &TestSite, question: &str) -> String {
     context.ask(question).await.trim_end_matches([' ', '|']).to_owned()
 }
 
-/// What the plugins behind the rules are asked: `name class type-number`.
+/// Returns the query that reaches the next plugin: `name class type-number`.
 async fn asked(rules: &str, question: &str) -> String {
     let reply = context(rules, Behind::Question).reply(question).await.unwrap();
     let Some(RData::TXT(text)) = reply.answers.first().map(|record| &record.data) else {
@@ -131,10 +131,10 @@ async fn names_are_matched_and_changed() {
 }
 
 #[tokio::test]
-async fn a_name_that_cant_be_one_is_an_error_and_the_question_stays() {
+async fn invalid_name_is_an_error_and_restores_the_query() {
     for (rule, question, name) in [
         ("example.org example..org", "Example.org. A", "example..org."),
-        // The group has the dot at the end, too.
+        // The group includes the dot at the end.
         ("regex (.*) {1}.x", "a.b. A", "a.b..x."),
     ] {
         let rules = format!("rewrite continue type A AAAA\nrewrite name {rule}\nwhoami");
@@ -158,7 +158,7 @@ async fn types_and_classes_are_changed() {
         ("a. TXT", "a. IN 99"),
         ("a. A", "a. IN 1"),
         ("a. CH A", "a. IN 1"),
-        // The second rule is the last one.
+        // The second rule stops.
         ("a. CH ANY", "a. IN 255"),
         ("a. HS ANY", "a. IN 255"),
     ] {
@@ -167,7 +167,7 @@ async fn types_and_classes_are_changed() {
 }
 
 #[tokio::test]
-async fn the_first_rule_is_the_last_one_unless_it_goes_on() {
+async fn first_matching_rule_is_the_last_unless_it_continues() {
     let rules = "rewrite Continue name a.b core.dns\n\
         rewrite stop name core.dns to.nl\n\
         rewrite name to.nl never.nl\n\
@@ -184,12 +184,12 @@ async fn the_first_rule_is_the_last_one_unless_it_goes_on() {
     ] {
         assert_eq!(asked(rules, question).await, asked_for, "{question}");
     }
-    // A rule about all answers is for every question.
+    // A rule for all answers matches every query.
     assert_eq!(asked("rewrite cname a.b c.d\nrewrite name a.b c.d", "a.b. A").await, "a.b. IN 1");
 }
 
 #[tokio::test]
-async fn the_plugins_before_see_the_changed_question() {
+async fn previous_plugins_see_the_changed_query() {
     let context = context("rewrite continue name a.b c.d\nrewrite type A AAAA", Behind::Question);
     let mut request = context.request("a.b. A");
     Server::serve(&mut request).await.unwrap();

@@ -1,11 +1,10 @@
-//! The TTLs that `ttl` leaves as they are.
+//! The range of TTLs in a `ttl` rule.
 
 use crate::dns::corefile::{CorefileError, Token};
 
-/// What CoreDNS takes for no upper bound (RFC 2181 section 8).
+/// The maximum if there is no upper bound, as in CoreDNS (RFC 2181 section 8).
 const MAX_TTL: u32 = 0x7fff_ffff;
 
-/// A range of TTLs, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     min: u32,
@@ -13,12 +12,11 @@ pub(super) struct Range {
 }
 
 impl Range {
-    /// Returns the closest TTL in the range.
     pub(super) fn closest(self, ttl: u32) -> u32 {
         ttl.clamp(self.min, self.max)
     }
 
-    /// Reads `30`, `30-300`, `30-` or `-300`.
+    /// Parses `30`, `30-300`, `30-` or `-300`.
     pub(super) fn parse(word: &Token) -> Result<Self, CorefileError> {
         let (min, max) = match word.text.split_once('-') {
             None => (number(&word.text), number(&word.text)),
@@ -34,7 +32,7 @@ impl Range {
     }
 }
 
-/// Only digits: Go takes no sign here.
+/// Parses digits without a sign, as Go does here.
 fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

@@ -2,7 +2,7 @@ use crate::dns::plugins::rewrite::parse::*;
 use crate::dns::plugins::tests::support::TestSite;
 
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn invalid_lines_are_rejected_with_their_position() {
     let long = "a".repeat(MAX_REGEX + 1);
     let too_long = format!("regex {long} b");
     for (line, error) in [
@@ -52,7 +52,7 @@ fn what_is_wrong_is_said_with_its_place() {
             "2:27: \"{1}.{2}.b\" uses 2 groups, and the regular expression \"(.*).a\" has 1",
         ),
         (" name regex a {0}", "2:22: \"{0}\" uses 1 group, and the regular expression \"a\" has 0"),
-        // What RE2 takes and this one doesn't: said in the manual.
+        // RE2 accepts these, this regex crate doesn't: see the manual.
         (" name regex a{ x", "2:20: \"a{\" isn't a regular expression: unclosed counted repetition"),
         (" name regex [[] x", "2:20: \"[[]\" isn't a regular expression: unclosed character class"),
         (" name regex a\\C x", "2:20: \"a\\\\C\" isn't a regular expression: unrecognized escape sequence"),
@@ -160,7 +160,7 @@ fn what_is_wrong_is_said_with_its_place() {
 }
 
 #[test]
-fn what_coredns_takes_is_taken() {
+fn lines_that_coredns_accepts_are_accepted() {
     for rule in [
         "name a.com b.com",
         "NAME a.com b.com",
@@ -169,10 +169,10 @@ fn what_coredns_takes_is_taken() {
         "name {\n exact a.com\n b.com\n}",
         "name suffix a. b. answer value (.*).b {1}.a value (.*).b {1}.a",
         "name suffix a. b. answer value (.*).b {1}.a name (.*).b {1}.a answer name c d",
-        // As CoreDNS reads its own README: the name "auto" becomes "answer".
+        // CoreDNS reads its own README's example like this: the name "auto" becomes "answer".
         "name suffix .arpa .arpa answer name auto answer value (.*)\\.c\\. {1}.d.",
         "name exact a b answer name c d",
-        // Only how many groups are used is looked at.
+        // Only the number of used groups is checked.
         "name regex (.*).a {7}.b",
         "name regex \\141\\.b c",
         "type any a",
@@ -191,7 +191,7 @@ fn what_coredns_takes_is_taken() {
 }
 
 #[test]
-fn ttls_are_numbers_or_ranges() {
+fn invalid_ttls_are_rejected() {
     for ttl in [
         "12345678901234567890",
         "4294967296",

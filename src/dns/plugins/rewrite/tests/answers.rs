@@ -1,8 +1,8 @@
-//! What becomes of answers.
+//! Tests of rules for answers.
 
 use super::{Behind, context, record, shown};
 
-/// `RCODE flags | answers | authorities | additionals` for a question, after these rules.
+/// Returns `RCODE flags | answers | authorities | additionals` for a query, with these rules.
 async fn ask(rules: &str, zone: &'static [(&'static str, &'static str)], question: &str) -> String {
     shown(&context(rules, Behind::Zone(zone)), question).await
 }
@@ -17,7 +17,7 @@ const ADDRESSES: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn names_in_answers_change_back_only_by_exact_or_answer() {
+async fn names_change_back_only_with_exact_or_answer() {
     for (rule, question, expected) in [
         (
             "A.org b.org",
@@ -47,7 +47,7 @@ async fn names_in_answers_change_back_only_by_exact_or_answer() {
             "NOERROR | z.b.org. 5 IN CNAME y.b.org., y.b.org. 5 IN A 10.0.0.1 | b.org. 5 IN NS ns.b.org. | \
              ns.b.org. 5 IN A 10.0.0.2",
         ),
-        // Whatever ends so.
+        // All names with the suffix.
         (
             "suffix .com .b.org answer auto",
             "x.com. A",
@@ -80,7 +80,7 @@ async fn names_in_answers_change_back_only_by_exact_or_answer() {
             "NOERROR | x.b.org. 5 IN CNAME y.net., y.b.org. 5 IN A 10.0.0.1 | b.org. 5 IN NS ns.net. | \
              ns.b.org. 5 IN A 10.0.0.2",
         ),
-        // The last one first, and what auto does after them.
+        // The last `answer` first, and then `auto`.
         (
             r"suffix .com .b.org answer auto value y\.b\.org y.net answer value y\.net never.net",
             "x.com. A",
@@ -114,7 +114,7 @@ const VALUES: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn values_are_changed_in_the_types_that_have_one_name() {
+async fn values_are_changed_in_the_types_with_one_name() {
     for rules in [
         r"rewrite name regex (.*)\.domain\.uk {1}.cluster.local answer name (.*)\.cluster\.local {1}.domain.uk answer value (.*)\.cluster\.local {1}.domain.uk",
         r"rewrite continue {
@@ -146,7 +146,7 @@ async fn values_are_changed_in_the_types_that_have_one_name() {
 }
 
 #[tokio::test]
-async fn a_name_in_an_answer_that_cant_be_one_is_an_error() {
+async fn invalid_name_in_an_answer_is_an_error() {
     let long = "x".repeat(64);
     for to in ["{1}..b", &long] {
         let rules = format!(r"rewrite name regex (.)\.com {{1}}.b.org answer value (.*)\.b\.org\. {to}");
@@ -164,7 +164,7 @@ const TTLS: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn ttls_are_set_or_brought_into_a_range_in_all_sections() {
+async fn ttls_are_limited_in_all_sections() {
     for (rule, question, ttls) in [
         ("S5.a.b 1", "s5.A.b. A", "1 1 1 1"),
         ("exact s5.a.b. 15", "s5.a.b. A", "15 15 15 15"),
@@ -189,7 +189,7 @@ async fn ttls_are_set_or_brought_into_a_range_in_all_sections() {
         let found: Vec<String> = records.map(|record| record.ttl.to_string()).collect();
         assert_eq!(found.join(" "), ttls, "{rule}");
     }
-    // The last rule first.
+    // The last rule is applied first.
     let rules = "rewrite continue ttl regex . 30-\nrewrite ttl regex . 3-20";
     assert_eq!(ask(rules, TTLS, "t50.a.b. A").await, "NOERROR | t50.a.b. 30 IN A 10.0.0.1");
 }
@@ -215,7 +215,7 @@ async fn rcode_rule_applies_with_and_without_records() {
         ("rewrite continue rcode regex . 2 5", "fails.b. A", "REFUSED"),
         ("rewrite rcode regex . SERVFAIL NOERROR", ". A", "silence"),
         ("rewrite rcode other.b NXDOMAIN NOERROR", "n.b. A", "NXDOMAIN"),
-        // The last rule first, for each record anew.
+        // The last rule is applied first, for each record separately.
         ("rewrite continue rcode regex . 3 0\nrewrite rcode regex . 0 5", "n.b. A", "NOERROR"),
         ("rewrite continue rcode regex . 0 5\nrewrite rcode regex . 3 0", "n.b. A", "REFUSED"),
         (
@@ -229,7 +229,7 @@ async fn rcode_rule_applies_with_and_without_records() {
 }
 
 #[tokio::test]
-async fn an_rcode_above_15_is_only_for_those_who_can_be_told() {
+async fn rcode_above_15_needs_edns() {
     let asked = context("rewrite rcode regex . NXDOMAIN BADCOOKIE", Behind::Zone(RCODES));
     assert_eq!(shown(&asked, "n.b. A").await, "SERVFAIL");
     assert_eq!(shown(&asked, "a.b. A").await, "NOERROR | a.b. 5 IN A 10.0.0.1");

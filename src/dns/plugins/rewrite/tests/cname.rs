@@ -1,4 +1,4 @@
-//! `cname`, and the look-ups that it costs.
+//! Tests of `cname`, and of its look-ups.
 
 use super::{Behind, context, shown};
 
@@ -31,7 +31,7 @@ const ZONE: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn a_target_is_changed_and_what_is_behind_it_replaced() {
+async fn target_and_the_records_after_it_are_replaced() {
     for (rule, question, expected) in [
         (
             "def.example XYZ.example",
@@ -43,13 +43,13 @@ async fn a_target_is_changed_and_what_is_behind_it_replaced() {
             "abc.example. AAAA",
             "NOERROR | abc.example. 5 IN CNAME xyz.example., xyz.example. 3600 IN AAAA ::2",
         ),
-        // The target's case counts.
+        // The case of the target matters.
         (
             "def.example xyz.example",
             "Big.example. A",
             "NOERROR | Big.example. 5 IN CNAME DEF.example., DEF.example. 5 IN A 1.2.3.4",
         ),
-        // RCODE and the other sections stay.
+        // The RCODE and the other sections stay.
         (
             "prefix chat.ai bard",
             "chat.example. A",
@@ -62,7 +62,7 @@ async fn a_target_is_changed_and_what_is_behind_it_replaced() {
             "NOERROR | chat.example. 20 IN CNAME bard.cdn.example., bard.cdn.example. 1800 IN A 9.7.2.1, \
              bard.cdn.example. 1800 IN A 9.7.2.2 | example. 9 IN NS ns.example. | ns.example. 9 IN A 9.9.9.9",
         ),
-        // No dot at the end is as good, but it is compared as it is written.
+        // The dot at the end is optional, but a suffix without it doesn't match.
         (
             r"regex (.*)\.EX.*\. xyz.example",
             "abc.example. A",
@@ -89,9 +89,9 @@ async fn a_target_is_changed_and_what_is_behind_it_replaced() {
             "whole.example. A",
             "NOERROR | whole.example. 200 IN CNAME whole.cdn., whole.cdn. 120 IN A 10.1.0.9",
         ),
-        // What fails leads to nothing.
+        // A target that can't be resolved has no records.
         ("gone.cdn away.cdn", "nobody.example. A", "NOERROR | nobody.example. 5 IN CNAME away.cdn."),
-        // A server without a note hasn't been asked.
+        // The look-up of the root is dropped, and the CNAME stays unchanged.
         (
             "gone.cdn .",
             "nobody.example. A",
@@ -106,11 +106,11 @@ async fn a_target_is_changed_and_what_is_behind_it_replaced() {
 }
 
 #[tokio::test]
-async fn a_target_may_be_changed_again_and_what_was_found_is_not() {
+async fn target_may_be_changed_again_but_not_its_records() {
     let rules = "rewrite continue cname mid.example xyz.example\n\
         rewrite continue ttl regex . 60\n\
         rewrite cname def.example mid.example";
-    // The look-up of mid.example fails; that of xyz.example goes through the rules itself.
+    // The look-up of mid.example fails; the rules apply to the look-up of xyz.example, too.
     assert_eq!(
         shown(&context(rules, Behind::Zone(ZONE)), "abc.example. A").await,
         "NOERROR | abc.example. 60 IN CNAME xyz.example., xyz.example. 60 IN A 3.4.5.6"
@@ -123,7 +123,7 @@ async fn a_target_may_be_changed_again_and_what_was_found_is_not() {
 }
 
 #[tokio::test]
-async fn the_type_that_was_changed_is_looked_up() {
+async fn look_up_of_a_target_has_the_changed_type() {
     let rules = "rewrite continue type AAAA A\nrewrite cname def.example xyz.example";
     assert_eq!(
         shown(&context(rules, Behind::Zone(ZONE)), "abc.example. AAAA").await,
@@ -132,10 +132,10 @@ async fn the_type_that_was_changed_is_looked_up() {
 }
 
 #[tokio::test]
-async fn targets_that_lead_in_a_circle_end() {
+async fn loop_of_targets_ends() {
     let reply =
         context("rewrite cname loop.cdn loop.example", Behind::Zone(ZONE)).reply("loop.example. A").await;
-    // Seven CNAMEs that were changed, the eighth look-up's answer as it came, with one more.
+    // Seven changed CNAMEs, and the unchanged answer of the eighth look-up with one more CNAME.
     let answers = reply.unwrap().answers;
     assert_eq!(answers.len(), 10, "{answers:?}");
     assert_eq!(answers[7].to_string(), "loop.example. 5 IN CNAME loop.example.");
