@@ -1,4 +1,4 @@
-//! From questions to answers.
+//! Answers queries with templates.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::metrics::{MetricGroup, registered};
 
-/// The templates of a block.
+/// The plugin `template`, with all templates of a block.
 #[derive(Debug)]
 pub(super) struct Templates {
     answers: Vec<AnswerTemplate>,
@@ -30,29 +30,24 @@ pub(super) struct Templates {
 /// A template of the Corefile.
 #[derive(Debug)]
 pub(super) struct AnswerTemplate {
-    /// Where the names are that it is for.
+    /// The zones of the template.
     pub(super) zones: ZoneSet,
-    /// The class that it is for.
     pub(super) class: DNSClass,
-    /// The type that it is for.
     pub(super) rtype: RecordType,
-    /// What the names have to match; there is at least one.
+    /// The regular expressions for names; there is at least one.
     pub(super) regexes: Vec<Regex>,
-    /// The records of the answer.
+    /// The records of the answer section.
     pub(super) answers: Vec<Template>,
-    /// The records beside it.
+    /// The records of the authority section.
     pub(super) authorities: Vec<Template>,
-    /// The records after it.
+    /// The records of the additional section.
     pub(super) additionals: Vec<Template>,
-    /// The response code.
     pub(super) rcode: ResponseCode,
-    /// An extended error.
     pub(super) ede: Option<EdnsOption>,
     /// The zones whose names fall through if they don't match.
     pub(super) through: Option<ZoneSet>,
 }
 
-/// What is counted.
 #[derive(Debug)]
 pub(super) struct TemplateCounters {
     matches: IntCounterVec,
@@ -120,7 +115,7 @@ impl Templates {
             return Err(PluginError::servfail(""));
         }
         if answer.rcode.high() > 0 && request.edns.is_none() {
-            // RFC 6891 section 6.1.3: without OPT they would get another code.
+            // RFC 6891 section 6.1.3: without OPT, the client would see another code.
             return Err(PluginError::servfail("the client speaks no EDNS, which the response code needs"));
         }
         let mut reply = request.reply(NAME);
@@ -168,14 +163,14 @@ impl Templates {
 }
 
 impl AnswerTemplate {
-    /// Whether it is for the class and the type.
+    /// Returns whether the template is for the query's class and type.
     fn is_for(&self, request: &Request) -> bool {
         let (class, rtype) = (request.query.query_class(), request.query.query_type());
         (self.class == class || [self.class, class].contains(&DNSClass::ANY))
             && (self.rtype == rtype || [self.rtype, rtype].contains(&RecordType::ANY))
     }
 
-    /// Returns what templates work on, if an expression matches.
+    /// Returns the data for templates, if an expression matches.
     fn data(&self, request: &Request, zone: &Name, name: &str) -> Option<Data> {
         let (regex, found) = self.regexes.iter().find_map(|regex| Some((regex, regex.captures(name)?)))?;
         let matches: Vec<String> =
@@ -217,7 +212,7 @@ impl AnswerTemplate {
     }
 }
 
-/// Returns where a CNAME leads, if the question is for addresses.
+/// Returns the target of a CNAME, if the query is for addresses.
 fn target(record: &Record, qtype: RecordType) -> Option<Name> {
     match &record.data {
         RData::CNAME(target) if matches!(qtype, RecordType::A | RecordType::AAAA) => Some(target.0.clone()),
@@ -225,7 +220,7 @@ fn target(record: &Record, qtype: RecordType) -> Option<Name> {
     }
 }
 
-/// Adds the addresses behind a CNAME.
+/// Adds the records of a CNAME's target.
 async fn follow(reply: &mut Reply, request: &Request, target: Name) {
     let mut query = Query::query(target, request.query.query_type());
     query.set_query_class(DNSClass::IN);

@@ -1,4 +1,4 @@
-//! The data of records, from words to its wire form, by the fields that each type has.
+//! Converts the words of record data to wire format, by the fields of each type.
 
 use hickory_proto::rr::RecordType;
 use hickory_proto::serialize::binary::BinEncodable;
@@ -6,31 +6,31 @@ use hickory_proto::serialize::binary::BinEncodable;
 use super::record::{RecordToken, hex, ipv4, ipv6, name, seconds};
 use crate::dns::message::presentation::{type_name, type_text};
 
-/// RFC 1035 section 3.3.
+/// The limit of a character-string (RFC 1035 section 3.3).
 const MAX_STRING: usize = 255;
 
-/// A field.
+/// A field of record data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Name,
     U8,
     U16,
     U32,
-    /// A number of seconds, or one with units.
+    /// A number of seconds, with or without units.
     Seconds,
     Ipv4,
     Ipv6,
-    /// A string with its length.
+    /// A character-string.
     Str,
-    /// All that follow, cut where they are too long.
+    /// All remaining words as character-strings; a longer word is split.
     Strings,
-    /// A string without its length.
+    /// A string without a length byte.
     Rest,
-    /// All that follow.
+    /// All remaining words as hexadecimal digits.
     Hex,
 }
 
-/// Returns the fields of a type, as miekg/dns reads them.
+/// Returns the fields of a type, in the order in which miekg/dns parses them.
 fn fields(rtype: RecordType) -> Option<&'static [Field]> {
     use Field::{Hex, Ipv4, Ipv6, Name, Rest, Seconds, Str, Strings, U8, U16, U32};
     Some(match type_name(rtype)? {
@@ -56,10 +56,10 @@ fn fields(rtype: RecordType) -> Option<&'static [Field]> {
     })
 }
 
-/// Writes the data of a record.
+/// Converts the data of a record to wire format.
 ///
 /// # Errors
-/// If it isn't that of the type.
+/// Fails if the words don't fit the type.
 pub(super) fn write_fields(rtype: RecordType, mut tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     let Some(fields) = fields(rtype) else {
         let name = type_text(rtype);
@@ -97,7 +97,7 @@ impl Field {
         }
     }
 
-    /// Writes a field of one word, or all the words that it takes.
+    /// Writes a field that takes one word, or all of `tokens`.
     fn write(self, tokens: &[RecordToken], data: &mut Vec<u8>) -> Result<(), String> {
         let token = &tokens[0];
         match self {
@@ -137,7 +137,7 @@ impl Field {
     }
 
     fn number<T: std::str::FromStr>(self, token: &RecordToken) -> Result<T, String> {
-        // Rust takes a sign, Go doesn't.
+        // Rust accepts a plus sign, Go doesn't.
         let digits = Some(&token.text).filter(|text| !text.starts_with('+'));
         digits.and_then(|text| text.parse().ok()).ok_or_else(|| self.isnt(token))
     }

@@ -1,8 +1,8 @@
-//! A record in the syntax of zone files (RFC 1035 section 5.1), as miekg/dns' `NewRR` takes it. Each is turned
-//! into its wire form first: what goes out later has been read from that, so it can be encoded.
+//! Parses records in the syntax of zone files (RFC 1035 section 5.1), as miekg/dns' `NewRR` does. Each record is
+//! converted to wire format and parsed from it, which proves that it can be encoded.
 //!
-//! hickory's own parser isn't used for the whole: it opens the files that an `$INCLUDE` names, and takes `\DDD`
-//! for something else.
+//! hickory's own parser isn't used for whole records, because it opens the files of `$INCLUDE`, and interprets `\DDD`
+//! differently.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -12,23 +12,22 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncodable};
 use super::fields::write_fields;
 use crate::dns::message::presentation::{parse_class_or_number, parse_name, parse_type_or_number, unescape};
 
-/// The TTL where none is given.
+/// The default TTL in seconds.
 const TTL: u32 = 3600;
 
 /// A word of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RecordToken {
-    /// As it is written, with its escapes, without its quotes.
+    /// The text without quotes, but with its escapes.
     pub(super) text: String,
-    /// Whether it stands in quotes.
     pub(super) quoted: bool,
 }
 
-/// Reads the first record of a text. It may have several lines, in parentheses; what follows it is ignored, as
-/// in CoreDNS.
+/// Parses the first record of a text. In parentheses it may span several lines; the text after it is ignored, as in
+/// CoreDNS.
 ///
 /// # Errors
-/// If it isn't one, with the reason.
+/// Returns the reason why the text isn't a record.
 pub(super) fn parse(text: &str) -> Result<Record, String> {
     if text.trim_start_matches(['\r', '\n']).starts_with([' ', '\t']) {
         return Err("a record begins with its owner, and here is a space".to_owned());
@@ -74,7 +73,7 @@ pub(super) fn parse(text: &str) -> Result<Record, String> {
     Ok(record)
 }
 
-/// Returns the data in wire form.
+/// Converts record data to wire format.
 fn data(rtype: RecordType, tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     if tokens.is_empty() {
         return Err("its data is missing".to_owned());
@@ -83,7 +82,7 @@ fn data(rtype: RecordType, tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
         return unknown(&tokens[1..]);
     }
     match rtype {
-        // Their own syntax is hickory's to know.
+        // hickory parses the syntax of these types.
         RecordType::CERT
         | RecordType::CSYNC
         | RecordType::HTTPS
@@ -97,7 +96,7 @@ fn data(rtype: RecordType, tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Reads data of any type (RFC 3597 section 5): its length and its octets.
+/// Parses data of any type (RFC 3597 section 5): its length and its octets.
 fn unknown(tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     let [length, digits @ ..] = tokens else { return Err("a length has to follow \\#".to_owned()) };
     let data = hex(digits)?;
@@ -108,7 +107,7 @@ fn unknown(tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Reads hexadecimal digits, in as many words as there are.
+/// Parses hexadecimal digits, in any number of words.
 pub(super) fn hex(tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     let digits: String = tokens.iter().map(|token| &*token.text).collect();
     let digits: Option<Vec<u8>> =
@@ -119,13 +118,13 @@ pub(super) fn hex(tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
         .ok_or_else(|| "its octets have to be given in two hexadecimal digits each".to_owned())
 }
 
-/// Reads a name: one without a dot at its end is absolute, too, for there is no origin but the root.
+/// Parses a name. A name without a dot at its end is absolute, too, because the origin is the root.
 pub(super) fn name(token: &RecordToken) -> Result<Name, String> {
     let text = if token.text == "@" { "." } else { &token.text };
     parse_name(text).ok_or_else(|| format!("{:?} is no name", token.text))
 }
 
-/// Reads a time in seconds, or with units: `1h30m`.
+/// Parses a time in seconds, or with units: `1h30m`.
 pub(super) fn seconds(text: &str) -> Option<u32> {
     let (mut all, mut number) = (0_u64, 0_u64);
     for c in text.chars() {
@@ -146,20 +145,18 @@ pub(super) fn seconds(text: &str) -> Option<u32> {
     u32::try_from(all.checked_add(number)?).ok()
 }
 
-/// Reads an address.
 pub(super) fn ipv4(token: &RecordToken) -> Result<[u8; 4], String> {
     let address: Ipv4Addr = token.text.parse().map_err(|_| format!("{:?} is no IPv4 address", token.text))?;
     Ok(address.octets())
 }
 
-/// Reads an address.
 pub(super) fn ipv6(token: &RecordToken) -> Result<[u8; 16], String> {
     let address: Ipv6Addr = token.text.parse().map_err(|_| format!("{:?} is no IPv6 address", token.text))?;
     Ok(address.octets())
 }
 
 impl RecordToken {
-    /// Returns it without escapes.
+    /// Returns the text without escapes.
     pub(super) fn octets(&self) -> Result<Vec<u8>, String> {
         let mut octets = Vec::new();
         let mut rest = self.text.as_bytes();
@@ -180,7 +177,7 @@ impl RecordToken {
     }
 }
 
-/// Splits the first line that isn't empty into words. In parentheses a line goes on.
+/// Splits the first line that isn't empty into words. In parentheses, the line continues.
 fn tokens(text: &str) -> Result<Vec<RecordToken>, String> {
     let mut tokens: Vec<RecordToken> = Vec::new();
     let mut word: Option<RecordToken> = None;
@@ -238,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn ttl_and_class_may_stand_in_any_order_or_be_missing() {
+    fn ttl_and_class_are_optional_and_in_any_order() {
         for (text, expected) in [
             ("a.example. 60 IN A 192.0.2.1", "a.example. 60 IN A 192.0.2.1"),
             ("a.example. IN 60 A 192.0.2.1", "a.example. 60 IN A 192.0.2.1"),
@@ -254,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_data_of_the_common_types() {
+    fn data_of_common_types_is_parsed() {
         for (text, expected) in [
             ("AAAA 2001:db8::1", "AAAA 2001:db8::1"),
             ("CNAME Target.Example", "CNAME Target.Example."),
@@ -276,14 +273,14 @@ mod tests {
         ] {
             let found = read(&format!("a. 5 {text}"));
             let data = found.strip_prefix("a. 5 IN ").unwrap_or(&found);
-            // What hickory doesn't know it writes in a way of its own.
+            // hickory prints unknown types in its own format.
             let is_unknown = expected.starts_with("TYPE");
             assert!(data == expected || is_unknown && !data.starts_with("error"), "{text}: {data}");
         }
     }
 
     #[test]
-    fn what_is_no_record_is_refused_with_the_reason() {
+    fn invalid_record_is_rejected_with_the_reason() {
         for (text, expected) in [
             ("", "there is no record"),
             (" A 192.0.2.1", "a record begins with its owner, and here is a space"),

@@ -1,4 +1,4 @@
-//! From lines to templates.
+//! Parses the lines of `template`.
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::opt::EdnsOption;
@@ -62,7 +62,7 @@ fn answer(setup: &Setup<'_>, line: &Directive) -> Result<AnswerTemplate, Corefil
     Ok(answer)
 }
 
-/// Turns every argument into something; there has to be one.
+/// Converts every argument; there has to be at least one.
 fn all<T>(
     option: &Directive,
     what: &str,

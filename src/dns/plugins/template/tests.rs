@@ -4,7 +4,7 @@ use hickory_proto::rr::RecordType;
 use crate::dns::chain::server::Server;
 use crate::dns::plugins::tests::support::TestSite;
 
-/// A block with a template of these lines.
+/// Returns a block with a template.
 fn template(head: &str, lines: &str) -> TestSite {
     TestSite::block(&format!("template {head} {{\n{lines}\n}}\nwhoami"))
 }
@@ -13,14 +13,14 @@ const IP: &str = r#"match (^|[.])ip-10-(?P<b>[0-9]*)-(?P<c>[0-9]*)-(?P<d>[0-9]*)
 answer "{{ .Name }} 60 IN A 10.{{ .Group.b }}.{{ .Group.c }}.{{ .Group.d }}""#;
 
 #[tokio::test]
-async fn records_are_made_of_the_question() {
+async fn records_are_generated_from_the_query() {
     let context = template("IN A example", &format!("{IP}\nfallthrough"));
     for (question, expected) in [
         ("ip-10-95-12-8.example. A", "NOERROR aa | ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
         ("WWW.ip-10-95-12-8.example. A", "NOERROR aa | www.ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
-        // A question for ANY is for all templates.
+        // A query for ANY is for all templates.
         ("ip-10-95-12-8.example. ANY", "NOERROR aa | ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
-        // No record can be made of that.
+        // The result isn't a record.
         ("ip-10-95-12-256.example. A", "SERVFAIL | | |"),
         ("ip-10-95-12-.example. A", "SERVFAIL | | |"),
     ] {
@@ -29,7 +29,7 @@ async fn records_are_made_of_the_question() {
 }
 
 #[tokio::test]
-async fn another_class_type_zone_or_name_is_for_others() {
+async fn other_classes_types_zones_and_names_are_skipped() {
     let plugin = async |head: &str, lines: &str, question: &str| {
         template(head, lines).reply(question).await.unwrap().plugin
     };
@@ -42,7 +42,7 @@ async fn another_class_type_zone_or_name_is_for_others() {
         ("IN ANY example", IP, "ip-10-0-0-1.example. AAAA", "template"),
         ("ANY A example", IP, "ip-10-0-0-1.example. A", "template"),
         ("IN A", IP, "ip-10-0-0-1.example. A", "template"),
-        // Not matched: no answer, unless it falls through.
+        // Names that don't match: SERVFAIL unless they fall through.
         ("IN A example", IP, "other.example. A", ""),
         ("IN A example", &through, "other.example. A", "whoami"),
         ("IN A example", &elsewhere, "other.example. A", "whoami"),
@@ -77,7 +77,7 @@ async fn templates_are_tried_in_order() {
 }
 
 #[tokio::test]
-async fn all_sections_the_rcode_and_an_extended_error() {
+async fn all_sections_rcode_and_extended_error_are_set() {
     let context = template(
         "ANY ANY invalid",
         "rcode NXDOMAIN
@@ -110,7 +110,7 @@ async fn servfail_has_no_records_and_a_long_rcode_needs_edns() {
 }
 
 #[tokio::test]
-async fn the_target_of_a_cname_is_looked_up_for_addresses() {
+async fn cname_target_is_looked_up_for_address_queries() {
     let cname = "template IN ANY foogle.com {\nanswer \"foogle.com 60 IN CNAME target.example\"\n}";
     let target = "template IN A target.example {\nanswer \"target.example 60 A 192.0.2.1\"\n}";
     let context = TestSite::block(&format!("{cname}\n{target}"));
@@ -119,7 +119,7 @@ async fn the_target_of_a_cname_is_looked_up_for_addresses() {
             "foogle.com. A",
             "NOERROR aa | foogle.com. 60 IN CNAME target.example., target.example. 60 IN A 192.0.2.1 | |",
         ),
-        // No plugin answers for that.
+        // No plugin answers this look-up.
         ("foogle.com. AAAA", "NOERROR aa | foogle.com. 60 IN CNAME target.example. | |"),
         ("foogle.com. TXT", "NOERROR aa | foogle.com. 60 IN CNAME target.example. | |"),
     ] {
@@ -129,11 +129,11 @@ async fn the_target_of_a_cname_is_looked_up_for_addresses() {
     assert_eq!(circle.reply("a. A").await.unwrap().answers.len(), 9);
 }
 
-/// What is behind an alias depends on the client: `cache` keeps it for no other one.
+/// The records of an alias's target depend on the client, so `cache` doesn't store them for other clients.
 #[tokio::test]
 async fn alias_through_cache_is_followed_for_each_client() {
     let alias = "cache 3600\ntemplate IN ANY alias {\nanswer \"{{ .Name }} 60 IN CNAME www.inner.\"\n}\n";
-    // It has a CNAME, too, so that what is found there comes from another block yet.
+    // This template has a CNAME, too, so that its target's records come from a third block.
     let inner = "cache 3600\ntemplate IN ANY inner {\nanswer \"{{ .Name }} 60 IN CNAME a.end.\"\n}\n";
     let end = "cache 3600\ntemplate IN A end {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n";
     let retarget = "cache 3600\nrewrite cname exact nowhere. a.end.\n\
@@ -153,14 +153,14 @@ async fn alias_through_cache_is_followed_for_each_client() {
         let context = TestSite::corefile(&format!(
             "alias {{\n{alias}}}\ninner {{\n{of_inner}{inner}}}\nend {{\n{of_end}{end}}}\n"
         ));
-        // In turns, and each way round.
+        // Alternating clients, in both orders.
         for client in ["10.0.0.1", "192.0.2.7", "192.0.2.7", "10.0.0.1", "192.0.2.7"] {
             let answer = context.clone().from(client).ask("www.alias. A").await;
             let is_allowed = client == "10.0.0.1";
             assert_eq!(answer.contains("192.0.2.1"), is_allowed, "{of_inner} {of_end} {client}: {answer}");
         }
     }
-    // Where all clients are the same it is kept.
+    // If all clients get the same answer, the answer is cached.
     let context = TestSite::corefile(&format!("alias {{\n{alias}}}\ninner {{\n{inner}}}\nend {{\n{end}}}\n"));
     assert!(!context.reply("www.alias. A").await.unwrap().answers.is_empty());
     assert_eq!(context.reply("www.alias. A").await.unwrap().plugin, "cache");
@@ -200,7 +200,7 @@ async fn matches_and_failures_are_counted() {
 }
 
 #[test]
-fn what_isnt_right_is_refused_at_its_place() {
+fn invalid_lines_are_rejected_with_their_position() {
     let unknown = "Corefile:3:1: template has no option \"notavailable\"; it has match, answer, authority, \
                    additional, rcode, ederror, fallthrough, upstream";
     let long = "a".repeat(10_001);

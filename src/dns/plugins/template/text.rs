@@ -1,5 +1,5 @@
-//! Templates: as much of Go's `text/template` as records need. A template is parsed once, and whatever would
-//! fail for every question alike is found then: Go finds a field that isn't there only when it runs.
+//! The subset of Go's `text/template` that records need. A template is parsed once, and errors that affect every query
+//! are detected then: Go detects an unknown field only when the template runs.
 
 mod format;
 mod functions;
@@ -17,18 +17,17 @@ use parse::Parser;
 use run::Runner;
 pub(super) use value::{Data, Message, QuestionValue};
 
-/// A template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template {
     nodes: Vec<Node>,
 }
 
-/// What is wrong with a template.
+/// An error in a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ParseError {
-    /// The character where, from 1.
+    /// The position, in characters from 1.
     pub(super) at: usize,
-    /// What, and what would be right.
+    /// The error, and the expected text.
     pub(super) message: String,
 }
 
@@ -36,7 +35,7 @@ impl Template {
     /// Parses a template.
     ///
     /// # Errors
-    /// At the first place that isn't right.
+    /// Returns the first error.
     pub(super) fn parse(text: &str) -> Result<Self, ParseError> {
         let mut parser = Parser::new(text);
         match parser.template() {
@@ -48,16 +47,16 @@ impl Template {
         }
     }
 
-    /// Returns what it makes of a question.
+    /// Returns the text that the template generates for a query.
     ///
     /// # Errors
-    /// If it fails, with the expression that does.
+    /// Returns the failing expression and the reason.
     pub(super) fn run(&self, data: &Data) -> Result<String, String> {
         Runner::new(data).run(&self.nodes)
     }
 }
 
-/// As Go writes it, without what makes no difference.
+/// Writes the template in Go's normalized form.
 impl fmt::Display for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_list(f, &self.nodes)

@@ -1,14 +1,14 @@
-//! `printf`, with the verbs that records need. What Go writes into the text where a value doesn't fit its verb,
-//! `%!d(string=x)`, is an error here.
+//! `printf` with the verbs that records need. If a value doesn't fit its verb, this is an error, while Go writes
+//! `%!d(string=x)` into the text.
 
 use std::fmt::Write as _;
 
 use super::value::Value;
 
-/// Wider than this no record is; a template can't fill the memory with zeros.
+/// The maximum width: no record needs more, and a template must not fill the memory with zeros.
 const MAX_WIDTH: usize = 1000;
 
-/// A format.
+/// A parsed format string.
 #[derive(Debug)]
 pub(super) struct Format(Vec<Piece>);
 
@@ -18,7 +18,7 @@ enum Piece {
     Verb(Verb),
 }
 
-/// What stands behind a percent sign.
+/// A verb with its flags, after a percent sign.
 #[derive(Debug, Default)]
 struct Verb {
     left: bool,
@@ -30,10 +30,10 @@ struct Verb {
 }
 
 impl Format {
-    /// Parses a format.
+    /// Parses a format string.
     ///
     /// # Errors
-    /// If it has a verb or a flag that isn't supported.
+    /// Fails if a verb or a flag isn't supported.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut pieces = Vec::new();
         let mut rest = text;
@@ -53,15 +53,15 @@ impl Format {
         Ok(Self(pieces))
     }
 
-    /// Returns how many values it is for.
+    /// Returns the number of values that the format needs.
     pub(super) fn arguments(&self) -> usize {
         self.0.iter().filter(|piece| matches!(piece, Piece::Verb(_))).count()
     }
 
-    /// Writes values.
+    /// Formats values.
     ///
     /// # Errors
-    /// If there are too few or too many, or one doesn't fit its verb.
+    /// Fails if the number of values is wrong, or if a value doesn't fit its verb.
     pub(super) fn write(&self, values: &[Value<'_>]) -> Result<String, String> {
         if self.arguments() != values.len() {
             return Err(format!(
@@ -83,7 +83,7 @@ impl Format {
 }
 
 impl Verb {
-    /// Parses what stands behind the percent sign. Returns how many bytes it takes, too.
+    /// Parses the text after a percent sign. Also returns the length of the verb in bytes.
     fn parse(text: &str) -> Result<(Self, usize), String> {
         let mut verb = Self::default();
         let rest = text.trim_start_matches(['-', '0', '+']);
@@ -178,7 +178,7 @@ impl Verb {
         if self.verb == 'X' { hex.to_ascii_uppercase() } else { hex }
     }
 
-    /// Zeros stand behind the sign.
+    /// Pads a number; zeros go after the sign.
     fn pad_number(&self, number: &str) -> String {
         if !self.zeros || self.left {
             return self.pad(number);
@@ -194,7 +194,7 @@ impl Verb {
     }
 }
 
-/// Go's `%q`, of what names and zone files are made of.
+/// Quotes a string like Go's `%q`, for the characters in names and zone files.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {

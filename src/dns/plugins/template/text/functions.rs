@@ -4,10 +4,10 @@ use super::format::Format;
 use super::node::{Command, Function, Word};
 use super::value::Value;
 
-/// Checks what can be checked of a command before it runs; `is_fed` if it gets the value of another one.
+/// Checks a command before it runs; `is_fed` if another command's value is its last argument.
 ///
 /// # Errors
-/// If it couldn't ever run.
+/// Fails if the command can never run.
 pub(super) fn check_call(command: &Command, is_fed: bool) -> Result<(), String> {
     let Some((head, arguments)) = command.words.split_first() else {
         return Err("an expression is missing".to_owned());
@@ -44,12 +44,12 @@ pub(super) fn check_call(command: &Command, is_fed: bool) -> Result<(), String> 
     Ok(())
 }
 
-/// Calls a function other than `and` and `or`, which don't look at all their arguments.
+/// Calls a function, except for `and` and `or`, which evaluate their arguments lazily.
 ///
 /// # Errors
-/// If it fails.
+/// Fails if the function fails.
 pub(super) fn call<'a>(function: Function, arguments: &[Value<'a>]) -> Result<Value<'a>, String> {
-    // How many there are has been checked.
+    // `check_call` has checked the number of arguments.
     let [first, rest @ ..] = arguments else { return Err("no arguments".to_owned()) };
     match (function, rest) {
         (Function::Eq, rest) => {
@@ -105,7 +105,7 @@ fn incomparable(one: &Value<'_>, other: &Value<'_>) -> String {
     format!("{} and {} can't be compared", one.kind_name(), other.kind_name())
 }
 
-/// Numbers are compared whether or not they have a sign.
+/// Returns an integer of any type, so that signed and unsigned numbers can be compared.
 fn integer(value: &Value<'_>) -> Option<i128> {
     match value {
         Value::Int(number) => Some((*number).into()),
@@ -134,7 +134,7 @@ fn index<'a>(item: &Value<'a>, at: &Value<'a>) -> Result<Value<'a>, String> {
             let number = number?;
             place(number).and_then(|at| list.get(at)).map(Value::Question).ok_or_else(|| missing(number))
         }
-        // The byte, as in Go.
+        // A byte, as in Go.
         Value::Str(text) => {
             let number = number?;
             let found = place(number).and_then(|at| text.as_bytes().get(at));
@@ -155,7 +155,7 @@ fn length<'a>(item: &Value<'_>) -> Result<Value<'a>, String> {
     i64::try_from(length).map(Value::Int).map_err(|error| error.to_string())
 }
 
-/// Go's `strconv.ParseUint`.
+/// Implements Go's `strconv.ParseUint`.
 fn parse_int<'a>(text: &Value<'_>, base: &Value<'_>, bits: &Value<'_>) -> Result<Value<'a>, String> {
     let (Value::Str(text), Value::Int(base), Value::Int(bits)) = (text, base, bits) else {
         let given: Vec<&str> = [text, base, bits].iter().map(|value| value.kind_name()).collect();

@@ -1,9 +1,9 @@
-//! Strings and numbers in templates, as Go writes them.
+//! Parses strings and numbers in Go's syntax.
 
-/// Reads a string that begins with a quote. Returns it, and how many bytes it takes.
+/// Parses a string that begins with a quote. Returns the string, and its length in bytes with quotes.
 ///
 /// # Errors
-/// If it isn't closed, or has an escape that isn't known.
+/// Fails if the string isn't closed, or has an unknown escape.
 pub(super) fn string(text: &str) -> Result<(String, usize), String> {
     const OPEN: &str = "this string isn't closed";
     if let Some(raw) = text.strip_prefix('`') {
@@ -34,10 +34,10 @@ pub(super) fn string(text: &str) -> Result<(String, usize), String> {
     Err(OPEN.to_owned())
 }
 
-/// Reads a number, which may have a sign. Returns it, and how many bytes it takes.
+/// Parses a number with an optional sign. Returns the number, and its length in bytes.
 ///
 /// # Errors
-/// If it isn't a decimal or hexadecimal integer of 64 bits.
+/// Fails if the text isn't a decimal or hexadecimal integer of 64 bits.
 pub(super) fn number(text: &str) -> Result<(i64, usize), String> {
     let sign = usize::from(text.starts_with(['+', '-']));
     let rest = &text[sign..];
@@ -52,7 +52,7 @@ pub(super) fn number(text: &str) -> Result<(i64, usize), String> {
     let digits = &written[sign..];
     let (digits, radix) = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
         Some(digits) => (digits, 16),
-        // Go takes it for octal.
+        // Go would parse an octal number.
         None if digits.len() > 1 && digits.starts_with('0') => return Err(wrong()),
         None => (digits, 10),
     };

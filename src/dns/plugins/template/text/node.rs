@@ -1,13 +1,13 @@
-//! What a template consists of, and how it is written.
+//! The syntax tree of a template, and its text form.
 
 use std::fmt;
 
-/// A part of a template.
+/// A node of the syntax tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Node {
-    /// What stands outside of braces.
+    /// Text outside of braces.
     Text(String),
-    /// An expression, whose value is written.
+    /// An expression in braces.
     Action(Pipe),
     /// `if … else … end`.
     If { condition: Pipe, then: Vec<Node>, otherwise: Option<Vec<Node>> },
@@ -15,12 +15,12 @@ pub(super) enum Node {
     Range { over: Pipe, body: Vec<Node>, otherwise: Option<Vec<Node>> },
 }
 
-/// Commands, each of which gets the value of the one before as its last argument.
+/// A pipeline of commands: the value of each command is the last argument of the next command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pipe {
     /// The variables that get the value, with their `$`.
     pub(super) variables: Vec<String>,
-    /// Whether they are there already.
+    /// Whether the variables exist already (`=` instead of `:=`).
     pub(super) assigns: bool,
     /// The commands; there is at least one.
     pub(super) commands: Vec<Command>,
@@ -33,7 +33,6 @@ pub(super) struct Command {
     pub(super) words: Vec<Word>,
 }
 
-/// An operand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// `.`
@@ -44,17 +43,14 @@ pub(super) enum Word {
     Variable(String, Vec<String>),
     /// `(…).a`
     Pipe(Pipe, Vec<String>),
-    /// The name of a function.
     Function(Function),
-    /// A string, and how it is written.
+    /// A string, and its source text.
     Str(String, String),
-    /// A number, and how it is written.
+    /// A number, and its source text.
     Int(i64, String),
-    /// `true` or `false`.
     Bool(bool),
 }
 
-/// A function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Function {
     And,
@@ -73,7 +69,6 @@ pub(super) enum Function {
 }
 
 impl Function {
-    /// All of them.
     pub(super) const ALL: [Self; 13] = [
         Self::And,
         Self::Eq,
@@ -90,7 +85,6 @@ impl Function {
         Self::Printf,
     ];
 
-    /// Returns its name.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::And => "and",
@@ -109,7 +103,7 @@ impl Function {
         }
     }
 
-    /// Returns how many arguments it takes, at least and at most.
+    /// Returns the minimum and maximum number of arguments.
     pub(super) fn arity(self) -> (usize, usize) {
         match self {
             Self::And | Self::Or | Self::Index | Self::Printf => (1, usize::MAX),
@@ -121,7 +115,7 @@ impl Function {
     }
 }
 
-// === As Go writes them ===
+// === Go's text form ===
 
 pub(super) fn write_list(f: &mut fmt::Formatter<'_>, nodes: &[Node]) -> fmt::Result {
     nodes.iter().try_for_each(|node| write!(f, "{node}"))

@@ -1,29 +1,29 @@
-//! From text to the parts of a template.
+//! Parses the structure of a template.
 
 use super::node::Node;
 use super::value::ValueKind;
 
-/// Parentheses, `if` and `range` in each other: far more than templates need.
+/// The maximum nesting of parentheses, `if` and `range`; far more than templates need.
 const MAX_DEPTH: usize = 50;
-/// What Go trims.
+/// The white space that Go trims.
 pub(super) const SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
 
-/// Reads a template. Its errors are at [`Parser::place`].
+/// The parser of a template. Its errors are at [`Parser::place`].
 pub(super) struct Parser<'t> {
     pub(super) text: &'t str,
     pub(super) at: usize,
-    /// Where the operand or the action begins that is read.
+    /// The start of the current operand or action.
     pub(super) begin: usize,
-    /// Where the braces of the action open.
+    /// The start of the current action's braces.
     open: usize,
-    /// The variables that there are, with their types as far as these are known.
+    /// The variables in scope, with their types if known.
     pub(super) variables: Vec<(String, Option<ValueKind>)>,
-    /// What the dot is.
+    /// The type of the dot, if known.
     pub(super) dot: Option<ValueKind>,
     pub(super) depth: usize,
 }
 
-/// What ends a list of nodes.
+/// The end of a list of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Text,
@@ -32,7 +32,7 @@ enum Ending {
     ElseIf,
 }
 
-/// What ends a pipe.
+/// The end of a pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Close {
     Braces,
@@ -47,12 +47,11 @@ impl<'t> Parser<'t> {
         Self { text, at: 0, begin: 0, open: 0, variables, dot: Some(ValueKind::Data), depth: 0 }
     }
 
-    /// Returns the byte where the last thing begins that was looked at.
+    /// Returns the byte offset of the current operand or action, where an error is reported.
     pub(super) fn place(&self) -> usize {
         self.begin
     }
 
-    /// Reads the whole.
     pub(super) fn template(&mut self) -> Parsed<Vec<Node>> {
         match self.list()? {
             (nodes, Ending::Text) => Ok(nodes),
@@ -71,7 +70,7 @@ impl<'t> Parser<'t> {
         self.rest().len() < rest.len()
     }
 
-    /// Reads up to what ends a list.
+    /// Parses nodes up to the end of a list.
     fn list(&mut self) -> Parsed<(Vec<Node>, Ending)> {
         let mut nodes = Vec::new();
         loop {
@@ -115,7 +114,7 @@ impl<'t> Parser<'t> {
         Ok(())
     }
 
-    /// Reads the end of an action, if it is here.
+    /// Parses the end of an action, if it is next.
     fn close(&mut self) -> Parsed<bool> {
         let spaced = self.skip_space();
         self.close_after(spaced)
@@ -136,7 +135,7 @@ impl<'t> Parser<'t> {
         Ok(true)
     }
 
-    /// Reads an action, from behind its braces on, or what ends the list.
+    /// Parses an action after its opening braces, or the end of a list.
     fn action(&mut self) -> Parsed<Result<Node, Ending>> {
         self.skip_space();
         let (begin, keyword) = (self.begin, identifier(self.rest()));
@@ -223,7 +222,7 @@ impl<'t> Parser<'t> {
         Ok(Node::Range { over, body, otherwise })
     }
 
-    /// Reads from `else` to the end, if that hasn't come already.
+    /// Parses from `else` to the end, unless `end` was already parsed.
     fn otherwise(&mut self, ending: Ending, begin: usize, name: &str) -> Parsed<Option<Vec<Node>>> {
         let (nodes, ending) = match ending {
             Ending::End => return Ok(None),
@@ -257,7 +256,7 @@ impl<'t> Parser<'t> {
     }
 }
 
-/// Returns the name that a text begins with.
+/// Returns the identifier at the start of a text.
 pub(super) fn identifier(text: &str) -> &str {
     &text[..text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len())]
 }

@@ -1,4 +1,4 @@
-//! From text to expressions, and what is known of their values before there are any.
+//! Parses expressions, and infers the types of their values.
 
 use super::functions::check_call;
 use super::literal::{number, string};
@@ -6,14 +6,14 @@ use super::node::{Command, Function, Pipe, Word};
 use super::parse::{Close, Parsed, Parser, SPACE, identifier};
 use super::value::ValueKind;
 
-/// What Go has and we lack: actions and functions.
+/// The actions and functions of Go that aren't supported.
 const UNSUPPORTED: [&str; 13] = [
     "block", "break", "continue", "define", "template", "with", "call", "html", "js", "print", "println",
     "slice", "urlquery",
 ];
 
 impl Parser<'_> {
-    /// Reads a pipe with its end, which may set so many variables.
+    /// Parses a pipe with its end; `most` is the maximum number of variables that it may set.
     pub(super) fn pipe(&mut self, close: Close, most: usize) -> Parsed<Pipe> {
         let (variables, assigns) =
             if close == Close::Braces { self.declaration(most)? } else { Default::default() };
@@ -26,7 +26,7 @@ impl Parser<'_> {
             }
         }
         let pipe = Pipe { variables, assigns, commands };
-        // A range knows better what its variables are.
+        // `range` sets the types of its variables itself.
         let kind = if most == 1 { self.kind(&pipe) } else { None };
         for name in &pipe.variables {
             if assigns {
@@ -38,7 +38,7 @@ impl Parser<'_> {
         Ok(pipe)
     }
 
-    /// Reads `$x :=`, `$x =`, or `$i, $v :=`, if that is here.
+    /// Parses `$x :=`, `$x =`, or `$i, $v :=`, if it is next.
     fn declaration(&mut self, most: usize) -> Parsed<(Vec<String>, bool)> {
         self.skip_space();
         let start = self.at;
@@ -74,13 +74,13 @@ impl Parser<'_> {
         Ok(Default::default())
     }
 
-    /// Reads a command up to `|` or the end of the pipe, and returns whether it is the last.
+    /// Parses a command up to `|` or the end of the pipe, and returns whether it is the last command.
     fn command(&mut self, close: Close, is_fed: bool) -> Parsed<(Command, bool)> {
         let mut words: Vec<Word> = Vec::new();
         let mut begin = self.at;
         let is_last = loop {
             let spaced = self.skip_space();
-            // What is wrong with a command that isn't there is wrong at its end.
+            // The error of an empty command is reported at its end.
             if words.is_empty() {
                 begin = self.at;
             }
@@ -180,7 +180,7 @@ impl Parser<'_> {
         Ok(word)
     }
 
-    /// Reads `.a.b` behind something of that type.
+    /// Parses `.a.b` after a value of type `kind`.
     fn fields(&mut self, mut kind: Option<ValueKind>) -> Parsed<Vec<String>> {
         let mut fields = Vec::new();
         while self.rest().starts_with('.') {
@@ -199,15 +199,15 @@ impl Parser<'_> {
         self.variables.iter().rev().find(|(known, _)| known == name).map(|(_, kind)| *kind)
     }
 
-    /// A variable that is set again may be of the new type from here on, but also of the old one: a branch may
-    /// not be taken.
+    /// Sets the type of a variable. After an assignment of another type the type is unknown, because the branch with
+    /// the assignment may not be taken.
     pub(super) fn set_kind(&mut self, name: &str, kind: Option<ValueKind>, again: bool) {
         if let Some((_, known)) = self.variables.iter_mut().rev().find(|(known, _)| known == name) {
             *known = kind.filter(|_| !again || *known == kind);
         }
     }
 
-    /// Returns the type of a pipe's value, if that is known before it runs.
+    /// Returns the type of a pipe's value, if it is known before the template runs.
     pub(super) fn kind(&self, pipe: &Pipe) -> Option<ValueKind> {
         let words = &pipe.commands.last()?.words;
         let (mut kind, fields): (_, &[String]) = match words.first()? {

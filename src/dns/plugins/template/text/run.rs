@@ -1,14 +1,14 @@
-//! From a template and a question to text.
+//! Runs a template for a query.
 
 use super::functions::call;
 use super::node::{Command, Function, Node, Pipe, Word};
 use super::value::{Data, Value};
 
-/// Longer than this no record is: a message has 64 KiB (RFC 1035 section 4.2.2), and an octet is written with
+/// The maximum length of the result: a message has 64 KiB (RFC 1035 section 4.2.2), and the text form of an octet has
 /// four characters at most.
 const MAX_LENGTH: usize = 4 * 65_536;
 
-/// Runs a template once.
+/// The state of a single run of a template.
 pub(super) struct Runner<'a> {
     variables: Vec<(String, Value<'a>)>,
     out: String,
@@ -19,10 +19,10 @@ impl<'a> Runner<'a> {
         Self { variables: vec![("$".to_owned(), Value::Data(data))], out: String::new() }
     }
 
-    /// Returns what the template makes of the data.
+    /// Returns the text that the template generates from the data.
     ///
     /// # Errors
-    /// If an expression fails.
+    /// Fails if an expression fails.
     pub(super) fn run(mut self, nodes: &[Node]) -> Result<String, String> {
         let dot = self.variables[0].1.clone();
         self.list(nodes, &dot)?;
@@ -86,7 +86,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Gives a pipe's variables their values.
+    /// Assigns values to the variables of a pipe.
     fn set(&mut self, pipe: &Pipe, values: &[Value<'a>]) -> Result<(), String> {
         for (name, value) in pipe.variables.iter().zip(values) {
             if !pipe.assigns {
@@ -139,7 +139,7 @@ impl<'a> Runner<'a> {
     fn word(&mut self, word: &Word, dot: &Value<'a>) -> Result<Value<'a>, String> {
         let (value, fields): (Value<'a>, &[String]) = match word {
             Word::Dot => return Ok(dot.clone()),
-            // As an operand it has no arguments, and so isn't let through by the parser.
+            // The parser rejects a function without arguments as an operand.
             Word::Function(function) => return Err(format!("{} needs arguments", function.name())),
             Word::Str(text, _) => return Ok(Value::Str(text.clone().into())),
             Word::Int(number, _) => return Ok(Value::Int(*number)),
@@ -155,7 +155,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// Returns numbers or keys, and values.
+/// Returns the elements for `range` as pairs of index or key, and value.
 fn elements<'a>(value: &Value<'a>) -> Result<Vec<(Value<'a>, Value<'a>)>, String> {
     let number = |at: usize| Value::Int(i64::try_from(at).unwrap_or(i64::MAX));
     Ok(match value {

@@ -38,7 +38,7 @@ fn check(cases: &[(&str, &str)]) {
     }
 }
 
-// The results are those of Go 1.26.
+// The expected results are those of Go 1.26.
 
 #[test]
 fn text_trimming_and_comments() {
@@ -56,7 +56,7 @@ fn text_trimming_and_comments() {
 }
 
 #[test]
-fn fields_of_the_question() {
+fn fields_of_the_query_are_available() {
     check(&[
         (
             "{{ .Zone }} {{ .Name }} {{ .Class }} {{ .Type }} {{ .Remote }} {{ .Regex }}",
@@ -134,7 +134,7 @@ fn literals_and_functions() {
 }
 
 #[test]
-fn formats() {
+fn printf_formats_values() {
     check(&[
         ("{{ printf \"%s %v %d %%\" .Type 5 6 }}", "A 5 6 %"),
         ("{{ printf \"%02d|%4d|%-4d|%+d|%05d\" 7 7 7 7 -7 }}", "07|   7|7   |+7|-0007"),
@@ -186,7 +186,7 @@ fn conditions_ranges_and_variables() {
 }
 
 #[test]
-fn what_could_never_work_is_found_before_it_runs() {
+fn invalid_templates_are_rejected_by_the_parser() {
     let known = "if, else, range, end, and, eq, ge, gt, index, le, len, lt, ne, not, or, parseInt, printf";
     for name in [
         "with", "define", "template", "block", "break", "continue", "html", "js", "slice", "print", "call",
@@ -278,7 +278,7 @@ fn what_could_never_work_is_found_before_it_runs() {
 }
 
 #[test]
-fn a_template_is_written_as_go_does() {
+fn template_is_written_as_in_go() {
     for (text, expected) in [
         ("a {{- /* x */ -}} b {{ .Name }}", "ab {{.Name}}"),
         (
@@ -296,7 +296,7 @@ fn a_template_is_written_as_go_does() {
 }
 
 #[test]
-fn a_result_has_an_end() {
+fn result_length_is_limited() {
     let text = "{{ range $.Group }}".repeat(8) + "{{ printf \"%1000d\" 1 }}" + &"{{ end }}".repeat(8);
     assert_eq!(run(&text), "failed: the result is longer than any record");
 }

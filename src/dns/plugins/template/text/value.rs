@@ -1,66 +1,53 @@
-//! What expressions are about: the question and what was found in it.
+//! Values of expressions: the query, and the groups of the match.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// What `.` is at the start of a template.
+/// The initial value of `.` in a template.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Data {
-    /// The zone of the template that the name is in.
+    /// The zone of the template that contains the name.
     pub(crate) zone: String,
     /// The name, in lower case.
     pub(crate) name: String,
-    /// The expression that matched.
+    /// The regular expression that matched.
     pub(crate) regex: String,
-    /// The class: that of the template where the question's is ANY.
+    /// The class; for queries of the class ANY, the class of the template.
     pub(crate) class: String,
-    /// The type: that of the template where the question's is ANY.
+    /// The type; for queries of the type ANY, the type of the template.
     pub(crate) rtype: String,
-    /// What matched: the whole and each group.
+    /// The whole match, and each group.
     pub(crate) matches: Vec<String>,
-    /// The same, by number and by name.
+    /// The groups of `matches`, by number and by name.
     pub(crate) group: BTreeMap<String, String>,
-    /// The message.
     pub(crate) message: Message,
-    /// The client's address.
     pub(crate) remote: String,
 }
 
-/// The message that holds the question.
+/// The query message.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Message {
-    /// Its number.
     pub(crate) id: u16,
-    /// What it is: 0 is a question.
+    /// The opcode: 0 is QUERY.
     pub(crate) opcode: u8,
-    /// AA.
     pub(crate) authoritative: bool,
-    /// TC.
     pub(crate) truncated: bool,
-    /// RD.
     pub(crate) recursion_desired: bool,
-    /// RA.
     pub(crate) recursion_available: bool,
-    /// AD.
     pub(crate) authentic_data: bool,
-    /// CD.
     pub(crate) checking_disabled: bool,
-    /// The one question.
+    /// The only question.
     pub(crate) questions: [QuestionValue; 1],
 }
 
-/// A question.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct QuestionValue {
-    /// The name, as it was asked.
+    /// The name in the case of the query.
     pub(crate) name: String,
-    /// The number of the type.
     pub(crate) qtype: u16,
-    /// The number of the class.
     pub(crate) qclass: u16,
 }
 
-/// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValueKind {
     Data,
@@ -75,10 +62,9 @@ pub(super) enum ValueKind {
     Uint,
 }
 
-/// A value.
 #[derive(Clone, Debug)]
 pub(super) enum Value<'a> {
-    /// What a map has at a key that it doesn't have.
+    /// The value of a missing key of a map.
     None,
     Data(&'a Data),
     Message(&'a Message),
@@ -93,7 +79,7 @@ pub(super) enum Value<'a> {
 }
 
 impl ValueKind {
-    /// As Go calls it.
+    /// Returns Go's name of the type.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Data => "the data of templates",
@@ -112,7 +98,7 @@ impl ValueKind {
     /// Returns the type of a field.
     ///
     /// # Errors
-    /// If there is no such field.
+    /// Fails if there is no such field.
     pub(super) fn field(self, name: &str) -> Result<Self, String> {
         let fields: &[(&str, Self)] = match self {
             Self::Map => return Ok(Self::Str),
@@ -153,10 +139,10 @@ impl ValueKind {
         })
     }
 
-    /// Returns the types of what `range` gives: the number or key, and the value.
+    /// Returns the types of the index or key and of the value in a `range`.
     ///
     /// # Errors
-    /// If it isn't a list or a map.
+    /// Fails if the type is neither a list nor a map.
     pub(super) fn elements(self) -> Result<(Self, Self), String> {
         match self {
             Self::Strings => Ok((Self::Int, Self::Str)),
@@ -171,7 +157,7 @@ impl ValueKind {
 }
 
 impl<'a> Value<'a> {
-    /// Returns its type; nothing has none.
+    /// Returns the type of the value; `None` for a missing value.
     pub(super) fn kind(&self) -> Option<ValueKind> {
         Some(match self {
             Self::None => return None,
@@ -195,7 +181,7 @@ impl<'a> Value<'a> {
     /// Returns a field.
     ///
     /// # Errors
-    /// If there is no such field.
+    /// Fails if there is no such field.
     pub(super) fn field(&self, name: &str) -> Result<Self, String> {
         match self {
             Self::None => return Ok(Self::None),
@@ -239,7 +225,7 @@ impl<'a> Value<'a> {
             "RecursionAvailable" => Self::Bool(message.recursion_available),
             "AuthenticatedData" => Self::Bool(message.authentic_data),
             "CheckingDisabled" => Self::Bool(message.checking_disabled),
-            // Answers are never answered, so this is a question, which has no code.
+            // The message is always a query, which has no response code.
             "Response" => Self::Bool(false),
             "Rcode" => Self::Int(0),
             "Question" => Self::Questions(&message.questions),
@@ -253,7 +239,7 @@ impl<'a> Value<'a> {
             .unwrap_or_else(|| format!("{} has no field .{name}", self.kind_name()))
     }
 
-    /// Returns whether Go takes it for true: it isn't empty or zero.
+    /// Returns whether Go treats the value as true: not empty and not zero.
     pub(super) fn is_true(&self) -> bool {
         match self {
             Self::None => false,
@@ -268,10 +254,10 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns it as Go prints it.
+    /// Formats the value as Go does.
     ///
     /// # Errors
-    /// If it is neither a string, a bool, a number nor a collection of strings.
+    /// Fails unless the value is a string, a bool, a number or a collection of strings.
     pub(super) fn print(&self) -> Result<Cow<'a, str>, String> {
         Ok(match self {
             Self::None => "<no value>".into(),
