@@ -1,25 +1,25 @@
 //! # Name
 //!
-//! *log* - logs questions and what became of them.
+//! *log* - logs queries and their answers.
 //!
 //! # Description
 //!
-//! Each question that is answered by this block is a line on standard output, in the format of CoreDNS, so that
-//! what reads that format reads this. Look-ups that lb-linker makes on the way, of the target of a link for
-//! instance, are lines of their own, as they are there. Lines are never waited for: what standard output doesn't
-//! take in time is dropped and counted.
+//! Each query that this block answers is logged as a line on standard output, in the format of CoreDNS, so that parsers
+//! of that format work. Look-ups that lb-linker makes itself, of the target of a link for instance, are separate lines,
+//! as in CoreDNS. Logging never blocks a query: lines that standard output doesn't accept in time are dropped and
+//! counted.
 //!
 //! ```text
 //! [INFO] 10.0.0.1:5353 - 1234 "A IN example.org. udp 41 false 4096" NOERROR qr,aa,rd,ra 106 0.000307024s
 //! ```
 //!
-//! With `--log-format json` each line is an object instead, with `time`, `level`, the whole line as `message`, and
-//! a field for each placeholder of the format, by its name: `"name":"example.org."`, `"id":1234`, `"do":false`,
-//! `"duration":0.000307024`. An IPv6 address has no brackets there, and what there isn't is `null`.
+//! With `--log-format json` each line is an object instead, with `time`, `level`, the whole line as `message`, and a
+//! field for each placeholder of the format, by its name: `"name":"example.org."`, `"id":1234`, `"do":false`,
+//! `"duration":0.000307024`. An IPv6 address has no brackets in JSON, and a missing value is `null`.
 //!
-//! Differences from CoreDNS: there are no metadata, so `{/label}` is refused. The flag `tc` is there if the client
-//! really gets less than the whole answer. Where *forward* answers without *cache*, `{rsize}` is without the OPT
-//! record of the upstream. The reserved bit `z` of answers is never shown, for it is never sent.
+//! Differences from CoreDNS: metadata aren't supported, so `{/label}` is rejected. The flag `tc` is shown if the client
+//! really gets less than the whole answer. If *forward* answers without *cache*, `{rsize}` doesn't include the
+//! upstream's OPT record. The reserved bit `z` of answers is never shown, because it is never sent.
 //!
 //! # Syntax
 //!
@@ -29,36 +29,34 @@
 //! }
 //! ```
 //!
-//! **NAMES** are the names that are logged, with all names below them; all names by default. **FORMAT** is what is
-//! written of each; it needs a name before it, so that it can be told from one: `log . FORMAT`. The plugin may be
-//! there several times: the first line with a name that matches counts, and the others don't.
+//! **NAMES** are the names that are logged, with all names below them; all names by default. **FORMAT** is the format
+//! of a line; it has to follow a name, to distinguish it from names: `log . FORMAT`. The plugin may be repeated: only
+//! the first line with a matching name counts.
 //!
-//! `class` says which answers are logged:
+//! `class` selects the answers that are logged:
 //!
-//! * `success`: there is what was asked for, or a delegation.
-//! * `denial`: there is no such name, or nothing of that type (NXDOMAIN, or NOERROR with an SOA record and no
-//!   answer).
-//! * `error`: anything else, such as SERVFAIL and REFUSED, an answer with expired signatures, or none at all.
-//! * `all`: all of them. This is the default.
+//! * `success`: an answer with data, or a delegation.
+//! * `denial`: the name or the type doesn't exist (NXDOMAIN, or NOERROR with an SOA record and no answer).
+//! * `error`: all other results, such as SERVFAIL and REFUSED, an answer with expired signatures, or no answer.
+//! * `all`: all of these classes. This is the default.
 //!
-//! In **FORMAT** placeholders stand for parts of the question and of the answer; everything else is written as it
-//! is:
+//! In **FORMAT** placeholders stand for parts of the query and of the answer; other text is written unchanged:
 //!
-//! * `{type}`, `{name}`, `{class}`: what was asked for. The name is in lower case.
+//! * `{type}`, `{name}`, `{class}`: the question. The name is in lower case.
 //! * `{proto}`: `udp` or `tcp`; TLS is `tcp`, too.
-//! * `{size}`: bytes of the question.
+//! * `{size}`: the size of the query in bytes.
 //! * `{remote}`, `{port}`: the client's address and port. An IPv6 address is in brackets.
-//! * `{local}`: the address that was asked.
-//! * `{>id}`, `{>opcode}`: those of the question, as numbers.
+//! * `{local}`: the local address that received the query.
+//! * `{>id}`, `{>opcode}`: the ID and the opcode of the query, as numbers.
 //! * `{>do}`: whether the client wants DNSSEC records, `true` or `false`.
-//! * `{>bufsize}`: how many bytes the client takes by UDP, 512 without EDNS; 65535 by TCP.
+//! * `{>bufsize}`: the maximum size of a UDP answer in bytes that the client accepts, 512 without EDNS; 65535 by TCP.
 //! * `{rcode}`: the response code, by name; `-` if there is no answer.
-//! * `{>rflags}`: the flags of the answer that are set, such as `qr,aa,rd`; `-` if there is none.
-//! * `{rsize}`: bytes of the whole answer without compression of names, however many the client got.
-//! * `{duration}`: how long it took, in seconds.
+//! * `{>rflags}`: the flags that are set in the answer, such as `qr,aa,rd`; `-` if there is no answer.
+//! * `{rsize}`: the size of the whole answer in bytes without name compression, even if the client gets less.
+//! * `{duration}`: the duration of the query in seconds.
 //! * `{common}`: `{remote}:{port} - {>id} "{type} {class} {name} {proto} {size} {>do} {>bufsize}" {rcode} {>rflags}
 //!   {rsize} {duration}`, on one line. This is the default.
-//! * `{combined}`: the same, and `"{>opcode}"` behind it.
+//! * `{combined}`: the same, followed by `"{>opcode}"`.
 //!
 //! # Metrics
 //!
@@ -66,7 +64,7 @@
 //!
 //! # Examples
 //!
-//! Everything:
+//! Log all queries:
 //!
 //! ```text
 //! . {
@@ -75,7 +73,7 @@
 //! }
 //! ```
 //!
-//! Only what goes wrong below example.org, with fewer details:
+//! Log only denials and errors below example.org, with fewer details:
 //!
 //! ```text
 //! . {
@@ -115,7 +113,6 @@ struct LogPlugin {
     lines: QueryLog,
 }
 
-/// A line of the Corefile.
 #[derive(Debug)]
 struct Rule {
     names: ZoneSet,
@@ -180,7 +177,7 @@ impl Plugin for LogPlugin {
         let Some(rule) = self.rules.iter().find(|rule| rule.names.hold(request.query.name())) else {
             return next.serve(request).await;
         };
-        // As it was asked, whatever becomes of it.
+        // The log shows the original name, even if a plugin rewrites it.
         let (name, began) = (lower_name_text(request.query.name()), Instant::now());
         let outcome = next.serve(request).await;
         let failed = match &outcome {

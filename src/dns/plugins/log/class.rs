@@ -1,24 +1,22 @@
-//! Which class an answer is of, as in CoreDNS's package `response`.
+//! Classifies answers as CoreDNS's package `response` does.
 
 use crate::dns::chain::request::Request;
 use crate::dns::message::reply::Reply;
 use crate::dns::plugins::response_type::ResponseType;
 
-/// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// What was asked for, or where to ask.
+    /// An answer with data, or a referral.
     Success,
-    /// That there is no such name, or nothing of that type.
+    /// NXDOMAIN or NODATA.
     Denial,
-    /// Anything else, or nothing.
+    /// Any other answer, or no answer.
     Error,
 }
 
 impl Class {
     pub const ALL: [Self; 3] = [Self::Success, Self::Denial, Self::Error];
 
-    /// Returns the class of an answer, if there is one.
     pub fn of(request: &Request, reply: Option<&Reply>) -> Self {
         let Some(reply) = reply else { return Self::Error };
         match ResponseType::of(request, reply) {
@@ -87,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn expired_signatures_are_errors_for_who_looks_at_them() {
+    fn expired_signatures_are_errors_for_clients_with_do() {
         let mut context = TestSite::block("whoami").edns(1232);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let (past, future) = (now - 1000, now + 1000);
@@ -95,7 +93,7 @@ mod tests {
             (past, future, true),
             (past - 1, past, false),
             (future, future + 1, false),
-            // Within 68 years.
+            // Within 68 years, the range of serial number arithmetic.
             (now - (1 << 30), now + (1 << 30), true),
         ] {
             for dnssec_ok in [false, true] {

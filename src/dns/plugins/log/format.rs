@@ -1,4 +1,4 @@
-//! Formats: text with placeholders, as CoreDNS's package `replacer` has them.
+//! Formats of log lines: text with placeholders, as in CoreDNS's package `replacer`.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -19,7 +19,7 @@ use crate::dns::query_log::JsonField;
 const COMMON: &str = "{remote}:{port} - {>id} \"{type} {class} {name} {proto} {size} {>do} {>bufsize}\" \
                       {rcode} {>rflags} {rsize} {duration}";
 
-/// What there is a placeholder for, and its name in JSON.
+/// The placeholders, with their names in JSON.
 const LABELS: [(&str, &str, Label); 16] = [
     ("{type}", "type", Label::Type),
     ("{name}", "name", Label::Name),
@@ -59,28 +59,28 @@ enum Label {
     Rflags,
 }
 
-/// What is written of each question.
+/// A parsed format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Format(Vec<Piece>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Piece {
     Literal(String),
-    /// With its name in JSON.
+    /// A placeholder, with its name in JSON.
     Label(&'static str, Label),
 }
 
-/// What a line is about.
+/// The data of a log line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
     pub request: &'a Request,
-    /// The name that was asked for.
+    /// The name in the original query.
     pub name: &'a str,
     pub reply: Option<&'a Reply>,
     pub duration: Duration,
 }
 
-/// What a placeholder stands for.
+/// The value of a placeholder.
 #[derive(Clone, Debug, PartialEq)]
 enum Shown<'a> {
     Text(Cow<'a, str>),
@@ -91,7 +91,7 @@ enum Shown<'a> {
     Nothing,
 }
 
-/// Returns all placeholders, for an error.
+/// Returns all placeholders, for an error message.
 pub(super) fn placeholders() -> String {
     let mut all: Vec<&str> = LABELS.iter().map(|(placeholder, ..)| *placeholder).collect();
     all.extend(["{common}", "{combined}"]);
@@ -101,21 +101,21 @@ pub(super) fn placeholders() -> String {
 // === impl Format ===
 
 impl Format {
-    /// Returns the format that there is by default.
+    /// Returns the default format.
     pub fn common() -> Self {
-        // It has no metadata in it.
+        // The parser only rejects metadata placeholders, which `COMMON` doesn't contain.
         Self::parse(COMMON).unwrap_or_else(|_| Self(Vec::new()))
     }
 
-    /// Parses a format. Braces around anything else are text.
+    /// Parses a format. Unknown placeholders are literal text.
     ///
     /// # Errors
-    /// At the first placeholder of metadata, which is returned.
+    /// Returns the first placeholder of metadata.
     pub fn parse(text: &str) -> Result<Self, String> {
         let combined = format!("{COMMON} \"{{>opcode}}\"");
         let text = text.replace("{common}", COMMON).replace("{combined}", &combined);
         let (mut pieces, mut literal, mut rest) = (Vec::new(), String::new(), &*text);
-        // The right brace, then the last left one before it, so that `{ {name} }` is what it looks like.
+        // Pair a right brace with the last left brace before it, so that `{ {name} }` contains a placeholder.
         while let Some((before, behind)) = rest.split_once('}') {
             let start = before.rfind('{').unwrap_or(before.len());
             let placeholder = &rest[start..=before.len()];
@@ -137,20 +137,19 @@ impl Format {
         Ok(Self(pieces))
     }
 
-    /// Returns the line.
     pub fn text(&self, seen: &Seen<'_>) -> String {
         let mut text = String::with_capacity(128);
         for piece in &self.0 {
             match piece {
                 Piece::Literal(literal) => text.push_str(literal),
-                // A string takes everything.
+                // Writing to a string can't fail.
                 Piece::Label(_, label) => drop(write!(text, "{}", seen.show(*label))),
             }
         }
         text
     }
 
-    /// Returns what is in the line, for JSON.
+    /// Returns the values of the placeholders, for JSON.
     pub fn parts(&self, seen: &Seen<'_>) -> Vec<JsonField> {
         let labels = self.0.iter().filter_map(|piece| match piece {
             Piece::Literal(_) => None,
@@ -211,7 +210,7 @@ fn flags(request: &Request, reply: &Reply) -> String {
     set.join(",")
 }
 
-/// Returns whether the client gets less than the whole answer.
+/// Returns whether the answer is truncated for this client.
 fn is_cut(request: &Request, reply: &Reply) -> bool {
     let limit = request.limit();
     if wire_length(reply, &request.query) + OPT <= usize::from(limit) {
@@ -219,13 +218,13 @@ fn is_cut(request: &Request, reply: &Reply) -> bool {
     }
     let edns = request.edns.as_ref().map(|_| Edns::new());
     let encoded = encode(reply, &request.query, edns.as_ref(), limit);
-    // RFC 1035 section 4.1.1.
+    // The TC flag (RFC 1035 section 4.1.1).
     encoded.is_ok_and(|(bytes, _)| bytes.get(2).is_some_and(|byte| byte & 2 != 0))
 }
 
 // === impl Shown ===
 
-/// As CoreDNS writes it.
+/// Formats the value as CoreDNS does.
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_taken_apart_as_in_coredns() {
+    fn formats_are_parsed_as_in_coredns() {
         let name = Piece::Label("name", Label::Name);
         for (text, pieces) in [
             ("", vec![literal("")]),

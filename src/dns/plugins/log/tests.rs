@@ -8,7 +8,7 @@ use crate::dns::net::Protocol;
 use crate::dns::plugins::log::*;
 use crate::dns::plugins::tests::support::TestSite;
 
-/// A client of CoreDNS's own example, and an answer without delay.
+/// Sends the query of CoreDNS's example, and returns the log lines.
 async fn logged(context: &TestSite, question: &str) -> Vec<String> {
     let mut context = context.clone();
     (context.request.metadata.id, context.request.size) = (1234, 41);
@@ -17,7 +17,7 @@ async fn logged(context: &TestSite, question: &str) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_is_as_coredns_writes_it() {
+async fn line_has_the_format_of_coredns() {
     let context = TestSite::block("log\nwhoami");
     let expected =
         "[INFO] 10.0.0.1:5353 - 1234 \"A IN example.org. udp 41 false 4096\" NOERROR qr,aa,rd 91 0s";
@@ -34,13 +34,13 @@ async fn a_line_is_as_coredns_writes_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_fails_is_logged_with_its_code() {
+async fn failure_is_logged_with_its_rcode() {
     let expected = "[INFO] 10.0.0.1:5353 - 1234 \"A IN example.org. udp 41 false 512\" SERVFAIL qr,rd 29 0s";
     assert_eq!(logged(&TestSite::block("log"), "example.org. A").await, [expected]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn formats_are_followed() {
+async fn formats_are_applied() {
     for (format, expected) in [
         ("{combined}", "10.0.0.1:5353 - 1234 \"A IN a. udp 41 false 512\" NOERROR qr,aa,rd 61 0s \"0\""),
         ("\"{proto} Request: {name} {type} {>id}\"", "udp Request: a. A 1234"),
@@ -52,7 +52,7 @@ async fn formats_are_followed() {
 }
 
 #[tokio::test]
-async fn the_first_line_with_a_name_that_matches_counts() {
+async fn first_line_with_a_matching_name_counts() {
     let context = TestSite::block(
         "log example.org B.example \"1 {name}\" {\nclass error\n}\nlog example \"2 {name}\"\nwhoami",
     );
@@ -67,7 +67,7 @@ async fn the_first_line_with_a_name_that_matches_counts() {
 }
 
 #[tokio::test]
-async fn classes_are_followed() {
+async fn only_the_given_classes_are_logged() {
     for (classes, success, error) in [
         ("class success", 1, 0),
         ("class denial", 0, 0),
@@ -83,27 +83,27 @@ async fn classes_are_followed() {
     }
 }
 
-/// What is logged about a reply.
+/// Formats a line about a reply.
 fn shown(request: &Request, reply: Option<&Reply>, format: &str) -> String {
     let duration = Duration::from_nanos(307_024);
     Format::parse(format).unwrap().text(&Seen { request, name: "a.", reply, duration })
 }
 
 #[test]
-fn silence_has_neither_code_nor_flags() {
+fn dropped_query_has_neither_rcode_nor_flags() {
     let request = TestSite::block("whoami").request("a. A");
     assert_eq!(shown(&request, None, "{rcode} {>rflags} {rsize} {duration}"), "- - 0 0.000307024s");
 }
 
 #[test]
-fn log_has_the_answer_size_before_and_flags_after_the_cut() {
+fn rsize_is_of_the_whole_answer_and_flags_show_truncation() {
     let context = TestSite::block("whoami");
     let format = "{>rflags} {rsize}";
     let (plain, large) = (context.request("a. A"), context.edns(1232).request("a. A"));
     let address =
         |last| Record::from_rdata(Name::from_ascii("a.").unwrap(), 5, RData::A(A::new(10, 0, 0, last)));
     let mut reply = plain.reply("");
-    // 19 bytes of question, 17 an address, 16 where names are compressed.
+    // The question has 19 bytes; an address record has 17 bytes, or 16 bytes with a compressed name.
     reply.answers = (0..30).map(address).collect();
     assert_eq!(shown(&plain, Some(&reply), format), "qr,rd 529", "499 bytes are sent");
     reply.answers = (0..40).map(address).collect();
@@ -112,14 +112,14 @@ fn log_has_the_answer_size_before_and_flags_after_the_cut() {
 }
 
 #[test]
-fn a_look_up_of_ours_has_the_size_that_it_would_have() {
+fn internal_look_up_has_the_size_of_its_wire_form() {
     let mut request = TestSite::block("whoami").edns(1232).request("a. A");
     (request.depth, request.size) = (1, 41);
     assert_eq!(shown(&request, None, "{size}"), "30");
 }
 
 #[test]
-fn for_json_there_are_numbers_and_truth_values() {
+fn json_has_numbers_and_booleans() {
     let mut request = TestSite::block("whoami").from("::1").request("a. A");
     (request.metadata.id, request.size) = (7, 19);
     let reply = request.reply("");
@@ -144,7 +144,7 @@ fn for_json_there_are_numbers_and_truth_values() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn invalid_lines_are_rejected_with_their_position() {
     for (lines, error) in [
         ("log \"{name}\"", "2:5: a format needs a name before it: log . \"{name}\"".to_owned()),
         (
