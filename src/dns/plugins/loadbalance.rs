@@ -1,26 +1,26 @@
 //! # Name
 //!
-//! *loadbalance* - gives addresses in another order each time, and some of them first.
+//! *loadbalance* - changes the order of addresses in each answer, and puts preferred addresses first.
 //!
 //! # Description
 //!
-//! Most clients connect to the first address of an answer. This plugin spreads them:
+//! Most clients connect to the first address of an answer. This plugin distributes the clients:
 //!
-//! - `round_robin` shuffles the A and AAAA records of an answer, and its MX records, each order as likely as another.
-//!   It does so in all sections.
-//! - `weighted` puts one address first and leaves the others in their order, but for the one that changes places
-//!   with it. A file says how likely each address is. It does so in the answer and the additional section, for
-//!   questions of the types A, AAAA and SRV. MX records aren't shuffled.
+//! - `round_robin` shuffles the A and AAAA records of an answer, and its MX records; all orders are equally likely. It
+//!   applies to all sections.
+//! - `weighted` swaps one address with the first one; the order of the other addresses stays. A file contains the
+//!   weights of addresses. `weighted` applies to the answer and the additional section, for queries of the types A,
+//!   AAAA and SRV. MX records aren't shuffled.
 //!
-//! After that, addresses in networks that are preferred are put before others.
+//! After that, addresses in preferred networks are moved to the front.
 //!
-//! CNAME records come before addresses, for there are stub resolvers that need it. Errors and zone transfers stay as
-//! they are.
+//! CNAME records come before addresses, because some stub resolvers need this order. Errors and zone transfers stay
+//! unchanged.
 //!
 //! Differences from CoreDNS:
-//! - `prefer` may also be there with `weighted`; CoreDNS 1.14 refuses that, though its manual has it.
-//! - The names in the file are the same in upper and lower case (RFC 4343). In CoreDNS a client that asks for
-//!   `WWW.example.org` gets no weights of `www.example.org`.
+//! - `prefer` is also allowed with `weighted`; CoreDNS 1.14 rejects that, although its manual documents it.
+//! - The names in the file are case-insensitive (RFC 4343). In CoreDNS a client that asks for `WWW.example.org` gets no
+//!   weights of `www.example.org`.
 //! - `prefer` without a network is an error.
 //!
 //! # Syntax
@@ -32,16 +32,17 @@
 //! }
 //! ```
 //!
-//! - `round_robin` is what happens if neither is there.
-//! - `WEIGHTFILE` is the file with the weights; a relative path is one below the directory of `root`.
-//! - `reload`, for `weighted` alone, says how often the file is looked at again: every `30s` if it isn't there, never
-//!   with `0s`. A file that isn't right is logged, and the weights stay as they were. A file that isn't there is an
-//!   error with `0s`; otherwise it is waited for, and all addresses are as likely as each other.
+//! - `round_robin` is the default.
+//! - `WEIGHTFILE` is the file with the weights; a relative path starts from the directory of *root*.
+//! - `reload`, for `weighted` alone, is the interval at which the file is checked for changes: `30s` by default, never
+//!   with `0s`. An invalid file is logged, and the weights stay unchanged. A missing file is an error with `0s`;
+//!   otherwise all addresses have the same weight until the file exists.
 //! - `prefer` lists networks such as `10.0.0.0/8`, the most preferred first. It may be repeated.
 //!
-//! The file has lines with a name, and below each of them lines with an address of that name and its weight, a number
-//! from 1 to 255. Empty lines, and those that begin with `#`, are passed over. An address that isn't there weighs 1.
-//! How likely an address comes first is its weight over that of all addresses of the answer.
+//! The file has lines with a name, and below each name lines with an address of that name and its weight, a number from
+//! 1 to 255. Empty lines, and lines that begin with `#`, are ignored. An address that isn't in the file has the weight
+//! 1. The probability that an address comes first is its weight divided by the sum of the weights of all addresses in
+//! the answer.
 //!
 //! # Examples
 //!
@@ -54,7 +55,7 @@
 //! }
 //! ```
 //!
-//! With weights, looked for every 10 seconds:
+//! With weights from a file that is checked for changes every 10 seconds:
 //!
 //! ```text
 //! example.org {
@@ -65,7 +66,7 @@
 //! }
 //! ```
 //!
-//! In three of six answers for `www.example.org` the first address is 192.0.2.1, in two of them 192.0.2.3:
+//! In three of six answers for `www.example.org` the first address is 192.0.2.1, in two of six answers 192.0.2.3:
 //!
 //! ```text
 //! # /etc/lb-linker/weights
@@ -102,13 +103,13 @@ use weights::Weights;
 const NAME: &str = "loadbalance";
 const ROUND_ROBIN: &str = "round_robin";
 const WEIGHTED: &str = "weighted";
-/// How often a file is looked at again.
+/// The default interval at which the file is checked for changes.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 struct LoadBalance {
     policy: Policy,
-    /// Networks whose addresses come first, the most preferred first.
+    /// The networks whose addresses come first, the most preferred network first.
     preferred: Vec<IpNet>,
 }
 
@@ -118,7 +119,7 @@ enum Policy {
     Weighted(Arc<ArcSwap<Weights>>),
 }
 
-/// A section, apart.
+/// The records of a section, grouped by type.
 #[derive(Default)]
 struct Parts {
     aliases: Vec<Record>,
@@ -179,14 +180,14 @@ fn options(line: &Directive, is_weighted: bool) -> Result<Options, CorefileError
     Ok(options)
 }
 
-/// Returns the weights of a file, which change with it.
+/// Returns the weights of a file, and adds a task that updates them.
 fn weighted(
     setup: &mut Setup<'_>,
     file: &Token,
     reload: Duration,
 ) -> Result<Arc<ArcSwap<Weights>>, CorefileError> {
     let path = setup.path(&file.text);
-    // A file that is looked at again anyway doesn't make another block.
+    // With a `reload` interval, a change of the file must not rebuild the block.
     let read = if reload.is_zero() { setup.read(&path) } else { std::fs::read(&path) };
     let text = match read {
         Ok(text) => Some(text),
@@ -214,7 +215,7 @@ fn weighted(
     Ok(weights)
 }
 
-/// Parses a file.
+/// Parses a file; an error contains the path and the line.
 fn parse(path: &Path, text: &[u8]) -> Result<Weights, String> {
     Weights::parse(text).map_err(|(line, message)| format!("{}:{line}: {message}", path.display()))
 }
@@ -248,7 +249,7 @@ impl Plugin for LoadBalance {
 }
 
 impl LoadBalance {
-    /// Notes how an answer can be given again: with its addresses in another order, if that is all that there is to it.
+    /// Notes how the response cache may reuse an answer: with shuffled addresses, if that is the only change.
     fn note_order(&self, reply: &mut Reply) {
         let addresses = reply.answers.iter().filter(|record| is_address(record)).count();
         let first = reply.answers.len() - addresses;
@@ -257,7 +258,7 @@ impl LoadBalance {
             && others.iter().all(|record| record.record_type() == RecordType::CNAME)
             && reply.additionals.is_empty()
             && !reply.authorities.iter().any(is_address);
-        // Nothing is moved.
+        // A single record has only one order.
         let is_single = reply.answers.len() <= 1 && reply.additionals.len() <= 1;
         let is_shuffled = matches!(self.policy, Policy::RoundRobin) && self.preferred.is_empty();
         match &mut reply.repeat {
@@ -278,7 +279,7 @@ fn shuffle(section: &mut Vec<Record>) {
     *section = [aliases, rest, addresses, exchangers].into_iter().flatten().collect();
 }
 
-/// Puts an address first, by the weights.
+/// Puts an address first, chosen by the weights.
 fn weigh(weights: &Weights, qtype: RecordType, reply: &mut Reply) {
     if !matches!(qtype, RecordType::A | RecordType::AAAA | RecordType::SRV) {
         return;
@@ -293,7 +294,7 @@ fn weigh(weights: &Weights, qtype: RecordType, reply: &mut Reply) {
     }
 }
 
-/// Puts the addresses of networks first, in the order of the networks.
+/// Moves addresses in the networks to the front, in the order of the networks.
 fn prefer(networks: &[IpNet], section: &mut Vec<Record>) {
     let Parts { aliases, mut addresses, exchangers, rest } = Parts::of(section);
     addresses.sort_by_key(|record| {
@@ -309,7 +310,7 @@ fn is_address(record: &Record) -> bool {
 }
 
 impl Parts {
-    /// Takes a section apart, and leaves nothing of it.
+    /// Moves the records out of a section.
     fn of(section: &mut Vec<Record>) -> Self {
         let mut parts = Self::default();
         for record in mem::take(section) {

@@ -34,7 +34,7 @@ fn show(section: &[Record]) -> String {
     section.iter().map(name).collect::<Vec<_>>().join(" ")
 }
 
-/// What becomes of a section in 200 tries.
+/// Returns the distinct results of changing a section 200 times.
 fn tries(change: impl Fn(&mut Vec<Record>), text: &str) -> BTreeSet<String> {
     let once = || {
         let mut records = section(text);
@@ -49,7 +49,7 @@ fn all(of: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn addresses_and_exchangers_are_shuffled_behind_aliases() {
+fn addresses_and_exchangers_are_shuffled_after_aliases() {
     assert_eq!(tries(shuffle, "1.0.0.1 alias ::2"), all(&["alias 1.0.0.1 ::2", "alias ::2 1.0.0.1"]));
     assert_eq!(
         tries(shuffle, "mx1 mx2 1.0.0.1 text"),
@@ -60,7 +60,7 @@ fn addresses_and_exchangers_are_shuffled_behind_aliases() {
 }
 
 #[test]
-fn weights_change_the_first_address_alone() {
+fn weights_change_only_the_first_address() {
     let weighted = |qtype, text: &str| {
         let change = |section: &mut Vec<Record>| {
             let mut reply = TestSite::block("whoami").request("a.example. A").reply("");
@@ -97,8 +97,8 @@ fn preferred_networks_come_first_in_their_order() {
 }
 
 #[tokio::test]
-async fn only_answers_are_changed() {
-    // whoami's address and service: the latter is put before the former.
+async fn only_successful_answers_are_reordered() {
+    // The records of `whoami` are an address and an SRV record, which is put before the address.
     let changed = "NOERROR aa | | | _udp.a. 0 IN SRV 0 0 5353 ., a. 0 IN A 10.0.0.1";
     for lines in ["loadbalance", "loadbalance round_robin"] {
         let context = TestSite::block(&format!("{lines}\nwhoami"));
@@ -119,7 +119,7 @@ async fn only_answers_are_changed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_changed_file_is_taken_in_and_a_broken_one_isnt() {
+async fn changed_file_is_loaded_and_an_invalid_one_is_ignored() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("weights");
     let weights = ArcSwap::from_pointee(Weights::default());
@@ -129,7 +129,7 @@ async fn a_changed_file_is_taken_in_and_a_broken_one_isnt() {
             tokio::time::sleep(RELOAD_INTERVAL).await;
         }
     };
-    // A reader must never find an empty file: that would be one without weights.
+    // Renaming is atomic: a reader must never find an empty file, which is valid and has no weights.
     let write = |text: &str| {
         let new = directory.path().join("new");
         std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path))
@@ -161,7 +161,7 @@ async fn missing_file_is_awaited_unless_reload_is_off() {
 }
 
 #[test]
-fn what_isnt_right_is_named() {
+fn invalid_lines_are_rejected_with_their_position() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("weights");
     std::fs::write(&file, "a.\n192.0.2.1 0\n").unwrap();

@@ -1,4 +1,4 @@
-//! Which address comes first how often, by a file.
+//! Weights of addresses, parsed from a file.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,7 +14,6 @@ use tracing::{error, info};
 
 use super::parse;
 
-/// The weights of the addresses of names.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Weights(HashMap<Name, Vec<(IpAddr, u8)>>);
 
@@ -22,7 +21,7 @@ impl Weights {
     /// Parses the text of a file.
     ///
     /// # Errors
-    /// The number of the first line that isn't right, and what is wrong there.
+    /// Returns the number of the first invalid line, and the reason.
     pub(super) fn parse(text: &[u8]) -> Result<Self, (usize, String)> {
         let mut weights = HashMap::new();
         let mut name: Option<Name> = None;
@@ -55,7 +54,7 @@ impl Weights {
         Ok(Self(weights))
     }
 
-    /// Returns the place of the address that is to be the first. There is at least one.
+    /// Returns the index of the address that comes first. `addresses` must not be empty.
     pub(super) fn choose(&self, addresses: &[Record], random: &mut impl Rng) -> usize {
         let weights: Vec<u64> = addresses.iter().map(|address| self.of(address).into()).collect();
         let mut left = random.random_range(0..weights.iter().sum::<u64>().max(1));
@@ -95,7 +94,7 @@ fn item(address: &str, weight: &str) -> Result<(IpAddr, u8), String> {
     }
 }
 
-/// Looks at a file again and again, and takes in what has changed since it was `known`.
+/// Reads a file periodically, and updates the weights when its content differs from `known`.
 pub(super) async fn follow(
     path: &Path,
     reload: Duration,
@@ -104,7 +103,7 @@ pub(super) async fn follow(
 ) {
     let mut ticks = interval(reload);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first is at once, and the file has just been read.
+    // The first tick is immediate, and the file has just been read.
     ticks.tick().await;
     loop {
         ticks.tick().await;
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_as_in_coredns() {
+    fn files_are_parsed_as_in_coredns() {
         let text = "# weights\n\nwww.Example.org\n 192.0.2.1   3\n192.0.2.2 255\n\nother.\r\n2001:db8::1 2\r\n\
                     www.example.org.\n192.0.2.3 2\n# 192.0.2.4 9\n192.0.2.1 9";
         let weights = Weights::parse(text.as_bytes()).unwrap();
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_right_in_a_file_is_named() {
+    fn invalid_files_are_rejected_with_the_line() {
         for (text, line, expected) in [
             ("192.0.2.1 3", 1, "a name has to stand above the addresses"),
             ("a\n192.0.2.1", 2, "192.0.2.1 has no weight: a number from 1 to 255 has to follow it"),
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_comes_first_as_often_as_its_weight_says() {
+    fn addresses_come_first_in_proportion_to_their_weights() {
         let weights = Weights::parse(b"a.\n192.0.2.1 3\n192.0.2.3 2").unwrap();
         let addresses = ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(|ip| address("a.", ip));
         let mut counts = [0_u32; 3];
@@ -182,7 +181,7 @@ mod tests {
         for _ in 0..60_000 {
             counts[weights.choose(&addresses, &mut random)] += 1;
         }
-        // Expected are 30,000, 10,000 and 20,000, with a standard deviation of 122 at most.
+        // The expected counts are 30,000, 10,000 and 20,000, with a standard deviation of 122 at most.
         for (count, expected) in counts.into_iter().zip([30_000, 10_000, 20_000]) {
             assert!(count.abs_diff(expected) < 1_500, "{counts:?}");
         }
