@@ -1,29 +1,29 @@
 //! # Name
 //!
-//! *acl* - says which clients may ask for what.
+//! *acl* - controls which clients may send which queries.
 //!
 //! # Description
 //!
-//! Rules look at the address that a question comes from and at its type. The first rule that fits says what becomes of
-//! the question; one that no rule fits is let through. The address is that of the packet: behind a forwarder or a NAT
-//! all clients have the same one. On a dual-stack socket an IPv4 client is matched by its IPv4 address.
+//! Rules match the source address and the type of a query. The first matching rule decides; a query that no rule
+//! matches is allowed. The address is that of the packet: behind a forwarder or a NAT all clients have the same
+//! address. On a dual-stack socket an IPv4 client is matched by its IPv4 address.
 //!
-//! `acl` may be there several times in a block, for other zones or the same ones: they are gone through from the
-//! top, and the first rule that fits ends it.
+//! `acl` may be repeated in a block, for other zones or the same ones: the lists are checked from the top, and the
+//! first matching rule decides.
 //!
-//! The rules also hold for each name that the target of a link leads to, as if the client had asked for that name: where
-//! it isn't let through, the answer about the link ends there, with the CNAME records so far and the extended error 15,
-//! Blocked. Where *rewrite* of the block changes such a question, the rules are for what it makes of it, as they are for a
-//! question of the client. SRV records come without the addresses that the client may not ask for.
+//! The rules also apply to each name in the chain from the target of a link, as if the client had asked for that name:
+//! at a denied name, the answer about the link ends with the CNAME records so far and the extended error 15, Blocked.
+//! If *rewrite* of the block changes such a query, the rules apply to the changed query, as they do for a client's own
+//! query. SRV records come without the addresses that the client may not query.
 //!
-//! *clients* says for which clients names outside the zones are resolved. Every client gets A, AAAA, HTTPS and SVCB
+//! *clients* controls for which clients names outside the zones are resolved. Every client gets A, AAAA, HTTPS and SVCB
 //! answers for links. For other types a client that isn't listed gets the CNAME alone.
 //!
 //! Differences from CoreDNS:
-//! - Clients that don't speak EDNS get no OPT record (RFC 6891 section 7), and so not the reason.
-//! - A zone that isn't one is an error; CoreDNS passes over it, and with it over its rules.
-//! - Networks of IPv4-mapped addresses, `::ffff:192.0.2.0/120`, are the IPv4 networks that they stand for. In
-//!   CoreDNS they never fit.
+//! - Clients without EDNS get no OPT record (RFC 6891 section 7), and so no extended error.
+//! - An invalid zone is an error; CoreDNS ignores the zone and its rules.
+//! - Networks of IPv4-mapped addresses, `::ffff:192.0.2.0/120`, stand for their IPv4 networks. In CoreDNS they never
+//!   match.
 //!
 //! # Syntax
 //!
@@ -33,32 +33,32 @@
 //! }
 //! ```
 //!
-//! - `ZONES` are the zones whose names the rules are for; the zones of the block if there are none. A network such
-//!   as `10.0.0.0/8` stands for its reverse zones.
+//! - `ZONES` are the zones whose names the rules are for; the default is the zones of the block. A network such as
+//!   `10.0.0.0/8` stands for its reverse zones.
 //! - `ACTION` is one of
-//!   - `allow`: the question is let through;
-//!   - `block`: it is answered with REFUSED, and the extended error 15, Blocked (RFC 8914);
-//!   - `filter`: it is answered with NOERROR and no records, and the extended error 17, Filtered;
-//!   - `drop`: it isn't answered.
-//! - `type` lists the types of questions that the rule is for, by their names in capitals; `*` stands for all of
-//!   them, and so does a rule without `type`.
-//! - `net` lists the clients that it is for: addresses, or networks such as `192.0.2.0/24`; `*` stands for all of
-//!   them, and so does a rule without `net`.
+//!   - `allow`: the query is allowed;
+//!   - `block`: the answer is REFUSED with the extended error 15, Blocked (RFC 8914);
+//!   - `filter`: the answer is NOERROR without records, with the extended error 17, Filtered;
+//!   - `drop`: the query isn't answered.
+//! - `type` lists the query types that the rule matches, by their names in capitals; `*` stands for all types, and so
+//!   does a rule without `type`.
+//! - `net` lists the clients that the rule matches: addresses, or networks such as `192.0.2.0/24`; `*` stands for all
+//!   clients, and so does a rule without `net`.
 //!
 //! `type` and `net` may be repeated, in any order.
 //!
 //! # Metrics
 //!
-//! - `coredns_acl_blocked_requests_total{server, zone, view}`: questions that were blocked.
-//! - `coredns_acl_filtered_requests_total{server, zone, view}`: questions that were filtered.
-//! - `coredns_acl_dropped_requests_total{server, zone, view}`: questions that were dropped.
-//! - `coredns_acl_allowed_requests_total{server, view}`: questions that were let through.
+//! - `coredns_acl_blocked_requests_total{server, zone, view}`: blocked queries.
+//! - `coredns_acl_filtered_requests_total{server, zone, view}`: filtered queries.
+//! - `coredns_acl_dropped_requests_total{server, zone, view}`: dropped queries.
+//! - `coredns_acl_allowed_requests_total{server, view}`: allowed queries.
 //!
 //! `zone` is the zone of the rule.
 //!
 //! # Examples
 //!
-//! Only private networks are served:
+//! Serve only private networks:
 //!
 //! ```text
 //! . {
@@ -70,7 +70,7 @@
 //! }
 //! ```
 //!
-//! One network gets no IPv6 addresses below `example.org`, and one client of it nothing at all:
+//! Deny one network IPv6 addresses below `example.org`, and drop the queries of one client in it:
 //!
 //! ```text
 //! . {
@@ -118,7 +118,7 @@ struct Acl {
     counts: Arc<AclCounters>,
 }
 
-/// The rules of one `acl`.
+/// The rules of one `acl` line.
 #[derive(Debug)]
 struct RuleList {
     zones: ZoneSet,
@@ -128,9 +128,9 @@ struct RuleList {
 #[derive(Debug)]
 struct Rule {
     action: Action,
-    /// The types that it is for, or all.
+    /// The query types that the rule matches; `None` for all types.
     types: Option<Vec<RecordType>>,
-    /// The clients that it is for, or all.
+    /// The clients that the rule matches; `None` for all clients.
     nets: Option<Nets>,
 }
 
@@ -183,7 +183,7 @@ impl Acl {
         decide(&self.lists, name, qtype, client)
     }
 
-    /// Returns those clients whose question is let through, or those whose isn't.
+    /// Returns the clients for which the query is allowed, or the clients for which it is denied.
     fn clients(&self, query: &Query, are_let_through: bool) -> ClientScope {
         let (lists, name, qtype) = (Arc::clone(&self.lists), query.name().clone(), query.query_type());
         ClientScope(Arc::new(move |client| {
@@ -192,7 +192,7 @@ impl Acl {
     }
 }
 
-/// Returns what becomes of a question, and the zone whose rule says so.
+/// Returns the action for a query, and the zone of the deciding rule.
 fn decide<'a>(
     lists: &'a [RuleList],
     name: &Name,
@@ -233,7 +233,8 @@ impl Plugin for Acl {
         let count = |counter: &IntCounterVec, zone: &Name| {
             counter.with_label_values(&[server, &zone.to_ascii(), ""]).inc();
         };
-        // A look-up of a target is shared by clients: *lb_linker* asks for each of them, at each name of the chain.
+        // Clients share the look-up of a target: *lb_linker* checks the rules for each client, at each name of the
+        // chain.
         let is_of_client = is_of_client(request);
         match self.decide(name, qtype, request.client.ip()).filter(|_| is_of_client) {
             None | Some((Action::Allow, _)) => {
@@ -272,7 +273,7 @@ impl Plugin for Acl {
     }
 
     fn denies(&self, request: &Request, query: &Query) -> bool {
-        // A look-up of lb-linker itself has no client that a rule could be for.
+        // An internal look-up has no client that a rule could match.
         !request.is_own()
             && !is_let_through(self.decide(query.name(), query.query_type(), request.client.ip()))
     }

@@ -1,4 +1,4 @@
-//! From the lines of an `acl` to its rules.
+//! Parses the lines of `acl`.
 
 use hickory_proto::rr::RecordType;
 
@@ -9,10 +9,9 @@ use crate::dns::plugins::nets::{Nets, net};
 use crate::dns::plugins::setup::Setup;
 
 const ACTIONS: [&str; 4] = ["allow", "block", "filter", "drop"];
-/// What stands for all types, or all clients.
+/// Stands for all types, or all clients.
 const ALL: &str = "*";
 
-/// Returns the rules of a line.
 pub(super) fn list(setup: &Setup<'_>, line: &Directive) -> Result<RuleList, CorefileError> {
     let zones = setup.zones_or_own(line.arguments())?;
     let rules = line.options().iter().map(rule).collect::<Result<_, _>>()?;
@@ -44,7 +43,7 @@ fn rule(line: &Directive) -> Result<Rule, CorefileError> {
     Ok(Rule { action, types: types.some(), nets: nets.some().as_ref().map(Nets::new) })
 }
 
-/// Returns whether a word begins a list of types, or of networks.
+/// Returns `true` for the keyword `type`, `false` for `net`, and `None` for other words.
 fn keyword(word: &Token) -> Option<bool> {
     match &*word.text.to_ascii_lowercase() {
         "type" => Some(true),
@@ -53,7 +52,7 @@ fn keyword(word: &Token) -> Option<bool> {
     }
 }
 
-/// What lists of one kind in a rule have come to.
+/// The merged lists of one kind in a rule.
 enum ParsedList<T> {
     Missing,
     Some(Vec<T>),
@@ -61,7 +60,7 @@ enum ParsedList<T> {
 }
 
 impl<T> ParsedList<T> {
-    /// Takes a list in.
+    /// Parses a list, and merges it.
     fn extend(
         &mut self,
         words: &[Token],
@@ -87,7 +86,7 @@ impl<T> ParsedList<T> {
         Ok(())
     }
 
-    /// Returns what is listed, if it isn't everything.
+    /// Returns the listed items; `None` if all items are allowed.
     fn some(self) -> Option<Vec<T>> {
         match self {
             Self::Some(items) => Some(items),
@@ -97,7 +96,7 @@ impl<T> ParsedList<T> {
 }
 
 fn qtype(word: &Token) -> Result<RecordType, CorefileError> {
-    // "None" and "Reserved" are no types that clients ask for.
+    // "None" and "Reserved" aren't types of queries.
     let asked = parse_type(&word.text).filter(|qtype| !matches!(u16::from(*qtype), 0 | u16::MAX));
     asked.ok_or_else(|| word.isnt("a record type, in capitals, such as AAAA"))
 }

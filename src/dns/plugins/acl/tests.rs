@@ -12,7 +12,7 @@ async fn ask(lines: &str, client: &str, question: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_first_rule_that_fits_says_what_becomes_of_a_question() {
+async fn first_matching_rule_decides() {
     let rules = "{\nallow net 192.0.2.0/24\nBLOCK type A\nfilter type AAAA MX net 198.51.100.1 2001:db8::/32\n\
                  drop net *\n}";
     for (client, question, expected) in [
@@ -29,7 +29,7 @@ async fn the_first_rule_that_fits_says_what_becomes_of_a_question() {
 }
 
 #[tokio::test]
-async fn question_of_lb_linker_itself_isnt_denied() {
+async fn internal_query_is_not_denied() {
     let context =
         TestSite::block("acl {\nallow net 10.0.0.0/8\nblock\n}\ntemplate IN ANY {\nrcode NOERROR\n}");
     let question = context.request("a. HINFO").query;
@@ -39,7 +39,7 @@ async fn question_of_lb_linker_itself_isnt_denied() {
 }
 
 #[tokio::test]
-async fn types_and_networks_are_read_in_all_forms() {
+async fn types_and_networks_are_parsed_in_all_forms() {
     for (rule, client, question, expected) in [
         ("block", "10.0.0.1", "a. A", "REFUSED | | |"),
         ("block net * type *", "10.0.0.1", "a. A", "REFUSED | | |"),
@@ -92,7 +92,7 @@ async fn lists_apply_to_their_zones_from_the_top() {
 }
 
 #[tokio::test]
-async fn clients_with_edns_are_told_why() {
+async fn clients_with_edns_get_an_extended_error() {
     let context = TestSite::block("acl {\nblock type A\nfilter\n}\nwhoami").edns(1232);
     for (question, code) in [("a. A", 15), ("a. MX", 17)] {
         let ede = context.reply(question).await.unwrap().ede.unwrap();
@@ -105,7 +105,7 @@ async fn clients_with_edns_are_told_why() {
 }
 
 #[test]
-fn who_is_stopped_from_asking_for_a_name_has_it_not_looked_up() {
+fn denied_client_is_offered_no_recursion() {
     let stops = |lines: &str, client: &str| {
         let context = TestSite::block(&format!("acl {lines}\nwhoami")).from(client);
         let request = context.request("www.example. A");
@@ -128,7 +128,7 @@ fn who_is_stopped_from_asking_for_a_name_has_it_not_looked_up() {
 }
 
 #[test]
-fn what_isnt_right_is_named() {
+fn invalid_lines_are_rejected_with_their_position() {
     for (lines, expected) in [
         ("acl {\ndeny\n}", "Corefile:3:1: acl has no option \"deny\"; it has allow, block, filter, drop"),
         ("acl {\nallow 10.0.0.0/8\n}", "Corefile:3:7: \"10.0.0.0/8\" isn't type or net"),
