@@ -1,6 +1,6 @@
 //! # Name
 //!
-//! *clients* - says for which clients names outside the zones of links are resolved.
+//! *clients* - controls for which clients names outside the zones of links are resolved.
 //!
 //! # Description
 //!
@@ -8,23 +8,22 @@
 //! server block answers the clients in the listed networks. All other clients get REFUSED with the extended error 18,
 //! Prohibited (RFC 8914), and RA is clear in all answers to them.
 //!
-//! It is about names outside the zones of *lb_linker*. Every client gets A, AAAA, HTTPS and SVCB answers for links. For
-//! other types a client that isn't listed gets the CNAME alone. What is behind a target is looked up through this
-//! block.
-//! A name in a zone of *lb_linker* that *hosts* or *template* of the same block has an answer for is answered for every
-//! client, too; what is behind a CNAME of *template* is a name outside if it lies in no such zone. A name that doesn't
-//! exist there, and falls through to the plugins behind *lb_linker*, is a name outside.
+//! The plugin applies to names outside the zones of *lb_linker*. Every client gets A, AAAA, HTTPS and SVCB answers for
+//! links. For other types a client that isn't listed gets the CNAME alone. The records of targets are looked up through
+//! this block. A name in a zone of *lb_linker* that *hosts* or *template* of the same block answers is answered for
+//! every client, too; the target of a CNAME of *template* is a name outside if it is in no such zone. A name that
+//! doesn't exist there, and falls through to the plugins after *lb_linker*, is a name outside.
 //!
-//! The address of a client is that of the packet: behind a forwarder or a NAT all clients have the same one. On a
+//! The address of a client is that of the packet: behind a forwarder or a NAT all clients have the same address. On a
 //! dual-stack socket an IPv4 client is matched by its IPv4 address. A NodePort or LoadBalancer Service with
-//! `externalTrafficPolicy: Cluster` replaces the client's address by a node's private one: networks such as
-//! `10.0.0.0/8` then let clients from the Internet through. Use `externalTrafficPolicy: Local`, or don't expose
+//! `externalTrafficPolicy: Cluster` replaces the client's address by a node's private address: networks such as
+//! `10.0.0.0/8` then also match clients from the Internet. Use `externalTrafficPolicy: Local`, or don't expose
 //! lb-linker.
 //!
-//! Once a minute at most a line of the log tells that clients are refused, with one of them as an example.
+//! At most once a minute, a log line reports refused clients, with the address of one client as an example.
 //!
-//! It has no counterpart in CoreDNS, and stands behind *acl*, whose rules are asked first. *acl* also stops what is
-//! looked up for links.
+//! CoreDNS has no such plugin; *clients* stands after *acl*, whose rules are checked first. *acl* also applies to
+//! look-ups for links.
 //!
 //! # Syntax
 //!
@@ -32,15 +31,16 @@
 //! clients NET...|any
 //! ```
 //!
-//! - **NET** are addresses, or networks such as `10.0.0.0/8`; networks of IPv4-mapped addresses are the IPv4 networks
-//!   that they stand for.
+//! - **NET** are addresses, or networks such as `10.0.0.0/8`; networks of IPv4-mapped addresses stand for their IPv4
+//!   networks.
 //! - `any` stands for all clients.
 //!
-//! The plugin can be there only once in a block. In the built-in Corefile the flag `--client-nets` fills it in.
+//! The plugin can be there only once in a block. In the built-in Corefile it has the networks of the flag
+//! `--client-nets`.
 //!
 //! # Metrics
 //!
-//! - `lb_linker_dns_prohibited_requests_total{server}`: questions for names outside the zones that were refused.
+//! - `lb_linker_dns_prohibited_requests_total{server}`: refused queries for names outside the zones.
 //!
 //! # Examples
 //!
@@ -83,26 +83,26 @@ use crate::dns::message::validity::ClientScope;
 use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "clients";
-/// What stands for all clients.
+/// Stands for all clients.
 const ANY: &str = "any";
-/// The pause between two lines of the log.
+/// The minimum time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The plugin of a block.
+/// The plugin `clients`.
 #[derive(Debug)]
 struct ClientNets {
-    /// Nothing for all clients.
+    /// The allowed networks; `None` for all clients.
     nets: Option<Arc<Nets>>,
     prohibited: Arc<Prohibited>,
 }
 
-/// The questions that all blocks have refused.
+/// Counts and logs the refused queries of all blocks.
 #[derive(Debug)]
 pub(super) struct Prohibited {
     requests: IntCounterVec,
-    /// How many there were since the last line of the log.
+    /// The number of refused queries since the last log line.
     unlogged: AtomicU64,
-    /// When that was written.
+    /// The time of the last log line.
     last_line: Mutex<Option<Instant>>,
 }
 
@@ -142,20 +142,20 @@ impl ClientNets {
         self.nets.as_ref().is_none_or(|nets| nets.contain(client))
     }
 
-    /// Returns the clients for which names are resolved, or those for which they aren't.
+    /// Returns the clients for which names are resolved, or the clients for which they aren't.
     fn clients_that_are(&self, allowed: bool) -> Option<ClientScope> {
         let nets = Arc::clone(self.nets.as_ref()?);
         Some(ClientScope(Arc::new(move |client| nets.contain(client) == allowed)))
     }
 }
 
-/// Returns whether a request is a client's question. Look-ups for links, and those of lb-linker itself, such as the
-/// probe of *loop*, are for no client alone.
+/// Returns whether a request is a client's query. Look-ups for links are shared by clients, and internal look-ups, such
+/// as the probe of *loop*, have no client.
 pub(super) fn is_of_client(request: &Request) -> bool {
     request.purpose == Purpose::Client && !request.is_own()
 }
 
-/// Returns what a client is told that isn't listed.
+/// Returns the reply to a client that isn't listed.
 pub(super) fn refusal(request: &Request, plugin: &'static str) -> Reply {
     let mut reply = request.reply(plugin);
     reply.metadata.response_code = ResponseCode::Refused;
@@ -164,11 +164,11 @@ pub(super) fn refusal(request: &Request, plugin: &'static str) -> Reply {
 }
 
 impl Prohibited {
-    /// Counts a question that is refused.
+    /// Counts a refused query, and logs it if `LOG_INTERVAL` has passed.
     pub(super) fn note(&self, request: &Request) {
         self.requests.with_label_values(&[&request.server.label]).inc();
         self.unlogged.fetch_add(1, Ordering::Relaxed);
-        // Where another thread writes the line, it counts this question or the next line does.
+        // If another thread is writing the line, that line or the next one counts this query.
         let Some(mut last_line) = self.last_line.try_lock() else { return };
         if last_line.is_none_or(|last| last.elapsed() >= LOG_INTERVAL) {
             *last_line = Some(Instant::now());

@@ -1,29 +1,28 @@
 //! # Name
 //!
-//! *errors* - logs why questions couldn't be answered.
+//! *errors* - logs the reasons of failed queries.
 //!
 //! # Description
 //!
-//! Each error that a plugin behind this one ends with is a line on standard output, in the format of CoreDNS:
-//! response code, name and type of the question, and the reason.
+//! Each error from a plugin after this one is logged as a line on standard output, in the format of CoreDNS: response
+//! code, name and type of the query, and the reason.
 //!
 //! ```text
 //! [ERROR] plugin/errors: 2 example.org. A: read udp 10.0.0.1:53->8.8.8.8:53: i/o timeout
 //! ```
 //!
-//! Errors that come in numbers can be put together: they are counted for some time, and then there is one line
-//! for all of them.
+//! Frequent errors can be consolidated: they are counted for a period, and then logged as a single line.
 //!
-//! With `--log-format json` each line is an object instead, with `time`, `level`, `rcode` (its name), `name`,
-//! `type`, `error`, and the whole line as `message`; a line for several errors has `errors` (their number),
-//! `pattern` and `seconds` instead. Lines are never waited for: what standard output doesn't take in time is
-//! dropped and counted.
+//! With `--log-format json` each line is an object instead, with `time`, `level`, `rcode` (its name), `name`, `type`,
+//! `error`, and the whole line as `message`; a line for several errors has `errors` (their number), `pattern` and
+//! `seconds` instead. Logging never blocks a query: lines that standard output doesn't accept in time are dropped and
+//! counted.
 //!
-//! Differences from CoreDNS: the reasons are worded by lb-linker, as no two DNS servers fail alike. `stacktrace` is
-//! refused: a panic is logged with the place where it happened, and `RUST_BACKTRACE=1` in the environment adds the
-//! calls that led there. Lines of the level `debug` are written if *debug* is in the same block, not in any. In a
-//! **REGEXP** `\d`, `\w`, `\s` and `\b` know letters and digits beyond ASCII; `\Q...\E`, octal numbers (`\012`) and a brace
-//! that begins no count are refused: write `\{`.
+//! Differences from CoreDNS: the wording of the reasons is lb-linker's, because no two DNS servers fail alike.
+//! `stacktrace` is rejected: a panic is logged with its source location, and `RUST_BACKTRACE=1` in the environment adds
+//! the backtrace. Lines of the level `debug` are written only if *debug* is in the same block. In a **REGEXP** `\d`,
+//! `\w`, `\s` and `\b` include letters and digits beyond ASCII; `\Q...\E`, octal numbers (`\012`) and a brace that
+//! doesn't begin a count are rejected: write `\{`.
 //!
 //! # Syntax
 //!
@@ -33,15 +32,15 @@
 //! }
 //! ```
 //!
-//! `stdout` is where the lines go anyway. The plugin can be there only once in a block.
+//! `stdout` is the default output, and has no effect. The plugin can be there only once in a block.
 //!
-//! * `consolidate`: errors whose reason **REGEXP** matches, anywhere unless it says `^` or `$`, aren't logged one by
-//!   one. **DURATION**, such as `30s` or `5m`, after the first of them, a line tells how many there were. **LEVEL** is
-//!   that of the line: `debug`, `info`, `warning`, or `error`, which is the default. With `show_first` the first
-//!   error is logged at once, with that level, and the number only if there were more. The option may be there
-//!   several times; the first **REGEXP** that matches counts. It has 10000 bytes at most.
+//! * `consolidate`: errors whose reason **REGEXP** matches, anywhere unless it has `^` or `$`, aren't logged
+//! individually. **DURATION**, such as `30s` or `5m`, after the first error, a line reports their number. **LEVEL** is
+//! the level of that line: `debug`, `info`, `warning`, or `error`, which is the default. With `show_first` the first
+//! error is logged at once, with that level, and the number only if there were more errors. The option may be repeated;
+//! the first **REGEXP** that matches counts. It has 10000 bytes at most.
 //!
-//! What has been counted when the block ends, because of a reload or with the process, is logged then.
+//! When the block ends, because of a reload or with the process, the errors that were counted so far are logged.
 //!
 //! # Metrics
 //!
@@ -96,26 +95,26 @@ struct Errors {
     log: ErrorLog,
 }
 
-/// Where lines go.
+/// The output of the plugin.
 #[derive(Clone, Debug)]
 struct ErrorLog {
     lines: QueryLog,
-    /// Whether those of the level debug do.
+    /// Whether lines of the level debug are written.
     debug: bool,
 }
 
-/// Errors that are put together.
+/// A `consolidate` option, with the errors that it counts.
 #[derive(Debug)]
 struct Pattern {
     pattern: Regex,
     period: Duration,
     level: Level,
     show_first: bool,
-    /// Since the last line.
+    /// The number of errors since the last line.
     count: AtomicU64,
-    /// Rung by the first error since the last line.
+    /// Notified by the first error since the last line.
     first: Notify,
-    /// Whether no task waits for the first one any more.
+    /// Whether the task has ended that waits for the first error.
     ended: AtomicBool,
 }
 
@@ -230,7 +229,7 @@ impl ErrorLog {
 }
 
 impl Pattern {
-    /// Counts an error; returns whether that is all that has to be done.
+    /// Counts an error; returns whether the error needs no line of its own.
     fn takes(&self, log: &ErrorLog) -> bool {
         if self.ended.load(Ordering::SeqCst) {
             return false;
@@ -239,14 +238,14 @@ impl Pattern {
         if is_first {
             self.first.notify_one();
         }
-        // It may have ended in between, and nothing else would log it.
+        // If the task has ended in between, only this call can log the count.
         if self.ended.load(Ordering::SeqCst) {
             self.tell(log);
         }
         !(is_first && self.show_first)
     }
 
-    /// Says at the end of each period how many errors there were.
+    /// Logs the number of errors at the end of each period.
     async fn run(&self, log: &ErrorLog, stop: &CancellationToken) {
         let telling = async {
             loop {
@@ -277,7 +276,7 @@ impl Pattern {
     }
 }
 
-/// Writes a duration as Go does: `5m0s`, `1.5s`, `250ms`.
+/// Formats a duration as Go does: `5m0s`, `1.5s`, `250ms`.
 fn go_text(duration: Duration) -> String {
     let (nanos, seconds) = (duration.as_nanos(), duration.as_secs());
     #[expect(

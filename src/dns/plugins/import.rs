@@ -1,12 +1,13 @@
 //! # Name
 //!
-//! *import* - puts a snippet, or other files, in its place.
+//! *import* - includes a snippet, or other files.
 //!
 //! # Description
 //!
-//! It stands wherever a plugin or a server block can stand, and is replaced before anything else is looked at. A
-//! snippet is a block whose only name is in parentheses; it has to stand before its imports. A file's path is relative
-//! to the file that imports it. More than a thousand imports are taken for an import of itself.
+//! *import* is allowed wherever a plugin or a server block is allowed, and is replaced before the Corefile is parsed
+//! further. A snippet is a block whose only name is in parentheses; the snippet has to precede its imports. A file's
+//! path is relative to the importing file. More than a thousand imports are an error, because they are probably
+//! recursive.
 //!
 //! # Syntax
 //!
@@ -15,11 +16,11 @@
 //! import PATTERN
 //! ```
 //!
-//! - **SNIPPET** is the name of a snippet, without the parentheses. In it `{args.0}` is the first of **ARGUMENTS**,
-//!   `{args.1}` the second, and so on; CoreDNS 1.14 has no arguments.
-//! - **PATTERN** is the path of a file, with one `*` and one `?` at most. A pattern that no file fits is nothing; a path
-//!   without a wildcard has to be there. Both wildcards also stand for a dot at the beginning of a name. Directories
-//!   that a pattern fits are passed over, so `dir/*` may be the volume of a ConfigMap; CoreDNS fails at them.
+//! - **SNIPPET** is the name of a snippet, without the parentheses. In the snippet `{args.0}` is the first of
+//!   **ARGUMENTS**, `{args.1}` the second, and so on; CoreDNS 1.14 has no arguments.
+//! - **PATTERN** is the path of a file, with at most one `*` and one `?`. A pattern without a matching file is ignored;
+//!   the file of a path without a wildcard has to exist. Both wildcards also match a dot at the beginning of a name.
+//!   Matching directories are skipped, so `dir/*` may be the volume of a ConfigMap; CoreDNS fails at directories.
 //!
 //! # Examples
 //!
@@ -38,5 +39,5 @@
 //! import conf.d/*.conf
 //! ```
 
-/// What the parser knows it by.
+/// The name of the directive in the parser.
 pub(super) const NAME: &str = "import";

@@ -1,15 +1,15 @@
 //! # Name
 //!
-//! *nsid* - tells clients that ask for it which server has answered.
+//! *nsid* - identifies the answering server to clients that ask for it.
 //!
 //! # Description
 //!
-//! Where several servers have one address, a client can't see which of them it has reached. One that asks for it by
-//! EDNS (option NSID, RFC 5001; `dig +nsid`) gets the identifier of this one with its answer. Errors that no plugin
-//! has put into an answer, such as SERVFAIL where no upstream answers, go without it.
+//! If several servers share an address, a client can't see which server it has reached. A client that sends the EDNS
+//! option NSID (RFC 5001; `dig +nsid`) gets the identifier of this server with the answer. Errors that aren't an answer
+//! of a plugin, such as SERVFAIL because no upstream answers, have no identifier.
 //!
 //! Differences from CoreDNS:
-//! - The identifier has at most 128 bytes, so that the smallest answer has room for it.
+//! - The identifier has at most 128 bytes, so that it fits into the smallest answer.
 //!
 //! # Syntax
 //!
@@ -17,8 +17,8 @@
 //! nsid [DATA...]
 //! ```
 //!
-//! - `DATA` is the identifier. Several words are one, with a space between them. Without it the host's name is the
-//!   identifier: in Kubernetes that of the Pod.
+//! - `DATA` is the identifier. Several words are joined with spaces. The default is the host's name: in Kubernetes the
+//!   name of the Pod.
 //!
 //! # Examples
 //!
@@ -29,7 +29,7 @@
 //! }
 //! ```
 //!
-//! What `dig +nsid` shows then:
+//! The output of `dig +nsid`:
 //!
 //! ```text
 //! ; NSID: 5a 6f 6e 65 20 41 ("Zone A")
@@ -44,7 +44,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "nsid";
-/// 512 bytes, without the header, the longest question, OPT and an extended error.
+/// The rest of 512 bytes after the header, the longest question, OPT and an extended error.
 const MAX_BYTES: usize = 128;
 
 #[derive(Debug)]
@@ -52,7 +52,6 @@ struct Nsid {
     data: NSIDPayload,
 }
 
-/// Returns the name of the host.
 pub(super) fn hostname() -> String {
     let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
     name.unwrap_or_else(|| "localhost".to_owned())
@@ -86,7 +85,7 @@ impl Plugin for Nsid {
         let is_asked = request.edns.as_ref().is_some_and(|edns| edns.option(EdnsCode::NSID).is_some());
         let mut reply = next.serve(request).await?;
         if is_asked {
-            // An upstream's would be of another server.
+            // An upstream's NSID would identify another server.
             reply.options.retain(|option| EdnsCode::from(option) != EdnsCode::NSID);
             reply.options.push(EdnsOption::NSID(self.data.clone()));
         }
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_for_it_gets_the_identifier_and_nobody_else() {
+    async fn only_clients_that_ask_get_the_identifier() {
         assert_eq!(told(&asking("nsid Use  The \"Force  !\"\nwhoami")).await, nsid("Use The Force  !"));
         assert_eq!(told(&asking("nsid\nwhoami")).await, nsid(&hostname()));
         assert_eq!(told(&asking("nsid \"\"\nwhoami")).await, nsid(""));
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_right_is_named() {
+    fn invalid_lines_are_rejected_with_their_position() {
         let long = format!("nsid {}", "x".repeat(129));
         for (lines, expected) in [
             (&*long, "Corefile:2:1: the identifier has 129 bytes, and 128 is the most"),

@@ -1,15 +1,15 @@
 //! # Name
 //!
-//! *prometheus* - counts the questions of a block, and serves `/metrics`.
+//! *prometheus* - counts the queries of a block, and serves `/metrics`.
 //!
 //! # Description
 //!
-//! Names, labels and buckets are CoreDNS's, so that its dashboards and alerts work. Beside them stand lb-linker's own,
-//! which begin with `lb_linker_`, those of the other plugins, and those of the process (`process_*`); there are none of
-//! Go's runtime.
+//! Names, labels and buckets are those of CoreDNS, so that its dashboards and alerts work. `/metrics` also has
+//! lb-linker's own metrics, which begin with `lb_linker_`, the metrics of the other plugins, and the metrics of the
+//! process (`process_*`); there are no metrics of Go's runtime.
 //!
-//! Each block that is to be counted needs its line; blocks with the same address share it. Look-ups of what is behind a
-//! link's target are counted in the block that they are for, as CoreDNS counts its own look-ups.
+//! Each block whose queries are to be counted needs its own line; blocks with the same address share the endpoint.
+//! Look-ups of links' targets are counted in the block that answers them, as CoreDNS counts its own look-ups.
 //!
 //! # Syntax
 //!
@@ -17,26 +17,27 @@
 //! prometheus [ADDRESS]
 //! ```
 //!
-//! - **ADDRESS** is an IP address or `localhost`, and a port; `localhost:9153` by default. In a Pod give `:9153`, which is all addresses.
+//! - **ADDRESS** is an IP address or `localhost`, and a port; `localhost:9153` by default. In a Pod use `:9153`, which
+//!   means all addresses.
 //!
 //! CoreDNS's options `tls` and `runtime_metrics` aren't supported.
 //!
 //! # Metrics
 //!
 //! - `coredns_build_info{version, revision, goversion}`: lb-linker's version; the other two are empty.
-//! - `coredns_panics_total`: questions whose answering panicked.
-//! - `coredns_plugin_enabled{server, zone, view, name}`: 1 for each plugin of a block that takes part in answering; `zone`
-//!   is the block's first.
-//! - `coredns_dns_requests_total{server, zone, view, proto, family, type}`: questions.
-//! - `coredns_dns_do_requests_total{server, zone, view}`: questions with DO set.
-//! - `coredns_dns_request_size_bytes{server, zone, view, proto}`: their sizes.
-//! - `coredns_dns_request_duration_seconds{server, zone, view}`: how long each took.
-//! - `coredns_dns_responses_total{server, zone, view, rcode, plugin}`: answers, and the plugin that each is of.
-//! - `coredns_dns_response_size_bytes{server, zone, view, proto}`: their sizes.
+//! - `coredns_panics_total`: queries that caused a panic.
+//! - `coredns_plugin_enabled{server, zone, view, name}`: 1 for each plugin of a block that takes part in answering;
+//!   `zone` is the block's first zone.
+//! - `coredns_dns_requests_total{server, zone, view, proto, family, type}`: queries.
+//! - `coredns_dns_do_requests_total{server, zone, view}`: queries with DO set.
+//! - `coredns_dns_request_size_bytes{server, zone, view, proto}`: the size of queries.
+//! - `coredns_dns_request_duration_seconds{server, zone, view}`: the duration of queries.
+//! - `coredns_dns_responses_total{server, zone, view, rcode, plugin}`: answers, by the plugin that has answered.
+//! - `coredns_dns_response_size_bytes{server, zone, view, proto}`: the size of answers.
 //!
-//! The labels: `server` is the listener, such as `dns://:53`; `zone` that of the block, or `dropped` where there is none
-//! for a question; `view` is always empty; `proto` is `udp`, or `tcp` with or without TLS; `family` is 1 for IPv4 and 2
-//! for IPv6.
+//! The labels: `server` is the listener, such as `dns://:53`; `zone` is the zone of the block, or `dropped` if no block
+//! is responsible for a query; `view` is always empty; `proto` is `udp`, or `tcp` with or without TLS; `family` is 1
+//! for IPv4 and 2 for IPv6.
 //!
 //! # Examples
 //!
@@ -117,7 +118,7 @@ mod tests {
     use super::super::tests::support::TestSite;
 
     #[tokio::test]
-    async fn questions_are_counted_by_coredns_names_and_labels() {
+    async fn queries_are_counted_with_names_and_labels_of_coredns() {
         let context = TestSite::corefile("example.org {\nprometheus\nwhoami\n}\n");
         context.ask("www.example.org. A").await;
         context.clone().edns(1232).ask("www.example.org. NAPTR").await;
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn invalid_lines_are_rejected_with_their_position() {
         for (lines, expected) in [
             (
                 "prometheus 9153",

@@ -1,15 +1,15 @@
 //! # Name
 //!
-//! *ready* - serves `/ready`, which says whether this instance can answer.
+//! *ready* - serves `/ready`, which reports whether this instance can answer.
 //!
 //! # Description
 //!
-//! `/ready` answers 200 and "OK" when all plugins are ready, and 503 with the names of those that aren't. There is one
-//! that has to become ready: `lb_linker`, when the load balancers are known for the first time. It stays so, even if the
-//! API server goes away.
+//! `/ready` answers 200 and "OK" when all plugins are ready, and 503 with the names of the plugins that aren't. The
+//! only plugin that has to become ready is `lb_linker`, when the load balancers are known for the first time. It then
+//! stays ready, even if the API server becomes unavailable.
 //!
-//! One line is for all blocks. CoreDNS asks only the plugins of the blocks that have it; but a Pod is ready or not as a
-//! whole.
+//! One line applies to all blocks. CoreDNS checks only the plugins of the blocks that have *ready*; but a Pod is ready
+//! or not as a whole.
 //!
 //! # Syntax
 //!
@@ -19,8 +19,9 @@
 //! }
 //! ```
 //!
-//! - **ADDRESS** is an IP address or `localhost`, and a port; `:8181` by default, which is all addresses.
-//! - `monitor` is there for CoreDNS's Corefiles: a plugin that is ready stays so, and both values mean the same.
+//! - **ADDRESS** is an IP address or `localhost`, and a port; the default `:8181` means all addresses.
+//! - `monitor` is accepted for compatibility with CoreDNS's Corefiles: a ready plugin stays ready, and so both values
+//!   mean the same.
 //!
 //! # Examples
 //!
@@ -58,7 +59,7 @@ mod tests {
     use super::super::tests::support::TestSite;
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn invalid_lines_are_rejected_with_their_position() {
         for (lines, expected) in [
             (
                 "ready 8181",

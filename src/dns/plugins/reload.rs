@@ -1,21 +1,22 @@
 //! # Name
 //!
-//! *reload* - takes an edited Corefile in force by itself.
+//! *reload* - reloads an edited Corefile automatically.
 //!
 //! # Description
 //!
-//! The Corefile, what it imports, and the files that plugins have read with it, such as certificates and resolv.conf,
-//! are read again every so often. When something else is in one of them than before, the blocks that have changed are
-//! built anew and put in the place of the old ones, between two questions: none is lost. What hasn't changed goes on as
-//! it is: the links and their watch, blocks with their caches, listeners. A Corefile that is broken, or wants a port
-//! that can't be had, changes nothing; that is logged and counted.
+//! The Corefile, its imports, and the files that plugins have read with it, such as certificates and resolv.conf, are
+//! read again periodically. When a content has changed, the changed blocks are rebuilt and replace the old ones between
+//! two queries, so that no query is lost. All other parts continue unchanged: the links and their watch, blocks with
+//! their caches, listeners. If the new Corefile is invalid, or needs a port that isn't available, nothing changes; the
+//! failure is logged and counted.
 //!
-//! It works through the symbolic links of a mounted ConfigMap, too: what counts is what is read.
+//! Reloading works through the symbolic links of a mounted ConfigMap, too, because the contents are compared.
 //!
-//! The signal SIGUSR1 has the Corefile read at once, with or without this plugin. One line in any block is for all.
+//! The signal SIGUSR1 reloads the Corefile at once, with or without this plugin. One line in any block applies to all
+//! blocks.
 //!
-//! When the zones of `lb_linker` or their `apex` change, Services are listed again, since names are granted to them by
-//! zones; the leader gives the lease back for that. What is known is answered meanwhile.
+//! When the zones of `lb_linker` or their `apex` change, Services are listed again, because names are assigned to
+//! Services by zone; the leader releases the Lease for that. Known names are answered meanwhile.
 //!
 //! # Syntax
 //!
@@ -23,13 +24,13 @@
 //! reload [INTERVAL [JITTER]]
 //! ```
 //!
-//! - **INTERVAL** is the pause between two looks, a duration such as 30s, which is the default; 2s at least.
-//! - **JITTER** moves it by so much at most in all, half of it to either side, so that not all replicas change at
-//!   once: 15s by default, and never more than half of **INTERVAL**; 0 or 1s at least.
+//! - **INTERVAL** is the time between two checks, a duration such as 30s, which is the default; 2s at least.
+//! - **JITTER** is the range of the random shift of **INTERVAL**, half of it in either direction, so that not all
+//!   replicas reload at once: 15s by default, and never more than half of **INTERVAL**; 0 or 1s at least.
 //!
 //! # Metrics
 //!
-//! - `coredns_reload_failed_total`: reloads that have failed.
+//! - `coredns_reload_failed_total`: failed reloads.
 //! - `coredns_reload_version_info{hash, value}`: 1 for the hash of the Corefile that was read last.
 //!
 //! # Examples
@@ -72,7 +73,7 @@ mod tests {
     use super::super::tests::support::TestSite;
 
     #[test]
-    fn pauses_that_are_too_short_are_refused() {
+    fn too_short_durations_are_rejected() {
         for (lines, expected) in [
             ("reload 1s", "Corefile:2:8: \"1s\" isn't 2s or longer"),
             ("reload 2s 500ms", "Corefile:2:11: \"500ms\" isn't 0, or 1s or longer"),

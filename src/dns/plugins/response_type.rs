@@ -1,4 +1,4 @@
-//! What an answer says, as CoreDNS's package `response` sorts them.
+//! Classifies answers as CoreDNS's package `response` does.
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
@@ -8,18 +8,16 @@ use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::{ValidityPeriod, now};
 
-/// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResponseType {
-    /// What was asked for, or nothing at all.
+    /// An answer with data, or an empty answer without SOA and NS records.
     Answer,
-    /// A referral.
     Referral,
-    /// That there is nothing of that type.
+    /// There are no records of the type.
     NoData,
-    /// That there is no such name.
+    /// The name doesn't exist.
     NoName,
-    /// Anything else: a signature that isn't valid, too, for a reader that checks them.
+    /// All other answers, also answers with an invalid signature for clients with DO.
     Other,
 }
 
@@ -35,7 +33,7 @@ impl ResponseType {
             ResponseCode::NoError if has(RecordType::SOA) => Self::NoData,
             ResponseCode::NoError if has(RecordType::NS) => Self::Referral,
             ResponseCode::NoError => Self::Answer,
-            // A name that doesn't exist can't have records.
+            // NXDOMAIN with records is contradictory.
             ResponseCode::NXDomain if reply.answers.is_empty() => Self::NoName,
             _ => Self::Other,
         }

@@ -1,11 +1,10 @@
 //! # Name
 //!
-//! *root* - names the directory that relative paths of the block start from.
+//! *root* - sets the directory that relative paths of the block start from.
 //!
 //! # Description
 //!
-//! Without it they start from the working directory. One that doesn't exist is only worth a warning: it may appear
-//! later.
+//! The default is the working directory. A directory that doesn't exist only causes a warning: it may appear later.
 //!
 //! # Syntax
 //!
@@ -28,7 +27,7 @@ use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    // The last one counts, as in CoreDNS.
+    // The last line counts, as in CoreDNS.
     for line in setup.lines {
         line.no_block()?;
         let word = line.one("the path of a directory")?;
@@ -51,7 +50,7 @@ mod tests {
     use super::super::tests::support::TestSite;
 
     #[test]
-    fn what_is_no_directory_is_refused_and_one_to_come_is_not() {
+    fn only_a_missing_directory_is_accepted_with_a_warning() {
         for (lines, expected) in [
             ("root", "Corefile:2:1: root needs the path of a directory"),
             ("root a b", "Corefile:2:8: root takes 1 argument at most, and here is \"b\""),

@@ -120,7 +120,7 @@ pub enum HttpKind {
 pub struct Reload {
     /// The time between two checks.
     pub interval: Duration,
-    /// The upper limit of the random time that is added to the interval.
+    /// The range of the random shift of the interval, half of it in either direction.
     pub jitter: Duration,
 }
 

@@ -1,23 +1,22 @@
 //! # Name
 //!
-//! *timeouts* - how long clients may take that ask by TCP or TLS, and how much they may ask.
+//! *timeouts* - sets timeouts and limits for TCP and TLS connections.
 //!
 //! # Description
 //!
-//! A client that asks by TCP or TLS keeps a connection, which costs memory whether it is used or not. Without this
-//! plugin one that says nothing is closed after 30 seconds, and one that doesn't send the rest of a question, or
-//! doesn't take its answers, after 5. That is too long where there are very many clients, and too short on very
+//! A client that uses TCP or TLS keeps a connection, which costs memory whether it is used or not. Without this plugin
+//! an idle connection is closed after 30 seconds, and a connection whose client doesn't send the rest of a query, or
+//! doesn't receive its answers, after 5 seconds. That is too long if there are very many clients, and too short on very
 //! slow paths.
 //!
-//! The limits are those of a listener. Where several blocks are behind one, each limit is that of the last block
-//! that sets it. Questions by UDP have none.
+//! The limits apply to a listener. If several blocks share a listener, each limit is that of the last block that sets
+//! it. The limits don't apply to UDP.
 //!
-//! Differences from CoreDNS: without the plugin it gives up after 3 seconds instead of 5 for `read`, and after 10
+//! Differences from CoreDNS: without the plugin CoreDNS has timeouts of 3 seconds instead of 5 for `read`, and of 10
 //! instead of 30 for `idle`; RFC 7766 section 6.2.3 asks for some seconds at least, and a cache that forwards to
-//! lb-linker saves the handshakes. There, `read` is also how long the first question may be waited for, and
-//! `idle` how long any other may take; here, `idle` is about pauses and `read` about questions, each of them,
-//! since a question that drips in is no pause. `write` ends connections here; there it is accepted and has no
-//! effect.
+//! lb-linker saves the handshakes. In CoreDNS, `read` also limits the wait for the first query, and `idle` the duration
+//! of all later queries; here, `idle` limits pauses, and `read` limits each query, because a query that arrives byte by
+//! byte isn't a pause. `write` closes connections here; CoreDNS accepts it without effect.
 //!
 //! # Syntax
 //!
@@ -30,20 +29,20 @@
 //! }
 //! ```
 //!
-//! There has to be at least one of them. **DURATION** is from `1s` to `24h`; a number without a unit is one of
-//! seconds.
+//! At least one option is required. **DURATION** is from `1s` to `24h`; a number without a unit is in seconds.
 //!
-//! * `read`: for the rest of a question once it has begun, and for the handshake of TLS. 5s by default.
-//! * `write`: for the client to take answers. The time is for about 4 KiB of answers, or for one that is bigger;
-//!   a client that reads steadily gets all of them. 5s by default.
-//! * `idle`: from an answer to the next question, or from the beginning to the first. 30s by default.
-//! * `maxtcpqueries`: after so many questions a connection is closed, when they have been answered. It makes
-//!   clients connect anew, so that a load balancer in front of several replicas can spread them again. **MAXIMUM**
-//!   is 1 or more, or -1 for as many as the client likes, which is the default.
+//! * `read`: the time for the rest of a query after its first byte, and for the TLS handshake. 5s by default.
+//! * `write`: the time for the client to receive answers. It applies to about 4 KiB of answers, or to one bigger
+//! answer; a client that reads steadily gets all answers. 5s by default.
+//! * `idle`: the time from an answer to the next query, or from the start of the connection to the first query. 30s by
+//! default.
+//! * `maxtcpqueries`: the number of queries after which a connection is closed, when they have been answered. Clients
+//! then reconnect, so that a load balancer in front of several replicas can distribute them again. **MAXIMUM** is 1 or
+//! more, or -1 for no limit, which is the default.
 //!
 //! # Examples
 //!
-//! Clients on a slow radio link get more time:
+//! More time for clients on a slow radio link:
 //!
 //! ```text
 //! . {
@@ -56,7 +55,7 @@
 //! }
 //! ```
 //!
-//! Behind a load balancer that spreads connections:
+//! Behind a load balancer that distributes connections:
 //!
 //! ```text
 //! . {
@@ -121,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_as_it_is_said_and_the_others_are_not_said() {
+    fn options_are_parsed_and_missing_ones_stay_unset() {
         let seconds = |number| Some(Duration::from_secs(number));
         assert_eq!(
             TestSite::builder("timeouts {\nread 1s\nwrite 90\nidle 24h\nmaxtcpqueries 128\n}").timeouts,
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_lines_are_rejected_with_their_position() {
         let least = "timeouts needs at least one of read, write, idle, maxtcpqueries, in braces";
         for (lines, error) in [
             ("timeouts 5s", "2:10: timeouts takes no arguments, and here is \"5s\""),

@@ -1,19 +1,18 @@
 //! # Name
 //!
-//! *tls* - the certificate of a server of DNS over TLS.
+//! *tls* - sets the certificate of a DNS over TLS server.
 //!
 //! # Description
 //!
-//! A block whose address begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and needs
-//! this plugin, which names a certificate and its key. In other blocks it has no effect. TLS 1.2 and 1.3 are
-//! spoken.
+//! A block whose address begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and needs this
+//! plugin, which sets a certificate and its key. In other blocks it has no effect. TLS 1.2 and 1.3 are supported.
 //!
-//! The files are read with the Corefile: where *reload* looks for changes, a renewed certificate is taken up, too.
+//! The files are read with the Corefile: *reload* also notices a renewed certificate.
 //!
-//! Differences from CoreDNS: certificates aren't obtained from an ACME server, so `acme` and what belongs to it is
-//! refused: have cert-manager or another client write the files. `keylog` is refused, because it gives away
-//! every connection. A client that names other protocols than `dot` only (ALPN) is turned away: it doesn't mean
-//! DNS. The plugin can be there only once in a block; CoreDNS takes the last one.
+//! Differences from CoreDNS: certificates aren't obtained from an ACME server, so `acme` and its options are rejected:
+//! use cert-manager or another client to write the files. `keylog` is rejected, because it exposes the content of every
+//! connection. A client that offers other ALPN protocols than `dot` only is rejected, because it doesn't want DNS. The
+//! plugin can be there only once in a block; in CoreDNS the last one counts.
 //!
 //! # Syntax
 //!
@@ -23,17 +22,17 @@
 //! }
 //! ```
 //!
-//! **CERT** is a file with the certificate, followed by those between it and its CA; **KEY** one with its private
-//! key (PKCS #8, PKCS #1 or SEC 1); **CA** one with the certificates of the CAs that clients are checked by. All are
-//! in PEM. Without **CA**, those count that the system trusts. A relative path is one from the directory that
-//! *root* names.
+//! **CERT** is a file with the certificate, followed by the intermediate certificates up to its CA; **KEY** is a file
+//! with its private key (PKCS #8, PKCS #1 or SEC 1); **CA** is a file with the CA certificates that client certificates
+//! are verified with. All files are in PEM. Without **CA**, the CAs of the system are used. A relative path starts from
+//! the directory of *root*.
 //!
-//! `client_auth` says which clients are served:
+//! `client_auth` sets which clients are served:
 //!
-//! * `nocert`: all; they aren't asked for a certificate. This is the default, and **CA** has no effect then.
-//! * `request`: all; they are asked for a certificate, but any will do.
+//! * `nocert`: all clients, without a certificate request. This is the default, and **CA** has no effect then.
+//! * `request`: all clients; a certificate is requested, but not verified.
 //! * `require`: clients with a certificate of any CA.
-//! * `verify_if_given`: clients with a certificate of the CA, and clients without any.
+//! * `verify_if_given`: clients with a certificate of the CA, and clients without a certificate.
 //! * `require_and_verify`: clients with a certificate of the CA.
 //!
 //! # Examples
@@ -66,7 +65,7 @@ use crate::dns::transport::tls::{ClientAuth, Pem, config};
 const NAME: &str = "tls";
 const FILES: &str = "the files of a certificate and of its key: tls CERT KEY [CA]";
 const OPTIONS: [&str; 1] = ["client_auth"];
-/// What CoreDNS has beside them.
+/// CoreDNS's other options.
 const LACKING: [&str; 7] = ["keylog", "acme", "email", "ca", "storage", "ca_root", "resolver"];
 const MODES: [(&str, ClientAuth); 5] = [
     ("nocert", ClientAuth::None),
@@ -133,7 +132,7 @@ mod tests {
 
     use super::super::tests::support::TestSite;
 
-    /// Certificate and key in `crt` and `key`, another certificate in `other`, and no PEM at all in `junk`.
+    /// Creates a certificate and key in `crt` and `key`, another certificate in `other`, and no PEM in `junk`.
     fn files() -> TempDir {
         let directory = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_make_a_server_and_are_part_of_the_block() {
+    fn valid_files_are_accepted_and_part_of_the_block() {
         let directory = files();
         let at = directory.path().display();
         for (ca, clients) in [("", "nocert"), ("crt", "require"), ("crt", "verify_if_given")] {
@@ -163,10 +162,10 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_is_named() {
+    fn broken_file_is_named() {
         let directory = files();
         let at = directory.path().display().to_string();
-        // Which of the files it is about, and what.
+        // Returns the index of the file in the error, and the message.
         let error = |names: &str| {
             let files: Vec<String> = names.split(' ').map(|name| format!("{at}/{name}")).collect();
             let line = format!("tls {}", files.join(" "));
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_lines_are_rejected_with_their_position() {
         let modes = "one of nocert, request, require, verify_if_given, require_and_verify";
         let needs = "2:1: tls needs the files of a certificate and of its key: tls CERT KEY [CA]".to_owned();
         for (lines, error) in [

@@ -4,9 +4,9 @@
 //!
 //! # Description
 //!
-//! Every question gets an empty answer. In the additional section stand the client's address, as an A or AAAA
-//! record, and its port and transport, as an SRV record. It is a way to see what lies between a client and
-//! lb-linker, and to test that it answers at all.
+//! Every query gets an empty answer. The additional section contains the client's address, as an A or AAAA record, and
+//! its port and transport, as an SRV record. This shows the path between a client and lb-linker, and tests whether
+//! lb-linker answers at all.
 //!
 //! # Syntax
 //!
@@ -86,7 +86,7 @@ mod tests {
     use super::super::tests::support::TestSite;
 
     #[tokio::test]
-    async fn the_client_is_told_its_address_port_and_transport() {
+    async fn client_gets_its_address_port_and_transport() {
         let context = TestSite::block("whoami");
         assert_eq!(
             context.ask("example.org. A").await,
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_nothing() {
+    fn arguments_are_rejected() {
         assert_eq!(TestSite::error("whoami x"), "Corefile:2:8: whoami takes no arguments, and here is \"x\"");
     }
 }

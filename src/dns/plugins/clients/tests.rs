@@ -14,7 +14,7 @@ fn block(lines: &str) -> TestSite {
 }
 
 #[tokio::test]
-async fn listed_clients_are_answered_and_others_refused() {
+async fn listed_clients_are_answered_and_other_clients_refused() {
     for (clients, client, is_listed) in [
         ("10.0.0.0/8", "10.1.2.3", true),
         ("10.0.0.0/8", "11.0.0.1", false),
@@ -43,7 +43,7 @@ async fn acl_comes_first_and_keeps_its_extended_error() {
     }
 }
 
-/// One link, `web` in `default`, whose target is `t.example`.
+/// Returns a server with one link, `web` in `default`, whose target is `t.example`.
 fn with_link(corefile: &str) -> TestSite {
     let context = TestSite::corefile(corefile).edns(1232);
     let store = &context.shared.store;
@@ -78,7 +78,7 @@ async fn hosts_and_template_answer_link_zones_for_every_client() {
             let answer = context.ask(&format!("{name}.lb.internal. A")).await;
             assert!(answer.starts_with("NOERROR aa") && answer.contains(address), "{client}: {answer}");
         }
-        // What is behind an alias of *template* is a name outside the zones.
+        // The target of an alias of *template* is a name outside the zones.
         let answer = context.ask("out.lb.internal. A").await;
         assert!(answer.contains("CNAME t.example."), "{client}: {answer}");
         assert_eq!(answer.contains("192.0.2.1"), is_listed, "{client}: {answer}");
@@ -114,7 +114,7 @@ async fn name_that_falls_through_is_for_listed_clients_only() {
 }
 
 #[tokio::test]
-async fn questions_of_lb_linker_itself_are_answered() {
+async fn internal_queries_are_answered() {
     let context = block("clients 192.0.2.0/24");
     let mut own = context.server.own_request(context.request("a.example. A").query);
     let reply = Server::serve(&mut own).await.unwrap();
@@ -122,7 +122,7 @@ async fn questions_of_lb_linker_itself_are_answered() {
 }
 
 #[tokio::test]
-async fn acl_stops_a_look_up_for_links_and_clients_doesnt() {
+async fn acl_applies_to_look_ups_for_links_and_clients_does_not() {
     for (rule, is_followed) in
         [("clients 10.0.0.0/8", true), ("acl {\nblock net 192.0.2.7\n}\nclients any", false)]
     {
@@ -133,7 +133,7 @@ async fn acl_stops_a_look_up_for_links_and_clients_doesnt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusals_are_counted_all_and_logged_once_a_minute() {
+async fn refusals_are_all_counted_and_logged_once_a_minute() {
     let context = block("clients 10.0.0.0/8").from("192.0.2.7");
     let prohibited = context.shared.metrics.family::<super::Prohibited>().unwrap();
     let unlogged = || prohibited.unlogged.load(std::sync::atomic::Ordering::Relaxed);
@@ -149,7 +149,7 @@ async fn refusals_are_counted_all_and_logged_once_a_minute() {
 }
 
 #[test]
-fn mistakes_are_named() {
+fn invalid_lines_are_rejected_with_their_position() {
     for (line, error) in [
         ("clients", "1: clients needs addresses, networks such as 10.0.0.0/8, or any"),
         ("clients 10.0.0", "9: \"10.0.0\" isn't an address, or a network such as 10.0.0.0/8"),

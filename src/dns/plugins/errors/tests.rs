@@ -1,7 +1,7 @@
 use crate::dns::plugins::errors::*;
 use crate::dns::plugins::tests::support::TestSite;
 
-/// What fails here: there is nothing behind `errors`.
+/// The error of a block without a plugin after `errors`.
 const WHY: &str = "no next plugin found";
 
 fn consolidating(rest: &str) -> (TestSite, CancellationToken, tokio::task::JoinSet<()>) {
@@ -9,7 +9,7 @@ fn consolidating(rest: &str) -> (TestSite, CancellationToken, tokio::task::JoinS
 }
 
 #[tokio::test]
-async fn an_error_is_logged_as_coredns_does() {
+async fn error_is_logged_as_in_coredns() {
     let context = TestSite::block("errors stdout");
     assert_eq!(context.ask("WWW.Example.org. AAAA").await, "SERVFAIL | | |");
     assert_eq!(context.lines(), [format!("[ERROR] plugin/errors: 2 www.example.org. AAAA: {WHY}")]);
@@ -19,7 +19,7 @@ async fn an_error_is_logged_as_coredns_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_that_match_are_counted_from_the_first_one_on() {
+async fn matching_errors_are_counted_from_the_first_one() {
     let (context, _stop, _tasks) = consolidating("90s \"^no next\" warning");
     for _ in 0..2 {
         sleep(Duration::from_secs(1000)).await;
@@ -37,7 +37,7 @@ async fn errors_that_match_are_counted_from_the_first_one_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn first_error_is_shown_and_a_single_one_not_counted() {
+async fn show_first_logs_the_first_error_but_no_count_of_one() {
     let (context, _stop, _tasks) = consolidating("30s found$ info show_first");
     let first = format!("[INFO] plugin/errors: 2 example.org. A: {WHY}");
     for (asked, then) in
@@ -65,7 +65,7 @@ async fn first_matching_expression_counts_the_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn counted_errors_are_logged_at_the_end() {
+async fn counted_errors_are_logged_at_the_end_of_the_block() {
     let (context, stop, mut tasks) = consolidating("1h next");
     context.ask("example.org. A").await;
     context.ask("example.org. A").await;
@@ -77,7 +77,7 @@ async fn counted_errors_are_logged_at_the_end() {
 }
 
 #[tokio::test]
-async fn lines_for_debugging_are_for_blocks_with_debug() {
+async fn debug_lines_need_the_plugin_debug() {
     for (debug, expected) in [("", 0), ("debug\n", 1)] {
         let context = TestSite::block(&format!("{debug}errors {{\nconsolidate 1h next debug show_first\n}}"));
         context.ask("example.org. A").await;
@@ -86,7 +86,7 @@ async fn lines_for_debugging_are_for_blocks_with_debug() {
 }
 
 #[test]
-fn durations_are_written_as_go_does() {
+fn durations_are_written_as_in_go() {
     for (text, expected) in [
         ("0", "0s"),
         ("1ns", "1ns"),
@@ -104,7 +104,7 @@ fn durations_are_written_as_go_does() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn invalid_lines_are_rejected_with_their_position() {
     let long = "x".repeat(10_001);
     let needs = "consolidate needs DURATION REGEXP [LEVEL] [show_first], such as: \
                  consolidate 5m \" i/o timeout$\" warning";
