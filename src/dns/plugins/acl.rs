@@ -33,8 +33,8 @@
 //! }
 //! ```
 //!
-//! - `ZONES` are the zones whose names the rules are for; the default is the zones of the block. A network such as
-//!   `10.0.0.0/8` stands for its reverse zones.
+//! - `ZONES` are the zones with the names that the rules are for; the default is the zones of the block. A network such
+//!   as `10.0.0.0/8` stands for its reverse zones.
 //! - `ACTION` is one of
 //!   - `allow`: the query is allowed;
 //!   - `block`: the answer is REFUSED with the extended error 15, Blocked (RFC 8914);

@@ -62,7 +62,7 @@
 //! one counts.
 //!
 //! - **TTL** is the longest time for both parts, in seconds, from 1 on. It doesn't extend any time.
-//! - **ZONES** are the zones whose names are cached; the default is the zones of the block. A network such as
+//! - **ZONES** are the zones with the names to cache; the default is the zones of the block. A network such as
 //!   `10.0.0.0/8` stands for its reverse zones.
 //! - `success` sets the limits of positive answers: **CAPACITY** is the number of answers, rounded down to a multiple
 //!   of 256, at least 1024 (default 9984); **TTL** and **MINTTL** are the longest and the shortest time in seconds

@@ -22,8 +22,8 @@
 //!
 //! At most once a minute, a log line reports refused clients, with the address of one client as an example.
 //!
-//! CoreDNS has no such plugin; *clients* stands after *acl*, whose rules are checked first. *acl* also applies to
-//! look-ups for links.
+//! CoreDNS has no such plugin; *clients* stands after *acl*, and so the rules of *acl* are checked first. *acl* also
+//! applies to look-ups for links.
 //!
 //! # Syntax
 //!

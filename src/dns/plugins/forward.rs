@@ -14,8 +14,8 @@
 //! upstream that has failed more checks in a row than *max_fails* allows is down and isn't asked. If all upstreams are
 //! down, the checks themselves may be broken, and all upstreams are asked in random order.
 //!
-//! If a block has several *forward* lines, the first line in the file whose zone contains the name answers, so more
-//! specific zones have to come first. Names in none of the zones go to the next plugin.
+//! If a block has several *forward* lines, the first line in the file with a zone that contains the name answers, so
+//! more specific zones have to come first. Names in none of the zones go to the next plugin.
 //!
 //! Differences from CoreDNS:
 //!
@@ -46,7 +46,7 @@
 //!   in use, queries are retransmitted from the same port. A look-up without any socket is refused. lb-linker raises
 //!   its limit of open files to the hard limit. Below 3,400 files a single client has fewer than 500 sockets, and a log
 //!   line at the start reports it: raise the hard limit with `ulimit -Hn`, or `LimitNOFILE` in a systemd unit. An
-//!   upstream keeps at most 100 idle connections and 1000 UDP sockets, unless *max_idle_conns* says otherwise.
+//!   upstream keeps at most 100 idle connections and 1000 UDP sockets, unless *max_idle_conns* is set.
 //! - Host names in **TO** are resolved in the background until that succeeds, while lb-linker already answers, and not
 //!   before it starts; and answers for targets of links are taken from the upstream with the best answer, as if
 //!   *failover* named every error.
@@ -84,8 +84,8 @@
 //! }
 //! ```
 //!
-//! - **FROM** is the zone whose names are forwarded: `.` for all names. If a network in CIDR form stands for several
-//!   reverse zones, only the first zone counts.
+//! - **FROM** is the zone to forward: `.` for all names. If a network in CIDR form stands for several reverse zones,
+//!   only the first zone counts.
 //! - **TO** is an upstream; there can be 15: an address with or without a port (`192.0.2.1`, `[2001:db8::1]:5353`,
 //!   `dns://192.0.2.1`), an address with TLS (`tls://192.0.2.1`; the port is 853, and the name in the upstream's
 //!   certificate may be added: `tls://192.0.2.1%dns.example.com:853`), a file with `nameserver` lines

@@ -5,8 +5,8 @@
 //! # Description
 //!
 //! *import* is allowed wherever a plugin or a server block is allowed, and is replaced before the Corefile is parsed
-//! further. A snippet is a block whose only name is in parentheses; the snippet has to precede its imports. A file's
-//! path is relative to the importing file. More than a thousand imports are an error, because they are probably
+//! further. A snippet is a block with a name in parentheses as its only name; the snippet has to precede its imports. A
+//! file's path is relative to the importing file. More than a thousand imports are an error, because they are probably
 //! recursive.
 //!
 //! # Syntax

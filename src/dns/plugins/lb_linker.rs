@@ -8,17 +8,17 @@
 //! `<service>.<namespace>.<zone>`, and `<service>-<namespace>.<zone>` if no other load balancer has that name. A load
 //! balancer with a hostname is a CNAME, a load balancer with addresses has A and AAAA records, and ports have SRV
 //! records. A query for other types than CNAME also gets the records of the CNAME's target: the hostname is looked up
-//! through the server block of the same listener whose zone contains the hostname, so such a block with `forward` is
-//! needed. With *clients* in that block, every client gets A, AAAA, HTTPS and SVCB answers for links. For other types a
-//! client that isn't listed gets the CNAME alone.
+//! through the server block of the same listener that is responsible for the hostname, so a block with `forward` is
+//! needed for that. With *clients* in that block, every client gets A, AAAA, HTTPS and SVCB answers for links. For
+//! other types a client that isn't listed gets the CNAME alone.
 //!
 //! Each name in a chain of CNAME records is checked. A chain ends at a name in the cluster's own domain
-//! (`--cluster-domain`), at `localhost`, at a name of a load balancer in another namespace whose annotation
-//! `linker.hsj.com/allow-from` doesn't list the namespace of the load balancer whose target it is, and at a name for
-//! which an `acl` of the responsible server block denies the client the query. The answer then has the CNAME records
-//! before that name, no addresses, and the extended error 15, Blocked. SRV, MX, SVCB and HTTPS records with such a host
-//! are left out, and so are addresses that the target policy denies. Addresses in the additional section for SRV and NS
-//! records, and in the hints of SVCB and HTTPS records, are left out if an `acl` denies the client a query for them.
+//! (`--cluster-domain`), at `localhost`, at a name of a load balancer in another namespace unless its annotation
+//! `linker.hsj.com/allow-from` lists the namespace of the load balancer that leads to it, and at a name for which an
+//! `acl` of the responsible server block denies the client the query. The answer then has the CNAME records before that
+//! name, no addresses, and the extended error 15, Blocked. SRV, MX, SVCB and HTTPS records with such a host are left
+//! out, and so are addresses that the target policy denies. Addresses in the additional section for SRV and NS records,
+//! and in the hints of SVCB and HTTPS records, are left out if an `acl` denies the client a query for them.
 //!
 //! CoreDNS has no such plugin; *lb_linker* stands where `k8s_external` stands in the order of plugins. `cache` never
 //! caches answers for the names of *lb_linker*, but caches their targets' records under the targets' own names.
@@ -45,9 +45,8 @@
 //!   `ns.LABEL.<zone>`. `dns` by default.
 //! - `ns` are the addresses of that name server. The default is the addresses that the block is bound to, or else the
 //!   addresses of the Pod (POD_IPS), or else the addresses of the machine.
-//! - `reverse` are networks whose reverse zones are answered, too: an address of a load balancer has a PTR record with
-//!   the load balancer's name in the first of **ZONES**. The zones of the server block have to include these reverse
-//!   zones.
+//! - `reverse` are networks with reverse zones to answer: an address of a load balancer has a PTR record with the load
+//!   balancer's name in the first of **ZONES**. The zones of the server block have to include these reverse zones.
 //! - `fallthrough`: queries for names that don't exist are passed to the next plugin; with **ZONES**, only for names in
 //!   these zones.
 //!
@@ -56,7 +55,7 @@
 //! - `lb_linker_dns_stale_answers_total`: answers with last known addresses because no upstream answered.
 //! - `lb_linker_dns_targets_denied_total{reason}`: answers from which a name or an address was left out: `reason` is
 //!   `name` (the cluster's own domain, or `localhost`), `namespace` (`allow-from`), `acl`, or `address`.
-//! - `lb_linker_dns_targets_failing`: targets, by name and type, whose last look-up failed.
+//! - `lb_linker_dns_targets_failing`: targets, by name and type, for which the last look-up failed.
 //!
 //! # Examples
 //!
@@ -149,7 +148,7 @@ pub struct LbLinker {
 /// The metrics of the targets' look-ups.
 #[derive(Debug)]
 struct LbLinkerMetrics {
-    /// Targets, by name and type, whose last look-up failed.
+    /// The number of targets, by name and type, for which the last look-up failed.
     targets_failing: IntGauge,
     /// Stale answers that were served because no upstream answered.
     stale_answers: IntCounter,
@@ -400,8 +399,8 @@ impl LbLinker {
         chase.bound(reply);
     }
 
-    /// Removes a link's services whose host is denied, or is reached through a denied name, and the addresses of a
-    /// service's host or of a zone's name server that the client may not query.
+    /// Removes a link's services if their host is denied, or is reached through a denied name. Removes the addresses of
+    /// a service's host or of a zone's name server that the client may not query.
     fn look_at_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
         let mut looked = HopCheck::default();
         let denial = match self.address_types(request, &answer.hops, &mut looked) {
@@ -551,7 +550,7 @@ struct Chase {
     absence: u32,
     /// Whether a reply that has only aliases denies the data, instead of leaving the look-up to the client.
     denied: bool,
-    /// The link whose target the chain has reached.
+    /// The link that leads to the current name of the chain.
     link: Option<Arc<Link>>,
 }
 

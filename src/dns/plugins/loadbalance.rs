@@ -109,7 +109,7 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 struct LoadBalance {
     policy: Policy,
-    /// The networks whose addresses come first, the most preferred network first.
+    /// The preferred networks, the most preferred network first: addresses in them come first.
     preferred: Vec<IpNet>,
 }
 

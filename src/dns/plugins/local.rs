@@ -10,8 +10,8 @@
 //! - Names that begin with the label `localhost`, such as `localhost.example.org`: the same. Stub resolvers that append
 //!   their search domains ask for such names. RFC 6761 doesn't include them; `localhost_prefix off` passes them to the
 //!   next plugins.
-//! - `0.in-addr.arpa`, `127.in-addr.arpa`, `255.in-addr.arpa`: empty zones, except for `1.0.0.127.in-addr.arpa`, whose
-//!   PTR record is `localhost`. Other names in these zones don't exist.
+//! - `0.in-addr.arpa`, `127.in-addr.arpa`, `255.in-addr.arpa`: empty zones, except for `1.0.0.127.in-addr.arpa`, which
+//!   has the PTR record `localhost`. Other names in these zones don't exist.
 //!
 //! The four zones have an SOA record, and NS records with the name `localhost`. The TTL of all records is 604800
 //! seconds, a week.

@@ -8,8 +8,8 @@
 //! lb-linker's own metrics, which begin with `lb_linker_`, the metrics of the other plugins, and the metrics of the
 //! process (`process_*`); there are no metrics of Go's runtime.
 //!
-//! Each block whose queries are to be counted needs its own line; blocks with the same address share the endpoint.
-//! Look-ups of links' targets are counted in the block that answers them, as CoreDNS counts its own look-ups.
+//! A block needs its own line for its queries to be counted; blocks with the same address share the endpoint. Look-ups
+//! of links' targets are counted in the block that answers them, as CoreDNS counts its own look-ups.
 //!
 //! # Syntax
 //!

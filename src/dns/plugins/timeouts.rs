@@ -5,9 +5,9 @@
 //! # Description
 //!
 //! A client that uses TCP or TLS keeps a connection, which costs memory whether it is used or not. Without this plugin
-//! an idle connection is closed after 30 seconds, and a connection whose client doesn't send the rest of a query, or
-//! doesn't receive its answers, after 5 seconds. That is too long if there are very many clients, and too short on very
-//! slow paths.
+//! a connection is closed after 30 seconds without a query, and after 5 seconds if the client doesn't send the rest of
+//! a query, or doesn't receive its answers. That is too long if there are very many clients, and too short on very slow
+//! paths.
 //!
 //! The limits apply to a listener. If several blocks share a listener, each limit is that of the last block that sets
 //! it. The limits don't apply to UDP.

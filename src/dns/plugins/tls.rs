@@ -4,8 +4,8 @@
 //!
 //! # Description
 //!
-//! A block whose address begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and needs this
-//! plugin, which sets a certificate and its key. In other blocks it has no effect. TLS 1.2 and 1.3 are supported.
+//! A block with an address that begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and needs
+//! this plugin, which sets a certificate and its key. In other blocks it has no effect. TLS 1.2 and 1.3 are supported.
 //!
 //! The files are read with the Corefile: *reload* also notices a renewed certificate.
 //!

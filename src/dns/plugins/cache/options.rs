@@ -27,9 +27,9 @@ const PREFETCH_PERCENT: u32 = 10;
 pub(super) struct ParsedOptions {
     pub(super) options: CacheOptions,
     pub(super) zones: ZoneSet,
-    /// The zones whose positive answers aren't cached.
+    /// The zones in which positive answers aren't cached.
     pub(super) without_success: ZoneSet,
-    /// The zones whose denials and failures aren't cached.
+    /// The zones in which denials and failures aren't cached.
     pub(super) without_denial: ZoneSet,
 }
 

@@ -88,7 +88,7 @@ pub struct Cacheability {
     pub ttl: u32,
 }
 
-/// The cached answers, positive ones and others in separate parts.
+/// The cached answers: one part for positive answers, one part for denials and failures.
 #[derive(Debug)]
 pub struct CacheStore {
     options: CacheOptions,

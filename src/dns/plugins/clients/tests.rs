@@ -43,7 +43,7 @@ async fn acl_comes_first_and_keeps_its_extended_error() {
     }
 }
 
-/// Returns a server with one link, `web` in `default`, whose target is `t.example`.
+/// Returns a server with one link, `web` in `default`, which has the target `t.example`.
 fn with_link(corefile: &str) -> TestSite {
     let context = TestSite::corefile(corefile).edns(1232);
     let store = &context.shared.store;

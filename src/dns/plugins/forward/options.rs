@@ -171,8 +171,7 @@ pub(super) fn parse(
     })
 }
 
-/// Returns the zone whose names are forwarded; as in CoreDNS, the first zone of a network that stands for several
-/// zones.
+/// Returns the zone to forward; as in CoreDNS, the first zone of a network that stands for several zones.
 fn zone(word: &Token, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
     let zones = addresses(word)?;
     let [first, rest @ ..] = &zones[..] else { return Err(word.isnt("a zone")) };

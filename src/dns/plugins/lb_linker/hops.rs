@@ -1,5 +1,6 @@
 //! Checks each name of a chain for a client: by the target policy, by the links' `allow-from`, and by the `acl` of the
-//! block whose zone contains the name. The same rules apply to all names of a chain, whichever answer they are from.
+//! block that is responsible for the name. The same rules apply to all names of a chain, whichever answer they are
+//! from.
 
 use std::any::Any;
 
@@ -25,7 +26,7 @@ const ADDRESS_TYPES: [RecordType; 2] = [RecordType::A, RecordType::AAAA];
 pub(super) enum Denial {
     /// The name is in the cluster's own domain, or is `localhost`.
     Name,
-    /// The name belongs to a link in another namespace, whose Service doesn't allow this namespace.
+    /// The name belongs to a link in another namespace, and its `allow-from` doesn't list this namespace.
     Namespace,
     /// An `acl` denies the client the name.
     Acl,

@@ -161,7 +161,7 @@ fn some<T: std::str::FromStr>(option: &Directive, what: &str) -> Result<Vec<T>, 
     option.some(what)?.iter().map(|word| word.parse(what)).collect()
 }
 
-/// Parses the networks of `reverse`, whose zones have to be among the zones of the block.
+/// Parses the networks of `reverse`. Their reverse zones have to be among the zones of the block.
 fn networks(option: &Directive, own: &[Name]) -> Result<Vec<IpNet>, CorefileError> {
     let nets: Vec<IpNet> = some(option, "a network such as 10.20.0.0/16")?;
     for (net, word) in nets.iter().zip(option.arguments()) {

@@ -227,7 +227,7 @@ impl TargetResolver {
         let (key, question) = (key.clone(), question.clone());
         move |landing| {
             let good = landing.as_deref().is_some_and(is_news);
-            // A cached answer or an exceeded quota says nothing about the upstreams.
+            // Only an uncached answer within the quota shows the present state of the upstreams.
             if landing.as_deref().is_none_or(|reply| reply.age.is_zero() && !is_busy(reply)) {
                 memory.set_failing(&question, !good);
                 match landing.as_deref() {

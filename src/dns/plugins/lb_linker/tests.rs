@@ -24,7 +24,7 @@ fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
 }
 
-/// Returns a Service `web` in `default` whose load balancer is `t.example`.
+/// Returns a Service `web` in `default` with the load balancer `t.example`.
 fn web() -> ObservedService {
     ObservedService { resource_version: Some(42), ..link("web", "t.example.") }
 }

@@ -94,7 +94,8 @@ pub struct ZoneAnswer {
 #[derive(Clone, Debug)]
 pub struct Hop {
     pub name: Name,
-    /// The link whose target the name is; `None` for the queried link's own name, and for a name of the zone itself.
+    /// The link that has the name as its target; `None` for the queried link's own name, and for a name of the zone
+    /// itself.
     pub target_of: Option<Arc<Link>>,
 }
 

@@ -44,7 +44,7 @@ pub(super) struct AnswerTemplate {
     pub(super) additionals: Vec<Template>,
     pub(super) rcode: ResponseCode,
     pub(super) ede: Option<EdnsOption>,
-    /// The zones whose names fall through if they don't match.
+    /// The zones in which names without a match fall through.
     pub(super) through: Option<ZoneSet>,
 }
 

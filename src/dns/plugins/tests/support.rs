@@ -27,7 +27,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::{OnGone, Store};
 
-/// Returns a Service in `default` whose load balancer has the IP address or the hostname `target`.
+/// Returns a Service in `default` with a load balancer that has the IP address or the hostname `target`.
 pub(crate) fn link(service: &str, target: &str) -> ObservedService {
     let hostname = || Hostname::from(&Name::from_ascii(target).unwrap());
     let ingress = match target.parse() {

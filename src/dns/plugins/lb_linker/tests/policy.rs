@@ -450,7 +450,7 @@ lb.internal {
         ("www.old.example. A", "Refused  EDE 15", "NoError 192.0.2.10"),
         ("moved.default.lb.internal. A", "Refused  EDE 15", "NoError 192.0.2.8"),
         ("mail.example. MX", "Refused  EDE 15", "NoError text"),
-        // Links whose targets lead to these names.
+        // Links with targets that lead to these names.
         (
             "first.default.lb.internal. A",
             "NoError www.old.example. EDE 15",
