@@ -118,7 +118,6 @@ struct Acl {
     counts: Arc<AclCounters>,
 }
 
-/// The rules of one `acl` line.
 #[derive(Debug)]
 struct RuleList {
     zones: ZoneSet,

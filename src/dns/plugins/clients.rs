@@ -88,7 +88,6 @@ const ANY: &str = "any";
 /// The minimum time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The plugin `clients`.
 #[derive(Debug)]
 struct ClientNets {
     /// The allowed networks; `None` for all clients.
@@ -102,7 +101,6 @@ pub(super) struct Prohibited {
     requests: IntCounterVec,
     /// The number of refused queries since the last log line.
     unlogged: AtomicU64,
-    /// The time of the last log line.
     last_line: Mutex<Option<Instant>>,
 }
 

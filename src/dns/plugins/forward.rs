@@ -323,7 +323,6 @@ impl Forward {
     }
 }
 
-/// The extended error for a forwarding loop.
 const LOOP: Ede = Ede { code: 0, text: "what is forwarded comes back" };
 
 fn failure(error: &ForwardError) -> PluginError {
@@ -360,7 +359,7 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
     reply.answers = answer.answers;
     reply.authorities = answer.authorities;
     reply.additionals = answer.additionals;
-    // Queries are sent in lower case, and the answer may have been requested for another client: restore this client's
+    // Queries are sent in lower case, and the answer may have been requested by another client: restore this client's
     // spelling (RFC 4343 section 4.1).
     let name = request.query.name();
     for record in

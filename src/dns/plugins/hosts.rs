@@ -232,7 +232,6 @@ impl Plugin for Hosts {
     }
 }
 
-/// The result of a look-up.
 enum HostsResult {
     Records(Vec<Record>),
     Nothing,

@@ -131,7 +131,6 @@ pub use options::{LinkZone, link_zones};
 
 const NAME: &str = "lb_linker";
 
-/// The plugin `lb_linker`.
 #[derive(Debug)]
 pub struct LbLinker {
     /// The zones, the most specific first.
@@ -145,12 +144,9 @@ pub struct LbLinker {
     stale_answers: IntCounter,
 }
 
-/// The metrics of the targets' look-ups.
 #[derive(Debug)]
 struct LbLinkerMetrics {
-    /// The number of targets, by name and type, for which the last look-up failed.
     targets_failing: IntGauge,
-    /// Stale answers that were served because no upstream answered.
     stale_answers: IntCounter,
 }
 
@@ -248,7 +244,6 @@ impl Plugin for LbLinker {
 }
 
 impl LbLinker {
-    /// Returns the distinct `lb_linker` plugins of a server.
     #[must_use]
     pub fn all_of(server: &Server) -> Vec<Arc<Self>> {
         let mut all: Vec<Arc<Self>> = Vec::new();
@@ -609,7 +604,6 @@ fn serial(store: &Arc<Store>, start: usize, answers: &[Record], authorities: &[R
     Some(Serial { section, record, store: Arc::clone(store) })
 }
 
-/// The answer for a target.
 struct TargetAnswer {
     known: Resolved,
     followed: CnameChain,

@@ -108,7 +108,6 @@ pub struct LoopState {
     probe: Mutex<Probe>,
 }
 
-/// The current probe.
 #[derive(Debug, Default)]
 struct Probe {
     /// The queried name; `None` without a probe in flight.
@@ -118,12 +117,9 @@ struct Probe {
     since: Option<Instant>,
 }
 
-/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProbeResult {
-    /// The probe has come back.
     Returned,
-    /// An upstream has answered the probe.
     Answered,
     /// The probe has neither come back nor been answered.
     Silent,

@@ -23,7 +23,7 @@ impl Nets {
     }
 }
 
-/// Parses a network or a single address.
+/// Parses a network, or an address as the network of this address alone.
 ///
 /// # Errors
 /// Fails if the word is neither a network nor an address.

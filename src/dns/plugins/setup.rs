@@ -59,7 +59,6 @@ pub struct Setup<'a> {
 /// A server block during set-up, before it is served.
 #[derive(Default)]
 pub struct BlockBuilder {
-    /// The plugins of the chain, in order.
     pub plugins: Vec<Arc<dyn Plugin>>,
     /// The zones in which links have names.
     pub link_zones: ZoneSet,
@@ -72,11 +71,8 @@ pub struct BlockBuilder {
     /// The timeouts and limits of TCP and TLS connections.
     pub timeouts: Timeouts,
     pub debug: bool,
-    /// The HTTP endpoints that the block serves.
     pub endpoints: Vec<HttpEndpoint>,
-    /// The tasks that run as long as the block is served.
     pub tasks: Vec<Task>,
-    /// How often the Corefile is checked for changes.
     pub reload: Option<Reload>,
     /// The upstreams that the Corefile names by address, with their positions: none of them may be a listener of this
     /// process.
@@ -93,7 +89,6 @@ pub struct BlockBuilder {
 /// that serves the block.
 pub type Task = Box<dyn FnOnce(Arc<Server>, CancellationToken) -> BoxFuture<'static, ()> + Send>;
 
-/// An HTTP endpoint that the Corefile asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpEndpoint {
     pub kind: HttpKind,
@@ -104,14 +99,11 @@ pub struct HttpEndpoint {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HttpKind {
-    /// `/metrics`.
     Metrics,
-    /// `/health`.
     Health {
         /// How long the process keeps serving after the shutdown has begun.
         lameduck: Duration,
     },
-    /// `/ready`.
     Ready,
 }
 

@@ -13,7 +13,6 @@ use crate::dns::message::rrsig::ValidityPeriod;
 use crate::dns::message::validity::CacheEntryUse;
 use crate::dns::plugins::lb_linker::chase::MAX_ALIASES;
 
-/// The kind of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseKind {
     /// A positive answer.
@@ -77,7 +76,6 @@ fn answers(message: &Message) -> bool {
     false
 }
 
-/// Returns whether an answer is a referral to other name servers.
 pub(crate) fn is_referral(message: &Message) -> bool {
     let has = |qtype| message.authorities.iter().any(|record| record.record_type() == qtype);
     message.answers.is_empty() && has(RecordType::NS) && !has(RecordType::SOA)
@@ -92,7 +90,7 @@ pub(crate) fn has_expired_signature(message: &Message, now: u32) -> bool {
     })
 }
 
-/// Returns the lowest TTL of all records, because an answer is cached as a whole; `None` without records.
+/// Returns the lowest TTL of all records, which applies to the whole answer; `None` without records.
 pub(crate) fn lowest_ttl(message: &Message) -> Option<u32> {
     let sections = [&message.answers, &message.authorities, &message.additionals];
     sections.into_iter().flatten().map(|record| plain_ttl(record.ttl)).min()
@@ -121,9 +119,7 @@ pub(crate) struct CacheEntry {
     pub(crate) stored: Instant,
     /// The last positive answer with data, if this entry is an empty answer that counts as a success.
     last_good: Option<Arc<Self>>,
-    /// The use count of the entry.
     pub(crate) used: Arc<CacheEntryUse>,
-    /// Whether a refresh is under way.
     refreshing: AtomicBool,
     /// The earliest time of the next refresh, in milliseconds after `stored`.
     retry: AtomicU64,

@@ -324,7 +324,6 @@ mod tests {
         }
     }
 
-    /// Parses the lines of a block for the root zone.
     fn parsed(lines: &str) -> ParsedOptions {
         let variable = |_: &str| None;
         let text = format!(". {{\n{lines}\n}}\n");

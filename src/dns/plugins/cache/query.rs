@@ -16,7 +16,6 @@ use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::dns::plugins::cache::store::CacheHit;
 use crate::metrics::sharded::ShardedCounters;
 
-/// The cache's view of a client's query.
 #[derive(Clone, Debug)]
 pub(super) struct CacheQuery {
     pub(super) question: UpstreamQuery,

@@ -22,8 +22,8 @@ pub(super) struct CacheState {
     pub(super) zones_label: String,
     pub(super) without_success: ZoneSet,
     pub(super) without_denial: ZoneSet,
-    /// Whether `FAILURE_RECHECK` is set: then an expired entry has one refresh at a time, and none right after a failed
-    /// one.
+    /// Whether `FAILURE_RECHECK` is set, so that an expired entry has one refresh at a time, and no refresh right after
+    /// a failure.
     pub(super) has_recheck: bool,
     pub(super) prefer_positive: bool,
     pub(super) forgotten: InvalidatedNames,

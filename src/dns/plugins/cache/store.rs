@@ -28,10 +28,8 @@ const MAX_DENIAL_TTL: u32 = 1800;
 /// How long the failure of all upstreams is cached, in seconds.
 const NO_ANSWER_TTL: u32 = 1;
 
-/// The limits of one part of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheLimits {
-    /// The maximum number of answers.
     pub capacity: usize,
     /// The lower bound of the TTL, in seconds.
     pub min_ttl: u32,
@@ -44,7 +42,7 @@ pub struct CacheLimits {
 pub struct Prefetch {
     /// The minimum number of uses.
     pub amount: u32,
-    /// The longest gap between two uses, in which the count isn't reset.
+    /// The longest gap between two uses; a longer gap resets the use count.
     pub within: Duration,
     /// The remaining part of the TTL at which the refresh starts, in percent.
     pub percentage: u32,
@@ -61,10 +59,8 @@ pub struct ServeStale {
     pub ttl: u32,
 }
 
-/// The options of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// The limits of positive answers.
     pub success: CacheLimits,
     /// The limits of denials and failures.
     pub denial: CacheLimits,
@@ -96,7 +92,6 @@ pub struct CacheStore {
     denial: ShardedCache<Arc<CacheEntry>>,
 }
 
-/// A cached answer for a query.
 #[derive(Clone, Debug)]
 pub struct CacheHit {
     /// The answer as it was received.
@@ -104,7 +99,6 @@ pub struct CacheHit {
     /// The current TTL of all records.
     pub ttl: u32,
     pub kind: ResponseKind,
-    /// The age of the answer.
     pub age: Duration,
     pub freshness: Freshness,
     item: Arc<CacheEntry>,
@@ -117,18 +111,16 @@ pub struct CacheHit {
     within: Option<Duration>,
 }
 
-/// The claimed refresh of an entry. There is at most one at a time. If it is dropped without a call of
-/// [`Refresh::succeed`], it counts as failed.
+/// The claimed refresh of an entry; an entry has at most one refresh at a time. A refresh that is dropped without a
+/// call of [`Refresh::succeed`] counts as failed.
 #[derive(Debug)]
 pub struct Refresh {
     item: Arc<CacheEntry>,
     pause: Duration,
 }
 
-/// Whether a cached answer has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
-    /// The answer hasn't expired.
     Fresh,
     /// The answer hasn't expired, but is popular and due for a prefetch.
     Due,
@@ -211,7 +203,7 @@ impl CacheStore {
         } else {
             let stale = options.serve_stale?;
             let expired = age.saturating_sub(Duration::from_secs(item.ttl.into()));
-            // A failure is never served after it has expired (RFC 8767 is about answers).
+            // An expired failure is never served.
             if expired >= stale.up_to || matches!(item.kind, ResponseKind::Failure | ResponseKind::NoAnswer) {
                 return None;
             }
@@ -321,7 +313,6 @@ impl CacheStore {
         self.denial.remove(key);
     }
 
-    /// Removes all answers for a name.
     pub fn remove_name(&self, name: &[u8]) {
         self.success.remove_name(name);
         self.denial.remove_name(name);

@@ -18,7 +18,6 @@ pub(super) struct Destination {
     pub(super) server_name: Option<ServerName<'static>>,
 }
 
-/// The address of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AddressOrHost {
     Address(SocketAddr),

@@ -30,16 +30,14 @@ pub struct CnameChain {
     pub end: ChainEnd,
 }
 
-/// The end of a CNAME chain.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChainEnd {
     /// The last name has records of the queried type, or has provably none.
     Final(ResponseCode),
     /// The chain leads to this name, which the upstream isn't authoritative for.
     BackToOurZone(Name),
-    /// The chain leads to a denied name.
     Denied,
-    /// The chain has no end: the answer is a referral, an error or a loop.
+    /// The chain can't be followed: the answer is a referral, an error or a loop.
     Unresolved,
 }
 
@@ -50,7 +48,6 @@ pub enum ChainStep {
     Upstream,
     /// The chain continues in our zones: an upstream's records for our names are never accepted.
     Ours,
-    /// The chain ends, because the name is denied.
     Denied,
 }
 
@@ -220,8 +217,8 @@ fn named(data: &RData) -> Option<&Name> {
     (!name.is_root()).then_some(name)
 }
 
-/// Returns the SOA record of the zone that contains `owner`, and the NSEC, NSEC3 and RRSIG records of the zone. Caches
-/// keep a denial as long as the SOA (RFC 2308 section 5), so its TTL is at most `ttl`, our own.
+/// Returns the SOA record of the zone that contains `owner`, and the NSEC, NSEC3 and RRSIG records of the zone. Their
+/// TTLs are limited to `ttl`, because caches keep a denial as long as the SOA (RFC 2308 section 5).
 fn negative_proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
     let soa = answer
         .authorities

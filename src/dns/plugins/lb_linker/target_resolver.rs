@@ -27,8 +27,8 @@ use crate::dns::upstream::stale_cache::{STALE_TTL, StaleCache, StaleCaches, Stal
 /// CoreDNS that forwards to lb-linker gives up after 2 s.
 pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_millis(1800);
 
-/// The resolvers of all views. A view has its own resolver, because other blocks answer in it, and they may be for
-/// other clients.
+/// The resolvers of all views. Views don't share a resolver, because other blocks answer in them, perhaps for other
+/// clients.
 #[derive(Debug)]
 pub(super) struct TargetResolvers {
     targets: DashMap<String, Arc<TargetResolver>>,
@@ -50,7 +50,6 @@ type TargetRoute = (QueryKey, Option<IpAddr>);
 /// The reply of a server block; `None` if the query was dropped.
 type LookupResult = Option<Arc<Reply>>;
 
-/// The answer for a target.
 #[derive(Clone, Debug)]
 pub(super) struct Resolved {
     pub(super) reply: Arc<Reply>,
@@ -58,7 +57,6 @@ pub(super) struct Resolved {
     pub(super) stale: bool,
 }
 
-/// The options of a look-up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResolveOptions {
     /// The time at which the client stops waiting.
@@ -75,7 +73,6 @@ impl TargetResolvers {
         Self { targets: DashMap::new(), stale_caches, failing }
     }
 
-    /// Returns the resolver for a server's view.
     pub(super) fn of(&self, server: &Server) -> Arc<TargetResolver> {
         if let Some(targets) = self.targets.get(&server.view) {
             return Arc::clone(&targets);
@@ -309,7 +306,6 @@ fn worth(reply: &Reply, question: &UpstreamQuery) -> Option<bool> {
     }
 }
 
-/// Returns the request's query with another name.
 pub(super) fn query_for(request: &Request, name: &Name) -> Query {
     let mut query = request.query.clone();
     query.set_name(name.clone());

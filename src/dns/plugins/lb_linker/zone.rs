@@ -48,7 +48,6 @@ pub struct Zone {
 /// The options of a forward zone; its reverse zones share them.
 #[derive(Clone, Debug)]
 pub struct ZoneOptions {
-    /// The addresses of the zone's name server.
     pub addresses: Vec<IpAddr>,
     /// The default TTL of the zone's records, and the negative TTL, in seconds.
     pub ttl: u32,
@@ -262,7 +261,7 @@ impl Zone {
                     answer.chase = Some(host);
                 }
             }
-            // Custom hostnames only have address records.
+            // Only a link's own names have SRV records.
             Some(Target::Addresses(_))
                 if qtype == RecordType::SRV && LinkNames::is_own(&link.key, asked.relative) =>
             {
@@ -286,7 +285,6 @@ impl Zone {
         pointers(asked.name, links.iter().filter_map(&mut named).collect(), asked.qtype)
     }
 
-    /// Returns the TTL of a link's records in seconds.
     fn ttl_of(&self, link: &Link) -> u32 {
         link.annotations.ttl.unwrap_or(self.authority.ttl)
     }

@@ -59,7 +59,6 @@ enum Label {
     Rflags,
 }
 
-/// A parsed format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Format(Vec<Piece>);
 
@@ -91,7 +90,6 @@ enum Shown<'a> {
     Nothing,
 }
 
-/// Returns all placeholders, for an error message.
 pub(super) fn placeholders() -> String {
     let mut all: Vec<&str> = LABELS.iter().map(|(placeholder, ..)| *placeholder).collect();
     all.extend(["{common}", "{combined}"]);
@@ -101,7 +99,6 @@ pub(super) fn placeholders() -> String {
 // === impl Format ===
 
 impl Format {
-    /// Returns the default format.
     pub fn common() -> Self {
         // The parser only rejects metadata placeholders, which `COMMON` doesn't contain.
         Self::parse(COMMON).unwrap_or_else(|_| Self(Vec::new()))

@@ -12,7 +12,6 @@ use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::message::presentation::name_text;
 
-/// A new target for CNAME records.
 #[derive(Clone, Debug)]
 pub(super) struct CnameRule {
     pub(super) from: NameMatcher,

@@ -2,7 +2,6 @@
 
 use regex::Regex;
 
-/// A matcher for names.
 #[derive(Clone, Debug)]
 pub(super) enum NameMatcher {
     Exact(String),

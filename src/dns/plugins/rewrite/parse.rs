@@ -80,7 +80,6 @@ fn words(line: &Directive) -> Result<Vec<&Token>, CorefileError> {
     Ok(words)
 }
 
-/// A way to match names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MatchKind {
     Exact,

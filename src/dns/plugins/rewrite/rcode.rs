@@ -8,7 +8,6 @@ use crate::dns::message::presentation::parse_rcode;
 /// The highest number that `rcode` accepts.
 const LAST: u16 = 23;
 
-/// The replacement of one response code by another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RcodeRule {
     pub(super) old: u16,

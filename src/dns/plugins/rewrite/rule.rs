@@ -14,7 +14,7 @@ use crate::dns::message::presentation::lower_name_text;
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) change: RuleChange,
-    /// Whether the rules after this one are skipped if it matches.
+    /// Whether a match of this rule ends the search.
     pub(super) is_last: bool,
 }
 

@@ -27,20 +27,15 @@ pub(super) struct Templates {
     metrics: Arc<TemplateCounters>,
 }
 
-/// A template of the Corefile.
 #[derive(Debug)]
 pub(super) struct AnswerTemplate {
-    /// The zones of the template.
     pub(super) zones: ZoneSet,
     pub(super) class: DNSClass,
     pub(super) rtype: RecordType,
     /// The regular expressions for names; there is at least one.
     pub(super) regexes: Vec<Regex>,
-    /// The records of the answer section.
     pub(super) answers: Vec<Template>,
-    /// The records of the authority section.
     pub(super) authorities: Vec<Template>,
-    /// The records of the additional section.
     pub(super) additionals: Vec<Template>,
     pub(super) rcode: ResponseCode,
     pub(super) ede: Option<EdnsOption>,

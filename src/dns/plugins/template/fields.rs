@@ -9,7 +9,6 @@ use crate::dns::message::presentation::{type_name, type_text};
 /// The limit of a character-string (RFC 1035 section 3.3).
 const MAX_STRING: usize = 255;
 
-/// A field of record data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Name,

@@ -15,7 +15,6 @@ use crate::dns::message::presentation::{parse_class_or_number, parse_name, parse
 /// The default TTL in seconds.
 const TTL: u32 = 3600;
 
-/// A word of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RecordToken {
     /// The text without quotes, but with its escapes.

@@ -22,7 +22,6 @@ pub(super) struct Template {
     nodes: Vec<Node>,
 }
 
-/// An error in a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ParseError {
     /// The position, in characters from 1.

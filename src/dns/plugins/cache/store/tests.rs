@@ -189,7 +189,7 @@ async fn popular_answer_is_prefetched_before_it_expires() {
     assert_eq!(freshness(), Some(Freshness::Fresh));
     advance(Duration::from_secs(40)).await;
     assert_eq!(freshness(), Some(Freshness::Due), "the third time, in the last tenth");
-    // The new answer is as popular as the old one, until a minute has passed without a query.
+    // The new answer is as popular as the old answer, until a minute has passed without a query.
     let refresh = cache.get(&key).unwrap().begin_refresh().unwrap();
     put(&cache, &key, &address(300));
     refresh.succeed();

@@ -8,7 +8,6 @@ use super::value::Value;
 /// The maximum width: no record needs more, and a template must not fill the memory with zeros.
 const MAX_WIDTH: usize = 1000;
 
-/// A parsed format string.
 #[derive(Debug)]
 pub(super) struct Format(Vec<Piece>);
 

@@ -8,7 +8,6 @@ use super::value::{Data, Value};
 /// four characters at most.
 const MAX_LENGTH: usize = 4 * 65_536;
 
-/// The state of a single run of a template.
 pub(super) struct Runner<'a> {
     variables: Vec<(String, Value<'a>)>,
     out: String,

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 /// The initial value of `.` in a template.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Data {
-    /// The zone of the template that contains the name.
     pub(crate) zone: String,
     /// The name, in lower case.
     pub(crate) name: String,
@@ -36,7 +35,6 @@ pub(crate) struct Message {
     pub(crate) recursion_available: bool,
     pub(crate) authentic_data: bool,
     pub(crate) checking_disabled: bool,
-    /// The only question.
     pub(crate) questions: [QuestionValue; 1],
 }
 
