@@ -35,10 +35,10 @@
 //! `stdout` is the default output, and has no effect. The plugin can be there only once in a block.
 //!
 //! * `consolidate`: errors with a reason that **REGEXP** matches, anywhere unless it has `^` or `$`, aren't logged
-//! individually. **DURATION**, such as `30s` or `5m`, after the first error, a line reports the number of errors.
-//! **LEVEL** is the level of that line: `debug`, `info`, `warning`, or `error`, which is the default. With `show_first`
-//! the first error is logged at once, with that level, and the number only if there were more errors. The option may be
-//! repeated; the first **REGEXP** that matches counts. It has 10000 bytes at most.
+//!   individually. **DURATION**, such as `30s` or `5m`, after the first error, a line reports the number of errors.
+//!   **LEVEL** is the level of that line: `debug`, `info`, `warning`, or `error`, which is the default. With
+//!   `show_first` the first error is logged at once, with that level, and the number only if there were more errors.
+//!   The option may be repeated; the first **REGEXP** that matches counts. It has 10000 bytes at most.
 //!
 //! When the block ends, because of a reload or with the process, the errors that were counted so far are logged.
 //!

@@ -33,12 +33,12 @@
 //!
 //! * `read`: the time for the rest of a query after its first byte, and for the TLS handshake. 5s by default.
 //! * `write`: the time for the client to receive answers. It applies to about 4 KiB of answers, or to one bigger
-//! answer; a client that reads steadily gets all answers. 5s by default.
+//!   answer; a client that reads steadily gets all answers. 5s by default.
 //! * `idle`: the time from an answer to the next query, or from the start of the connection to the first query. 30s by
-//! default.
+//!   default.
 //! * `maxtcpqueries`: the number of queries after which a connection is closed, when they have been answered. Clients
-//! then reconnect, so that a load balancer in front of several replicas can distribute them again. **MAXIMUM** is 1 or
-//! more, or -1 for no limit, which is the default.
+//!   then reconnect, so that a load balancer in front of several replicas can distribute them again. **MAXIMUM** is 1
+//!   or more, or -1 for no limit, which is the default.
 //!
 //! # Examples
 //!
