@@ -9,8 +9,8 @@
 //! from 5 seconds to an hour for a positive answer, from 5 seconds to half an hour for an answer that denies the name
 //! or the type. All records of a message get that one TTL, also when the answer has just arrived. SERVFAIL and NOTIMP
 //! are kept for 5 seconds. Not cached are truncated answers, transfers, other errors, denials without an SOA record,
-//! NXDOMAIN with records in its answer section, CNAME chains without an answer at their end, and, for clients with DO,
-//! answers with signatures that have expired.
+//! NXDOMAIN with records in its answer section, CNAME chains with neither data nor an SOA record at their end, and, for
+//! clients with DO, answers with signatures that have expired.
 //!
 //! An answer from the cache always has AA set, because some clients accept no other answer. Only clients that have set
 //! AD or DO see AD; the queries to the plugins after this one always have AD set.
@@ -37,8 +37,8 @@
 //!   and an expired failure is never given. CoreDNS protects only positive answers, and only from SERVFAIL.
 //! - The newest answer replaces the older one: a denial replaces a positive answer, and the other way round, in every
 //!   mode but `prefer_positive`. CoreDNS may have both cached, and then gives the denial.
-//! - An expired answer isn't given any more after an NXDOMAIN answer, even if the NXDOMAIN itself can't be cached (RFC
-//!   8767 section 4).
+//! - An expired answer isn't given any more after an NXDOMAIN answer, even if the NXDOMAIN answer itself can't be
+//!   cached (RFC 8767 section 4).
 //! - A TTL with the top bit set is 0 (RFC 2181 section 8).
 //! - Words after **MINTTL**, which CoreDNS ignores, negative numbers and invalid zones are errors.
 //!

@@ -90,7 +90,7 @@
 //!   `dns://192.0.2.1`), an address with TLS (`tls://192.0.2.1`; the port is 853, and the name in the upstream's
 //!   certificate may be added: `tls://192.0.2.1%dns.example.com:853`), a file with `nameserver` lines
 //!   (`/etc/resolv.conf`; with *reload*, changes of the file take effect), or a host name, for each of its addresses.
-//!   Duplicate addresses count once. None of them may be an address that lb-linker itself listens on.
+//!   Duplicate addresses count once. An upstream can't be an address that lb-linker itself listens on.
 //! - `except` **ZONES...**: names in these zones go to the next plugin. The option can be repeated.
 //! - `force_tcp`: upstreams are asked by TCP. Without `force_tcp`, a query that came by UDP is sent by UDP first, and a
 //!   query that came by TCP or TLS is sent by TCP.

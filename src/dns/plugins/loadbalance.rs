@@ -40,9 +40,9 @@
 //! - `prefer` lists networks such as `10.0.0.0/8`, the most preferred first. It may be repeated.
 //!
 //! The file has lines with a name, and below each name lines with an address of that name and its weight, a number from
-//! 1 to 255. Empty lines, and lines that begin with `#`, are ignored. An address that isn't in the file has the weight
-//! 1. The probability that an address comes first is its weight divided by the sum of the weights of all addresses in
-//! the answer.
+//! 1 to 255. Empty lines, and lines that begin with `#`, are ignored. The weight of an address that isn't in the file
+//! is 1; the probability that an address comes first is its weight divided by the sum of the weights of all addresses
+//! in the answer.
 //!
 //! # Examples
 //!

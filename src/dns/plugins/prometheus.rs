@@ -4,7 +4,7 @@
 //!
 //! # Description
 //!
-//! Names, labels and buckets are those of CoreDNS, so that its dashboards and alerts work. `/metrics` also has
+//! Names, labels and buckets are those of CoreDNS, so that CoreDNS's dashboards and alerts work. `/metrics` also has
 //! lb-linker's own metrics, which begin with `lb_linker_`, the metrics of the other plugins, and the metrics of the
 //! process (`process_*`); there are no metrics of Go's runtime.
 //!

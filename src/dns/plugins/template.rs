@@ -9,8 +9,8 @@
 //! AA set. Expressions in double braces in these lines are replaced for each query, as in Go's `text/template`.
 //!
 //! A block may have several templates, which are tried in order. A template for another class, type or zone is skipped;
-//! if a template is for the query, and its regular expressions don't match, the answer is SERVFAIL unless it has
-//! `fallthrough`. If all templates are skipped, the next plugin answers.
+//! if a template is for the query, and its regular expressions don't match, the answer is SERVFAIL unless the template
+//! has `fallthrough`. If all templates are skipped, the next plugin answers.
 //!
 //! Regular expressions are matched against the name in lower case, with the dot at its end: `www.example.org.`.
 //!
@@ -24,7 +24,7 @@
 //! - The parts of Go's templates that are described below are supported. Other parts are rejected by name at the start,
 //!   and so are errors that affect every query: unknown fields, wrong numbers of arguments. CoreDNS detects such errors
 //!   when it answers.
-//! - `.Meta` is refused: the plugin *metadata* isn't supported.
+//! - `.Meta` is rejected: the plugin *metadata* isn't supported.
 //! - Where Go's `printf` writes `%!d(string=x)` because a value doesn't fit its verb, the template fails.
 //! - Regular expressions are those of Rust's regex crate. They agree with Go's except for details: in a class `&&`,
 //!   `--`, `~~` and a second `[` have a meaning of their own, and `\<` and `\>` are the ends of words. `\Q...\E`, octal

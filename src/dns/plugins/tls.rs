@@ -11,8 +11,8 @@
 //!
 //! Differences from CoreDNS: certificates aren't obtained from an ACME server, so `acme` and its options are rejected:
 //! use cert-manager or another client to write the files. `keylog` is rejected, because it exposes the content of every
-//! connection. A client that offers other ALPN protocols than `dot` only is rejected, because it doesn't want DNS. The
-//! plugin can be there only once in a block; in CoreDNS the last one counts.
+//! connection. A client that offers ALPN protocols without `dot` is rejected, because it doesn't want DNS. The plugin
+//! can be there only once in a block; in CoreDNS the last one counts.
 //!
 //! # Syntax
 //!
