@@ -83,9 +83,7 @@ use crate::dns::message::validity::ClientScope;
 use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "clients";
-/// Stands for all clients.
 const ANY: &str = "any";
-/// The minimum time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -153,7 +151,6 @@ pub(super) fn is_of_client(request: &Request) -> bool {
     request.purpose == Purpose::Client && !request.is_own()
 }
 
-/// Returns the reply to a client that isn't listed.
 pub(super) fn refusal(request: &Request, plugin: &'static str) -> Reply {
     let mut reply = request.reply(plugin);
     reply.metadata.response_code = ResponseCode::Refused;

@@ -95,11 +95,9 @@ struct Errors {
     log: ErrorLog,
 }
 
-/// The output of the plugin.
 #[derive(Clone, Debug)]
 struct ErrorLog {
     lines: QueryLog,
-    /// Whether lines of the level debug are written.
     debug: bool,
 }
 

@@ -230,7 +230,6 @@ struct Forward {
     /// The response codes that pass the query to the next line.
     next: Vec<ResponseCode>,
     next_on_nodata: bool,
-    /// The result of the loop detection.
     looping: Option<Arc<LoopState>>,
 }
 

@@ -103,7 +103,6 @@ use weights::Weights;
 const NAME: &str = "loadbalance";
 const ROUND_ROBIN: &str = "round_robin";
 const WEIGHTED: &str = "weighted";
-/// The default interval at which the file is checked for changes.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]

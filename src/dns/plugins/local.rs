@@ -72,7 +72,6 @@ struct Local {
     localhost: Name,
     /// `1.0.0.127.in-addr.arpa`.
     loopback: Name,
-    /// The data of each zone's SOA record.
     soa: SOA,
     /// Whether the plugin answers for names that begin with `localhost`.
     has_prefix: bool,

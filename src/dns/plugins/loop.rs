@@ -77,7 +77,6 @@ const NAME: &str = "loop";
 const MAX_HARMLESS_RETURNS: u32 = 2;
 /// How long the check at the start lasts.
 const SEARCH_DURATION: Duration = Duration::from_secs(30);
-/// How long a probe may take to be answered.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause after a probe without an answer at the start.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);

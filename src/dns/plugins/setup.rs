@@ -32,9 +32,7 @@ pub struct ServerContext {
     pub store: Arc<Store>,
     /// Which addresses of a link's target may be in answers.
     pub targets: Arc<TargetPolicy>,
-    /// The last known addresses of the targets.
     pub stale_caches: StaleCaches,
-    /// The limit of upstream sockets for all blocks together.
     pub upstream_sockets: Arc<SocketBudget>,
     pub metrics: Arc<Metrics>,
     /// Returns the addresses at which clients reach this process if it listens on these addresses; an empty slice means
@@ -66,9 +64,7 @@ pub struct BlockBuilder {
     pub root: PathBuf,
     /// The listen addresses; empty for all addresses.
     pub bind: Vec<IpAddr>,
-    /// The acceptor of the block's TLS listeners.
     pub tls: Option<TlsAcceptor>,
-    /// The timeouts and limits of TCP and TLS connections.
     pub timeouts: Timeouts,
     pub debug: bool,
     pub endpoints: Vec<HttpEndpoint>,
@@ -77,7 +73,6 @@ pub struct BlockBuilder {
     /// The upstreams that the Corefile names by address, with their positions: none of them may be a listener of this
     /// process.
     pub upstreams: Vec<(SocketAddr, Position)>,
-    /// The loop detection of the plugin `loop`.
     pub looping: Option<Arc<LoopState>>,
     /// Possible mistakes, such as a file that doesn't exist yet and is looked for again later.
     pub warnings: Vec<CorefileError>,
@@ -93,7 +88,6 @@ pub type Task = Box<dyn FnOnce(Arc<Server>, CancellationToken) -> BoxFuture<'sta
 pub struct HttpEndpoint {
     pub kind: HttpKind,
     pub address: SocketAddr,
-    /// The position in the Corefile that sets the address.
     pub place: Position,
 }
 
@@ -110,7 +104,6 @@ pub enum HttpKind {
 /// How often the Corefile is checked for changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reload {
-    /// The time between two checks.
     pub interval: Duration,
     /// The range of the random shift of the interval, half of it in either direction.
     pub jitter: Duration,

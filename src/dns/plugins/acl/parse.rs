@@ -9,7 +9,6 @@ use crate::dns::plugins::nets::{Nets, net};
 use crate::dns::plugins::setup::Setup;
 
 const ACTIONS: [&str; 4] = ["allow", "block", "filter", "drop"];
-/// Stands for all types, or all clients.
 const ALL: &str = "*";
 
 pub(super) fn list(setup: &Setup<'_>, line: &Directive) -> Result<RuleList, CorefileError> {
@@ -60,7 +59,6 @@ enum ParsedList<T> {
 }
 
 impl<T> ParsedList<T> {
-    /// Parses a list, and merges it.
     fn extend(
         &mut self,
         words: &[Token],

@@ -17,7 +17,6 @@ pub(super) struct InvalidatedNames(Mutex<InvalidatedState>);
 #[derive(Debug, Default)]
 struct InvalidatedState {
     names: VecDeque<InvalidatedName>,
-    /// The number of the next invalidation.
     next: u64,
     /// A query with a mark below this number counts as invalidated, whatever its name.
     all_before: u64,

@@ -94,7 +94,6 @@ pub struct CacheStore {
 
 #[derive(Clone, Debug)]
 pub struct CacheHit {
-    /// The answer as it was received.
     pub message: Arc<Message>,
     /// The current TTL of all records.
     pub ttl: u32,
@@ -275,7 +274,6 @@ impl CacheStore {
         }
     }
 
-    /// Returns whether an entry may still be served.
     fn is_usable(&self, item: &CacheEntry) -> bool {
         let stale = self.options.serve_stale.map_or(Duration::ZERO, |stale| stale.up_to);
         item.stored.elapsed() < Duration::from_secs(item.ttl.into()) + stale
@@ -381,7 +379,6 @@ impl CacheHit {
 }
 
 impl Refresh {
-    /// Ends the refresh with success.
     pub fn succeed(mut self) {
         self.pause = Duration::ZERO;
     }

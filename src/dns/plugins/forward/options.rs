@@ -84,7 +84,6 @@ struct Tls {
     identity: Option<(Pem, Pem)>,
 }
 
-/// A PEM file and its position in the Corefile.
 #[derive(Clone)]
 struct Pem {
     bytes: Vec<u8>,

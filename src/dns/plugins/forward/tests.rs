@@ -79,7 +79,6 @@ impl Fake {
         Self::start(move |asked, _| Some(error(asked, rcode))).await
     }
 
-    /// Starts an upstream that never answers.
     async fn silent() -> Self {
         Self::start(|_, _| None).await
     }

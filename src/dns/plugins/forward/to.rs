@@ -133,7 +133,6 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Parses the name that a certificate has to be valid for.
 pub(super) fn server_name(name: &str, word: &Token) -> Result<ServerName<'static>, CorefileError> {
     ServerName::try_from(name.to_owned())
         .map_err(|_| word.error(format!("{name:?} isn't a name that a certificate can bear")))

@@ -9,7 +9,6 @@ use crate::dns::message::presentation::parse_name;
 use crate::dns::message::query::wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 
-/// The names by address, and the addresses by name.
 #[derive(Debug, Default)]
 pub(super) struct HostsMap {
     /// The addresses by name, in wire form and lower case; the IPv4 map comes first.

@@ -44,7 +44,6 @@ impl Denial {
         }
     }
 
-    /// Returns the extended DNS error for the client.
     const fn ede(self) -> Ede {
         match self {
             Self::Address => Ede::FILTERED,
@@ -82,11 +81,9 @@ impl Denials {
 /// The result of checking the names of an answer.
 #[derive(Debug, Default)]
 pub(super) struct HopCheck {
-    /// The reason why records were left out, if they were.
     pub(super) denial: Option<Denial>,
     /// The clients for which each `acl` decides the same.
     clients: Vec<ClientScope>,
-    /// The links and names that the result depends on.
     dependencies: Vec<ZoneDependencies>,
     /// Whether the answer must not be reused, because a dependency is unknown.
     is_for_now: bool,
@@ -196,7 +193,6 @@ impl LbLinker {
         None
     }
 
-    /// Returns whether an `acl` denies the client a query.
     pub(super) fn denies(
         &self,
         request: &Request,

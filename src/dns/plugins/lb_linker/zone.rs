@@ -79,7 +79,6 @@ pub struct ZoneAnswer {
     pub additionals: Vec<Record>,
     /// The target of the CNAME in the answer, if the query is for more than the CNAME.
     pub chase: Option<Name>,
-    /// The extended error if the zone can't answer.
     pub ede: Option<Ede>,
     /// The link that has the name, or the service at the name.
     pub link: Option<Arc<Link>>,

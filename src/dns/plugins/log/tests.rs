@@ -83,7 +83,6 @@ async fn only_the_given_classes_are_logged() {
     }
 }
 
-/// Formats a line about a reply.
 fn shown(request: &Request, reply: Option<&Reply>, format: &str) -> String {
     let duration = Duration::from_nanos(307_024);
     Format::parse(format).unwrap().text(&Seen { request, name: "a.", reply, duration })

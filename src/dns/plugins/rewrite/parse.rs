@@ -115,7 +115,6 @@ impl MatchKind {
         })
     }
 
-    /// Returns a matcher for names in queries.
     fn of_names(self, word: &Token) -> Result<NameMatcher, CorefileError> {
         let text = if self == Self::Regex { word.text.clone() } else { names::normal(&word.text) };
         self.of(text, word)

@@ -36,14 +36,12 @@ pub(super) enum RuleChange {
     },
 }
 
-/// A change of the name in a query.
 #[derive(Debug)]
 pub(super) struct NameChange {
     pub(super) from: NameMatcher,
     pub(super) to: String,
     /// Whether the name is changed back in the answer.
     pub(super) auto: bool,
-    /// The other changes of the answer.
     pub(super) answers: Vec<ResponseRule>,
 }
 

@@ -20,7 +20,6 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::metrics::{MetricGroup, registered};
 
-/// The plugin `template`, with all templates of a block.
 #[derive(Debug)]
 pub(super) struct Templates {
     answers: Vec<AnswerTemplate>,

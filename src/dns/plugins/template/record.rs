@@ -12,7 +12,6 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncodable};
 use super::fields::write_fields;
 use crate::dns::message::presentation::{parse_class_or_number, parse_name, parse_type_or_number, unescape};
 
-/// The default TTL in seconds.
 const TTL: u32 = 3600;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

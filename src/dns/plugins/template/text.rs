@@ -26,7 +26,6 @@ pub(super) struct Template {
 pub(super) struct ParseError {
     /// The position, in characters from 1.
     pub(super) at: usize,
-    /// The error, and the expected text.
     pub(super) message: String,
 }
 

@@ -52,7 +52,6 @@ pub(crate) fn link(service: &str, target: &str) -> ObservedService {
 pub(crate) struct TestSite {
     /// The server of the first listener.
     pub(crate) server: Arc<Server>,
-    /// The addresses of the listeners.
     pub(crate) listeners: Vec<String>,
     pub(crate) shared: setup::ServerContext,
     /// The template of all requests, without the question; tests may change it.

@@ -85,7 +85,6 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Assigns values to the variables of a pipe.
     fn set(&mut self, pipe: &Pipe, values: &[Value<'a>]) -> Result<(), String> {
         for (name, value) in pipe.variables.iter().zip(values) {
             if !pipe.assigns {

@@ -9,7 +9,6 @@ pub(crate) struct Data {
     pub(crate) zone: String,
     /// The name, in lower case.
     pub(crate) name: String,
-    /// The regular expression that matched.
     pub(crate) regex: String,
     /// The class; for queries of the class ANY, the class of the template.
     pub(crate) class: String,
@@ -23,7 +22,6 @@ pub(crate) struct Data {
     pub(crate) remote: String,
 }
 
-/// The query message.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Message {
     pub(crate) id: u16,
