@@ -26,14 +26,14 @@ use crate::sync::source::manifests;
 pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, InputError> {
     flags.validate()?;
     flags.upstreams()?;
-    let (flags, corefile, doubts) = &check_corefile(flags)?;
+    let (flags, corefile, warnings) = &check_corefile(flags)?;
     let mut findings = CheckReport::default();
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
     findings.lines.extend(flags.sync_notice().map(ToOwned::to_owned));
     // `check` reports warnings of the Corefile as problems; `run` only logs them.
-    findings.input.extend(doubts.iter().map(ToString::to_string));
+    findings.input.extend(warnings.iter().map(ToString::to_string));
     findings.lines.push(String::new());
     findings.lines.extend(corefile.lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
@@ -76,6 +76,6 @@ fn check_corefile(flags: &Flags) -> Result<(Flags, String, Vec<CorefileError>), 
     flags.set_zones(&corefile.link_zones()?)?;
     let context = ServerContext::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(&flags.zones)))?;
     let configuration = corefile.configure(&context)?;
-    let doubts = configuration.blocks.into_iter().flat_map(|built| built.builder.warnings).collect();
-    Ok((flags, corefile.text(), doubts))
+    let warnings = configuration.blocks.into_iter().flat_map(|built| built.builder.warnings).collect();
+    Ok((flags, corefile.text(), warnings))
 }

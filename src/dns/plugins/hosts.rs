@@ -131,14 +131,14 @@ struct Hosts {
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let line = setup.only_line()?;
-    let mut doubts = Vec::new();
+    let mut warnings = Vec::new();
     let (path, zones) = match line.arguments() {
         [] => (FILE.into(), setup.zones_or_own(&[])?),
         [path, zones @ ..] => {
             let file = setup.path(&path.text);
-            let relist_guard = look_at(&file)
+            let warning = look_at(&file)
                 .map_err(|error| path.error(format!("can't look at {}: {error}", file.display())))?;
-            doubts.extend(relist_guard.map(|relist_guard| path.error(relist_guard)));
+            warnings.extend(warning.map(|warning| path.error(warning)));
             (file, setup.zones_or_own(zones)?)
         }
     };
@@ -182,7 +182,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     }
     let inline = HostsMap::parse(&inline, &zones, reverse);
     let unsupported = unsupported.is_some();
-    setup.builder.warnings.append(&mut doubts);
+    setup.builder.warnings.append(&mut warnings);
     if reload.is_zero() {
         // Makes the file part of the Corefile's reload; a missing file is no error.
         let _ = setup.read(&path);

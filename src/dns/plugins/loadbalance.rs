@@ -194,9 +194,9 @@ fn weighted(
             return Err(file.error(format!("{} can't be read: {error}", path.display())));
         }
         Err(error) => {
-            let relist_guard =
+            let warning =
                 format!("{} can't be read: {error}; all weights are 1 until it can", path.display());
-            setup.builder.warnings.push(file.error(relist_guard));
+            setup.builder.warnings.push(file.error(warning));
             None
         }
     };

@@ -184,9 +184,9 @@ impl Plugin for Rewrite {
     /// The request stays changed for the plugins before this one, as in CoreDNS: `errors` logs the changed query, and
     /// `log` and `prometheus` use its type.
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
-        let response_rule = self.rewrite(&mut request.query)?;
+        let response_rules = self.rewrite(&mut request.query)?;
         let outcome = next.serve(request).await;
-        response::rewrite(&response_rule, request, outcome).await
+        response::rewrite(&response_rules, request, outcome).await
     }
 
     fn rewritten(&self, query: &Query) -> Option<Query> {
@@ -201,9 +201,9 @@ impl Rewrite {
     /// Changes the query. Returns the matching rules for the answer, in the order of the rules.
     fn rewrite(&self, query: &mut Query) -> Result<Vec<Cow<'_, ResponseRule>>, PluginError> {
         let original = query.clone();
-        let mut response_rule = Vec::new();
+        let mut response_rules = Vec::new();
         for rule in &self.rules {
-            match rule.apply(query, &mut response_rule) {
+            match rule.apply(query, &mut response_rules) {
                 Ok(applies) if applies && rule.is_last => break,
                 Ok(_) => {}
                 Err(failure) => {
@@ -212,6 +212,6 @@ impl Rewrite {
                 }
             }
         }
-        Ok(response_rule)
+        Ok(response_rules)
     }
 }

@@ -35,8 +35,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         match setup.builder.root.metadata() {
             Ok(found) if !found.is_dir() => return Err(word.isnt("a directory")),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let relist_guard = word.error(format!("the directory {:?} doesn't exist yet", word.text));
-                setup.builder.warnings.push(relist_guard);
+                let warning = word.error(format!("the directory {:?} doesn't exist yet", word.text));
+                setup.builder.warnings.push(warning);
             }
             Err(error) => return Err(word.error(format!("{:?} can't be used: {error}", word.text))),
             Ok(_) => {}

@@ -148,7 +148,7 @@ impl ServerContext {
 
 impl fmt::Debug for BlockBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Draft").field("plugins", &self.plugins).finish_non_exhaustive()
+        f.debug_struct("BlockBuilder").field("plugins", &self.plugins).finish_non_exhaustive()
     }
 }
 

@@ -147,8 +147,8 @@ impl Instance {
             built.block = Arc::clone(&live.block);
             self.blocks.push(live);
         }
-        for relist_guard in configuration.blocks.iter().flat_map(|built| &built.builder.warnings) {
-            warn!("{relist_guard}");
+        for warning in configuration.blocks.iter().flat_map(|built| &built.builder.warnings) {
+            warn!("{warning}");
         }
         // What has ended by itself takes no room until the end.
         while self.tasks.try_join_next().is_some() {}

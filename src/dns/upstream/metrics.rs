@@ -125,7 +125,7 @@ pub(crate) struct UpstreamCounters {
 
 impl fmt::Debug for UpstreamCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Counters").field("to", &self.to).finish_non_exhaustive()
+        f.debug_struct("UpstreamCounters").field("to", &self.to).finish_non_exhaustive()
     }
 }
 

@@ -114,7 +114,7 @@ mod tests {
 
         assert_eq!(kept(0..100, 200), 100);
         assert_eq!(kept(0..0, 210), 0, "all is there again");
-        assert_eq!(kept(0..100, 240), 100, "the doubt before is over");
+        assert_eq!(kept(0..100, 240), 100, "the earlier suspicion is over");
     }
 
     #[test]

@@ -31,23 +31,23 @@ pub(super) enum ResponseRule {
 
 /// Applies rules to the result of a request, the last rule first.
 pub(super) async fn rewrite(
-    response_rule: &[Cow<'_, ResponseRule>],
+    response_rules: &[Cow<'_, ResponseRule>],
     request: &Request,
     outcome: PluginResult,
 ) -> PluginResult {
     match outcome {
-        _ if response_rule.is_empty() => outcome,
+        _ if response_rules.is_empty() => outcome,
         Ok(mut reply) => {
             let before = reply.metadata.response_code;
             let mut open = ResponseEditor::new(&mut reply);
-            open.rewrite(response_rule, request).await?;
+            open.rewrite(response_rules, request).await?;
             open.close();
             check(request, before, reply.metadata.response_code)?;
             Ok(reply)
         }
         Err(PluginError::Error { mut rcode, why, ede, no_upstream }) => {
             let before = rcode;
-            recode(response_rule, &mut rcode);
+            recode(response_rules, &mut rcode);
             check(request, before, rcode)?;
             Err(PluginError::Error { rcode, why, ede, no_upstream })
         }
@@ -55,8 +55,8 @@ pub(super) async fn rewrite(
     }
 }
 
-fn recode(response_rule: &[Cow<'_, ResponseRule>], rcode: &mut ResponseCode) {
-    for step in response_rule.iter().rev() {
+fn recode(response_rules: &[Cow<'_, ResponseRule>], rcode: &mut ResponseCode) {
+    for step in response_rules.iter().rev() {
         if let ResponseRule::Rcode(recode) = &**step {
             recode.apply(rcode);
         }
@@ -109,21 +109,21 @@ impl<'a> ResponseEditor<'a> {
     /// record.
     async fn rewrite(
         &mut self,
-        response_rule: &[Cow<'_, ResponseRule>],
+        response_rules: &[Cow<'_, ResponseRule>],
         request: &Request,
     ) -> Result<(), PluginError> {
         if self.records.is_empty() {
-            recode(response_rule, &mut self.reply.metadata.response_code);
+            recode(response_rules, &mut self.reply.metadata.response_code);
             return Ok(());
         }
         for number in self.authorities.clone() {
-            self.rewrite_record(number, response_rule, request).await?;
+            self.rewrite_record(number, response_rules, request).await?;
         }
         for number in self.answers.clone() {
-            self.rewrite_record(number, response_rule, request).await?;
+            self.rewrite_record(number, response_rules, request).await?;
         }
         for number in self.additionals.clone() {
-            self.rewrite_record(number, response_rule, request).await?;
+            self.rewrite_record(number, response_rules, request).await?;
         }
         Ok(())
     }
@@ -131,10 +131,10 @@ impl<'a> ResponseEditor<'a> {
     async fn rewrite_record(
         &mut self,
         number: usize,
-        response_rule: &[Cow<'_, ResponseRule>],
+        response_rules: &[Cow<'_, ResponseRule>],
         request: &Request,
     ) -> Result<(), PluginError> {
-        for step in response_rule.iter().rev() {
+        for step in response_rules.iter().rev() {
             let record = &mut self.records[number];
             match &**step {
                 ResponseRule::Name(renaming) => rename(&mut record.name, renaming)?,

@@ -53,10 +53,10 @@ impl Rule {
     pub(super) fn apply<'a>(
         &'a self,
         query: &mut Query,
-        response_rule: &mut Vec<Cow<'a, ResponseRule>>,
+        response_rules: &mut Vec<Cow<'a, ResponseRule>>,
     ) -> Result<bool, PluginError> {
         match &self.change {
-            RuleChange::Name(change) => change.apply(query, response_rule),
+            RuleChange::Name(change) => change.apply(query, response_rules),
             RuleChange::Type { from, to } => {
                 let applies = query.query_type() == *from;
                 if applies {
@@ -74,7 +74,7 @@ impl Rule {
             RuleChange::Answers { names, response_rule: what } => {
                 let applies = names.as_ref().is_none_or(|names| names.matches(&matched(query)));
                 if applies {
-                    response_rule.push(Cow::Borrowed(what));
+                    response_rules.push(Cow::Borrowed(what));
                 }
                 Ok(applies)
             }
@@ -86,17 +86,17 @@ impl NameChange {
     fn apply<'a>(
         &'a self,
         query: &mut Query,
-        response_rule: &mut Vec<Cow<'a, ResponseRule>>,
+        response_rules: &mut Vec<Cow<'a, ResponseRule>>,
     ) -> Result<bool, PluginError> {
         let before = matched(query);
         let Some(after) = self.from.replace(&before, &self.to) else { return Ok(false) };
         query.set_name(renamed(&after)?);
         if self.auto {
             let back = NameRenaming::Tree { from: after, to: before };
-            response_rule
+            response_rules
                 .extend([ResponseRule::Name(back.clone()), ResponseRule::Value(back)].map(Cow::Owned));
         }
-        response_rule.extend(self.answers.iter().map(Cow::Borrowed));
+        response_rules.extend(self.answers.iter().map(Cow::Borrowed));
         Ok(true)
     }
 }
