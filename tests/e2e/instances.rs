@@ -17,7 +17,7 @@ use crate::story::external_target;
 const INSTANCE: &str = "linker.hsj.com/instance";
 const OTHERS: &str = "lb_linker_objects_of_other_instances";
 
-/// Starts the instance of a team: it follows the load balancers with that team's label.
+/// Starts the instance of a team, which follows the load balancers with that team's label.
 fn instance(plane: &ControlPlane, target: &str, namespaces: &str, team: &str, more: &[&str]) -> Linker {
     let selector = format!("team={team}");
     let name = format!("of/{team}");
@@ -35,7 +35,7 @@ async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, team: &st
     cluster.set_ingress(namespace, name, ingress).await;
 }
 
-/// The name of each Service and EndpointSlice of the target namespace, and its instance.
+/// Returns the name and the instance annotation of each Service and EndpointSlice in the target namespace.
 fn instances(plane: &ControlPlane, target: &str) -> Vec<(String, String)> {
     let mut objects = plane.list(&format!("/api/v1/namespaces/{target}/services"));
     objects.extend(plane.list(&format!("/apis/discovery.k8s.io/v1/namespaces/{target}/endpointslices")));
@@ -56,14 +56,15 @@ async fn versions(cluster: &Cluster, target: &str) -> Vec<Option<String>> {
     list.into_iter().map(|service| service.metadata.resource_version).collect()
 }
 
-/// Waits until so many writes have been counted, which happens a moment after they are seen, and no more.
+/// Waits until lb-linker has counted `number` writes, and asserts that it has counted no more. A write is counted
+/// shortly after it is visible.
 async fn wrote(linker: &Linker, number: f64) {
     eventually(&format!("{number} writes"), || async { (linker.writes() >= number).then_some(()) }).await;
     assert!((linker.writes() - number).abs() < 0.5, "{} writes: {:#?}", linker.writes(), linker.log());
 }
 
 #[tokio::test]
-async fn instances_leave_each_others_objects_alone() {
+async fn instances_dont_touch_each_others_objects() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("shared").await;
     let host = |name: &'static str| [Ingress::Hostname(name)];
@@ -78,8 +79,8 @@ async fn instances_leave_each_others_objects_alone() {
     eventually("both objects", || async { (instances(plane, &target) == both).then_some(()) }).await;
     drop((a, b));
 
-    // What an instance finds at its start is no reason to remove what another one has written, nor is what it
-    // hears later: each writes once more, and nothing else happened before that.
+    // Neither the first lists nor later watch events make an instance remove another instance's objects: each
+    // instance makes exactly one more write.
     let (a, b) =
         (instance(plane, &target, &namespace, "a", &[]), instance(plane, &target, &namespace, "b", &[]));
     for (linker, name, team) in [(&a, "three", "a"), (&b, "four", "b")] {
@@ -109,7 +110,7 @@ async fn a_name_of_another_instance_is_a_conflict() {
     let other = format!("y-{namespace}");
     plane.kubectl(&["create", "namespace", &other]);
     let both = format!("{namespace},{other}");
-    // x-y-NAMESPACE-ext is the first choice of both.
+    // Both Services have the default name x-y-NAMESPACE-ext.
     load_balancer(&cluster, &other, "x", "a", &[Ingress::Hostname("a.example.com")]).await;
     let a = instance(plane, &target, &both, "a", &[]);
     let name = format!("x-y-{namespace}-ext");
@@ -129,14 +130,14 @@ async fn a_name_of_another_instance_is_a_conflict() {
     wrote(&a, 1.0).await;
     wrote(&b, 0.0).await;
 
-    // The holder gives it up.
+    // The owner releases the name.
     cluster.delete_service(&other, "x").await;
     external_target(&cluster, &target, &name, "b.example.com").await;
     assert_eq!(instances(plane, &target), pairs(&[(&name, "of/b")]));
 }
 
 #[tokio::test]
-async fn objects_without_an_instance_are_adopted_at_a_slow_pace() {
+async fn objects_without_an_instance_are_adopted_slowly() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("upgrade").await;
     load_balancer(&cluster, &namespace, "host", "a", &[Ingress::Hostname("a.example.com")]).await;
@@ -147,7 +148,7 @@ async fn objects_without_an_instance_are_adopted_at_a_slow_pace() {
     let all = |instance| pairs(&[(&host, instance), (&ip, instance), (&slice, instance)]);
     eventually("the objects", || async { (instances(plane, &target) == all("of/a")).then_some(()) }).await;
     assert!(before.stop().success());
-    // What a version before the annotation has left.
+    // Objects of a version that didn't write the annotation.
     let objects = ["-n", &target, "annotate", "services,endpointslices", "--all"];
     plane.kubectl(&[&objects[..], &[&format!("{INSTANCE}-")]].concat());
     assert_eq!(instances(plane, &target), all(""));
@@ -157,7 +158,7 @@ async fn objects_without_an_instance_are_adopted_at_a_slow_pace() {
     a.ready().await;
     load_balancer(&cluster, &namespace, "later", "a", &[Ingress::Hostname("later.example.com")]).await;
     external_target(&cluster, &target, &format!("later-{namespace}-ext"), "later.example.com").await;
-    // Nothing but the new one is written at once.
+    // Only the new object is written at once.
     wrote(&a, 1.0).await;
     let deadline = started + Duration::from_secs(180);
     while a.writes() < 4.0 {
@@ -174,7 +175,7 @@ async fn objects_without_an_instance_are_adopted_at_a_slow_pace() {
 }
 
 #[tokio::test]
-async fn another_owner_of_most_objects_is_named_with_both_remedies() {
+async fn instance_mismatch_is_logged_with_both_remedies() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("renamed").await;
     for name in ["one", "two", "three"] {
@@ -227,7 +228,7 @@ async fn another_owner_of_most_objects_is_named_with_both_remedies() {
     drop(linker);
     assert_eq!(versions(&cluster, &target).await.iter().filter(|it| versions_before.contains(it)).count(), 3);
 
-    // The second one: what it follows is its own at once.
+    // The second remedy: the instance adopts the objects of its links at once.
     let linker = renamed("new");
     linker.line("belong to the lb-linker instance of/a").await;
     let (_, command) = remedies[1].split_once(' ').unwrap();
@@ -259,7 +260,7 @@ async fn with_sync_off_the_objects_of_all_instances_are_read() {
     for name in ["one", "two"] {
         answers(linker.dns, &format!("{name}.{namespace}.lb.internal. CNAME"), "kept.example.com.").await;
     }
-    // One that writes knows the last targets of its own only.
+    // An instance with sync on restores the last targets of its own objects only.
     let args = ["--upstream", "none", "--watch-namespaces", &namespace, "--instance", "of/a"];
     let a = Linker::in_cluster(plane, &target, &args);
     answers(a.dns, &format!("one.{namespace}.lb.internal. CNAME"), "kept.example.com.").await;
@@ -282,7 +283,7 @@ async fn takeover_lists_no_orphans_of_other_instances() {
     let output = run_to_end([&args[..], &[kubeconfig.to_str().unwrap()]].concat());
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("unmarked") && !text.contains("theirs"), "{text}");
-    // Neither does --prune remove it.
+    // --prune doesn't remove the object of another instance either.
     let args = ["--watch-namespaces", &namespace, "--upstream", "none", "--prune", "--delete-delay", "0s"];
     let linker = Linker::in_cluster(plane, &target, &args);
     let gone = || async { cluster.get_service(&target, "unmarked").await.is_none().then_some(()) };

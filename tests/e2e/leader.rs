@@ -1,4 +1,4 @@
-//! Several replicas: one writes, all answer DNS, whatever becomes of the one that writes.
+//! Leader election between replicas: only the leader writes, and all replicas answer DNS.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ use crate::harness::linker::{Linker, run_to_end_with};
 use crate::harness::{cluster_with_target, deploy, eventually, grant_optional};
 use crate::story::external_target;
 
-/// A namespace with load balancers, a target namespace, and a ServiceAccount for each replica, so that the audit
-/// log tells them apart.
+/// A namespace with load balancers, a target namespace, and one ServiceAccount per replica, so that the audit log
+/// distinguishes the replicas.
 struct Stage {
     plane: &'static ControlPlane,
     cluster: Cluster,
@@ -38,7 +38,8 @@ impl Stage {
         Self { plane, cluster, target, namespace }
     }
 
-    /// Gives the accounts the rights that files of deploy/ grant, the Lease's in the namespace `home`.
+    /// Grants the accounts the permissions in these files of deploy/. The permissions on the Lease apply in namespace
+    /// `home`.
     fn grant(&self, files: &[&str], home: &str) {
         let subjects = ["a", "b", "c"]
             .map(|name| json!({"kind": "ServiceAccount", "name": name, "namespace": self.namespace}));
@@ -51,7 +52,7 @@ impl Stage {
                 if kind == "ClusterRoleBinding" {
                     metadata["name"] = json!(self.namespace);
                 } else if kind == "Role" || kind == "RoleBinding" {
-                    // Two Roles of one name may come together in one namespace.
+                    // Two Roles of the same name may end up in one namespace.
                     let ours = metadata["namespace"] == "lb-linker";
                     let name = format!("{}-in-{}", metadata["name"].as_str().unwrap(), metadata["namespace"]);
                     let name = name.replace('"', "");
@@ -73,7 +74,7 @@ impl Stage {
         self.plane.apply_objects(&granted);
     }
 
-    /// Starts a replica under this account and identity.
+    /// Starts a replica with this ServiceAccount and `--identity`.
     fn replica(&self, account: &str, variables: &[(&str, &str)], args: &[&str]) -> Linker {
         let kubeconfig = self.plane.kubeconfig_for_service_account(&self.namespace, account);
         let kubeconfig = kubeconfig.to_str().unwrap();
@@ -83,7 +84,7 @@ impl Stage {
         Linker::start_with(variables, all)
     }
 
-    /// Starts two replicas with a Lease in the target namespace, of which `a` leads.
+    /// Starts two replicas with a Lease in the target namespace; `a` is the leader.
     async fn two(&self, args: &[&str]) -> (Linker, Linker) {
         self.grant(&["10-rbac.yaml"], &self.target);
         let args = [&["--leader-election", "lease"], args].concat();
@@ -115,34 +116,35 @@ impl Stage {
         answers(linker.dns, &format!("{name}-{}.lb.internal. CNAME", self.namespace), answer).await;
     }
 
-    /// What an account asked for.
+    /// Returns the audit events of an account.
     fn asked_anywhere(&self, account: &str) -> Vec<AuditEvent> {
         let user = format!("system:serviceaccount:{}:{account}", self.namespace);
         self.plane.audit_events().into_iter().filter(|event| event.user == user).collect()
     }
 
-    /// What an account asked for in a namespace.
+    /// Returns the audit events of an account in a namespace.
     fn asked(&self, account: &str, namespace: &str) -> Vec<AuditEvent> {
         let mut events = self.asked_anywhere(account);
         events.retain(|event| event.namespace == namespace);
         events
     }
 
-    /// The writes of external targets that an account has tried.
+    /// Returns the attempted writes of an account in the target namespace, except writes of the Lease.
     fn writes(&self, account: &str) -> Vec<AuditEvent> {
         let mut events = self.asked(account, &self.target);
         events.retain(|event| event.is_write() && event.resource != "leases");
         events
     }
 
-    /// Everything that an account has tried to write, wherever: Events, too, but not its Lease.
+    /// Returns the attempted writes of an account in all namespaces, including Events and excluding Leases.
     fn all_writes(&self, account: &str) -> Vec<AuditEvent> {
         let mut events = self.asked_anywhere(account);
         events.retain(|event| event.is_write() && event.resource != "leases");
         events
     }
 
-    /// Waits until the audit log has that many writes of an account, and no more.
+    /// Waits until the audit log has `number` writes of external targets by an account, and asserts that it has no
+    /// more.
     async fn wrote(&self, account: &str, number: usize) {
         let enough = || async { (self.writes(account).len() >= number).then_some(()) };
         eventually(&format!("{number} writes of {account}"), enough).await;
@@ -158,7 +160,7 @@ impl Stage {
         self.leases(namespace).get("lb-linker").await.unwrap()
     }
 
-    /// Writes into the Lease as somebody with kubectl does.
+    /// Patches the Lease's spec like a user of kubectl.
     async fn patch_lease(&self, spec: Value) {
         let patch = Patch::Merge(json!({"spec": spec}));
         self.leases(&self.target).patch("lb-linker", &PatchParams::default(), &patch).await.unwrap();
@@ -169,7 +171,7 @@ fn holder(lease: &Lease) -> &str {
     lease.spec.as_ref().unwrap().holder_identity.as_deref().unwrap()
 }
 
-/// Waits until a line of the log that contains `text` has come `times` times.
+/// Waits until the log has `times` lines that contain `text`.
 async fn logged(linker: &Linker, text: &str, times: usize) {
     let enough = || async { (linker.logged(text) >= times).then_some(()) };
     eventually(&format!("{times} times {text:?} in {:#?}", linker.log()), enough).await;
@@ -188,7 +190,7 @@ async fn stopping_leader_hands_over_at_once() {
             stage.answer(linker, name, "one.example.com.").await;
         }
     }
-    // What is deleted is deleted by the leader, and forgotten by both.
+    // The leader deletes the external target, and both replicas forget the link.
     stage.cluster.delete_service(&stage.namespace, "gone").await;
     for linker in [&a, &b] {
         stage.answer(linker, "gone", "Non-Existent Domain").await;
@@ -208,7 +210,7 @@ async fn stopping_leader_hands_over_at_once() {
     assert!(holder(&lease).starts_with("b_"), "{lease:?}");
     let spec = lease.spec.unwrap();
     assert_eq!((spec.lease_duration_seconds, spec.lease_transitions), (Some(15), Some(1)));
-    // Nothing else differed.
+    // The new leader writes only the object that differs.
     stage.wrote("b", 1).await;
 }
 
@@ -227,7 +229,7 @@ async fn dead_leader_is_succeeded_when_its_lease_has_ended() {
     stage.answer(&b, "web", "two.example.com.").await;
     stage.cluster.delete_service(&stage.namespace, "gone").await;
     stage.answer(&b, "gone", "No Error").await;
-    // One that starts while nobody leads knows as much.
+    // A replica that starts while there is no leader answers the same.
     let c = stage.replica("c", &[], &["--leader-election", "lease", "--delete-delay", "0s"]);
     c.line(&format!("link {}/gone: its Service is gone", stage.namespace)).await;
     stage.answer(&c, "gone", "No Error").await;
@@ -277,7 +279,7 @@ async fn leader_stopped_past_its_lease_writes_nothing_afterwards() {
     a.line("not leading any more: the Lease couldn't be renewed for 10 s").await;
     let line = a.line(" leads").await;
     assert!(line.contains("INFO b_"), "{line}");
-    // It has heard everything by now.
+    // Wait until `a` has received all changes.
     for i in 0..LINKS {
         stage.answer(&a, &name(i), "three.example.com.").await;
     }
@@ -287,10 +289,10 @@ async fn leader_stopped_past_its_lease_writes_nothing_afterwards() {
     let tried = stage.all_writes("a").split_off(all_before);
     assert!(tried.is_empty(), "{tried:#?}");
 
-    // It leads again, with lists of its own, and writes what is right.
+    // `a` leads again: it relists before its first write, and writes only current targets.
     let earlier = stage.asked_anywhere("a").len();
     assert!(b.stop().success());
-    // Nobody leads, or hardly: there is something to write when it begins.
+    // The targets change before or just after the next term begins, so the next leader has something to write.
     all("four.example.com").await;
     logged(&a, "leading now as a_", 2).await;
     all_written("four.example.com").await;
@@ -363,17 +365,18 @@ async fn leader_stopped_amid_writes_writes_nothing_stale_afterwards() {
     for i in 0..LINKS {
         stage.answer(&a, &name(i), "three.example.com.").await;
     }
-    // What was on its way at that moment is refused: the objects have changed since (409), or its body came too late (504).
+    // The API server rejects requests that were in flight: the objects have changed since (409), or the request body
+    // arrived too late (504).
     let tried = stage.writes("a").split_off(before.len());
     assert!(tried.iter().all(|event| matches!(event.code, 409 | 504)), "{tried:#?}");
     assert!(tried.len() <= 16, "no more than were under way at once: {}", tried.len());
-    // Nothing refuses an Event that comes too late: they are dropped here.
-    // On a machine that is busy enough all of the first ones may have been sent.
+    // The API server accepts late Events, so lb-linker drops queued Events itself. On a busy machine all Events of
+    // the first targets may have been sent already.
     let waiting = LINKS.saturating_sub(events(&all_before));
     let given_up = || async { (a.metric(dropped)? >= waiting as f64).then_some(()) };
     eventually("the Events that waited to be dropped", given_up).await;
     let sent = events(&stage.all_writes("a")) - events(&all_before);
-    // They are sent one by one: one may have been with the connection, which knows no lease.
+    // Events are sent one at a time: one Event may already have been handed to the connection, which checks no Lease.
     assert!(sent <= 1, "{sent} Events of a term that is over");
     for i in 0..LINKS {
         stage.written(&name(i), "three.example.com").await;
@@ -381,17 +384,17 @@ async fn leader_stopped_amid_writes_writes_nothing_stale_afterwards() {
 }
 
 #[tokio::test]
-async fn a_leader_whose_machine_was_suspended_writes_nothing_stale() {
+async fn leader_writes_nothing_stale_after_a_suspend() {
     nothing_stale_after("suspended", Stop::Suspend).await;
 }
 
 #[tokio::test]
-async fn a_leader_whose_machine_was_paused_writes_nothing_stale() {
+async fn leader_writes_nothing_stale_after_a_vm_pause() {
     nothing_stale_after("paused", Stop::Pause).await;
 }
 
-/// Stops the clocks of a leader for longer than its Lease, while targets change, Services go and others come; then it
-/// goes on, and hears what the next leader has written.
+/// Stops a leader and its clocks for longer than the Lease duration while targets change and Services are deleted and
+/// created. Then resumes the leader, which receives the writes of the next leader.
 async fn nothing_stale_after(prefix: &str, how: Stop) {
     const LINKS: usize = 30;
     const COMING: usize = 8;
@@ -467,14 +470,14 @@ async fn nothing_stale_after(prefix: &str, how: Stop) {
     for i in 0..LINKS {
         stage.answer(&a, &format!("svc-{i}"), "three.example.com.").await;
     }
-    // A target that b writes afterwards: what a has begun before is in the audit log by then.
+    // `b` writes another target: by then the audit log has every request that `a` had begun.
     stage.point_at("last", "last.example.com").await;
     stage.written("last", "last.example.com").await;
     let tried = stage.all_writes("a").split_off(before);
     let (events, stale): (Vec<_>, Vec<_>) =
         tried.iter().filter(|event| event.code < 300).partition(|event| event.resource == "events");
     assert!(stale.is_empty(), "{stale:#?}");
-    // They are sent one by one: one may have been with the connection when the process was stopped.
+    // Events are sent one at a time: one Event may have been handed to the connection when the process was stopped.
     assert!(events.len() <= 1, "{events:#?}");
     all_written("svc", LINKS, "three.example.com").await;
     external_target(&stage.cluster, &stage.namespace, "follower", "three.example.com").await;
@@ -482,13 +485,13 @@ async fn nothing_stale_after(prefix: &str, how: Stop) {
     all_gone("coming", COMING).await;
 }
 
-/// The term on an object, or on a Lease.
+/// Returns the term in the annotations of an object or a Lease.
 fn term(annotations: Option<&std::collections::BTreeMap<String, String>>) -> Option<u64> {
     annotations?.get("linker.hsj.com/term").map(|term| term.parse().unwrap())
 }
 
 #[tokio::test]
-async fn each_leader_writes_a_higher_term_and_none_for_its_own_sake() {
+async fn each_leader_writes_a_higher_term_without_extra_writes() {
     let stage = Stage::new("terms").await;
     let (mut a, b) = stage.two(&["--delete-delay", "0s"]).await;
     stage.cluster.create_load_balancer(&stage.namespace, "ip").await;
@@ -505,7 +508,7 @@ async fn each_leader_writes_a_higher_term_and_none_for_its_own_sake() {
     let first = lease_term().await;
     let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     assert!(first.is_some_and(|first| first <= unix && first + 600 > unix), "{first:?} at {unix}");
-    // With its slice.
+    // Three Services and one EndpointSlice.
     stage.wrote("a", 4).await;
     for name in ["web", "kept", "ip"] {
         assert_eq!(term_of(name).await, first, "{name}");
@@ -514,7 +517,7 @@ async fn each_leader_writes_a_higher_term_and_none_for_its_own_sake() {
         Api::namespaced(stage.cluster.client.clone(), &stage.target);
     let slice = slices.get(&format!("{}-ipv4", stage.object("ip"))).await.unwrap();
     assert_eq!(term(slice.metadata.annotations.as_ref()), first);
-    // Written before anything else.
+    // The leader writes its term to the Lease before it writes any Service.
     let asked = stage.asked("a", &stage.target);
     let claim = asked.iter().position(|event| event.resource == "leases" && event.is_write()).unwrap();
     let write = asked.iter().position(|event| event.resource == "services" && event.is_write()).unwrap();
@@ -531,7 +534,7 @@ async fn each_leader_writes_a_higher_term_and_none_for_its_own_sake() {
 }
 
 #[tokio::test]
-async fn a_higher_term_by_hand_is_obeyed_only_where_it_can_be() {
+async fn higher_term_set_by_hand_is_adopted_if_plausible() {
     let stage = Stage::new("by-hand").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let a = stage.replica("a", &[], &["--leader-election", "lease"]);
@@ -544,7 +547,7 @@ async fn a_higher_term_by_hand_is_obeyed_only_where_it_can_be() {
         stage.cluster.patch_service(&stage.target, &web, patch).await;
     };
     let first = lease_term().await;
-    // The Lease still names this process: it goes on in a higher term.
+    // The Lease still names this process, so the process continues in a higher term.
     set(&(first + 1000).to_string()).await;
     a.line(&format!("it continues in term {}", first + 1001)).await;
     stage.point_at("web", "two.example.com").await;
@@ -552,7 +555,7 @@ async fn a_higher_term_by_hand_is_obeyed_only_where_it_can_be() {
     assert_eq!(lease_term().await, first + 1001);
     assert_eq!(a.logged("not leading any more"), 0);
 
-    // What can't be obeyed is put right, and changes nothing else.
+    // An unusable term is overwritten and doesn't change the Lease's term.
     for value in ["nonsense".to_owned(), "-1".to_owned(), (first + 200_000).to_string()] {
         set(&value).await;
         let repaired = || async {
@@ -563,7 +566,7 @@ async fn a_higher_term_by_hand_is_obeyed_only_where_it_can_be() {
     }
     assert_eq!(lease_term().await, first + 1001);
 
-    // A Lease that another process has taken ends it, whatever the clock says.
+    // A process stops leading when another process has taken the Lease, even before its own lease duration ends.
     let taken = json!({"metadata": {"annotations": {"linker.hsj.com/term": (first + 5000).to_string()}},
         "spec": {"holderIdentity": "another"}});
     let patch = Patch::Merge(taken);
@@ -573,7 +576,7 @@ async fn a_higher_term_by_hand_is_obeyed_only_where_it_can_be() {
 }
 
 #[tokio::test]
-async fn former_leaders_object_without_a_link_goes_at_once() {
+async fn stale_leaders_object_without_a_link_is_deleted_at_once() {
     let stage = Stage::new("former").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let a = stage.replica("a", &[], &["--leader-election", "lease", "--max-deletes", "0"]);
@@ -604,11 +607,12 @@ async fn former_leaders_object_without_a_link_goes_at_once() {
     let look = || async { stage.cluster.get_service(&stage.target, &object).await.is_none().then_some(()) };
     eventually("the end of what the former leader has made", look).await;
     a.line(&format!("a former leader has created it in term {}", own - 1)).await;
-    // The others wait for --delete-delay and --max-deletes, as anything of a Service that is gone.
+    // Objects with the current term or without a term wait for --delete-delay and --max-deletes, like any object of a
+    // deleted Service.
     for name in ["undated", "current"] {
         assert!(stage.cluster.get_service(&stage.target, &stage.object(name)).await.is_some(), "{name}");
     }
-    // One whose Service is there stays, and is put right.
+    // A deleted external target of an existing Service is recreated.
     stage
         .cluster
         .services(&stage.target)
@@ -620,7 +624,7 @@ async fn former_leaders_object_without_a_link_goes_at_once() {
 }
 
 #[tokio::test]
-async fn without_an_election_the_term_is_above_all_at_the_start() {
+async fn term_starts_above_all_objects_without_election() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("no-election").await;
     let args = ["--upstream", "none", "--watch-namespaces", &namespace];
@@ -639,7 +643,7 @@ async fn without_an_election_the_term_is_above_all_at_the_start() {
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("two.example.com")]).await;
     let second = external_target(&cluster, &target, &object, "two.example.com").await;
     assert_eq!(term(second.metadata.annotations.as_ref()), Some(first + 3001));
-    // Later nothing could say which process is right: the object is left alone, and named.
+    // After the start, a higher term may belong to another process: the object is left alone and logged.
     let ahead = json!({"metadata": {"annotations": {"linker.hsj.com/term": (first + 4000).to_string()}}});
     cluster.patch_service(&target, &object, ahead).await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("three.example.com")]).await;
@@ -652,7 +656,7 @@ async fn without_an_election_the_term_is_above_all_at_the_start() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_deleted_stays_with_its_leader() {
+async fn leader_recreates_its_deleted_lease() {
     let stage = Stage::new("deleted").await;
     let (mut a, b) = stage.two(&[]).await;
     for times in 2..5 {
@@ -667,7 +671,8 @@ async fn a_lease_that_is_deleted_stays_with_its_leader() {
     let before = seen();
     eventually("b to see the new Lease", || async { (seen() > before).then_some(()) }).await;
 
-    // It can't know, and goes on as soon as it can: nobody else leads before its lease would have run out.
+    // The stopped leader can't know that its Lease is deleted, so no other replica leads before that Lease would have
+    // expired.
     a.signal(Signal::SIGSTOP);
     stage.leases(&stage.target).delete("lb-linker", &DeleteParams::default()).await.unwrap();
     let deleted = Instant::now();
@@ -688,7 +693,7 @@ async fn a_lease_that_is_deleted_stays_with_its_leader() {
 }
 
 #[tokio::test]
-async fn losing_the_lease_stops_the_writes_and_nothing_else() {
+async fn losing_the_lease_stops_only_the_writes() {
     let stage = Stage::new("taken").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let a = stage.replica("a", &[], &["--leader-election", "lease"]);
@@ -702,7 +707,7 @@ async fn losing_the_lease_stops_the_writes_and_nothing_else() {
     stage.point_at("web", "two.example.com").await;
     stage.answer(&a, "web", "two.example.com.").await;
     stage.written("web", "one.example.com").await;
-    // Another one of the same sort gets all that is due, also after a longer time.
+    // A second change of the holder doesn't make `a` write either.
     stage.patch_lease(json!({"holderIdentity": "another"})).await;
     a.line("INFO another leads").await;
     assert_eq!(stage.writes("a").len(), before);
@@ -723,7 +728,7 @@ async fn losing_the_lease_stops_the_writes_and_nothing_else() {
 #[tokio::test]
 async fn missing_right_to_the_lease_is_named_once() {
     let stage = Stage::new("no-lease").await;
-    // The Lease is where the accounts have no rights.
+    // The accounts have no permission on the Lease in the target namespace.
     stage.grant(&["10-rbac.yaml"], &stage.namespace);
     stage.point_at("web", "one.example.com").await;
     let a = stage.replica("a", &[], &["--leader-election", "lease"]);
@@ -756,7 +761,7 @@ async fn missing_right_to_the_lease_is_named_once() {
     a.line("can be used again").await;
     assert!(about_leases() < 20, "a hot loop: {}", about_leases());
     assert_eq!(run_to_end_with(&[], &check).status.code(), Some(0));
-    // The rights are those to one Lease.
+    // The permissions cover one Lease name.
     let instance = format!("{}/lb-linker", stage.target);
     let other = [("LB_LINKER_LEASE_NAME", "other"), ("LB_LINKER_INSTANCE", &*instance)];
     let output = run_to_end_with(&other, &check);
@@ -800,7 +805,7 @@ async fn leader_for_life_is_succeeded_when_its_pod_is_over() {
     stage.point_at("web", "one.example.com").await;
     stage.written("web", "one.example.com").await;
 
-    // The process dies, but its Pod lives: the next process in it goes on.
+    // The process dies and its Pod stays: the next process in that Pod leads.
     let b = in_pod("b", "pod-b");
     b.line("INFO a_").await;
     a.kill();
@@ -816,31 +821,31 @@ async fn leader_for_life_is_succeeded_when_its_pod_is_over() {
     stage.point_at("web", "two.example.com").await;
     stage.written("web", "two.example.com").await;
 
-    // Its Pod is evicted.
+    // The leader's Pod is evicted.
     a.kill();
     let evicted = Patch::Merge(json!({"status": {"phase": "Failed", "reason": "Evicted"}}));
     pods.patch_status("pod-a", &PatchParams::default(), &evicted).await.unwrap();
     b.line("leading now as b_").await;
 
-    // Its Pod is removed by force, though it runs on: it notices.
+    // The leader's Pod is force-deleted while its process keeps running: the process stops leading.
     let mut c = in_pod("c", "pod-c");
     c.line("INFO b_").await;
     remove("pod-b").await;
     c.line("leading now as c_").await;
-    // The Lease is deleted and made anew: b may see either.
+    // The Lease is deleted and recreated: `b` may report either change.
     b.line("not leading any more").await;
     stage.point_at("web", "three.example.com").await;
     stage.written("web", "three.example.com").await;
     stage.answer(&b, "web", "three.example.com.").await;
 
-    // Another Pod has the name of its Pod.
+    // A new Pod has the same name as the leader's deleted Pod.
     c.kill();
     remove("pod-c").await;
     make("pod-c").await;
     make("pod-d").await;
     let mut d = in_pod("a", "pod-d");
     logged(&d, "leading now as a_", 1).await;
-    // Told to stop, it lets another one in at once, though its Pod is still there.
+    // A leader that shuts down releases the Lease at once, even though its Pod still exists.
     let e = in_pod("c", "pod-c");
     e.line("INFO a_").await;
     assert!(d.stop().success());
@@ -927,7 +932,7 @@ async fn new_leader_keeps_what_a_typo_leaves_out() {
 }
 
 #[tokio::test]
-async fn follower_with_a_typo_answers_alike_and_removes_nothing() {
+async fn follower_with_a_typo_answers_and_removes_nothing() {
     let stage = Stage::new("left-out").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let args = ["--leader-election", "lease", "--delete-delay", "0s"];
@@ -942,7 +947,8 @@ async fn follower_with_a_typo_answers_alike_and_removes_nothing() {
     for name in ["one", "two"] {
         stage.answer(&b, name, &format!("{name}.example.com.")).await;
     }
-    // It follows what the leader writes, and knows of what is new that it is there.
+    // `b` answers with the external targets that `a` writes, and with NODATA for a new Service that `b` doesn't
+    // select.
     stage.point_at("one", "new.example.com").await;
     stage.answer(&b, "one", "new.example.com.").await;
     stage.point_at("three", "three.example.com").await;

@@ -1,4 +1,4 @@
-//! What keeps a wrong flag from removing most external targets, and from taking their names out of DNS.
+//! Protection against a wrong flag that would remove most external targets and their DNS names.
 
 use std::fs;
 use std::path::Path;
@@ -18,8 +18,7 @@ use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddling};
 use crate::harness::{cluster_with_target, eventually, grant_optional};
 
-/// A target namespace, and a namespace of load balancers `svc-0`, `svc-1`, … with the label `tier=web` whose external
-/// targets an lb-linker has written.
+/// A target namespace, and a namespace with the load balancers `svc-0`, `svc-1`, … with the label `tier=web`.
 struct Stage {
     plane: &'static ControlPlane,
     cluster: Cluster,
@@ -38,8 +37,8 @@ impl Stage {
         stage
     }
 
-    /// Does what [`Stage::new`] does, and has the external targets written by an lb-linker with these flags, which
-    /// ends.
+    /// Creates the namespaces and Services like [`Stage::new`], then runs an lb-linker with these flags until it has
+    /// written all external targets.
     async fn linked(number: usize, args: &[&str]) -> Self {
         let stage = Self::new(number).await;
         let mut linker = stage.start(args);
@@ -48,7 +47,7 @@ impl Stage {
         stage
     }
 
-    /// Starts an lb-linker that follows this namespace and removes external targets at once, as far as it does.
+    /// Starts an lb-linker that follows this namespace and has no delete delay.
     fn start(&self, args: &[&str]) -> Linker {
         let watched = ["--watch-namespaces", &self.namespace];
         let watched = if args.contains(&"--watch-namespaces") { &[][..] } else { &watched[..] };
@@ -72,7 +71,7 @@ impl Stage {
         format!("svc-{i}.{}.lb.internal. CNAME", self.namespace)
     }
 
-    /// Asserts that DNS gives these load balancers' last targets.
+    /// Asserts that DNS returns the last targets of these load balancers.
     async fn answered(&self, linker: &Linker, which: impl Iterator<Item = usize>) {
         for i in which {
             assert_eq!(short(linker.dns, &self.question(i)).await, format!("svc-{i}.example.com."));
@@ -81,9 +80,9 @@ impl Stage {
         }
     }
 
-    /// Asserts that lb-linker has nothing to do and that the external targets are these.
+    /// Asserts that lb-linker makes no writes and that the external targets are unchanged.
     async fn untouched(&self, linker: &Linker, before: &[(String, String)]) {
-        // A removal would follow at once.
+        // Without a delete delay, a removal would happen within this time.
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(self.objects().await, before);
         assert!((linker.writes() - 0.0).abs() < f64::EPSILON, "{}", linker.writes());
@@ -115,12 +114,12 @@ async fn stage_one(cluster: &Cluster, namespace: &str, i: usize) {
 const LEFT_OUT: &str = "lb_linker_left_out{flag=\"--service-selector\"}";
 
 #[tokio::test]
-async fn typo_in_selector_removes_nothing_and_dns_goes_on() {
+async fn typo_in_selector_removes_no_object_and_no_name() {
     for number in [2, 3, 5, 30] {
         let stage = Stage::linked(number, &["--service-selector", "tier=web"]).await;
         let before = stage.objects().await;
         let mut linker = stage.start(&["--service-selector", "tire=web"]);
-        // From the first answer on it is the last target, never that there is none.
+        // The first answer after SERVFAIL is the last target, never NXDOMAIN or NODATA.
         loop {
             let answer = short(linker.dns, &stage.question(0)).await;
             if answer == "svc-0.example.com." {
@@ -139,7 +138,7 @@ async fn typo_in_selector_removes_nothing_and_dns_goes_on() {
         stage.events("LeftOut", 2).await;
         stage.untouched(&linker, &before).await;
         stage.answered(&linker, 0..number).await;
-        // It says so once.
+        // The warning is logged once.
         assert_eq!(linker.logged("leaves out their load balancers"), 1);
         assert!(linker.stop().success());
 
@@ -151,7 +150,7 @@ async fn typo_in_selector_removes_nothing_and_dns_goes_on() {
 }
 
 #[tokio::test]
-async fn max_deletes_number_removes_so_many_that_are_left_out() {
+async fn max_deletes_number_allows_removal_of_left_out_targets() {
     let stage = Stage::linked(3, &[]).await;
     let linker = stage.start(&["--service-selector", "tire=web", "--max-deletes", "3"]);
     stage.there_are(0).await;
@@ -159,7 +158,7 @@ async fn max_deletes_number_removes_so_many_that_are_left_out() {
 }
 
 #[tokio::test]
-async fn half_of_them_left_out_go_as_before() {
+async fn half_of_the_services_left_out_are_removed() {
     let stage = Stage::linked(4, &[]).await;
     for i in 0..2 {
         let patch = json!({"metadata": {"labels": {"tier": "db"}}});
@@ -185,7 +184,7 @@ async fn left_out_service_is_followed_again_once_it_is_selected() {
             stage.cluster.patch_service(&stage.namespace, &name, patch).await;
         }
     };
-    // Any other change of a Service that is left out changes nothing.
+    // Other changes of a left-out Service have no effect.
     for i in 0..3 {
         annotate(i, json!({"touched": "1"})).await;
     }
@@ -195,7 +194,7 @@ async fn left_out_service_is_followed_again_once_it_is_selected() {
     answers(linker.dns, &stage.question(0), "new.example.com.").await;
     stage.answered(&linker, 1..3).await;
     stage.there_are(3).await;
-    // One that opts out has said so itself, and one that is deleted is gone.
+    // The external target of a Service that opts out or is deleted is removed.
     annotate(1, json!({"linker.hsj.com/managed": "false"})).await;
     stage.there_are(2).await;
     stage.cluster.delete_service(&stage.namespace, "svc-2").await;
@@ -205,7 +204,7 @@ async fn left_out_service_is_followed_again_once_it_is_selected() {
 }
 
 #[tokio::test]
-async fn external_target_of_a_left_out_service_is_what_dns_says() {
+async fn dns_follows_the_external_target_of_a_left_out_service() {
     let stage = Stage::linked(2, &[]).await;
     let linker = stage.start(&["--service-selector", "tire=web"]);
     linker.counts(LEFT_OUT, 2.0).await;
@@ -220,7 +219,7 @@ async fn external_target_of_a_left_out_service_is_what_dns_says() {
 }
 
 #[tokio::test]
-async fn watch_namespaces_that_leaves_most_out_changes_no_answer() {
+async fn watch_namespaces_typo_changes_no_answer() {
     let stage = Stage::linked(2, &[]).await;
     let other = stage.cluster.create_namespace("watched").await;
     stage_one(&stage.cluster, &other, 0).await;
@@ -230,7 +229,7 @@ async fn watch_namespaces_that_leaves_most_out_changes_no_answer() {
     assert!(linker.stop().success());
     let before = stage.objects().await;
 
-    // First with the right to list all Services, then only those of the namespace that is watched.
+    // First with the permission to list Services of all namespaces, then only of the watched namespace.
     let account = narrow_account(&stage, &other);
     let kubeconfig = stage.plane.kubeconfig_for_service_account(&other, &account);
     let narrow = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &stage.target];
@@ -253,7 +252,7 @@ async fn watch_namespaces_that_leaves_most_out_changes_no_answer() {
     }
 }
 
-/// Makes a ServiceAccount that may read Services of its own namespace and write external targets, and no more.
+/// Creates a ServiceAccount that may only read Services of its own namespace and write external targets.
 fn narrow_account(stage: &Stage, namespace: &str) -> String {
     let account = "narrow".to_owned();
     let subject = format!("--serviceaccount={namespace}:{account}");
@@ -265,7 +264,7 @@ fn narrow_account(stage: &Stage, namespace: &str) -> String {
 }
 
 #[tokio::test]
-async fn external_targets_of_gone_services_stay_for_ten_minutes() {
+async fn external_targets_of_deleted_services_stay_ten_minutes() {
     for number in [2, 30] {
         let stage = Stage::linked(number, &[]).await;
         let before = stage.objects().await;
@@ -275,7 +274,7 @@ async fn external_targets_of_gone_services_stay_for_ten_minutes() {
                 async move { cluster.delete_service(namespace, &format!("svc-{i}")).await }
             })
             .await;
-        // A number says how many may go, not that they have to go at once.
+        // A number in --max-deletes doesn't skip the ten minutes.
         for args in [&[][..], &["--max-deletes", "100"]] {
             let mut linker = stage.start(args);
             let line = linker.line("because their load balancers are gone").await;
@@ -293,7 +292,7 @@ async fn external_targets_of_gone_services_stay_for_ten_minutes() {
 }
 
 #[tokio::test]
-async fn namespace_that_was_deleted_and_a_typo_are_told_apart() {
+async fn deleted_namespace_and_typo_are_reported_separately() {
     let stage = Stage::linked(3, &[]).await;
     let other = stage.cluster.create_namespace("deleted").await;
     for i in 0..2 {
@@ -304,7 +303,7 @@ async fn namespace_that_was_deleted_and_a_typo_are_told_apart() {
     stage.there_are(5).await;
     assert!(linker.stop().success());
     let before = stage.objects().await;
-    // Without its controller a namespace doesn't end by itself.
+    // No namespace controller runs here, so the test deletes the Services itself.
     for i in 0..2 {
         stage.cluster.delete_service(&other, &format!("svc-{i}")).await;
     }
@@ -336,7 +335,7 @@ async fn recreated_services_count_as_gone_at_a_start() {
     assert!(line.contains("2 of 2 external targets would go"), "{line}");
     answers(linker.dns, &stage.question(0), "No Error").await;
     stage.untouched(&linker, &before).await;
-    // A target in time keeps the object.
+    // A target that arrives within the delay keeps the object.
     stage.cluster.set_ingress(&stage.namespace, "svc-0", &[Ingress::Hostname("new.example.com")]).await;
     answers(linker.dns, &stage.question(0), "new.example.com.").await;
     stage.there_are(2).await;
@@ -372,7 +371,7 @@ async fn ip_targets_skip_removes_most_only_with_max_deletes() {
 }
 
 #[tokio::test]
-async fn plan_says_what_a_typo_would_do() {
+async fn plan_logs_what_a_typo_would_remove() {
     let stage = Stage::linked(3, &[]).await;
     let before = stage.objects().await;
     let linker = stage.start(&["--service-selector", "tire=web", "--sync", "plan"]);
@@ -388,7 +387,7 @@ async fn plan_says_what_a_typo_would_do() {
 }
 
 #[tokio::test]
-async fn failed_look_up_removes_nothing_until_it_is_answered() {
+async fn failed_lookup_removes_nothing_until_it_succeeds() {
     let stage = Stage::linked(3, &[]).await;
     let before = stage.objects().await;
     stage.cluster.delete_service(&stage.namespace, "svc-0").await;
@@ -396,7 +395,7 @@ async fn failed_look_up_removes_nothing_until_it_is_answered() {
     let meddler = {
         let answers_it = Arc::clone(&answers_it);
         Arc::new(move |line: &str| {
-            // Nothing else asks for the Services of all namespaces.
+            // Only the lookup of left-out Services lists the Services of all namespaces.
             let is_look_up = line.starts_with("GET /api/v1/services?");
             if is_look_up && !answers_it.load(Ordering::Relaxed) {
                 Meddling::Answer(500, "InternalError")
@@ -447,7 +446,7 @@ async fn finalizers_of_left_out_services_stay() {
     stage.answered(&linker, 0..2).await;
     stage.untouched(&linker, &before).await;
     assert_eq!(guarded().await, 2);
-    // One that is deleted isn't held up.
+    // The finalizer doesn't block the deletion of a left-out Service.
     stage.cluster.delete_service(&stage.namespace, "svc-0").await;
     stage.there_are(1).await;
     eventually("its end", || async {

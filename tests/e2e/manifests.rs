@@ -1,4 +1,4 @@
-//! Without a cluster: Services from files, external targets into files.
+//! Without a cluster: Services are read from files, and external targets are written to files.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn start(directory: &Path, output: Option<&Path>) -> Linker {
 }
 
 #[tokio::test]
-async fn yaml_json_several_documents_and_lists_are_read() {
+async fn yaml_json_and_multiple_documents_are_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     let several = format!("{}---\n---\n{}", service("one", "one.example"), service("two", "two.example"));
@@ -63,7 +63,7 @@ async fn yaml_json_several_documents_and_lists_are_read() {
 }
 
 #[tokio::test]
-async fn broken_file_is_reported_with_its_place_and_keeps_content() {
+async fn invalid_file_is_reported_and_keeps_its_last_content() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("web.yaml");
     fs::write(&file, service("web", "a.example")).unwrap();
@@ -104,9 +104,10 @@ async fn service_in_two_files_counts_once_and_is_reported() {
     answers(linker.dns, "web-default.lb.internal. CNAME", "second.example.").await;
 }
 
-/// As a ConfigMap is mounted: the files are links through a link that is swapped.
+/// Kubelets mount a ConfigMap like this: each file is a symlink through the symlink `..data`, which is replaced
+/// atomically.
 #[tokio::test]
-async fn files_that_change_by_a_swapped_link_are_noticed() {
+async fn files_behind_a_replaced_symlink_are_reloaded() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     for (version, host) in [("..one", "one.example"), ("..two", "two.example")] {
@@ -147,7 +148,7 @@ async fn only_files_with_our_labels_are_written_or_removed() {
     assert_eq!(fs::read_to_string(path("theirs-default-ext.yaml")).unwrap(), "somebody: else's\n");
     assert_eq!(fs::read_to_string(path("notes.yaml")).unwrap(), "not: [even yaml");
 
-    // What somebody deletes is made anew, and what is there is what a cluster would take.
+    // A deleted file is recreated, and its content is a valid manifest.
     fs::remove_file(path("ours-default-ext.yaml")).unwrap();
     eventually("our file", || async { path("ours-default-ext.yaml").exists().then_some(()) }).await;
     let text = fs::read_to_string(path("ours-default-ext.yaml")).unwrap();
@@ -171,7 +172,7 @@ async fn only_files_with_our_labels_are_written_or_removed() {
 }
 
 #[tokio::test]
-async fn directories_that_are_replaced_are_followed_again() {
+async fn replaced_directories_are_watched_again() {
     let root = tempfile::tempdir().unwrap();
     let (directory, output) = (root.path().join("manifests"), root.path().join("output"));
     fs::create_dir(&directory).unwrap();
@@ -184,7 +185,7 @@ async fn directories_that_are_replaced_are_followed_again() {
     fs::remove_dir_all(&output).unwrap();
     eventually("the external target again", || async { object.exists().then_some(()) }).await;
 
-    // Another directory takes the place of the first; one of its files is broken and keeps what it had.
+    // Another directory replaces the first one; the Service in its invalid file keeps its last content.
     let next = root.path().join("next");
     fs::create_dir(&next).unwrap();
     fs::write(next.join("a.yaml"), service("a", "c.example")).unwrap();
@@ -194,7 +195,7 @@ async fn directories_that_are_replaced_are_followed_again() {
     answers(linker.dns, "a-default.lb.internal. CNAME", "c.example.").await;
     assert_eq!(short(linker.dns, "b-default.lb.internal. CNAME").await, "b.example.");
 
-    // One that may well have the same inode.
+    // The new directory may have the inode number of the old one.
     fs::remove_dir_all(&directory).unwrap();
     fs::create_dir(&directory).unwrap();
     fs::write(directory.join("a.yaml"), service("a", "d.example")).unwrap();
@@ -202,7 +203,7 @@ async fn directories_that_are_replaced_are_followed_again() {
 }
 
 #[tokio::test]
-async fn a_pipe_among_the_manifests_holds_up_nothing() {
+async fn pipe_among_the_manifests_doesnt_block() {
     let directory = tempfile::tempdir().unwrap();
     let pipe = directory.path().join("pipe.yaml");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -213,7 +214,7 @@ async fn a_pipe_among_the_manifests_holds_up_nothing() {
     assert!(linker.stop().success());
 }
 
-/// Unquoted scalars, for a string each. What of them is a string to kubectl isn't said here: kubectl is asked.
+/// YAML scalars for a field of type string. The test runs kubectl to learn which of them it reads as strings.
 const SCALARS: &str = "n N y Y yes Yes YES yEs no No NO nO on On ON oN off Off OFF oFF true True TRUE tRUE false False FALSE \
     1 -1 +1 0 -0 00 017 08 0o17 0O17 0x1f 0X1F 0b11 0B11 -0b11 1_000 1_ _1 1__0 0_7 0x_1f 0b_1 0o_7 -1_0 \
     1e3 1E3 1e+3 1e3_0 1_000.5 1.5 1. 0. .5 .5_0 . +.5 1e 1e3.5 1e400 12345678901234567890 123456789012345678901234567890 \
@@ -221,7 +222,7 @@ const SCALARS: &str = "n N y Y yes Yes YES yEs no No NO nO on On ON oN off Off O
     2001-01-01 2001-1-1 2001-01-01T00:00:00Z 12:30:45 190:20:30 0x 0xg 0o8 0b12 0x1.8p1 0x1p-2 \
     1.2.3.4 1.2.3 1:2 1,000 + _ << = \"n\" 'n' \"1e3\"";
 
-/// A Service with this scalar in one of its fields: `FIELD` stands for it in one of these lines.
+/// Fields of a Service's metadata: `FIELD` stands for the scalar, `NAME` for the Service's name.
 const METADATA: [&str; 4] = [
     "metadata.name: {name: FIELD}",
     "metadata.namespace: {name: NAME, namespace: FIELD}",
@@ -229,7 +230,7 @@ const METADATA: [&str; 4] = [
     "metadata.labels: {name: NAME, labels: {k: FIELD}}",
 ];
 
-/// The same outside of the metadata.
+/// Fields of a Service outside of its metadata, in the format of [`METADATA`].
 const OTHER_FIELDS: [&str; 4] = [
     "spec.type: {name: NAME}; type: FIELD",
     "spec.ports: {name: NAME}; ports: [{port: 1, name: FIELD}]",
@@ -251,7 +252,7 @@ fn service_with(field: &str, scalar: &str, name: &str) -> String {
     .replace("FIELD", scalar)
 }
 
-/// Writes a Service for each case, and returns for each whether `lb-linker check` takes it, and whether kubectl does.
+/// Writes a Service for each case, and returns for each case whether `lb-linker check` and kubectl accept it.
 fn taken(cases: &[(&str, &str)], kubectl: impl Fn(&Path) -> Command, fault: &str) -> Vec<(bool, bool)> {
     let directory = tempfile::tempdir().unwrap();
     for (number, (field, scalar)) in cases.iter().enumerate() {
@@ -275,12 +276,12 @@ fn differences(cases: &[(&str, &str)], taken: &[(bool, bool)]) -> Vec<String> {
 }
 
 #[test]
-fn scalars_are_strings_here_where_they_are_to_kubectl() {
+fn scalars_are_strings_where_kubectl_reads_strings() {
     let mut cases: Vec<_> = SCALARS.split_whitespace().map(|scalar| (METADATA[2], scalar)).collect();
     for field in METADATA {
         cases.extend(["n", "1e3", "\"n\""].map(|scalar| (field, scalar)));
     }
-    // This works without a server, and decodes metadata into its types.
+    // `kubectl annotate --local` works without an API server, and decodes metadata into its Go types.
     let annotate = |directory: &Path| {
         let mut kubectl = Command::new(&programs().kubectl);
         kubectl.args(["annotate", "--local", "-o", "name", "x=y", "-f"]).arg(directory);
@@ -293,7 +294,7 @@ fn scalars_are_strings_here_where_they_are_to_kubectl() {
 }
 
 #[test]
-fn fields_that_the_api_server_refuses_are_refused_here() {
+fn fields_rejected_by_the_api_server_are_rejected() {
     let mut cases = Vec::new();
     for field in METADATA.into_iter().chain(OTHER_FIELDS) {
         cases.extend(["n", "1e3", "\"n\""].map(|scalar| (field, scalar)));
@@ -309,7 +310,7 @@ fn fields_that_the_api_server_refuses_are_refused_here() {
 }
 
 #[test]
-fn a_misread_scalar_is_refused_with_its_place_also_in_a_list() {
+fn misread_scalar_is_rejected_with_its_position() {
     let directory = tempfile::tempdir().unwrap();
     let check = |text: &str| {
         fs::write(directory.path().join("a.yaml"), text).unwrap();

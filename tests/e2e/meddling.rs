@@ -1,4 +1,4 @@
-//! Answers of the API server that are lost, or wrong: nothing is lost by them, and no brake is released.
+//! Lost and wrong responses of the API server lose no update and don't bypass `--max-deletes`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ fn start(api: &MeddledApi, namespace: &str, target: &str, more: &[&str]) -> Link
     Linker::start([&args[..], &["--target-namespace", target], more].concat())
 }
 
-/// Meddles with the first request that this is true of.
+/// Returns a meddler that applies `meddling` to the first request for which `is_it` returns true.
 fn once(is_it: impl Fn(&str) -> bool + Send + Sync + 'static, meddling: Meddling) -> Meddler {
     let done = AtomicBool::new(false);
     Arc::new(move |line| {
@@ -29,7 +29,7 @@ fn once(is_it: impl Fn(&str) -> bool + Send + Sync + 'static, meddling: Meddling
 }
 
 #[tokio::test]
-async fn late_list_still_tells_the_target_of_a_blank_service() {
+async fn failed_first_list_still_restores_the_last_target() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("late").await;
     balancer(&cluster, &namespace, "web").await;
@@ -69,7 +69,7 @@ async fn create_refused_by_an_unrelated_conflict_is_retried() {
 }
 
 #[tokio::test]
-async fn removals_whose_answers_are_lost_count_all_the_same() {
+async fn removals_with_lost_responses_count_for_max_deletes() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("lost").await;
     let lost = Arc::new(AtomicUsize::new(0));

@@ -1,4 +1,4 @@
-//! An object that can't be decoded stays as it was, and stops no other one.
+//! A Service that can't be decoded keeps its last state and doesn't block other Services.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddling};
 use crate::story::external_target;
 
-/// The port that the undecodable Service has, and what is made of it on its way: as long, and no port at all.
+/// The port of the undecodable Service, and the invalid port of the same length with which the proxy replaces it.
 const PORT: (&[u8], &[u8]) = (b"\"port\":54321", b"\"port\":94321");
 
 #[tokio::test]
-async fn undecodable_service_stays_as_it_was_and_stops_no_other() {
+async fn undecodable_service_keeps_its_state_and_blocks_nothing() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("garbled").await;
     let api = MeddledApi::start(plane, Arc::new(|_| Meddling::Garble(PORT.0, PORT.1))).await;
@@ -37,7 +37,7 @@ async fn undecodable_service_stays_as_it_was_and_stops_no_other() {
         let object = format!("{name}-{namespace}-ext");
         external_target(&cluster, &target, &object, &format!("{name}.example.com")).await;
     }
-    // From here on nobody can read it; what it says now isn't known.
+    // From here on lb-linker can't decode the Service and doesn't know its current state.
     let ports = json!({"spec": {"ports": [{"port": 54321}]}});
     cluster.patch_service(&namespace, "bad", ports).await;
     linker.line(&format!("Service {namespace}/bad: it can't be read and counts as it was")).await;

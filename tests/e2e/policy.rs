@@ -1,4 +1,4 @@
-//! The target policy at each name of a chain, over real UDP and TCP, with a real CoreDNS as the upstream.
+//! The target policy for each name of a CNAME chain, over real UDP and TCP, with a real CoreDNS as the upstream.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use crate::harness::dns::{CoreDns, answers, ask_repeatedly, ede, query, show, wi
 use crate::harness::linker::Linker;
 use crate::story::external_target;
 
-/// A load balancer of a namespace, open to others.
+/// Returns the manifest of a load balancer with the annotation `allow-from`.
 fn balancer(namespace: &str, name: &str, ingress: &str, allow_from: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Service\n\
@@ -18,7 +18,7 @@ fn balancer(namespace: &str, name: &str, ingress: &str, allow_from: &str) -> Str
     )
 }
 
-/// A resolver in which a tenant's names lead where they mustn't.
+/// Starts a resolver in which a tenant's names point at denied targets.
 async fn cloud() -> CoreDns {
     let plugins = r#"
         template IN ANY inside.example.com {
@@ -41,7 +41,7 @@ async fn cloud() -> CoreDns {
 }
 
 #[tokio::test]
-async fn chain_into_the_cluster_ends_there_for_each_client_and_time() {
+async fn chain_into_the_cluster_is_cut_in_every_answer() {
     let upstream = cloud().await;
     let mut manifests = balancer("default", "web", "{hostname: inside.example.com}", "");
     manifests += &balancer("default", "mail", "{hostname: mail.example.com}", "");
@@ -65,14 +65,14 @@ async fn chain_into_the_cluster_ends_there_for_each_client_and_time() {
             assert_eq!(without_foreign_ttls(&show(answer)), expected, "{question}");
             assert_eq!(ede(answer), Some(15), "{question}");
         }
-        // Repeated ones, too.
+        // Repeated answers from a cache count, too.
         let number = u32::try_from(all.len()).unwrap();
         assert_eq!(fixture.linker.metric(counter), Some(before + f64::from(number)), "{question}");
     }
 }
 
 #[tokio::test]
-async fn chain_ends_when_allow_from_of_its_next_link_is_withdrawn() {
+async fn chain_is_cut_when_allow_from_is_withdrawn() {
     let upstream = cloud().await;
     let manifests = |allow_from: &str| {
         balancer("default", "first", "{hostname: b-other.lb.internal}", "")
@@ -102,7 +102,7 @@ async fn chain_ends_when_allow_from_of_its_next_link_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn nets_are_denied_and_allowed_in_a_status_and_in_answers() {
+async fn denied_nets_apply_to_a_status_and_to_answers() {
     let upstream = cloud().await;
     let manifests = balancer("default", "chased", "{hostname: nets.example.com}", "")
         + &balancer("default", "own", "{ip: 10.96.0.1}, {ip: 127.0.0.1}, {ip: '64:ff9b::10.96.0.1'}", "");
@@ -118,7 +118,7 @@ async fn nets_are_denied_and_allowed_in_a_status_and_in_answers() {
 }
 
 #[tokio::test]
-async fn target_elsewhere_is_followed_once_its_service_allows_it() {
+async fn target_in_another_namespace_is_followed_once_allowed() {
     let (plane, cluster, target) = cluster_with_target().await;
     let (guest, host) = (cluster.create_namespace("guest").await, cluster.create_namespace("host").await);
     let both = format!("{guest},{host}");
@@ -130,7 +130,7 @@ async fn target_elsewhere_is_followed_once_its_service_allows_it() {
     cluster.set_ingress(&guest, "door", &[Ingress::Hostname("before.example.com")]).await;
     let (question, object) = (format!("door.{guest}.lb.internal. A"), format!("door-{guest}-ext"));
     answers(linker.dns, &question, "before.example.com.").await;
-    // The target comes before the load balancer that it names.
+    // The target names a load balancer that doesn't exist yet.
     cluster.set_ingress(&guest, "door", &[Ingress::Hostname(&name)]).await;
     linker.line("belongs to no Service").await;
     cluster.create_load_balancer(&host, "web").await;
@@ -145,7 +145,7 @@ async fn target_elsewhere_is_followed_once_its_service_allows_it() {
     external_target(&cluster, &target, &object, &name).await;
     linker.counts("lb_linker_targets_refused", 0.0).await;
 
-    // A restart lists both in any order, and nothing is wrong with them.
+    // After a restart the two Services may be listed in either order, and the target isn't refused.
     linker.stop();
     linker = Linker::in_cluster(plane, &target, &args);
     linker.ready().await;

@@ -1,5 +1,5 @@
-//! Writes that the API server refuses one object at a time: by a policy, a quota, or the end of the namespace. They
-//! delay no other write.
+//! Writes that the API server rejects for single objects: by an admission policy, a quota, or a terminating
+//! namespace. These rejections delay no other write.
 
 use serde_json::json;
 
@@ -10,11 +10,11 @@ use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually, grant_optional};
 use crate::story::external_target;
 
-/// How many objects are refused beside a healthy one.
+/// The number of rejected objects in each test.
 const REFUSED: usize = 20;
 
-/// Has the API server refuse ExternalName Services of a namespace that point at `denied.example.com`, in the words
-/// that it has for a missing right.
+/// Creates an admission policy that rejects ExternalName Services of a namespace with the target
+/// `denied.example.com`. The policy's message looks like the API server's message for a missing permission.
 async fn deny(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
     let condition =
         format!("object.metadata.namespace == '{namespace}' && object.spec.type == 'ExternalName'");
@@ -26,7 +26,7 @@ async fn deny(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
     );
     let expression = "object.spec.externalName != 'denied.example.com'";
     policy.validate(plane, &json!({"expression": expression, "reason": "Forbidden", "message": message}));
-    // The policy is in force when it shows.
+    // The API server enforces a new policy after a short delay.
     eventually("the policy", || async {
         let probe = json!({"metadata": {"generateName": "probe-"}, "spec": {"type": "ExternalName",
             "externalName": "denied.example.com"}});
@@ -42,13 +42,13 @@ async fn balancer(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
     cluster.set_ingress(namespace, name, &[Ingress::Hostname(host)]).await;
 }
 
-/// How many writes of Services lb-linker has counted with this verb and code.
+/// Returns the number of Service writes that lb-linker has counted with this verb and status code.
 fn writes(linker: &Linker, verb: &str, code: u16) -> f64 {
     let labels = format!("code=\"{code}\",kind=\"Service\",verb=\"{verb}\"");
     linker.metric(&format!("lb_linker_api_writes_total{{{labels}}}")).unwrap_or_default()
 }
 
-/// Waits until this many writes of Services were refused.
+/// Waits until at least `number` Service writes were rejected with 403.
 async fn refused(linker: &Linker, verb: &str, number: usize) {
     let least = number as f64;
     let counted = || async { (writes(linker, verb, 403) >= least).then_some(()) };
@@ -56,7 +56,7 @@ async fn refused(linker: &Linker, verb: &str, number: usize) {
 }
 
 #[tokio::test]
-async fn objects_that_a_policy_denies_delay_no_other_one() {
+async fn objects_denied_by_a_policy_delay_no_other_object() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("denied").await;
     deny(plane, &cluster, &target).await;
@@ -71,22 +71,22 @@ async fn objects_that_a_policy_denies_delay_no_other_one() {
         balancer(&cluster, &namespace, &name, &host).await;
         external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), &host).await;
     }
-    // Each is tried again after half a second to a second at first: a try of all of them between any two writes of
-    // the healthy ones would show in this number.
+    // The first retry comes after 0.5 s to 1 s. If all rejected objects were retried between two writes of healthy
+    // objects, this number would be higher.
     let tried = writes(&linker, "create", 403);
     assert!(tried < 15.0 * REFUSED as f64, "{tried} tries");
     assert_eq!(linker.logged("has no Role in it"), 0, "{:#?}", linker.log());
     let line = linker.line("ValidatingAdmissionPolicy").await;
     assert!(line.contains("next try in"), "{line}");
 
-    // One that isn't denied any more is written when its turn comes.
+    // An object that is no longer denied is written.
     let name = "denied-7";
     cluster.set_ingress(&namespace, name, &[Ingress::Hostname("allowed.example.com")]).await;
     external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "allowed.example.com").await;
 }
 
 #[tokio::test]
-async fn followers_that_a_policy_denies_delay_no_other_one() {
+async fn followers_denied_by_a_policy_delay_no_other_follower() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("denied").await;
     grant_optional(plane, "source", &namespace);
@@ -115,7 +115,7 @@ async fn followers_that_a_policy_denies_delay_no_other_one() {
 }
 
 #[tokio::test]
-async fn a_quota_delays_no_change_and_its_end_is_noticed() {
+async fn exceeded_quota_delays_no_update_and_is_retried() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("quota").await;
     let args = ["--upstream", "none", "--watch-namespaces", &namespace];
@@ -125,7 +125,7 @@ async fn a_quota_delays_no_change_and_its_end_is_noticed() {
     external_target(&cluster, &target, &object("healthy"), "a.example.com").await;
 
     plane.kubectl(&["create", "quota", "none", "--hard=services=0", "-n", &target]);
-    // A controller that doesn't run here would do this.
+    // The quota controller, which doesn't run here, would set this status.
     let status = r#"{"status": {"hard": {"services": "0"}, "used": {"services": "0"}}}"#;
     let patch =
         ["patch", "quota", "none", "--subresource=status", "--type=merge", "-p", status, "-n", &target];
@@ -154,7 +154,7 @@ async fn a_quota_delays_no_change_and_its_end_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_terminating_target_namespace_delays_no_change() {
+async fn terminating_target_namespace_delays_no_update() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("terminating").await;
     let args = ["--upstream", "none", "--watch-namespaces", &namespace];
@@ -162,7 +162,7 @@ async fn a_terminating_target_namespace_delays_no_change() {
     let object = format!("healthy-{namespace}-ext");
     balancer(&cluster, &namespace, "healthy", "a.example.com").await;
     external_target(&cluster, &target, &object, "a.example.com").await;
-    // No controller removes what is in it: it stays in Terminating.
+    // No namespace controller runs here, so the namespace stays in Terminating.
     plane.kubectl(&["delete", "namespace", &target, "--wait=false"]);
     for i in 0..REFUSED {
         balancer(&cluster, &namespace, &format!("svc-{i}"), "a.example.com").await;

@@ -1,4 +1,4 @@
-//! Which load balancers are followed.
+//! Selection of load balancers by annotation, label and namespace.
 
 use serde_json::json;
 
@@ -38,7 +38,7 @@ async fn a_load_balancer_opts_out_and_back_in() {
 }
 
 #[tokio::test]
-async fn with_selection_annotated_only_those_that_opt_in_are_followed() {
+async fn selection_annotated_follows_only_services_that_opt_in() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("opt-in").await;
     load_balancer(&cluster, &namespace, "silent", json!({})).await;
@@ -60,7 +60,7 @@ async fn with_selection_annotated_only_those_that_opt_in_are_followed() {
 }
 
 #[tokio::test]
-async fn only_watched_namespaces_are_looked_at() {
+async fn only_watched_namespaces_are_followed() {
     let (plane, cluster, target) = cluster_with_target().await;
     let mut namespaces = Vec::new();
     for prefix in ["one", "two", "unwatched"] {
@@ -69,7 +69,7 @@ async fn only_watched_namespaces_are_looked_at() {
         namespaces.push(namespace);
     }
     let object = |i: usize| format!("web-{}-ext", namespaces[i]);
-    // One run sees them all, the next one only two of them.
+    // The first run watches all namespaces, the second run only two.
     let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     for i in 0..3 {
         external_target(&cluster, &target, &object(i), "a.example.com").await;
@@ -92,7 +92,7 @@ async fn only_watched_namespaces_are_looked_at() {
 }
 
 #[tokio::test]
-async fn a_load_balancer_that_loses_the_selected_label_is_gone() {
+async fn load_balancer_without_the_selected_label_is_removed() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("labels").await;
     load_balancer(&cluster, &namespace, "web", json!({"labels": {"tier": "web"}})).await;
@@ -107,7 +107,7 @@ async fn a_load_balancer_that_loses_the_selected_label_is_gone() {
 }
 
 #[tokio::test]
-async fn service_not_selected_any_more_is_kept_for_the_delay() {
+async fn deselected_service_is_kept_for_the_delete_delay() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("left").await;
     for name in ["left", "back", "out", "deleted"] {
@@ -125,7 +125,7 @@ async fn service_not_selected_any_more_is_kept_for_the_delay() {
     };
     let not_selected = |name: &str| format!("link {namespace}/{name}: its Service isn't selected any more");
 
-    // For the watch all four are deleted.
+    // The watch, which has the label selector, reports all four Services as deleted.
     relabel("left", json!({"labels": {"tier": "db"}})).await;
     relabel("back", json!({"labels": {"tier": "db"}})).await;
     let opted_out = json!({"labels": {"tier": "db"}, "annotations": {"linker.hsj.com/managed": "false"}});
@@ -150,7 +150,8 @@ async fn service_not_selected_any_more_is_kept_for_the_delay() {
     assert_eq!(linker.logged(&not_selected("deleted")), 0);
     assert!(linker.stop().success());
 
-    // With a short delay it ends by itself, also by an annotation that is no opt-out.
+    // With a short delay the external target is removed, also when the Service loses its `managed` annotation instead
+    // of opting out.
     relabel("back", json!({"annotations": {"linker.hsj.com/managed": "true"}})).await;
     let args = ["--upstream", "none", "--delete-delay", "1s", "--selection", "annotated"];
     let linker = Linker::in_cluster(plane, &target, &args);
@@ -165,7 +166,7 @@ async fn service_not_selected_any_more_is_kept_for_the_delay() {
 }
 
 #[tokio::test]
-async fn an_opted_out_service_drops_its_complaints() {
+async fn opted_out_service_drops_its_warnings() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("complaints").await;
     let linker =
@@ -179,7 +180,7 @@ async fn an_opted_out_service_drops_its_complaints() {
     annotate(&cluster, &namespace, "web", Some("false")).await;
     linker.counts("lb_linker_targets_refused", 0.0).await;
     let said = linker.logged(&complaint);
-    // It is said again of a Service that opts in again: nothing of it was remembered.
+    // The warning is logged again when the Service opts in again.
     annotate(&cluster, &namespace, "web", None).await;
     eventually("the complaint", || async { (linker.logged(&complaint) > said).then_some(()) }).await;
     linker.counts("lb_linker_targets_refused", 1.0).await;

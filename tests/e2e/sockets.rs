@@ -1,4 +1,4 @@
-//! Which addresses are listened on and answered from.
+//! Listening addresses, and the source addresses of answers.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn listening_on(address: &str, directory: &tempfile::TempDir) -> Linker {
     Linker::start(args)
 }
 
-/// Asks from a connected socket, which takes answers from the address that was asked and no other.
+/// Sends a query from a connected socket, which accepts answers only from the queried address.
 async fn ask_at(server: SocketAddr) {
     let socket = UdpSocket::bind((server.ip(), 0)).await.unwrap();
     socket.connect(server).await.unwrap();
@@ -43,7 +43,7 @@ async fn answers_leave_from_the_address_that_was_asked() {
     ] {
         let linker = listening_on(listen, &directory);
         linker.ready().await;
-        // The harness's own --listen comes first in the log, this test's after it.
+        // The log has the harness's own --listen first and this test's --listen after it.
         let port = linker
             .log()
             .iter()
@@ -62,7 +62,7 @@ fn has_ipv6() -> bool {
 }
 
 #[tokio::test]
-async fn half_a_request_or_question_doesnt_delay_the_stop() {
+async fn incomplete_requests_dont_delay_the_shutdown() {
     let directory = tempfile::tempdir().unwrap();
     let mut linker = listening_on("127.0.0.1:0", &directory);
     linker.ready().await;
@@ -74,7 +74,7 @@ async fn half_a_request_or_question_doesnt_delay_the_stop() {
 }
 
 #[tokio::test]
-async fn an_empty_datagram_is_passed_over() {
+async fn empty_datagram_is_ignored() {
     let directory = tempfile::tempdir().unwrap();
     let linker = listening_on("127.0.0.1:0", &directory);
     linker.ready().await;
@@ -90,7 +90,7 @@ async fn an_empty_datagram_is_passed_over() {
 }
 
 #[tokio::test]
-async fn what_the_kernel_has_no_room_for_is_counted() {
+async fn datagrams_dropped_by_the_kernel_are_counted() {
     let directory = tempfile::tempdir().unwrap();
     let mut linker = listening_on("127.0.0.1:0", &directory);
     linker.ready().await;
@@ -99,12 +99,12 @@ async fn what_the_kernel_has_no_room_for_is_counted() {
     linker.signal(Signal::SIGSTOP);
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.connect(linker.dns).await.unwrap();
-    // A datagram takes 768 bytes of the kernel's queue at least, which has 2 MiB at most.
+    // A datagram takes at least 768 bytes of the socket's receive buffer, which has at most 2 MiB.
     for _ in 0..4000 {
         socket.send(&[0]).await.unwrap();
     }
     linker.signal(Signal::SIGCONT);
-    // The kernel tells with what comes next.
+    // The kernel reports the drop counter with the next datagram (SO_RXQ_OVFL).
     eventually("a count of what was dropped", || async {
         let asked = query("default.lb.internal. A").to_vec().unwrap();
         send_udp(linker.dns, &asked, Duration::from_millis(100)).await;
@@ -114,11 +114,11 @@ async fn what_the_kernel_has_no_room_for_is_counted() {
 }
 
 #[tokio::test]
-async fn sighup_is_passed_over_as_by_coredns() {
+async fn sighup_is_ignored_as_in_coredns() {
     let directory = tempfile::tempdir().unwrap();
     let mut linker = listening_on("127.0.0.1:0", &directory);
     linker.signal(Signal::SIGHUP);
-    // A signal that was sent later is heeded later.
+    // SIGUSR1, which is sent later, is handled later than SIGHUP.
     linker.signal(Signal::SIGUSR1);
     linker.line("in force again").await;
     assert!(linker.stop().success());

@@ -16,8 +16,8 @@ use crate::trouble::be_stubborn;
 
 const TARGETS: &str = "external-targets";
 
-/// A control plane with one lb-linker at a time, which may write everywhere: on the shared one each of them
-/// follows, and records Events, in the namespaces of all tests.
+/// Starts a control plane for this test alone, in which lb-linker may write in all namespaces. On the shared control
+/// plane, every lb-linker would follow Services and record Events in the namespaces of all tests.
 async fn own_cluster() -> (ControlPlane, Cluster) {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
@@ -26,7 +26,7 @@ async fn own_cluster() -> (ControlPlane, Cluster) {
     (plane, cluster)
 }
 
-/// A load balancer that all namespaces may follow.
+/// Creates a load balancer that all namespaces may follow.
 async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
     cluster.create_load_balancer(namespace, name).await;
     let allow = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "*"}}});
@@ -34,20 +34,20 @@ async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, host: &st
     cluster.set_ingress(namespace, name, &[Ingress::Hostname(host)]).await;
 }
 
-/// The notes of the Warnings TargetRefused about a Service.
+/// Returns the messages of the TargetRefused Events of a Service.
 fn refusals(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<String> {
     let selector = format!("involvedObject.name={name},reason=TargetRefused");
     let events = plane.list(&format!("/api/v1/namespaces/{namespace}/events?fieldSelector={selector}"));
     events.iter().map(|item| item["message"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Waits for a Warning. Events are sent in their order: whatever came before it has been sent, too.
+/// Waits for a TargetRefused Event. Events are sent in order, so all earlier Events have been sent, too.
 async fn refusal(plane: &ControlPlane, namespace: &str, name: &str) -> String {
     let look = || async { refusals(plane, namespace, name).pop() };
     eventually(&format!("a Warning on {namespace}/{name}"), look).await
 }
 
-/// How many PATCHes of Services of a namespace lb-linker has sent.
+/// Returns the number of PATCH requests for Services of a namespace that lb-linker has sent.
 fn patches(plane: &ControlPlane, namespace: &str) -> usize {
     let ours = |user: &str| user.ends_with(":lb-linker:lb-linker");
     let events = plane.audit_events().into_iter();
@@ -57,7 +57,7 @@ fn patches(plane: &ControlPlane, namespace: &str) -> usize {
         .count()
 }
 
-/// Makes an ExternalName Service that follows `source`.
+/// Creates an ExternalName Service that follows `source`.
 async fn follower(cluster: &Cluster, namespace: &str, name: &str, source: &str) {
     let service = json!({
         "metadata": {"name": name, "annotations": {"linker.hsj.com/source": source}, "labels": {"team": "shop"}},
@@ -74,7 +74,7 @@ async fn points_at(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
     eventually(&format!("{namespace}/{name} → {host}"), look).await;
 }
 
-/// Gives the rights of `deploy/source/` in these namespaces alone.
+/// Grants the permissions of `deploy/source/` in these namespaces only.
 fn grant_source(plane: &ControlPlane, namespaces: &[&str]) {
     namespaces.iter().for_each(|namespace| grant_optional(plane, "source", namespace));
 }
@@ -103,20 +103,20 @@ async fn annotated_service_follows_a_link_that_allows_it() {
         assert_eq!(service.metadata.labels.unwrap().len(), 1, "labels aren't ours to write");
         assert_eq!(service.spec.unwrap().type_.as_deref(), Some("ExternalName"));
     }
-    // What somebody writes by hand is repaired, and an IPv6 address alone isn't written.
+    // A manual change is repaired, and a source with only an IPv6 address changes nothing.
     cluster.patch_service(&own, "db", json!({"spec": {"externalName": "wrong.example"}})).await;
     points_at(&cluster, &own, "db", "192.0.2.1").await;
     cluster.set_ingress(&own, "web", &[Ingress::Ip("2001:db8::1")]).await;
     linker.line(&format!("Service {own}/db: {own}/web has no hostname and no IPv4 address")).await;
 
-    // The load balancer goes, and what follows it stays.
+    // The load balancer is deleted, and the follower keeps its last target.
     cluster.delete_service(&own, "web").await;
     linker.line(&format!("link {own}/web: forgotten")).await;
     points_at(&cluster, &own, "db", "192.0.2.1").await;
 }
 
 #[tokio::test]
-async fn what_follows_a_tombstone_points_at_what_doesnt_exist() {
+async fn follower_of_a_tombstone_points_at_a_missing_name() {
     let (plane, cluster, target) = cluster_with_target().await;
     let own = cluster.create_namespace("own").await;
     grant_source(plane, &[&own]);
@@ -130,7 +130,7 @@ async fn what_follows_a_tombstone_points_at_what_doesnt_exist() {
 }
 
 #[tokio::test]
-async fn the_annotation_wins_over_adoption() {
+async fn annotation_takes_precedence_over_adoption() {
     let (plane, cluster, target) = cluster_with_target().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
     let object = format!("web-{own}-ext");
@@ -151,8 +151,8 @@ async fn the_annotation_wins_over_adoption() {
 }
 
 #[tokio::test]
-async fn missing_right_to_write_followers_is_named_once() {
-    // A cluster of its own: every lb-linker in it misses the right.
+async fn missing_right_to_write_followers_is_logged_once() {
+    // A separate cluster, in which no lb-linker has the permission.
     let plane = &ControlPlane::start(Options::default());
     apply_deploy(plane);
     let cluster = plane.cluster().await;
@@ -192,7 +192,7 @@ async fn undone_writes_to_a_follower_cause_no_hot_loop() {
 }
 
 #[tokio::test]
-async fn unwritable_namespace_is_named_once_and_only_probed() {
+async fn unwritable_namespace_is_logged_once_and_only_probed() {
     let plane = &ControlPlane::start(Options::default());
     apply_deploy(plane);
     let cluster = plane.cluster().await;
@@ -207,13 +207,13 @@ async fn unwritable_namespace_is_named_once_and_only_probed() {
     follower(&cluster, &granted, "db", &source).await;
     let linker = Linker::in_cluster(plane, TARGETS, &["--upstream", "none"]);
     linker.line(&format!("can't patch Services in namespace {refused}")).await;
-    // What succeeds elsewhere says nothing about this namespace.
+    // Successful writes in one namespace don't close the circuit breaker of another namespace.
     for host in ["b.example.com", "c.example.com", "d.example.com", "e.example.com"] {
         cluster.set_ingress(&granted, "web", &[Ingress::Hostname(host)]).await;
         points_at(&cluster, &granted, "db", host).await;
     }
     assert_eq!(linker.logged("deploy/source/"), 1, "{:#?}", linker.log());
-    // Those that were under way when the first was refused, and a probe now and then.
+    // Requests that were in flight at the first refusal, and occasional probes.
     let tried = patches(plane, &refused);
     assert!(tried <= 16, "{tried} PATCHes");
 
@@ -227,7 +227,7 @@ async fn unwritable_namespace_is_named_once_and_only_probed() {
 }
 
 #[tokio::test]
-async fn followers_lacks_are_told_once_and_the_start_is_no_event() {
+async fn follower_errors_are_reported_once_without_start_events() {
     let (plane, cluster) = own_cluster().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
@@ -250,14 +250,14 @@ async fn followers_lacks_are_told_once_and_the_start_is_no_event() {
     assert_eq!(refusal(&plane, &other, "malformed").await, malformed);
     follower(&cluster, &other, "typo", &format!("{own}/wbe")).await;
     assert!(refusal(&plane, &other, "typo").await.contains(&unknown));
-    // Whatever else happens to them.
+    // Other changes of these Services repeat no warning.
     for team in ["a", "b", "c"] {
         for name in ["malformed", "typo"] {
             let label = json!({"metadata": {"labels": {"team": team}}});
             cluster.patch_service(&other, name, label).await;
         }
     }
-    // A load balancer that comes later is awaited, and one that is deleted is no mistake.
+    // No warning is logged for a source that is created a moment later, or for a source that is deleted.
     follower(&cluster, &own, "early", "late").await;
     load_balancer(&cluster, &own, "late", "late.example.com").await;
     points_at(&cluster, &own, "early", "late.example.com").await;
@@ -277,7 +277,7 @@ async fn followers_lacks_are_told_once_and_the_start_is_no_event() {
 }
 
 #[tokio::test]
-async fn a_tombstone_reaches_all_that_followed_and_nobody_else() {
+async fn tombstone_is_written_to_former_followers_only() {
     let (plane, cluster) = own_cluster().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
     let args = ["--upstream", "none", "--on-delete", "tombstone", "--ip-targets", "skip"];
@@ -293,13 +293,14 @@ async fn a_tombstone_reaches_all_that_followed_and_nobody_else() {
         points_at(&cluster, namespace, "follows-web", "a.example.com").await;
         points_at(&cluster, namespace, "follows-ip", "192.0.2.1").await;
     }
-    // Addresses have no object: the reconciler forgets the link at once.
+    // With `--ip-targets skip` a link with only IP addresses has no external target, so the reconciler forgets the
+    // link at once.
     cluster.delete_service(&own, "ip").await;
     for namespace in [&own, &other] {
         points_at(&cluster, namespace, "follows-ip", "deleted.lb.internal").await;
     }
 
-    // The load balancer goes while nobody looks: what it allowed isn't known any more.
+    // The load balancer is deleted while lb-linker is stopped, so its allow-from annotation isn't known any more.
     linker.stop();
     cluster.delete_service(&own, "web").await;
     follower(&cluster, &other, "never", &format!("{own}/web")).await;
@@ -311,10 +312,10 @@ async fn a_tombstone_reaches_all_that_followed_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn one_follower_probes_an_absent_api_server() {
+async fn only_one_follower_probes_an_absent_api_server() {
     let (plane, cluster) = own_cluster().await;
     let own = cluster.create_namespace("own").await;
-    // Whose writes are undone is written again later, whatever is heard meanwhile.
+    // lb-linker repeats undone writes after a pause, regardless of watch events.
     be_stubborn(&plane, &cluster, &own).await;
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
@@ -329,9 +330,9 @@ async fn one_follower_probes_an_absent_api_server() {
         linker.metric(&format!("lb_linker_api_writes_total{{{code}}}")).unwrap_or_default()
     };
     eventually("a first try", || async { (unanswered() >= 1.0).then_some(()) }).await;
-    // In this time all twenty become due: that they don't try can't be awaited.
+    // All twenty followers become due in this time. The absence of attempts can't be awaited, so the test sleeps.
     tokio::time::sleep(std::time::Duration::from_secs(4)).await;
-    // Eight may have been under way at once; the pauses between the others double from half a second.
+    // Up to eight requests may have been in flight at once; the pauses between further attempts double from 0.5 s.
     let away = unanswered();
     assert!(away <= 12.0, "{away} in vain");
     plane.start_apiserver();
@@ -340,7 +341,7 @@ async fn one_follower_probes_an_absent_api_server() {
 }
 
 #[tokio::test]
-async fn what_the_api_server_refused_doesnt_hold_up_the_next_target() {
+async fn rejected_target_doesnt_delay_the_next_target() {
     let (plane, cluster) = own_cluster().await;
     let own = cluster.create_namespace("own").await;
     let condition = format!("object.metadata.namespace == '{own}' && object.spec.type == 'ExternalName'");
@@ -351,7 +352,7 @@ async fn what_the_api_server_refused_doesnt_hold_up_the_next_target() {
     load_balancer(&cluster, &own, "web", "a.example.com").await;
     follower(&cluster, &own, "db", "web").await;
     points_at(&cluster, &own, "db", "a.example.com").await;
-    // The policy is in force when it shows.
+    // The API server enforces a new policy after a short delay.
     eventually("the policy", || async {
         let probe = json!({"metadata": {"generateName": "probe-"}, "spec": {"type": "ExternalName",
             "externalName": "refused.example.com"}});
@@ -360,7 +361,7 @@ async fn what_the_api_server_refused_doesnt_hold_up_the_next_target() {
     })
     .await;
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("refused.example.com")]).await;
-    // Pauses grow: now there is time.
+    // Wait until the retry delay is at least 6 s, longer than the 3 s in which the next target must be written.
     let pause = |line: &String| line.split_once("next try in ")?.1.strip_suffix('s')?.parse().ok();
     eventually("a long pause", || async {
         linker.log().iter().filter_map(pause).any(|seconds: f64| seconds >= 6.0).then_some(())
@@ -372,7 +373,7 @@ async fn what_the_api_server_refused_doesnt_hold_up_the_next_target() {
 }
 
 #[tokio::test]
-async fn forbidden_list_of_the_unused_feature_is_no_trouble() {
+async fn forbidden_list_of_an_unused_feature_logs_no_warning() {
     let (plane, cluster, target) = cluster_with_target().await;
     let own = cluster.create_namespace("own").await;
     let refused = Arc::new(AtomicUsize::new(0));

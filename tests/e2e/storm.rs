@@ -1,6 +1,6 @@
-//! Answers while targets change all the time, and while lb-linker starts.
+//! Correctness of answers while targets change continuously, and while lb-linker starts.
 //!
-//! Rates are what the machine gives: they are printed (`-- --nocapture`).
+//! Rates depend on the machine; they are printed (`-- --nocapture`).
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -35,25 +35,25 @@ use crate::harness::dns::{FaultyUpstream, ede, error, query};
 use crate::harness::linker::Linker;
 use crate::harness::{PATIENCE, apply_deploy, eventually};
 
-/// How many links change.
+/// The number of links that change.
 const LINKS: u32 = 50;
-/// Clients that ask, one question after the other.
+/// The number of clients; each client sends one query at a time.
 const CLIENTS: usize = 4;
 const STORM: Duration = Duration::from_secs(10);
-/// When a client asks again that got no address.
+/// The delay before a client's next query after an answer without an address.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// The target of a link in its n-th generation.
+/// Returns the hostname of a link's target in this generation.
 fn host(link: u32, generation: u32) -> String {
     format!("g{generation}.lb{link}.example.com")
 }
 
-/// The one address of that target.
+/// Returns the address of a link's target in this generation.
 fn ip(link: u32, generation: u32) -> [u8; 4] {
     [10, u8::try_from(link).unwrap(), (generation >> 8) as u8, (generation & 0xff) as u8]
 }
 
-/// A cloud that knows the address of every target there ever was.
+/// Starts an upstream that knows the addresses of all targets in all generations.
 async fn cloud() -> FaultyUpstream {
     FaultyUpstream::start(|asked, _| {
         let name = asked.queries[0].name().to_ascii();
@@ -74,12 +74,12 @@ fn parse_host(name: &str) -> Option<(u32, u32)> {
     Some((labels.next()?.strip_prefix("lb")?.parse().ok()?, generation))
 }
 
-/// What is known of the generations of each link.
+/// The generations that answers may have, for each link, and counters of answers and changes.
 #[derive(Default)]
 struct Generations {
-    /// The newest that may be answered.
+    /// The newest generation that an answer may have.
     begun: Vec<AtomicU32>,
-    /// The oldest that may be answered.
+    /// The oldest generation that an answer may have.
     delivered: Vec<AtomicU32>,
     answers: AtomicUsize,
     /// Answers without an address.
@@ -94,8 +94,8 @@ impl Generations {
         Arc::new(Self { begun: zeros(), delivered: zeros(), ..Self::default() })
     }
 
-    /// Asks for the addresses of all links in turn until it is over, and checks every answer: it is one target and
-    /// its address, never an older one than was answered or delivered before the question.
+    /// Queries the addresses of all links in turn until `over` is set. Checks that each answer has one target and its
+    /// address, and that the target is no older than any target answered or delivered before the query.
     async fn ask(self: Arc<Self>, server: SocketAddr, namespace: String) {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         socket.connect(server).await.unwrap();
@@ -120,14 +120,14 @@ impl Generations {
                 (oldest..=newest).contains(&generation),
                 "link {link}: generation {generation} isn't between {oldest} and {newest}"
             );
-            // Who has seen the new one never sees the old one again.
+            // After an answer with a generation, no later answer may have an older one.
             self.delivered[at].fetch_max(generation, Ordering::SeqCst);
             self.answers.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// Returns the generation that an answer is of; nothing where the upstream, which shares the machine, was too slow
-    /// for its address.
+    /// Returns the generation of an answer, or `None` if the upstream, which shares the machine, was too slow to
+    /// resolve the address.
     fn check(&self, link: u32, answer: &Message) -> Option<u32> {
         if answer.metadata.response_code == ResponseCode::ServFail {
             assert_eq!(answer.answers.len(), 1, "the alias alone: {answer}");
@@ -144,8 +144,8 @@ impl Generations {
         Some(generation)
     }
 
-    /// Has clients ask while `change` changes one link after the other at this rate, then checks that each link's
-    /// last target is answered.
+    /// Runs the clients while `change` changes one link after the other at `rate` changes per second, then checks
+    /// that the last target of each link is answered.
     async fn storm(
         self: &Arc<Self>,
         what: &str,
@@ -159,7 +159,7 @@ impl Generations {
             clients.spawn(Arc::clone(self).ask(server, namespace.to_owned()));
         }
         let since = Instant::now();
-        // In steps of a hundredth of a second, which a loaded machine can keep.
+        // Steps of 10 ms are long enough for a loaded machine to keep up.
         let mut step = interval(Duration::from_millis(10));
         step.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut next = 0;
@@ -174,7 +174,7 @@ impl Generations {
             next += rate / 100;
         }
         let seconds = since.elapsed().as_secs_f64();
-        // A client that has found something wrong has panicked.
+        // A client task ends (with a panic) only at a wrong answer.
         eventually("the last targets", || async {
             let last = |at: usize| self.begun[at].load(Ordering::SeqCst);
             let seen = |at: usize| self.delivered[at].load(Ordering::SeqCst);
@@ -197,7 +197,7 @@ impl Generations {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_hold_one_target_and_never_an_older_one() {
+async fn answers_never_mix_targets_or_return_an_older_one() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
@@ -235,7 +235,7 @@ fn observed(link: u32, generation: u32) -> ObservedService {
     }
 }
 
-/// A store with so many links in their first generation.
+/// Returns a store with this number of links in generation 0.
 fn stored(links: u32) -> Arc<Store> {
     let store = Store::new(OnGone::Kept);
     let all = (0..links).map(|link| observed(link, 0)).collect();
@@ -244,13 +244,13 @@ fn stored(links: u32) -> Arc<Store> {
     Arc::new(store)
 }
 
-/// What answers for the links of a store, with these lines about all other names.
+/// Returns a handler that answers for the links of a store, and for all other names with the plugins in `lines`.
 fn handler(store: &Arc<Store>, lines: &str) -> Arc<Handler> {
     let text = format!("lb.internal {{\nprometheus\nlb_linker\n}}\n. {{\nprometheus\n{lines}\n}}\n");
     first_handler(&text, &ServerContext::silent(Arc::clone(store)).unwrap()).unwrap()
 }
 
-/// Follows the changes of the store for a handler.
+/// Runs the invalidation task, which passes changes of the store to a handler's caches.
 fn follow(
     store: &Arc<Store>,
     handler: &Handler,
@@ -261,7 +261,7 @@ fn follow(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn change_counts_at_once_among_1000_changes_a_second() {
+async fn change_applies_at_once_at_1000_changes_per_second() {
     let cloud = cloud().await;
     let store = stored(LINKS);
     let handler = handler(&store, &format!("cache 30\nforward . {}", cloud.address));
@@ -276,7 +276,7 @@ async fn change_counts_at_once_among_1000_changes_a_second() {
     let generations = Generations::new();
     let change = async |link: u32, generation| {
         store.apply(observed(link, generation));
-        // Whoever asks from now on gets the new one.
+        // Queries from now on must get the new generation.
         generations.delivered[link as usize].store(generation, Ordering::SeqCst);
     };
     generations.storm("fed to the store", server, "storm", 1000, change).await;
@@ -285,17 +285,17 @@ async fn change_counts_at_once_among_1000_changes_a_second() {
 }
 
 #[tokio::test]
-async fn no_more_than_64_targets_are_looked_up_ahead_at_once() {
+async fn at_most_64_targets_are_prefetched_at_once() {
     let silent = FaultyUpstream::start(|_, _| vec![]).await;
     let store = stored(200);
-    // Clients have asked for all of them.
+    // Only targets of links that clients have queried are prefetched.
     store.links().iter().for_each(|link| link.last_queried.note(IpFamily::V4));
     let handler = handler(&store, &format!("forward . {}", silent.address));
     let stop = CancellationToken::new();
     let mut following = JoinSet::new();
     following.spawn(follow(&store, &handler, &stop));
     let asked = |link| silent.asked(&format!("{}. A", host(link, 1))).len();
-    // Until it follows the changes, none is made.
+    // Change a link until the invalidation task is running.
     eventually("a first look-up", || async {
         store.apply(observed(0, 0));
         store.apply(observed(0, 1));
@@ -305,7 +305,7 @@ async fn no_more_than_64_targets_are_looked_up_ahead_at_once() {
     for link in 0..200 {
         store.apply(observed(link, 1));
     }
-    // None is answered: by the time that one is repeated, all have been sent that are sent at first.
+    // The upstream never answers: when the first query is repeated, all first queries have been sent.
     let repeated = || async { (1..200).any(|link| asked(link) > 1).then_some(()) };
     eventually("a repeated question", repeated).await;
     let names = (0..200).filter(|link| asked(*link) > 0).count();
@@ -315,7 +315,7 @@ async fn no_more_than_64_targets_are_looked_up_ahead_at_once() {
 }
 
 #[tokio::test]
-async fn a_replica_that_starts_never_denies_a_name_that_lives() {
+async fn starting_replica_never_denies_an_existing_name() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
@@ -327,7 +327,7 @@ async fn a_replica_that_starts_never_denies_a_name_that_lives() {
     let mut count: HashMap<String, usize> = HashMap::new();
     for round in 0..6 {
         let args = ["--upstream", "none", "--delete-delay", "0s"];
-        // Its ports are open by then, and it knows nothing yet.
+        // The ports are open when `in_cluster` returns, and the store is still empty.
         let mut linker = Linker::in_cluster(&plane, "external-targets", &args);
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         socket.connect(linker.dns).await.unwrap();
@@ -346,7 +346,7 @@ async fn a_replica_that_starts_never_denies_a_name_that_lives() {
                     assert_eq!(answer.answers[0].data.to_string(), format!("{}.", host(link, 0)));
                     right += 1;
                 }
-                // RFC 8914 section 4.15.
+                // Extended DNS error 14, Not Ready (RFC 8914 section 4.15).
                 ResponseCode::ServFail => assert_eq!(ede(&answer), Some(14), "not ready"),
                 rcode => panic!("{rcode} for a name that lives"),
             }

@@ -1,5 +1,4 @@
-//! The story that lb-linker is for: a load balancer is deleted and recreated, and whoever knew it by its stable
-//! name follows.
+//! The main use case: a load balancer is deleted and recreated with another hostname, and its stable name follows.
 
 use std::path::Path;
 
@@ -25,8 +24,8 @@ pub async fn external_target(cluster: &Cluster, namespace: &str, name: &str, hos
 }
 
 #[tokio::test]
-async fn a_recreated_load_balancer_is_followed_by_name_and_object() {
-    // A cluster of its own: the story plays in `default` and `external-targets`.
+async fn name_and_object_follow_a_recreated_load_balancer() {
+    // A separate cluster, because the test uses the namespaces `default` and `external-targets`.
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
@@ -53,7 +52,7 @@ async fn a_recreated_load_balancer_is_followed_by_name_and_object() {
     assert_eq!(labels["original-service-name"], "my-sample-lb");
     assert_eq!(labels["original-service-namespace"], "default");
 
-    // It is deleted and recreated with hostname B.
+    // my-sample-lb is deleted and recreated with hostname B.
     cluster.delete_service("default", "my-sample-lb").await;
     answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", "No Error").await;
     cluster.create_load_balancer("default", "my-sample-lb").await;
@@ -63,7 +62,6 @@ async fn a_recreated_load_balancer_is_followed_by_name_and_object() {
     answers(linker.dns, "my-sample-lb.default.lb.internal. CNAME", &format!("{B}.")).await;
     assert_eq!(first.metadata.uid, second.metadata.uid, "the object must be the same one");
 
-    // Another namespace, another name.
     plane.kubectl(&["create", "namespace", "elk"]);
     cluster.create_load_balancer("elk", "kibana").await;
     cluster.set_ingress("elk", "kibana", &[Ingress::Hostname("b.example.com")]).await;
@@ -72,7 +70,7 @@ async fn a_recreated_load_balancer_is_followed_by_name_and_object() {
 }
 
 #[tokio::test]
-async fn the_same_story_without_a_cluster() {
+async fn recreated_load_balancer_is_followed_in_manifests() {
     let manifests = tempfile::tempdir().unwrap();
     let output = tempfile::tempdir().unwrap();
     let upstream = CoreDns::cloud().await;
@@ -106,7 +104,7 @@ async fn the_same_story_without_a_cluster() {
 }
 
 #[tokio::test]
-async fn external_target_and_name_go_after_the_delay() {
+async fn external_target_and_name_are_removed_after_the_delay() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("delay").await;
     let question = format!("web-{namespace}.lb.internal. CNAME");
@@ -127,7 +125,7 @@ async fn external_target_and_name_go_after_the_delay() {
 }
 
 #[tokio::test]
-async fn deletion_while_lb_linker_was_away_is_cleaned_up() {
+async fn service_deleted_while_stopped_is_cleaned_up() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("away").await;
     let object = format!("web-{namespace}-ext");
@@ -164,9 +162,9 @@ async fn file(directory: &Path, name: &str, host: Option<&str>) {
 }
 
 #[tokio::test]
-async fn name_holder_keeps_it_through_recreation_and_restart() {
+async fn owner_keeps_its_name_through_recreation_and_restart() {
     let (plane, cluster, target) = cluster_with_target().await;
-    // x-y in z, and x in y-z: both want x-y-z-ext.
+    // Service x-y in namespace z and Service x in namespace y-z have the same default name x-y-z-ext.
     let z = cluster.create_namespace("z").await;
     let y_z = format!("y-{z}");
     plane.kubectl(&["create", "namespace", &y_z]);
@@ -184,7 +182,7 @@ async fn name_holder_keeps_it_through_recreation_and_restart() {
     answers(linker.dns, &question, "a.example.com.").await;
     answers(linker.dns, &format!("x.{y_z}.lb.internal. CNAME"), "b.example.com.").await;
 
-    // The holder is recreated, younger now than its rival, and lb-linker is restarted in between.
+    // The owner of the name is recreated and is now younger than the other Service; lb-linker restarts in between.
     cluster.delete_service(&z, "x-y").await;
     answers(linker.dns, &question, "No Error").await;
     linker.kill();
@@ -199,7 +197,7 @@ async fn name_holder_keeps_it_through_recreation_and_restart() {
 }
 
 #[tokio::test]
-async fn leftovers_take_no_name_from_a_living_service() {
+async fn leftover_object_takes_no_name_from_a_service() {
     let (plane, cluster, target) = cluster_with_target().await;
     let z = cluster.create_namespace("z").await;
     let y_z = format!("y-{z}");
@@ -216,7 +214,7 @@ async fn leftovers_take_no_name_from_a_living_service() {
     external_target(&cluster, &target, &hashed, "b.example.com").await;
     linker.kill();
     cluster.delete_service(&y_z, "x").await;
-    // Even the status of the other one is blank at this moment.
+    // The status of the existing Service is empty, too.
     cluster.set_ingress(&z, "x-y", &[]).await;
 
     let linker = Linker::in_cluster(plane, &target, &args);
@@ -230,7 +228,7 @@ async fn leftovers_take_no_name_from_a_living_service() {
 }
 
 #[tokio::test]
-async fn leftovers_can_be_retained_or_point_nowhere() {
+async fn on_delete_retains_the_object_or_makes_a_tombstone() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("kept").await;
     let (object, question) = (format!("web-{namespace}-ext"), format!("web-{namespace}.lb.internal. CNAME"));
@@ -244,13 +242,12 @@ async fn leftovers_can_be_retained_or_point_nowhere() {
     assert_eq!(retained.metadata.resource_version, first.metadata.resource_version);
     drop(linker);
 
-    // The next run thinks otherwise.
     let args = ["--upstream", "none", "--on-delete", "tombstone"];
     let linker = Linker::in_cluster(plane, &target, &args);
     external_target(&cluster, &target, &object, "deleted.lb.internal").await;
     answers(linker.dns, &question, "No Error").await;
     answers(linker.dns, "deleted.lb.internal. A", "Non-Existent Domain").await;
-    // Where a tombstone leads isn't a target that comes back with the Service.
+    // The target of a tombstone isn't restored when the Service is recreated.
     drop(linker);
     cluster.create_load_balancer(&namespace, "web").await;
     let linker = Linker::in_cluster(plane, &target, &args);
@@ -262,7 +259,7 @@ async fn leftovers_can_be_retained_or_point_nowhere() {
 }
 
 #[tokio::test]
-async fn a_load_balancer_says_how_long_its_records_live() {
+async fn ttl_annotation_sets_the_ttl_of_the_records() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("ttl").await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
@@ -280,6 +277,6 @@ async fn a_load_balancer_says_how_long_its_records_live() {
     annotate("soon").await;
     let line = linker.line(&format!("Service {namespace}/web: annotation linker.hsj.com/ttl \"soon\"")).await;
     assert!(line.contains("not a number of seconds from 0 to 3600"), "{line}");
-    // The line comes first.
+    // The warning is logged before the TTL changes.
     eventually("the zone's TTL again", || async { (ttl().await == Some(5)).then_some(()) }).await;
 }

@@ -1,4 +1,4 @@
-//! Stub resolvers as clients: they ask once for each type, and can't follow an alias themselves.
+//! Stub resolvers as clients: they send one query per type and can't resolve a CNAME target themselves.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::harness::linker::Linker;
 use crate::harness::network;
 use crate::harness::programs::{programs, stubs};
 
-/// What the cloud's resolver knows; of `half` it can't tell the IPv6 addresses.
+/// The zone of the cloud's resolver, which answers AAAA queries for `half` with SERVFAIL ([`PLUGINS`]).
 const CLOUD: &str = "$ORIGIN example.com.
 @     3600 IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600
 @     3600 IN NS ns.example.com.
@@ -25,7 +25,7 @@ template IN AAAA half.example.com {
   rcode SERVFAIL
 }";
 
-/// The load balancers of `default`.
+/// The load balancers in namespace `default`.
 const LINKS: [(&str, &str); 8] = [
     ("four", "{hostname: four.example.com}"),
     ("both", "{hostname: both.example.com}"),
@@ -37,15 +37,15 @@ const LINKS: [(&str, &str); 8] = [
     ("pending", ""),
 ];
 
-/// Service, family, what comes of it, and the questions for A and AAAA that it takes.
+/// Service, address family, expected result, and expected numbers of A and AAAA queries.
 type Row = (&'static str, &'static str, &'static str, [u32; 2]);
 
-/// What every stub resolver makes of them.
+/// The lookups that have the same result in every stub resolver.
 const ALIKE: [Row; 12] = [
     ("both", "any", "192.0.2.20 2001:db8::20", [1, 1]),
     ("both", "ipv4", "192.0.2.20", [1, 0]),
     ("chain", "any", "192.0.2.20 2001:db8::20", [1, 1]),
-    // One of the two is NODATA (RFC 2308 section 2.2), with AA: glibc takes it for "try again" without.
+    // One of the two answers is NODATA (RFC 2308 section 2.2) with the AA bit; without AA, glibc reports "try again".
     ("four", "any", "192.0.2.10", [1, 1]),
     ("six", "any", "2001:db8::30", [1, 1]),
     ("six", "ipv4", "no address", [1, 0]),
@@ -57,7 +57,7 @@ const ALIKE: [Row; 12] = [
     ("absent", "any", "no address", [1, 1]),
 ];
 
-/// Asks lb-linker on port 53 of a network of its own.
+/// An lb-linker on port 53 of a separate network namespace.
 struct Fixture {
     linker: Linker,
     _upstream: CoreDns,
@@ -88,7 +88,7 @@ impl Fixture {
         Self { linker, _upstream: upstream, _directory: directory }
     }
 
-    /// How many questions for A and AAAA have come to port 53.
+    /// Returns the numbers of A and AAAA queries that lb-linker has received on port 53.
     fn questions(&self) -> [f64; 2] {
         ["A", "AAAA"].map(|qtype| {
             let labels = format!(
@@ -98,10 +98,10 @@ impl Fixture {
         })
     }
 
-    /// Looks a Service's name up; returns what came of it, and the questions for A and AAAA that it took.
+    /// Looks up a Service's name with a stub resolver. Returns the result and the numbers of A and AAAA queries.
     fn look_up(&self, stub: &Path, service: &str, family: &str) -> (String, [f64; 2]) {
         let before = self.questions();
-        // The dot at the end keeps the machine's own domain out.
+        // The trailing dot keeps the resolver from appending a search domain.
         let name = format!("{service}-default.lb.internal.");
         let output = Command::new(stub).args([family, &name]).stdin(Stdio::null()).output().unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -121,7 +121,7 @@ impl Fixture {
     }
 }
 
-/// Where names are built that a network of its own couldn't fetch what it takes.
+/// Builds the programs before the test enters its network namespace, where nothing can be downloaded.
 fn build() {
     programs();
     stubs();
@@ -135,7 +135,7 @@ async fn glibc_gets_addresses_in_one_question_a_type() {
     }
     let fixture = Fixture::start().await;
     fixture.check(&stubs().glibc);
-    // One of the two failed: the other one is taken.
+    // The AAAA query fails, and glibc uses the A answer.
     let (found, questions) = fixture.look_up(&stubs().glibc, "half", "any");
     assert_eq!((found.as_str(), questions[0]), ("192.0.2.40", 1.0));
 }
@@ -160,7 +160,7 @@ async fn musl_gets_addresses_in_one_question_a_type() {
     }
     let fixture = Fixture::start().await;
     fixture.check(&stubs().musl);
-    // musl wants an answer for each of the two, and repeats the one that failed until its time is up.
+    // musl needs an answer to both queries, and repeats the failed query until its timeout.
     let (found, questions) = fixture.look_up(&stubs().musl, "half", "any");
     assert_eq!((found.as_str(), questions[0]), ("try again", 1.0));
 }

@@ -1,4 +1,4 @@
-//! The change-over from the operator that was there before lb-linker, and what it has left behind.
+//! Migration from the earlier operator: adoption of its objects, and removal of its finalizers and orphans.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
@@ -24,7 +24,7 @@ use crate::story::external_target as points_at;
 const FINALIZER: &str = "lb-linker/finalizer";
 const TARGETS: &str = "external-targets";
 
-/// Makes an object as the earlier operator did: under the name of its binary.
+/// Creates an external target as the earlier operator did, with the operator's field manager `manager`.
 async fn by_the_earlier_operator(
     cluster: &Cluster,
     namespace: &str,
@@ -48,7 +48,7 @@ async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, ingress: 
     cluster.set_ingress(namespace, name, &[ingress]).await;
 }
 
-/// As the earlier operator's second stage did: annotated by the user, and held by it.
+/// Sets the annotation that users set and the finalizers that the earlier operator's second stage set.
 async fn hold(cluster: &Cluster, namespace: &str, name: &str, finalizers: &[&str]) {
     let metadata = json!({"annotations": {"linker.hsj.com/managed": "true"}, "finalizers": finalizers});
     cluster.patch_service(namespace, name, json!({"metadata": metadata})).await;
@@ -78,13 +78,13 @@ fn writes(plane: &ControlPlane) -> BTreeMap<String, usize> {
     count
 }
 
-/// Runs `lb-linker takeover` with the rights of a ServiceAccount.
+/// Runs `lb-linker takeover` with the permissions of a ServiceAccount.
 fn takeover(plane: &ControlPlane, account: &str, args: &[&str]) -> Output {
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", account);
     run_to_end([&["takeover", "--kubeconfig", kubeconfig.to_str().unwrap()], args].concat())
 }
 
-/// Runs a command of the log in a shell, with all rights.
+/// Runs a command from the log in a shell, as an administrator.
 fn run_in_shell(plane: &ControlPlane, command: &str) {
     let kubectl = plane.kubectl_command();
     let directory = std::path::Path::new(kubectl.get_program()).parent().unwrap().to_owned();
@@ -109,13 +109,13 @@ async fn finalizers(cluster: &Cluster, namespace: &str, name: &str) -> Vec<Strin
     cluster.get_service(namespace, name).await.unwrap().metadata.finalizers.unwrap_or_default()
 }
 
-/// What the earlier operator has left, all stages at once.
+/// The objects that all stages of the earlier operator have left.
 struct Legacy {
-    /// External targets by name, with what they should point at.
+    /// External targets by name, with their UIDs and expected targets.
     objects: BTreeMap<String, (String, String)>,
-    /// The object that a Service is to get whose old name is another one's, with its target.
+    /// The hashed external target, and its target, of the Service whose earlier name another Service keeps.
     hashed: (String, &'static str),
-    /// Objects of somebody else.
+    /// Objects with another owner.
     strangers: Vec<Service>,
 }
 
@@ -124,7 +124,8 @@ async fn legacy(cluster: &Cluster) -> Legacy {
     let mut kept = |object: Service, target: &str| {
         objects.insert(object.metadata.name.clone().unwrap(), (uid(&object), target.to_owned()));
     };
-    // Stage 1: every load balancer. The target has changed since, or ends in a dot, or is an address.
+    // Stage 1 wrote an object for every load balancer. One target has changed since, one ends in a dot, and one is an
+    // IP address.
     for (name, was, is) in [
         ("plain", "plain.example.com", "plain.example.com"),
         ("stale", "old.example.com", "new.example.com"),
@@ -137,7 +138,8 @@ async fn legacy(cluster: &Cluster) -> Legacy {
     }
     load_balancer(cluster, "default", "ip", Ingress::Ip("192.0.2.1")).await;
     by_the_earlier_operator(cluster, TARGETS, "ip-default-ext", ("default", "ip"), "192.0.2.1").await;
-    // Stage 2: opt-in, with a finalizer. Two have been deleted since the operator was stopped.
+    // Stage 2 wrote objects for annotated load balancers, and set a finalizer. Two of these Services were deleted
+    // after the operator had stopped.
     for (name, others) in [
         ("opted", vec![]),
         ("stuck", vec![]),
@@ -145,7 +147,7 @@ async fn legacy(cluster: &Cluster) -> Legacy {
         ("one", vec!["example.com/other"]),
     ] {
         load_balancer(cluster, "default", name, Ingress::Hostname("opted.example.com")).await;
-        // In the middle of a list, at its end, or alone.
+        // The finalizer is in the middle of the list, at its end, or alone.
         let finalizers = others.iter().copied().chain([FINALIZER]);
         let finalizers: Vec<&str> = match name {
             "one" => finalizers.chain(["example.com/last"]).collect(),
@@ -161,7 +163,8 @@ async fn legacy(cluster: &Cluster) -> Legacy {
             kept(made, "opted.example.com");
         }
     }
-    // Stage 3: names cut off at 63 characters. Two begin alike; the labels say whose the object is.
+    // Stage 3 cut names at 63 characters. Two Services have the same cut name; the labels tell which Service the
+    // object belongs to.
     let long = "long".repeat(15);
     let (one, other) = (cluster.create_namespace("alike").await, cluster.create_namespace("alike").await);
     load_balancer(cluster, &one, &long, Ingress::Hostname("one.example.com")).await;
@@ -170,7 +173,7 @@ async fn legacy(cluster: &Cluster) -> Legacy {
     assert_eq!(shared, earlier_external_target(&other, &long));
     let made = by_the_earlier_operator(cluster, TARGETS, &shared, (&one, &long), "one.example.com").await;
     kept(made, "one.example.com");
-    // The 63rd character is a hyphen, and was trimmed.
+    // The 63rd character is a hyphen, which the operator trimmed.
     let hyphen = "h".repeat(62);
     load_balancer(cluster, "default", &hyphen, Ingress::Hostname("hyphen.example.com")).await;
     let cut = earlier_external_target("default", &hyphen);
@@ -178,9 +181,10 @@ async fn legacy(cluster: &Cluster) -> Legacy {
     let made =
         by_the_earlier_operator(cluster, TARGETS, &cut, ("default", &hyphen), "hyphen.example.com").await;
     kept(made, "hyphen.example.com");
-    // Orphans: the Service is gone, was never there, or is being deleted ("stuck" and "held").
+    // An orphan of a deleted Service. The objects of "stuck" and "held", which are being deleted, are orphans, too.
     by_the_earlier_operator(cluster, TARGETS, "gone-default-ext", ("default", "gone"), "a.example.com").await;
-    // Strangers: one has the name of a load balancer's object, one nobody's.
+    // Objects with another owner: the first has the name of a load balancer's external target, the second an
+    // unrelated name.
     load_balancer(cluster, "default", "theirs", Ingress::Hostname("ours.example.com")).await;
     let mut strangers = Vec::new();
     for name in ["theirs-default-ext", "nobodys"] {
@@ -189,7 +193,7 @@ async fn legacy(cluster: &Cluster) -> Legacy {
         let object = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
         strangers.push(cluster.create_service(TARGETS, object).await);
     }
-    // More Services than a page holds, most of which are no load balancers.
+    // More Services than fit in one list page; most of them are no load balancers.
     futures::stream::iter(0..150)
         .for_each_concurrent(16, |i| async move {
             let spec = json!({"type": "ExternalName", "externalName": "a.example.com"});
@@ -201,8 +205,8 @@ async fn legacy(cluster: &Cluster) -> Legacy {
 }
 
 #[tokio::test]
-async fn change_over_loses_nothing_and_writes_only_differences() {
-    // A cluster of its own: it was the earlier operator's.
+async fn migration_keeps_objects_and_writes_only_differences() {
+    // A separate cluster, with the objects of the earlier operator.
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
@@ -210,7 +214,7 @@ async fn change_over_loses_nothing_and_writes_only_differences() {
     let mut linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     linker.ready().await;
 
-    // Names and objects are right, and the objects are the same ones.
+    // Names and targets are correct, and the objects keep their UIDs.
     points_at(&cluster, TARGETS, &legacy.hashed.0, legacy.hashed.1).await;
     points_at(&cluster, TARGETS, "stale-default-ext", "new.example.com").await;
     let headless = || async {
@@ -239,12 +243,12 @@ async fn change_over_loses_nothing_and_writes_only_differences() {
     let expected = BTreeMap::from([
         ("create endpointslices".to_owned(), 1),
         ("create services".to_owned(), 1),
-        // The stale one, and the one that holds an address.
+        // The object with the stale target, and the object with an IP address.
         ("patch services".to_owned(), 2),
     ]);
     eventually("the audit log", || async { (writes(&plane) == expected).then_some(()) }).await;
 
-    // What the earlier operator has left is named, with what is to be done.
+    // lb-linker logs the finalizers and orphans of the earlier operator with a remedy.
     linker.line("Services that carry it: 4, stuck in deletion: 2; `lb-linker takeover`").await;
     for name in ["stuck", "held"] {
         linker.line(&format!("Service default/{name} is stuck in deletion: it carries {FINALIZER}")).await;
@@ -263,12 +267,13 @@ async fn change_over_loses_nothing_and_writes_only_differences() {
         .collect();
     assert!(lists.len() >= 2 && lists.iter().all(|uri| uri.contains("limit=")), "{lists:?}");
 
-    // The command for one Service does what it says.
+    // The logged command removes the finalizer of one Service.
     let one = linker.line(&format!("Service default/one carries {FINALIZER} and will get stuck")).await;
     run_in_shell(&plane, command(&one));
     assert_eq!(finalizers(&cluster, "default", "one").await, ["example.com/other", "example.com/last"]);
 
-    // lb-linker's own rights aren't enough to free the others, and that is said.
+    // The permissions of lb-linker itself don't allow `takeover` to remove the other finalizers, and `takeover`
+    // reports that.
     let refused = takeover(&plane, "lb-linker", &[]);
     let (out, err) = (text(&refused.stdout), text(&refused.stderr));
     assert_eq!(refused.status.code(), Some(1), "{err}");
@@ -311,13 +316,13 @@ async fn change_over_loses_nothing_and_writes_only_differences() {
             .contains(&format!("no Service in all namespaces carries the finalizer {FINALIZER}"))
     );
 
-    // From here on a deletion doesn't hang; and what was taken over is lb-linker's.
+    // Without the finalizer, a deletion completes.
     cluster.delete_service("default", "opted").await;
     gone(&cluster, "default", "opted").await;
     assert!(linker.stop().success());
 
-    // An orphan goes by the command of the log, or all of them by --prune. "opted" went while lb-linker
-    // was there, and is an orphan to one that doesn't know: it never had to write to it.
+    // Orphans are removed by the logged command or by --prune. The object of "opted" is an orphan to the next
+    // process, because lb-linker has never written to that object.
     run_in_shell(&plane, command(&orphan));
     assert!(cluster.get_service(TARGETS, "gone-default-ext").await.is_none());
     let linker =
@@ -334,7 +339,7 @@ async fn change_over_loses_nothing_and_writes_only_differences() {
 }
 
 #[tokio::test]
-async fn object_taken_over_unwritten_goes_with_its_load_balancer() {
+async fn adopted_object_is_removed_with_its_load_balancer() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("taken-over").await;
     let object = format!("web-{namespace}-ext");
@@ -371,7 +376,7 @@ async fn only_objects_that_lb_linker_wrote_are_removed() {
 }
 
 #[tokio::test]
-async fn address_written_as_a_name_stays_so_where_wanted() {
+async fn ip_targets_external_name_keeps_an_address_as_it_is() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("address").await;
     let object = format!("web-{namespace}-ext");
@@ -380,7 +385,7 @@ async fn address_written_as_a_name_stays_so_where_wanted() {
     let args = ["--upstream", "none", "--ip-targets", "external-name"];
     let linker = Linker::in_cluster(plane, &target, &args);
     linker.ready().await;
-    // What comes later is written later.
+    // When the later Service has been written, the existing object has been reconciled.
     load_balancer(&cluster, &namespace, "later", Ingress::Ip("192.0.2.2")).await;
     points_at(&cluster, &target, &format!("later-{namespace}-ext"), "192.0.2.2").await;
     let now = cluster.get_service(&target, &object).await.unwrap();
@@ -388,7 +393,7 @@ async fn address_written_as_a_name_stays_so_where_wanted() {
 }
 
 #[tokio::test]
-async fn an_orphan_is_one_until_its_load_balancer_is_selected() {
+async fn orphan_ends_when_its_load_balancer_is_selected() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("unselected").await;
     let object = format!("web-{namespace}-ext");
@@ -399,7 +404,7 @@ async fn an_orphan_is_one_until_its_load_balancer_is_selected() {
     let linker = Linker::in_cluster(plane, &target, &args);
     linker.line(&format!("external target {target}/{object} is an orphan")).await;
     linker.counts("lb_linker_orphans", 1.0).await;
-    // `takeover` thinks the same.
+    // `takeover` reports the same orphans.
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let flags = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target];
     let look = |selection: &str| {
@@ -432,7 +437,7 @@ async fn unwatched_namespaces_are_left_alone() {
         let name = format!("gone-{namespace}-ext");
         by_the_earlier_operator(&cluster, &target, &name, (namespace, "gone"), "a.example.com").await;
     }
-    // Rights in the one namespace, and none beyond.
+    // Permissions in the watched namespace only.
     plane.kubectl(&["apply", "-f", deploy().join("takeover").to_str().unwrap()]);
     plane.kubectl(&["-n", &watched, "create", "serviceaccount", "narrow"]);
     let subject = format!("--serviceaccount={watched}:narrow");
@@ -470,7 +475,7 @@ async fn unwatched_namespaces_are_left_alone() {
 }
 
 #[tokio::test]
-async fn missing_right_to_look_for_finalizers_is_said_once() {
+async fn missing_right_to_scan_finalizers_is_logged_once() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("unseen").await;
     load_balancer(&cluster, &namespace, "web", Ingress::Hostname("a.example.com")).await;
@@ -493,7 +498,7 @@ async fn missing_right_to_look_for_finalizers_is_said_once() {
 }
 
 #[tokio::test]
-async fn finalizer_is_taken_from_no_successor() {
+async fn finalizer_of_a_recreated_service_isnt_removed() {
     let (_, cluster, _) = cluster_with_target().await;
     let namespace = cluster.create_namespace("successor").await;
     cluster.create_load_balancer(&namespace, "web").await;
@@ -509,7 +514,7 @@ async fn finalizer_is_taken_from_no_successor() {
     let refused = remove_finalizer(&cluster.client, &bound("another")).await.unwrap_err();
     assert!(is_another(&refused), "{refused}");
     assert_eq!(finalizers(&cluster, &namespace, "web").await.len(), 3);
-    // Once or twice is the same.
+    // Removing the finalizer again has no effect.
     for _ in 0..2 {
         remove_finalizer(&cluster.client, &bound(&uid)).await.unwrap();
         let left = finalizers(&cluster, &namespace, "web").await;
@@ -519,7 +524,7 @@ async fn finalizer_is_taken_from_no_successor() {
 }
 
 #[test]
-fn takeover_needs_a_cluster_to_work_on() {
+fn takeover_without_a_cluster_is_a_usage_error() {
     for (args, sentence) in [
         (["takeover", "--manifests", "."], "leave out --manifests"),
         (["takeover", "--kubeconfig", "/nonexistent"], "kubeconfig /nonexistent: No such file"),
@@ -531,7 +536,7 @@ fn takeover_needs_a_cluster_to_work_on() {
 }
 
 #[test]
-fn takeover_says_that_there_is_no_api_server_and_ends() {
+fn takeover_fails_if_the_api_server_is_unreachable() {
     let directory = tempfile::tempdir().unwrap();
     let port = HeldPort::take().unwrap();
     let path = directory.path().join("kubeconfig");

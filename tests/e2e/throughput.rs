@@ -1,6 +1,6 @@
-//! Many changes at once, restarts, and what they cost the API server.
+//! The number of writes for many changes at once and after restarts.
 //!
-//! Nothing is asserted of times, which depend on the machine: they are printed (`-- --nocapture`).
+//! Times depend on the machine: they are printed (`-- --nocapture`), not asserted.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::harness::{PATIENCE, apply_deploy, eventually};
 const SERVICES: usize = 2000;
 const TARGETS: &str = "external-targets";
 
-/// Writes that lb-linker made, by verb, without its Events.
+/// Returns the number of lb-linker's writes by verb, without Events.
 fn writes(plane: &ControlPlane) -> BTreeMap<String, usize> {
     let mut count = BTreeMap::new();
     let by_linker =
@@ -31,7 +31,7 @@ fn writes(plane: &ControlPlane) -> BTreeMap<String, usize> {
     count
 }
 
-/// Waits until the audit log shows these writes of lb-linker and no other.
+/// Waits until the audit log has exactly these writes by lb-linker.
 async fn written(plane: &ControlPlane, expected: &[(&str, usize)]) {
     let expected = expected.iter().map(|(verb, number)| ((*verb).to_owned(), *number)).collect();
     eventually(&format!("{expected:?} in the audit log, where {:?} is", writes(plane)), || async {
@@ -40,7 +40,7 @@ async fn written(plane: &ControlPlane, expected: &[(&str, usize)]) {
     .await;
 }
 
-/// What the target namespace holds: each object's name, target and version.
+/// Returns the target and resource version of each object in the target namespace, by name.
 async fn objects(cluster: &Cluster) -> BTreeMap<String, (Option<String>, Option<String>)> {
     let list = cluster.services(TARGETS).list(&ListParams::default()).await.unwrap();
     list.items
@@ -61,8 +61,8 @@ async fn point_all_at(cluster: &Cluster, namespace: &str, generation: &str) {
         .await;
 }
 
-/// Waits until lb-linker has made so many writes, and says how long that took. To list the objects until they are
-/// right would take the processor away from what is measured.
+/// Waits until lb-linker has made `number` writes, and prints the elapsed time. Polling the objects instead would
+/// take CPU time from the measured processes.
 async fn made(linker: &Linker, what: &str, number: usize, since: Instant) {
     let wanted = f64::from(u32::try_from(number).unwrap());
     while linker.writes() < wanted {
@@ -100,14 +100,14 @@ async fn two_thousand_changes_converge_with_one_write_each() {
     let mut linker = Linker::in_cluster(&plane, TARGETS, &args);
     linker.ready().await;
 
-    // One after the other, as fast as the API server takes them beside what lb-linker writes.
+    // Hostnames are set as fast as the API server accepts them beside lb-linker's writes.
     let since = Instant::now();
     point_all_at(&cluster, &namespace, "one").await;
     made(&linker, "created while the hostnames are given", SERVICES, since).await;
     assert_converged(&cluster, &linker, &namespace, "one").await;
     written(&plane, &[("create", SERVICES)]).await;
 
-    // All at once: lb-linker learns of none before the last one has changed.
+    // All changes at once: lb-linker is stopped until the last Service has changed.
     linker.signal(Signal::SIGSTOP);
     point_all_at(&cluster, &namespace, "two").await;
     let since = Instant::now();
@@ -116,7 +116,7 @@ async fn two_thousand_changes_converge_with_one_write_each() {
     assert_converged(&cluster, &linker, &namespace, "two").await;
     written(&plane, &[("create", SERVICES), ("patch", SERVICES)]).await;
 
-    // Neither a restart in good order nor one after kill -9 changes anything.
+    // Neither a graceful restart nor a restart after SIGKILL changes anything.
     let before = objects(&cluster).await;
     for kill in [false, true] {
         if kill {
@@ -126,7 +126,7 @@ async fn two_thousand_changes_converge_with_one_write_each() {
         }
         linker = Linker::in_cluster(&plane, TARGETS, &args);
         linker.ready().await;
-        // A change made after the start is written after everything that the start itself would have.
+        // A change after the start is written after any write that the start itself would cause.
         let host = format!("after-{kill}.example.com");
         cluster.create_load_balancer(&namespace, &format!("after-{kill}")).await;
         cluster.set_ingress(&namespace, &format!("after-{kill}"), &[Ingress::Hostname(&host)]).await;

@@ -1,4 +1,4 @@
-//! DNS over TLS, asked by a real client. Nothing on the command line starts it yet: here the library does.
+//! DNS over TLS with a real client. The server runs in the test process.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::harness::PATIENCE;
 use crate::harness::dns::{FaultyUpstream, query, show};
 
-/// Known to nobody: the store hasn't been filled.
+/// A query that is answered with SERVFAIL, because the store isn't filled.
 const OURS: &str = "web.default.lb.internal. A";
 
 /// A CA, and a certificate and key of `dns.example` from it, in files.
@@ -59,7 +59,7 @@ impl Certificates {
     }
 }
 
-/// DNS over TLS in this process.
+/// A DNS-over-TLS server in the test process.
 struct Server {
     address: SocketAddr,
     stop: CancellationToken,
@@ -97,7 +97,8 @@ impl Server {
     }
 }
 
-/// A client that trusts the CA, speaks this version, and shows the certificate if it is to.
+/// Returns a TLS client that trusts the CA, uses this TLS version, and presents a certificate if `with_certificate`
+/// is set.
 fn connector(
     certificates: &Certificates,
     version: &'static SupportedProtocolVersion,
@@ -141,7 +142,7 @@ async fn read(stream: &mut TlsStream<TcpStream>) -> Option<Message> {
 }
 
 #[tokio::test]
-async fn questions_by_tls_1_2_and_1_3_are_answered_and_counted() {
+async fn queries_over_tls_1_2_and_1_3_are_answered_and_counted() {
     let certificates = Certificates::make();
     let server = Server::start(&certificates, false, None);
     for (version, expected) in [
@@ -166,7 +167,7 @@ async fn questions_by_tls_1_2_and_1_3_are_answered_and_counted() {
 }
 
 #[tokio::test]
-async fn slow_answer_by_tls_delays_no_other_and_is_sent_at_the_end() {
+async fn slow_answer_delays_no_other_and_is_sent_at_shutdown() {
     let certificates = Certificates::make();
     let upstream = FaultyUpstream::start(|_, _| vec![]).await;
     let server = Server::start(&certificates, false, Some(upstream.address));
@@ -177,18 +178,18 @@ async fn slow_answer_by_tls_delays_no_other_and_is_sent_at_the_end() {
     let stopping = server.stop();
     let (late, ()) = tokio::join!(read(&mut stream), stopping);
     assert_eq!(late.unwrap().metadata.id, slow.metadata.id);
-    // The end is said, so that nobody else could have cut it short (RFC 8446 section 6.1).
+    // The server sends close_notify, so that the client can detect a truncated stream (RFC 8446 section 6.1).
     assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
 }
 
 #[tokio::test]
-async fn who_does_not_speak_tls_is_cut_off() {
+async fn connection_without_tls_is_closed() {
     let certificates = Certificates::make();
     let server = Server::start(&certificates, false, None);
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     stream.write_all(&framed(&query(OURS))).await.unwrap();
     let mut rest = Vec::new();
-    // An alert at most, and no answer.
+    // The server sends at most a TLS alert, and no answer.
     let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("an end");
     assert!(rest.len() < 12, "{rest:02x?}");
     server.stop().await;
@@ -202,7 +203,7 @@ async fn client_ca_serves_only_clients_with_a_certificate() {
     let mut stream = connect(&connector(&certificates, version, true), server.address).await;
     stream.write_all(&framed(&query(OURS))).await.unwrap();
     assert!(read(&mut stream).await.is_some());
-    // By TLS 1.3 a client learns only after its handshake that it isn't wanted.
+    // With TLS 1.3 the server rejects a missing certificate after the client's handshake has finished.
     let mut stream = connect(&connector(&certificates, version, false), server.address).await;
     let _ = stream.write_all(&framed(&query(OURS))).await;
     assert_eq!(read(&mut stream).await, None);

@@ -1,4 +1,4 @@
-//! What goes wrong between lb-linker and a cluster: one sentence in the log, no harm, and DNS all the while.
+//! API errors: each error is logged once, causes no damage, and DNS keeps answering.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ use crate::harness::{apply_deploy, cluster_with_target, eventually, grant};
 use crate::story::external_target;
 
 #[tokio::test]
-async fn an_api_server_that_is_away_at_the_start_is_waited_for() {
+async fn unreachable_api_server_at_start_is_retried() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
@@ -23,7 +23,7 @@ async fn an_api_server_that_is_away_at_the_start_is_waited_for() {
     let linker = Linker::start(["--kubeconfig", kubeconfig.to_str().unwrap(), "--upstream", "none"]);
     let line = linker.line("the API server can't be reached: Connection refused").await;
     assert!(line.contains("retrying"), "{line}");
-    // RFC 8914: not ready, which caches mustn't take for "no such name".
+    // SERVFAIL with an extended DNS error (RFC 8914), because resolvers would cache NXDOMAIN.
     for question in ["web-default.lb.internal. A", "lb.internal. SOA", "nothing.lb.internal. A"] {
         let answer = ask_udp(linker.dns, &query(question)).await;
         assert_eq!(show(&answer), "Server Failure aa rd |  |  | ", "{question}");
@@ -39,7 +39,7 @@ async fn an_api_server_that_is_away_at_the_start_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_missing_right_to_list_is_named_and_waited_for() {
+async fn missing_right_to_list_is_logged_and_retried() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("forbidden").await;
     plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
@@ -67,7 +67,7 @@ async fn missing_target_namespace_is_reported_once() {
         cluster.set_ingress(&namespace, &format!("svc-{i}"), &[Ingress::Hostname("a.example.com")]).await;
     }
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
-    // As a ServiceAccount lb-linker can't tell a missing namespace from a missing Role.
+    // The API server answers a ServiceAccount with 403 both for a missing namespace and for a missing Role.
     let line = linker.line(&format!("can't list EndpointSlices in namespace {target}")).await;
     assert!(line.contains("either the namespace doesn't exist or lb-linker has no Role in it"), "{line}");
     answers(linker.dns, &format!("svc-9-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
@@ -133,7 +133,7 @@ async fn foreign_object_is_left_alone_and_reported() {
     let after = cluster.get_service(&target, &object).await.unwrap();
     assert_eq!(after.metadata.resource_version, before.metadata.resource_version);
 
-    // It is deleted by its owner: now the name is ours.
+    // When the foreign object is deleted, lb-linker creates its own.
     cluster.delete_service(&target, &object).await;
     external_target(&cluster, &target, &object, "a.example.com").await;
     eventually("no conflict", || async { (linker.metric("lb_linker_conflicts") == Some(0.0)).then_some(()) })
@@ -165,7 +165,7 @@ async fn changed_or_deleted_external_target_is_repaired() {
 }
 
 #[tokio::test]
-async fn blank_status_keeps_the_target_and_type_change_ends_it() {
+async fn empty_status_keeps_the_target_type_change_removes_it() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("blank").await;
     let question = format!("web-{namespace}.lb.internal. CNAME");
@@ -189,15 +189,15 @@ async fn blank_status_keeps_the_target_and_type_change_ends_it() {
         .await;
 }
 
-/// Has the API server make `stubborn.example` of what every ExternalName Service of a namespace says. Whoever
-/// calls it needs a control plane of its own: the policy concerns every lb-linker.
+/// Creates an admission policy that sets the `externalName` of all ExternalName Services in a namespace to
+/// `stubborn.example`. The caller needs a separate control plane, because the policy affects every lb-linker.
 pub async fn be_stubborn(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
     let condition =
         format!("object.metadata.namespace == '{namespace}' && object.spec.type == 'ExternalName'");
     let operations = &["CREATE", "UPDATE"];
     AdmissionPolicy { name: "stubborn", operations, condition: &condition }
         .mutate(plane, r#"Object{spec: Object.spec{externalName: "stubborn.example"}}"#);
-    // The policy is in force when it shows.
+    // The API server enforces a new policy after a short delay.
     eventually("the policy", || async {
         let probe = json!({"metadata": {"generateName": "probe-"}, "spec": {"type": "ExternalName", "externalName": "a.example"}});
         let made = cluster.create_service(namespace, probe).await;
@@ -218,7 +218,7 @@ async fn policy_that_undoes_writes_causes_no_hot_loop() {
     let line = linker.line("another client, or an admission policy, changes what is written").await;
     assert!(line.contains("external-targets/web-default-ext of link default/web"), "{line}");
     answers(linker.dns, "web-default.lb.internal. CNAME", "a.example.com.").await;
-    // Some writes until it is suspected, then ever longer pauses.
+    // lb-linker makes some writes until it detects that they are undone, then pauses with growing delays.
     let writes = plane
         .audit_events()
         .into_iter()
@@ -229,7 +229,7 @@ async fn policy_that_undoes_writes_causes_no_hot_loop() {
 }
 
 #[tokio::test]
-async fn a_plan_says_what_it_would_write_and_writes_nothing() {
+async fn plan_logs_writes_and_makes_none() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("plan").await;
     cluster.create_load_balancer(&namespace, "web").await;
@@ -245,14 +245,14 @@ async fn a_plan_says_what_it_would_write_and_writes_nothing() {
 }
 
 #[tokio::test]
-async fn with_sync_off_dns_needs_no_right_but_to_read_load_balancers() {
+async fn sync_off_needs_only_the_right_to_read_services() {
     let (plane, cluster, _) = cluster_with_target().await;
     let namespace = cluster.create_namespace("off").await;
     plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "reader"]);
     let subject = format!("--serviceaccount={namespace}:reader");
     plane.kubectl(&["create", "clusterrolebinding", &namespace, "--clusterrole=lb-linker", &subject]);
     let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "reader");
-    // A target namespace that it knows nothing of.
+    // A target namespace in which the ServiceAccount has no permission.
     let args = [
         "--kubeconfig",
         kubeconfig.to_str().unwrap(),

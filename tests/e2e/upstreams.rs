@@ -1,4 +1,4 @@
-//! What lb-linker makes of its upstreams: cached, remembered, checked; and what becomes of their faults.
+//! Upstreams: caching, stale answers, health checks, and handling of upstream failures.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::harness::{PATIENCE, eventually};
 
 const WEB: [(&str, &str); 1] = [("web", "{hostname: a.example.com}")];
 
-/// How an upstream behaves; it can be told to behave otherwise.
+/// The current behavior of an upstream, which a test can change.
 #[derive(Clone, Default)]
 struct Mood(Arc<AtomicU8>);
 
@@ -43,7 +43,7 @@ impl Mood {
         self.0.store(mood, Ordering::SeqCst);
     }
 
-    /// An upstream in this mood, whose answers live so long.
+    /// Starts an upstream with this behavior, whose answers have the TTL `ttl`.
     async fn upstream(&self, ttl: u32) -> FaultyUpstream {
         let mood = self.clone();
         FaultyUpstream::start(move |asked, _| match mood.0.load(Ordering::SeqCst) {
@@ -74,7 +74,7 @@ fn ttl(answer: &Message) -> u32 {
 }
 
 #[tokio::test]
-async fn equal_questions_are_asked_once_unless_do_or_cd_differ() {
+async fn equal_queries_are_sent_once_unless_do_or_cd_differ() {
     let upstream =
         FaultyUpstream::late(Duration::from_millis(300), |asked, _| vec![address(asked, 9, 60)]).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -91,7 +91,7 @@ async fn equal_questions_are_asked_once_unless_do_or_cd_differ() {
         .iter()
         .map(|asked| (asked.edns.as_ref().unwrap().flags().dnssec_ok, asked.metadata.checking_disabled))
         .collect();
-    // On a busy machine a question may be sent again.
+    // On a busy machine lb-linker may repeat a query.
     assert!(asked.len() < 20, "{} for 60 clients", asked.len());
     asked.sort_unstable();
     asked.dedup();
@@ -99,7 +99,7 @@ async fn equal_questions_are_asked_once_unless_do_or_cd_differ() {
 }
 
 #[tokio::test]
-async fn answers_absence_and_failures_are_cached_and_ttls_count_down() {
+async fn positive_negative_and_failed_answers_are_cached() {
     let mood = Mood::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -128,15 +128,15 @@ async fn answers_absence_and_failures_are_cached_and_ttls_count_down() {
         (ttl(&later) < ttl(&first)).then_some(())
     })
     .await;
-    // The spelling is the client's own, whoever asked first.
+    // A cached answer has the spelling of the name in the current query.
     let other = ask_udp(fixture.linker.dns, &query("GOOD.Example. A")).await;
     assert!(show(&other).contains("GOOD.Example. "), "{}", show(&other));
     assert!(upstream.asked("good.example. A").len() < 6);
 }
 
 #[tokio::test]
-async fn answers_without_a_question_are_ignored() {
-    // RFC 5452 section 9.1: without the question nothing says what they answer.
+async fn answers_without_the_question_are_ignored() {
+    // RFC 5452 section 9.1: an answer must match the question section of its query.
     let upstream = FaultyUpstream::start(|asked, _| {
         let without_question = |mut answer: Message| {
             answer.queries.clear();
@@ -159,7 +159,7 @@ async fn answers_without_a_question_are_ignored() {
 }
 
 #[tokio::test]
-async fn errors_without_a_question_count_without_their_records() {
+async fn error_without_a_question_is_used_without_its_records() {
     let upstream = FaultyUpstream::start(|asked, _| {
         let mut error = error(asked, ResponseCode::Refused);
         error.queries.clear();
@@ -179,7 +179,7 @@ async fn errors_without_a_question_count_without_their_records() {
 }
 
 #[tokio::test]
-async fn absence_behind_a_link_is_no_older_than_the_links_records() {
+async fn negative_ttl_of_a_target_is_capped_at_the_zones_ttl() {
     let mood = Mood::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -194,13 +194,13 @@ async fn absence_behind_a_link_is_no_older_than_the_links_records() {
     assert_eq!(short(fixture.linker.dns, "a.example.com. A").await, "Non-Existent Domain");
     mood.set(GOOD);
     answers(fixture.linker.dns, "web-default.lb.internal. A", "a.example.com. 192.0.2.10").await;
-    // Not before: the upstream isn't asked for each question.
+    // The negative answer is cached, so the upstream isn't queried for each client query.
     assert!(since.elapsed() > Duration::from_secs(3), "{:?}", since.elapsed());
     assert!(upstream.asked("a.example.com. A").len() < 10);
 }
 
 #[tokio::test]
-async fn old_target_is_answered_while_upstreams_are_silent() {
+async fn stale_target_is_answered_while_upstreams_fail() {
     let mood = Mood::default();
     let upstream = mood.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -231,10 +231,10 @@ async fn old_target_is_answered_while_upstreams_are_silent() {
         .await;
     }
 
-    // Under its own name it is a failure.
+    // A query for the target's own name gets no stale answer.
     let other = ask("a.example.com. A").await;
     assert_eq!(other.metadata.response_code, ResponseCode::ServFail, "{}", show(&other));
-    // Of a new target nothing is known.
+    // There is no stale answer for a new target.
     mood.set(SILENT);
     fixture.set(&[("web", "{hostname: b.example.com}")]);
     answers(dns, "web-default.lb.internal. CNAME", "b.example.com.").await;
@@ -248,7 +248,7 @@ async fn old_target_is_answered_while_upstreams_are_silent() {
 }
 
 #[tokio::test]
-async fn answer_too_late_for_one_client_is_cached_for_the_next() {
+async fn late_answer_is_cached_for_the_next_query() {
     let upstream =
         FaultyUpstream::late(Duration::from_millis(2500), |asked, _| vec![address(asked, 9, 60)]).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -257,7 +257,7 @@ async fn answer_too_late_for_one_client_is_cached_for_the_next() {
     let since = Instant::now();
     let (late, waited) = tokio::join!(
         async { (ask_udp(dns, &link).await, since.elapsed()) },
-        // Who asks for the name itself may wait longer, as with CoreDNS.
+        // A query for a name outside the zone may wait longer, as with CoreDNS.
         ask_udp(dns, &other),
     );
     let (late, after) = late;
@@ -271,7 +271,7 @@ async fn answer_too_late_for_one_client_is_cached_for_the_next() {
 }
 
 #[tokio::test]
-async fn a_refusal_and_a_full_house_are_no_better_than_what_was_known() {
+async fn refused_and_overload_are_answered_with_stale_records() {
     let mood = Mood::default();
     let upstream = mood.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -288,7 +288,7 @@ async fn a_refusal_and_a_full_house_are_no_better_than_what_was_known() {
     fixture.linker.line("target a.example.com A: the upstream answers REFUSED").await;
     assert_eq!(fixture.linker.metric("lb_linker_dns_targets_failing"), Some(1.0));
 
-    // One client asks for everything that there isn't: the others' addresses aren't held up by that.
+    // Queries of one client for 1,200 unknown types don't delay the answers with addresses.
     mood.set(SILENT);
     let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.connect(dns).await.unwrap();
@@ -309,7 +309,7 @@ async fn a_refusal_and_a_full_house_are_no_better_than_what_was_known() {
 }
 
 #[tokio::test]
-async fn failing_target_is_answered_from_memory_at_once() {
+async fn failing_target_is_answered_stale_at_once() {
     let mood = Mood::default();
     let upstream = mood.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -335,7 +335,7 @@ async fn failing_target_is_answered_from_memory_at_once() {
 }
 
 #[tokio::test]
-async fn what_is_remembered_is_what_was_given_last() {
+async fn stale_answer_is_the_last_answer() {
     let last = Arc::new(AtomicU8::new(1));
     let known = Arc::clone(&last);
     let upstream = FaultyUpstream::start(move |asked, _| match known.load(Ordering::SeqCst) {
@@ -346,7 +346,7 @@ async fn what_is_remembered_is_what_was_given_last() {
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.1");
-    // The target is asked for under its own name, and a load balancer's client gets what is cached of that.
+    // A query for the target's own name refreshes the cache entry that the next query for the load balancer uses.
     last.store(2, Ordering::SeqCst);
     answers(dns, "a.example.com. A", "192.0.2.2").await;
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.2");
@@ -360,9 +360,9 @@ async fn what_is_remembered_is_what_was_given_last() {
 }
 
 #[tokio::test]
-async fn a_question_is_repeated_from_another_port_with_another_id() {
-    // Behind one address there are two servers, and the network keeps each port with one of them: every second
-    // port is answered.
+async fn retry_uses_another_port_and_another_id() {
+    // Two servers share one address, and the network routes each source port to one of them: only a retry from
+    // another port reaches the second server.
     let ids = Arc::new(std::sync::Mutex::new(Vec::new()));
     let seen = Arc::clone(&ids);
     let upstream = FaultyUpstream::start(move |asked, _| {
@@ -378,14 +378,14 @@ async fn a_question_is_repeated_from_another_port_with_another_id() {
 }
 
 #[tokio::test]
-async fn cut_answer_without_records_is_asked_for_again_by_tcp() {
+async fn truncated_answer_without_records_is_retried_over_tcp() {
     let cut = |asked: &Message| {
         let mut cut = error(asked, ResponseCode::NoError);
         cut.metadata.truncation = true;
         vec![cut]
     };
     let whole = move |asked: &Message, tcp| if tcp { vec![address(asked, 9, 60)] } else { cut(asked) };
-    // It takes longer than a part of an answer would be waited for.
+    // The TCP answer takes longer than lb-linker would wait for it if the UDP answer had records.
     let slow = FaultyUpstream::late(Duration::from_millis(600), whole).await;
     let fixture = with_upstream(&WEB, slow.address).await;
     assert_eq!(short(fixture.linker.dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.9");
@@ -398,7 +398,7 @@ async fn cut_answer_without_records_is_asked_for_again_by_tcp() {
 }
 
 #[tokio::test]
-async fn a_target_that_is_gone_isnt_remembered_any_more() {
+async fn nxdomain_of_a_target_ends_its_stale_answers() {
     let mood = Mood::default();
     let upstream = mood.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -420,7 +420,7 @@ async fn a_target_that_is_gone_isnt_remembered_any_more() {
 }
 
 #[tokio::test]
-async fn slow_chain_ends_in_time_for_a_resolver_in_front() {
+async fn slow_chain_fails_before_a_resolvers_timeout() {
     let upstream = FaultyUpstream::late(Duration::from_millis(1300), |asked, _| {
         let name = asked.queries[0].name().to_ascii();
         if name.starts_with("one.") {
@@ -445,7 +445,7 @@ async fn slow_chain_ends_in_time_for_a_resolver_in_front() {
 }
 
 #[tokio::test]
-async fn absence_without_soa_and_denied_addresses_expire_soon() {
+async fn nodata_without_soa_and_denied_addresses_expire_soon() {
     for bad in [BARE, LOOPBACK] {
         let mood = Mood::default();
         let upstream = mood.upstream(60).await;
@@ -462,7 +462,7 @@ async fn absence_without_soa_and_denied_addresses_expire_soon() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_is_down_is_left_out_until_it_answers_again() {
+async fn failed_upstream_is_skipped_until_it_answers_again() {
     let mood = Mood::default();
     let (flaky, good) = (mood.upstream(60).await, Mood::default().upstream(60).await);
     let upstreams = format!("{},{}", flaky.address, good.address);
@@ -471,7 +471,7 @@ async fn an_upstream_that_is_down_is_left_out_until_it_answers_again() {
     let ask = |i: usize| async move { short(fixture.linker.dns, &format!("n{i}.example. A")).await };
     let down = format!("upstream {} fails health checks: read udp", flaky.address);
     let mut asked = 0;
-    // Some questions go to it first, and the other one answers them half a second later.
+    // lb-linker sends some queries to the silent upstream first; 0.5 s later the other upstream answers them.
     while fixture.linker.logged(&down) == 0 {
         asked += 1;
         assert!(asked < 500, "{:#?}", fixture.linker.log());
@@ -495,14 +495,14 @@ async fn an_upstream_that_is_down_is_left_out_until_it_answers_again() {
 }
 
 #[tokio::test]
-async fn with_all_upstreams_down_they_are_asked_all_the_same() {
+async fn failed_upstreams_are_queried_if_all_have_failed() {
     let mood = Mood::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     mood.set(SILENT);
     assert_eq!(short(fixture.linker.dns, "one.example. A").await, "Server Failure");
     fixture.linker.line("fails health checks").await;
-    // Questions are served, health checks not: that may be what is broken.
+    // An upstream that fails health checks may still answer queries.
     mood.set(GOOD);
     assert_eq!(short(fixture.linker.dns, "two.example. A").await, "192.0.2.10");
 }
@@ -511,7 +511,7 @@ async fn with_all_upstreams_down_they_are_asked_all_the_same() {
 async fn health_check_is_answered_while_upstreams_are_silent() {
     let upstream = FaultyUpstream::start(|_, _| vec![]).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
-    // CoreDNS's forward asks this way, and takes any answer for a sign of life.
+    // CoreDNS's `forward` sends this query as its health check, and accepts any response.
     let mut check = query(". NS");
     check.edns = None;
     let since = Instant::now();
@@ -521,7 +521,7 @@ async fn health_check_is_answered_while_upstreams_are_silent() {
 }
 
 #[tokio::test]
-async fn do_cd_and_ad_are_passed_on_and_hop_options_are_not() {
+async fn do_cd_and_ad_are_forwarded_hop_by_hop_options_are_not() {
     let upstream = FaultyUpstream::start(|asked, _| {
         let mut answer = address(asked, 9, 60);
         answer.metadata.authentic_data = true;
@@ -550,12 +550,12 @@ async fn do_cd_and_ad_are_passed_on_and_hop_options_are_not() {
         assert!(edns.option(EdnsCode::from(code)).is_none());
     }
 
-    // RFC 6840 sections 5.7 and 5.8: AD is for who asks for it, by AD or DO.
+    // RFC 6840 sections 5.7 and 5.8: AD is set only in answers to queries with AD or DO.
     let mut plain = query("third.example. A");
     assert!(!ask_udp(fixture.linker.dns, &plain).await.metadata.authentic_data);
     plain.metadata.authentic_data = true;
     assert!(ask_udp(fixture.linker.dns, &plain).await.metadata.authentic_data);
-    // We vouch for a chain as a whole, and can't for our own part of it.
+    // AD covers the whole answer, and the CNAME from lb-linker's own zone isn't validated.
     let mut chased = query("web-default.lb.internal. A");
     chased.metadata.authentic_data = true;
     chased.edns.as_mut().unwrap().set_dnssec_ok(true);
@@ -565,7 +565,7 @@ async fn do_cd_and_ad_are_passed_on_and_hop_options_are_not() {
 }
 
 #[tokio::test]
-async fn a_flood_of_slow_names_is_refused_and_leaves_the_zone_alone() {
+async fn flood_of_slow_names_is_refused_and_the_zone_answers() {
     let upstream = FaultyUpstream::start(|asked, _| {
         let is_target = asked.queries[0].name().to_ascii().ends_with("example.com.");
         if is_target { vec![address(asked, 9, 60)] } else { vec![] }
@@ -582,7 +582,8 @@ async fn a_flood_of_slow_names_is_refused_and_leaves_the_zone_alone() {
             tokio::task::yield_now().await;
         }
     }
-    // As CoreDNS's forward does at max_concurrent. Nobody answers the others, for some seconds.
+    // REFUSED, as CoreDNS's `forward` answers at max_concurrent. The other queries wait for the silent upstream for
+    // some seconds.
     let mut buffer = [0; 1232];
     let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.expect("a refusal").unwrap();
     let answer = Message::from_vec(&buffer[..length]).unwrap();
@@ -594,12 +595,12 @@ async fn a_flood_of_slow_names_is_refused_and_leaves_the_zone_alone() {
 }
 
 #[tokio::test]
-async fn new_target_is_looked_up_ahead_past_the_cache() {
+async fn new_target_is_prefetched_past_the_cache() {
     let mood = Mood::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
-    // Somebody was too early.
+    // A client has queried the new target before it existed, so NXDOMAIN is cached.
     mood.set(MISSING);
     assert_eq!(short(dns, "b.example.com. A").await, "Non-Existent Domain");
     mood.set(GOOD);
@@ -612,16 +613,16 @@ async fn new_target_is_looked_up_ahead_past_the_cache() {
     .await;
     assert!(upstream.asked("b.example.com. AAAA").is_empty(), "nobody has asked for IPv6 addresses");
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "b.example.com. 192.0.2.10");
-    // The old name is asked for anew, too.
+    // The old target isn't answered from the cache either.
     let before = upstream.asked("a.example.com. A").len();
     assert_eq!(short(dns, "a.example.com. A").await, "192.0.2.10");
     assert!(upstream.asked("a.example.com. A").len() > before);
 }
 
 #[tokio::test]
-async fn a_target_in_a_chain_of_aliases_that_never_ends_fails() {
+async fn endless_cname_chain_fails() {
     let upstream = FaultyUpstream::start(|asked, _| {
-        // Each name is an alias of a longer one.
+        // Each name is an alias of a longer name.
         let name = asked.queries[0].name().clone();
         let next = Name::from_ascii("x").unwrap().append_domain(&name).unwrap();
         let mut answer = error(asked, ResponseCode::NoError);
@@ -636,7 +637,7 @@ async fn a_target_in_a_chain_of_aliases_that_never_ends_fails() {
 }
 
 #[tokio::test]
-async fn every_type_is_chased() {
+async fn cname_targets_are_resolved_for_every_type() {
     let db = "$ORIGIN example.com.
 @ 3600 IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600
 a 60 IN A 192.0.2.10
@@ -661,8 +662,8 @@ a 60 IN SRV 0 0 443 a.example.com.
 }
 
 #[tokio::test]
-async fn a_referral_is_no_answer() {
-    // A lame server: it isn't responsible, and says who is (RFC 2308 section 2.2.1).
+async fn referral_is_answered_with_servfail() {
+    // A lame server answers with a referral (RFC 2308 section 2.2.1).
     let lame = FaultyUpstream::start(|asked, _| {
         let mut answer = error(asked, ResponseCode::NoError);
         let ns = RData::NS(NS(Name::from_ascii("ns.example.net.").unwrap()));
@@ -679,7 +680,7 @@ async fn a_referral_is_no_answer() {
     assert_eq!(ede(&answer), Some(0));
 }
 
-/// What answers with these lines for all names.
+/// Returns a handler that answers for all names with these plugins.
 fn resolver(lines: &str) -> Arc<Handler> {
     let site = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     first_handler(&format!(". {{\n{lines}\n}}\n"), &site).unwrap()
@@ -693,7 +694,7 @@ async fn ask_handler(handler: &Handler, question: &str) -> Message {
 }
 
 #[tokio::test]
-async fn a_popular_name_is_asked_for_before_its_answer_expires() {
+async fn popular_name_is_prefetched_before_expiry() {
     let upstream = Mood::default().upstream(60).await;
     let cache = "cache {\nsuccess 100 2 1\nprefetch 2 1m 90%\n}";
     let resolver = resolver(&format!("{cache}\nforward . {}", upstream.address));
@@ -724,11 +725,11 @@ async fn serve_stale_answers_at_once_or_after_its_timeout() {
 }
 
 #[tokio::test]
-async fn upstreams_are_asked_in_the_order_of_the_policy() {
+async fn upstreams_are_queried_in_the_order_of_the_policy() {
     let upstreams = [1, 2, 3].map(|_| FaultyUpstream::start(|asked, _| vec![address(asked, 9, 60)]));
     let upstreams = join_all(upstreams).await;
     let addresses: Vec<String> = upstreams.iter().map(|upstream| upstream.address.to_string()).collect();
-    // On a busy machine one that is slow to answer has the next one asked, too.
+    // On a busy machine lb-linker may query the next upstream, too, because the first one is slow.
     for (policy, at_least) in [("sequential", [9, 0, 0]), ("round_robin", [3, 3, 3])] {
         let resolver = resolver(&format!("forward . {} {{\npolicy {policy}\n}}", addresses.join(" ")));
         let question = format!("{}.example. A", policy.replace('_', "-"));
@@ -741,7 +742,7 @@ async fn upstreams_are_asked_in_the_order_of_the_policy() {
     }
 }
 
-/// A real CoreDNS that answers by TLS, and the file with the authority that vouches for it.
+/// Starts a real CoreDNS that serves DNS over TLS with a self-signed certificate for `dns.example.net` in `cert.pem`.
 async fn coredns_by_tls(directory: &tempfile::TempDir) -> CoreDns {
     let made = rcgen::generate_simple_self_signed(vec!["dns.example.net".to_owned()]).unwrap();
     std::fs::write(directory.path().join("cert.pem"), made.cert.pem()).unwrap();
@@ -757,7 +758,7 @@ a 60 IN A 192.0.2.10
 }
 
 #[tokio::test]
-async fn an_upstream_is_asked_by_tls_if_it_proves_its_name() {
+async fn tls_upstream_is_used_if_its_certificate_matches() {
     let directory = tempfile::tempdir().unwrap();
     let upstream = coredns_by_tls(&directory).await;
     let authority = directory.path().join("cert.pem").display().to_string();
@@ -769,7 +770,7 @@ async fn an_upstream_is_asked_by_tls_if_it_proves_its_name() {
     let fixture = start("dns.example.net").await;
     let dns = fixture.linker.dns;
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
-    // Many at once, and then over connections that are open already.
+    // Many queries at once on new connections, then again on open connections.
     for _ in 0..2 {
         let asking = (0..50).map(|i| async move { short(dns, &format!("n{i}.w.example.com. A")).await });
         assert!(join_all(asking).await.iter().all(|answer| answer == "192.0.2.11"));
@@ -789,7 +790,7 @@ async fn caching_coredns_sees_late_and_new_targets_in_10_and_5_s() {
     let fixture = with_upstream(&WEB, upstream.address).await;
     let front = CoreDns::start(&format!("forward . {}\ncache 30", fixture.linker.dns), "").await;
     let question = "web-default.lb.internal. A";
-    // For ten seconds clients ask in vain, all the time.
+    // Clients repeat the query for 10 s while the target doesn't exist.
     let asked_in_vain = Instant::now();
     while asked_in_vain.elapsed() < Duration::from_secs(10) {
         assert_eq!(short(front.address, question).await, "a.example.com.", "with NXDOMAIN");
@@ -807,7 +808,7 @@ async fn caching_coredns_sees_late_and_new_targets_in_10_and_5_s() {
     assert!(took < Duration::from_secs(7), "5 s in one cache: {took:?}");
 }
 
-/// Waits until the answer is this, and returns how long that took.
+/// Waits until the answer is `expected`, and returns the elapsed time.
 async fn until(server: SocketAddr, question: &str, expected: &str) -> Duration {
     let since = Instant::now();
     answers(server, question, expected).await;

@@ -1,4 +1,4 @@
-//! Watches that die in silence, that are refused, and lists of all sorts.
+//! Failing watches, restores of etcd, and lists.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::harness::{apply_deploy, cluster_with_target, eventually};
 use crate::story::external_target;
 
 const TARGETS: &str = "external-targets";
-/// How the answer to a name that doesn't exist is shown.
+/// The harness's text for NXDOMAIN.
 const ABSENT: &str = "Non-Existent Domain";
 
 fn start(plane: &ControlPlane, args: &[&str]) -> Linker {
@@ -77,7 +77,7 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
     let restored = serial(&linker).await;
     assert!(restored > before, "{restored} after {before}: secondaries never go back");
 
-    // From here on all goes its usual way: the objects are as the API server has them.
+    // After the restore, changes are handled as usual.
     point(&cluster, "web", "newest.example.com").await;
     answers(linker.dns, "web-default.lb.internal. CNAME", "newest.example.com.").await;
     external_target(&cluster, TARGETS, "web-default-ext", "newest.example.com").await;
@@ -101,13 +101,13 @@ async fn restored_load_balancer_keeps_its_external_target() {
         cluster.create_load_balancer("default", name).await;
         point(&cluster, name, "old.example.com").await;
     }
-    // The watches don't learn in time what the newest version is, and no new term lists anything.
+    // The watches can't learn the newest resource version in time, and without leader election no new term relists.
     let restored = Arc::new(AtomicBool::new(false));
     let is_restored = Arc::clone(&restored);
     let meddler = move |line: &str| {
         let is_list_of_one = line.contains("limit=1&") || line.contains("limit=1 ");
         let asks_newest = is_list_of_one && !line.contains("metadata.name");
-        // The following by annotation would notice it, too.
+        // The watch for followers would notice the restore, too.
         let may_tell = asks_newest || line.contains("spec.type%3DExternalName");
         if may_tell && is_restored.load(Ordering::SeqCst) {
             Meddling::Answer(503, "ServiceUnavailable")
@@ -126,7 +126,7 @@ async fn restored_load_balancer_keeps_its_external_target() {
     let cluster = plane.cluster().await;
     let uid = async |name| cluster.get_service(TARGETS, name).await.map(|service| service.metadata.uid);
     let before = uid("api-default-ext").await.unwrap();
-    // The deletion is decided on, and tried again and again: the backup has no policy.
+    // An admission policy rejects deletions, so lb-linker retries the deletion. The backup doesn't have the policy.
     let condition = format!("oldObject.metadata.namespace == '{TARGETS}'");
     AdmissionPolicy { name: "keep", operations: &["DELETE"], condition: &condition }
         .validate(&plane, &json!({"expression": "false"}));
@@ -137,7 +137,7 @@ async fn restored_load_balancer_keeps_its_external_target() {
         cluster.services(TARGETS).delete(&probe, &Default::default()).await.is_err().then_some(())
     })
     .await;
-    // What the watches have heard last is far in the future of the backup.
+    // The last resource version of the watches is much newer than the backup.
     for number in 0..100 {
         point(&cluster, "web", &format!("new-{number}.example.com")).await;
     }
@@ -164,7 +164,7 @@ async fn restored_load_balancer_keeps_its_external_target() {
     assert_eq!(api.metadata.uid, before, "{:#?}", linker.log());
     assert_eq!(linker.logged(RESTORED), 1);
 
-    // A deletion that is one is carried out.
+    // A real deletion is still carried out.
     cluster.delete_service("default", "api").await;
     eventually("its end", || async {
         cluster.get_service(TARGETS, "api-default-ext").await.is_none().then_some(())
@@ -173,7 +173,7 @@ async fn restored_load_balancer_keeps_its_external_target() {
 }
 
 #[tokio::test]
-async fn forbidden_namespace_holds_up_its_own_writes_alone() {
+async fn forbidden_namespace_delays_only_its_own_writes() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
@@ -231,7 +231,7 @@ async fn stale_cache_of_the_api_server_removes_nothing() {
     plane.back_up();
     let cluster = plane.cluster().await;
     let before = cluster.get_service(TARGETS, "web-default-ext").await.unwrap().metadata.uid;
-    // The cache is far in the future of the backup.
+    // The API server's cache is much newer than the backup.
     cluster.create_load_balancer("default", "late").await;
     for number in 0..100 {
         point(&cluster, "late", &format!("late-{number}.example.com")).await;
@@ -239,7 +239,8 @@ async fn stale_cache_of_the_api_server_removes_nothing() {
     cluster.delete_service("default", "web").await;
     linker.line("link default/web: old.example.com → gone").await;
     plane.restore_etcd();
-    // The API server says that there is no such Service, and etcd doesn't know the version in which that is so.
+    // The API server's cache doesn't have the Service, and the cache's resource version doesn't exist in the restored
+    // etcd.
     linker.line("Too large resource version").await;
     let kept = cluster.get_service(TARGETS, "web-default-ext").await;
     assert!(kept.is_some_and(|kept| kept.metadata.uid == before), "{:#?}", linker.log());
@@ -252,7 +253,7 @@ async fn stale_cache_of_the_api_server_removes_nothing() {
     assert!(kept.is_some_and(|kept| kept.metadata.uid == before), "{:#?}", linker.log());
 }
 
-/// What lb-linker has asked for: lists that were streamed, pages and watches of Services, without its failures.
+/// Returns how many streamed lists and how many pages of lists of Services lb-linker has requested.
 async fn lists(plane: &ControlPlane) -> (usize, usize) {
     let by_linker = |user: &str| user == "system:serviceaccount:lb-linker:lb-linker";
     let events = plane.audit_events().into_iter();
@@ -264,8 +265,8 @@ async fn lists(plane: &ControlPlane) -> (usize, usize) {
     (streams, pages.count())
 }
 
-/// Makes a Service of some 900 KB: the API server takes annotations of 256 KB, but any number of labels, and keeps
-/// each key once more in `managedFields`.
+/// Creates a Service of about 900 KB. The API server limits annotations to 256 KB but not the number of labels, and
+/// repeats each label key in `managedFields`.
 async fn create_large(cluster: &Cluster, name: &str) {
     let prefix = |number: usize| format!("{number:04}{}.{}", "a".repeat(59), "b".repeat(63));
     let label =
@@ -310,12 +311,12 @@ async fn lists_of_large_services_take_little_memory() {
         }
         point(&cluster, "web-7", "b.example.com").await;
         answers(linker.dns, "web-7-default.lb.internal. CNAME", "b.example.com.").await;
-        // All lists are over then, that for old finalizers, too.
+        // This line comes after all lists, including the list of old finalizers.
         linker.line("Service default/bound carries lb-linker/finalizer").await;
         let peak = linker.memory("VmHWM");
         eprintln!("memory: {SERVICES} Services of {bytes} bytes, streamed: {streams}: peak {peak} KiB");
         assert!(peak < 128 * 1024, "{peak} KiB, streamed: {streams}");
-        // A request is entered in the log a moment after its answer.
+        // The API server writes the audit log shortly after its response.
         eventually("the requests in the log", || async {
             let (streamed, pages) = lists(&plane).await;
             if streams { streamed > 0 && pages == 0 } else { streamed > 0 && pages > 1 }.then_some(())
@@ -324,7 +325,7 @@ async fn lists_of_large_services_take_little_memory() {
     }
 }
 
-/// How many watches are begun while an API server refuses them in this way and changes come in all the same.
+/// Returns how many watches lb-linker starts while each watch request gets `meddling` and Services change.
 async fn watches_while(meddling: Meddling) -> usize {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("refused").await;
@@ -351,13 +352,13 @@ async fn watches_while(meddling: Meddling) -> usize {
 }
 
 #[tokio::test]
-async fn watches_that_are_gone_at_once_are_paced() {
+async fn expired_watches_are_restarted_with_backoff() {
     let watches = watches_while(Meddling::Answer(410, "Expired")).await;
     assert!(watches < 200, "{watches} watches, where 6,700 a second would be possible");
 }
 
 #[tokio::test]
-async fn age_of_each_watch_falls_with_a_sign_of_life() {
+async fn staleness_of_each_watch_is_reset_by_an_event() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("age").await;
     cluster.create_load_balancer(&namespace, "web").await;
@@ -378,7 +379,8 @@ async fn age_of_each_watch_falls_with_a_sign_of_life() {
     let writes = AtomicUsize::new(0);
     for (watch, before) in watches.into_iter().zip(before) {
         let falls = async || {
-            // That is an event for each of the watches; the age may have grown again before it is looked at.
+            // The change causes an event in each watch. The age may grow before the test reads it, so the change is
+            // repeated.
             let address = format!("192.0.2.{}", writes.fetch_add(1, Ordering::SeqCst) % 250 + 1);
             cluster.set_ingress(&namespace, "web", &[Ingress::Ip(&address)]).await;
             (age(watch) < before).then_some(())
@@ -388,8 +390,8 @@ async fn age_of_each_watch_falls_with_a_sign_of_life() {
 }
 
 #[tokio::test]
-async fn service_missing_from_a_list_is_asked_for_by_name() {
-    /// What becomes of watches.
+async fn service_missing_from_a_list_is_read_by_name() {
+    /// The states of the API server: all requests work, all requests fail, or watches expire.
     const WORKS: usize = 0;
     const AWAY: usize = 1;
     const GONE: usize = 2;
@@ -428,12 +430,12 @@ async fn service_missing_from_a_list_is_asked_for_by_name() {
     change("out", json!({"metadata": opted_out})).await;
     cluster.delete_service(&namespace, "deleted").await;
     change("retyped", json!({"spec": {"type": "ClusterIP"}})).await;
-    // The watch can't go on, so the next thing that comes is a list, which lacks all four.
+    // The watch can't resume, so lb-linker relists, and the list lacks all four Services.
     state.store(GONE, Ordering::SeqCst);
 
     let not_selected = |name: &str| format!("link {namespace}/{name}: its Service isn't selected any more");
     linker.line(&not_selected("left")).await;
-    // The one that opts out goes at once, whatever the delay.
+    // The Service that opts out is removed at once, regardless of the delay.
     answers(linker.dns, &question("out"), ABSENT).await;
     eventually("its end", || async {
         cluster.get_service(&target, &object("out")).await.is_none().then_some(())

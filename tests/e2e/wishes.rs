@@ -1,4 +1,4 @@
-//! What load balancers ask for and may have: DNS names by annotation, and targets by policy.
+//! Requests of load balancers: DNS names by annotation, targets subject to the target policy.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ async fn load_balancer_has_the_dns_names_of_its_annotation() {
     let line = linker.line("\"shop.example.com\" isn't served").await;
     assert!(line.contains("it lies in none of lb-linker's zones"), "{line}");
 
-    // Its new target, and then its end, are theirs too.
+    // The custom names follow a new target, and are removed with the annotation.
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
     answers(linker.dns, &format!("shop.{zone}. CNAME"), "b.example.com.").await;
     ask_for(&cluster, &namespace, "web", None).await;
@@ -45,7 +45,7 @@ async fn load_balancer_has_the_dns_names_of_its_annotation() {
 }
 
 #[tokio::test]
-async fn name_holder_keeps_its_name_over_restarts() {
+async fn owner_keeps_its_custom_name_over_restarts() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("names").await;
     let other = cluster.create_namespace("names").await;
@@ -55,7 +55,7 @@ async fn name_holder_keeps_its_name_over_restarts() {
     let mut linker = Linker::in_cluster(plane, &target, &args);
     balancer(&cluster, &namespace, "old", "old.example.com").await;
     balancer(&cluster, &namespace, "web", "web.example.com").await;
-    // creationTimestamp counts in seconds.
+    // creationTimestamp has a resolution of 1 s.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     balancer(&cluster, &other, "young", "young.example.com").await;
     let wanted = format!("shop.{zone},web.{zone},old-{zone}");
@@ -63,7 +63,8 @@ async fn name_holder_keeps_its_name_over_restarts() {
     answers(linker.dns, &format!("shop.{zone}. CNAME"), "young.example.com.").await;
     assert_eq!(short(linker.dns, &format!("web.{zone}. CNAME")).await, "web.example.com.");
     assert_eq!(short(linker.dns, &format!("old-{zone}. CNAME")).await, "old.example.com.");
-    // It is noted who has it, but not what was never its own to have ...
+    // The external target's annotation records the custom name, but not requested names that belong to other load
+    // balancers, ...
     let object = format!("young-{other}-ext");
     let noted = |names: Option<&str>| {
         let (cluster, target, object) = (&cluster, &target, &object);
@@ -81,7 +82,7 @@ async fn name_holder_keeps_its_name_over_restarts() {
         .line(&format!("link {other}/young: it doesn't get DNS names that another load balancer has"))
         .await;
     noted(Some(&format!("shop.{zone}"))).await;
-    // ... so an older one that asks later doesn't get it, before and after a restart.
+    // ... so an older load balancer that requests the name later doesn't get it, before and after a restart.
     ask_for(&cluster, &namespace, "old", Some(&format!("shop.{zone}"))).await;
     eventually("that it lacks a name, as the other one does", || async {
         (linker.metric("lb_linker_names_lost") == Some(2.0)).then_some(())
@@ -93,14 +94,14 @@ async fn name_holder_keeps_its_name_over_restarts() {
         linker = Linker::in_cluster(plane, &target, &args);
         linker.ready().await;
     }
-    // When it asks no more the other one gets it.
+    // When the owner no longer requests the name, the other load balancer gets it.
     ask_for(&cluster, &other, "young", None).await;
     answers(linker.dns, &format!("shop.{zone}. CNAME"), "old.example.com.").await;
     noted(None).await;
 }
 
 #[tokio::test]
-async fn unlisted_namespace_has_names_below_its_own_domain_only() {
+async fn unlisted_namespace_gets_names_in_its_own_domain_only() {
     let (plane, cluster, target) = cluster_with_target().await;
     let (listed, plain) = (cluster.create_namespace("listed").await, cluster.create_namespace("plain").await);
     let args = ["--upstream", "none", "--hostname-namespaces", &listed];
@@ -119,11 +120,11 @@ async fn unlisted_namespace_has_names_below_its_own_domain_only() {
 }
 
 #[tokio::test]
-async fn a_target_that_isnt_followed_leaves_the_one_before_in_force() {
+async fn denied_target_leaves_the_previous_target_in_force() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("refused").await;
     let args = ["--upstream", "none", "--target-domains", "example.com", "--target-nets", "192.0.2.0/24"];
-    // The metric counts the links of one namespace.
+    // Without this flag, the metric would count the links of other tests, too.
     let args = [&args[..], &["--watch-namespaces", &namespace]].concat();
     let mut linker = Linker::in_cluster(plane, &target, &args);
     balancer(&cluster, &namespace, "web", "a.example.com").await;
@@ -146,7 +147,7 @@ async fn a_target_that_isnt_followed_leaves_the_one_before_in_force() {
         assert_eq!(short(linker.dns, &question).await, "a.example.com.", "{why}");
         linker.counts("lb_linker_targets_refused", 1.0).await;
     }
-    // Not even a restart makes anything of it.
+    // A restart doesn't apply the denied target either.
     linker.stop();
     linker = Linker::in_cluster(plane, &target, &args);
     linker.ready().await;
@@ -161,7 +162,7 @@ async fn a_target_that_isnt_followed_leaves_the_one_before_in_force() {
 }
 
 #[tokio::test]
-async fn a_hand_made_external_name_service_is_adopted_in_place() {
+async fn manual_external_name_service_is_adopted_in_place() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("adopted").await;
     let object = format!("web-{namespace}-ext");
@@ -182,7 +183,7 @@ async fn a_hand_made_external_name_service_is_adopted_in_place() {
         || async { plane.event_reasons(&namespace).iter().any(|reason| reason == "Adopted").then_some(()) };
     eventually("the Event", reason).await;
 
-    // Whoever takes its labels away doesn't get rid of us.
+    // Removing the labels doesn't end lb-linker's ownership.
     let stripped = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}});
     cluster.patch_service(&target, &object, stripped).await;
     eventually("the label", || async {

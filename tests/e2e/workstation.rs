@@ -1,4 +1,4 @@
-//! lb-linker started outside a Pod: it says which cluster it works with, and writes only where it is told to.
+//! Outside a Pod, lb-linker logs which cluster it uses, and writes only with an explicit flag.
 
 use serde_json::Value;
 
@@ -13,9 +13,9 @@ async fn balancer(cluster: &Cluster, namespace: &str) {
     cluster.set_ingress(namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
 }
 
-/// The URL of the API server, and the context, as the log names them.
+/// Returns the API server's URL and the context in the format of the log.
 fn api_server(kubeconfig: &str) -> String {
-    // JSON is YAML, and what the harness writes.
+    // The harness writes kubeconfigs in JSON.
     let config: Value = serde_json::from_str(&std::fs::read_to_string(kubeconfig).unwrap()).unwrap();
     let (url, context) = (&config["clusters"][0]["cluster"]["server"], &config["current-context"]);
     format!("API server {} (context {context} of {kubeconfig})", url.as_str().unwrap())
@@ -74,7 +74,7 @@ async fn in_a_pod_or_with_an_election_writes_are_made() {
 }
 
 #[tokio::test]
-async fn with_manifests_files_are_written_without_being_asked_for() {
+async fn manifests_mode_writes_files_without_a_flag() {
     let (manifests, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let service = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, \
                    spec: {type: LoadBalancer}, status: {loadBalancer: {ingress: [{hostname: a.example.com}]}}}";

@@ -1,5 +1,4 @@
-//! What the zone holds beside targets: services, its name server, and what services look like that
-//! change. Over real UDP and TCP.
+//! SRV records, the zone's name server, and answers for Services that change, over real UDP and TCP.
 
 use std::fmt::Write as _;
 
@@ -9,7 +8,7 @@ use crate::answers::{SOA, serving, without_serial};
 use crate::harness::PATIENCE;
 use crate::harness::dns::{CoreDns, answers, ask_repeatedly, ask_tcp, ask_udp, query, send_udp, short, show};
 
-/// A load balancer with these ingress entries and ports.
+/// Returns the manifest of a load balancer with these ingress entries and ports.
 fn service(name: &str, ingress: &str, ports: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
@@ -29,7 +28,7 @@ fn manifests() -> String {
 }
 
 #[tokio::test]
-async fn services_have_their_answers_by_udp_and_by_tcp() {
+async fn srv_queries_are_answered_over_udp_and_tcp() {
     let upstream = CoreDns::cloud().await;
     let fixture = serving(&manifests(), &["--upstream", &upstream.address.to_string()], &[]).await;
     let nodata = format!("No Error aa rd ra |  | {SOA} | ");
@@ -45,7 +44,7 @@ async fn services_have_their_answers_by_udp_and_by_tcp() {
         )
     };
     let table = [
-        // RFC 2782: where the addresses are known they go along, else the target is asked for them.
+        // RFC 2782: known addresses of the target are additional records; otherwise the client resolves the target.
         (
             "_dns._udp.ips.default.lb.internal. SRV",
             service("_dns._udp.ips.default.lb.internal.", 53, "ips.default.lb.internal.", glue),
@@ -54,30 +53,30 @@ async fn services_have_their_answers_by_udp_and_by_tcp() {
             "_http._tcp.web.default.lb.internal. SRV",
             service("_http._tcp.web.default.lb.internal.", 80, "a.example.com.", ""),
         ),
-        // RFC 4343: case is kept and doesn't matter.
+        // RFC 4343: names are compared without case, and keep the case of the query.
         (
             "_HTTP._TCP.Web.default.lb.internal. SRV",
             service("_HTTP._TCP.Web.default.lb.internal.", 80, "a.example.com.", ""),
         ),
-        // RFC 8482: the one RRset that there is.
+        // RFC 8482: ANY returns the only rrset of the name.
         (
             "_http._tcp.web.default.lb.internal. ANY",
             service("_http._tcp.web.default.lb.internal.", 80, "a.example.com.", ""),
         ),
-        // RFC 2308 section 2.2, RFC 8020.
+        // NODATA (RFC 2308 section 2.2), also for empty non-terminals (RFC 8020).
         ("_http._tcp.web.default.lb.internal. A", nodata.clone()),
         ("_http._tcp.pending.default.lb.internal. SRV", nodata.clone()),
         ("_tcp.web.default.lb.internal. SRV", nodata),
-        // RFC 2308 section 2.1.
+        // NXDOMAIN (RFC 2308 section 2.1).
         ("_udp.web.default.lb.internal. SRV", nxdomain.clone()),
         ("_https._tcp.web.default.lb.internal. SRV", nxdomain.clone()),
         ("_tcp.unnamed.default.lb.internal. SRV", nxdomain.clone()),
         ("_http._tcp.web-default.lb.internal. SRV", nxdomain.clone()),
         ("_x.web.default.lb.internal. TXT", nxdomain),
-        // RFC 2181 section 5: the same port for UDP and TCP is one record.
+        // RFC 2181 section 5: one port over UDP and TCP yields one record, because an rrset has no duplicates.
         ("ips.default.lb.internal. SRV", both("ips.default.lb.internal.")),
         ("ips-default.lb.internal. SRV", both("ips-default.lb.internal.")),
-        // RFC 1034 section 3.6.2: an alias, and what is behind it; its additional records too.
+        // RFC 1034 section 3.6.2: the answer has the CNAME and the records of its target, with additional records.
         (
             "inside-default.lb.internal. SRV",
             "No Error aa rd ra | inside-default.lb.internal. 5 IN CNAME ips.default.lb.internal., \
@@ -101,9 +100,9 @@ async fn services_have_their_answers_by_udp_and_by_tcp() {
     }
 }
 
-/// RFC 2181 section 9: additional records that don't fit are left out, and nothing is truncated.
+/// RFC 2181 section 9: additional records that don't fit are omitted, and TC isn't set.
 #[tokio::test]
-async fn a_service_whose_addresses_dont_fit_goes_without_some_of_them() {
+async fn srv_answer_omits_addresses_that_dont_fit() {
     let mut ingress = String::new();
     for i in 1..=100 {
         let _ = write!(ingress, "{{ip: 192.0.2.{i}}}, ");
@@ -122,7 +121,7 @@ async fn a_service_whose_addresses_dont_fit_goes_without_some_of_them() {
 }
 
 #[tokio::test]
-async fn a_service_follows_its_port_and_its_target() {
+async fn srv_record_follows_its_port_and_its_target() {
     let http = |port| format!("{{name: http, port: {port}}}");
     let fixture =
         serving(&service("web", "{hostname: a.example}", &http(80)), &["--upstream", "none"], &[]).await;
@@ -140,9 +139,9 @@ async fn a_service_follows_its_port_and_its_target() {
     answers(dns, question, "Non-Existent Domain").await;
 }
 
-/// An answer that was given before comes from elsewhere than a first one, by UDP and by TCP.
+/// Unlike first answers, repeated answers come from a cache, over UDP and over TCP.
 #[tokio::test]
-async fn repeated_srv_answers_follow_the_alias_of_their_target() {
+async fn repeated_srv_answers_follow_the_cname_of_their_target() {
     let https = "{name: https, port: 443}";
     let both = |ip: &str| {
         let alias = service("alias", "{hostname: end.default.lb.internal}", https);
@@ -164,7 +163,7 @@ async fn repeated_srv_answers_follow_the_alias_of_their_target() {
     }
 }
 
-/// The apex of a server that listens there, too.
+/// Returns the NS answer for the zone from an lb-linker that also listens on `listen`.
 async fn name_server(listen: &str, pod_ips: &str) -> String {
     let args = ["--listen", listen, "--upstream", "none"];
     let fixture = serving(&manifests(), &args, &[("POD_IPS", pod_ips)]).await;
@@ -173,7 +172,7 @@ async fn name_server(listen: &str, pod_ips: &str) -> String {
 }
 
 #[tokio::test]
-async fn name_server_on_all_addresses_has_those_of_the_pod() {
+async fn name_server_on_all_addresses_has_the_pods_addresses() {
     let glue = |addresses: &[&str]| {
         let record = |address: &&str| format!("ns.dns.lb.internal. 5 IN {address}");
         let records: Vec<String> = addresses.iter().map(record).collect();
