@@ -1,4 +1,4 @@
-//! The seeded choice of what happens next.
+//! Seeded random generation of operations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,14 +13,15 @@ use super::operations::{ADOPTION, Action, HOSTNAMES, Operation, Outcome, SOURCE,
 use super::rules::{Model, first_choice, surely_has_target};
 use super::world::{Balancer, Kind};
 
-/// All that there may be, in namespaces of one test.
+/// The namespaces and Services that a test may use.
 pub struct Universe {
     pub namespaces: Vec<String>,
-    /// Services that share no name with others.
+    /// Services without name clashes.
     free: Vec<ServiceKey>,
-    /// Services that want the same name.
+    /// Groups of Services with the same default name.
     groups: Vec<Vec<ServiceKey>>,
-    /// One in each namespace, changed last: what is seen of it is seen of all before.
+    /// One Service in each namespace that changes last: when lb-linker has seen the marker's change, lb-linker has
+    /// seen all earlier changes.
     pub markers: Vec<ServiceKey>,
     followers: Vec<ServiceKey>,
 }
@@ -33,9 +34,9 @@ impl Universe {
             (0..number).map(|i| ServiceKey::new(namespace, &format!("{prefix}{i}"))).collect()
         };
         let mut free = [many(&z, "api-", 8), many(&y_z, "web-", 6), many(&w_y_z, "db-", 4)].concat();
-        // Its label is the name of a namespace, below which there are names.
+        // The dashed label of this Service equals the name of a namespace that has names below it.
         free.push(ServiceKey::new(&z, "y"));
-        // Names that need cutting, and that begin alike.
+        // Names that are cut at the length limit and share a prefix.
         free.extend([many(&long, &"l".repeat(62), 4), many(&z, &"c".repeat(58), 2)].concat());
         let mut groups: Vec<Vec<ServiceKey>> = (0..4)
             .map(|g| vec![ServiceKey::new(&z, &format!("g{g}-y")), ServiceKey::new(&y_z, &format!("g{g}"))])
@@ -47,7 +48,7 @@ impl Universe {
         for group in &groups {
             assert!(group.iter().all(|key| first_choice(key) == first_choice(&group[0])));
         }
-        // The label is short enough for both, and the external targets' names are cut: only the label clashes.
+        // The dashed labels fit and clash; the names of the external targets are cut and don't clash.
         let head = "k".repeat(61 - "-y-".len() - z.len());
         groups.push(vec![ServiceKey::new(&z, &format!("{head}-y")), ServiceKey::new(&y_z, &head)]);
         let namespaces = vec![z, y_z, w_y_z, long];
@@ -56,39 +57,40 @@ impl Universe {
         Self { namespaces, free, groups, markers, followers }
     }
 
-    /// Every Service that there may be.
+    /// Returns the keys of all load balancers.
     pub fn keys(&self) -> BTreeSet<ServiceKey> {
         self.free.iter().chain(self.groups.iter().flatten()).chain(&self.markers).cloned().collect()
     }
 }
 
-/// What happens until the next quiet point.
+/// The operations until the next quiet point.
 pub struct Batch {
     pub operations: Vec<Operation>,
     pub restart: Option<Restart>,
 }
 
-/// lb-linker ends and is started again.
+/// A restart of lb-linker during a batch.
 pub struct Restart {
     pub kill: bool,
-    /// How many operations of the batch have been carried out when it ends.
+    /// The number of operations of the batch before lb-linker ends.
     pub after: usize,
-    /// What happens while it is away.
+    /// The operations while lb-linker isn't running.
     pub meanwhile: Vec<Operation>,
 }
 
-/// Chooses what happens next. It looks only at what it has chosen before, never at what came of it: a seed says
-/// it all.
+/// Generates operations. The generator depends only on its earlier choices, never on the outcomes, so that a seed
+/// determines all operations.
 pub struct Chooser {
     random: StdRng,
     on_delete: OnDelete,
-    /// The Services as they will be.
+    /// The Services after all generated operations.
     planned: Model,
-    /// Names that a stranger may have.
+    /// Links with a default name that may belong to a Service of another owner.
     strangers: BTreeSet<ServiceKey>,
-    /// How often a link that stayed the same was spoiled by hand: lb-linker rightly gets slow about it.
+    /// The number of manual changes of a link's objects since the link last changed. lb-linker delays repairs when
+    /// there are many.
     spoiled: BTreeMap<ServiceKey, usize>,
-    /// What mustn't be touched any more until the next quiet point.
+    /// Services that must not change again before the next quiet point.
     frozen: BTreeSet<ServiceKey>,
     number: usize,
 }
@@ -106,7 +108,7 @@ impl Chooser {
         }
     }
 
-    /// Marks the end of a batch in every namespace.
+    /// Returns changes of the markers, which end a batch in every namespace.
     pub fn mark(&mut self, universe: &Universe) -> Vec<Operation> {
         let mut operations = Vec::new();
         for key in &universe.markers {
@@ -119,12 +121,13 @@ impl Chooser {
         operations
     }
 
-    /// What happens next; with `restarts` lb-linker may end amid it.
+    /// Returns the next batch. With `restarts`, the batch may include a restart of lb-linker.
     pub fn batch(&mut self, universe: &Universe, restarts: bool) -> Batch {
         self.frozen.clear();
         let size = self.random.random_range(15..=40);
         let mut operations = Vec::new();
-        // Who of a group comes first must be clear: one of them is changed between two quiet points.
+        // The order of changes within a group must be known, so only one Service of a group changes between two quiet
+        // points.
         let mut groups: Vec<&Vec<ServiceKey>> = universe.groups.iter().collect();
         groups.shuffle(&mut self.random);
         while operations.len() < size {
@@ -158,8 +161,8 @@ impl Chooser {
         Batch { operations, restart }
     }
 
-    /// One hostname for a link of which it would be left open what it points at. What is chosen later doesn't
-    /// depend on it.
+    /// Returns an operation that sets one hostname for a link with an ambiguous target. Later choices don't depend on
+    /// this operation.
     pub fn decide(&self, key: &ServiceKey) -> Option<Operation> {
         let balancer = self.planned.balancers.get(key)?;
         let hosts = vec![format!("decided-{}.example.com", self.number)];
@@ -176,7 +179,7 @@ impl Chooser {
                 let source = universe.free.choose(&mut self.random).expect("there are some").clone();
                 Action::Follow { source, lead: self.host() }
             };
-            // One follows or doesn't from one quiet point to the next.
+            // A follower is created or deleted at most once between two quiet points.
             if self.frozen.insert(key.clone()) {
                 self.plan(operations, &key, action);
             }
@@ -188,7 +191,8 @@ impl Chooser {
         }
     }
 
-    /// Chooses something for a Service. `group`: it has rivals, and whether lb-linker is looking on.
+    /// Chooses an operation for a Service. `group` is `None` for a Service without name clashes; otherwise `group`
+    /// tells whether lb-linker is running.
     fn choose(&mut self, operations: &mut Vec<Operation>, key: &ServiceKey, group: Option<bool>) {
         if self.frozen.contains(key) {
             return;
@@ -264,14 +268,14 @@ impl Chooser {
             (4, Action::DeleteObject),
         ];
         let surely = surely_has_target(balancer);
-        // In a group it has to be sure that the link isn't forgotten in between.
+        // In a group, lb-linker must not forget the link between the deletion and the creation.
         if group != Some(true) || self.on_delete != OnDelete::Delete && surely {
             choices.push((9, Action::Recreate));
         }
         if surely {
             choices
                 .extend([(4, Action::Distort(self.random.random_range(0..4))), (3, Action::DeleteService)]);
-            // One that isn't wanted any more would be nobody's without its labels.
+            // Without its labels, an EndpointSlice that is no longer needed would have no owner and stay.
             if balancer.ingress.ips.iter().any(IpAddr::is_ipv4) {
                 let ip = Ipv4Addr::new(198, 51, 100, self.random.random());
                 choices.extend([
@@ -314,13 +318,13 @@ impl Chooser {
         operations.push(operation);
     }
 
-    /// A hostname that nobody ever had.
+    /// Returns a hostname that hasn't been used before.
     fn host(&mut self) -> String {
         self.number += 1;
         format!("lb-{}.example.com", self.number)
     }
 
-    /// Hostnames among which may be those that the load balancer has already.
+    /// Returns two or three hostnames, which may include current hostnames of the load balancer.
     fn several_hosts(&mut self, balancer: &Balancer) -> Vec<String> {
         let mut hosts = balancer.ingress.hosts.clone();
         hosts.extend([self.host(), self.host()]);
@@ -337,7 +341,7 @@ impl Chooser {
         }
     }
 
-    /// Distinct addresses of one family or both, in no order.
+    /// Returns one to four distinct addresses of one or both families, in random order.
     fn addresses(&mut self) -> Vec<IpAddr> {
         let number = self.random.random_range(1..=4);
         let mut ips = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Carries operations out on a real API server.
+//! Execution of operations on a real API server.
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -14,11 +14,10 @@ use super::rules::first_choice;
 use super::world::Kind;
 use crate::harness::cluster::{Cluster, Ingress};
 
-/// The label that keeps a Service out of the selection of the test.
+/// The label that the test's `--service-selector` excludes.
 pub const HIDDEN: &str = "model.example.com/hidden";
 const FINALIZER: &str = "model.example.com/hold";
 
-/// Who does it.
 #[derive(Clone)]
 pub struct Hands {
     pub cluster: Cluster,
@@ -150,7 +149,7 @@ impl Hands {
         Api::namespaced(self.cluster.client.clone(), &self.target_namespace)
     }
 
-    /// The name of the Service that is labelled for a link.
+    /// Returns the name of the Service that is labelled for a link.
     async fn object_of(&self, key: &ServiceKey) -> Option<String> {
         for name in names_of(key) {
             let there = self.cluster.get_service(&self.target_namespace, &name).await;
@@ -173,7 +172,7 @@ impl Hands {
         touched
     }
 
-    /// Deletes the EndpointSlices of a link. Returns whether there was one.
+    /// Deletes the EndpointSlices of a link, and returns whether there were any.
     async fn delete_slices(&self, key: &ServiceKey) -> bool {
         let slices = self.slices();
         let mut touched = false;
@@ -190,12 +189,12 @@ impl Hands {
         let Some(name) = self.object_of(key).await else { return Outcome::default() };
         let services = self.cluster.services(&self.target_namespace);
         let patch = Patch::Merge(json!({"spec": spec}));
-        // What lb-linker does meanwhile may make it impossible.
+        // The patch may fail because of a concurrent write by lb-linker.
         let touched = services.patch(&name, &PatchParams::default(), &patch).await.is_ok();
         Outcome { touched, ..Outcome::default() }
     }
 
-    /// Changes the first of a link's EndpointSlices for IPv4 that is there.
+    /// Patches the first existing EndpointSlice for IPv4 of a link.
     async fn edit_slice(&self, key: &ServiceKey, patch: Value) -> Outcome {
         let slices = self.slices();
         for name in slice_names(key).into_iter().filter(|name| name.ends_with("4")) {
@@ -207,14 +206,14 @@ impl Hands {
         Outcome::default()
     }
 
-    /// Puts a Service of somebody else where a link's external target is, or would be.
+    /// Replaces a link's external target, if any, with a Service that lb-linker doesn't own.
     async fn bring(&self, key: &ServiceKey, service: Value) -> Outcome {
         let touched = self.delete_object(key, true).await;
         let service: Service = serde_json::from_value(service).unwrap();
         let services = self.cluster.services(&self.target_namespace);
         match services.create(&PostParams::default(), &service).await {
             Ok(made) => Outcome { touched, done: true, version: version(&made), ..Outcome::default() },
-            // lb-linker was faster.
+            // lb-linker has created its own object first.
             Err(_) => Outcome { touched, ..Outcome::default() },
         }
     }
@@ -232,12 +231,12 @@ fn port_of(port: u16) -> Value {
     json!({"name": format!("p{port}"), "port": port})
 }
 
-/// What people do to an external target.
+/// Returns a manual change of an external target's spec.
 fn distortion(how: usize) -> Value {
     match how {
         0 => json!({"type": "ClusterIP", "clusterIP": "None", "externalName": null}),
         1 => json!({"selector": {"app": "theirs"}}),
-        // The API server allocates an address where there is none.
+        // Without `clusterIP`, the API server allocates an address.
         2 => json!({"type": "ClusterIP", "externalName": null, "ports": [{"port": 7}]}),
         _ => json!({"ports": [{"name": "a", "port": 7}, {"name": "b", "port": 8}]}),
     }

@@ -1,18 +1,20 @@
-//! The model test: a seeded random sequence of operations on a real API server, with lb-linker beside it, restarted
-//! and killed in between, compared at quiet points with what a small pure model says, exactly.
+//! The model test: runs a seeded random sequence of operations on a real API server, restarts and kills lb-linker in
+//! between, and at quiet points compares the objects and the DNS answers exactly with a small pure model. At a quiet
+//! point lb-linker has nothing left to write.
 //!
-//! A seed gives the operations; what lb-linker is doing when one of them happens depends on the machine. Each
-//! `--on-delete` has a seed of its own, so that the suite always does the same; others find more:
+//! A seed determines the operations; how far lb-linker has got at each operation depends on the machine. Each
+//! `--on-delete` value has a fixed seed, so that the suite always runs the same operations; other seeds find more:
 //!
 //!     LB_LINKER_MODEL_SEED=7 LB_LINKER_MODEL_OPS=20000 cargo test --test e2e -- model:: --nocapture
 //!
-//! A failure says its seed, what is wrong, and what was done since all was well; the same line replays it.
+//! A failure prints its seed, the differences, and the operations since the last quiet point; the same seed repeats
+//! the operations.
 //!
-//! Where the outcome depends on lb-linker's pace, the model leaves a choice: what was left of a load balancer that is
-//! gone, or pending again, may be anything that it had since the last quiet point. Where names clash the order
-//! matters, so of the Services that want a name one is changed between two quiet points. What an lb-linker knows that
-//! is started is what the API server knows: then the model starts from the objects that are there, after a look
-//! whether the one before may have left them so.
+//! Where the outcome depends on lb-linker's pace, the model allows several outcomes: the external target of a load
+//! balancer that is gone, or pending again, may be any that the link has had since the last quiet point. Where names
+//! clash the order of changes matters, so only one of the Services with the same default name changes between two
+//! quiet points. A started lb-linker knows only the state in the API server: the model then starts from the existing
+//! objects, after a check that the previous process may have left these objects.
 
 mod chooser;
 mod hands;
@@ -46,38 +48,39 @@ use operations::{Action, Operation, Outcome};
 use rest::Checked;
 use rules::{Model, Observed};
 
-/// Operations in a run.
+/// The number of operations in a run.
 const OPERATIONS: usize = 2000;
-/// Requests to the API server under way at once.
+/// The number of concurrent requests to the API server.
 const AT_ONCE: usize = 8;
-/// How long between two looks.
+/// The polling interval.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long nothing may have been written for lb-linker to be at rest, and how long it then has to stay so.
+/// The time without writes after which lb-linker counts as idle, and for which it must then stay idle.
 const REST: Duration = Duration::from_millis(30);
 
 #[tokio::test]
-async fn any_operations_end_as_the_model_says_with_delete() {
+async fn random_operations_match_the_model_with_delete() {
     run("delete", OnDelete::Delete, 1).await;
 }
 
 #[tokio::test]
-async fn any_operations_end_as_the_model_says_with_retain() {
+async fn random_operations_match_the_model_with_retain() {
     run("retain", OnDelete::Retain, 2).await;
 }
 
 #[tokio::test]
-async fn any_operations_end_as_the_model_says_with_tombstone() {
+async fn random_operations_match_the_model_with_tombstone() {
     run("tombstone", OnDelete::Tombstone, 3).await;
 }
 
-/// The control plane of these tests, which share it: others aren't bothered by their thousands of operations.
+/// Returns the control plane that the model tests share. Other tests don't use it, because the model tests make
+/// thousands of operations.
 fn plane() -> Arc<ControlPlane> {
     static PLANE: Mutex<Weak<ControlPlane>> = Mutex::new(Weak::new());
     let mut shared = PLANE.lock().unwrap_or_else(PoisonError::into_inner);
     shared.upgrade().unwrap_or_else(|| {
         let plane = Arc::new(ControlPlane::start(Options::default()));
         apply_deploy(&plane);
-        // The followers need it.
+        // lb-linker needs these permissions to write followers.
         plane.kubectl(&["apply", "-f", deploy().join("source").to_str().unwrap()]);
         *shared = Arc::downgrade(&plane);
         plane
@@ -117,7 +120,7 @@ fn target_namespace(name: &str) -> String {
     format!("{name}-targets")
 }
 
-/// Makes the namespaces of a run, and gives lb-linker its rights there.
+/// Creates the namespaces of a run, and grants lb-linker its permissions in the target namespace.
 fn prepare(name: &str, universe: &Universe) -> Arc<ControlPlane> {
     let plane = plane();
     let target = target_namespace(name);
@@ -128,7 +131,7 @@ fn prepare(name: &str, universe: &Universe) -> Arc<ControlPlane> {
     plane
 }
 
-/// The arguments of lb-linker in a run.
+/// Returns lb-linker's command line.
 fn args(name: &str, on_delete: OnDelete, universe: &Universe, kubeconfig: &Path) -> Vec<String> {
     let on_delete = on_delete.to_possible_value().expect("none is hidden");
     [
@@ -161,10 +164,10 @@ struct Run<'a> {
     args: Vec<String>,
     linker: Linker,
     model: Model,
-    /// What happened since the last quiet point.
+    /// The operations since the last quiet point, for the failure message.
     journal: Vec<String>,
     operations: usize,
-    /// How often what was done and checked.
+    /// The numbers of operations and checks, by kind.
     tally: BTreeMap<String, usize>,
     _plane: Arc<ControlPlane>,
 }
@@ -178,7 +181,7 @@ impl<'a> Run<'a> {
         Self::with(name, on_delete, seed, universe, plane, args, linker).await
     }
 
-    /// Begins with an lb-linker that has been started.
+    /// Creates a run with an lb-linker that has been started.
     async fn with(
         name: &str,
         on_delete: OnDelete,
@@ -233,8 +236,8 @@ impl<'a> Run<'a> {
         self.operations += 1;
     }
 
-    /// Carries operations out, those on one Service one after the other, others at once; lb-linker may end amid
-    /// them.
+    /// Executes operations: sequentially on the same Service, concurrently on different Services. With `restart`,
+    /// ends lb-linker in between.
     async fn carry_out_together(&mut self, operations: &[Operation], restart: Option<&Restart>) {
         let mut chains: BTreeMap<&ServiceKey, Vec<(usize, &Operation)>> = BTreeMap::new();
         for (number, operation) in operations.iter().enumerate() {
@@ -290,7 +293,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Waits until all is as the model says, and looks whether it stays so.
+    /// Waits until the objects and the DNS answers match the model, and asserts that lb-linker then writes nothing
+    /// more.
     async fn quiet(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         let keys: BTreeSet<ServiceKey> = self.universe.keys();
@@ -337,7 +341,7 @@ impl<'a> Run<'a> {
         observe(&self.hands.cluster, &self.hands.target_namespace, &followers).await
     }
 
-    /// The target namespace when the last request of an lb-linker that has ended is done with.
+    /// Returns the state of the target namespace after the last requests of an lb-linker that has ended.
     async fn at_rest(&self) -> Observed {
         let mut before = self.observe().await;
         loop {
@@ -378,14 +382,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Nothing that is done here is an error of lb-linker's.
+    /// Asserts that lb-linker has logged no error: no operation of this test causes one.
     fn assert_no_errors(&self) {
         let mut log = self.linker.log();
         log.retain(|line| line.contains("ERROR") || line.contains("panicked"));
         assert!(log.is_empty(), "model {}, seed {}: {log:#?}", self.name, self.seed);
     }
 
-    /// A test that did nothing of a kind has shown nothing of it.
+    /// Stops lb-linker, and asserts that a complete run had enough operations and checks of each kind.
     fn finish(mut self, complete: bool) {
         let errors: Vec<String> =
             self.linker.log().into_iter().filter(|line| line.contains("ERROR")).collect();
@@ -450,7 +454,7 @@ impl<'a> Run<'a> {
             let number = self.tally.get(what).copied().unwrap_or(0);
             assert!(number >= least, "{what}: {number} times, and {least} are wanted: {:#?}", self.tally);
         }
-        // Where the model leaves a choice it shows less.
+        // Links with several allowed outcomes are tested less strictly, so there must be few of them.
         assert!(self.tally["link with a choice"] * 6 < self.tally["link"], "{:#?}", self.tally);
     }
 

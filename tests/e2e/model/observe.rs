@@ -1,4 +1,4 @@
-//! The target namespace and the answers as they are.
+//! Observation of the target namespace and of DNS answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,7 @@ const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "lb-linker-ope
 const OWNER_NAME: &str = "original-service-name";
 const OWNER_NAMESPACE: &str = "original-service-namespace";
 
-/// Reads the target namespace, and where the followers lead.
+/// Reads the target namespace and the targets of the followers.
 pub async fn observe(cluster: &Cluster, target: &str, followers: &[ServiceKey]) -> Observed {
     let services = cluster.services(target);
     let slices: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), target);
@@ -61,13 +61,13 @@ pub async fn observe(cluster: &Cluster, target: &str, followers: &[ServiceKey]) 
     observed
 }
 
-/// Which object in which version.
+/// Returns the UID and resourceVersion of an object.
 pub fn version(object: &impl ResourceExt) -> String {
     let uid = object.uid().unwrap_or_default();
     format!("{uid}@{}", object.resource_version().unwrap_or_default())
 }
 
-/// The link that an object is labelled for as one of lb-linker's.
+/// Returns the link in an object's labels if the labels mark the object as managed by lb-linker.
 pub fn owner(object: &impl ResourceExt) -> Option<ServiceKey> {
     let labels = object.labels();
     (labels.get(MANAGED_BY.0)? == MANAGED_BY.1)
@@ -75,7 +75,7 @@ pub fn owner(object: &impl ResourceExt) -> Option<ServiceKey> {
         .flatten()
 }
 
-/// What an external target is; whatever doesn't belong makes it something else.
+/// Classifies the Service of an external target. Any unexpected field makes the Service a [`Front::Other`].
 fn front(service: &Service) -> Front {
     let spec = service.spec.clone().unwrap_or_default();
     let odd = || {
@@ -98,7 +98,7 @@ fn front(service: &Service) -> Front {
     }
 }
 
-/// The addresses and the port of an EndpointSlice, if it is otherwise as it has to be.
+/// Returns the addresses and the port of an EndpointSlice, with port 0 if anything in the EndpointSlice is wrong.
 fn content(slice: &EndpointSlice, of: &str, family: &str) -> Slice {
     let labels = slice.labels();
     let right = slice.address_type == family
@@ -121,11 +121,11 @@ fn content(slice: &EndpointSlice, of: &str, family: &str) -> Slice {
         .filter(|endpoint| endpoint.addresses.len() == 1 && ready(endpoint))
         .filter_map(|endpoint| endpoint.addresses[0].parse().ok())
         .collect();
-    // No port is 0: what is odd is never right.
+    // No expected port is 0, so a wrong EndpointSlice never matches.
     if ips.len() == endpoints.len() { (ips, port.unwrap_or(0)) } else { (Vec::new(), 0) }
 }
 
-/// Asks everything, and returns what is answered otherwise.
+/// Sends all queries, and returns the differences from the expected answers.
 pub async fn wrong_answers(server: SocketAddr, expected: BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     futures::stream::iter(expected)
         .map(|(question, expected)| async move {

@@ -1,4 +1,4 @@
-//! What can happen to the cluster.
+//! Operations on the cluster.
 
 use std::net::IpAddr;
 
@@ -6,19 +6,19 @@ use lb_linker::model::service_key::ServiceKey;
 
 use super::world::Kind;
 
-// What waits for a part of lb-linker: the operations and the model of them are there, and switched off.
+// Switches for operations that need one feature of lb-linker.
 
-/// ExternalName Services without labels are taken over.
+/// Adoption of ExternalName Services without labels.
 pub const ADOPTION: bool = true;
-/// ExternalName Services elsewhere follow a link that they name as their `source`. It needs more rights than
-/// `apply_deploy` gives.
+/// ExternalName Services that follow a link by the annotation `source`. lb-linker needs more permissions for them
+/// than `apply_deploy` grants.
 pub const SOURCE: bool = true;
-/// Extra DNS names by annotation.
+/// Custom DNS names by annotation.
 pub const HOSTNAMES: bool = true;
-/// Targets that are refused count as none.
+/// Targets that the target policy denies.
 pub const TARGET_POLICY: bool = true;
 
-/// Something that happens to the Service `key`, or to its external target.
+/// An operation on the Service `key` or on its external target.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
     pub key: ServiceKey,
@@ -29,7 +29,7 @@ pub struct Operation {
 pub enum Action {
     Create,
     Delete,
-    /// Deleted, and created anew at once.
+    /// Deletes the Service and creates it again at once.
     Recreate,
     SetHosts(Vec<String>),
     SetAddresses(Vec<IpAddr>),
@@ -40,16 +40,16 @@ pub enum Action {
     ChangeType(Kind),
     OptOut,
     OptIn,
-    /// The label by which the selector leaves it out.
+    /// Sets the label that the selector excludes.
     Hide,
     Show,
-    /// Deleted, and held by a finalizer of somebody else.
+    /// Deletes a Service that has a foreign finalizer.
     Hold,
-    /// That finalizer goes.
+    /// Removes the foreign finalizer.
     Release,
     AllowFrom(bool),
     Claim(Option<String>),
-    // What people do in the target namespace.
+    // Manual changes in the target namespace.
     DeleteObject,
     DeleteService,
     Misdirect(String),
@@ -60,7 +60,7 @@ pub enum Action {
     StrangerComes,
     StrangerGoes,
     AdoptableComes,
-    // ExternalName Services elsewhere; `key` is the follower.
+    // ExternalName Services outside of the target namespace; `key` is the follower.
     Follow {
         source: ServiceKey,
         lead: String,
@@ -69,7 +69,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// What it is counted as.
+    /// Returns the name under which the operation is counted.
     pub fn name(&self) -> String {
         let text = format!("{self:?}");
         let end = text.find(|c: char| !c.is_alphanumeric()).unwrap_or(text.len());
@@ -100,16 +100,16 @@ impl Action {
     }
 }
 
-/// What came of an operation.
+/// The result of an operation.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Of a Service that was created.
+    /// The UID of the created Service.
     pub uid: String,
     pub created: i64,
-    /// Whether something of an external target was changed or removed by hand.
+    /// Whether a part of an external target was changed or removed manually.
     pub touched: bool,
-    /// Whether what was to be put there is there.
+    /// Whether the operation created its object.
     pub done: bool,
-    /// Of a stranger's object: uid and resourceVersion.
+    /// The UID and resourceVersion of a foreign object.
     pub version: String,
 }

@@ -1,4 +1,4 @@
-//! What has to be at a quiet point: the external targets, the followers and the answers that the model's links have
+//! The expected state at a quiet point: the external targets, the followers and the DNS answers of the model's links
 //! when lb-linker has nothing left to do.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use lb_linker::sync::external_target::decision::OnDelete;
 use super::rules::{Link, Model, Observed, TOMBSTONE, ZONE, first_choice, label, second_choice};
 use super::world::{Front, Ingress, Shape, Target};
 
-/// What was compared, so that a test can say that it compared something.
+/// The numbers of compared items, with which a test asserts that it has compared enough.
 #[derive(Clone, Debug, Default)]
 pub struct Checked {
     pub hostnames: usize,
@@ -22,17 +22,17 @@ pub struct Checked {
     pub strangers: usize,
     pub conflicts: usize,
     pub followers: usize,
-    /// Links whose external target may be one of several things.
+    /// Links with several allowed external targets.
     pub either: usize,
     pub links: usize,
 }
 
 impl Model {
-    /// The model at this quiet point: what of it only lb-linker's pace decides is taken from what is there, if
-    /// that is one of the things that may be there.
+    /// Returns the model at this quiet point. Where several outcomes are allowed, the model adopts the observed
+    /// outcome if it is one of them.
     ///
     /// # Errors
-    /// What isn't as it has to be.
+    /// The differences between the model and the observed state.
     pub fn settle(&self, observed: &Observed) -> Result<(Self, Checked), Vec<String>> {
         let mut next = self.clone();
         let (mut wrong, mut checked) = (Vec::new(), Checked::default());
@@ -42,10 +42,11 @@ impl Model {
             let may_be = self.since.get(key).map_or(&absent[..], Vec::as_slice);
             checked.either += usize::from(may_be.len() > 1);
             match (self.on_delete, link.is_outlived()) {
-                // The rules below say it all.
+                // `end_gone` removes the objects of these links.
                 (OnDelete::Delete, true) => continue,
                 (OnDelete::Tombstone, true) => {
-                    // Its EndpointSlices come before its Service, and alone are nothing to keep.
+                    // EndpointSlices are written before the Service, and EndpointSlices alone don't become a
+                    // tombstone.
                     let may_be_absent = may_be.iter().any(|shape| shape.front.is_none());
                     if now.is_empty() && !may_be_absent {
                         wrong.push(format!("{key} is gone and has no tombstone"));
@@ -80,7 +81,7 @@ impl Model {
         if wrong.is_empty() { Ok((next, checked)) } else { Err(wrong) }
     }
 
-    /// What is wrong with the target namespace when lb-linker has just ended, amid whatever it did.
+    /// Returns the defects in the target namespace after lb-linker has ended at any point of its work.
     pub fn implausible(&self, observed: &Observed) -> Vec<String> {
         let mut wrong = self.touched_strangers(observed);
         for ((name, key), shape) in &observed.ours {
@@ -88,7 +89,7 @@ impl Model {
                 wrong.push(format!("{name} is labelled for {key}"));
             }
             let mut may_be = self.since.get(key).cloned().unwrap_or_default();
-            // Under another name it may just be begun, or nearly gone.
+            // An object under another name may be partly written or partly deleted.
             may_be.push(Shape::default());
             if !shape.is_made_of(&may_be) && !matches!(shape.front, Some(Front::Other(..))) {
                 wrong.push(format!("{name} of {key} is {shape:?} and may be {may_be:?}"));
@@ -97,16 +98,16 @@ impl Model {
         wrong
     }
 
-    /// Links that have two objects at a moment when lb-linker isn't there: which of them says what the last
-    /// target was is left open.
+    /// Returns the links that have two objects while lb-linker isn't running. The model doesn't define which object
+    /// has the last target.
     pub fn torn(observed: &Observed) -> BTreeSet<ServiceKey> {
         let keys = observed.ours.keys().map(|(_, key)| key);
         keys.clone().filter(|key| keys.clone().filter(|other| other == key).count() > 1).cloned().collect()
     }
 
-    /// Applies the rules until nothing changes any more.
+    /// Applies the rules until the model no longer changes.
     fn reach_rest(&mut self) {
-        // Each round ends a link, or names one otherwise: there are far fewer than this.
+        // Each round removes a link or renames one, so far fewer rounds suffice.
         for _ in 0..1000 {
             if self.end_gone() {
                 continue;
@@ -118,7 +119,7 @@ impl Model {
                 let desired = match &link.target {
                     Some(target) => Shape::of(target, link.port),
                     None if link.gone && self.on_delete == OnDelete::Tombstone => Shape::named(TOMBSTONE),
-                    // Nothing is made anew for a Service that is there.
+                    // lb-linker creates no tombstone for an existing Service; it only overwrites an existing object.
                     None if link.recreated && self.on_delete == OnDelete::Tombstone => {
                         if !self.objects.keys().any(|(_, owner)| owner == key) {
                             continue;
@@ -144,7 +145,8 @@ impl Model {
         panic!("the model finds no rest: {self:#?}");
     }
 
-    /// Forgets links that are gone with everything of theirs; returns whether there were any.
+    /// Removes links without a Service and without objects, and the objects of such links as `--on-delete` demands.
+    /// Returns whether a link was removed.
     fn end_gone(&mut self) -> bool {
         if self.on_delete == OnDelete::Delete {
             let links = &self.links;
@@ -163,7 +165,8 @@ impl Model {
         self.links.len() != before
     }
 
-    /// Which name each link's external target has: of those that want one the holder gets it, else the oldest.
+    /// Returns the name of each link's external target. Of the links with the same default name, the owner of the
+    /// name keeps it; if there is no owner, the oldest link gets the name.
     fn allot(&self) -> BTreeMap<ServiceKey, String> {
         let winner = |name: &String| self.winner(|key| first_choice(key) == *name);
         self.links
@@ -230,7 +233,8 @@ impl Model {
             let lead = self.lead(&key);
             let now = observed.followers.get(&key).cloned().unwrap_or_default();
             let follower = self.followers.get_mut(&key).expect("it is one of them");
-            // Two watches have no common order: what its source was a moment ago may still be written.
+            // Watches aren't ordered relative to each other, so lb-linker may still write an earlier target of the
+            // source.
             follower.may_lead_to.extend(self.leads.get(&follower.source).into_iter().flatten().cloned());
             let gone = self.links.get(&follower.source).is_none_or(|link| link.gone);
             if self.on_delete == OnDelete::Tombstone && gone {
@@ -266,7 +270,7 @@ impl Model {
         }
     }
 
-    /// What DNS has to answer to whom: `name type`, and the data in any order or the rcode.
+    /// Returns the expected DNS answers by `name type`: the record data in any order, or the rcode.
     pub fn answers(&self, keys: &BTreeSet<ServiceKey>) -> BTreeMap<String, BTreeSet<String>> {
         let mut answers = BTreeMap::new();
         let labels: BTreeSet<String> = keys.iter().map(label).collect();

@@ -1,5 +1,5 @@
-//! The model: what lb-linker knows of its load balancers, as a pure function of what was done to the cluster. It
-//! knows no watch, no queue and no write.
+//! The model: lb-linker's state as a pure function of the operations on the cluster, without watches, queues and
+//! writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,41 +12,41 @@ use super::world::{Balancer, Follower, Front, Ingress, Kind, Shape, Target};
 
 /// The zone of the tests.
 pub const ZONE: &str = "lb.internal";
-/// Where tombstones point.
+/// The target of tombstones.
 pub const TOMBSTONE: &str = "deleted.lb.internal";
 
-/// What lb-linker knows of a load balancer.
+/// lb-linker's state for a load balancer.
 #[derive(Clone, Debug)]
 pub struct Link {
     pub uid: String,
-    /// When the first Service of this key was created; `None` for one that lb-linker never saw.
+    /// When the first Service of this key was created; `None` if lb-linker has never seen the Service.
     pub created: Option<i64>,
     pub target: Option<Target>,
     pub gone: bool,
-    /// Whether it has no target, and an external target that stands was written for an earlier Service.
+    /// Whether the link has no target and its external target was written for an earlier Service.
     pub recreated: bool,
     pub port: u16,
 }
 
 impl Link {
-    /// Whether the Service is gone that an external target was written for.
+    /// Whether the Service for which the external target was written is gone.
     pub fn is_outlived(&self) -> bool {
         self.gone || self.recreated
     }
 }
 
-/// The target namespace as it is: what tells it from what the model says is a defect.
+/// The observed state of the target namespace. Any difference from the model is a defect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
-    /// Ours, by name and by the link that they are labelled for.
+    /// lb-linker's objects, by name and by the link in their labels.
     pub ours: BTreeMap<(String, ServiceKey), Shape>,
-    /// Everything else, by kind and name, with its uid and resourceVersion.
+    /// All other objects, by kind and name, with UID and resourceVersion.
     pub strangers: BTreeMap<String, String>,
-    /// Everything, with uid and resourceVersion.
+    /// All objects, with UID and resourceVersion.
     pub versions: BTreeMap<String, String>,
-    /// Where the followers lead.
+    /// The targets of the followers.
     pub followers: BTreeMap<ServiceKey, String>,
-    /// The uid of the Service that each link's external target was written for.
+    /// The UID of the Service for which each link's external target was written.
     pub written_for: BTreeMap<ServiceKey, String>,
 }
 
@@ -56,28 +56,28 @@ impl Observed {
     }
 }
 
-/// A stranger's Service of a link's name.
+/// A Service with a link's default name that lb-linker doesn't own.
 #[derive(Clone, Debug)]
 pub struct Stranger {
     pub version: String,
-    /// An ExternalName Service that nobody manages.
+    /// Whether the Service is an unmanaged ExternalName Service, which lb-linker adopts.
     pub adoptable: bool,
 }
 
 #[derive(Clone, Debug)]
 pub struct Model {
     pub(super) on_delete: OnDelete,
-    /// Whether lb-linker is there to see what happens.
     pub(super) running: bool,
     pub balancers: BTreeMap<ServiceKey, Balancer>,
     pub(super) links: BTreeMap<ServiceKey, Link>,
-    /// Our external targets at the last quiet point.
+    /// lb-linker's external targets at the last quiet point.
     pub(super) objects: BTreeMap<(String, ServiceKey), Shape>,
-    /// For each link how its external target may have been since the last quiet point.
+    /// The possible external targets of each link since the last quiet point.
     pub(super) since: BTreeMap<ServiceKey, Vec<Shape>>,
-    /// Links whose Service has gone since the last quiet point: lb-linker learns that a moment later.
+    /// Links that have lost their Service since the last quiet point; lb-linker learns of the deletion a moment
+    /// later.
     pub(super) ended: BTreeSet<ServiceKey>,
-    /// Where each link may have led its followers since the last quiet point.
+    /// The possible targets of each link's followers since the last quiet point.
     pub(super) leads: BTreeMap<ServiceKey, Vec<String>>,
     pub strangers: BTreeMap<String, Stranger>,
     pub followers: BTreeMap<ServiceKey, Follower>,
@@ -99,7 +99,7 @@ impl Model {
         }
     }
 
-    /// An operation was carried out.
+    /// Applies an executed operation to the model.
     pub fn apply(&mut self, operation: &Operation, outcome: &Outcome) {
         let Operation { key, action } = operation;
         match action {
@@ -135,7 +135,7 @@ impl Model {
                     *ips = vec![*ip];
                 }
             }),
-            // It is without an owner until lb-linker labels it again.
+            // Without its labels, the EndpointSlice has no owner until lb-linker restores the labels.
             Action::StripSlice => self.changed_by_hand(key, outcome, |shape| shape.ipv4 = None),
             Action::StrangerComes | Action::AdoptableComes => {
                 self.removed_by_hand(key, outcome);
@@ -188,12 +188,12 @@ impl Model {
         }
     }
 
-    /// lb-linker ends, or is killed: from now on it sees nothing.
+    /// Marks lb-linker as stopped or killed.
     pub fn stop(&mut self) {
         self.running = false;
     }
 
-    /// lb-linker starts: it knows what the API server knows, and nothing of its own.
+    /// Initializes the model for a started lb-linker, which knows only the state in the API server.
     pub fn start(&mut self, observed: &Observed) {
         self.running = true;
         self.links.clear();
@@ -205,7 +205,7 @@ impl Model {
         for (key, balancer) in self.balancers.iter().filter(|(_, balancer)| balancer.is_selected()) {
             let last = left.get(key).cloned().flatten();
             let last = last.filter(|target| *target != Target::Host(TOMBSTONE.to_owned()));
-            // What was written for its predecessor isn't its own.
+            // The target that was written for an earlier Service isn't restored.
             let own = observed.written_for.get(key).is_none_or(|uid| *uid == balancer.uid);
             let last = last.filter(|_| own);
             let target = Target::choose(&balancer.ingress, last.as_ref()).or(last);
@@ -243,7 +243,7 @@ impl Model {
         self.note_leads();
     }
 
-    /// Notes what becomes of the external target of a Service that is gone.
+    /// Records the possible external target of a deleted Service.
     fn note_end(&mut self, key: &ServiceKey) {
         match self.on_delete {
             OnDelete::Delete => self.note(key, Shape::default()),
@@ -252,7 +252,7 @@ impl Model {
         }
     }
 
-    /// What lb-linker makes of a Service that has changed.
+    /// Updates the link of a changed Service.
     fn observe(&mut self, key: &ServiceKey) {
         if !self.running {
             return;
@@ -290,7 +290,7 @@ impl Model {
         self.note_leads();
     }
 
-    /// Somebody deletes a link's external target with its EndpointSlices.
+    /// Records the manual deletion of a link's external target and EndpointSlices.
     fn removed_by_hand(&mut self, key: &ServiceKey, outcome: &Outcome) {
         self.changed_by_hand(key, outcome, |shape| *shape = Shape::default());
     }
@@ -306,7 +306,7 @@ impl Model {
         let shapes = self.since.get_mut(key).expect("it has just been noted");
         let mut changed = shapes.clone();
         changed.iter_mut().for_each(&change);
-        // Where nobody writes it and it was known, it is known again.
+        // If lb-linker doesn't write the object and the object's state was known, the new state is known, too.
         let is_settled = !live && !self.ended.contains(key);
         if self.running && is_settled && shapes.len() == 1 {
             *shapes = changed;
@@ -316,7 +316,7 @@ impl Model {
         if buried && shapes.iter().any(|shape| !shape.is_absent()) {
             self.note(key, Shape::named(TOMBSTONE));
         }
-        // Whom an object isn't labelled for any more doesn't hold its name.
+        // A link without objects doesn't own its name.
         self.objects.retain(|(_, owner), shape| {
             if owner == key {
                 change(shape);
@@ -325,7 +325,7 @@ impl Model {
         });
     }
 
-    /// Notes how the external target may be before anything more happens to it.
+    /// Records the current external target before it changes.
     pub(super) fn note_now(&mut self, key: &ServiceKey) {
         if !self.since.contains_key(key) {
             let now =
@@ -342,7 +342,7 @@ impl Model {
         }
     }
 
-    /// Notes where a link leads its followers, may they follow it.
+    /// Records the target for a link's followers, whether or not they may follow the link.
     fn note_lead(&mut self, key: &ServiceKey) {
         let Some(link) = self.links.get(key) else { return };
         let lead = match &link.target {
@@ -352,7 +352,7 @@ impl Model {
         self.leads.entry(key.clone()).or_default().extend(lead);
     }
 
-    /// Notes where each follower may lead by now.
+    /// Records the current target for each follower.
     fn note_leads(&mut self) {
         let leads: Vec<_> =
             self.followers.keys().filter_map(|key| Some((key.clone(), self.lead(key)?))).collect();
@@ -361,7 +361,7 @@ impl Model {
         }
     }
 
-    /// Where a follower has to lead, if its source says so.
+    /// Returns the required target of a follower, if its source determines one.
     pub(super) fn lead(&self, key: &ServiceKey) -> Option<String> {
         let source = &self.followers.get(key)?.source;
         let followable = source.namespace() == key.namespace()
@@ -371,22 +371,22 @@ impl Model {
     }
 }
 
-/// The name that a link's external target has unless another link has it.
+/// Returns the default name of a link's external target.
 pub fn first_choice(key: &ServiceKey) -> String {
     names::external_target(key.namespace(), key.name())
 }
 
-/// The name that it has then.
+/// Returns the name of a link's external target while another link owns the default name.
 pub fn second_choice(key: &ServiceKey) -> String {
     names::external_target_hashed(key.namespace(), key.name(), names::HASH_DIGITS[0])
 }
 
-/// The label that a link may have directly below the zone.
+/// Returns the dashed label that a link may have directly below the zone.
 pub fn label(key: &ServiceKey) -> String {
     names::dashed_label(key.namespace(), key.name())
 }
 
-/// Whether a Service is sure to have a target, whatever lb-linker has seen of it.
+/// Whether a Service certainly has a target, whichever changes lb-linker has seen.
 pub fn surely_has_target(balancer: &Balancer) -> bool {
     let Balancer { kind, ingress, .. } = balancer;
     *kind == Kind::LoadBalancer && balancer.is_selected() && *ingress != Ingress::default()

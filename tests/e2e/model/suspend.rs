@@ -1,5 +1,5 @@
-//! The model test with two replicas, whose leader's clocks stand still again and again: it comes back believing that
-//! its Lease is valid, amid what the next leader does.
+//! The model test with two replicas. The leader and its clocks are stopped repeatedly; the resumed leader believes
+//! that its Lease is still valid while the next leader writes.
 
 use nix::sys::signal::Signal;
 
@@ -11,18 +11,18 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::eventually;
 use crate::harness::linker::Linker;
 
-/// How often the leader is stopped: each time takes as long as a Lease.
+/// How often the leader is stopped. Each round takes at least the Lease duration.
 const ROUNDS: usize = 3;
 
 /// One of the two replicas.
 struct Replica {
     clock: StoppedClock,
-    /// Its ServiceAccount, as the audit log names it.
+    /// The ServiceAccount of the replica as a user name in the audit log.
     user: String,
 }
 
 impl Replica {
-    /// What it has written, or tried to, but for its Lease.
+    /// Returns the attempted writes of the replica, except writes of the Lease.
     fn writes(&self, plane: &ControlPlane) -> Vec<AuditEvent> {
         let mut events = plane.audit_events();
         events.retain(|event| event.user == self.user && event.is_write() && event.resource != "leases");
@@ -31,7 +31,7 @@ impl Replica {
 }
 
 #[tokio::test]
-async fn leaders_whose_clocks_stood_still_write_nothing_stale() {
+async fn leader_with_stopped_clocks_writes_nothing_stale() {
     const NAME: &str = "suspend";
     let seed = from_env("LB_LINKER_MODEL_SEED").unwrap_or(4);
     let universe = Universe::new(NAME);
@@ -74,7 +74,7 @@ async fn leaders_whose_clocks_stood_still_write_nothing_stale() {
         let terms = other.logged("leading now");
         std::mem::swap(&mut run.linker, &mut other);
         run.journal.push(format!("--- the leader is stopped: {how:?}"));
-        // Services come and go while none leads, then while the next one does.
+        // Services change while there is no leader, then while the next replica leads.
         let operations = chooser.batch(&universe, false).operations;
         run.carry_out_together(&operations, None).await;
         let next = &run.linker;
@@ -96,7 +96,8 @@ async fn leaders_whose_clocks_stood_still_write_nothing_stale() {
         let (events, stale): (Vec<_>, Vec<_>) =
             tried.into_iter().filter(|event| event.code < 300).partition(|event| event.resource == "events");
         assert!(stale.is_empty(), "seed {seed}, round {round}, {how:?}: {stale:#?}");
-        // Events are sent one by one: one may have been with the connection when the process was stopped.
+        // Events are sent one at a time: one Event may have been handed to the connection when the process was
+        // stopped.
         assert!(events.len() <= 1, "seed {seed}, round {round}, {how:?}: {events:#?}");
         run.count("suspend");
         std::mem::swap(&mut leader, &mut standby);
@@ -111,14 +112,14 @@ async fn leaders_whose_clocks_stood_still_write_nothing_stale() {
 }
 
 impl Run<'_> {
-    /// Carries out what happens next, up to a quiet point.
+    /// Executes the next batch, then waits for a quiet point.
     async fn next(&mut self, chooser: &mut Chooser, universe: &Universe) {
         let operations = chooser.batch(universe, false).operations;
         self.carry_out_together(&operations, None).await;
         self.end(chooser, universe).await;
     }
 
-    /// Waits for a quiet point.
+    /// Changes the markers, and waits for a quiet point.
     async fn end(&mut self, chooser: &mut Chooser, universe: &Universe) {
         let marks = chooser.mark(universe);
         self.carry_out_together(&marks, None).await;

@@ -1,4 +1,4 @@
-//! The model's words: what a load balancer, a target and an external target are, without any Kubernetes.
+//! The types of the model: load balancers, targets and external targets, without Kubernetes types.
 
 use std::net::IpAddr;
 
@@ -13,42 +13,42 @@ pub enum Kind {
     ExternalName,
 }
 
-/// `status.loadBalancer.ingress`, as far as DNS can carry it.
+/// The valid hostnames and addresses of `status.loadBalancer.ingress`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ingress {
     pub hosts: Vec<String>,
     pub ips: Vec<IpAddr>,
 }
 
-/// A Service that is a load balancer, or was one, as the API server has it.
+/// A Service that is or was a load balancer, as the API server stores it.
 #[derive(Clone, Debug, Default)]
 pub struct Balancer {
     pub uid: String,
-    /// Seconds since 1970, as the API server says.
+    /// The creationTimestamp, in seconds since 1970.
     pub created: i64,
     pub kind: Kind,
     /// `linker.hsj.com/managed: "false"`.
     pub opted_out: bool,
-    /// The label that the selector of the test excludes.
+    /// Whether the Service has the label that the test's selector excludes.
     pub hidden: bool,
-    /// Deleted, but held by a finalizer of somebody else.
+    /// Whether the Service is deleted but kept by a foreign finalizer.
     pub terminating: bool,
     pub ingress: Ingress,
     pub port: u16,
     /// `linker.hsj.com/allow-from: "*"`.
     pub followable: bool,
-    /// The relative name that `linker.hsj.com/hostname` claims.
+    /// The name, relative to the zone, that `linker.hsj.com/hostname` requests.
     pub claims: Option<String>,
 }
 
 impl Balancer {
-    /// Whether lb-linker makes a link of it.
+    /// Whether lb-linker has a link for the Service.
     pub fn is_selected(&self) -> bool {
         self.kind == Kind::LoadBalancer && !self.opted_out && !self.hidden && !self.terminating
     }
 }
 
-/// What a load balancer is reached at.
+/// The hostname or the addresses of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     Host(String),
@@ -56,7 +56,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The hostname in use stays while it is listed, else the first one, else all addresses.
+    /// Returns the hostname in use while it is listed, otherwise the first hostname, otherwise all addresses.
     pub fn choose(ingress: &Ingress, in_use: Option<&Self>) -> Option<Self> {
         if let Some(Self::Host(host)) = in_use
             && ingress.hosts.contains(host)
@@ -71,7 +71,7 @@ impl Target {
 }
 
 impl Target {
-    /// Where it leads who follows its load balancer.
+    /// Returns the `externalName` for followers of the load balancer.
     pub fn leads_a_follower_to(&self) -> Option<String> {
         match self {
             Self::Host(host) => Some(host.clone()),
@@ -80,14 +80,14 @@ impl Target {
     }
 }
 
-/// What the Service of an external target is.
+/// The Service of an external target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Front {
-    /// An ExternalName Service, and nothing but that.
+    /// An ExternalName Service without unexpected fields.
     ExternalName(String),
-    /// A headless Service with this one port, and nothing but that.
+    /// A headless Service with this port and without unexpected fields.
     Headless(u16),
-    /// Anything else, and the name that it leads to if it is an ExternalName Service.
+    /// Any other Service, and its `externalName` if it is an ExternalName Service.
     Other(String, Option<String>),
 }
 
@@ -103,7 +103,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// What there should be for a target.
+    /// Returns the expected objects for a target.
     pub fn of(target: &Target, port: u16) -> Self {
         match target {
             Target::Host(host) => Self::named(host),
@@ -125,7 +125,7 @@ impl Shape {
         *self == Self::default()
     }
 
-    /// What a link's external target points at that a process has left.
+    /// Returns the target that a new lb-linker process reads from the external target.
     pub fn points_at(&self) -> Option<Target> {
         if let Some(Front::ExternalName(host) | Front::Other(_, Some(host))) = &self.front {
             return Some(Target::Host(host.clone()));
@@ -136,8 +136,8 @@ impl Shape {
         (!ips.is_empty()).then_some(Target::Ips(ips))
     }
 
-    /// Whether each part of it is that part of one of `others`: an external target is written part by part,
-    /// and who has no target any more isn't written to its end.
+    /// Whether each part equals the same part of one of `others`: lb-linker writes an external target part by part,
+    /// and stops when the link has lost its target.
     pub fn is_made_of(&self, others: &[Self]) -> bool {
         others.iter().any(|other| other.front == self.front)
             && others.iter().any(|other| other.ipv4 == self.ipv4)
@@ -145,10 +145,10 @@ impl Shape {
     }
 }
 
-/// A follower: an ExternalName Service that names its `source`.
+/// An ExternalName Service with the annotation `source`.
 #[derive(Clone, Debug)]
 pub struct Follower {
     pub source: ServiceKey,
-    /// Where it may lead while nobody tells it where to.
+    /// The allowed targets while the source determines none.
     pub may_lead_to: Vec<String>,
 }
