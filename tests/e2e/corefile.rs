@@ -1,10 +1,11 @@
-//! lb-linker held against the pinned CoreDNS: the same Corefile, the same questions, in the same order, to both.
+//! Differential tests against the pinned CoreDNS: both programs get the same Corefile and the same queries in the
+//! same order.
 //!
-//! Every difference that stays is in [`expected`], with its reason; one that isn't there fails a test, and so does one
-//! there that is no difference any more.
+//! Every remaining difference is in [`expected`], with its reason. An unexpected difference fails a test, and so does
+//! an expected difference that no longer occurs.
 //!
-//! With `COREFILE_SUBJECT=coredns` in the environment CoreDNS is held against itself. That shows what of a new case
-//! varies by itself and has to be left out of it.
+//! With `COREFILE_SUBJECT=coredns` in the environment, CoreDNS is compared with itself. This shows which parts of a
+//! new case vary and must be left out.
 
 mod answer;
 mod compare;

@@ -1,4 +1,4 @@
-//! What of an answer is compared.
+//! The compared parts of an answer.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use hickory_proto::rr::{RData, Record};
 
 use super::question::{Heard, Question};
 
-/// An answer, as far as it is compared.
+/// The compared parts of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Nobody answered.
+    /// Whether the server didn't answer.
     silence: bool,
     rcode: String,
     flags: String,
     question: String,
-    /// Records without their TTLs, and the TTLs that they have.
+    /// Records without TTLs, with the TTLs of each.
     sections: [BTreeMap<String, Vec<u32>>; 3],
     opt: String,
 }
 
-/// In what two answers differ.
+/// A difference between two answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// `silence`, `rcode`, `flags`, `question`, `answer`, `authority`, `additional`, `ttl` or `opt`.
@@ -73,7 +73,7 @@ impl Answer {
         }
     }
 
-    /// In what another answer, to which this one is CoreDNS's, differs.
+    /// Returns the differences of another answer from this one, which is CoreDNS's.
     pub fn differences(&self, other: &Self) -> Vec<Difference> {
         if self.silence != other.silence {
             return vec![difference("silence", self.show(), other.show())];
@@ -113,7 +113,7 @@ impl Answer {
         self.silence
     }
 
-    /// All of it in one line.
+    /// Returns the answer in one line.
     pub fn show(&self) -> String {
         if self.silence {
             return "no answer".to_owned();
@@ -132,11 +132,11 @@ fn show(section: &BTreeMap<String, Vec<u32>>) -> String {
     records.collect::<Vec<_>>().join(", ")
 }
 
-/// A record without its TTL.
+/// Returns a record without its TTL as text.
 fn text(question: &Question, record: &Record) -> String {
     let owner = in_case(question, record.name.to_ascii());
     let data = match &record.data {
-        // whoami tells a client its port, which is another one for each server.
+        // `whoami` answers with the client's source port, which differs for each server.
         RData::SRV(srv) if srv.target.is_root() => format!("{} {} PORT .", srv.priority, srv.weight),
         RData::TXT(txt) => {
             let strings: Vec<_> = txt.txt_data.iter().map(|text| String::from_utf8_lossy(text)).collect();
@@ -154,12 +154,12 @@ fn in_case(question: &Question, text: String) -> String {
     if question.case { text } else { text.to_ascii_lowercase() }
 }
 
-/// Whether there is EDNS, and the NSID; the rest of it is each one's own affair.
+/// Returns whether the answer has EDNS, and its NSID. Other EDNS fields aren't compared.
 fn opt(message: &Message) -> String {
     let Some(edns) = &message.edns else { return "no EDNS".to_owned() };
     let mut text = "EDNS".to_owned();
     for (_, option) in edns.options().as_ref() {
-        // CoreDNS gives an empty one back to who asks, where the plugin isn't.
+        // CoreDNS without `nsid` returns the client's empty NSID option.
         if let EdnsOption::NSID(nsid) = option
             && !nsid.as_ref().is_empty()
         {

@@ -1,4 +1,4 @@
-//! Server blocks: which one answers, and how a Corefile comes to have them.
+//! Server blocks: selection by name and address, and construction from snippets, imports and variables.
 
 use super::compare::{Group, compare};
 

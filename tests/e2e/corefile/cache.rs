@@ -1,4 +1,4 @@
-//! `cache`: what is kept, how long, and what of it a second client gets.
+//! `cache`: which answers are cached, for how long, and the answers to later clients.
 
 use super::compare::{Group, compare};
 

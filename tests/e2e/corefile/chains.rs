@@ -1,4 +1,4 @@
-//! The `acl` of a block at each name that a link's target leads to, over real UDP and TCP.
+//! The `acl` of a server block applies to each name in a link's CNAME chain, over real UDP and TCP.
 
 use std::net::SocketAddr;
 
@@ -32,8 +32,8 @@ const COREFILE: &str = "
         }
     }";
 
-/// Asks from an address of ours, by UDP and by TCP, each several times: the addresses in the answers and beside them, and
-/// their extended error.
+/// Sends a query from a local address repeatedly, over UDP and over TCP. Returns the addresses in the answer and
+/// additional sections and the extended DNS error of each answer.
 async fn ask_from(client: [u8; 4], server: SocketAddr, question: &str) -> Vec<(Vec<String>, Option<u16>)> {
     let (client, bytes) = (SocketAddr::from((client, 0)), query(question).to_vec().unwrap());
     let udp = UdpSocket::bind(client).await.unwrap();
@@ -60,7 +60,7 @@ async fn ask_from(client: [u8; 4], server: SocketAddr, question: &str) -> Vec<(V
 }
 
 #[tokio::test]
-async fn acl_ends_a_chain_for_the_clients_that_it_blocks() {
+async fn acl_cuts_a_chain_for_blocked_clients() {
     if Which::subject() == Which::CoreDns {
         return;
     }
@@ -77,7 +77,7 @@ async fn acl_ends_a_chain_for_the_clients_that_it_blocks() {
     ] {
         let question = format!("{name}.default.lb.internal. A");
         answers(server.dns(), &question, &format!("{chain} {address}")).await;
-        // In turn: what is kept for one client isn't for another.
+        // The clients take turns: an answer that is cached for one client isn't valid for the other.
         for _ in 0..2 {
             let allowed = ask_from([127, 0, 0, 1], server.dns(), &question).await;
             assert_eq!(allowed, vec![(vec![address.to_owned()], None); 6], "{name}");
@@ -89,7 +89,7 @@ async fn acl_ends_a_chain_for_the_clients_that_it_blocks() {
     assert_eq!(server.metric(counter), Some(24.0));
 }
 
-/// The SRV records of `a` name the host behind `b` and `c`; `d` has addresses of both families.
+/// The SRV records of `a` point at the target behind `b` and `c`; `d` has addresses of both families.
 const SERVICES: &str = "
 apiVersion: v1
 kind: Service
@@ -133,7 +133,7 @@ const RULES: &str = "
     }";
 
 #[tokio::test]
-async fn acl_holds_for_each_alias_and_address_of_srv_answers() {
+async fn acl_applies_to_aliases_and_addresses_of_srv_answers() {
     if Which::subject() == Which::CoreDns {
         return;
     }
@@ -150,7 +150,7 @@ async fn acl_holds_for_each_alias_and_address_of_srv_answers() {
         ("d", 2, &[ipv4, ipv6], None),
         ("d", 3, &[ipv4, ipv6], None),
         ("d", 4, &[ipv6], Some(15)),
-        // What is kept for one client isn't for another.
+        // An answer that is cached for one client isn't valid for another.
         ("a", 1, &[ipv4, ipv6], None),
         ("a", 2, &[], Some(15)),
         ("d", 4, &[ipv6], Some(15)),

@@ -1,4 +1,4 @@
-//! The comparison itself.
+//! Comparison of the answers of CoreDNS and of the program under test.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,27 +11,27 @@ use super::question::table;
 use super::server::{Server, Site, Which, check};
 use super::upstreams::Upstreams;
 
-/// A Corefile, and what is asked of it.
+/// A Corefile and its queries.
 pub struct Group {
-    /// What `EXPECTED` calls it.
+    /// The name of the group in `EXPECTED`.
     pub name: &'static str,
     pub corefile: &'static str,
-    /// Files beside it.
+    /// Files beside the Corefile, with their contents.
     pub files: &'static [(&'static str, &'static str)],
-    /// A line for each, as [`super::question`] says.
+    /// One query per line, in the format of [`super::question`].
     pub questions: &'static str,
 }
 
-/// Who was held up longer than this may well count TTLs down from another second on.
+/// If a query takes longer than this, the two servers may count TTLs down from different seconds.
 const HELD_UP: Duration = Duration::from_millis(500);
 
-/// A difference, by group, question and field.
+/// Differences by group, question and field.
 type Found = BTreeMap<(String, String, &'static str), Difference>;
 
-/// Asks both, and fails at what differs against expectation.
+/// Sends the queries of all groups to both programs, and fails at unexpected differences.
 ///
 /// # Panics
-/// When there is a difference that isn't expected, or there isn't one that is.
+/// If there is an unexpected difference, or an expected difference is missing.
 pub async fn compare(groups: &[Group]) {
     let upstreams = Upstreams::start().await;
     let (mut found, mut asked) = (Found::new(), 0);
@@ -50,7 +50,8 @@ pub async fn compare(groups: &[Group]) {
     expected.check();
 }
 
-/// Returns what differs in a group. Only differences of TTLs can come of a busy machine; then it is tried again.
+/// Returns the differences in a group. A busy machine causes only differences of TTLs; in that case the group is
+/// repeated.
 async fn differences_of(upstreams: &Upstreams, group: &Group) -> Found {
     let mut attempts = 0;
     loop {
@@ -69,7 +70,7 @@ async fn ask_both(upstreams: &Upstreams, group: &Group) -> (Found, Duration) {
     let site =
         upstreams.name(Site::new(group.corefile, group.files)).with("ZONE", "env.test").with("TIME", 44);
     let checked = check(&site);
-    // A file that isn't there yet is for neither of them a reason not to start, but one for a look to tell.
+    // A missing file keeps neither program from starting, but `check` reports it.
     let missing = String::from_utf8_lossy(&checked.stderr).trim_end().ends_with("doesn't exist yet");
     assert!(checked.status.success() || missing, "{}: {checked:?}", group.name);
     let (coredns, subject) =

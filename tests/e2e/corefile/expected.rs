@@ -1,4 +1,4 @@
-//! The differences that stay, and why.
+//! The expected differences from CoreDNS, with their reasons.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -7,19 +7,17 @@ use super::compare::Group;
 use super::server::Which;
 use super::{blocks, cache, forward, gates, hosts, rewrite, stub_domains, template};
 
-/// A difference that stays.
+/// A reason for differences from CoreDNS, and the differences that it explains.
 pub struct Expected {
     pub reason: &'static str,
-    /// Where: `*` stands for anything.
+    /// The places of the difference; `*` matches any text.
     ///
-    /// - Group, question as in its table, and fields; a question that is asked the second time ends in ` #2`.
-    /// - `metrics`, name and labels, and whether it is `lacking`, there is `more`, it is `described` otherwise or has
-    ///   another `value`.
-    /// - `log`, the line, and which program alone writes it: `CoreDNS` or `lb-linker`.
+    /// - Group, query as in its table, and fields; the name of a repeated query ends in ` #2`.
+    /// - `metrics`, name and labels, and the kind of difference: `lacking`, `more`, `described` or `value`.
+    /// - `log`, the line, and the only program that writes the line: `CoreDNS` or `lb-linker`.
     pub at: &'static [(&'static str, &'static str, &'static str)],
 }
 
-/// All of them.
 pub const EXPECTED: &[Expected] = &[
     Expected {
         reason: "Every answer repeats the question if it could be read (RFC 1035 section 4.1), also an \
@@ -203,7 +201,7 @@ pub const EXPECTED: &[Expected] = &[
     },
 ];
 
-/// The page of differences: all that the tests find when they ask both the same.
+/// Returns docs/differences.md with the reasons of all expected differences.
 fn page() -> String {
     let mut page = String::from(
         "# Differences from CoreDNS\n\nlb-linker's tests send the same Corefiles and queries to \
@@ -219,7 +217,7 @@ fn page() -> String {
 }
 
 #[test]
-fn the_page_of_differences_is_made_of_those_that_are_found() {
+fn the_page_of_differences_matches_the_expected_ones() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/differences.md");
     if std::env::var_os("LB_LINKER_WRITE_DOCS").is_some() {
         std::fs::write(path, page()).unwrap();
@@ -228,7 +226,7 @@ fn the_page_of_differences_is_made_of_those_that_are_found() {
     assert!(found == page(), "docs/differences.md isn't what the tests know: run `make docs`");
 }
 
-/// Where in [`EXPECTED`] a line stands.
+/// The position of a line in [`EXPECTED`]: the entry and the index in `at`.
 type At = (usize, usize);
 
 fn all() -> impl Iterator<Item = (At, &'static (&'static str, &'static str, &'static str))> {
@@ -238,7 +236,7 @@ fn all() -> impl Iterator<Item = (At, &'static (&'static str, &'static str, &'st
     EXPECTED.iter().enumerate().flat_map(lines)
 }
 
-/// What is expected of some groups, and what of that has been met.
+/// The expected differences of some groups, and those of them that have occurred.
 pub struct Expectations<'a> {
     groups: Vec<&'a str>,
     met: BTreeSet<At>,
@@ -250,12 +248,12 @@ impl<'a> Expectations<'a> {
         Self { groups: groups.into_iter().collect(), met: BTreeSet::new(), complaints: String::new() }
     }
 
-    /// Whether a difference is expected.
+    /// Returns whether a difference is expected.
     pub fn has(group: &str, what: &str, how: &str) -> bool {
         matching(group, what, how).next().is_some()
     }
 
-    /// Takes note of a difference.
+    /// Records a difference.
     pub fn found(&mut self, group: &str, what: &str, how: &str, sides: &str) {
         let mut matching = matching(group, what, how).peekable();
         if matching.peek().is_none() {
@@ -264,7 +262,7 @@ impl<'a> Expectations<'a> {
         self.met.extend(matching);
     }
 
-    /// Fails if there was a difference that isn't expected, or wasn't one that is.
+    /// Fails if there was an unexpected difference, or an expected difference is missing.
     pub fn check(mut self) {
         let here = all().filter(|(_, (group, _, _))| self.groups.contains(group));
         for (at, line) in here.filter(|(at, _)| !self.met.contains(at) && Which::subject() == Which::Linker) {
@@ -278,7 +276,7 @@ impl<'a> Expectations<'a> {
     }
 }
 
-/// The lines that a difference is expected by.
+/// Returns the positions of all lines that match a difference.
 fn matching(group: &str, what: &str, how: &str) -> impl Iterator<Item = At> {
     all()
         .filter(move |(_, (in_group, pattern, hows))| {
@@ -297,7 +295,7 @@ fn glob(pattern: &str, text: &str) -> bool {
 }
 
 #[test]
-fn a_star_stands_for_anything() {
+fn star_in_a_pattern_matches_any_text() {
     for (pattern, text, matches) in [
         ("a. A", "a. A", true),
         ("a. A", "a. A tcp", false),
@@ -311,7 +309,7 @@ fn a_star_stands_for_anything() {
 }
 
 #[test]
-fn what_is_expected_is_expected_somewhere() {
+fn every_expected_difference_names_an_existing_group() {
     let modules: [&[Group]; 8] = [
         blocks::GROUPS,
         cache::GROUPS,

@@ -1,4 +1,4 @@
-//! `forward`, and what lies between it and the client: nothing.
+//! `forward` without other plugins.
 
 use super::compare::{Group, compare};
 

@@ -349,6 +349,6 @@ pub const GROUPS: &[Group] = &[
 ];
 
 #[tokio::test]
-async fn the_small_plugins_answer_as_coredns_does() {
+async fn small_plugins_answer_as_coredns_does() {
     compare(GROUPS).await;
 }

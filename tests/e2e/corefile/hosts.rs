@@ -1,4 +1,4 @@
-//! `hosts`: inline, from files, reverse, and what it leaves to others.
+//! `hosts`: inline entries, files, reverse lookups, and fallthrough.
 
 use super::compare::{Group, compare};
 

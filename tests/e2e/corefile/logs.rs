@@ -1,4 +1,4 @@
-//! The lines of `log` and `errors` of both after the same questions.
+//! The log lines of the plugins `log` and `errors` of both programs after the same queries.
 
 use regex::Regex;
 use serde_json::Value;
@@ -199,13 +199,13 @@ const QUESTIONS: &str = "
     a.nowhere. A
     a.end.test. A wait=1300";
 
-/// Returns the lines of `log` and `errors`, without what varies, in order of the alphabet.
+/// Returns the sorted lines of `log` and `errors`, without the parts that vary.
 fn lines(server: &Server) -> Vec<String> {
     let masks = [
         (r"^(\[[A-Z]+\] (?:[a-zA-Z ]*)127\.0\.0\.1):\d+", "$1:PORT"),
         (r"\b\d+\.\d+s\b", "DURATIONs"),
         (r"127\.0\.0\.1:\d+->", "127.0.0.1:PORT->"),
-        // lb-linker writes a time and its own target before what CoreDNS writes.
+        // lb-linker writes a time and a log target before CoreDNS's text.
         (r"^.*plugin/errors: ", "plugin/errors: "),
         (r":\d+ - ", ":PORT - "),
     ];

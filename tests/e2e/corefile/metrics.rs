@@ -1,4 +1,4 @@
-//! The metrics of both after the same questions.
+//! The metrics of both programs after the same queries.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -124,7 +124,7 @@ const QUESTIONS: &str = "
     a.example.org. A opcode=2
     a.example.org. A nord";
 
-/// What a scrape has.
+/// The content of a scrape.
 #[derive(Default)]
 struct Scrape {
     /// Types and help texts.
@@ -147,7 +147,7 @@ impl Scrape {
             } else if let Some((sample, value)) = line.rsplit_once(' ') {
                 let value = value.parse().unwrap_or_else(|error| panic!("{line}: {error}"));
                 scrape.samples.insert(sample.to_owned(), value);
-                // Who has answered is told otherwise, but not what.
+                // The label `plugin` differs, so the sum over all plugins is compared, too.
                 if let Some(rest) = sample.strip_prefix("coredns_dns_responses_total{plugin=") {
                     let labels = rest.split_once(',').unwrap().1;
                     *scrape
@@ -161,7 +161,7 @@ impl Scrape {
     }
 }
 
-/// In what two scrapes differ: what it is about and how, and both sides of it.
+/// Returns the differences of two scrapes by metric and kind of difference, with both values.
 fn differences(coredns: &Scrape, subject: &Scrape) -> BTreeMap<(String, &'static str), String> {
     let mut found = BTreeMap::new();
     let names: BTreeSet<_> = coredns.families.keys().chain(subject.families.keys()).collect();
@@ -182,7 +182,7 @@ fn differences(coredns: &Scrape, subject: &Scrape) -> BTreeMap<(String, &'static
             let ends = ["_bucket", "_sum", "_count"].iter().filter_map(|end| name.strip_suffix(end));
             [name].into_iter().chain(ends).any(|name| scrape.families.contains_key(name))
         };
-        // A whole family that one of them lacks is told above.
+        // A metric family that one program lacks is reported above.
         if !family(coredns) || !family(subject) {
             continue;
         }
@@ -198,11 +198,11 @@ fn differences(coredns: &Scrape, subject: &Scrape) -> BTreeMap<(String, &'static
     found
 }
 
-/// Whether a value is the same whenever the same questions are asked.
+/// Whether a value depends only on the queries.
 fn is_alike(sample: &str) -> bool {
     let name = sample.split('{').next().unwrap();
     let varies = ["_seconds_bucket", "_seconds_sum", "_seconds", "go_", "process_"];
-    // Health checks come by the clock, and so do the questions of `health` to itself. A connection may be too old.
+    // Health checks are timed, as are the requests of `health` to itself. A connection may have expired.
     let by_clock = ["health", "conn_cache"];
     !varies.iter().any(|part| name.ends_with(part) || name.starts_with(part))
         && !by_clock.iter().any(|part| name.contains(part))

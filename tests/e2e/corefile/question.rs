@@ -1,17 +1,17 @@
-//! Questions in a line of text.
+//! Queries in a line of text.
 //!
-//! `NAME TYPE` and words, each after a blank:
+//! `NAME TYPE` and words, separated by blanks:
 //!
 //! - a class: `CH`, `HS`, `ANY`, `CLASS7`
-//! - `tcp`; by UDP otherwise
-//! - `edns`, or `edns=SIZE`; none otherwise, but `do`, `option=CODE:HEX`, `nsid`, `version=N` bring it
+//! - `tcp`: the query is sent over TCP; otherwise over UDP
+//! - `edns`, or `edns=SIZE`: the query has EDNS; `do`, `option=CODE:HEX`, `nsid` and `version=N` add EDNS, too
 //! - `cd`, `ad`; `nord` clears RD
 //! - `opcode=N`
-//! - `from=IP`, `to=IP`: other addresses of the client and the server; `port2`, `port3`
-//! - `case`: the letters' case counts in the answer
-//! - `wait=MS`: so long before it
-//! - `silent`: nobody is to answer
-//! - `each`: once in each of [`VARIANTS`]
+//! - `from=IP`, `to=IP`: other addresses of the client and the server; `port2`, `port3`: other ports of the server
+//! - `case`: the comparison of the answer is case-sensitive
+//! - `wait=MS`: the pause before the query, in ms
+//! - `silent`: the server must not answer
+//! - `each`: the query is sent in each of [`VARIANTS`]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ use tokio::time::timeout;
 use super::server::Server;
 use crate::harness::PATIENCE;
 
-/// The ways in which a question with `each` is asked.
+/// The variants of a query with `each`.
 const VARIANTS: [&str; 11] = [
     "",
     "tcp",
@@ -39,13 +39,12 @@ const VARIANTS: [&str; 11] = [
     "edns=4096 nsid",
 ];
 
-/// How long nothing has to come for there to be no answer.
+/// How long a server must not answer a query with `silent`.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// One question.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// As it stands in the table, which is its name there, too.
+    /// The line of the table, which is also the name of the query.
     pub text: String,
     pub message: Vec<u8>,
     pub tcp: bool,
@@ -54,20 +53,20 @@ pub struct Question {
     port: &'static str,
     pub wait: Duration,
     pub silent: bool,
-    /// Whether the letters' case counts in the answer.
+    /// Whether the comparison of the answer is case-sensitive.
     pub case: bool,
 }
 
-/// What came back.
+/// The result of a query.
 #[derive(Clone, Debug)]
 pub struct Heard {
-    /// The answer, or nothing.
+    /// The answer, or `None` if there was none.
     pub answer: Option<Vec<u8>>,
-    /// How long it took.
+    /// The time until the answer.
     pub took: Duration,
 }
 
-/// Returns the questions of a table, a line each. Empty lines and what follows `;` don't count.
+/// Returns the queries of a table with one query per line. Empty lines and text after `;` are ignored.
 pub fn table(text: &str) -> Vec<Question> {
     let mut questions = Vec::new();
     for line in text.lines().map(|line| line.split(';').next().unwrap_or_default().trim()) {
@@ -159,7 +158,7 @@ impl Question {
         question
     }
 
-    /// Asks a server.
+    /// Sends the query to a server.
     pub async fn ask(&self, server: &Server) -> Heard {
         let server = SocketAddr::new(self.to, server.port(self.port));
         let since = Instant::now();
@@ -194,7 +193,7 @@ impl Question {
     }
 }
 
-/// The client's size, its flags, its version and options.
+/// The client's UDP payload size, the EDNS flags, the EDNS version and the options.
 type Opt = (u16, u16, u8, Vec<u8>);
 
 fn opt(edns: &mut Option<Opt>) -> &mut Opt {

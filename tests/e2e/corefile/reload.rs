@@ -1,6 +1,6 @@
-//! A Corefile that changes while it is served.
+//! Reloads of a changed Corefile.
 //!
-//! What CoreDNS does as well is tried with CoreDNS, too.
+//! Tests of behavior that CoreDNS shares run with CoreDNS, too.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -18,7 +18,8 @@ use super::upstreams::Upstreams;
 use crate::harness::dns::{read_message, write_message};
 use crate::harness::{PATIENCE, eventually, linker};
 
-/// A Corefile that is read again every other second, with an answer that tells its version, and a block that stays.
+/// Returns a Corefile that is read again every 2 s: its first block answers with the version, its second block
+/// doesn't change.
 fn corefile(version: &str) -> String {
     format!(
         ".:{{$PORT}} {{
@@ -39,7 +40,7 @@ fn corefile(version: &str) -> String {
     )
 }
 
-/// The first string of the answer to a question for TXT, if there is one.
+/// Returns the first string of the TXT answer, if there is one.
 async fn version(server: &Server) -> Option<String> {
     let heard = Question::parse("version. TXT").ask(server).await;
     let answer = Message::from_vec(&heard.answer.expect("an answer")).unwrap();
@@ -54,7 +55,7 @@ async fn becomes(server: &Server, expected: &str) {
     eventually(&format!("the version {expected}"), look).await;
 }
 
-/// Which programs are tried.
+/// Returns the programs that a test runs with.
 fn both() -> Vec<Which> {
     if Which::subject() == Which::CoreDns {
         vec![Which::CoreDns]
@@ -63,7 +64,7 @@ fn both() -> Vec<Which> {
     }
 }
 
-/// The TTL of the only address of a name.
+/// Returns the TTL of the only answer record.
 async fn ttl(server: &Server, question: &str) -> u32 {
     let heard = Question::parse(question).ask(server).await;
     let answer = Message::from_vec(&heard.answer.expect("an answer")).unwrap();
@@ -72,7 +73,7 @@ async fn ttl(server: &Server, question: &str) -> u32 {
 }
 
 #[tokio::test]
-async fn an_edited_corefile_takes_effect_and_a_broken_one_doesnt() {
+async fn edited_corefile_takes_effect_unless_it_is_invalid() {
     let upstreams = Upstreams::start().await;
     for which in both() {
         let site = upstreams.name(Site::new(&corefile("one"), &[]));
@@ -84,11 +85,11 @@ async fn an_edited_corefile_takes_effect_and_a_broken_one_doesnt() {
         becomes(&server, "two").await;
         eprintln!("corefile: {which:?} has read an edited Corefile after {:?}", since.elapsed());
 
-        // After that CoreDNS listens no longer for HTTP, as its manual says.
+        // After a failed reload CoreDNS no longer listens on its HTTP ports, as its manual says.
         if which == Which::CoreDns {
             continue;
         }
-        // A plugin that isn't there; arguments that aren't; what isn't a Corefile at all.
+        // An unknown plugin, invalid arguments, and a syntax error.
         let broken = [
             corefile("three").replace("errors", "mistakes"),
             corefile("three").replace("health", "health 1 2 3 4 #"),
@@ -112,11 +113,11 @@ async fn an_edited_corefile_takes_effect_and_a_broken_one_doesnt() {
 }
 
 #[tokio::test]
-async fn a_config_map_s_symlink_may_be_swapped() {
+async fn symlink_of_a_config_map_may_be_replaced() {
     let upstreams = Upstreams::start().await;
     for which in both() {
         let site = upstreams.name(Site::new("", &[("..1/Corefile", &corefile("one"))]));
-        // As the kubelet does (AtomicWriter): Corefile -> ..data/Corefile, ..data -> ..1, which is replaced.
+        // The kubelet's AtomicWriter: Corefile -> ..data/Corefile, ..data -> ..1, and `..data` is replaced.
         let mounted = site.path();
         fs::remove_file(mounted.join("Corefile")).unwrap();
         symlink("..1", mounted.join("..data")).unwrap();
@@ -157,7 +158,7 @@ async fn sigusr1_reloads_at_once_even_without_the_plugin() {
 }
 
 #[tokio::test]
-async fn an_import_an_environment_and_a_hosts_file_are_read_again() {
+async fn imports_and_hosts_files_are_reloaded() {
     let upstreams = Upstreams::start().await;
     for which in both() {
         let corefile = "
@@ -194,9 +195,9 @@ async fn an_import_an_environment_and_a_hosts_file_are_read_again() {
     }
 }
 
-/// CoreDNS begins every block anew; lb-linker keeps those that stay as they are.
+/// CoreDNS rebuilds every block; lb-linker keeps unchanged blocks.
 #[tokio::test]
-async fn reload_keeps_the_cache_of_unchanged_blocks_alone() {
+async fn reload_keeps_only_the_caches_of_unchanged_blocks() {
     if Which::subject() == Which::CoreDns {
         return;
     }
@@ -220,7 +221,7 @@ async fn reload_keeps_the_cache_of_unchanged_blocks_alone() {
     becomes(&server, "one").await;
     assert_eq!(ttl(&server, "a.example.org. A").await, 60);
     assert_eq!(ttl(&server, "x.long.test. A").await, 3600);
-    // An answer that is cached is older now.
+    // Let cached answers age.
     tokio::time::sleep(Duration::from_millis(2100)).await;
     site.write("Corefile", &two_blocks("two"));
     server.signal(Signal::SIGUSR1);
@@ -230,9 +231,9 @@ async fn reload_keeps_the_cache_of_unchanged_blocks_alone() {
     assert_eq!(ttl(&server, "x.long.test. A").await, 3600, "the cache of a block that changed is kept");
 }
 
-/// CoreDNS hangs up.
+/// CoreDNS closes connections at a reload.
 #[tokio::test]
-async fn a_connection_outlives_reloads() {
+async fn tcp_connection_survives_reloads() {
     if Which::subject() == Which::CoreDns {
         return;
     }
@@ -253,7 +254,7 @@ async fn a_connection_outlives_reloads() {
 }
 
 #[tokio::test]
-async fn blocks_ports_and_probes_come_and_go() {
+async fn reload_adds_and_removes_blocks_and_ports() {
     let upstreams = Upstreams::start().await;
     for which in both() {
         let first = "

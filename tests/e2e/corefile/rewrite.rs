@@ -1,4 +1,4 @@
-//! `rewrite`, in all its forms but edns0 and cname.
+//! `rewrite` in all forms except edns0 and cname.
 
 use super::compare::{Group, compare};
 

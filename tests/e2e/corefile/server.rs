@@ -1,4 +1,4 @@
-//! Servers under test, started on one and the same Corefile.
+//! Servers under test, started with the same Corefile.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,10 +19,10 @@ use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
 
-/// The ports that a Corefile can name: `{$PORT}`. Each of the two programs has its own.
+/// The variables for ports in a Corefile, such as `{$PORT}`. Each server has its own ports.
 const PORTS: [&str; 7] = ["PORT", "PORT2", "PORT3", "TLS", "METRICS", "HEALTH", "READY"];
 
-/// Which program.
+/// The program that a test runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     CoreDns,
@@ -30,7 +30,8 @@ pub enum Which {
 }
 
 impl Which {
-    /// What is held against CoreDNS: lb-linker, if the environment doesn't want to know what varies by itself.
+    /// Returns the program that is compared with CoreDNS: lb-linker, or CoreDNS itself with
+    /// `COREFILE_SUBJECT=coredns`.
     pub fn subject() -> Self {
         match std::env::var("COREFILE_SUBJECT").as_deref() {
             Ok("coredns") => Self::CoreDns,
@@ -40,7 +41,7 @@ impl Which {
     }
 }
 
-/// A directory with a Corefile and what it needs.
+/// A directory with a Corefile and the files that the Corefile needs.
 #[derive(Debug)]
 pub struct Site {
     directory: TempDir,
@@ -48,7 +49,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// A directory with these files beside the Corefile.
+    /// Creates a directory with a Corefile and these files.
     pub fn new(corefile: &str, files: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let site = Self { directory, variables: BTreeMap::new() };
@@ -59,7 +60,7 @@ impl Site {
         site
     }
 
-    /// With a variable for the Corefile.
+    /// Adds an environment variable for the Corefile.
     pub fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.variables.insert(name.to_owned(), value.to_string());
         self
@@ -73,7 +74,7 @@ impl Site {
         self.path().join("Corefile")
     }
 
-    /// The directory of the Services, which needn't have any.
+    /// Returns the directory of the Service manifests, and creates it if needed.
     fn manifests(&self) -> PathBuf {
         let path = self.path().join("manifests");
         fs::create_dir_all(&path).unwrap();
@@ -95,7 +96,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it on the Corefile of a directory, and waits until it listens wherever the Corefile says so.
+    /// Starts a program with the Corefile of a directory, and waits until the program listens on all ports in the
+    /// Corefile.
     pub async fn start(which: Which, site: &Site) -> Self {
         let ports: BTreeMap<_, _> =
             PORTS.into_iter().map(|name| (name, HeldPort::take().expect("a free port"))).collect();
@@ -116,7 +118,7 @@ impl Server {
             while !server.listens(name) {
                 let ended = server.process.ended();
                 if ended.is_some() {
-                    // The pipes are closed: the readers end with the last line.
+                    // The pipes are closed, so the readers end after the last line.
                     readers.drain(..).for_each(|reader| reader.join().expect("it reads"));
                 }
                 let is_over = ended.is_some() || Instant::now() > deadline;
@@ -127,7 +129,8 @@ impl Server {
         server
     }
 
-    /// Returns whether the server listens there, on whatever address. A connection to find out would count in its metrics.
+    /// Returns whether the server listens on this port, on any address. A test connection would change the server's
+    /// metrics.
     fn listens(&self, name: &str) -> bool {
         let table = |kind: &str| {
             ["", "6"]
@@ -143,7 +146,7 @@ impl Server {
             };
             table(kind).lines().filter(here).count()
         };
-        // One UDP socket is the one that holds the port.
+        // One of the UDP sockets is the test's own, which reserves the port.
         sockets("tcp", "0A") > 0 && (!name.starts_with("PORT") || sockets("udp", "07") > 1)
     }
 
@@ -155,29 +158,29 @@ impl Server {
         (Ipv4Addr::LOCALHOST, self.port(name)).into()
     }
 
-    /// Where it answers.
+    /// Returns the server's DNS address.
     pub fn dns(&self) -> SocketAddr {
         self.address("PORT")
     }
 
-    /// What `/metrics` answers.
+    /// Returns the page `/metrics`.
     pub fn metrics(&self) -> String {
         let (code, page) = linker::get(self.address("METRICS"), "/metrics");
         assert_eq!(code, 200, "{page}");
         page
     }
 
-    /// The value of a metric, written as Prometheus writes it with its labels.
+    /// Returns the value of a metric with its labels, in the text format of Prometheus.
     pub fn metric(&self, name: &str) -> Option<f64> {
         self.metrics().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// Everything that it wrote so far, on standard output and standard error.
+    /// Returns all lines that the server has written to stdout and stderr.
     pub fn log(&self) -> Vec<String> {
         self.log.lock().unwrap().clone()
     }
 
-    /// Replaces its own ports by their names.
+    /// Replaces the server's ports by their variables' names.
     pub fn without_ports(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (name, port) in &self.ports {
@@ -205,7 +208,7 @@ fn command(which: Which, site: &Site) -> Command {
         Which::Linker => {
             let mut command = linker::bare();
             command.args(["run", "--corefile"]).arg(site.corefile());
-            // In a cluster, or without one.
+            // The Services come from a cluster if the environment has a kubeconfig, otherwise from files.
             if !site.variables.contains_key("LB_LINKER_KUBECONFIG") {
                 command.arg("--manifests").arg(site.manifests());
             }
@@ -225,7 +228,7 @@ fn follow(stream: impl Read + Send + 'static, log: &Arc<Mutex<Vec<String>>>) -> 
     })
 }
 
-/// Lets lb-linker check the Corefile of a directory, where a port is any.
+/// Runs `lb-linker check` on the Corefile of a directory, with arbitrary ports.
 pub fn check(site: &Site) -> Output {
     let mut command = linker::bare();
     command.args(["check", "--corefile"]).arg(site.corefile());

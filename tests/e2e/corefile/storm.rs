@@ -1,6 +1,6 @@
 //! Reloads under load.
 //!
-//! The rate is what the machine gives, up to [`RATE`]: it is printed (`-- --nocapture`), and nothing is asserted of it.
+//! The rate depends on the machine, up to [`RATE`]: it is printed (`-- --nocapture`), not asserted.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
@@ -18,11 +18,12 @@ use super::server::{Server, Site, Which};
 use super::upstreams::Upstreams;
 use crate::harness::{PATIENCE, eventually};
 
-/// Questions a second.
+/// Queries per second of all clients.
 const RATE: u32 = 20_000;
 const RELOADS: u32 = 100;
 const CLIENTS: u32 = 4;
-/// What a client has under way at most. All together it is far less than the kernel's queue takes.
+/// The maximum of outstanding queries per client. All clients together stay far below the capacity of the socket's
+/// receive buffer.
 const WINDOW: usize = 16;
 
 fn corefile(version: u32) -> String {
@@ -47,8 +48,8 @@ fn corefile(version: u32) -> String {
     )
 }
 
-/// Asks in turn until it is over, and then waits for every answer; none is asked again. Returns how many questions it
-/// has asked.
+/// Sends queries in turn until `over` is set, then waits for all answers; no query is repeated. Returns the number of
+/// queries.
 fn ask(server: SocketAddr, questions: &[Vec<u8>], answered: &AtomicUsize, over: &AtomicBool) -> usize {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.connect(server).unwrap();
@@ -60,7 +61,7 @@ fn ask(server: SocketAddr, questions: &[Vec<u8>], answered: &AtomicUsize, over: 
     let mut heard = since;
     loop {
         let due = (since.elapsed().as_secs_f64() * f64::from(RATE / CLIENTS)) as usize;
-        // Who was held up doesn't make up for it.
+        // A delayed client doesn't send the missed queries in a burst.
         if !over.load(Ordering::Relaxed) && under_way < WINDOW && asked < due {
             let mut question = questions[asked % questions.len()].clone();
             let id = asked as u16;
@@ -93,7 +94,7 @@ fn ask(server: SocketAddr, questions: &[Vec<u8>], answered: &AtomicUsize, over: 
                     &buffer[..length]
                 );
                 pending[usize::from(id)] = false;
-                // NOERROR, with an answer.
+                // The answer has rcode NOERROR and at least one answer record.
                 assert!(buffer[3] & 15 == 0 && buffer[7] > 0, "{:02x?}", &buffer[..length]);
                 under_way -= 1;
                 heard = Instant::now();
@@ -107,7 +108,7 @@ fn ask(server: SocketAddr, questions: &[Vec<u8>], answered: &AtomicUsize, over: 
     }
 }
 
-/// The last part of the address of `x.changing.test`.
+/// Returns the last octet of the address of `version.changing.test`.
 async fn version(server: &Server) -> u32 {
     let heard = Question::parse("version.changing.test. A").ask(server).await;
     let answer = Message::from_vec(&heard.answer.expect("an answer")).unwrap();
@@ -118,7 +119,7 @@ async fn version(server: &Server) -> u32 {
 }
 
 #[tokio::test]
-async fn a_hundred_reloads_under_load_lose_no_question() {
+async fn hundred_reloads_under_load_lose_no_query() {
     let which = Which::subject();
     let upstreams = Upstreams::start().await;
     let site = upstreams.name(Site::new(&corefile(0), &[]));
@@ -138,7 +139,7 @@ async fn a_hundred_reloads_under_load_lose_no_question() {
         let before = answered.load(Ordering::Relaxed);
         site.write("Corefile", &corefile(reload));
         server.signal(Signal::SIGUSR1);
-        // It counts as soon as there is an answer of it, and the load has gone on meanwhile.
+        // A reload is done when an answer has the new version; the load must have continued meanwhile.
         eventually(&format!("reload {reload}"), || async {
             assert!(!clients.iter().any(thread::JoinHandle::is_finished), "a client has ended");
             (version(&server).await == reload && answered.load(Ordering::Relaxed) > before + 100)

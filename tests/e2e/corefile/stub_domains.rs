@@ -1,4 +1,4 @@
-//! Stub domains both ways, and the caches of Kubernetes' nodes.
+//! Stub domains in both directions, and NodeLocal DNSCache.
 
 use hickory_proto::op::ResponseCode;
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::harness::cluster::Ingress;
 use crate::harness::dns::{answers, ask_tcp, ask_udp, query, short, show, without_foreign_ttls};
 use crate::harness::{cluster_with_target, eventually, grant};
 
-/// What lb-linker serves for the cluster's DNS: its links, and the look-ups of their targets.
+/// The Corefile of lb-linker behind the cluster's DNS: its zone, and the upstream for targets.
 const LINKS: &str = "
     lb.internal:{$PORT} {
         bind 127.0.0.1
@@ -29,7 +29,7 @@ const LINKS: &str = "
         forward . {$UPSTREAM}
     }";
 
-/// The stub domain as it is given to CoreDNS and NodeLocal DNSCache.
+/// A Corefile of CoreDNS or NodeLocal DNSCache with lb-linker as stub domain.
 const STUB: &str = "
     lb.internal:{$PORT} {
         bind 127.0.0.1
@@ -84,12 +84,12 @@ async fn coredns_forwards_lb_internal_to_lb_linker() {
             ("absent-default.lb.internal. A", "Non-Existent Domain"),
             ("a.example.org. A", "192.0.2.10"),
         ] {
-            // The cache's answers, too.
+            // The second answer comes from the cache.
             for _ in 0..2 {
                 assert_eq!(short(dns, question).await, expected, "{option}: {question}");
             }
         }
-        // What a client gets is what lb-linker gave, whatever lies between them.
+        // CoreDNS in between doesn't change lb-linker's answers.
         for question in
             ["missing-default.lb.internal. A", "ips-default.lb.internal. MX", "absent.lb.internal. A"]
         {
@@ -132,7 +132,7 @@ async fn coredns_forwards_to_lb_linker_from_an_unlisted_address() {
     }
 }
 
-/// Services of a cluster, and a CoreDNS that knows them.
+/// Services of a cluster, and a CoreDNS with the plugin `kubernetes` that serves them.
 struct Cluster {
     kubernetes: Server,
     namespace: String,
@@ -210,7 +210,7 @@ async fn lb_linker_forwards_cluster_local_to_coredns() {
     let subject = Server::start(Which::subject(), &site).await;
     for question in cluster.questions() {
         let ask = async |server| Answer::of(&question, &question.ask(server).await);
-        // The serial that the plugin kubernetes answers is the time in seconds: it must not change in between.
+        // The plugin `kubernetes` uses the time in seconds as SOA serial: it must not change between the queries.
         loop {
             let before = ask(&cluster.kubernetes).await;
             let forwarded = ask(&subject).await;
@@ -220,21 +220,21 @@ async fn lb_linker_forwards_cluster_local_to_coredns() {
             }
         }
     }
-    // A Service by its address.
+    // A reverse lookup returns the Service's name.
     let name = format!("plain.{}.svc.cluster.local.", cluster.namespace);
     let ip = short(subject.dns(), &format!("{name} A")).await;
     let octets: Vec<&str> = ip.split('.').rev().collect();
     let reverse = format!("{}.in-addr.arpa. PTR", octets.join("."));
     assert_eq!(short(subject.dns(), &reverse).await, name);
-    // No Service or endpoint of any test has it.
+    // No Service or endpoint of any test has this address.
     let answer = ask_udp(subject.dns(), &query("254.113.0.203.in-addr.arpa. PTR")).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::NXDomain);
 }
 
-/// All of it: a client asks the cluster's CoreDNS, that one asks lb-linker for load balancers, and lb-linker's name of
-/// the external target leads there, too.
+/// The complete setup: a client queries the cluster's CoreDNS, which forwards queries for load balancers to
+/// lb-linker. The Service name of the external target resolves, too.
 #[tokio::test]
-async fn a_load_balancer_is_found_through_the_cluster_s_dns() {
+async fn load_balancer_resolves_through_the_cluster_dns() {
     if Which::subject() == Which::CoreDns {
         return;
     }
@@ -251,7 +251,7 @@ async fn a_load_balancer_is_found_through_the_cluster_s_dns() {
             plane.kubeconfig_for_service_account("lb-linker", "lb-linker").display(),
         )
         .with("LB_LINKER_TARGET_NAMESPACE", &target)
-        // Outside a Pod the default is to write nothing.
+        // Outside a Pod lb-linker writes nothing by default.
         .with("LB_LINKER_SYNC", "on")
         .with("LB_LINKER_MAX_DELETES", "unlimited");
     let linker = Server::start(Which::Linker, &site).await;
@@ -277,7 +277,7 @@ async fn a_load_balancer_is_found_through_the_cluster_s_dns() {
     answers(coredns.dns(), &format!("web-{namespace}-ext.{target}.svc.cluster.local. A"), found).await;
 }
 
-/// The Corefile of NodeLocal DNSCache, with other addresses and ports.
+/// The Corefile of NodeLocal DNSCache with other addresses and ports.
 pub const GROUPS: &[Group] = &[Group {
     name: "NodeLocal DNSCache",
     corefile: "
@@ -351,12 +351,12 @@ pub const GROUPS: &[Group] = &[Group {
 }];
 
 #[tokio::test]
-async fn node_local_dnscache_s_corefile_is_checked_and_answers() {
+async fn node_local_dnscache_corefile_is_valid_and_answers() {
     compare(GROUPS).await;
     if Which::subject() == Which::CoreDns {
         return;
     }
-    // Nothing is asked, nothing is opened: nobody is at those addresses.
+    // `check` sends no queries and opens no sockets, so unreachable addresses are no error.
     let site = Site::new(GROUPS[0].corefile, &[]).with("UPSTREAM", "192.0.2.1:53");
     let checked = check(&site);
     assert!(checked.status.success(), "{checked:?}");

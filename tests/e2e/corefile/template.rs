@@ -1,4 +1,4 @@
-//! `template`.
+//! `template` with all its options.
 
 use super::compare::{Group, compare};
 

@@ -1,4 +1,4 @@
-//! What the Corefiles forward to.
+//! The upstreams of the Corefiles.
 
 use std::fmt::Write as _;
 
@@ -10,13 +10,13 @@ use super::server::{Server, Site, Which};
 use crate::harness::dns::{FaultyUpstream, address, error};
 use crate::harness::port::HeldPort;
 
-/// The upstreams of all cases, one for both programs.
+/// The upstreams of all cases, which both programs share.
 pub struct Upstreams {
-    /// A real CoreDNS, with zones: `{$UPSTREAM}`.
+    /// `{$UPSTREAM}`: a real CoreDNS with zones.
     pub cloud: Server,
-    /// One that answers as a name's first label says: `{$ODD}`.
+    /// `{$ODD}`: an upstream that takes the kind of its answer from the first label of the name.
     pub odd: FaultyUpstream,
-    /// A port that refuses: `{$DEAD}`.
+    /// `{$DEAD}`: a port without a server.
     pub dead: HeldPort,
 }
 
@@ -28,7 +28,7 @@ impl Upstreams {
         Self { cloud, odd: FaultyUpstream::start(odd).await, dead: HeldPort::take().unwrap() }
     }
 
-    /// Names them to a Corefile.
+    /// Sets the variables with the upstreams' addresses for a Corefile.
     pub fn name(&self, site: Site) -> Site {
         let Self { cloud, odd, dead } = self;
         site.with("UPSTREAM", cloud.dns()).with("ODD", odd.address).with("DEAD", dead.local())
@@ -144,7 +144,7 @@ odd       60 IN TYPE65300 \\# 4 01020304
 MiXeD     60 IN A 192.0.2.70
 "
     .to_owned();
-    // More than 512 bytes, more than 1232, more than 4096.
+    // Answers with more than 512 bytes, more than 1,232 bytes and more than 4,096 bytes.
     for (name, number) in [("big", 40), ("huge", 120)] {
         for at in 0..number {
             let _ = writeln!(zone, "{name} 60 IN A 198.51.100.{at}");
@@ -156,7 +156,7 @@ MiXeD     60 IN A 192.0.2.70
     zone
 }
 
-/// Does what the first label says.
+/// Returns the answer that the first label of the name demands.
 fn odd(asked: &Message, tcp: bool) -> Vec<Message> {
     let name = asked.queries[0].name().clone();
     let label = name.iter().next().map(String::from_utf8_lossy).unwrap_or_default().to_ascii_lowercase();
