@@ -1,4 +1,4 @@
-//! Any text as a Corefile.
+//! Fuzzes the Corefile parser with arbitrary text.
 
 #![no_main]
 

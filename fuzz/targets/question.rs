@@ -1,4 +1,4 @@
-//! Any bytes from a client.
+//! Fuzzes the handler with arbitrary bytes from a client.
 
 #![no_main]
 
@@ -13,7 +13,7 @@ use question::Server;
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 
 fuzz_target!(|message: &[u8]| {
-    // One client by UDP, another by TCP.
+    // One client over UDP, another client over TCP.
     for which in [0, 3] {
         if let Err(rule) = SERVER.try_message(message, which) {
             panic!("{rule}");

@@ -1,4 +1,4 @@
-//! Any bytes from an upstream.
+//! Fuzzes the handling of replies with arbitrary bytes from an upstream.
 
 #![no_main]
 

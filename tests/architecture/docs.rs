@@ -1,5 +1,5 @@
-//! Holds the documentation in step with the program: the tables of docs/reference.md, the paths and the folders that
-//! docs/architecture.md names, the links between pages, and the length of README.md.
+//! Checks that the documentation matches the program: the tables of docs/reference.md, the paths and the folders in
+//! docs/architecture.md, the links between pages, and the length of README.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use lb_linker::cli::flags::Flags;
 
 use crate::FOLDERS;
 
-/// The longest README.md, in lines.
+/// The maximum length of README.md, in lines.
 const README_LINES: usize = 150;
 
 fn root() -> &'static Path {
@@ -23,7 +23,7 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns the files below a folder whose names end so, in order.
+/// Returns the files below a folder with names that end in `end`, sorted.
 fn files_below(folder: &Path, end: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -38,7 +38,7 @@ fn files_below(folder: &Path, end: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Returns the files of `src` that aren't tests, up to the tests inside of them.
+/// Returns the texts of the files of `src` that aren't tests, without the tests at their ends.
 fn sources() -> Vec<String> {
     let is_test = |path: &Path| {
         let parts = path.strip_prefix(root()).unwrap().iter();
@@ -49,7 +49,7 @@ fn sources() -> Vec<String> {
     files.map(|path| read(path).split("#[cfg(test)]\nmod tests {").next().unwrap().to_owned()).collect()
 }
 
-/// Returns what a pattern finds in the sources: its first group.
+/// Returns the first groups of all matches of a pattern in the sources.
 fn found_in_sources(pattern: &str) -> BTreeSet<String> {
     let pattern = Regex::new(pattern).unwrap();
     let found =
@@ -78,7 +78,7 @@ fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
     rows.map(|row| row.split(" | ").map(|cell| cell.trim().to_owned()).collect()).collect()
 }
 
-/// Returns what stands in a cell between its first two backticks.
+/// Returns the text between the first two backticks of a cell.
 fn code(cell: &str) -> Option<&str> {
     cell.strip_prefix('`')?.split('`').next()
 }
@@ -114,7 +114,7 @@ fn reference_has_every_metric() {
     let rows = rows("docs/reference.md", "## Metrics");
     let names = rows.iter().filter_map(|row| code(&row[0])?.split('{').next());
     let documented: BTreeSet<String> = names.map(str::to_owned).collect();
-    // A name with a variable part stands for several metrics.
+    // A name with a variable part matches several metrics.
     let registered = found_in_sources(r#""((?:lb_linker|coredns)_[a-z_{}]+)""#);
     let patterns: Vec<Regex> = registered
         .iter()

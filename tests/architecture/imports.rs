@@ -1,4 +1,4 @@
-//! Reads what each file of `src` uses, without its tests.
+//! Finds the imports of each file of `src`, without its tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,23 +6,24 @@ use std::path::{Path, PathBuf};
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
-/// What a file uses.
+/// The imports of a file.
 #[derive(Debug, Default)]
 pub struct File {
     /// Other files of the project, as paths below `src`.
     pub uses: BTreeSet<String>,
-    /// The first names of all other paths: crates, and what was imported from them.
+    /// The first segments of all other paths: crates, and items that were imported from crates.
     pub crates: BTreeSet<String>,
 }
 
 type Module = Vec<String>;
 
-/// Returns what the files of `src` use, by their paths below it. Files that are compiled for tests alone are left out.
+/// Returns the imports of the files of `src`, by path below `src`. Files that are compiled only for tests are
+/// omitted.
 pub fn files() -> BTreeMap<String, File> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut sources = BTreeMap::new();
     read(&root, &root, &mut sources);
-    // `main.rs` is a crate of its own.
+    // `main.rs` is a separate crate.
     let modules: BTreeMap<Module, String> = sources
         .keys()
         .filter(|path| *path != "main.rs")
@@ -92,13 +93,12 @@ fn name(ident: &Ident) -> String {
 
 struct Reader<'a> {
     modules: &'a BTreeMap<Module, String>,
-    /// The module that is being read.
     module: Module,
     file: File,
 }
 
 impl Reader<'_> {
-    /// Takes in a path. The longest part of it that is a module says which file is used.
+    /// Records a path. The longest prefix of the path that is a module determines the used file.
     fn path(&mut self, path: &[String]) {
         let Some(first) = path.first() else { return };
         let absolute: Module = match first.as_str() {
@@ -109,7 +109,7 @@ impl Reader<'_> {
                 let Some(length) = self.module.len().checked_sub(up) else { return };
                 [&self.module[..length], &path[up..]].concat()
             }
-            // A plugin has the name of the crate.
+            // The plugin `lb_linker` has the name of the crate.
             _ if self.modules.contains_key(&child(&self.module, first)) => [&self.module, path].concat(),
             "lb_linker" => path[1..].to_vec(),
             _ => {
@@ -139,7 +139,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Takes in the paths of a macro's tokens.
+    /// Records the paths in a macro's tokens.
     fn tokens(&mut self, tokens: TokenStream) {
         let (mut path, mut colons) = (Vec::new(), 0);
         for token in tokens {
@@ -165,7 +165,7 @@ impl Reader<'_> {
         self.end_of_path(&mut path);
     }
 
-    /// Takes in the identifiers of a macro that were read last: two or more are a path.
+    /// Records the last identifiers of a macro if there are two or more, because these form a path.
     fn end_of_path(&mut self, path: &mut Module) {
         if path.len() > 1 {
             self.path(path);
@@ -228,6 +228,6 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         self.tokens(list.tokens.clone());
     }
 
-    // `pub(in crate::…)` uses nothing.
+    // `pub(in crate::…)` is no import.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 }

@@ -1,5 +1,4 @@
-//! Holds the layout of `src`: which folder may use which, how many files may depend on each other in a circle, and what
-//! `model` may use.
+//! Checks the layout of `src`: the order of the folders, the size of import cycles, and the crates that `model` uses.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -10,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use imports::{File, files};
 
-/// The folders, in their order: each may use what stands before it. `sync` and `dns` don't use each other: they meet in
-/// `store`. `app`, `main.rs` and `lib.rs` stand last.
+/// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
+/// use `store`. `app`, `main.rs` and `lib.rs` come last.
 const FOLDERS: [&str; 24] = [
     "model",
     "metrics",
@@ -39,10 +38,10 @@ const FOLDERS: [&str; 24] = [
     "takeover",
 ];
 
-/// The most files that may import each other in a circle.
+/// The maximum number of files in an import cycle.
 const MAX_CIRCLE: usize = 3;
 
-/// Returns the folder of a file: the longest one that its path begins with.
+/// Returns the folder of a file: the longest folder that is a prefix of the file's path.
 fn folder(file: &str) -> &str {
     let path = file.strip_suffix(".rs").unwrap_or(file);
     let contains = |folder: &&&str| {
@@ -57,7 +56,7 @@ fn may_use(user: &str, used: &str) -> bool {
     place(used) <= place(user) && !(top("dns")(user) && top("sync")(used))
 }
 
-/// Returns the files that a file reaches by one or more uses.
+/// Returns the files that a file uses, directly or indirectly.
 fn reachable<'a>(files: &'a BTreeMap<String, File>, start: &'a str) -> BTreeSet<&'a str> {
     let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
     while let Some(file) = open.pop().and_then(|file| files.get(file)) {
@@ -67,7 +66,7 @@ fn reachable<'a>(files: &'a BTreeMap<String, File>, start: &'a str) -> BTreeSet<
 }
 
 #[test]
-fn folders_use_only_what_stands_before_them() {
+fn folders_use_only_earlier_folders() {
     let wrong = |(name, file): (&String, &File)| -> Vec<String> {
         let used = file.uses.iter().map(|used| folder(used));
         used.filter(|used| !may_use(folder(name), used)).map(|used| format!("{name} -> {used}")).collect()
@@ -77,7 +76,7 @@ fn folders_use_only_what_stands_before_them() {
 }
 
 #[test]
-fn circles_of_imports_are_small() {
+fn import_cycles_are_small() {
     let files = files();
     let reachable: BTreeMap<&str, BTreeSet<&str>> =
         files.keys().map(|file| (file.as_str(), reachable(&files, file))).collect();

@@ -1,4 +1,4 @@
-//! What holds for any text that is given as a Corefile. The property test and the fuzz target share it.
+//! Properties of the Corefile parser for arbitrary text, shared by the property test and the fuzz target.
 
 use std::io;
 use std::path::Path;
@@ -9,7 +9,7 @@ use lb_linker::dns::plugins::setup::ServerContext;
 use lb_linker::dns::server::config::{configure, text_of};
 use lb_linker::store::{OnGone, Store};
 
-/// No files beside it, and one variable.
+/// Sources without files and with one environment variable.
 static SOURCES: FileSources<'static> = FileSources {
     variable: &|name| (name == "A").then(|| "one two".to_owned()),
     read: &|_| Err(io::ErrorKind::NotFound.into()),
@@ -19,7 +19,7 @@ static SOURCES: FileSources<'static> = FileSources {
 static SITE: LazyLock<ServerContext> =
     LazyLock::new(|| ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap());
 
-/// Reads the text, and builds what it asks for. Returns what has come of it, or the rule that is broken.
+/// Parses the text and builds its server blocks. Returns the kind of outcome, or the violated property.
 pub fn try_corefile(bytes: &[u8]) -> Result<&'static str, String> {
     let text = String::from_utf8_lossy(bytes);
     let rule = |rule: String| format!("{rule}\n{text}");
@@ -27,16 +27,16 @@ pub fn try_corefile(bytes: &[u8]) -> Result<&'static str, String> {
         Ok(blocks) => blocks,
         Err(error) => return check(&error, &text).map(|()| "no language").map_err(rule),
     };
-    // Written out it says the same.
+    // Blocks that are written as text and parsed again are the same.
     let again = text_of(&blocks);
     match parse(Path::new("Corefile"), &again, &SOURCES) {
         Ok(found) if words(&found) == words(&blocks) => {}
-        // What a variable or a snippet made can look like a variable.
-        // The language has no way to write a backslash before a quote, or at the end of quoted words.
+        // The text of a variable or a snippet can look like a variable. The syntax can't express a backslash before a
+        // quote or at the end of a quoted token.
         _ if again.contains("{$") || again.contains("{%") || again.contains('\\') => {}
         found => return Err(rule(format!("it isn't the same when written out: {found:?}\n{again}"))),
     }
-    // Plugins read files: none of this machine's.
+    // Skip Corefiles with paths, so that plugins don't read this machine's files.
     if blocks.iter().any(|block| has_path(&block.lines)) {
         return Ok("with paths");
     }
@@ -46,7 +46,7 @@ pub fn try_corefile(bytes: &[u8]) -> Result<&'static str, String> {
     }
 }
 
-/// An error names a place in the file, and says something in one line.
+/// Checks that an error has a position in the file and a message.
 fn check(error: &CorefileError, text: &str) -> Result<(), String> {
     let (place, message) = (&error.place, &error.message);
     let lines = text.lines().count().max(1);
@@ -65,7 +65,7 @@ fn has_path(lines: &[Directive]) -> bool {
     lines.iter().any(|line| reads(line) || path(line) || line.block.as_deref().is_some_and(has_path))
 }
 
-/// The words of blocks, without their places.
+/// Returns the tokens of blocks, without their positions.
 fn words(blocks: &[BlockSource]) -> Vec<String> {
     fn of_lines(lines: &[Directive], all: &mut Vec<String>) {
         for line in lines {

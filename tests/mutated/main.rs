@@ -1,6 +1,6 @@
-//! Malformed input: a million packets that are nearly right, and what comes of them.
+//! Malformed input: properties of the answers to a million nearly valid packets.
 //!
-//! A failure tells the seed, and `LB_LINKER_MUTATIONS_SEED` repeats the run.
+//! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -22,27 +22,27 @@ use mutate::packet;
 use question::Server;
 use seeds::Seed;
 
-/// How many packets the handler gets, and how many the reader of replies.
+/// The numbers of packets for the handler and for the parser of upstreams' replies.
 const QUESTIONS: u64 = 1_000_000;
 const REPLIES: u64 = 200_000;
-/// How many Corefiles are read.
+/// The number of Corefiles.
 const COREFILES: u64 = 30_000;
-/// How long one packet may take on a machine that has much else to do: only what hangs takes longer.
+/// The time after which a packet counts as hanging. It is generous for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What came of how many packets.
+/// The numbers of packets by outcome.
 type Tally = BTreeMap<String, u64>;
 
-/// The number of a worker that has nothing more to do.
+/// The packet number of a worker that has finished.
 const DONE: u64 = u64::MAX;
 
-/// Packets in the order of their numbers, for as many workers as there are cores.
+/// A run of all packets on one worker per core.
 struct Run {
     seed: u64,
     seeds: Vec<Vec<u8>>,
     total: u64,
     next: AtomicU64,
-    /// The packet that each worker is at.
+    /// The current packet number of each worker.
     current: Vec<AtomicU64>,
 }
 
@@ -63,7 +63,7 @@ impl Run {
         }
     }
 
-    /// Does the work of one worker.
+    /// Runs one worker until no packets are left.
     fn work(
         &self,
         worker: usize,
@@ -85,7 +85,7 @@ impl Run {
         }
     }
 
-    /// Waits for every worker's result. A worker that stays at one packet hangs.
+    /// Waits for the results of all workers. Panics if a worker stays at one packet for [`PATIENCE`].
     fn gather(&self, results: &mpsc::Receiver<Tally>) -> Tally {
         let mut all = Tally::new();
         let mut seen = self.at();
@@ -122,8 +122,8 @@ impl Run {
     }
 }
 
-/// Tries that many packets made from `seeds`, on all cores, and returns what came of them. `start` makes, on each
-/// thread, what tries one.
+/// Tries `total` packets made from `seeds` on all cores, and returns the outcomes. `start` creates the function that
+/// tries a packet, once per thread.
 fn try_all<T>(seeds: Vec<Seed>, total: u64, start: fn() -> T) -> Tally
 where
     T: FnMut(&[u8], usize) -> Result<String, String> + 'static,
@@ -132,7 +132,7 @@ where
     let (sender, results) = mpsc::channel();
     for worker in 0..run.current.len() {
         let (run, sender) = (Arc::clone(&run), sender.clone());
-        // Not joined: one that hangs never ends.
+        // The thread isn't joined, because a hanging thread never ends.
         thread::spawn(move || drop(sender.send(run.work(worker, start()))));
     }
     drop(sender);
@@ -141,7 +141,7 @@ where
     tally
 }
 
-/// Every kind is there often enough, so that what is tried isn't all refused at the door.
+/// Asserts that each outcome is frequent enough, so that the first checks don't reject most packets.
 fn assert_mixed(tally: &Tally, total: u64, kinds: &[&str]) {
     for kind in kinds {
         let count = tally.get(*kind).copied().unwrap_or_default();
@@ -150,7 +150,7 @@ fn assert_mixed(tally: &Tally, total: u64, kinds: &[&str]) {
 }
 
 #[test]
-fn mutated_packets_are_answered_by_the_rules_or_not_at_all() {
+fn mutated_packets_get_valid_answers_or_none() {
     let start = || {
         let server = Server::start();
         move |packet: &[u8], which: usize| {
@@ -165,23 +165,23 @@ fn mutated_packets_are_answered_by_the_rules_or_not_at_all() {
 }
 
 #[test]
-fn only_records_of_the_question_are_taken_from_a_mutated_reply() {
+fn mutated_replies_yield_only_records_of_the_query() {
     let start = || |packet: &[u8], _: usize| reply::try_reply(packet).map(str::to_owned);
     let tally = try_all(seeds::replies(), REPLIES, start);
     assert_mixed(&tally, REPLIES, &["answer", "truncated", "cut", "garbled", "foreign"]);
 }
 
 #[test]
-fn a_mutated_corefile_is_right_or_says_where_it_is_wrong() {
+fn mutated_corefile_is_valid_or_fails_with_a_position() {
     let start = || |bytes: &[u8], _: usize| corefile::try_corefile(bytes).map(str::to_owned);
     let seeds = seeds::corefiles().into_iter().map(|(_, bytes)| ("", bytes)).collect();
     let tally = try_all(seeds, COREFILES, start);
     assert_mixed(&tally, COREFILES, &["no language", "wrong", "right"]);
 }
 
-/// The fuzz targets begin with the same messages; `LB_LINKER_WRITE_SEEDS=1` writes them.
+/// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
-fn the_seeds_of_the_fuzz_targets_are_these() {
+fn fuzz_seeds_are_up_to_date() {
     let fuzz = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds"));
     let owned = |seeds: Vec<Seed>| -> Vec<(String, Vec<u8>)> {
         seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()

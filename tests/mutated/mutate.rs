@@ -1,16 +1,17 @@
-//! Makes packets from others that are nearly right.
+//! Generation of nearly valid packets by mutation of seeds.
 
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt, SeedableRng};
 
-/// Numbers that mean something somewhere in a message: lengths, counts, label types, pointers, OPT, TSIG, classes.
+/// Values with a meaning in DNS messages: lengths, counts, label types, pointers, OPT, TSIG, classes.
 const TELLING: [u16; 16] =
     [0, 1, 2, 12, 41, 63, 64, 250, 254, 255, 0x0fff, 0x7fff, 0x8000, 0xc000, 0xc00c, 0xffff];
-/// The longest packet that is made.
+/// The maximum size of a generated packet, in bytes.
 const LONGEST: usize = 4096;
 
-/// The packet of that number, and a number that chooses from whom it comes: the same for the same seed, always.
+/// Returns packet `number`, and a number that selects its client and protocol. Both depend only on `seed` and
+/// `number`.
 pub fn packet(seeds: &[Vec<u8>], seed: u64, number: u64) -> (Vec<u8>, usize) {
     let mut rng = SmallRng::seed_from_u64(seed.wrapping_add(number));
     let mut packet = seeds.choose(&mut rng).cloned().unwrap_or_default();
@@ -31,13 +32,13 @@ fn mutate(packet: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SmallRng) {
         4 => packet.truncate(at),
         5 if rest > 0 => drop(packet.drain(at..at + rng.random_range(0..=rest.min(16)))),
         6 => drop(packet.splice(at..at, random_bytes(rng))),
-        // The end of another one.
+        // Replace the end by the end of another seed.
         7 => {
             packet.truncate(at);
             let other = seeds.choose(rng).map_or(&[][..], |other| other);
             packet.extend(&other[rng.random_range(0..=other.len())..]);
         }
-        // Counts, and whatever else takes two bytes.
+        // Overwrite a count in the header, or any two bytes.
         8 if length >= 12 => put(packet, 4 + 2 * rng.random_range(0..4), rng.random_range(0..4)),
         9 if rest > 1 => put(packet, at, *TELLING.choose(rng).unwrap_or(&0)),
         10 if rest > 0 => {

@@ -1,4 +1,4 @@
-//! What holds for the answer to any bytes at all. The property test and the fuzz target share it.
+//! Properties of the answers to arbitrary bytes from a client, shared by the property test and the fuzz target.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use lb_linker::model::service_key::ServiceKey;
 use lb_linker::store::{OnGone, Store};
 use tokio::runtime::Runtime;
 
-/// RFC 1035 section 4.1.1.
+/// The length of the DNS header in bytes (RFC 1035 section 4.1.1).
 const HEADER: usize = 12;
-/// Clients that may recurse and others, of both families.
+/// Clients of both address families, with and without permission to recurse.
 const CLIENTS: [&str; 4] = ["10.0.0.1:53", "192.0.2.9:40000", "[::ffff:10.0.0.1]:5353", "[2001:db8::9]:1"];
 const PROTOCOLS: [Protocol; 2] = [Protocol::Udp, Protocol::Tcp];
 
-/// A handler with links of all kinds, and what it runs on.
+/// A handler with links of all kinds, and its runtime.
 pub struct Server {
     handler: Arc<Handler>,
     runtime: Runtime,
 }
 
 impl Server {
-    /// Starts it, without anybody to ask upstream.
+    /// Creates a server without an upstream.
     pub fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { handler: handler(), runtime }
     }
 
-    /// Gives the bytes to the handler, as one of the clients by one of the protocols, and returns what came of
-    /// it, or the rule that is broken.
+    /// Passes the bytes to the handler as a message from the client and over the protocol that `which` selects.
+    /// Returns the rcode, `None` if there is no answer, or the violated property.
     pub fn try_message(&self, message: &[u8], which: usize) -> Result<Option<u16>, String> {
         let protocol = PROTOCOLS[which % PROTOCOLS.len()];
         let client: SocketAddr = CLIENTS[which / PROTOCOLS.len() % CLIENTS.len()].parse().unwrap();
@@ -93,7 +93,7 @@ fn handler() -> Arc<Handler> {
         .unwrap()
 }
 
-/// Checks an answer; returns its response code, and nothing for silence.
+/// Checks an answer. Returns its rcode, or `None` if there is no answer.
 fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<Option<u16>, String> {
     let silence = asked.len() < HEADER || asked[2] & 0x80 != 0;
     let answer = match (silence, answer) {
@@ -111,7 +111,7 @@ fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<Opti
     check_size(question.as_ref().ok(), answer, &decoded, protocol)?;
     let failed = decoded.metadata.response_code == ResponseCode::ServFail && decoded.answers.is_empty();
     ensure(!failed, "nothing fails but targets that lead in a circle")?;
-    // 16 is BADVERS and BADSIG.
+    // Rcode 16 is both BADVERS and BADSIG.
     let rcode = u16::from(decoded.metadata.response_code);
     let version =
         question.as_ref().ok().and_then(|question| question.edns.as_ref()).map_or(0, |edns| edns.version());
@@ -142,7 +142,8 @@ fn count(message: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([message[at], message[at + 1]])
 }
 
-/// One question (RFC 9619), and in the other sections no more than CoreDNS takes.
+/// Returns whether a message has one question (RFC 9619), and no more records in the other sections than CoreDNS
+/// accepts.
 fn is_question(message: &[u8]) -> bool {
     count(message, 4) == 1 && count(message, 6) <= 1 && count(message, 8) <= 1 && count(message, 10) <= 2
 }
@@ -168,7 +169,7 @@ fn check_sections(asked: &[u8], answer: &[u8], decoded: &Message) -> Result<(), 
     ensure(repeated == 1 || records.count() == 0, "without a question there is nothing to say")
 }
 
-/// The bytes of the only question, if it is whole and has no pointers.
+/// Returns the bytes of the only question, if the question is complete and has no compression pointers.
 fn plain_question(message: &[u8]) -> Option<&[u8]> {
     let mut end = HEADER;
     while *message.get(end)? != 0 {

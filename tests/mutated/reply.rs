@@ -1,5 +1,5 @@
-//! What holds for what is taken from any bytes that come back from an upstream. The property test and the fuzz
-//! target share it.
+//! Properties of the records that lb-linker uses from arbitrary bytes of an upstream, shared by the property test and
+//! the fuzz target.
 
 use std::net::IpAddr;
 
@@ -12,11 +12,11 @@ use lb_linker::dns::plugins::lb_linker::chase::{ChainEnd, ChainStep, CnameChain,
 use lb_linker::dns::plugins::lb_linker::zone::TTL;
 use lb_linker::model::target_policy::TargetPolicy;
 
-/// Where the type stands in the question for `t.example`.
+/// The offset of the type in a query for `t.example`.
 const TYPE: usize = 12 + 11;
 
-/// Takes the bytes as the reply to a question for `t.example`, of the id and type that they tell themselves:
-/// else next to none would be a reply at all. Returns what kind of reply it was, or the rule that is broken.
+/// Handles the bytes as the reply to a query for `t.example`. The query gets the id and the type of the reply,
+/// because otherwise almost no reply would match. Returns the kind of reply, or the violated property.
 pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     let name = Name::from_ascii("t.example.").unwrap();
     let qtype = bytes.get(TYPE..TYPE + 2).map_or(1, |qtype| u16::from_be_bytes([qtype[0], qtype[1]]));
@@ -77,7 +77,7 @@ fn check(
     }
 }
 
-/// What was taken can be given on.
+/// Checks that the used records can be encoded, and that `drop_denied` removes all denied addresses.
 fn check_encoded(followed: &mut CnameChain, name: &Name, qtype: RecordType) -> Result<(), String> {
     let policy = TargetPolicy::default();
     drop_denied(&mut followed.answers, &policy, |_| true);

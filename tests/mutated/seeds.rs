@@ -1,18 +1,18 @@
-//! Messages that others are made from: real ones, and such that are broken in one way.
+//! Seeds of the mutations: valid messages, and messages with one defect.
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::rdata::{self, CNAME, NS, SOA};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
-/// A message with the name of its file.
+/// The name of a seed's file, and the message.
 pub type Seed = (&'static str, Vec<u8>);
 
 fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
 }
 
-/// `name type`, with RD.
+/// Returns a query for `name type` with RD.
 fn ask(question: &str) -> Message {
     let (owner, qtype) = question.split_once(' ').unwrap();
     let mut message = Message::query();
@@ -26,7 +26,7 @@ fn bytes(message: &Message) -> Vec<u8> {
     message.to_vec().unwrap()
 }
 
-/// A question with EDNS and these options.
+/// Returns a query with EDNS and these options.
 fn edns(size: u16, options: &[(u16, &[u8])]) -> Vec<u8> {
     let mut message = ask("web.default.lb.internal. A");
     let mut edns = Edns::new();
@@ -38,21 +38,21 @@ fn edns(size: u16, options: &[(u16, &[u8])]) -> Vec<u8> {
     bytes(&message)
 }
 
-/// A question with other bytes in the place of its name.
+/// Returns a query with these bytes as its name.
 fn named(labels: &[u8]) -> Vec<u8> {
     let mut message = bytes(&ask(". A"));
     message.splice(12..13, labels.iter().copied());
     message
 }
 
-/// A question changed by hand.
+/// Returns the bytes of a query after `change`.
 fn changed(question: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
     let mut message = bytes(&ask(question));
     change(&mut message);
     message
 }
 
-/// Messages that clients might send.
+/// Returns messages from clients.
 pub fn questions() -> Vec<Seed> {
     let mut seeds: Vec<Seed> = [
         ("alias-a", "web.default.lb.internal. A"),
@@ -181,7 +181,7 @@ fn broken() -> Vec<Seed> {
     ]
 }
 
-/// What isn't a query, or carries more than one.
+/// Returns messages that aren't standard queries, or that carry additional records or flags.
 fn not_questions() -> Vec<Seed> {
     let opcode = |opcode: u8| move |message: &mut Vec<u8>| message[2] |= opcode << 3;
     let zone = "lb.internal. SOA";
@@ -242,7 +242,7 @@ fn not_questions() -> Vec<Seed> {
     ]
 }
 
-/// Messages that upstreams might answer the question for the addresses of `t.example` with.
+/// Returns replies of upstreams to a query for `t.example`.
 pub fn replies() -> Vec<Seed> {
     let record = |owner: &str, data: RData| Record::from_rdata(name(owner), 3600, data);
     let alias = |owner: &str, target: &str| record(owner, RData::CNAME(CNAME(name(target))));
@@ -263,7 +263,7 @@ pub fn replies() -> Vec<Seed> {
     let chain =
         || vec![alias("t.example.", "u.example."), alias("u.example.", "v.example."), v4("v.example.", 1)];
     let mut dname = reply(A, NoError, chain(), vec![]);
-    // example. DNAME other., in front of the rest.
+    // `example. DNAME other.`, before the other answers.
     dname.splice(27..27, *b"\xc0\x0e\x00\x27\x00\x01\x00\x00\x0e\x10\x00\x07\x05other\x00");
     dname[7] += 1;
     // RFC 9460 section 2.2: priority, target, alpn=h2, ipv4hint.
@@ -315,7 +315,7 @@ pub fn replies() -> Vec<Seed> {
     ]
 }
 
-/// The Corefiles that the plugins' manuals show, named by their plugins.
+/// Returns the example Corefiles of docs/plugins.md, named after their plugins.
 pub fn corefiles() -> Vec<(String, Vec<u8>)> {
     let page = include_str!("../../docs/plugins.md");
     let mut all = Vec::new();
