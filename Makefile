@@ -1,9 +1,9 @@
-# For GNU make. Parts of a target run one after the other: they share cargo's build directory.
+# For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench bench-cluster build lint docs control-plane stubs fuzz has-rust has-cargo-fuzz
 
-# The oldest Rust that builds lb-linker.
+# The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 # Seconds for each fuzz target.
@@ -26,7 +26,8 @@ bench: has-rust ## measure the CPU time of a query, beside other DNS servers (ne
 build: has-rust ## build target/release/lb-linker
 	cargo build --locked --release --bin lb-linker
 
-# For a benchmark Cargo builds the program with the features of the test dependencies: measure the release build instead.
+# For a benchmark, Cargo builds the program with the features of the dev-dependencies, so the release build is
+# measured instead.
 bench-cluster: build control-plane ## measure propagation and memory with a real kube-apiserver (BENCH_ONLY=propagation: one part)
 	mkdir -p target/bench && cp target/release/lb-linker target/bench/lb-linker
 	LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/bench/lb-linker" cargo bench --locked --bench cluster
@@ -54,14 +55,14 @@ fuzz: has-rust has-cargo-fuzz ## fuzz Corefiles, queries and replies, FUZZ_SECON
 	        -- -timeout=10 -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
-# There is no unsafe code of ours for a sanitizer to watch, and without one stable Rust will do.
+# The fuzzed code has no unsafe code that a sanitizer could check, and without a sanitizer stable Rust suffices.
 has-cargo-fuzz:
 	@command -v cargo-fuzz >/dev/null || { \
 	    echo "fuzzing needs cargo-fuzz, and it isn't on the PATH: cargo install --locked cargo-fuzz" >&2; exit 1; }
 	@command -v "$${CXX:-c++}" >/dev/null || { \
 	    echo "cargo-fuzz needs a C++ compiler, and there is no $${CXX:-c++} on the PATH: install g++ or clang (on Debian and Ubuntu: apt-get install build-essential)" >&2; exit 1; }
 
-# Says what is missing and how to get it, in one sentence, before anything is built.
+# Reports a missing tool, and how to install it, before anything is built.
 has-rust:
 	@command -v cargo >/dev/null || { \
 	    echo "lb-linker needs Rust $(RUST) or newer, and there is no cargo on the PATH: install it from https://rustup.rs" >&2; exit 1; }

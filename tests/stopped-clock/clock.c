@@ -1,9 +1,9 @@
 /*
- * Makes the clocks of a process stand still for a while, as a suspend or a paused virtual machine does.
+ * Makes the clocks of a process stand still for a while, like a suspend or a pause of the virtual machine.
  *
  * cc -shared -fPIC -o clock.so clock.c; LD_PRELOAD=./clock.so STOPPED_CLOCK=FILE program
  *
- * FILE holds two signed 64-bit numbers: by how many nanoseconds CLOCK_MONOTONIC is behind, and CLOCK_BOOTTIME.
+ * FILE holds two signed 64-bit numbers: the delays of CLOCK_MONOTONIC and of CLOCK_BOOTTIME in nanoseconds.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
