@@ -1,6 +1,6 @@
-//! Requests to the API server over a connection that is kept, with the moment at which each answer came.
+//! Requests to the API server over a persistent connection, with the time at which each response arrived.
 //!
-//! A client library would decode the answer before it tells of it, and that takes as long as what is measured.
+//! A client library would decode the response before returning it, which takes as long as the measured latencies.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Where the API server is, and as whom it is asked.
+/// The address and the credentials of the API server.
 #[derive(Clone)]
 pub struct Access {
     address: SocketAddr,
@@ -27,7 +27,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Takes them from a kubeconfig of the harness, which is JSON.
+    /// Reads the address and the credentials from a kubeconfig of the harness, which is JSON.
     pub fn of(kubeconfig: &Path) -> Self {
         let text = fs::read_to_string(kubeconfig).expect("a kubeconfig");
         let config: Value = serde_json::from_str(&text).expect("it is JSON");
@@ -48,7 +48,6 @@ impl Access {
         Self { address, token: word(&user["token"]), tls: Arc::new(tls) }
     }
 
-    /// Connects.
     pub fn connect(&self) -> Connection {
         let tcp = TcpStream::connect(self.address).expect("the API server listens");
         tcp.set_nodelay(true).expect("TCP_NODELAY");
@@ -60,7 +59,7 @@ impl Access {
         Connection { headers, stream, handle: Some(handle), buffer: Vec::new(), read: Instant::now() }
     }
 
-    /// Watches Services that a field selector selects, from now on.
+    /// Starts a watch of the Services that match a field selector.
     pub fn watch(&self, selector: &str) -> Watch {
         let path = format!("/api/v1/services?fieldSelector={}", selector.replace('=', "%3D"));
         let mut connection = self.connect();
@@ -73,19 +72,19 @@ impl Access {
 trait Stream: Read + Write + Send {}
 impl<S: Read + Write + Send> Stream for S {}
 
-/// A connection to the API server, or to etcd, for one request after the other.
+/// A connection to the API server or to etcd for sequential requests.
 pub struct Connection {
     headers: String,
     stream: Box<dyn Stream>,
-    /// What can end it from elsewhere.
+    /// A second handle of the socket, with which another thread can shut the connection down.
     handle: Option<TcpStream>,
-    /// What has come and not been used.
+    /// Received bytes that haven't been consumed.
     buffer: Vec<u8>,
-    /// When the last of it came.
+    /// The time of the last read.
     read: Instant,
 }
 
-/// An answer, and when the last byte of it came.
+/// A response, and the time at which its last byte arrived.
 pub struct Answer {
     pub at: Instant,
     pub code: u16,
@@ -93,14 +92,14 @@ pub struct Answer {
 }
 
 impl Connection {
-    /// Connects to a server that listens on a Unix socket.
+    /// Connects to a server on a Unix socket.
     pub fn unix(path: &Path) -> Self {
         let stream = Box::new(UnixStream::connect(path).expect("somebody listens on the socket"));
         let headers = "Host: localhost\r\n".to_owned();
         Self { headers, stream, handle: None, buffer: Vec::new(), read: Instant::now() }
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a request and waits for the response.
     pub fn request(&mut self, method: &str, path: &str, body: &str) -> Answer {
         let (code, length) = self.begin(method, path, body);
         let body = match length {
@@ -116,7 +115,7 @@ impl Connection {
         Answer { at: self.read, code, body }
     }
 
-    /// Asks for what must succeed; returns when the answer came.
+    /// Sends a request that must succeed. Returns the time of the response.
     pub fn must(&mut self, method: &str, path: &str, body: &str) -> Instant {
         let answer = self.request(method, path, body);
         let said = || String::from_utf8_lossy(&answer.body).into_owned();
@@ -124,7 +123,7 @@ impl Connection {
         answer.at
     }
 
-    /// Asks for what must succeed, and reads the answer.
+    /// Sends a request that must succeed. Returns the JSON of the response.
     pub fn json(&mut self, method: &str, path: &str, body: &str) -> Value {
         let answer = self.request(method, path, body);
         let value: Value = serde_json::from_slice(&answer.body).expect("JSON");
@@ -132,7 +131,7 @@ impl Connection {
         value
     }
 
-    /// Returns the status and the length of the body, unless it comes in chunks.
+    /// Sends a request. Returns the status code and the length of the body, or `None` for a chunked body.
     fn begin(&mut self, method: &str, path: &str, body: &str) -> (u16, Option<usize>) {
         let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let request = format!(
@@ -149,7 +148,7 @@ impl Connection {
         (code, length)
     }
 
-    /// The next chunk; nothing at the end.
+    /// Returns the next chunk, or `None` after the last one.
     fn chunk(&mut self) -> Option<Vec<u8>> {
         let line = String::from_utf8_lossy(&self.until(b"\r\n")).trim().to_owned();
         let length = usize::from_str_radix(&line, 16).expect("the length of a chunk");
@@ -183,15 +182,15 @@ impl Connection {
     }
 }
 
-/// A Service of which a watch has told.
+/// A Service in a watch event.
 pub struct Seen {
     pub at: Instant,
     pub namespace: String,
-    /// Its `externalName`, or the hostname of its status.
+    /// The Service's `externalName`, or the hostname in its status.
     pub target: String,
 }
 
-/// A watch of Services. It ends when it is dropped.
+/// A watch of Services, which ends when it is dropped.
 pub struct Watch {
     pub seen: Receiver<Seen>,
     tcp: TcpStream,
@@ -207,7 +206,7 @@ impl Watch {
         let follow = move || {
             let mut rest: Vec<u8> = Vec::new();
             loop {
-                // The end of the connection is the end of the watch.
+                // The watch ends with its connection.
                 while !connection.buffer.windows(2).any(|window| window == b"\r\n") {
                     if !connection.fill() {
                         return;
@@ -218,7 +217,7 @@ impl Watch {
                 while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
                     let line: Vec<u8> = rest.drain(..=end).collect();
                     let event: WatchEvent = serde_json::from_slice(&line).expect("an event");
-                    // Nobody reads any more: then it ends soon.
+                    // Sending fails when the `Watch` is being dropped.
                     let _ = sender.send(event.object.seen(connection.read));
                 }
             }

@@ -1,4 +1,4 @@
-//! Copies of Services, put into etcd as the API server would store them.
+//! Copies of Services that are written directly to etcd, in the API server's format.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -11,16 +11,16 @@ use crate::api::{Access, Connection};
 use crate::dns::host;
 use crate::plane::{TARGETS, namespace, services};
 
-/// Copies of two objects each: etcd takes 128 changes at once.
+/// The copies in a transaction, of two objects each: etcd allows 128 operations.
 const BATCH: usize = 50;
 
-/// Copies the first link and its external target for all of a range.
+/// Copies the first link and its external target for all links of a range.
 pub fn make(access: &Access, etcd: &Path, links: Range<usize>) {
     let mut api = access.connect();
     let mut read = |namespace: &str, name: &str| {
         let object = api.json("GET", &format!("{}/{name}", services(namespace)), "");
         let mut text = without_allotments(object).to_string();
-        // Of whatever change it is.
+        // The target may be from any change.
         let target =
             text.split('"').find(|word| word.ends_with(".example.com")).expect("a target").to_owned();
         text = text.replace(&target, "the-target");
@@ -50,7 +50,8 @@ pub fn make(access: &Access, etcd: &Path, links: Range<usize>) {
     }
 }
 
-/// Without what only the API server gives away: its version, and an address, which two can't have.
+/// Replaces the fields that only the API server may assign: the resource version, the UID, and the cluster IP, which
+/// must be unique.
 fn without_allotments(mut object: Value) -> Value {
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("resourceVersion");
@@ -81,7 +82,7 @@ fn put(namespace: &str, name: &str, object: String) -> Value {
     json!({"requestPut": {"key": base64(key.as_bytes()), "value": base64(object.as_bytes())}})
 }
 
-/// RFC 4648 section 4.
+/// Encodes bytes in Base64 (RFC 4648 section 4).
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();

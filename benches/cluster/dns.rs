@@ -1,12 +1,12 @@
-//! Questions for the CNAME of a name, by UDP, without a library: their cost is the bench's, not the server's.
+//! CNAME queries over UDP without a DNS library: the client's cost counts for the benchmark, not for the server.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// A question that isn't answered by then is lost.
+/// The time after which a query counts as lost.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The target that the n-th change of all gives to a link: as long as those that clouds give, and nobody else's.
+/// Returns a link's target after change number `change`: unique, and as long as the hostnames of clouds.
 pub fn host(change: u64, link: usize) -> String {
     format!(
         "n{change}.a{:016x}.elb.eu-west-1.example.com",
@@ -14,12 +14,12 @@ pub fn host(change: u64, link: usize) -> String {
     )
 }
 
-/// Which change a target is of.
+/// Returns the number of the change that a target is from.
 pub fn change_of(host: &str) -> Option<u64> {
     host.strip_prefix('n')?.split('.').next()?.parse().ok()
 }
 
-/// A question for the CNAME of a name, with RD and EDNS.
+/// Returns a CNAME query with RD and EDNS.
 pub fn question(name: &str) -> Vec<u8> {
     let mut bytes = vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1];
     for label in name.split('.') {
@@ -27,18 +27,19 @@ pub fn question(name: &str) -> Vec<u8> {
         bytes.extend(label.as_bytes());
     }
     bytes.extend([0, 0, 5, 0, 1]);
-    // OPT, 1232 bytes.
+    // OPT with a UDP payload size of 1,232 bytes.
     bytes.extend([0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]);
     bytes
 }
 
-/// Which change the target in an answer is of. Nothing if it isn't an alias of ours.
+/// Returns the number of the change that the target in an answer is from, or `None` if the answer has no such CNAME.
 pub fn answered(answer: &[u8]) -> Option<u64> {
     let count = |at: usize| answer.get(at).copied().unwrap_or(0);
     if answer.len() < 12 || count(5) != 1 || count(7) == 0 {
         return None;
     }
-    // The question, then the owner: a pointer or the name again; type, class, TTL and length take 10 bytes.
+    // The question is followed by the owner, which is a pointer or the full name. Type, class, TTL and length take 10
+    // bytes.
     let target = name_end(answer, name_end(answer, 12)? + 4)? + 10;
     let length = usize::from(*answer.get(target)?);
     let label = std::str::from_utf8(answer.get(target + 1..target + 1 + length)?).ok()?;
@@ -55,7 +56,7 @@ fn name_end(message: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// One who has one question outstanding.
+/// A client with one outstanding query.
 pub struct Asker {
     socket: UdpSocket,
     id: u16,
@@ -69,13 +70,13 @@ impl Asker {
         Self { socket, id: 0 }
     }
 
-    /// Asks, and returns which change the answer's target is of.
+    /// Sends a query, and returns the number of the change that the answer's target is from.
     pub fn ask(&mut self, question: &mut [u8]) -> Option<u64> {
         self.id = self.id.wrapping_add(1);
         question[..2].copy_from_slice(&self.id.to_be_bytes());
         self.socket.send(question).expect("send a question");
         let mut answer = [0; 1232];
-        // One that came too late is another's.
+        // Skip late answers to earlier queries.
         loop {
             let length = self.socket.recv(&mut answer).ok()?;
             if answer[..2] == question[..2] {
@@ -84,7 +85,7 @@ impl Asker {
         }
     }
 
-    /// Asks until the target is the one of this change, and returns when that was.
+    /// Repeats a query until the target is from this change.
     pub fn until(&mut self, question: &mut [u8], change: u64, patience: Duration) -> Option<Reached> {
         let begun = Instant::now();
         let mut first = None;
@@ -103,11 +104,11 @@ impl Asker {
     }
 }
 
-/// When a change has reached DNS.
+/// The time at which a change was visible in DNS.
 pub struct Reached {
     pub at: Instant,
-    /// How long the first question took, whatever its answer was.
+    /// The time until the first answer, whatever its content.
     pub first: Duration,
-    /// Whether that answer was it.
+    /// Whether the first answer had the change.
     pub at_once: bool,
 }

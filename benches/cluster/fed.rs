@@ -1,4 +1,4 @@
-//! The same storm without a cluster: changes are given to the store, in this process.
+//! The load of the part `storm` without a cluster: changes are applied to the store in this process.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ use crate::plane::{LINKS, check, link_question, namespace};
 use crate::process::Cpu;
 use crate::storm::{ASKED, Kind, paced, report, round};
 
-/// Changes a second, and how many at a time: to wake for each would cost more than the change.
+/// Changes per second, and changes per step: a wake-up for each change would cost more than the change.
 const CHANGES: u32 = 1000;
 const STEP: u64 = 5;
 const COREFILE: &str = "lb.internal {\nprometheus\nlb_linker\n}\n. {\nprometheus\nerrors\n}\n";
 
-/// Serves a store on threads of its own, and changes it.
+/// Serves a store on its own threads, and changes it.
 pub fn run(verdicts: &mut Verdicts) {
     let store = Store::new(OnGone::Kept);
     store.replace(None, (0..LINKS).map(|link| observed(link, 0)).collect(), vec![], &HashSet::default());
@@ -52,14 +52,15 @@ pub fn run(verdicts: &mut Verdicts) {
         server
     });
     check(server, LINKS);
-    // One thread for all rounds: what one has had that has ended isn't known by its name.
+    // One thread makes the changes of all rounds, because the CPU time of an ended thread is no longer listed under
+    // its name.
     let (orders, inbox) = channel::<Box<dyn FnOnce() + Send>>();
     let obey = move || inbox.into_iter().for_each(|order| order());
     Builder::new().name("feed".to_owned()).spawn(obey).expect("a thread");
     let (mut rounds, mut first) = (Vec::new(), 1_000_000);
     for kind in Kind::all() {
         eprintln!("storm fed to the store, a round of 30 s: {}", kind.name());
-        // All of this process but for the one who asks.
+        // All threads of this process except the clients.
         let cpu = || Cpu::of(std::process::id()).without("bench").without("(ended)");
         rounds.push(round(server, kind, cpu, |made, end| {
             let store = Arc::clone(&store);
@@ -74,7 +75,7 @@ pub fn run(verdicts: &mut Verdicts) {
     report("1,000 changes a second fed to the store", &rounds, verdicts);
 }
 
-/// Gives the store one change after the other, and tells of each when it begins to.
+/// Applies one change after the other, and sends each change to `made` with its start time.
 fn feed(store: &Store, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
     let steps = paced(CHANGES / STEP as u32, end, |step| {
         for number in step * STEP..(step + 1) * STEP {
@@ -82,7 +83,7 @@ fn feed(store: &Store, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
             let (observed, question) = (observed(link, change), link_question(link));
             let at = Instant::now();
             store.apply(observed);
-            // Nobody follows any more: then the round is over.
+            // Sending fails when the round is over.
             let _ = made.send(Made { at, change, question });
         }
     });

@@ -1,16 +1,16 @@
-//! Figures: percentiles, tables, and what the bounds say of them.
+//! Percentiles, tables, and the comparison with the bounds.
 
 use std::fmt::Write;
 use std::time::Instant;
 
-/// How long it is from one moment to another in milliseconds; negative if the other was before.
+/// Returns the time between two moments in milliseconds; negative if `to` is earlier.
 pub fn millis(from: Instant, to: Instant) -> f64 {
     let forth = to.saturating_duration_since(from).as_secs_f64();
     let back = from.saturating_duration_since(to).as_secs_f64();
     (forth - back) * 1000.0
 }
 
-/// Values in order.
+/// Sorted values.
 pub struct Spread(Vec<f64>);
 
 impl Spread {
@@ -19,7 +19,7 @@ impl Spread {
         Self(values)
     }
 
-    /// The values of several together.
+    /// Returns all values of several spreads.
     pub fn pool<'a>(spreads: impl Iterator<Item = &'a Self>) -> Self {
         Self::of(spreads.flat_map(|spread| spread.0.iter().copied()).collect())
     }
@@ -28,7 +28,7 @@ impl Spread {
         self.0.len()
     }
 
-    /// The value that this share of all doesn't exceed.
+    /// Returns the quantile `share`.
     pub fn at(&self, share: f64) -> f64 {
         let rank = (self.0.len() as f64 * share).ceil() as usize;
         self.0.get(rank.clamp(1, self.0.len().max(1)) - 1).copied().unwrap_or(f64::NAN)
@@ -42,7 +42,7 @@ impl Spread {
         self.at(0.5)
     }
 
-    /// p50, p90, p99 and the most, as cells.
+    /// Returns the number of values, p50, p90, p99 and the maximum as table cells.
     pub fn cells(&self) -> Vec<String> {
         let mut cells = vec![self.len().to_string()];
         cells.extend([0.5, 0.9, 0.99, 1.0].map(|share| format!("{:.2}", self.at(share))));
@@ -50,7 +50,7 @@ impl Spread {
     }
 }
 
-/// A table for people: the first column to the left, the others to the right.
+/// A text table. The first column is left-aligned, the others are right-aligned.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -81,12 +81,12 @@ impl Table {
     }
 }
 
-/// What the bounds say, to be printed at the end.
+/// The results for the bounds, printed at the end.
 #[derive(Default)]
 pub struct Verdicts(Vec<String>);
 
 impl Verdicts {
-    /// A value that may not be above its bound.
+    /// Compares a value with its upper bound.
     pub fn at_most(&mut self, what: &str, value: f64, bound: f64, unit: &str) {
         let verdict = if value <= bound { "holds" } else { "FALLS SHORT" };
         let line = format!("{verdict:<11}  {what}: {value:.2} {unit}, bound {bound:.2} {unit}");

@@ -1,4 +1,4 @@
-//! Questions at a steady rate, whether they are answered or not, and among them those that look for changes.
+//! Queries at a constant rate, whether they are answered or not; some of the queries look for changes.
 
 use std::fmt;
 use std::net::{SocketAddr, UdpSocket};
@@ -14,57 +14,56 @@ use socket2::{Domain, Socket, Type};
 use crate::dns::answered;
 use crate::figures::{Spread, millis};
 
-/// How long an answer is waited for at the end.
+/// The time to wait for the last answers.
 const LAST: Duration = Duration::from_millis(200);
-/// Between two looks: then it sends what is due and takes what has come. To wake for each question and each answer
-/// would take as much of the processor as the server does, and the API server needs it.
+/// The interval between two steps; each step sends the due queries and receives the available answers. A wake-up for
+/// each query and each answer would use as much CPU time as the server does, and the API server needs that time.
 const STEP: Duration = Duration::from_micros(200);
-/// The kernel's queue in front of us, in bytes: what doesn't fit would look like an answer that never came.
+/// The size of the socket's receive buffer in bytes. Answers that don't fit would count as lost.
 const RECEIVE_BUFFER: usize = 1 << 20;
-/// After that a question for a change is taken for lost, and asked again.
+/// The time after which a query for a change counts as lost and is repeated.
 const LOST: Duration = Duration::from_millis(20);
-/// After that a change is never seen.
+/// The time after which a change counts as never seen.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A change that has been made, and that somebody looks for.
+/// A change that was made and must become visible in answers.
 pub struct Made {
     pub at: Instant,
-    /// Its number: who has seen a later one has seen it.
+    /// The number of the change: an answer with a later change shows this change, too.
     pub change: u64,
     pub question: Vec<u8>,
 }
 
-/// Somebody who asks.
+/// A running load.
 pub struct Load {
     over: Arc<AtomicBool>,
     asking: JoinHandle<Outcome>,
 }
 
-/// What came of it.
+/// The result of a load.
 pub struct Outcome {
     pub sent: u64,
     pub answered: u64,
     pub seconds: f64,
-    /// Of the answers, in milliseconds.
+    /// The latencies of the answers, in milliseconds.
     pub latency: Spread,
-    /// From a change to the first answer that shows it, in milliseconds.
+    /// The times from a change to the first answer with this change, in milliseconds.
     pub seen: Spread,
-    /// Changes that nobody ever saw.
+    /// The number of changes that no answer showed.
     pub never: usize,
 }
 
 impl Load {
-    /// Asks these questions in turn, so many times a second, in steps. Steps that were slept through are made up for
-    /// at once.
+    /// Sends these queries in turn, `rate` per second. Steps that were missed are made up for at once.
     pub fn start(server: SocketAddr, rate: u32, questions: Vec<Vec<u8>>) -> Self {
         Self::following(server, rate, questions, channel().1)
     }
 
-    /// Does so, and looks for changes: of the questions that are due the first are about those that haven't been seen,
-    /// one about each. As many are asked, and as many at a time, whether there are changes or not.
+    /// Does the same as [`Self::start`], and looks for changes: of the due queries, the first are one for each change
+    /// that hasn't been seen. The number of queries, and of queries per step, is the same with and without changes.
     pub fn following(server: SocketAddr, rate: u32, questions: Vec<Vec<u8>>, made: Receiver<Made>) -> Self {
         let socket = Socket::new(Domain::for_address(server), Type::DGRAM, None).expect("a socket");
-        // The kernel's limit may be lower.
+        // The kernel may limit the size.
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
         socket.connect(&server.into()).expect("an address");
         socket.set_nonblocking(true).expect("a socket that doesn't wait");
@@ -74,7 +73,7 @@ impl Load {
         Self { over, asking: Builder::new().name("bench-ask".to_owned()).spawn(ask).expect("a thread") }
     }
 
-    /// Stops asking.
+    /// Stops the load.
     pub fn stop(self) -> Outcome {
         self.over.store(true, Ordering::Relaxed);
         self.asking.join().expect("it doesn't panic")
@@ -86,11 +85,11 @@ struct Asking {
     questions: Vec<Vec<u8>>,
     made: Receiver<Made>,
     since: Instant,
-    /// When each question was sent, by its id.
+    /// The time at which each query was sent, by id.
     moments: Vec<Instant>,
     sent: u64,
     latency: Vec<f64>,
-    /// Changes that haven't been seen, in the order in which they were made.
+    /// Changes that haven't been seen, in the order of the changes.
     open: Vec<Open>,
     seen: Vec<f64>,
     never: usize,
@@ -98,7 +97,7 @@ struct Asking {
 
 struct Open {
     made: Made,
-    /// The id of the question that is under way, and when it was sent.
+    /// The id of the outstanding query, and when it was sent.
     asked: Option<(u16, Instant)>,
 }
 
@@ -111,7 +110,7 @@ impl Asking {
     }
 
     fn run(mut self, rate: u32, over: &AtomicBool) -> Outcome {
-        // Without this, a sleep takes 50 µs longer than asked for.
+        // The default timer slack makes a sleep 50 µs longer.
         let _ = set_timerslack(1);
         while !over.load(Ordering::Relaxed) {
             self.take_changes();
@@ -128,7 +127,7 @@ impl Asking {
             self.receive();
         }
         let (sent, answered) = (self.sent, self.latency.len() as u64);
-        // The last changes were made too late for that.
+        // The last changes came too late for the loop above.
         self.take_changes();
         while !self.open.is_empty() {
             while self.ask_for_a_change() {}
@@ -161,7 +160,7 @@ impl Asking {
         }
     }
 
-    /// Asks for a change that nobody has asked for since the last look; returns whether there is one.
+    /// Sends a query for a change that has no outstanding query; returns whether there was one.
     fn ask_for_a_change(&mut self) -> bool {
         let waits = |asked: Instant| asked.elapsed() < LOST;
         let idle = |open: &Open| open.asked.is_none_or(|(_, asked)| !waits(asked));
@@ -176,7 +175,7 @@ impl Asking {
         let id = self.sent as u16;
         question[..2].copy_from_slice(&id.to_be_bytes());
         self.moments[usize::from(id)] = Instant::now();
-        // A full queue is a lost question.
+        // A full send buffer counts as a lost query.
         let _ = self.socket.send(question);
         self.sent += 1;
         id
@@ -188,7 +187,7 @@ impl Asking {
             let now = Instant::now();
             let id = u16::from_be_bytes([answer[0], answer[1]]);
             self.latency.push(millis(self.moments[usize::from(id)], now));
-            // One that was taken for lost answers nobody.
+            // An answer to a query that counts as lost matches no change.
             let is_asked = |open: &Open| open.asked.is_some_and(|(asked, _)| asked == id);
             let Some(at) = self.open.iter().position(is_asked) else { continue };
             if answered(&answer[..length]).is_some_and(|change| change >= self.open[at].made.change) {

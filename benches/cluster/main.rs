@@ -1,7 +1,7 @@
-//! How fast lb-linker follows a real kube-apiserver, and what memory that takes: `make bench-cluster`.
+//! Latency of lb-linker behind a real kube-apiserver, and its memory: `make bench-cluster`.
 //!
-//! `BENCH_ONLY` selects parts, by words of their names with commas between them; `BENCH_CHANGES` says how many
-//! changes are followed one by one.
+//! `BENCH_ONLY` selects parts by comma-separated substrings of their names; `BENCH_CHANGES` is the number of changes
+//! that are measured one by one.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -10,7 +10,7 @@ mod copies;
 mod dns;
 mod fed;
 mod figures;
-// The tests use the rest of it.
+// The e2e tests use the other functions.
 #[allow(dead_code)]
 #[path = "../../tests/e2e/harness/mod.rs"]
 mod harness;
@@ -27,7 +27,7 @@ use std::env::var;
 use figures::Verdicts;
 use plane::Plane;
 
-/// The parts in their order: each may need what the ones before have made.
+/// The parts in their order: each part may need the objects of earlier parts.
 const PARTS: [&str; 7] =
     ["storm-store", "memory-idle", "memory-10k", "start", "propagation", "storm-api", "memory-100k"];
 
@@ -50,7 +50,7 @@ fn main() {
     };
     let mut verdicts = Verdicts::default();
     let (fed, parts): (Vec<&str>, Vec<&str>) = parts.into_iter().partition(|part| *part == "storm-store");
-    // That one needs no control plane, which would take a little of the processor.
+    // This part needs no control plane, which would use CPU time.
     if !fed.is_empty() {
         eprintln!("--- storm-store");
         fed::run(&mut verdicts);

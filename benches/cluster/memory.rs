@@ -1,4 +1,4 @@
-//! Resident memory: of lb-linker that follows the API server, by the number of links.
+//! Resident memory of lb-linker by the number of links.
 
 use std::thread;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use crate::harness::linker::Linker;
 use crate::plane::{LINKS, Plane, check, ready};
 use crate::process::{Memory, memory};
 
-/// After it was ready, until what it holds is what it goes on holding.
+/// The time after readiness until the memory is stable.
 const SETTLE: Duration = Duration::from_secs(30);
 
-/// The most links of the bounds.
+/// The largest number of links with a bound.
 const VERY_MANY: usize = 100_000;
 
-/// Waits, and reads it.
+/// Waits for [`SETTLE`], then returns the memory of lb-linker.
 fn settled(what: &str, linker: &Linker) -> Memory {
     for left in (1..=SETTLE.as_secs()).rev() {
         let now = memory(linker.id());
@@ -26,7 +26,7 @@ fn settled(what: &str, linker: &Linker) -> Memory {
     memory(linker.id())
 }
 
-/// One that is started on what is there, with nothing to write.
+/// Returns the memory of an lb-linker that starts with existing objects and has nothing to write.
 fn started(plane: &Plane, sync: &str, links: usize) -> Memory {
     let mut linker = plane.linker(&["--sync", sync]);
     ready(&linker, Duration::from_millis(20));
@@ -48,7 +48,7 @@ fn print(title: &str, rows: &[(&str, Memory)]) {
     println!();
 }
 
-/// Without any link.
+/// Measures without links.
 pub fn idle(plane: &Plane, verdicts: &mut Verdicts) {
     let on = started(plane, "on", 0);
     let off = started(plane, "off", 0);
@@ -56,7 +56,7 @@ pub fn idle(plane: &Plane, verdicts: &mut Verdicts) {
     verdicts.at_most("resident, no links, --sync on", on.resident, 12.0, "MB");
 }
 
-/// With 10,000.
+/// Measures with 10,000 links.
 pub fn many(plane: &mut Plane, verdicts: &mut Verdicts) {
     plane.grow(LINKS);
     let off = started(plane, "off", LINKS);
@@ -72,7 +72,7 @@ pub fn many(plane: &mut Plane, verdicts: &mut Verdicts) {
     verdicts.at_most("peak, 10,000 links, --sync off", off.peak, 32.0, "MB");
 }
 
-/// With 100,000.
+/// Measures with 100,000 links.
 pub fn very_many(plane: &mut Plane, verdicts: &mut Verdicts) {
     plane.grow(LINKS);
     drop(plane.synced_linker());

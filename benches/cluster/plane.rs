@@ -1,4 +1,4 @@
-//! The control plane with its links, and those who answer for them.
+//! The control plane with its links, and the DNS servers that use it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,20 +16,21 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::CoreDns;
 use crate::harness::linker::Linker;
 
-/// Over so many namespaces the load balancers are spread.
+/// The number of namespaces with load balancers.
 const NAMESPACES: usize = 100;
-/// Where lb-linker writes.
+/// The target namespace.
 pub const TARGETS: &str = "external-targets";
-/// Where the ExternalName Services are that CoreDNS is asked for.
+/// The namespace of the ExternalName Services that CoreDNS serves.
 pub const PEER: &str = "peer";
-/// The links that most parts have.
+/// The number of links in most parts.
 pub const LINKS: usize = 10_000;
-/// Of 200 requests that the API server carries out at once these leave it room for others.
+/// The number of concurrent writers. The API server handles 200 concurrent requests, and needs room for other
+/// clients.
 const WRITERS: usize = 8;
-/// For whatever a start waits for. 100,000 external targets are written in that time.
+/// The timeout of everything at the start. 100,000 external targets can be written in that time.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// A control plane with so many links.
+/// A control plane with load balancers.
 pub struct Plane {
     pub plane: ControlPlane,
     pub access: Access,
@@ -38,39 +39,39 @@ pub struct Plane {
     peers: usize,
 }
 
-/// Where something of a namespace is.
+/// Returns the path of the Services of a namespace.
 pub fn services(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/services")
 }
 
-/// The namespace of a link.
+/// Returns the namespace of a link.
 pub fn namespace(link: usize) -> String {
     format!("team-{}", link % NAMESPACES)
 }
 
-/// The path of a link's status.
+/// Returns the path of a link's status.
 pub fn status(link: usize) -> String {
     format!("{}/svc-{link}/status", services(&namespace(link)))
 }
 
-/// What gives a link the target of a change.
+/// Returns the patch that sets a link's target to the target of a change.
 pub fn status_patch(change: u64, link: usize) -> String {
     json!({"status": {"loadBalancer": {"ingress": [{"hostname": host(change, link)}]}}}).to_string()
 }
 
-/// A question for a link.
+/// Returns a query for a link.
 pub fn link_question(link: usize) -> Vec<u8> {
     question(&format!("svc-{link}.{}.lb.internal", namespace(link)))
 }
 
 impl Plane {
-    /// Starts one without any link.
+    /// Starts a control plane without links.
     pub fn start() -> Self {
         eprintln!("starting etcd and kube-apiserver");
         let args = [
-            // Room for 100,000 load balancers: the API server takes no larger one.
+            // Enough addresses for 100,000 load balancers: the API server allows no larger range.
             "--service-cluster-ip-range=10.0.0.0/12",
-            // Nobody reads it here, and it costs as much as the work that it tells of.
+            // The audit log isn't read here, and costs as much as the requests.
             "--audit-log-path=",
         ];
         let plane = ControlPlane::start(Options { apiserver_args: args.map(str::to_owned).to_vec() });
@@ -84,7 +85,7 @@ impl Plane {
         Self { plane, access, kubeconfig, links: 0, peers: 0 }
     }
 
-    /// Sees to it that there are so many load balancers with a hostname.
+    /// Creates load balancers with a hostname until there are `links`.
     pub fn grow(&mut self, links: usize) {
         let first = self.links;
         if links <= first {
@@ -99,7 +100,7 @@ impl Plane {
                     "type": "LoadBalancer",
                     "ports": [{"name": "http", "port": 80}, {"name": "https", "port": 443}],
                     "selector": {"app": name},
-                    // There are 2,768 node ports.
+                    // There are only 2,768 node ports.
                     "allocateLoadBalancerNodePorts": false,
                 },
             });
@@ -109,14 +110,14 @@ impl Plane {
         self.links = links;
     }
 
-    /// Makes so many links of those that there are, with their external targets, by copies in etcd. The API server
-    /// counts the addresses that it has given away each time that it gives one away: 100,000 would take hours.
+    /// Copies the existing links, with their external targets, in etcd until there are `links`. The API server counts
+    /// all allocated addresses at each allocation, so 100,000 creations would take hours.
     pub fn multiply(&mut self, links: usize) {
         copies::make(&self.access, &self.plane.etcd_socket(), self.links..links);
         self.links = links;
     }
 
-    /// Sees to it that there are so many ExternalName Services for CoreDNS.
+    /// Creates ExternalName Services for CoreDNS until there are `peers`.
     pub fn grow_peers(&mut self, peers: usize) {
         let first = self.peers;
         if peers <= first {
@@ -133,7 +134,7 @@ impl Plane {
         self.peers = peers;
     }
 
-    /// Does something so many times, over several connections.
+    /// Calls `work` `number` times, over several connections.
     fn each(&self, number: usize, what: &str, work: impl Fn(&mut Connection, usize) + Sync) {
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let since = Instant::now();
@@ -157,7 +158,7 @@ impl Plane {
         });
     }
 
-    /// Starts lb-linker. It has its ports then, and may not be ready.
+    /// Starts lb-linker. Its ports are open when this returns, but it may not be ready.
     pub fn linker(&self, args: &[&str]) -> Linker {
         let kubeconfig = self.kubeconfig.to_str().expect("a path of ours");
         let mut all = vec!["--kubeconfig", kubeconfig, "--target-namespace", TARGETS, "--upstream", "none"];
@@ -184,14 +185,14 @@ impl Plane {
         }
     }
 
-    /// How many external targets there are. A page of one object tells how many remain.
+    /// Returns the number of external targets. A list page with one object has the number of remaining objects.
     fn external_targets(&self) -> usize {
         let list = self.access.connect().json("GET", &format!("{}?limit=1", services(TARGETS)), "");
         let rest = list["metadata"]["remainingItemCount"].as_u64().unwrap_or(0);
         list["items"].as_array().map_or(0, Vec::len) + rest as usize
     }
 
-    /// Starts CoreDNS with its `kubernetes`, and waits until it knows the ExternalName Services.
+    /// Starts CoreDNS with the plugin `kubernetes`, and waits until it serves the ExternalName Services.
     pub fn coredns(&self) -> CoreDns {
         let kubeconfig = self.plane.admin_kubeconfig();
         let plugins = format!(
@@ -201,7 +202,7 @@ impl Plane {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let coredns = runtime.block_on(CoreDns::start(&plugins, ""));
         let (mut asker, mut question) = (Asker::new(coredns.address), peer_question(0));
-        // Wherever the changes of another part have left it.
+        // The target may be from any change of another part.
         let deadline = Instant::now() + PATIENCE;
         while asker.ask(&mut question).is_none() {
             assert!(Instant::now() < deadline, "CoreDNS knows no Service");
@@ -211,12 +212,12 @@ impl Plane {
     }
 }
 
-/// A question for one of CoreDNS's Services.
+/// Returns a query for an ExternalName Service in CoreDNS.
 pub fn peer_question(peer: usize) -> Vec<u8> {
     question(&format!("ext-{peer}.{PEER}.svc.cluster.local"))
 }
 
-/// Waits until lb-linker is ready, and returns when it was.
+/// Waits until lb-linker is ready, and returns the time at which it was ready.
 pub fn ready(linker: &Linker, look: Duration) -> Instant {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -230,7 +231,7 @@ pub fn ready(linker: &Linker, look: Duration) -> Instant {
     }
 }
 
-/// Asks once for every link's name, to see that the right thing is measured.
+/// Sends queries for about 100 of the links, to check that lb-linker answers with targets.
 pub fn check(server: SocketAddr, links: usize) {
     let mut asker = Asker::new(server);
     for link in (0..links).step_by(links / 100) {

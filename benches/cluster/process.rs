@@ -1,15 +1,15 @@
-//! What the kernel knows of a process: proc(5).
+//! Memory and CPU time of a process from proc(5).
 
 use std::collections::BTreeMap;
 use std::fs;
 
-/// Memory in MB of 2^20 bytes.
+/// Memory in MB (2^20 bytes).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Memory {
     pub resident: f64,
     pub anonymous: f64,
     pub file: f64,
-    /// The most that was ever resident.
+    /// The peak of `resident`.
     pub peak: f64,
 }
 
@@ -28,13 +28,13 @@ pub fn memory(pid: u32) -> Memory {
     }
 }
 
-/// The processor time in seconds, user and system, that each group of threads has had. A group are the threads of
-/// one name but for the number at its end.
+/// The CPU time (user and system) of each group of threads, in seconds. The threads of a group have the same name
+/// except for a number at its end.
 #[derive(Clone, Debug, Default)]
 pub struct Cpu(BTreeMap<String, f64>);
 
 impl Cpu {
-    /// Reads it from the scheduler, which counts in nanoseconds.
+    /// Reads the CPU times from the scheduler, which counts in nanoseconds.
     pub fn of(pid: u32) -> Self {
         let mut groups: BTreeMap<String, f64> = BTreeMap::new();
         for task in fs::read_dir(format!("/proc/{pid}/task")).expect("a process that runs").flatten() {
@@ -44,13 +44,13 @@ impl Cpu {
             let nanos: f64 = read("schedstat").split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0.0);
             *groups.entry(name).or_default() += nanos / 1e9;
         }
-        // Threads that have ended are only in the sum, which is in hundredths of a second.
+        // The CPU time of ended threads is only in the process's total, which counts in units of 10 ms.
         let alive: f64 = groups.values().sum();
         groups.insert("(ended)".to_owned(), ticks(pid) / 100.0 - alive);
         Self(groups)
     }
 
-    /// What has been added since.
+    /// Returns the difference from an earlier measurement.
     pub fn since(&self, before: &Self) -> Self {
         let added = |(name, seconds): (&String, &f64)| {
             (name.clone(), seconds - before.0.get(name).copied().unwrap_or(0.0))
@@ -58,7 +58,7 @@ impl Cpu {
         Self(self.0.iter().map(added).collect())
     }
 
-    /// All groups but those whose name begins so.
+    /// Returns all groups except those with names that begin with `prefix`.
     pub fn without(&self, prefix: &str) -> Self {
         Self(
             self.0
@@ -73,7 +73,6 @@ impl Cpu {
         self.0.values().sum()
     }
 
-    /// The time of one group.
     pub fn of_group(&self, name: &str) -> f64 {
         self.0.get(name).copied().unwrap_or(0.0)
     }
@@ -83,7 +82,7 @@ impl Cpu {
     }
 }
 
-/// `utime` and `stime`, the 14th and 15th field, after a name in parentheses.
+/// Returns `utime` plus `stime`, fields 14 and 15, which follow a name in parentheses.
 fn ticks(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process that runs");
     let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(2);

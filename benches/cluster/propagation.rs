@@ -1,5 +1,5 @@
-//! How long a change takes: from the API server's answer to the PATCH until DNS answers the new target, and until
-//! the ExternalName is written; CoreDNS's `kubernetes` beside it.
+//! The latency of a change: from the API server's response to the PATCH until DNS answers with the new target, and
+//! until the ExternalName is written. CoreDNS's `kubernetes` is measured for comparison.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -14,28 +14,30 @@ use crate::plane::{
     LINKS, PEER, Plane, TARGETS, link_question, namespace, peer_question, services, status, status_patch,
 };
 
-/// The Services that CoreDNS is asked for.
+/// The number of Services that CoreDNS serves.
 pub const PEERS: usize = 250;
-/// Nothing takes as long but what never comes.
+/// The time after which a change counts as lost.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two changes, so that the one before has had all its consequences: Events, what watchers do.
+/// The pause between two changes, in which the consequences of a change, such as Events and watch events, come to an
+/// end.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Questions a second to each of both, in the second round.
+/// Queries per second to each of the two servers in the second round.
 const QUERIES: u32 = 3000;
-/// The names that those are about.
+/// The number of names in these queries.
 const ASKED: usize = 1000;
 
-/// What was measured of each change, in milliseconds.
+/// The measurements of all changes, in milliseconds.
 #[derive(Default)]
 struct Times {
     ours: Vec<f64>,
     written: Vec<f64>,
     coredns: Vec<f64>,
-    /// From the answer to a PATCH until a watch of our own told of it: of a load balancer, of an ExternalName.
+    /// From the response to a PATCH until the benchmark's watch reports the change: of a load balancer, and of an
+    /// ExternalName Service.
     told: [Vec<f64>; 2],
-    /// How long the first question took, of lb-linker and of CoreDNS.
+    /// The time until the first answer of lb-linker and of CoreDNS.
     first: [Vec<f64>; 2],
-    /// Changes that it found in force.
+    /// The numbers of changes that the first answer had.
     at_once: [usize; 2],
 }
 
@@ -46,7 +48,7 @@ impl Times {
     }
 }
 
-/// Measures it without other questions and among them.
+/// Measures without and with other queries.
 pub fn run(plane: &mut Plane, changes: usize, verdicts: &mut Verdicts) {
     plane.grow(LINKS);
     plane.grow_peers(PEERS);
@@ -84,7 +86,7 @@ fn measure(
 ) {
     let mut api = plane.access.connect();
     for number in 0..changes {
-        // In turns, and each as often first.
+        // The two servers take turns, and each is first equally often.
         for coredns in if number % 2 == 0 { [false, true] } else { [true, false] } {
             *change += 1;
             if coredns {
@@ -98,7 +100,7 @@ fn measure(
                 times.first(1, &seen);
                 times.told[1].push(millis(answered, told(&names.seen, PEER, *change)));
             } else {
-                // All over the links.
+                // Spread the changes over all links.
                 let link = number * 37 % LINKS;
                 let answered = api.must("PATCH", &status(link), &status_patch(*change, link));
                 let seen = ours.until(&mut link_question(link), *change, PATIENCE);
@@ -116,7 +118,7 @@ fn measure(
     }
 }
 
-/// Waits until the watch tells of a change in a namespace, and returns when it did.
+/// Waits until the watch reports a change in a namespace, and returns the time of the event.
 fn told(seen: &Receiver<Seen>, namespace: &str, change: u64) -> Instant {
     loop {
         match seen.recv_timeout(PATIENCE) {

@@ -1,4 +1,4 @@
-//! How long a start takes, until lb-linker is ready.
+//! The time from the start of lb-linker until it is ready.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use crate::plane::{LINKS, Plane, check, ready};
 
 const RUNS: usize = 7;
 
-/// Measures it with and without sync.
+/// Measures the start with and without sync.
 pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     plane.grow(LINKS);
-    // Every external target is there: no run has anything to write.
+    // All external targets exist, so no run has anything to write.
     drop(plane.synced_linker());
     let mut times = [Vec::new(), Vec::new()];
     for run in 1..=RUNS {

@@ -1,4 +1,4 @@
-//! Many changes a second among many questions: what they cost, and how soon they are seen.
+//! Many changes per second during many queries: their CPU cost, and the time until they are visible.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Sender, channel};
@@ -11,29 +11,29 @@ use crate::load::{Load, Made, Outcome};
 use crate::plane::{LINKS, Plane, link_question, status, status_patch};
 use crate::process::Cpu;
 
-/// Questions a second.
+/// Queries per second.
 pub const QUERIES: u32 = 20_000;
-/// Of the links these are asked for, and change.
+/// The number of links that are queried and changed.
 pub const ASKED: usize = 1000;
-/// How long each round is.
+/// The duration of each round.
 pub const ROUND: Duration = Duration::from_secs(30);
-/// Rounds of each kind, quiet and stormy in turns.
+/// The number of rounds without and with changes, in turns.
 pub const ROUNDS: usize = 2;
-/// Changes a second through the API server, over so many connections.
+/// Changes per second through the API server, and the number of connections for them.
 const CHANGES: u32 = 200;
 const CHANGERS: u32 = 8;
 
-/// What there is in a round.
+/// The kind of a round.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Quiet,
     Changes,
-    /// Changes, and no questions at all.
+    /// Changes without queries.
     Alone,
 }
 
 impl Kind {
-    /// Quiet ones and stormy ones in turns, then one that tells what the changes cost by themselves.
+    /// Returns rounds without and with changes in turns, then a round that measures the cost of changes alone.
     pub fn all() -> impl Iterator<Item = Self> {
         std::iter::repeat_n([Self::Quiet, Self::Changes], ROUNDS).flatten().chain([Self::Alone])
     }
@@ -47,24 +47,24 @@ impl Kind {
     }
 }
 
-/// What one round was like.
+/// The measurements of a round.
 pub struct Round {
     kind: Kind,
     load: Outcome,
-    /// Of the server, by threads.
+    /// The CPU time of the server, by thread group.
     cpu: Cpu,
     changes: u64,
 }
 
 impl Round {
-    /// Microseconds of the processor for each answer.
+    /// Returns the CPU time per answer in microseconds.
     fn cost(&self) -> f64 {
         self.cpu.total() * 1e6 / self.load.answered as f64
     }
 }
 
-/// Asks for a round's time, while `change` makes changes and tells of each until that time is over; returns how many
-/// it made.
+/// Sends queries for the duration of a round, while `change` makes changes until the given time and sends each of
+/// them to its channel. `change` returns the number of changes.
 pub fn round(
     server: SocketAddr,
     kind: Kind,
@@ -73,7 +73,7 @@ pub fn round(
 ) -> Round {
     let (sender, made) = channel();
     let questions = (0..ASKED).map(link_question).collect();
-    // With nobody who asks, nobody sees a change either.
+    // Without queries, no change can be seen.
     let (rate, made) = if kind == Kind::Alone { (0, channel().1) } else { (QUERIES, made) };
     let load = Load::following(server, rate, questions, made);
     let (before, end) = (cpu(), Instant::now() + ROUND);
@@ -83,7 +83,7 @@ pub fn round(
     Round { kind, load: load.stop(), cpu, changes }
 }
 
-/// Does something so many times a second until `end`, and returns how often.
+/// Calls `work` `rate` times per second until `end`, and returns the number of calls.
 pub fn paced(rate: u32, end: Instant, mut work: impl FnMut(u64)) -> u64 {
     let since = Instant::now();
     for number in 0.. {
@@ -97,7 +97,7 @@ pub fn paced(rate: u32, end: Instant, mut work: impl FnMut(u64)) -> u64 {
     0
 }
 
-/// Prints the rounds, and what the bounds say of them.
+/// Prints the rounds, and compares them with the bounds.
 pub fn report(title: &str, rounds: &[Round], verdicts: &mut Verdicts) {
     let mut table = Table::new(&[
         "round",
@@ -150,7 +150,7 @@ pub fn report(title: &str, rounds: &[Round], verdicts: &mut Verdicts) {
     verdicts.at_most(&what, p99(Kind::Changes, |load| &load.seen), 20.0, "ms");
 }
 
-/// Which threads the processor worked for.
+/// Prints the CPU time of each thread group.
 fn print_threads(rounds: &[Round]) {
     let mut table = Table::new(&["CPU ms a second, by threads", "quiet", "changes", "changes alone"]);
     let mut names: Vec<&str> =
@@ -172,18 +172,18 @@ fn print_threads(rounds: &[Round]) {
     println!();
 }
 
-/// Changes through the API server.
+/// Measures changes through the API server.
 pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     plane.grow(LINKS);
     plane.grow_peers(1);
     let linker = plane.synced_linker();
-    // Whatever came before has had its consequences.
+    // Wait until the consequences of earlier changes have come to an end.
     thread::sleep(Duration::from_secs(5));
     let mut rounds = Vec::new();
-    // Beyond whatever other parts have counted to.
+    // Larger than the change numbers of other parts.
     let mut first = 1_000_000;
     for kind in Kind::all() {
-        // While nobody asks, it is no matter who else is there.
+        // Without queries, the CPU time of CoreDNS can be measured at the same time.
         let coredns = (kind == Kind::Alone).then(|| plane.coredns());
         if coredns.is_some() {
             thread::sleep(Duration::from_secs(5));
@@ -212,8 +212,8 @@ pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     report("200 changes a second through the API server", &rounds, verdicts);
 }
 
-/// Changes one link after the other, and tells of each change when a watch of our own tells of it: at about that
-/// moment lb-linker hears of it, too.
+/// Changes one link after the other, and sends each change to `made` when the benchmark's own watch reports it.
+/// lb-linker gets the event at about the same time.
 fn change(plane: &Plane, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
     let watch = plane.access.watch("spec.type=LoadBalancer");
     thread::scope(|scope| {
@@ -221,7 +221,7 @@ fn change(plane: &Plane, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
             .map(|changer| {
                 scope.spawn(move || {
                     let mut api = plane.access.connect();
-                    // One after the other, not all at the same moments.
+                    // Spread the connections' changes evenly over time.
                     thread::sleep(Duration::from_secs(1) * changer / CHANGES);
                     paced(CHANGES / CHANGERS, end, |number| {
                         let number = number * u64::from(CHANGERS) + u64::from(changer);
@@ -231,12 +231,12 @@ fn change(plane: &Plane, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
                 })
             })
             .collect();
-        // An API server that falls behind keeps them longer.
+        // A slow API server delays the changers.
         let tell = |patience: Duration| {
             let Ok(seen) = watch.seen.recv_timeout(patience) else { return false };
             if let Some(change) = change_of(&seen.target).filter(|change| *change >= first) {
                 let question = link_question((change - first) as usize % ASKED);
-                // Nobody follows any more: then the round is over.
+                // Sending fails when the round is over.
                 let _ = made.send(Made { at: seen.at, change, question });
             }
             true

@@ -1,4 +1,4 @@
-//! A client of our own: for answers that are looked at, and for latencies, of which dnsperf tells only the mean.
+//! A client that checks answers and measures each latency, because dnsperf reports only the mean latency.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use crate::sets::Question;
 
-/// Questions under way while answers are looked at.
+/// Outstanding queries while answers are checked.
 const WINDOW: usize = 50;
-/// How long an answer may take before the question is asked again, and for how long that goes on.
+/// The time after which a query is repeated, and the time after which it fails.
 const PATIENCE: Duration = Duration::from_millis(500);
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A socket that talks to one server.
+/// A socket that is connected to one server.
 pub struct Client {
     socket: UdpSocket,
 }
@@ -24,11 +24,11 @@ impl Client {
         Ok(Self { socket })
     }
 
-    /// Asks every question once, and returns the answers in their order.
+    /// Sends every query, and returns the answers in the order of the queries.
     ///
     /// # Errors
-    /// When an answer is missing, or still wrong when it has been asked for again: what is behind an alias may not be
-    /// known at once.
+    /// If an answer is missing, or is still wrong after retries: a server may not have resolved a CNAME's target at
+    /// first.
     pub fn ask_all(&self, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
         let mut answers = Vec::with_capacity(questions.len());
         for (number, window) in questions.chunks(WINDOW).enumerate() {
@@ -37,7 +37,7 @@ impl Client {
         Ok(answers)
     }
 
-    /// Asks some questions at once, by ids from `first` on: an answer that comes late isn't taken for another one's.
+    /// Sends several queries at once with ids from `first` on, so that a late answer doesn't match another query.
     fn ask_window(&self, first: usize, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
         let mut answers: Vec<Option<Vec<u8>>> = vec![None; questions.len()];
         let mut problem = "no answer".to_owned();
@@ -45,7 +45,7 @@ impl Client {
         let deadline = Instant::now() + DEADLINE;
         while answers.iter().any(Option::is_none) && Instant::now() < deadline {
             for (i, question) in questions.iter().enumerate().filter(|(i, _)| answers[*i].is_none()) {
-                // A port where nobody listens yet.
+                // The server may not listen yet.
                 if self.send(question, first + i).is_err() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -78,7 +78,7 @@ impl Client {
         self.socket.send(message).map(drop)
     }
 
-    /// Waits until the server answers this question rightly.
+    /// Waits until the server answers this query correctly.
     pub fn wait_for(&self, question: &Question, ended: &mut dyn FnMut() -> bool) -> Result<(), String> {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut last = "no answer".to_owned();

@@ -1,4 +1,4 @@
-//! What a server costs, and what else its core did meanwhile.
+//! CPU time and memory of a server, and the load of its core.
 
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -7,19 +7,19 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::ClockId;
 use nix::unistd::Pid;
 
-/// The core of the servers that are measured.
+/// The core of the measured servers.
 pub const SERVER: usize = 0;
-/// The core of all that asks them, and of all that they ask.
+/// The core of the clients and of the upstreams.
 pub const LOAD: usize = 1;
 
-/// Has this thread, or a thread with that id, and what it starts run on one core.
+/// Pins a thread and its future children to a core. Id 0 is the current thread.
 pub fn pin(thread: Pid, core: usize) -> nix::Result<()> {
     let mut set = CpuSet::new();
     set.set(core)?;
     sched_setaffinity(thread, &set)
 }
 
-/// Has all threads of a process run on one core: Knot moves its own elsewhere once it is started.
+/// Pins all threads of a process to a core. Knot changes the affinity of its threads after its start.
 pub fn pin_threads(pid: u32, core: usize) -> io::Result<()> {
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
         let id = thread?.file_name().to_string_lossy().parse().map_err(io::Error::other)?;
@@ -28,8 +28,8 @@ pub fn pin_threads(pid: u32, core: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Microseconds that a process and those that it has started have computed so far, in user and system mode. The
-/// clock counts in nanoseconds, and threads that have ended are part of it.
+/// Returns the CPU time (user and system) of a process and its descendants in microseconds. The clock has nanosecond
+/// resolution and includes ended threads.
 pub fn used(pid: u32) -> f64 {
     let clocks = family(pid).into_iter().filter_map(|pid| {
         let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(pid.try_into().ok()?)).ok()?;
@@ -38,7 +38,7 @@ pub fn used(pid: u32) -> f64 {
     clocks.map(|time| time.tv_sec() as f64 * 1e6 + time.tv_nsec() as f64 / 1e3).sum()
 }
 
-/// Kilobytes that they have in memory.
+/// Returns the resident memory of a process and its descendants in kilobytes.
 pub fn resident(pid: u32) -> u64 {
     let sizes = family(pid).into_iter().filter_map(|pid| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -48,7 +48,7 @@ pub fn resident(pid: u32) -> u64 {
     sizes.sum()
 }
 
-/// A process and all that come from it: NSD is several.
+/// Returns a process and its descendants: NSD has several processes.
 fn family(pid: u32) -> Vec<u32> {
     let mut pids = vec![pid];
     let mut next = 0;
@@ -63,10 +63,10 @@ fn family(pid: u32) -> Vec<u32> {
     pids
 }
 
-/// How long a core has had nothing to do so far.
+/// The idle time of a core so far.
 ///
-/// The kernel measures that, where it only samples at ticks what a core does: a server that wakes up for each question
-/// and sleeps at every tick isn't there.
+/// The kernel measures idle time, but samples busy time only at ticks: a server that wakes up for each query and
+/// sleeps at every tick would count as idle.
 #[derive(Clone, Copy, Debug)]
 pub struct Core {
     idle: Duration,
@@ -83,7 +83,7 @@ impl Core {
         Self { idle: Duration::from_millis((ticks[3] + ticks[4] + ticks[7]) * 10), since: Instant::now() }
     }
 
-    /// The share of the time since then in which it computed, for whomever.
+    /// Returns the share of the time since `then` in which the core was busy with any process.
     pub fn busy_since(then: Self, core: usize) -> f64 {
         let now = Self::now(core);
         let idle = (now.idle - then.idle).as_secs_f64() / (now.since - then.since).as_secs_f64();

@@ -1,4 +1,4 @@
-//! The load at saturation: dnsperf, as much as the server takes.
+//! The load at saturation: dnsperf with as many queries as the server handles.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::harness::process::Process;
 
-/// What it tells at its end.
+/// The results that dnsperf prints at its end.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub answered: f64,
@@ -15,14 +15,14 @@ pub struct Outcome {
     pub per_second: f64,
     /// Mean latency in microseconds.
     pub mean: f64,
-    /// The share of answers that were NOERROR.
+    /// The share of answers with NOERROR.
     pub good: f64,
 }
 
-/// Asks the questions of a file, again and again.
+/// Sends the queries of a file repeatedly.
 ///
 /// # Errors
-/// When dnsperf can't be used, with what it says.
+/// If dnsperf fails, with its output.
 pub fn run(
     program: &Path,
     server: SocketAddr,

@@ -1,4 +1,4 @@
-//! The files that the servers read.
+//! The input files of the servers.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::sets::{NAMES, Question, ZONE, address, host, service, target};
 
-/// Services of type LoadBalancer, as lb-linker reads them.
+/// Returns manifests of LoadBalancer Services for lb-linker.
 pub fn manifests() -> String {
     let each = (0..NAMES).map(|i| {
         format!(
@@ -25,7 +25,7 @@ status: {{loadBalancer: {{ingress: [{{hostname: {}}}]}}}}
     each.collect()
 }
 
-/// The zone of all names, for those who have it and for the upstream of those who forward.
+/// Returns the zone with all names, for authoritative servers and for the forwarders' upstream.
 pub fn zone() -> String {
     let mut zone = format!(
         "$ORIGIN {ZONE}.
@@ -46,7 +46,7 @@ ns 3600 IN A 127.0.0.1
     zone
 }
 
-/// What dnsperf reads with `-B`: messages as TCP frames them.
+/// Writes the queries for dnsperf's option `-B`: messages with the length prefix of DNS over TCP.
 pub fn write_questions(path: &Path, questions: &[Question]) -> io::Result<()> {
     let framed = questions.iter().flat_map(|question| {
         let length = u16::try_from(question.bytes.len()).expect("questions are short");
@@ -55,7 +55,7 @@ pub fn write_questions(path: &Path, questions: &[Question]) -> io::Result<()> {
     fs::write(path, framed.collect::<Vec<u8>>())
 }
 
-/// What the floor reads: questions and answers without their ids.
+/// Writes the queries and answers for the floor, without ids.
 pub fn write_answers(path: &Path, questions: &[Question], answers: &[Vec<u8>]) -> io::Result<()> {
     let hexadecimal =
         |message: &[u8]| message[2..].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -66,13 +66,13 @@ pub fn write_answers(path: &Path, questions: &[Question], answers: &[Vec<u8>]) -
     fs::write(path, lines.collect::<String>())
 }
 
-/// Where a name server finds what it needs.
+/// The directory and the port of a name server.
 pub struct Place<'a> {
     pub directory: &'a Path,
     pub port: u16,
 }
 
-/// Knot's configuration: one thread for each of UDP and TCP, no journal.
+/// Returns Knot's configuration: one thread each for UDP and TCP, no journal.
 pub fn knot(place: &Place) -> String {
     let Place { directory, port } = place;
     let directory = directory.display();
@@ -100,8 +100,8 @@ zone:
     )
 }
 
-/// NSD's configuration: one server process, at a port that the bench holds. Its rate limit would drop what comes from one
-/// client.
+/// Returns NSD's configuration: one server process with `reuseport`, because the bench holds the port, and no rate
+/// limit, because all queries come from one client.
 pub fn nsd(place: &Place) -> String {
     let Place { directory, port } = place;
     let directory = directory.display();

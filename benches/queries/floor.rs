@@ -1,7 +1,7 @@
-//! The floor: what the kernel's UDP path costs whatever a DNS server does on top of it.
+//! The floor: the cost of the kernel's UDP path, which every DNS server pays.
 //!
-//! Batches in by recvmmsg, a look-up of the whole question in a map of ready answers, batches out by sendmmsg.
-//! It sleeps in the kernel until something comes and takes what is there; it reads no DNS.
+//! The floor receives batches with recvmmsg, looks up each query in a map of prepared answers, and sends batches with
+//! sendmmsg. It blocks in the kernel until datagrams arrive, and parses no DNS.
 
 #![expect(unsafe_code, reason = "the calls are libc's own, so that nothing is between them and the kernel")]
 
@@ -17,25 +17,25 @@ use nix::libc::{
 };
 use socket2::{Domain, Socket, Type};
 
-/// Datagrams of one system call.
+/// The maximum of datagrams per system call.
 const BATCH: usize = 64;
-/// The longest question or answer.
+/// The maximum size of a query or an answer, in bytes.
 const SIZE: usize = 4096;
-/// The kernel's queue, as lb-linker asks for it.
+/// The size of the socket's receive buffer in bytes, the same as lb-linker's.
 const RECEIVE_BUFFER: c_int = 1 << 20;
-/// Room for the address that was asked: a control message with an in6_pktinfo, or the smaller in_pktinfo.
+/// The size of the control message with the destination address: an in6_pktinfo, or the smaller in_pktinfo.
 const CONTROL: usize = 40;
-/// An id is the first thing in a message.
+/// The size of the id at the start of a message.
 const ID: usize = 2;
 
-/// Answers, by question. Both without the id.
+/// Answers by query, both without ids.
 type Answers = HashMap<Box<[u8]>, Box<[u8]>>;
 
-/// Answers at an address until it is killed.
+/// Answers queries at an address until the process is killed.
 pub fn serve(address: SocketAddr, answers: &Path) -> io::Result<()> {
     let answers = read(answers)?;
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
-    // The bench holds the port.
+    // The bench reserves the port.
     socket.set_reuse_port(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
@@ -53,7 +53,7 @@ pub fn serve(address: SocketAddr, answers: &Path) -> io::Result<()> {
     Batch::new(wildcard).answer_all(socket.as_raw_fd(), &answers)
 }
 
-/// Reads lines of a question and its answer, both in hexadecimal.
+/// Reads lines with a query and its answer in hexadecimal.
 fn read(path: &Path) -> io::Result<Answers> {
     let text = std::fs::read_to_string(path)?;
     let pairs = text.lines().map(|line| {
@@ -69,7 +69,7 @@ fn bytes(hexadecimal: &str) -> Option<Box<[u8]>> {
 }
 
 fn option(socket: &UdpSocket, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
-    // SAFETY: the pointer is to a c_int, and its size goes along.
+    // SAFETY: the pointer refers to a c_int, and the length argument is its size.
     let code = unsafe {
         setsockopt(
             socket.as_raw_fd(),
@@ -82,10 +82,10 @@ fn option(socket: &UdpSocket, level: c_int, name: c_int, value: c_int) -> io::Re
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What the kernel writes to and reads from. The headers point into the boxes beside them, which never move.
+/// The buffers that the kernel writes and reads. The headers point into the other boxes, which never move.
 struct Batch {
     wildcard: bool,
-    /// How many of them the last batch has used, from the front.
+    /// The number of entries at the front that the last batch has used.
     used: usize,
     headers: Box<[mmsghdr; BATCH]>,
     parts: Box<[iovec; BATCH]>,
@@ -94,19 +94,19 @@ struct Batch {
     buffers: Box<[[u8; SIZE]; BATCH]>,
 }
 
-/// Control messages start where a cmsghdr may.
+/// Control messages need the alignment of a cmsghdr.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Control([u8; CONTROL]);
 
 impl Batch {
     fn new(wildcard: bool) -> Self {
-        // The checks of the sizes that are written here by hand.
+        // Check the size constants.
         const { assert!(size_of::<libc::cmsghdr>() + size_of::<in6_pktinfo>() <= CONTROL) };
         Self {
             wildcard,
             used: BATCH,
-            // SAFETY: these are C's structures of numbers and pointers, for which zeros are valid.
+            // SAFETY: these are C structures of numbers and pointers, for which zeros are valid.
             headers: Box::new(unsafe { zeroed() }),
             parts: Box::new(unsafe { zeroed() }),
             peers: Box::new(unsafe { zeroed() }),
@@ -123,7 +123,7 @@ impl Batch {
         }
     }
 
-    /// Waits for a first datagram, and takes those that are there with it.
+    /// Waits for a datagram, and receives all that are available.
     fn receive(&mut self, socket: RawFd) -> io::Result<usize> {
         for i in 0..self.used {
             self.parts[i] = iovec { iov_base: self.buffers[i].as_mut_ptr().cast(), iov_len: SIZE };
@@ -138,16 +138,16 @@ impl Batch {
             }
         }
         let flags = libc::MSG_WAITFORONE;
-        // SAFETY: there are BATCH headers, and what they point at lives as long as `self` and has the lengths
-        // that they say.
+        // SAFETY: there are BATCH headers; their pointers are valid for as long as `self` lives and for the lengths
+        // in the headers.
         let received =
             unsafe { recvmmsg(socket, self.headers.as_mut_ptr(), BATCH as u32, flags, std::ptr::null_mut()) };
         self.used = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
         Ok(self.used)
     }
 
-    /// Puts an answer in the place of each question that has one, those to the front. The address that was asked
-    /// stays beside it: the answer leaves from there.
+    /// Replaces each query that has an answer by this answer, and moves it to the front. The header keeps the
+    /// destination address, from which the answer is sent.
     fn look_up(&mut self, received: usize, answers: &Answers) -> usize {
         let mut ready = 0;
         for i in 0..received {

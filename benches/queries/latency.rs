@@ -1,6 +1,6 @@
-//! A load of our own that notes the latency of every answer, of which dnsperf tells only the mean.
+//! A load that records the latency of every answer, because dnsperf reports only the mean latency.
 //!
-//! It never sleeps: it sends when a question is due, and looks for answers all the time.
+//! The load never sleeps: it sends a query when it is due, and polls for answers all the time.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 
 use crate::sets::Question;
 
-/// Questions under way at saturation, as many as dnsperf has.
+/// Outstanding queries at saturation, the same number as in dnsperf.
 const WINDOW: usize = 200;
-/// How far the load may be behind its time before it leaves out what it hasn't sent: a burst would measure itself.
+/// The delay after which the load skips queries that it hasn't sent: a burst would distort the latencies.
 const LATE: Duration = Duration::from_millis(1);
-/// How long answers are waited for that are late.
+/// The time to wait for late answers.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Ids of questions.
+/// The number of query ids.
 const IDS: usize = 1 << 16;
 
-/// What came of one run.
+/// The latencies of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies {
-    /// In nanoseconds, one for each answer.
+    /// The latency of each answer, in nanoseconds.
     pub each: Vec<u32>,
-    /// Questions without an answer.
+    /// Queries without an answer.
     pub lost: usize,
 }
 
@@ -32,26 +32,26 @@ impl Latencies {
         self.lost += other.lost;
     }
 
-    /// Mean, in microseconds.
+    /// Returns the mean latency in microseconds.
     pub fn mean(&self) -> f64 {
         self.each.iter().map(|each| f64::from(*each)).sum::<f64>() / self.each.len().max(1) as f64 / 1e3
     }
 
-    /// The median, in microseconds.
+    /// Returns the median latency in microseconds.
     pub fn median(&self) -> f64 {
         let mut each = self.each.clone();
         let middle = each.len() / 2;
         if each.is_empty() { f64::NAN } else { f64::from(*each.select_nth_unstable(middle).1) / 1e3 }
     }
 
-    /// The share of answers that took more than a millisecond. One that never came did.
+    /// Returns the share of queries that took more than 1 ms, including lost queries.
     pub fn slow(&self) -> f64 {
         let slow = self.each.iter().filter(|each| **each > 1_000_000).count() + self.lost;
         slow as f64 / (self.each.len() + self.lost).max(1) as f64
     }
 }
 
-/// Sends so many questions a second, evenly.
+/// Sends `rate` queries per second at equal intervals.
 pub fn paced(server: SocketAddr, questions: &[Question], rate: u32, time: Duration) -> io::Result<Latencies> {
     let mut load = Load::new(server, questions)?;
     let interval = Duration::from_secs(1) / rate;
@@ -70,7 +70,7 @@ pub fn paced(server: SocketAddr, questions: &[Question], rate: u32, time: Durati
     }
 }
 
-/// Sends the next question as soon as there is an answer.
+/// Sends the next query as soon as an answer arrives.
 pub fn saturated(server: SocketAddr, questions: &[Question], time: Duration) -> io::Result<Latencies> {
     let mut load = Load::new(server, questions)?;
     let end = Instant::now() + time;
@@ -90,7 +90,7 @@ struct Load<'a> {
     socket: UdpSocket,
     questions: &'a [Question],
     sent: usize,
-    /// When the question with an id was sent, if its answer isn't there.
+    /// The time at which the query with an id was sent, until its answer arrives.
     times: Vec<Option<Instant>>,
     under_way: usize,
     latencies: Latencies,
@@ -121,7 +121,7 @@ impl<'a> Load<'a> {
         self.socket.send(message).map(drop)
     }
 
-    /// Takes an answer, if there is one.
+    /// Receives an answer, if there is one.
     fn receive(&mut self) -> io::Result<bool> {
         let mut buffer = [0; 4096];
         match self.socket.recv(&mut buffer) {

@@ -1,6 +1,7 @@
-//! What a query costs: lb-linker beside other DNS servers, and beside the floor of the kernel's UDP path.
+//! CPU time per query: lb-linker compared with other DNS servers and with the floor, the cost of the kernel's UDP
+//! path.
 //!
-//! `make bench`; what is measured and how is in `docs/performance.md`.
+//! `make bench`; docs/performance.md describes the method.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -25,7 +26,7 @@ mod verdicts;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // cargo says `--bench`.
+    // cargo passes `--bench`.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let done = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => plan::run(),

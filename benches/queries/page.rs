@@ -1,4 +1,4 @@
-//! The part of docs/performance.md that is measured.
+//! The measured part of docs/performance.md.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/performance.md");
 const BEGIN: &str = "<!-- queries: make bench BENCH_WRITE=1 -->\n";
 const END: &str = "<!-- end of queries -->\n";
 
-/// Replaces what stands between the marks.
+/// Replaces the text between the marks.
 pub fn write(text: &str) -> Result<(), String> {
     let page = fs::read_to_string(PAGE).map_err(|error| format!("{PAGE}: {error}"))?;
     let missing = || format!("{PAGE}: the marks of the measured part are missing");
@@ -20,7 +20,7 @@ pub fn write(text: &str) -> Result<(), String> {
     fs::write(PAGE, page).map_err(|error| format!("{PAGE}: {error}"))
 }
 
-/// Where and with what it was measured, in one paragraph.
+/// Returns a paragraph about the machine and the versions.
 pub fn machine(programs: &Programs, dnsperf: &Path) -> String {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -45,7 +45,7 @@ pub fn machine(programs: &Programs, dnsperf: &Path) -> String {
     )
 }
 
-/// The line that tells a version.
+/// Returns the line with the version.
 fn version(said: &str) -> Option<String> {
     let line = said.lines().find(|line| line.bytes().any(|byte| byte.is_ascii_digit()))?;
     Some(

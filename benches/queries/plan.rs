@@ -1,4 +1,4 @@
-//! What is measured: the environment, the programs, one set after the other.
+//! The run of the benchmark: its settings, the programs, and one set of queries after the other.
 
 use std::env;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::servers::{Programs, Server, Stage, start_upstream};
 use crate::sets::{NAMES, Names, Set, service, target};
 use crate::{cpu, fixtures, page, report, verdicts};
 
-/// What the environment says.
+/// The settings from the environment.
 pub struct Plan {
     pub rounds: usize,
     pub time: Duration,
@@ -47,8 +47,8 @@ impl Plan {
         })
     }
 
-    /// The rows of a set. Words that are part of sets' names choose those sets, the others choose rows; a whole name
-    /// chooses nothing but that.
+    /// Returns the rows of a set. Words in BENCH_ONLY that are part of a set's name select sets, the other words
+    /// select rows; a complete name selects only that set or row.
     fn rows(&self, set: Set) -> Vec<Server> {
         let (sets, rows): (Vec<&str>, Vec<&str>) = self
             .only
@@ -107,7 +107,7 @@ pub fn run() -> Result<(), String> {
             _ => stage.programs.of(*server).is_some(),
         };
         let rows: Vec<Server> = rows.into_iter().filter(there).collect();
-        // Without an upstream there is nothing to forward to.
+        // Without an upstream, queries can't be forwarded.
         let possible =
             stage.programs.knot.is_some() || matches!(set, Set::Cname | Set::CnameAnywhere | Set::Tcp);
         if rows.is_empty() || !possible {
@@ -144,7 +144,7 @@ fn measure(stage: &Stage, plan: &Plan, dnsperf: &Path, set: Set, rows: &[Server]
     measured
 }
 
-/// Lets lb-linker answer a set once, for the floor, which then gives the same bytes.
+/// Records lb-linker's answers to a set, so that the floor can send the same bytes.
 fn capture(stage: &Stage, set: Set) -> Result<(), String> {
     let linker = stage.start(Server::Linker, set)?;
     let client = Client::new(linker.address).map_err(|error| error.to_string())?;
@@ -153,7 +153,7 @@ fn capture(stage: &Stage, set: Set) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// All that isn't pinned elsewhere runs on the core of the load: this process and what it starts.
+/// Pins this process and its children to the core of the load, unless they are pinned elsewhere.
 fn pin() -> Result<(), String> {
     cpu::pin(Pid::from_raw(0), cpu::LOAD)
         .map_err(|error| format!("two cores are needed, one for the servers and one for the load: {error}"))
@@ -170,12 +170,12 @@ fn find_peers() -> Programs {
     Programs {
         knot: peer("knotd", "knot"),
         nsd: peer("nsd", "nsd"),
-        // Builds it when it isn't there; that needs Go, and says so.
+        // Builds CoreDNS if it is missing; this needs Go, and prints an error without Go.
         coredns: std::panic::catch_unwind(|| programs().coredns.clone()).ok(),
     }
 }
 
-/// Looks where shells look, and where Debian puts what only root starts.
+/// Searches the PATH and /usr/sbin, where Debian installs servers.
 fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let directories = env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
@@ -200,7 +200,7 @@ fn upstream_of(
     Ok(Some(process))
 }
 
-/// A control plane with the ExternalName Services that CoreDNS's `kubernetes` answers from.
+/// Starts a control plane with the ExternalName Services for CoreDNS's `kubernetes`.
 fn cluster() -> ControlPlane {
     eprintln!("bench: starting a control plane with {NAMES} ExternalName Services");
     let plane = ControlPlane::start(Options::default());

@@ -1,4 +1,4 @@
-//! The tables.
+//! The tables of the results.
 
 use std::io::{IsTerminal, stderr};
 
@@ -7,7 +7,7 @@ use crate::rounds::{Load, Measured, RATE, Sample};
 use crate::servers::Server;
 use crate::spread::Spread;
 
-/// Tells on a terminal how far it is, in one line that the next one replaces.
+/// Prints the progress; on a terminal, each line replaces the previous line.
 pub fn progress(text: &str) {
     if stderr().is_terminal() {
         eprint!("\r\x1b[K{text}");
@@ -16,7 +16,7 @@ pub fn progress(text: &str) {
     }
 }
 
-/// The columns of the tables. At a rate that isn't its own limit memory says nothing.
+/// The columns of the tables. Below saturation, memory isn't shown.
 const HEAD: [&str; 11] = [
     "",
     "CPU µs/query",
@@ -31,7 +31,7 @@ const HEAD: [&str; 11] = [
     "MB",
 ];
 
-/// A set's tables in Markdown, aligned.
+/// Returns the tables of a set in aligned Markdown.
 pub fn tables(measured: &Measured) -> String {
     let rounds = measured.rows.values().map(Vec::len).max().unwrap_or_default();
     let mut text = format!("### {}\n\nAt saturation, medians of {rounds} rounds:\n\n", measured.set);
@@ -99,7 +99,7 @@ fn whole(value: Option<f64>) -> String {
     value.map_or_else(String::new, |value| format!("{value:.0}"))
 }
 
-/// The first column to the left, the others to the right.
+/// Returns a Markdown table. The first column is left-aligned, the others are right-aligned.
 pub fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let head: Vec<String> = head.iter().map(|&cell| cell.to_owned()).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();

@@ -1,4 +1,4 @@
-//! The rounds: in each of them every server once, so that what slows the machine slows all of them.
+//! The rounds: each round measures every server once, so that a slow machine slows all servers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,45 +12,45 @@ use crate::servers::{Running, Server};
 use crate::sets::{NAMES, Set};
 use crate::{dnsperf, report};
 
-/// Questions a second where the server isn't saturated.
+/// Queries per second below saturation.
 pub const RATE: u32 = 20_000;
 
-/// How much of the servers' core may go to others than the server that is measured, and how much of the load.
+/// The share of the servers' core that other processes may use, and the share of the load that may be missing.
 const DISTURBED: f64 = 0.1;
-/// How often it is measured again where it is more; the least disturbed figure is kept.
+/// The number of attempts at an undisturbed measurement; the least disturbed one is kept.
 const TRIES: usize = 3;
 
-/// What one server did in one round.
+/// The measurements of a server in a round.
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub saturated: Load,
     /// Latencies at saturation.
     pub crowded: Option<Latencies>,
-    /// At [`RATE`].
+    /// The cost and the latencies at [`RATE`].
     pub paced: Option<(Load, Latencies)>,
-    /// Kilobytes.
+    /// Resident memory in kilobytes.
     pub resident: u64,
 }
 
-/// What a load cost.
+/// The measurements of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Microseconds of CPU per query.
     pub cpu: f64,
-    /// The share of the core's time in which it computed, for whomever.
+    /// The share of the time in which the core was busy with any process.
     pub busy: f64,
-    /// The share that wasn't for the server.
+    /// The share of the time in which the core was busy with other processes.
     pub others: f64,
     pub per_second: f64,
     /// Mean latency in microseconds.
     pub mean: f64,
     pub lost: f64,
-    /// Questions a second that the load was to ask, if it had a limit.
+    /// The intended queries per second, if the load had a limit.
     wanted: Option<u32>,
 }
 
 impl Load {
-    /// Whether others have worked on the core as well, or on that of the load, so that it came too late.
+    /// Whether other processes used the core, or delayed the load on its own core.
     pub fn is_disturbed(&self) -> bool {
         let late = self.wanted.is_some_and(|wanted| self.per_second < (1.0 - DISTURBED) * f64::from(wanted));
         self.others > DISTURBED || late
@@ -61,9 +61,9 @@ impl Load {
 #[derive(Debug)]
 pub struct Measured {
     pub set: Set,
-    /// In the order of the table, by round.
+    /// The samples of each server by round, in the order of the table.
     pub rows: BTreeMap<Server, Vec<Sample>>,
-    /// Why a server isn't among them.
+    /// The reasons why servers are missing.
     pub problems: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ impl Measured {
         Self { set, rows: BTreeMap::new(), problems: Vec::new() }
     }
 
-    /// Measures what runs. A server that can't be measured is left out from then on, with all that it did before.
+    /// Measures running servers. A server that fails is removed together with its earlier samples.
     pub fn run(&mut self, plan: &Plan, dnsperf: &Path, mut running: Vec<Running>) {
         for round in 0..plan.rounds {
             report::progress(&format!("{}: round {} of {}", self.set.name(), round + 1, plan.rounds));
@@ -90,7 +90,7 @@ impl Measured {
             if running.is_empty() {
                 break;
             }
-            // Nobody always comes after the same one.
+            // Change the order, so that no server always follows the same one.
             running.rotate_left(1);
         }
         report::progress("");
@@ -103,7 +103,7 @@ impl Measured {
 
 fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Result<Sample, String> {
     let text = |error: std::io::Error| error.to_string();
-    // The answers are looked at each time, and what is to be cached is.
+    // Check the answers before each measurement, which also fills the caches.
     let first = &running.questions[..running.questions.len().min(NAMES)];
     Client::new(running.address).map_err(text)?.ask_all(first)?;
     let (saturated, good) = quiet(|| {
@@ -130,7 +130,7 @@ fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Resul
     Ok(Sample { saturated, crowded: Some(crowded), paced: Some(paced), resident })
 }
 
-/// Measures until nobody disturbs it.
+/// Measures until a measurement is undisturbed, at most [`TRIES`] times.
 fn quiet<T>(measure: impl Fn() -> Result<(Load, T), String>) -> Result<(Load, T), String> {
     let mut best = measure()?;
     for _ in 1..TRIES {
@@ -145,7 +145,7 @@ fn quiet<T>(measure: impl Fn() -> Result<(Load, T), String>) -> Result<(Load, T)
     Ok(best)
 }
 
-/// What the server and its core have done since.
+/// The CPU time of a server and of its core since a start time.
 struct Meter {
     pid: u32,
     used: f64,

@@ -1,4 +1,4 @@
-//! The servers that are compared, each on the core of the servers.
+//! The compared servers, which run on the servers' core.
 
 use std::fs::{self, File};
 use std::io;
@@ -45,7 +45,7 @@ impl Server {
         }
     }
 
-    /// Those that have the answers to a set.
+    /// Returns the servers that can answer a set.
     pub const fn of(set: Set) -> &'static [Self] {
         use Server::*;
         match set {
@@ -67,7 +67,7 @@ impl Server {
     }
 }
 
-/// The programs, as far as they are there.
+/// The paths of the programs that are installed.
 #[derive(Debug, Default)]
 pub struct Programs {
     pub knot: Option<PathBuf>,
@@ -87,29 +87,28 @@ impl Programs {
     }
 }
 
-/// What servers need beside their programs.
+/// The environment of the servers.
 pub struct Stage {
     pub programs: Programs,
-    /// For the files of all servers.
+    /// The directory for the files of all servers.
     pub directory: PathBuf,
-    /// Where those that forward ask.
+    /// The address of the forwarders' upstream.
     pub upstream: SocketAddr,
     /// The cluster with the ExternalName Services, for CoreDNS's `kubernetes`.
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// A server that answers. Dropping it ends it.
+/// A running server, which is stopped when it is dropped.
 pub struct Running {
     pub server: Server,
     pub process: Process,
     pub address: SocketAddr,
     pub questions: Vec<Question>,
-    /// The questions, for dnsperf.
+    /// The file with the queries for dnsperf.
     pub data: PathBuf,
     _ports: Ports,
 }
 
-/// The ports of a server.
 struct Ports {
     dns: HeldPort,
     metrics: HeldPort,
@@ -117,13 +116,13 @@ struct Ports {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // NSD's processes end with the first of them only if it is asked to.
+        // NSD's child processes end only if the first process is terminated by a signal that it can handle.
         self.process.stop(std::time::Duration::from_secs(5));
     }
 }
 
 impl Stage {
-    /// Starts a server for a set, and waits until it answers the first question.
+    /// Starts a server for a set, and waits until the server answers the first query.
     pub fn start(&self, server: Server, set: Set) -> Result<Running, String> {
         let text = |error: io::Error| error.to_string();
         let directory =
@@ -143,7 +142,7 @@ impl Stage {
         Ok(running)
     }
 
-    /// The program with its arguments, and the files that they name.
+    /// Returns the command of a server, and writes its files.
     fn command(&self, server: Server, set: Set, directory: &Path, ports: &Ports) -> io::Result<Command> {
         let port = ports.dns.number();
         let place = &Place { directory, port };
@@ -155,7 +154,7 @@ impl Stage {
             Server::Linker => {
                 command = linker::bare();
                 write("services.yaml", fixtures::manifests())?;
-                // Beside the other files, which aren't manifests.
+                // Move the manifest away from the other files, which aren't manifests.
                 let manifests = directory.join("manifests");
                 fs::create_dir_all(&manifests)?;
                 fs::rename(directory.join("services.yaml"), manifests.join("services.yaml"))?;
@@ -194,7 +193,7 @@ impl Stage {
         Ok(command)
     }
 
-    /// One block, the same for lb-linker where it takes one.
+    /// Returns a Corefile with one block, for CoreDNS and for lb-linker.
     fn corefile(&self, server: Server, ports: &Ports) -> String {
         let forward = format!("forward . {}", self.upstream);
         let kubernetes = || {
@@ -216,13 +215,14 @@ impl Stage {
         format!(".:{port} {{\n bind 127.0.0.1\n errors\n {metrics}\n {plugins}\n}}\n")
     }
 
-    /// The file of the answers that the floor gives to a set.
+    /// Returns the file with the floor's answers to a set.
     pub fn answers(&self, set: Set) -> PathBuf {
         self.directory.join(format!("{}-answers", set.name()))
     }
 }
 
-/// Starts a Knot as the upstream of all that forward, on the core of the load: what it costs isn't theirs.
+/// Starts Knot as the upstream of all forwarders, on the core of the load, so that the upstream's cost doesn't count
+/// for them.
 pub fn start_upstream(program: &Path, directory: &Path, port: u16) -> io::Result<Process> {
     fs::create_dir_all(directory)?;
     fs::write(directory.join("zone"), fixtures::zone())?;

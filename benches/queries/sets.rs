@@ -1,4 +1,4 @@
-//! The questions, and what has to come back.
+//! The queries and their expected answers.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -6,17 +6,17 @@ use std::net::Ipv4Addr;
 use hickory_proto::op::{Edns, Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RData, RecordType};
 
-/// Names of each kind.
+/// The number of names of each kind.
 pub const NAMES: usize = 1000;
-/// Names that nobody has asked for yet, for what isn't cached.
+/// The number of names in queries that must not be cached.
 const UNIQUE_NAMES: usize = 100_000;
-/// The zone that holds all of them, for the servers that read a zone file.
+/// The zone with all names, for servers that read a zone file.
 pub const ZONE: &str = "internal";
-/// Where lb-linker has its names, and where CoreDNS's `kubernetes` has its own.
+/// The zone of lb-linker's names, and the zone of CoreDNS's `kubernetes`.
 const LINKED: &str = "bench.lb.internal";
 const CLUSTER: &str = "bench.svc.cluster.local";
 
-/// What is asked.
+/// A set of queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Set {
     Cname,
@@ -43,7 +43,7 @@ impl Set {
         Self::Tcp,
     ];
 
-    /// What it is called where one is chosen, and in the tables.
+    /// Returns the name of the set in BENCH_ONLY and in the tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cname => "cname",
@@ -96,12 +96,12 @@ impl fmt::Display for Set {
     }
 }
 
-/// Which names a server has for the same targets.
+/// The names for the targets in a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Names {
-    /// Those of lb-linker.
+    /// The names in lb-linker.
     Linked,
-    /// Those that CoreDNS's `kubernetes` gives ExternalName Services.
+    /// The names of ExternalName Services in CoreDNS's `kubernetes`.
     Cluster,
 }
 
@@ -122,17 +122,17 @@ impl Names {
     }
 }
 
-/// The Service's name.
+/// Returns the name of a Service.
 pub fn service(i: usize) -> String {
     format!("svc-{i}")
 }
 
-/// The hostname that a cloud has given its load balancer.
+/// Returns the hostname of a Service's load balancer.
 pub fn target(i: usize) -> String {
     format!("bench-svc-{i}-4-fb5d0.kr.lb.cloud.{ZONE}")
 }
 
-/// A name that has nothing to do with load balancers.
+/// Returns a name that is unrelated to load balancers.
 pub fn host(i: usize) -> String {
     format!("host-{i}.site.{ZONE}")
 }
@@ -141,14 +141,14 @@ pub fn address(i: usize) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 20, 0, 1)) + u32::try_from(i).expect("there are few"))
 }
 
-/// A question as it is sent, and what its answer has to be.
+/// A query, and the expected answer.
 #[derive(Clone, Debug)]
 pub struct Question {
     /// The message, with the id 0.
     pub bytes: Vec<u8>,
     kind: RecordType,
     absent: bool,
-    /// Whether the name is an alias, which the answer then has to hold.
+    /// Whether the name is an alias, so that the answer must have a CNAME.
     alias: bool,
 }
 
@@ -174,11 +174,10 @@ impl Question {
         Self { bytes, kind, absent, alias: ours && !absent }
     }
 
-    /// What clients ask for: mostly both kinds of addresses, now and then something else; every other of them with
-    /// EDNS.
+    /// Returns a query of the mix: mostly A and AAAA, sometimes other types; every other query has EDNS.
     fn of_mix(i: usize, names: Names) -> Self {
         let edns = i % 2 == 1;
-        // Twenty names have each part; the halves with and without EDNS are alike.
+        // Each group of 20 names has all types; the queries with and without EDNS have the same types.
         match i / 2 % 20 {
             0..10 => Self::with(&names.service(i), RecordType::A, edns),
             10..17 => Self::with(&names.service(i), RecordType::AAAA, edns),
@@ -188,15 +187,15 @@ impl Question {
         }
     }
 
-    /// Whether there is no such name.
+    /// Whether the name doesn't exist.
     pub const fn is_absent(&self) -> bool {
         self.absent
     }
 
-    /// Whether this is the answer.
+    /// Checks an answer.
     ///
     /// # Errors
-    /// With what is wrong with it.
+    /// If the answer is wrong, with the answer as text.
     pub fn check(&self, answer: &[u8]) -> Result<(), String> {
         let answer = Message::from_vec(answer).map_err(|error| format!("not a message: {error}"))?;
         let code = answer.metadata.response_code;
@@ -205,7 +204,7 @@ impl Question {
         let addresses = answer.answers.iter().filter(|record| matches!(record.data, RData::A(_))).count();
         let right = code == wanted
             && !answer.metadata.truncation
-            // CoreDNS's `kubernetes` gives an alias only where it knows the type.
+            // CoreDNS's `kubernetes` answers with a CNAME only for types that it supports.
             && (has(RecordType::CNAME) == self.alias || self.kind == RecordType::HTTPS)
             && addresses == usize::from(self.kind == RecordType::A && !self.absent);
         if right { Ok(()) } else { Err(answer.to_string().trim().replace('\n', " ")) }

@@ -1,6 +1,6 @@
-//! Medians and how far the rounds are apart.
+//! Median and spread of rounds.
 
-/// The median of some rounds, both ends, and the ends of the middle half.
+/// The minimum, the quartiles and the maximum of some rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
     pub low: f64,
@@ -11,7 +11,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Nothing, if there are no rounds.
+    /// Returns the spread of values, or `None` if there are no values.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);

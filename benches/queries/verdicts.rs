@@ -1,4 +1,4 @@
-//! The bounds: what is asked of lb-linker, measured against what ran beside it in the same rounds.
+//! The bounds for lb-linker, relative to the servers that were measured in the same rounds.
 
 use crate::latency::Latencies;
 use crate::report::pool;
@@ -7,13 +7,13 @@ use crate::servers::Server;
 use crate::sets::Set;
 use crate::spread::Spread;
 
-/// A round counts for a bound by the floor only if the mean latency is no more than so many times the floor's: who
-/// waits until a batch is full saves CPU.
+/// A round counts for a bound relative to the floor only if the mean latency is at most this multiple of the floor's:
+/// a server that waits for full batches saves CPU time.
 const LATENCY: f64 = 1.2;
-/// Rounds that the share of slow answers needs.
+/// The number of rounds that the share of slow answers needs.
 const ROUNDS: usize = 15;
 
-/// CPU per query at saturation, as a ratio.
+/// A bound on the ratio of CPU time per query at saturation.
 struct Bound {
     set: Set,
     of: Server,
@@ -24,7 +24,7 @@ struct Bound {
 #[derive(Clone, Copy)]
 enum Limit {
     AtMost(f64),
-    /// A win counts only if it is larger than the spread.
+    /// A lower value counts only if the difference is larger than the spread.
     Below(f64),
     AtLeast(f64),
 }
@@ -51,7 +51,7 @@ const BOUNDS: [Bound; 12] = {
     ]
 };
 
-/// A line for each bound that was measured.
+/// Returns a line for each bound that was measured.
 pub fn lines(all: &[Measured]) -> Vec<String> {
     let mut lines: Vec<String> = BOUNDS.iter().filter_map(|bound| bound.line(all)).collect();
     lines.extend(latency(all));
@@ -68,7 +68,7 @@ impl Bound {
         let ratios = |rounds: &[(&Sample, &Sample)]| {
             Spread::of(rounds.iter().map(|(of, by)| of.saturated.cpu / by.saturated.cpu))
         };
-        // What doesn't count is still worth knowing.
+        // Without counted rounds, report the ratio of the others.
         let spread = ratios(&counted).or_else(|| ratios(&calm)).or_else(|| ratios(&rounds))?;
         let verdict = match (calm.is_empty(), counted.is_empty()) {
             (true, _) => "not known",
@@ -89,7 +89,7 @@ impl Bound {
         ))
     }
 
-    /// Whether nobody has waited to fill batches.
+    /// Whether the server hasn't delayed answers to fill batches.
     fn is_prompt(&self, of: &Sample, by: &Sample) -> bool {
         self.by != Server::Floor || of.saturated.mean <= LATENCY * by.saturated.mean
     }
@@ -108,7 +108,7 @@ impl Limit {
         }
     }
 
-    /// The median has to hold, and of a win also the middle half of the rounds.
+    /// Compares the median with the limit, and for [`Limit::Below`] the middle half of the rounds.
     fn verdict(self, spread: Spread) -> &'static str {
         let (holds, near) = match self {
             Self::AtMost(limit) => (spread.median <= limit, spread.quarter <= limit),
@@ -123,7 +123,7 @@ impl Limit {
     }
 }
 
-/// Latency without saturation, beside Knot's.
+/// Returns the lines about latency below saturation, compared with Knot.
 fn latency(all: &[Measured]) -> Vec<String> {
     let rows = all.iter().find(|measured| measured.set == Set::Cname).map(|measured| &measured.rows);
     let row = |server: Server| rows.and_then(|rows| rows.get(&server));
@@ -156,7 +156,7 @@ fn latency(all: &[Measured]) -> Vec<String> {
     ]
 }
 
-/// The latencies of a round in which nobody disturbed the two.
+/// Returns the latencies of a round in which no other process disturbed the two servers.
 fn calm<'a>((our, their): (&'a Sample, &'a Sample)) -> Option<(&'a Latencies, &'a Latencies)> {
     let (our, their) = (our.paced.as_ref()?, their.paced.as_ref()?);
     (!our.0.is_disturbed() && !their.0.is_disturbed()).then_some((&our.1, &their.1))
