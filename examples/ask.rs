@@ -1,4 +1,4 @@
-//! A small `dig`: asks a DNS server one question and prints the answer.
+//! A small `dig`: sends one query to a DNS server and prints the answer.
 //!
 //! `cargo run --example ask -- @127.0.0.1:5301 my-sample-lb-default.lb.internal A`
 

@@ -1,4 +1,4 @@
-//! The cloud of the demo: a DNS server that knows the hostnames of load balancers, and nothing else.
+//! The cloud's DNS server in the demo, which knows only the hostnames of load balancers.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,18 +11,18 @@ use hickory_proto::rr::rdata::{A, AAAA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::net::UdpSocket;
 
-/// Seconds that caches keep the cloud's records.
+/// The TTL of the cloud's records, in seconds.
 const TTL: u32 = 60;
-/// Addresses for documentation (RFC 5737, RFC 3849): each load balancer gets the next ones.
+/// Documentation addresses (RFC 5737, RFC 3849): each load balancer gets the next address of each family.
 const ADDRESSES: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(198, 51, 100, 0), Ipv6Addr::new(0x2001, 0xdb8, 0x51, 0, 0, 0, 0, 0));
 
 type Hosts = HashMap<Name, [IpAddr; 2]>;
 
-/// The cloud's DNS server. It ends with the program.
+/// The cloud's DNS server, which runs until the process ends.
 #[derive(Debug)]
 pub struct Cloud {
-    /// Where it answers.
+    /// The server's address.
     pub address: SocketAddr,
     hosts: Arc<Mutex<Hosts>>,
     created: u8,
@@ -32,7 +32,7 @@ impl Cloud {
     /// Starts the server on a free port of 127.0.0.1.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no port can be bound.
     pub async fn start() -> io::Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let cloud = Self { address: socket.local_addr()?, hosts: Arc::default(), created: 0 };
@@ -64,7 +64,7 @@ fn lock(hosts: &Mutex<Hosts>) -> MutexGuard<'_, Hosts> {
 
 async fn serve(socket: UdpSocket, hosts: Arc<Mutex<Hosts>>) {
     let mut buffer = [0; 1232];
-    // An error here belongs to one client that has gone away.
+    // An error concerns one client only, such as a client that has closed its socket.
     loop {
         let Ok((length, client)) = socket.recv_from(&mut buffer).await else { continue };
         if let Ok(Some(answer)) = answer(&buffer[..length], &hosts) {
@@ -73,7 +73,7 @@ async fn serve(socket: UdpSocket, hosts: Arc<Mutex<Hosts>>) {
     }
 }
 
-/// Returns the answer to a question; none to what isn't one.
+/// Returns the answer to a query, or `None` for a message that isn't a query.
 fn answer(bytes: &[u8], hosts: &Mutex<Hosts>) -> Result<Option<Vec<u8>>, ProtoError> {
     let asked = Message::from_vec(bytes)?;
     let [query] = asked.queries.as_slice() else { return Ok(None) };

@@ -13,12 +13,12 @@ use nix::unistd::Pid;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 
-/// How long lb-linker may take to open its ports, and to end.
+/// The time that lb-linker may take to open its ports, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often to look whether it has ended.
+/// The interval for polling whether lb-linker has ended.
 const POLL: Duration = Duration::from_millis(5);
 
-/// A running lb-linker. Dropping it ends it.
+/// A running lb-linker, which is stopped when it is dropped.
 #[derive(Debug)]
 pub struct Linker {
     child: Child,
@@ -26,11 +26,10 @@ pub struct Linker {
 }
 
 impl Linker {
-    /// Starts lb-linker in `directory` with these arguments, and without the flags that the
-    /// environment may hold.
+    /// Starts lb-linker in `directory` with these arguments, and without LB_LINKER_ variables from the environment.
     ///
     /// # Errors
-    /// If the program isn't there.
+    /// If the program can't be found or started.
     pub fn start(directory: &Path, arguments: &[&str]) -> Result<Self, Box<dyn Error>> {
         let program = program()?;
         let mut command = Command::new(&program);
@@ -46,7 +45,7 @@ impl Linker {
         if let Some(stderr) = child.stderr.take() {
             thread::spawn(move || {
                 for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                    // Nobody reads any more: lb-linker must be able to write all the same.
+                    // Without a receiver, the lines are still read, because lb-linker must be able to write its log.
                     let _ = sender.send(line);
                 }
             });
@@ -54,21 +53,20 @@ impl Linker {
         Ok(Self { child, log })
     }
 
-    /// Returns the next line of the log, or nothing when lb-linker has ended.
+    /// Returns the next line of the log, or `None` when lb-linker has ended.
     pub async fn next_line(&mut self) -> Option<String> {
         self.log.recv().await
     }
 
-    /// Returns the next line of the log if it is there already.
+    /// Returns the next line of the log if it is available.
     pub fn line_at_hand(&mut self) -> Option<String> {
         self.log.try_recv().ok()
     }
 
-    /// Waits until lb-linker has opened its ports. Returns where it answers DNS, and the lines of its log so
-    /// far.
+    /// Waits until lb-linker has opened its ports. Returns its DNS address, and the lines of its log so far.
     ///
     /// # Errors
-    /// If it ends instead, or takes longer than 10 s.
+    /// If lb-linker ends, or takes longer than 10 s.
     pub async fn dns_address(&mut self) -> Result<(SocketAddr, Vec<String>), Box<dyn Error>> {
         let mut lines = Vec::new();
         let told = timeout(PATIENCE, async {
@@ -88,23 +86,23 @@ impl Linker {
         }
     }
 
-    /// Returns how lb-linker has ended, if it has.
+    /// Returns the exit status of lb-linker, if lb-linker has ended.
     ///
     /// # Errors
-    /// If the operating system doesn't tell.
+    /// If the status can't be read.
     pub fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// Ends lb-linker by SIGTERM, or by force if it hasn't ended within 10 s.
+    /// Stops lb-linker with SIGTERM, or with SIGKILL if lb-linker doesn't end within 10 s.
     ///
     /// # Errors
-    /// If the operating system doesn't tell how it ended.
+    /// If the status can't be read.
     pub fn stop(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.ended()? {
             return Ok(status);
         }
-        // Not waited for yet, so the id is still its own.
+        // The child hasn't been waited for, so its process id can't have been reused.
         if let Ok(id) = self.child.id().try_into() {
             kill(Pid::from_raw(id), Signal::SIGTERM)?;
         }
@@ -126,10 +124,10 @@ impl Drop for Linker {
     }
 }
 
-/// Finds the program: `$LB_LINKER`, else beside this example (`target/debug/examples/demo`).
+/// Returns the path of the program: `$LB_LINKER`, or the program beside this example (`target/debug/examples/demo`).
 fn program() -> Result<PathBuf, Box<dyn Error>> {
     if let Some(path) = std::env::var_os("LB_LINKER") {
-        // It is started in another directory.
+        // The path must be absolute, because the program is started in another directory.
         return Ok(std::path::absolute(path)?);
     }
     let this = std::env::current_exe()?;

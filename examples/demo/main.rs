@@ -1,9 +1,9 @@
-//! Shows lb-linker at work, without a cluster: `make demo`.
+//! Demonstrates lb-linker without a cluster: `make demo`.
 //!
-//! It copies `examples/manifests` to a temporary directory, starts a small DNS server in the role of the
-//! cloud's and the real lb-linker, and then changes the manifests as a cluster would change. Everything that it
-//! prints is read back from lb-linker: from its DNS answers, its external targets and its log. The exit code is
-//! 0 only if all of it was as it should be.
+//! The demo copies `examples/manifests` to a temporary directory, starts a small DNS server in the role of the
+//! cloud's DNS and the real lb-linker, and then changes the manifests as a cluster would. Everything that the demo
+//! prints is read from lb-linker: from its DNS answers, its external targets and its log. The exit code is 0 only if
+//! everything is as expected.
 
 mod cloud;
 mod linker;
@@ -37,7 +37,7 @@ async fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // Whichever comes first: what the other one has started and written is cleared away.
+    // When one branch ends, the other branch is dropped, which stops lb-linker and removes the temporary files.
     tokio::select! {
         told = story::tell(stay) => match told {
             Ok(()) => ExitCode::SUCCESS,
@@ -59,7 +59,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Waits for Ctrl-C, SIGTERM or the end of the terminal. Returns the exit code that shells expect then.
+/// Waits for SIGINT, SIGTERM or SIGHUP. Returns the exit code for the signal, as shells do.
 async fn stopped() -> io::Result<u8> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

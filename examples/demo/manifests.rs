@@ -1,4 +1,4 @@
-//! The manifests that lb-linker reads and the external targets that it writes, as the demo sees them.
+//! The manifests that lb-linker reads, and the external targets that lb-linker writes.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::screen::Row;
 
-/// The manifests that every demo begins with.
+/// The initial manifests of the demo.
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/manifests");
 
 /// The label that ties an EndpointSlice to its Service.
@@ -19,11 +19,9 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// A LoadBalancer Service of a manifest.
 #[derive(Clone, Debug)]
 pub struct LoadBalancer {
-    /// The file that it stands in.
+    /// The file of the manifest.
     pub file: PathBuf,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// The hostnames and addresses of its status.
     pub ingress: Vec<Ingress>,
@@ -32,13 +30,12 @@ pub struct LoadBalancer {
 /// An entry of `status.loadBalancer.ingress`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Ingress {
-    /// A hostname.
     pub hostname: Option<String>,
     /// An IPv4 or IPv6 address.
     pub ip: Option<String>,
 }
 
-/// A Service, a List of them, or an EndpointSlice.
+/// A Service, a List of Services, or an EndpointSlice.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Object {
@@ -84,12 +81,12 @@ struct LoadBalancerStatus {
 }
 
 impl LoadBalancer {
-    /// Returns the hostname that the cloud gave it, if it gave one.
+    /// Returns the hostname in the status, if there is one.
     pub fn hostname(&self) -> Option<&str> {
         self.ingress.iter().find_map(|entry| entry.hostname.as_deref())
     }
 
-    /// Returns the addresses that the cloud gave it.
+    /// Returns the addresses in the status.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
         self.ingress.iter().filter_map(|entry| entry.ip.as_deref())
     }
@@ -111,7 +108,7 @@ pub fn copy_examples(directory: &Path) -> io::Result<()> {
 /// Returns the load balancers of all manifests in `directory`, by file.
 ///
 /// # Errors
-/// If a file can't be read or understood.
+/// If a file can't be read or parsed.
 pub fn load_balancers(directory: &Path) -> Result<Vec<LoadBalancer>, Box<dyn Error>> {
     let mut found = Vec::new();
     for file in files(directory)? {
@@ -129,10 +126,10 @@ pub fn load_balancers(directory: &Path) -> Result<Vec<LoadBalancer>, Box<dyn Err
     Ok(found)
 }
 
-/// Puts `new` in the place of `old` in a file. Readers see the old file or the new one.
+/// Replaces `old` by `new` in a file. Readers see either the old or the new file.
 ///
 /// # Errors
-/// If `old` isn't in it, or the file can't be read or written.
+/// If the file doesn't contain `old`, or can't be read or written.
 pub fn replace(file: &Path, old: &str, new: &str) -> Result<(), Box<dyn Error>> {
     let text = fs::read_to_string(file)?;
     if !text.contains(old) {
@@ -143,17 +140,17 @@ pub fn replace(file: &Path, old: &str, new: &str) -> Result<(), Box<dyn Error>> 
     Ok(fs::rename(partial, file)?)
 }
 
-/// Returns the external targets in `directory`, by name: each with its `spec.externalName`, or with
-/// the addresses of its EndpointSlices.
+/// Returns the external targets in `directory`, by name: each with its `spec.externalName`, or with the addresses of
+/// its EndpointSlices.
 ///
 /// # Errors
-/// If a file can't be read or understood.
+/// If a file can't be read or parsed.
 pub fn external_targets(directory: &Path) -> Result<Vec<Row>, Box<dyn Error>> {
     let mut objects = Vec::new();
     for file in files(directory)? {
         match read(&file) {
             Ok(object) => objects.push(object),
-            // Removed since the directory was listed.
+            // The file was removed after the directory was listed.
             Err(_) if !file.exists() => {}
             Err(error) => return Err(error),
         }
@@ -172,7 +169,7 @@ pub fn external_targets(directory: &Path) -> Result<Vec<Row>, Box<dyn Error>> {
     Ok(services.iter().map(|service| (service.metadata.name.clone(), leads_to(service))).collect())
 }
 
-/// Returns the files of a directory that aren't hidden, by name; none if it isn't there.
+/// Returns the files of a directory that aren't hidden, sorted by name; none if the directory doesn't exist.
 fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

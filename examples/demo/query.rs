@@ -1,4 +1,4 @@
-//! One question to a DNS server by UDP, and its answer.
+//! A DNS query over UDP, and its answer.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,15 +9,15 @@ use hickory_proto::rr::{Name, RecordType};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
-/// How long an answer may take: lb-linker gives up on its upstream after 1.8 s.
+/// The timeout of a query, longer than lb-linker's timeout for upstreams, which is 1.8 s.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// What we take by UDP (DNS flag day 2020).
+/// The UDP payload size in bytes (DNS flag day 2020).
 const MAX_UDP: u16 = 1232;
 
-/// Asks `server` for the records of `name` of type `qtype`.
+/// Queries `server` for the records of `name` of type `qtype`.
 ///
 /// # Errors
-/// If no answer comes within 3 s.
+/// If there is no answer within 3 s.
 pub async fn ask(server: SocketAddr, name: &Name, qtype: RecordType) -> io::Result<Message> {
     let mut question = Message::query();
     question.metadata.recursion_desired = true;
@@ -36,7 +36,7 @@ pub async fn ask(server: SocketAddr, name: &Name, qtype: RecordType) -> io::Resu
     })
 }
 
-/// Receives messages until one belongs to the question (RFC 5452 section 9.1).
+/// Receives messages until one matches the query (RFC 5452 section 9.1).
 async fn answer_to(question: &Message, socket: &UdpSocket) -> io::Result<Message> {
     let mut buffer = vec![0; usize::from(MAX_UDP)];
     loop {

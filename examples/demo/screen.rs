@@ -1,8 +1,8 @@
-//! What the demo prints: headings, sentences, lb-linker's log, tables.
+//! The output of the demo: headings, sentences, lb-linker's log, tables.
 
 use std::io::{self, IsTerminal, Write};
 
-/// A row of a table: its first column, and the lines of its second.
+/// A row of a table: the first column, and the lines of the second column.
 pub type Row = (String, Vec<String>);
 
 const BOLD: &str = "\x1b[1m";
@@ -24,7 +24,7 @@ impl Screen {
         Self { coloured: io::stdout().is_terminal() && !unwanted }
     }
 
-    /// Begins a part of the story.
+    /// Prints the heading of a step.
     pub fn heading(&self, text: &str) -> io::Result<()> {
         print(&format!("\n{}\n", self.paint(BOLD, &format!("== {text}"))))
     }
@@ -45,13 +45,13 @@ impl Screen {
         print(&lines)
     }
 
-    /// Prints a line of lb-linker's log, without its time: it is long enough.
+    /// Prints a line of lb-linker's log, without its time, to keep the line short.
     pub fn log(&self, line: &str) -> io::Result<()> {
         let event = line.split_once("Z ").map_or(line, |(_, event)| event).trim_start();
         print(&format!("{}\n", self.paint(DIM, &format!("  lb-linker | {event}"))))
     }
 
-    /// Prints a table. Rows that aren't as they were in `before` are marked.
+    /// Prints a table. Rows that differ from `before` are marked.
     pub fn table(&self, heads: [&str; 2], rows: &[Row], before: Option<&[Row]>) -> io::Result<()> {
         let is_new = |row: &Row| before.is_some_and(|before| !before.contains(row));
         let left = |row: &&Row| !rows.iter().any(|(key, _)| *key == row.0);
@@ -82,7 +82,7 @@ impl Screen {
     }
 }
 
-/// Prints in one go, so that nothing comes between.
+/// Prints while holding the lock of stdout, so that the text isn't interrupted.
 fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;

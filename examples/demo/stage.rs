@@ -1,5 +1,4 @@
-//! What the story is played on: a temporary directory, the cloud's DNS server, lb-linker and the screen; and the
-//! look at all of it.
+//! The environment of the demo: a temporary directory, the cloud's DNS server, lb-linker and the screen.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -17,45 +16,43 @@ use crate::manifests::{self, LoadBalancer};
 use crate::query;
 use crate::screen::{Row, Screen};
 
-/// How long what is expected may take to come about.
+/// The timeout for an expected state.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often to look meanwhile.
+/// The polling interval.
 const POLL: Duration = Duration::from_millis(5);
 
-/// An answer without records, to a name that there is.
+/// The text for an answer without records for an existing name.
 pub const NODATA: &str = "NODATA (the name is there, without records of this type)";
-/// The answer to a name that there isn't.
+/// The text for an answer for a missing name.
 pub const NXDOMAIN: &str = "NXDOMAIN (no such name)";
 
-/// The stage.
+/// The environment of the demo.
 #[derive(Debug)]
 pub struct Stage {
-    // In this order they are cleared away: nobody writes into a directory that is being removed.
+    // The fields are dropped in this order: lb-linker ends before its directory is removed.
     linker: Linker,
     directory: TempDir,
     /// The cloud's DNS server.
     pub cloud: Cloud,
-    /// Where lb-linker answers DNS.
+    /// lb-linker's DNS address.
     pub dns: SocketAddr,
-    /// What the audience sees.
     pub screen: Screen,
 }
 
-/// A question, as `dig` takes it.
+/// A query.
 #[derive(Clone, Debug)]
 pub struct Question {
     /// The name, without the trailing dot.
     pub name: String,
-    /// The type.
     pub qtype: RecordType,
 }
 
-/// What can be seen of lb-linker from outside.
+/// The visible state of lb-linker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Picture {
     /// The external targets and what they point at.
     pub targets: Vec<Row>,
-    /// Questions and their answers.
+    /// Queries and their answers.
     pub answers: Vec<Row>,
 }
 
@@ -97,17 +94,17 @@ impl Stage {
         Ok(Self { linker, directory, cloud, dns, screen })
     }
 
-    /// Where the manifests are.
+    /// Returns the directory of the manifests.
     pub fn manifests(&self) -> PathBuf {
         self.directory.path().join("manifests")
     }
 
-    /// Where the external targets are.
+    /// Returns the directory of the external targets.
     pub fn targets(&self) -> PathBuf {
         self.directory.path().join("external-targets")
     }
 
-    /// Returns the load balancers that the manifests show.
+    /// Returns the load balancers in the manifests.
     ///
     /// # Errors
     /// If a manifest can't be read.
@@ -115,11 +112,10 @@ impl Stage {
         manifests::load_balancers(&self.manifests())
     }
 
-    /// Waits until everything is as expected, looking again and again. Returns what was seen then, and how long
-    /// that was after `since`.
+    /// Polls until the state is as expected. Returns the state, and the time since `since`.
     ///
     /// # Errors
-    /// If it isn't so after 10 s; then with what differs.
+    /// If the state isn't as expected after 10 s, with the first difference.
     pub async fn wait_for(
         &mut self,
         expected: &Picture,
@@ -142,7 +138,7 @@ impl Stage {
         }
     }
 
-    /// Reads the external targets, and asks the questions of the expected picture.
+    /// Reads the external targets, and sends the queries of the expected state.
     async fn look(&self, expected: &Picture) -> Result<Picture, Box<dyn Error>> {
         let mut targets: Vec<Row> = manifests::external_targets(&self.targets())?;
         targets.sort();
@@ -153,10 +149,10 @@ impl Stage {
         Ok(Picture { targets, answers })
     }
 
-    /// Asks lb-linker a question, and returns its answer, a line for each record.
+    /// Sends a query to lb-linker, and returns the answer with one line per record.
     ///
     /// # Errors
-    /// If the question can't be asked.
+    /// If the name is invalid.
     pub async fn ask(&self, question: &Question) -> Result<Vec<String>, Box<dyn Error>> {
         let mut name = Name::from_ascii(&question.name)?;
         name.set_fqdn(true);
@@ -166,10 +162,10 @@ impl Stage {
         })
     }
 
-    /// Shows what lb-linker has logged since the last time.
+    /// Prints the new lines of lb-linker's log.
     ///
     /// # Errors
-    /// If it can't be printed.
+    /// If a line can't be printed.
     pub fn show_log(&mut self) -> Result<(), Box<dyn Error>> {
         while let Some(line) = self.linker.line_at_hand() {
             self.screen.log(&line)?;
@@ -177,10 +173,10 @@ impl Stage {
         Ok(())
     }
 
-    /// Shows lb-linker's log for as long as it runs.
+    /// Prints lb-linker's log until lb-linker ends.
     ///
     /// # Errors
-    /// If it can't be printed.
+    /// If a line can't be printed.
     pub async fn follow_log(&mut self) -> Result<(), Box<dyn Error>> {
         while let Some(line) = self.linker.next_line().await {
             self.screen.log(&line)?;
@@ -188,13 +184,13 @@ impl Stage {
         Ok(())
     }
 
-    /// Ends lb-linker, and returns the screen.
+    /// Stops lb-linker, and returns the screen.
     ///
     /// # Errors
-    /// If it doesn't end in good order.
+    /// If lb-linker's exit status isn't success.
     pub async fn clear(mut self) -> Result<Screen, Box<dyn Error>> {
         let status = self.linker.stop()?;
-        // To its last line: the pipe has an end now.
+        // Print the log to its end: the pipe is closed.
         self.follow_log().await?;
         if status.success() {
             Ok(self.screen)
@@ -220,7 +216,7 @@ impl std::str::FromStr for Question {
     }
 }
 
-/// Returns what an answer says, a line for each record, the CNAME first.
+/// Returns the text of an answer with one line per record, the CNAME first.
 fn lines(answer: &Message) -> Vec<String> {
     match answer.metadata.response_code {
         ResponseCode::NoError if answer.answers.is_empty() => {
@@ -244,7 +240,7 @@ pub fn record(rtype: RecordType, data: &str) -> String {
     format!("{:5} {data}", rtype.to_string())
 }
 
-/// Says what differs first.
+/// Returns a text with the first difference.
 fn difference(expected: &Picture, seen: &Picture) -> String {
     let tables = [
         ("external target", &expected.targets, &seen.targets),

@@ -1,4 +1,4 @@
-//! The story that the demo tells: what happens, and what has to be seen then.
+//! The steps of the demo, and the expected state after each step.
 
 use std::error::Error;
 use std::fs;
@@ -11,9 +11,9 @@ use crate::manifests::{self, LoadBalancer};
 use crate::screen::{Row, Screen};
 use crate::stage::{NODATA, NXDOMAIN, Picture, Question, Stage, record};
 
-/// lb-linker's zone, unless it is told another one.
+/// lb-linker's default zone.
 const ZONE: &str = "lb.internal";
-/// How long an external target outlives its Service here: seconds.
+/// The demo's `--delete-delay`, in seconds.
 const DELETE_DELAY: u64 = 2;
 /// The load balancer that is recreated, and the one that is removed: namespace and name.
 const RECREATED: (&str, &str) = ("default", "my-sample-lb");
@@ -21,32 +21,32 @@ const REMOVED: (&str, &str) = ("elk", "kibana");
 /// The last part of the first label of the recreated load balancer's hostname.
 const NEW_PART: &str = "9c1e7";
 
-// The heads of tables.
+// The column titles of the tables.
 const SERVICES: [&str; 2] = ["SERVICE", "LOAD BALANCER"];
 const TARGETS: [&str; 2] = ["EXTERNAL TARGET", "LEADS TO"];
 const ANSWERS: [&str; 2] = ["QUESTION", "ANSWER"];
 
-/// A load balancer, and what has to be seen of it.
+/// A load balancer, and its expected state.
 struct Link {
     balancer: LoadBalancer,
     expected: Expected,
 }
 
 enum Expected {
-    /// Its hostname, with the addresses behind it.
+    /// The load balancer has this hostname, which has these addresses.
     Hostname(String, [IpAddr; 2]),
-    /// Its addresses.
+    /// The load balancer has these addresses.
     Addresses(Vec<IpAddr>),
-    /// It is gone, and its external target still points at this hostname.
+    /// The load balancer is deleted, and its external target still points at this hostname.
     Leaving(String),
-    /// It is gone, and so is its external target.
+    /// The load balancer and its external target are deleted.
     Left,
 }
 
-/// Tells the story.
+/// Runs the demo.
 ///
 /// # Errors
-/// If something isn't as it should be.
+/// If a state isn't as expected.
 pub async fn tell(stay: bool) -> Result<(), Box<dyn Error>> {
     let screen = Screen::new();
     screen.heading("lb-linker demo")?;
@@ -73,7 +73,7 @@ async fn load_balancers_get_names(stage: &mut Stage) -> Result<Vec<Link>, Box<dy
         };
         links.push(Link { balancer, expected });
     }
-    // The hero first.
+    // The load balancer that will be recreated comes first.
     links.sort_by_key(|link| !link.is(RECREATED));
     let (seen, _) = stage.wait_for(&picture(&links), Instant::now()).await?;
 
@@ -198,7 +198,7 @@ impl Link {
         format!("{}-{}-ext", self.balancer.name, self.balancer.namespace)
     }
 
-    /// Returns the questions about it, and the answers that have to come.
+    /// Returns the queries for the load balancer, and the expected answers.
     fn answers(&self) -> Vec<Row> {
         let LoadBalancer { namespace, name, .. } = &self.balancer;
         let dashed = format!("{name}-{namespace}.{ZONE}");
@@ -235,7 +235,7 @@ impl Expected {
     }
 }
 
-/// Returns what has to be seen.
+/// Returns the expected state of all load balancers.
 fn picture(links: &[Link]) -> Picture {
     let mut targets: Vec<Row> = links
         .iter()
@@ -253,7 +253,7 @@ fn picture(links: &[Link]) -> Picture {
     Picture { targets, answers: links.iter().flat_map(Link::answers).collect() }
 }
 
-/// Returns the load balancers, as their manifests show them.
+/// Returns the rows of the load balancers in the manifests.
 fn services(links: &[Link]) -> Vec<Row> {
     links
         .iter()
@@ -265,7 +265,7 @@ fn services(links: &[Link]) -> Vec<Row> {
         .collect()
 }
 
-/// Returns the rows that weren't so before.
+/// Returns the rows that have changed.
 fn news(rows: &[Row], before: &[Row]) -> Vec<Row> {
     rows.iter().filter(|row| !before.contains(row)).cloned().collect()
 }
@@ -283,7 +283,7 @@ fn absolute(host: &str) -> Result<Name, Box<dyn Error>> {
     Ok(name)
 }
 
-/// Returns the hostname that the cloud gives the recreated load balancer of this one.
+/// Returns the hostname of the recreated load balancer, made from its old hostname.
 fn renewed(host: &str) -> Result<String, Box<dyn Error>> {
     let (label, domain) = host.split_once('.').ok_or("the hostname has a domain")?;
     let (stem, _) = label.rsplit_once('-').ok_or("the hostname has parts")?;
