@@ -92,14 +92,12 @@ pub struct Answer {
 }
 
 impl Connection {
-    /// Connects to a server on a Unix socket.
     pub fn unix(path: &Path) -> Self {
         let stream = Box::new(UnixStream::connect(path).expect("somebody listens on the socket"));
         let headers = "Host: localhost\r\n".to_owned();
         Self { headers, stream, handle: None, buffer: Vec::new(), read: Instant::now() }
     }
 
-    /// Sends a request and waits for the response.
     pub fn request(&mut self, method: &str, path: &str, body: &str) -> Answer {
         let (code, length) = self.begin(method, path, body);
         let body = match length {

@@ -86,7 +86,6 @@ impl Table {
 pub struct Verdicts(Vec<String>);
 
 impl Verdicts {
-    /// Compares a value with its upper bound.
     pub fn at_most(&mut self, what: &str, value: f64, bound: f64, unit: &str) {
         let verdict = if value <= bound { "holds" } else { "FALLS SHORT" };
         let line = format!("{verdict:<11}  {what}: {value:.2} {unit}, bound {bound:.2} {unit}");

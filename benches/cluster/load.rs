@@ -34,13 +34,11 @@ pub struct Made {
     pub question: Vec<u8>,
 }
 
-/// A running load.
 pub struct Load {
     over: Arc<AtomicBool>,
     asking: JoinHandle<Outcome>,
 }
 
-/// The result of a load.
 pub struct Outcome {
     pub sent: u64,
     pub answered: u64,
@@ -73,7 +71,6 @@ impl Load {
         Self { over, asking: Builder::new().name("bench-ask".to_owned()).spawn(ask).expect("a thread") }
     }
 
-    /// Stops the load.
     pub fn stop(self) -> Outcome {
         self.over.store(true, Ordering::Relaxed);
         self.asking.join().expect("it doesn't panic")

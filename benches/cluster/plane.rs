@@ -16,7 +16,6 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::CoreDns;
 use crate::harness::linker::Linker;
 
-/// The number of namespaces with load balancers.
 const NAMESPACES: usize = 100;
 /// The target namespace.
 pub const TARGETS: &str = "external-targets";
@@ -44,7 +43,6 @@ pub fn services(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/services")
 }
 
-/// Returns the namespace of a link.
 pub fn namespace(link: usize) -> String {
     format!("team-{}", link % NAMESPACES)
 }
@@ -59,13 +57,11 @@ pub fn status_patch(change: u64, link: usize) -> String {
     json!({"status": {"loadBalancer": {"ingress": [{"hostname": host(change, link)}]}}}).to_string()
 }
 
-/// Returns a query for a link.
 pub fn link_question(link: usize) -> Vec<u8> {
     question(&format!("svc-{link}.{}.lb.internal", namespace(link)))
 }
 
 impl Plane {
-    /// Starts a control plane without links.
     pub fn start() -> Self {
         eprintln!("starting etcd and kube-apiserver");
         let args = [
@@ -110,8 +106,8 @@ impl Plane {
         self.links = links;
     }
 
-    /// Copies the existing links, with their external targets, in etcd until there are `links`. The API server counts
-    /// all allocated addresses at each allocation, so 100,000 creations would take hours.
+    /// Creates links, with their external targets, as copies in etcd until there are `links`. The API server counts
+    /// all allocated addresses at each allocation, so 100,000 requests would take hours.
     pub fn multiply(&mut self, links: usize) {
         copies::make(&self.access, &self.plane.etcd_socket(), self.links..links);
         self.links = links;

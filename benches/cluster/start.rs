@@ -7,7 +7,6 @@ use crate::plane::{LINKS, Plane, check, ready};
 
 const RUNS: usize = 7;
 
-/// Measures the start with and without sync.
 pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     plane.grow(LINKS);
     // All external targets exist, so no run has anything to write.

@@ -11,11 +11,9 @@ use crate::load::{Load, Made, Outcome};
 use crate::plane::{LINKS, Plane, link_question, status, status_patch};
 use crate::process::Cpu;
 
-/// Queries per second.
 pub const QUERIES: u32 = 20_000;
 /// The number of links that are queried and changed.
 pub const ASKED: usize = 1000;
-/// The duration of each round.
 pub const ROUND: Duration = Duration::from_secs(30);
 /// The number of rounds without and with changes, in turns.
 pub const ROUNDS: usize = 2;
@@ -23,7 +21,6 @@ pub const ROUNDS: usize = 2;
 const CHANGES: u32 = 200;
 const CHANGERS: u32 = 8;
 
-/// The kind of a round.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Quiet,
@@ -47,7 +44,6 @@ impl Kind {
     }
 }
 
-/// The measurements of a round.
 pub struct Round {
     kind: Kind,
     load: Outcome,
@@ -172,7 +168,6 @@ fn print_threads(rounds: &[Round]) {
     println!();
 }
 
-/// Measures changes through the API server.
 pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     plane.grow(LINKS);
     plane.grow_peers(1);

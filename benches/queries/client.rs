@@ -12,7 +12,6 @@ const WINDOW: usize = 50;
 const PATIENCE: Duration = Duration::from_millis(500);
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A socket that is connected to one server.
 pub struct Client {
     socket: UdpSocket,
 }

@@ -14,10 +14,8 @@ const WINDOW: usize = 200;
 const LATE: Duration = Duration::from_millis(1);
 /// The time to wait for late answers.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The number of query ids.
 const IDS: usize = 1 << 16;
 
-/// The latencies of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies {
     /// The latency of each answer, in nanoseconds.

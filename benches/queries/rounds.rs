@@ -32,7 +32,6 @@ pub struct Sample {
     pub resident: u64,
 }
 
-/// The measurements of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Microseconds of CPU per query.

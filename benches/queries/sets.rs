@@ -16,7 +16,6 @@ pub const ZONE: &str = "internal";
 const LINKED: &str = "bench.lb.internal";
 const CLUSTER: &str = "bench.svc.cluster.local";
 
-/// A set of queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Set {
     Cname,
@@ -122,7 +121,6 @@ impl Names {
     }
 }
 
-/// Returns the name of a Service.
 pub fn service(i: usize) -> String {
     format!("svc-{i}")
 }

@@ -22,7 +22,6 @@ type Hosts = HashMap<Name, [IpAddr; 2]>;
 /// The cloud's DNS server, which runs until the process ends.
 #[derive(Debug)]
 pub struct Cloud {
-    /// The server's address.
     pub address: SocketAddr,
     hosts: Arc<Mutex<Hosts>>,
     created: u8,
@@ -52,7 +51,6 @@ impl Cloud {
         addresses
     }
 
-    /// Forgets the load balancer `host`.
     pub fn delete(&self, host: &Name) {
         lock(&self.hosts).remove(host);
     }

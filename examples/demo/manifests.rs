@@ -19,7 +19,6 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// A LoadBalancer Service of a manifest.
 #[derive(Clone, Debug)]
 pub struct LoadBalancer {
-    /// The file of the manifest.
     pub file: PathBuf,
     pub namespace: String,
     pub name: String,
@@ -31,7 +30,6 @@ pub struct LoadBalancer {
 #[derive(Clone, Debug, Deserialize)]
 pub struct Ingress {
     pub hostname: Option<String>,
-    /// An IPv4 or IPv6 address.
     pub ip: Option<String>,
 }
 
@@ -81,12 +79,10 @@ struct LoadBalancerStatus {
 }
 
 impl LoadBalancer {
-    /// Returns the hostname in the status, if there is one.
     pub fn hostname(&self) -> Option<&str> {
         self.ingress.iter().find_map(|entry| entry.hostname.as_deref())
     }
 
-    /// Returns the addresses in the status.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
         self.ingress.iter().filter_map(|entry| entry.ip.as_deref())
     }

@@ -17,29 +17,24 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Returns the screen of this process.
     pub fn new() -> Self {
         let unwanted =
             std::env::var_os("NO_COLOR").is_some() || std::env::var("TERM").is_ok_and(|term| term == "dumb");
         Self { coloured: io::stdout().is_terminal() && !unwanted }
     }
 
-    /// Prints the heading of a step.
     pub fn heading(&self, text: &str) -> io::Result<()> {
         print(&format!("\n{}\n", self.paint(BOLD, &format!("== {text}"))))
     }
 
-    /// Prints sentences.
     pub fn say(&self, text: &str) -> io::Result<()> {
         print(&format!("{text}\n"))
     }
 
-    /// Prints a command to type.
     pub fn command(&self, text: &str) -> io::Result<()> {
         print(&format!("  $ {}\n", text.replace('\n', "\n    ")))
     }
 
-    /// Prints a file as it is.
     pub fn file(&self, text: &str) -> io::Result<()> {
         let lines: String = text.lines().map(|line| format!("    {line}\n")).collect();
         print(&lines)

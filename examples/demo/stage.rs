@@ -18,7 +18,6 @@ use crate::screen::{Row, Screen};
 
 /// The timeout for an expected state.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The polling interval.
 const POLL: Duration = Duration::from_millis(5);
 
 /// The text for an answer without records for an existing name.
@@ -32,14 +31,11 @@ pub struct Stage {
     // The fields are dropped in this order: lb-linker ends before its directory is removed.
     linker: Linker,
     directory: TempDir,
-    /// The cloud's DNS server.
     pub cloud: Cloud,
-    /// lb-linker's DNS address.
     pub dns: SocketAddr,
     pub screen: Screen,
 }
 
-/// A query.
 #[derive(Clone, Debug)]
 pub struct Question {
     /// The name, without the trailing dot.
@@ -94,12 +90,10 @@ impl Stage {
         Ok(Self { linker, directory, cloud, dns, screen })
     }
 
-    /// Returns the directory of the manifests.
     pub fn manifests(&self) -> PathBuf {
         self.directory.path().join("manifests")
     }
 
-    /// Returns the directory of the external targets.
     pub fn targets(&self) -> PathBuf {
         self.directory.path().join("external-targets")
     }
@@ -235,7 +229,6 @@ fn lines(answer: &Message) -> Vec<String> {
     lines
 }
 
-/// Returns the line for a record.
 pub fn record(rtype: RecordType, data: &str) -> String {
     format!("{:5} {data}", rtype.to_string())
 }

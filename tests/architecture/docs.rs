@@ -57,7 +57,6 @@ fn found_in_sources(pattern: &str) -> BTreeSet<String> {
     sources().iter().flat_map(found).collect()
 }
 
-/// Returns a section of a page, without the heading.
 fn section(page: &str, heading: &str) -> String {
     let text = read(page);
     let level = heading.split(' ').next().unwrap().len();

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
-/// The imports of a file.
 #[derive(Debug, Default)]
 pub struct File {
     /// Other files of the project, as paths below `src`.

@@ -169,7 +169,6 @@ async fn objects_without_an_instance_are_adopted_slowly() {
     let adopted =
         || async { instances(plane, &target).iter().all(|(_, instance)| instance == "of/a").then_some(()) };
     eventually("the names of the instance", adopted).await;
-    // One write for each object.
     wrote(&a, 4.0).await;
     assert_eq!(a.logged("WARN"), 0, "{:#?}", a.log());
 }
@@ -187,7 +186,6 @@ async fn instance_mismatch_is_logged_with_both_remedies() {
     assert!(before.stop().success());
     let versions_before = versions(&cluster, &target).await;
 
-    // The same installation under another name.
     let renamed = |name: &str| {
         let args = ["--upstream", "none", "--watch-namespaces", &namespace, "--instance", name];
         Linker::in_cluster(plane, &target, &args)

@@ -821,7 +821,6 @@ async fn leader_for_life_is_succeeded_when_its_pod_is_over() {
     stage.point_at("web", "two.example.com").await;
     stage.written("web", "two.example.com").await;
 
-    // The leader's Pod is evicted.
     a.kill();
     let evicted = Patch::Merge(json!({"status": {"phase": "Failed", "reason": "Evicted"}}));
     pods.patch_status("pod-a", &PatchParams::default(), &evicted).await.unwrap();

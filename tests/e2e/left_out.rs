@@ -138,7 +138,6 @@ async fn typo_in_selector_removes_no_object_and_no_name() {
         stage.events("LeftOut", 2).await;
         stage.untouched(&linker, &before).await;
         stage.answered(&linker, 0..number).await;
-        // The warning is logged once.
         assert_eq!(linker.logged("leaves out their load balancers"), 1);
         assert!(linker.stop().success());
 

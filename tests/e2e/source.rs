@@ -57,7 +57,6 @@ fn patches(plane: &ControlPlane, namespace: &str) -> usize {
         .count()
 }
 
-/// Creates an ExternalName Service that follows `source`.
 async fn follower(cluster: &Cluster, namespace: &str, name: &str, source: &str) {
     let service = json!({
         "metadata": {"name": name, "annotations": {"linker.hsj.com/source": source}, "labels": {"team": "shop"}},
@@ -186,7 +185,6 @@ async fn undone_writes_to_a_follower_cause_no_hot_loop() {
     assert!(line.contains(&format!("Service {own}/db, which follows {own}/web")), "{line}");
     let before = patches(&plane, &own);
     assert!(before <= 14, "{before} PATCHes");
-    // A new target is written at once.
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("c.example.com")]).await;
     eventually("another PATCH", || async { (patches(&plane, &own) > before + 5).then_some(()) }).await;
 }

@@ -35,7 +35,6 @@ use crate::harness::dns::{FaultyUpstream, ede, error, query};
 use crate::harness::linker::Linker;
 use crate::harness::{PATIENCE, apply_deploy, eventually};
 
-/// The number of links that change.
 const LINKS: u32 = 50;
 /// The number of clients; each client sends one query at a time.
 const CLIENTS: usize = 4;
@@ -43,12 +42,10 @@ const STORM: Duration = Duration::from_secs(10);
 /// The delay before a client's next query after an answer without an address.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// Returns the hostname of a link's target in this generation.
 fn host(link: u32, generation: u32) -> String {
     format!("g{generation}.lb{link}.example.com")
 }
 
-/// Returns the address of a link's target in this generation.
 fn ip(link: u32, generation: u32) -> [u8; 4] {
     [10, u8::try_from(link).unwrap(), (generation >> 8) as u8, (generation & 0xff) as u8]
 }
@@ -235,7 +232,6 @@ fn observed(link: u32, generation: u32) -> ObservedService {
     }
 }
 
-/// Returns a store with this number of links in generation 0.
 fn stored(links: u32) -> Arc<Store> {
     let store = Store::new(OnGone::Kept);
     let all = (0..links).map(|link| observed(link, 0)).collect();

@@ -41,7 +41,6 @@ async fn name_and_object_follow_a_recreated_load_balancer() {
     external_target(&cluster, "external-targets", "before-default-ext", "a.example.com").await;
     answers(linker.dns, "before-default.lb.internal. A", "a.example.com. 192.0.2.10").await;
 
-    // my-sample-lb in default gets hostname A.
     cluster.create_load_balancer("default", "my-sample-lb").await;
     cluster.set_ingress("default", "my-sample-lb", &[Ingress::Hostname(A)]).await;
     let first = external_target(&cluster, "external-targets", "my-sample-lb-default-ext", A).await;

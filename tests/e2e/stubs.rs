@@ -25,7 +25,6 @@ template IN AAAA half.example.com {
   rcode SERVFAIL
 }";
 
-/// The load balancers in namespace `default`.
 const LINKS: [(&str, &str); 8] = [
     ("four", "{hostname: four.example.com}"),
     ("both", "{hostname: both.example.com}"),

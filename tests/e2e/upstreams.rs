@@ -43,7 +43,7 @@ impl Mood {
         self.0.store(mood, Ordering::SeqCst);
     }
 
-    /// Starts an upstream with this behavior, whose answers have the TTL `ttl`.
+    /// Starts an upstream with this behavior and the TTL `ttl` in its answers.
     async fn upstream(&self, ttl: u32) -> FaultyUpstream {
         let mood = self.clone();
         FaultyUpstream::start(move |asked, _| match mood.0.load(Ordering::SeqCst) {

@@ -25,7 +25,6 @@ use seeds::Seed;
 /// The numbers of packets for the handler and for the parser of upstreams' replies.
 const QUESTIONS: u64 = 1_000_000;
 const REPLIES: u64 = 200_000;
-/// The number of Corefiles.
 const COREFILES: u64 = 30_000;
 /// The time after which a packet counts as hanging. It is generous for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -26,7 +26,6 @@ fn bytes(message: &Message) -> Vec<u8> {
     message.to_vec().unwrap()
 }
 
-/// Returns a query with EDNS and these options.
 fn edns(size: u16, options: &[(u16, &[u8])]) -> Vec<u8> {
     let mut message = ask("web.default.lb.internal. A");
     let mut edns = Edns::new();
@@ -52,7 +51,6 @@ fn changed(question: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
     message
 }
 
-/// Returns messages from clients.
 pub fn questions() -> Vec<Seed> {
     let mut seeds: Vec<Seed> = [
         ("alias-a", "web.default.lb.internal. A"),

@@ -113,7 +113,6 @@ impl Answer {
         self.silence
     }
 
-    /// Returns the answer in one line.
     pub fn show(&self) -> String {
         if self.silence {
             return "no answer".to_owned();

@@ -248,12 +248,10 @@ impl<'a> Expectations<'a> {
         Self { groups: groups.into_iter().collect(), met: BTreeSet::new(), complaints: String::new() }
     }
 
-    /// Returns whether a difference is expected.
     pub fn has(group: &str, what: &str, how: &str) -> bool {
         matching(group, what, how).next().is_some()
     }
 
-    /// Records a difference.
     pub fn found(&mut self, group: &str, what: &str, how: &str, sides: &str) {
         let mut matching = matching(group, what, how).peekable();
         if matching.peek().is_none() {

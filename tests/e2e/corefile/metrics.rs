@@ -124,7 +124,6 @@ const QUESTIONS: &str = "
     a.example.org. A opcode=2
     a.example.org. A nord";
 
-/// The content of a scrape.
 #[derive(Default)]
 struct Scrape {
     /// Types and help texts.

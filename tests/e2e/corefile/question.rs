@@ -62,7 +62,6 @@ pub struct Question {
 pub struct Heard {
     /// The answer, or `None` if there was none.
     pub answer: Option<Vec<u8>>,
-    /// The time until the answer.
     pub took: Duration,
 }
 
@@ -158,7 +157,6 @@ impl Question {
         question
     }
 
-    /// Sends the query to a server.
     pub async fn ask(&self, server: &Server) -> Heard {
         let server = SocketAddr::new(self.to, server.port(self.port));
         let since = Instant::now();

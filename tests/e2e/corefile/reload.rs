@@ -55,7 +55,6 @@ async fn becomes(server: &Server, expected: &str) {
     eventually(&format!("the version {expected}"), look).await;
 }
 
-/// Returns the programs that a test runs with.
 fn both() -> Vec<Which> {
     if Which::subject() == Which::CoreDns {
         vec![Which::CoreDns]
@@ -64,7 +63,6 @@ fn both() -> Vec<Which> {
     }
 }
 
-/// Returns the TTL of the only answer record.
 async fn ttl(server: &Server, question: &str) -> u32 {
     let heard = Question::parse(question).ask(server).await;
     let answer = Message::from_vec(&heard.answer.expect("an answer")).unwrap();

@@ -158,12 +158,10 @@ impl Server {
         (Ipv4Addr::LOCALHOST, self.port(name)).into()
     }
 
-    /// Returns the server's DNS address.
     pub fn dns(&self) -> SocketAddr {
         self.address("PORT")
     }
 
-    /// Returns the page `/metrics`.
     pub fn metrics(&self) -> String {
         let (code, page) = linker::get(self.address("METRICS"), "/metrics");
         assert_eq!(code, 200, "{page}");

@@ -57,7 +57,6 @@ impl Universe {
         Self { namespaces, free, groups, markers, followers }
     }
 
-    /// Returns the keys of all load balancers.
     pub fn keys(&self) -> BTreeSet<ServiceKey> {
         self.free.iter().chain(self.groups.iter().flatten()).chain(&self.markers).cloned().collect()
     }

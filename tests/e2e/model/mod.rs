@@ -48,7 +48,6 @@ use operations::{Action, Operation, Outcome};
 use rest::Checked;
 use rules::{Model, Observed};
 
-/// The number of operations in a run.
 const OPERATIONS: usize = 2000;
 /// The number of concurrent requests to the API server.
 const AT_ONCE: usize = 8;
@@ -131,7 +130,6 @@ fn prepare(name: &str, universe: &Universe) -> Arc<ControlPlane> {
     plane
 }
 
-/// Returns lb-linker's command line.
 fn args(name: &str, on_delete: OnDelete, universe: &Universe, kubeconfig: &Path) -> Vec<String> {
     let on_delete = on_delete.to_possible_value().expect("none is hidden");
     [

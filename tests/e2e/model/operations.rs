@@ -29,7 +29,6 @@ pub struct Operation {
 pub enum Action {
     Create,
     Delete,
-    /// Deletes the Service and creates it again at once.
     Recreate,
     SetHosts(Vec<String>),
     SetAddresses(Vec<IpAddr>),
