@@ -385,7 +385,7 @@ async fn truncated_answer_without_records_is_retried_over_tcp() {
         vec![cut]
     };
     let whole = move |asked: &Message, tcp| if tcp { vec![address(asked, 9, 60)] } else { cut(asked) };
-    // The TCP answer takes longer than lb-linker would wait for it if the UDP answer had records.
+    // The answers over UDP and over TCP take 600 ms each.
     let slow = FaultyUpstream::late(Duration::from_millis(600), whole).await;
     let fixture = with_upstream(&WEB, slow.address).await;
     assert_eq!(short(fixture.linker.dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.9");
