@@ -1,7 +1,7 @@
-//! All wiring: what is started, in which order, and what stops what.
+//! Wiring: what is started, in which order, and what stops what.
 //!
-//! DNS outlives sync: the listeners are open before the first load balancer is known, a sync task
-//! that fails is started again, and only a dead DNS listener ends the process.
+//! DNS outlives sync: the DNS listeners open before the first load balancer is known, a failed sync task is restarted,
+//! and only a dead DNS listener ends the process.
 
 pub mod error;
 mod sync_metrics;
@@ -34,10 +34,10 @@ use sync_runtime::SyncRuntime;
 use sync_tasks::SyncSource;
 use zone_updates::SyncTasks;
 
-/// Runs until `stop` is cancelled, or a DNS listener dies.
+/// Runs until `stop` is cancelled or a DNS listener dies.
 ///
 /// # Errors
-/// If it can't start, or a DNS listener dies.
+/// If lb-linker can't start, or a DNS listener dies.
 pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> Result<(), RunError> {
     flags.validate()?;
     flags.upstreams()?;
@@ -53,7 +53,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     context.targets = Arc::new(flags.hostname_policy().targets);
     context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
     let metrics = SyncMetrics::register(&context.metrics)?;
-    // To the last: it ends when this function does.
+    // Dropped when this function returns: the drop flushes the query log.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::Lines)?;
     let checked = flags.clone();
     let check_zones: CheckZones =
@@ -67,7 +67,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let mut background = JoinSet::new();
     let ahead =
         invalidation::run(Arc::clone(&store), reloader.serving.servers(), Handle::current(), stop.clone());
-    // Each change wakes it, and few of them lead to a look-up.
+    // Runs on the sync runtime: every change of the store wakes this task, but few changes cause a look-up.
     background.spawn_on(ahead, sync.runtime());
     let syncing = SyncTasks { flags, store, metrics, zones: reloader.zones() };
     background.spawn_on(syncing.run(source, stop.clone()), sync.runtime());
@@ -91,7 +91,8 @@ fn names_of(zones: &[LinkZone]) -> String {
     if names.is_empty() { "no zone".to_owned() } else { names.join(" ") }
 }
 
-/// Each TCP client and each question to an upstream is a file. Go programs raise the limit, too.
+/// Raises the limit of open files to the hard limit, as Go programs do: each TCP client and each query to an upstream
+/// needs a file descriptor.
 fn raise_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));

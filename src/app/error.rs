@@ -1,4 +1,4 @@
-//! Why lb-linker doesn't run.
+//! The error of [`run`](super::run).
 
 use std::io;
 
@@ -8,25 +8,24 @@ use crate::dns::corefile::CorefileError;
 use crate::dns::server::error::ServerError;
 use crate::sync::k8s::client::ClientError;
 
-/// Why lb-linker doesn't run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The flags, or the files that they name, can't be used.
+    /// The flags, or the files named by flags, can't be used.
     #[error(transparent)]
     Input(#[from] InputError),
-    /// DNS isn't served.
+    /// The DNS server can't start, or has stopped.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// There is no thread for the lines of `log` and `errors`.
+    /// The thread that writes the query log can't be started.
     #[error("there is no thread for the query log: {0}")]
     Lines(io::Error),
-    /// There is no thread for sync.
+    /// The sync thread can't be started.
     #[error("there is no thread for the work with load balancers: {0}")]
     Thread(io::Error),
 }
 
 impl RunError {
-    /// Returns whether what the user wrote is at fault, rather than what happened later.
+    /// Returns whether the user's input is the cause, rather than a failure at runtime.
     #[must_use]
     pub fn is_input(&self) -> bool {
         match self {

@@ -11,7 +11,7 @@ use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::source::metrics::WatchMetrics;
 
-/// The metrics of the sync tasks: all are shown from the start, whichever tasks run.
+/// All of these metrics are exported from the start, whichever sync tasks run.
 #[derive(Clone)]
 pub(super) struct SyncMetrics {
     pub(super) api: Arc<ApiMetrics>,
@@ -24,10 +24,10 @@ pub(super) struct SyncMetrics {
 }
 
 impl SyncMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     ///
     /// # Errors
-    /// Only if two metrics had one name.
+    /// If two metrics have the same name.
     pub(super) fn register(metrics: &Metrics) -> Result<Self, prometheus::Error> {
         Ok(Self {
             api: metrics.family()?,

@@ -1,4 +1,4 @@
-//! What is started so that links come in and external targets are kept.
+//! Starts the tasks that read load balancers and write external targets.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source_annotation;
 use crate::takeover::finalizers;
 
-/// Where the links come from.
+/// The source of links.
 pub(super) enum SyncSource {
     Cluster {
         client: kube::Client,
@@ -48,10 +48,10 @@ pub(super) enum SyncSource {
 }
 
 impl SyncSource {
-    /// Looks at what the flags name: a cluster, or directories.
+    /// Opens the source that the flags name: a cluster, or a directory of manifests.
     pub(super) async fn open(flags: &Flags) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
-            // At the start a broken file is an error; later its Services stay as they were.
+            // At the start a broken manifest is an error. Later, the Services of a broken manifest stay unchanged.
             let checked = manifests::check(manifests, &flags.selection(), &flags.hostname_policy())
                 .map_err(|source| InputError::Directory { flag: "manifests", source })?;
             if let Some(error) = checked.errors.into_iter().next() {
@@ -74,12 +74,12 @@ impl SyncSource {
         Ok(Self::Cluster { client, availability, backend, election_config: flags.election_config()? })
     }
 
-    /// Returns whether its objects have resourceVersions.
+    /// Returns whether the source's objects have resourceVersions.
     pub(super) fn has_versions(&self) -> bool {
         matches!(self, Self::Cluster { .. })
     }
 
-    /// Returns where external targets are kept, if they are.
+    /// Returns the backend that external targets are written to; `None` if none are written.
     pub(super) fn backend(&self) -> Option<&Backend> {
         match self {
             Self::Cluster { backend, .. } => Some(backend),
@@ -87,7 +87,7 @@ impl SyncSource {
         }
     }
 
-    /// Returns where it can be looked up which Services exist.
+    /// Returns the registry that tells which Services exist.
     fn registry(&self, flags: &Flags) -> Registry {
         match self {
             Self::Cluster { client, .. } => Registry::Cluster(client.clone()),
@@ -95,7 +95,7 @@ impl SyncSource {
         }
     }
 
-    /// Starts what sends Events, where there is a cluster that is written to.
+    /// Starts the task that sends Events, if lb-linker writes to a cluster.
     fn start_recorder(
         &self,
         tasks: &mut JoinSet<()>,
@@ -125,8 +125,7 @@ impl SyncSource {
         recorder
     }
 
-    /// Starts the tasks that keep the store in step with the source, and the external targets with
-    /// the store.
+    /// Starts the tasks that keep the store in step with the source, and the external targets in step with the store.
     pub(super) fn start(
         self,
         tasks: &mut JoinSet<()>,
@@ -143,7 +142,7 @@ impl SyncSource {
         let writers = end.writers.clone();
         tasks.spawn(end.follow(stop.clone()));
         let news = Telemetry { metrics: Arc::clone(&metrics.events), recorder, log: ServiceLog::default() };
-        // Manifests have no terms: what was read first counts.
+        // Manifests have no leader election, so the first list already counts for the current term.
         let rewinds = Rewinds::default();
         let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
         let listed = ListedUpTo { term, rewinds: rewinds.count() };
@@ -171,10 +170,10 @@ impl SyncSource {
                 });
             tasks.spawn(writers.track_future(reconciler));
         } else {
-            // Nothing is kept, so no external target has a holder to wait for.
+            // No external targets are read, so the store must not wait for the owners of names that they record.
             store.set_holders_known();
         }
-        // With --max-deletes the user has said that external targets may go.
+        // With --max-deletes the user allows external targets to be deleted.
         let keeps_unlisted =
             self.backend().is_some() && flags.sync_mode() != SyncMode::Off && flags.max_deletes.is_none();
         let store = Arc::clone(store);
@@ -202,7 +201,6 @@ impl SyncSource {
                         });
                     tasks.spawn(writers.track_future(following));
                 }
-                // With `--sync off` finalizers aren't looked for.
                 if flags.sync_mode() != SyncMode::Off {
                     let (client, availability) = (client.clone(), availability.clone());
                     let (selection, until) = (Arc::clone(&selection), stop.clone());
@@ -269,7 +267,7 @@ impl SyncSource {
 }
 
 impl SyncSource {
-    /// Starts the election, if there is one. The lease is given back at the end of `end`.
+    /// Starts the leader election, if one is configured. The Lease is released as the last step of `end`.
     fn elect(
         &self,
         tasks: &mut JoinSet<()>,
@@ -302,15 +300,16 @@ impl SyncSource {
     }
 }
 
-/// The order of the end: writers first, then the senders of Events about their writes, then the lease is released.
+/// The order of shutdown: first the writers stop, then the senders of Events about these writes, then the Lease is
+/// released.
 #[derive(Default)]
 struct ShutdownOrder {
     writers: TaskTracker,
-    /// Cancelled when the writers have ended.
+    /// Cancelled when the writers have stopped.
     written: CancellationToken,
     /// The tasks that send Events.
     senders: TaskTracker,
-    /// Cancelled when the senders have ended, too.
+    /// Cancelled when the senders have stopped, too.
     told: CancellationToken,
 }
 

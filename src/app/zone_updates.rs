@@ -1,4 +1,4 @@
-//! Keeps links and external targets in step for as long as it is told to, by the zones that there are.
+//! Runs sync, and restarts sync when the zones of the Corefile change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,21 +15,21 @@ use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::store::Store;
 
-/// The pause before another try where the source can't be opened again.
+/// The pause before the source is opened again after an error.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// What syncing needs.
+/// Everything that sync needs to run and to restart.
 pub(super) struct SyncTasks {
     pub(super) flags: Flags,
     pub(super) store: Arc<Store>,
     pub(super) metrics: SyncMetrics,
-    /// The zones with links' names; another Corefile may have others.
+    /// The zones of links; a reload of the Corefile may change them.
     pub(super) zones: watch::Receiver<Vec<LinkZone>>,
 }
 
 impl SyncTasks {
-    /// Syncs until `stop`. When the zones change it begins anew, for names are granted to Services by them; meanwhile
-    /// what is known is answered.
+    /// Syncs until `stop`. A change of the zones restarts sync, because the zones decide which names are granted to
+    /// Services; meanwhile DNS answers from the store.
     pub(super) async fn run(mut self, source: SyncSource, stop: CancellationToken) {
         let mut source = source;
         loop {
@@ -50,10 +50,10 @@ impl SyncTasks {
         }
     }
 
-    /// Opens the source for these zones; `None` at the end.
+    /// Opens the source for `zones`, retrying until this succeeds; `None` at shutdown.
     async fn open_again(&mut self, zones: &[LinkZone], stop: &CancellationToken) -> Option<SyncSource> {
         while !stop.is_cancelled() {
-            // The Corefile would have been refused otherwise.
+            // The reload has already checked that the flags accept these zones.
             let opened = match self.flags.set_zones(zones) {
                 Ok(()) => SyncSource::open(&self.flags).await.map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
