@@ -8,11 +8,11 @@ use super::upstream_flag::UpstreamSpec;
 use crate::dns::server::config::quoted;
 use crate::model::hostname::to_presentation;
 
-/// When the upstreams are away each question would have a line of its own.
+/// Without `consolidate`, every question would log a line while the upstreams are unreachable.
 const ERRORS: &str = "    errors {\n        consolidate 1m .* error show_first\n    }\n";
 
 impl Flags {
-    /// Returns the Corefile that the flags stand for.
+    /// Returns the Corefile that is equivalent to the flags.
     #[must_use]
     pub fn built_in_corefile(&self) -> String {
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! `lb-linker check`: looks whether everything is in place, and changes nothing.
+//! `lb-linker check`: verifies flags, files and permissions, and changes nothing.
 
 mod dry_run;
 mod instance;
@@ -61,15 +61,15 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         match connection {
             Ok(ClientConnection { server, .. }) => findings.lines.push(format!("API server {server}")),
             Err(error) if is_named => return Err(error.into()),
-            // Flags and files can be checked where there is no cluster.
+            // Flags and files can be checked without a cluster.
             Err(error) => findings.lines.push(format!("API server unknown: {error}")),
         }
     }
     Ok(findings)
 }
 
-/// Builds what the Corefile asks for, and throws it away. Returns the flags with the zones that it has, and the
-/// Corefile with everything imported and all variables replaced, and what in it may be a mistake.
+/// Builds the configuration of the Corefile and discards it. Returns the flags with the Corefile's zones, the text of
+/// the Corefile with imports and variables expanded, and the Corefile's warnings.
 fn check_corefile(flags: &Flags) -> Result<(Flags, String, Vec<CorefileError>), InputError> {
     let mut flags = flags.clone();
     let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;

@@ -8,16 +8,14 @@ use ipnet::IpNet;
 use super::parsers::net;
 
 /// The default: RFC 1918, shared address space (RFC 6598), benchmarking (RFC 2544), link-local, loopback, unique local
-/// (RFC 4193). An open resolver on the Internet is a weapon (RFC 5358).
+/// (RFC 4193). Attackers abuse open resolvers on the Internet for reflection attacks (RFC 5358).
 pub(crate) const PRIVATE_NETS: &str = "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,198.18.0.0/15,\
                                        169.254.0.0/16,127.0.0.0/8,fc00::/7,fe80::/10,::1/128";
 
 /// One value of `--client-nets`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientNet {
-    /// All clients.
     Any,
-    /// The clients of a network.
     Net(IpNet),
 }
 

@@ -1,4 +1,4 @@
-//! The flags of the leader election, and what they mean where lb-linker runs.
+//! The flags of the leader election, and their defaults inside and outside a Pod.
 
 use clap::{Args, ValueEnum};
 
@@ -7,10 +7,10 @@ use super::parsers::{identity, object_name};
 use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
 
-/// Where a Pod is told its namespace.
+/// The file from which a Pod reads its namespace.
 const ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// How it is decided which replica writes.
+/// How the replica that writes is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LeaderElection {
     /// By a Lease that the leader renews.
@@ -56,7 +56,7 @@ pub struct ElectionFlags {
     pub identity: Option<String>,
 }
 
-/// What a process can find out about where it runs.
+/// The environment of the process: cluster, Pod and host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Environment {
     in_cluster: bool,
@@ -67,7 +67,7 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Looks around.
+    /// Reads the environment.
     pub(crate) fn look() -> Self {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Self {
@@ -84,10 +84,11 @@ impl Environment {
 }
 
 impl Flags {
-    /// Returns the election to take part in; none where no other process writes, or this one writes nothing.
+    /// Returns the configuration of the leader election; `None` if there is no election, or this process writes
+    /// nothing.
     ///
     /// # Errors
-    /// With leader-for-life outside a Pod.
+    /// If leader-for-life is set outside a Pod.
     pub fn election_config(&self) -> Result<Option<ElectionConfig>, ConfigError> {
         self.candidacy_in(Environment::look())
     }
@@ -113,8 +114,7 @@ impl Flags {
         Ok(Some(ElectionConfig { namespace, lease: self.election.lease_name.clone(), identity, pod }))
     }
 
-    /// Returns what is done about external targets. On a workstation the current kubeconfig may name any cluster, so
-    /// outside a Pod writes need a flag.
+    /// Returns the sync mode. Outside a Pod the current kubeconfig may name any cluster, so writes need a flag.
     #[must_use]
     pub fn sync_mode(&self) -> SyncMode {
         self.sync_mode_in(&Environment::look())
@@ -125,7 +125,7 @@ impl Flags {
         self.sync.unwrap_or(if meant { SyncMode::On } else { SyncMode::Plan })
     }
 
-    /// Returns what to say where nothing is written because no flag asks for it.
+    /// Returns the notice that nothing is written, if the reason is only that no flag enables writes.
     #[must_use]
     pub fn sync_notice(&self) -> Option<&'static str> {
         (self.sync.is_none() && self.sync_mode() == SyncMode::Plan).then_some(
@@ -139,13 +139,14 @@ impl Flags {
         around.in_cluster && self.kubeconfig.is_none() && self.context.is_none()
     }
 
-    /// Returns the namespace of a Lease that is renewed: the Pod's, outside a Pod the target namespace.
+    /// Returns the namespace of a Lease that the leader renews: the Pod's namespace, or outside a Pod the target
+    /// namespace.
     fn lease_namespace_in(&self, around: &Environment) -> String {
         let own = around.pod_namespace.as_ref().or(around.account_namespace.as_ref());
         own.filter(|_| self.is_own_cluster(around)).unwrap_or(&self.target_namespace).clone()
     }
 
-    /// Returns the name of the installation that external targets belong to.
+    /// Returns the name of the installation that owns the external targets.
     #[must_use]
     pub fn instance(&self) -> String {
         self.instance_in(&Environment::look())
@@ -156,7 +157,7 @@ impl Flags {
         self.instance.clone().unwrap_or_else(default)
     }
 
-    /// Returns what this instance is called, in the Lease and in Events.
+    /// Returns the name of this replica in the Lease and in Events.
     #[must_use]
     pub fn identity(&self) -> String {
         self.identity_in(&Environment::look())
@@ -167,7 +168,7 @@ impl Flags {
         named.into_iter().flatten().next().map_or_else(|| "lb-linker".to_owned(), Clone::clone)
     }
 
-    /// Returns the flags of the election with their values in force.
+    /// Returns the flags of the leader election with their effective values.
     pub(crate) fn effective_election(&self) -> Vec<(&'static str, String)> {
         let Ok(Some(ElectionConfig { lease, identity, pod, .. })) = self.election_config() else {
             return vec![("--leader-election", "off".to_owned())];
@@ -207,7 +208,7 @@ mod tests {
         Environment { host: Some("host".to_owned()), ..Default::default() }
     }
 
-    /// Namespace, Lease, identity, Pod.
+    /// Returns the namespace, Lease, identity and Pod.
     fn election_config(around: Environment, arguments: &[&str]) -> Result<Option<[String; 4]>, String> {
         let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
         let election_config = flags.candidacy_in(around).map_err(|error| error.to_string())?;
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn sync_is_plan_outside_a_pod_unless_a_flag_says_otherwise() {
+    fn sync_defaults_to_plan_outside_a_pod() {
         let mode = |around: Environment, arguments: &[&str]| {
             let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
             flags.sync_mode_in(&around)
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_part_where_depends_on_where_it_runs() {
+    fn candidacy_depends_on_environment_and_flags() {
         let takes_part = |around, arguments: &[&str], expected: [&str; 4]| {
             let found = election_config(around, arguments).unwrap();
             assert_eq!(found, Some(expected.map(str::to_owned)), "{arguments:?}");
@@ -258,7 +259,7 @@ mod tests {
             &["--leader-election=lease", "--identity=me", "--lease-name=mine"],
             ["external-targets", "mine", "me", ""],
         );
-        // The Pod isn't in the cluster that the kubeconfig leads to.
+        // The Pod isn't in the cluster of the kubeconfig.
         takes_part(
             in_pod(),
             &["--leader-election=lease", "--kubeconfig=k"],

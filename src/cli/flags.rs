@@ -1,4 +1,4 @@
-//! The flags, their defaults, and what they mean together.
+//! The flags, their defaults, and their effect in combination.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ use crate::sync::source::selection::Selection;
 /// The port of DNS (RFC 1035 section 4.2).
 pub(crate) const DNS_PORT: u16 = 53;
 
-/// How the log is written.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// One line of text per event.
@@ -243,7 +243,7 @@ pub struct Flags {
     )]
     pub zones: Vec<Name>,
 
-    /// The labels below the zones that are the zones' own; the Corefile says so.
+    /// The labels below each zone that are reserved for the zone's own records; set from the Corefile.
     #[arg(skip)]
     pub apexes: Vec<String>,
 
@@ -330,66 +330,63 @@ pub struct Flags {
     pub log_format: LogFormat,
 }
 
-/// What is wrong with the flags, one by one right as they may be.
+/// Errors of combinations of flags that are valid one by one.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// `none` beside other upstreams.
+    /// `none` is combined with other upstreams.
     #[error("--upstream none can't be combined with other upstreams")]
     NoneAndOthers,
-    /// `any` beside networks.
+    /// `any` is combined with networks.
     #[error("--client-nets any can't be combined with networks")]
     AnyAndNets,
     /// A resolv.conf can't be used.
     #[error("--upstream {}: {why}; name a resolver's address, or \"none\"", path.display())]
     ResolvConf {
-        /// The file.
+        /// The file that the flag names.
         path: PathBuf,
-        /// Why.
         why: String,
     },
-    /// A zone inside another one.
+    /// A zone lies in another zone.
     #[error("--zone {inner}: it lies in --zone {outer}, whose names it would hide")]
     NestedZones {
-        /// The inner zone.
+        /// The zone that lies in `outer`.
         inner: String,
-        /// The outer zone.
         outer: String,
     },
-    /// Services that could never go.
+    /// Services with the finalizer could never be deleted.
     #[error("--finalizer with --max-deletes 0: a Service would never go, for its external target never does")]
     NeverGo,
-    /// A tombstone that the API server would refuse.
+    /// The API server would refuse the externalName of a tombstone.
     #[error(
         "--on-delete tombstone with --zone {0}: deleted.{0} can't be an externalName, which has letters, digits and \
          hyphens only; give another zone first"
     )]
     Tombstone(String),
-    /// One address twice.
+    /// An address is given twice.
     #[error("--listen {0} is given twice")]
     ListenTwice(SocketAddr),
-    /// Leader-for-life without a Pod.
+    /// Leader-for-life is set outside a Pod.
     #[error(
         "--leader-election life works in a Pod only, which the variables POD_NAME and POD_NAMESPACE have to \
          name (deploy/ sets them)"
     )]
     LifeOutsideAPod,
-    /// An upstream is ourselves.
+    /// An upstream is one of lb-linker's own listeners.
     #[error(
         "--upstream {upstream} is lb-linker's own --listen {listen}: every question would go round in circles"
     )]
     Ourselves {
-        /// The upstream.
+        /// The upstream's address.
         upstream: SocketAddr,
-        /// The listener.
         listen: SocketAddr,
     },
 }
 
 impl Flags {
-    /// Checks what no flag can know alone.
+    /// Checks the flags in combination.
     ///
     /// # Errors
-    /// If zones lie in each other, an address is given twice, or there can't be such an election.
+    /// If zones overlap, an address is given twice, or other flags exclude each other.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.election_config()?;
         for (i, outer) in self.zones.iter().enumerate() {
@@ -417,10 +414,10 @@ impl Flags {
         Ok(())
     }
 
-    /// Takes over the zones with links' names that a Corefile has.
+    /// Takes over the zones of links that a Corefile configures.
     ///
     /// # Errors
-    /// If they don't go with the other flags.
+    /// If the zones conflict with other flags.
     pub fn set_zones(&mut self, zones: &[LinkZone]) -> Result<(), ConfigError> {
         self.zones = zones.iter().map(|zone| zone.origin.clone()).collect();
         self.apexes = zones.iter().map(|zone| zone.apex.clone()).collect();
@@ -435,7 +432,7 @@ impl Flags {
         Ok(())
     }
 
-    /// Returns which Services become links.
+    /// Returns the selection of the Services that become links.
     #[must_use]
     pub fn selection(&self) -> Selection {
         Selection {
@@ -446,20 +443,21 @@ impl Flags {
         }
     }
 
-    /// Returns what of Services' wishes is granted.
+    /// Returns the policy for requested hostnames and for targets.
     #[must_use]
     pub fn hostname_policy(&self) -> HostnamePolicy {
         self.hostname_policy.hostname_policy(&self.zones, &self.apexes)
     }
 
-    /// Returns what the user has decided about external targets.
+    /// Returns the policy for external targets.
     #[must_use]
     pub fn policy(&self) -> SyncPolicy {
         let zone = self.zones.first().map(to_presentation).unwrap_or_default();
         SyncPolicy {
             sync: self.sync_mode(),
             on_delete: self.on_delete,
-            // A Service that waits for its external target isn't recreated meanwhile.
+            // The deletion of a Service waits for its external target, so the Service can't be recreated in the
+            // meantime.
             delete_delay: if self.finalizer { Duration::ZERO } else { self.delete_delay },
             finalizer: self.finalizer,
             tombstone: format!("{}.{zone}", names::DELETED),
@@ -470,13 +468,13 @@ impl Flags {
         }
     }
 
-    /// Returns whether the objects of other instances are told from those of this one: files have no instances,
-    /// and where only DNS is answered all objects are read.
+    /// Returns whether objects belong to an instance: files have no instance, and with `--sync off` objects of all
+    /// instances are read.
     fn has_instance(&self) -> bool {
         self.manifests.is_none() && self.sync_mode() != SyncMode::Off
     }
 
-    /// Returns the flags with their values in force, for people to read. Flags that the Corefile replaces are marked.
+    /// Returns the flags with their effective values, for the user. Flags that a Corefile replaces are left out.
     #[must_use]
     pub fn effective(&self) -> Vec<(&'static str, String)> {
         fn list<T: ToString>(items: &[T]) -> String {

@@ -1,4 +1,4 @@
-//! How the values of flags are written.
+//! The syntax of flags' values.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::model::names;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::k8s::instance::is_name;
 
-/// Parses `127.0.0.1:53`, `[::1]:53` or `:53`, which means all addresses.
+/// Parses `127.0.0.1:53`, `[::1]:53` or `:53`; the last form means all addresses.
 pub(crate) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
     let any = |port: &str| Some(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port.parse().ok()?));
     text.parse()
@@ -23,11 +23,11 @@ pub(crate) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
         .ok_or("not an address and port such as 127.0.0.1:53, [::1]:53 or :53")
 }
 
-/// Parses the origin of a zone: host name characters only, and room for the names below it.
+/// Parses the origin of a zone: only characters of host names, and short enough for the names below the zone.
 pub(crate) fn zone(text: &str) -> Result<Name, &'static str> {
     const WRONG: &str =
         "not a zone's name: letters, digits, hyphens and underscores, 1 to 63 between dots, 120 in all";
-    /// A Service's name and a namespace's, with their lengths, leave that much.
+    /// Leaves room for the name of a Service and of a namespace, with their length octets.
     const MAX_DOMAIN_LENGTH: usize = 120;
     let text = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -39,7 +39,6 @@ pub(crate) fn zone(text: &str) -> Result<Name, &'static str> {
     Ok(name)
 }
 
-/// Parses a domain.
 pub(crate) fn domain(text: &str) -> Result<Name, &'static str> {
     const WRONG: &str = "not a domain such as cloud.example";
     let mut name =
@@ -51,7 +50,7 @@ pub(crate) fn domain(text: &str) -> Result<Name, &'static str> {
     Ok(name)
 }
 
-/// Parses a network, or a single address. IPv4-mapped addresses are the IPv4 addresses that they stand for.
+/// Parses a network or a single address. An IPv4-mapped network becomes the IPv4 network.
 pub(crate) fn net(text: &str) -> Result<IpNet, &'static str> {
     text.parse()
         .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
@@ -89,7 +88,7 @@ pub(crate) fn delay(text: &str) -> Result<Duration, &'static str> {
         .ok_or("not a duration such as 0s, 90s, 10m or 1h30m")
 }
 
-/// Writes a duration as [`delay`] reads it.
+/// Formats a duration so that [`delay`] can parse it.
 pub(crate) fn duration_text(duration: Duration) -> String {
     SpanPrinter::new().spacing(Spacing::None).unsigned_duration_to_string(&duration)
 }
@@ -121,7 +120,7 @@ pub(crate) fn instance(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Parses what an instance is called.
+/// Parses the name of a replica.
 pub(crate) fn identity(text: &str) -> Result<String, &'static str> {
     if text.is_empty() || text.len() > 253 || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
         Err("not a name: 1 to 253 characters without spaces")

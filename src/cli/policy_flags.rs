@@ -95,10 +95,10 @@ pub struct HostnamePolicyFlags {
     pub allowed_nets: Vec<IpNet>,
 }
 
-// === impl AdmissionFlags ===
+// === impl HostnamePolicyFlags ===
 
 impl HostnamePolicyFlags {
-    /// Returns what of Services' wishes is granted, where these are our zones, and the labels that are their own.
+    /// Returns the policy for these zones and for the labels that are reserved in them.
     pub(crate) fn hostname_policy(&self, zones: &[Name], apexes: &[String]) -> HostnamePolicy {
         HostnamePolicy {
             targets: TargetPolicy {
@@ -115,7 +115,7 @@ impl HostnamePolicyFlags {
         }
     }
 
-    /// Returns the flags with their values in force.
+    /// Returns the flags with their effective values.
     pub(crate) fn effective(&self) -> Vec<(&'static str, String)> {
         let hosts = |names: &[Name]| names.iter().map(to_presentation).collect::<Vec<_>>().join(",");
         let nets = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");

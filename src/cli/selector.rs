@@ -1,10 +1,10 @@
-//! Label selectors, as kubectl reads them.
+//! Label selectors in the syntax of kubectl.
 
 use std::collections::BTreeSet;
 
 use kube::core::{Expression, Selector};
 
-/// What is right instead.
+/// The error message, with an example of the syntax.
 const GRAMMAR: &str = "not a label selector such as app=web,tier!=db,env in (a,b),!legacy";
 
 /// Parses a label selector.
@@ -60,8 +60,8 @@ fn key(text: &str) -> Option<String> {
     is_label_key(text).then(|| text.to_owned())
 }
 
-/// Returns whether this is the key of a label or annotation, `[prefix/]name`: a DNS name, and a
-/// label's name.
+/// Returns whether `text` is the key of a label or annotation, `[prefix/]name`: an optional DNS name, and the name of a
+/// label.
 pub(crate) fn is_label_key(text: &str) -> bool {
     let (prefix, name) = text.rsplit_once('/').unwrap_or(("", text));
     let prefix_is_right = prefix.len() <= 253
@@ -74,7 +74,8 @@ fn value(text: &str) -> Option<String> {
     is_label_text(text).then(|| text.to_owned())
 }
 
-/// At most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends, or nothing.
+/// Returns whether `text` is empty, or consists of at most 63 letters, digits, `-`, `_` and `.` with a letter or digit
+/// at both ends.
 fn is_label_text(text: &str) -> bool {
     let outer = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
     text.len() <= 63
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_one_is_refused() {
+    fn invalid_selectors_are_refused() {
         for text in [
             "app=we b",
             "=web",

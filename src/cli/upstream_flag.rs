@@ -19,9 +19,8 @@ const TLS_PORT: u16 = 853;
 pub enum UpstreamSpec {
     /// No resolver: names outside the zones are refused.
     None,
-    /// A resolver.
     Server(SocketAddr),
-    /// A resolver that is asked by TLS, and the name that it has to prove.
+    /// A resolver that is reached by TLS, and the name that its certificate must have.
     Tls(SocketAddr, ServerName<'static>),
     /// A file like resolv.conf.
     File(PathBuf),
@@ -74,11 +73,11 @@ impl fmt::Display for UpstreamSpec {
 }
 
 impl Flags {
-    /// Returns the addresses of the upstream resolvers; none with `--upstream none`, or with a Corefile, which names its
-    /// own.
+    /// Returns the addresses of the upstream resolvers. There are none with `--upstream none`, or with a Corefile,
+    /// which configures its own upstreams.
     ///
     /// # Errors
-    /// If a file can't be used, or an upstream is one of our own listeners.
+    /// If a file can't be used, or an upstream is one of lb-linker's own listeners.
     pub fn upstreams(&self) -> Result<Vec<SocketAddr>, ConfigError> {
         if self.corefile.is_some() {
             return Ok(Vec::new());
@@ -103,7 +102,7 @@ impl Flags {
     }
 }
 
-/// Parses an address without a port; IPv6 may stand in brackets.
+/// Parses an address without a port; an IPv6 address may have brackets.
 fn bare_ip(text: &str) -> Option<IpAddr> {
     let in_brackets = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     match in_brackets {
@@ -112,7 +111,7 @@ fn bare_ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Parses what follows `tls://`, as CoreDNS's `forward` writes it: `192.0.2.1%dns.example.com:853`.
+/// Parses the text after `tls://`, in the syntax of CoreDNS's `forward`: `192.0.2.1%dns.example.com:853`.
 fn tls_server(text: &str) -> Option<UpstreamSpec> {
     let (address, name) = if let Some((address, rest)) = text.split_once('%') {
         let (name, port) = rest.split_once(':').map_or((rest, None), |(name, port)| (name, Some(port)));

@@ -1,4 +1,4 @@
-//! Whether the target namespace takes external targets: rights can be there without the namespace.
+//! Whether external targets can be created in the target namespace: the rights may exist without the namespace.
 
 use std::time::Duration;
 
@@ -10,11 +10,10 @@ use crate::model::excerpt::sentence;
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 
-/// How long the API server and its admission webhooks may take.
+/// The timeout of the dry run, admission webhooks included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Tries to create an external target without creating it. Returns nothing about rights that are
-/// missing, which [`super::permissions`] names.
+/// Creates an external target as a dry run. Reports no missing rights, because [`super::permissions`] reports them.
 pub(super) async fn dry_run_create(findings: &mut CheckReport, client: Client, namespace: &str) {
     let api: Api<Service> = Api::namespaced(client, namespace);
     let metadata = ObjectMeta { generate_name: Some("lb-linker-check-".to_owned()), ..Default::default() };
@@ -41,7 +40,7 @@ pub(super) async fn dry_run_create(findings: &mut CheckReport, client: Client, n
             "the target namespace {namespace} takes no external targets: {}",
             sentence(&status.message)
         )),
-        // Some admission webhooks can't do without effects.
+        // The API server refuses dry runs where an admission webhook has side effects.
         Err(error) => {
             let why = sentence(&error.to_string()).to_string();
             findings.lines.push(format!("can't try an external target in namespace {namespace}: {why}"));

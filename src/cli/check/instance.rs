@@ -14,13 +14,13 @@ use super::report::CheckReport;
 use crate::sync::k8s::instance::{OtherOwner, instance_of};
 use crate::sync::k8s::labels::MANAGED_BY;
 
-/// How long the API server may take for all pages of both lists.
+/// The timeout for all pages of both lists.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Objects a page. Of each only the metadata is read.
+/// The number of objects in a page of a list; only the objects' metadata is read.
 const PAGE_SIZE: u32 = 500;
 
-/// Adds a finding where another instance owns most external targets and EndpointSlices. Returns nothing about
-/// rights that are missing, which [`super::permissions`] names.
+/// Adds a finding if another instance owns most external targets and EndpointSlices. Reports no missing rights, because
+/// [`super::permissions`] reports them.
 pub(super) async fn look(findings: &mut CheckReport, client: Client, namespace: &str, own: &str) {
     let lists = async {
         let mut instances = instances::<Service>(&client, namespace).await?;
@@ -42,7 +42,7 @@ pub(super) async fn look(findings: &mut CheckReport, client: Client, namespace: 
     }
 }
 
-/// Returns the instance of each object with our managed-by label.
+/// Returns the instance of each object that has the managed-by label of lb-linker.
 async fn instances<K>(client: &Client, namespace: &str) -> kube::Result<Vec<Option<String>>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,

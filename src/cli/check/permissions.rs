@@ -1,4 +1,4 @@
-//! The rights that lb-linker needs, and whether it has them.
+//! The rights that lb-linker needs, and their review by the API server.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::errors::describe;
 
-/// How long the API server may take to answer about one right.
+/// The timeout of the review of one right.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// API group and plural.
+/// API group and plural name.
 type Resource = (&'static str, &'static str);
 
 const SERVICES: Resource = ("", "services");
@@ -33,17 +33,17 @@ pub(super) struct RequiredPermission<'a> {
     verb: &'static str,
     resource: Resource,
     namespace: Option<&'a str>,
-    /// The one object that it is about, where it isn't all of them.
+    /// The name of the only object that the right covers; `None` for all objects.
     name: Option<&'a str>,
     need: Requirement,
 }
 
-/// What a right is for.
+/// How necessary a right is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Requirement {
-    /// The flags: without it they can't be followed. The folder that grants it.
+    /// Required with the current flags; names the folder whose manifests grant the right.
     Always(&'static str),
-    /// What some users want, and others don't.
+    /// Required only for an optional feature; describes the feature.
     Optional(&'static str),
 }
 
@@ -99,7 +99,7 @@ pub(super) fn needed<'a>(
     }
     if let Some(election_config) = election_config {
         let own = Some(&*election_config.namespace);
-        // Granted for this name alone, but for create, which knows none.
+        // RBAC can restrict these rights to the Lease's name, but not create: at creation the name isn't known yet.
         let lease = |right| RequiredPermission { name: Some(&*election_config.lease), ..right };
         rights.extend(["create"].iter().map(right(LEASES, own, default)));
         rights.extend(["get", "update"].iter().map(right(LEASES, own, default)).map(lease));
@@ -112,7 +112,7 @@ pub(super) fn needed<'a>(
     rights
 }
 
-/// Asks the API server for each of these rights.
+/// Asks the API server whether each right is granted.
 pub(super) async fn review_access(
     findings: &mut CheckReport,
     client: Client,

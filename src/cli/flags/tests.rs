@@ -22,7 +22,7 @@ fn wrong(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn values_that_cant_be_are_refused_in_one_sentence_that_says_what_would_be_right() {
+fn invalid_values_are_refused_with_a_hint() {
     for (arguments, sentence) in [
         (["--zone", "a..b"], "error: invalid value 'a..b' for '--zone <ZONE>': not a zone's name"),
         (["--zone", "."], "error: invalid value '.' for '--zone <ZONE>': not a zone's name"),
@@ -69,7 +69,7 @@ fn short_forms_of_addresses_are_understood() {
 }
 
 #[test]
-fn a_resolv_conf_gives_its_name_servers_or_says_what_is_wrong() {
+fn resolv_conf_yields_name_servers_or_an_error() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let upstream = format!("--upstream={}", file.path().display());
     let error = flags(&[&upstream]).upstreams().unwrap_err().to_string();
@@ -84,7 +84,7 @@ fn a_resolv_conf_gives_its_name_servers_or_says_what_is_wrong() {
 }
 
 #[test]
-fn an_upstream_that_is_ourselves_is_refused() {
+fn own_listener_as_upstream_is_refused() {
     for (listen, upstream) in [
         ("127.0.0.1:5301", "127.0.0.1:5301"),
         (":5301", "127.0.0.1:5301"),
@@ -102,7 +102,7 @@ fn an_upstream_that_is_ourselves_is_refused() {
 }
 
 #[test]
-fn zones_in_each_other_and_addresses_given_twice_are_refused() {
+fn nested_zones_and_repeated_addresses_are_refused() {
     let wrong = |arguments: &[&str]| flags(arguments).validate().unwrap_err().to_string();
     assert_eq!(
         wrong(&["--zone=lb.internal,a.lb.internal"]),
@@ -114,7 +114,7 @@ fn zones_in_each_other_and_addresses_given_twice_are_refused() {
 }
 
 #[test]
-fn an_upstream_by_tls_has_an_address_and_a_name_to_prove() {
+fn tls_upstream_has_an_address_and_a_server_name() {
     for (text, shown) in [
         ("tls://192.0.2.1", Some("tls://192.0.2.1:853")),
         ("tls://192.0.2.1:8853", Some("tls://192.0.2.1:8853")),
@@ -133,7 +133,7 @@ fn an_upstream_by_tls_has_an_address_and_a_name_to_prove() {
     ] {
         let parsed = text.parse::<UpstreamSpec>();
         assert_eq!(parsed.as_ref().map(ToString::to_string).ok().as_deref(), shown, "{text}: {parsed:?}");
-        // What is shown can be given again.
+        // The displayed form can be parsed again.
         if let Ok(spec) = parsed {
             assert_eq!(spec.to_string().parse(), Ok(spec));
         }
@@ -141,7 +141,7 @@ fn an_upstream_by_tls_has_an_address_and_a_name_to_prove() {
 }
 
 #[test]
-fn none_stands_alone() {
+fn none_excludes_other_upstreams() {
     assert!(flags(&["--upstream=none"]).upstreams().unwrap().is_empty());
     assert!(matches!(flags(&["--upstream=none,192.0.2.1"]).upstreams(), Err(ConfigError::NoneAndOthers)));
 }
