@@ -1,5 +1,5 @@
-//! Answers DNS as a Corefile says: listeners, the server blocks behind them, and in each block plugins, one of which
-//! answers for the links of the store with authority.
+//! The DNS server that a Corefile configures: listeners, their server blocks, and the plugins of each block. The plugin
+//! `lb_linker` answers authoritatively for the links in the store.
 
 pub mod chain;
 pub mod corefile;

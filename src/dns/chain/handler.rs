@@ -1,4 +1,4 @@
-//! From a message to the message that answers it.
+//! Decodes a message, passes the question to the plugin chain, and encodes the reply.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::AssertUnwindSafe;
@@ -24,25 +24,22 @@ use crate::dns::net::{Protocol, unmapped};
 use crate::dns::response_cache::wire_response::WireResponse;
 use crate::metrics::Metrics;
 
-/// Answers the messages of a listener, from whichever transport they come.
+/// Answers the messages of a listener, whatever their transport.
 #[derive(Debug)]
 pub struct Handler {
-    /// What answers; it may be replaced at any time.
+    /// The server that answers; a reload replaces it.
     pub server: ArcSwap<Server>,
-    /// Where the listener is.
+    /// The address of the listener.
     pub bound: SocketAddr,
-    /// What is counted.
     pub metrics: Arc<Metrics>,
-    /// What is counted of questions.
     pub report: Arc<ServerMetrics>,
 }
 
-/// An answer on the wire.
+/// An encoded reply.
 #[derive(Debug)]
 pub struct EncodedReply {
-    /// The message.
     pub bytes: Vec<u8>,
-    /// The answer in wire form for equal queries, if it may be reused.
+    /// The reply in wire form for equal queries, if it may be reused.
     pub wire_response: Option<Box<WireResponse>>,
 }
 
@@ -53,8 +50,8 @@ impl EncodedReply {
 }
 
 impl Handler {
-    /// Answers a message that a client has sent to that address of ours, if it is known; `None` where silence is
-    /// right.
+    /// Answers a client's message, which was sent to the address `local` if that is known; `None` if the message gets
+    /// no reply.
     pub async fn answer(
         &self,
         message: Vec<u8>,
@@ -65,7 +62,7 @@ impl Handler {
         let local = SocketAddr::new(local.unwrap_or(self.bound.ip()), self.bound.port());
         let server = self.server.load_full();
         let debug = server.is_debugged();
-        // One message that hits a defect of ours, or of the decoder, must not end the listener.
+        // A panic in lb-linker or in the decoder must not end the listener.
         let ends = (unmapped(client), unmapped(local));
         let answering = screen_and_answer(server, &message, &ends, protocol);
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|_| {
@@ -107,7 +104,8 @@ async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Encode
             return server_failure(message).map(EncodedReply::once);
         }
     };
-    // The response cache treats all clients that take MAX_UDP or more alike; `bufsize` may let some have more.
+    // The response cache treats all clients that accept at least MAX_UDP bytes alike; `bufsize` may allow larger
+    // replies.
     let is_for_all =
         request.max_udp <= MAX_UDP || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(&reply);
     if !is_for_all {
@@ -117,7 +115,7 @@ async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Encode
     Some(EncodedReply { bytes, wire_response: wire_response.map(Box::new) })
 }
 
-/// Returns what a message asks, unless that can't be understood.
+/// Returns the request in a message; `None` if the message can't be decoded.
 fn decode(
     server: Arc<Server>,
     message: &[u8],

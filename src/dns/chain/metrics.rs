@@ -1,4 +1,4 @@
-//! What is counted of each question, by CoreDNS's names, labels and buckets.
+//! Metrics of each question, with CoreDNS's names, labels and buckets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::metrics::sharded::{
 };
 use crate::metrics::{MetricGroup, registered};
 
-/// The buckets of sizes, in bytes, but for the last one, which is for all that is longer.
+/// The upper bounds of the size buckets, in bytes. The bucket without a bound follows them.
 const SIZE_BUCKETS: [u32; 14] =
     [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
 
-/// Where the counters of a tally stand. Of a histogram: its buckets, the one without a bound, and the sum.
-/// The durations come first: [`duration`] counts from there.
+/// Indices of the counters in [`ZoneMetrics`]. A histogram has its buckets, the bucket without a bound, and the sum.
+/// The durations come first, because [`duration`] returns indices from 0 on.
 const REQUESTS_INDEX: usize = DURATION_COUNTERS;
 const WITH_DO: usize = REQUESTS_INDEX + 4 * (TYPES.len() + 1);
 const REQUEST_SIZES: usize = WITH_DO + 1;
@@ -34,7 +34,7 @@ const HISTOGRAM_OF_SIZES: usize = SIZE_BUCKETS.len() + 2;
 const RESPONSES: usize = RESPONSE_SIZES + 2 * HISTOGRAM_OF_SIZES;
 const COUNTERS: usize = RESPONSES + MAX_RESPONSES;
 
-/// CoreDNS knows these.
+/// The label values of CoreDNS.
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
 const FAMILIES: [&str; 2] = ["1", "2"];
 
@@ -43,18 +43,18 @@ const FAMILIES: [&str; 2] = ["1", "2"];
 pub struct ServerMetrics {
     all_zones: AllZoneMetrics,
     plugin_enabled: IntGaugeVec,
-    /// Questions whose answering panicked.
+    /// The number of panics while answering questions.
     pub panics: IntCounter,
 }
 
-/// The tallies of all servers and zones, and what their metrics are called.
+/// The metrics of all servers and zones, with their descriptors.
 #[derive(Clone, Debug)]
 struct AllZoneMetrics {
     descs: Arc<Descs>,
     all: Arc<Mutex<ByLabels>>,
 }
 
-/// By server and zone.
+/// Keyed by server and zone.
 type ByLabels = HashMap<(String, String), Arc<ZoneMetrics>>;
 
 #[derive(Debug)]
@@ -126,7 +126,7 @@ impl MetricGroup for ServerMetrics {
 }
 
 impl ServerMetrics {
-    /// Sets which plugins are at work: `server`, `zone`, `name`.
+    /// Sets the enabled plugins, each as `(server, zone, name)`.
     pub fn set_enabled(&self, plugins: Vec<(String, String, &'static str)>) {
         self.plugin_enabled.reset();
         for (server, zone, name) in plugins {
@@ -134,7 +134,7 @@ impl ServerMetrics {
         }
     }
 
-    /// Returns what counts the questions of a server for a zone, or for `dropped`.
+    /// Returns the counters for the questions of a server in a zone, or in `dropped`.
     #[must_use]
     pub fn zone_metrics(&self, server: &str, zone: &str) -> Arc<ZoneMetrics> {
         let mut all = self.all_zones.all.lock();
@@ -150,45 +150,43 @@ impl ServerMetrics {
     }
 }
 
-/// What counts the questions of a server for a zone. None of its metrics is shown before there is something to count.
+/// Counts the questions of a server in a zone. A metric is exported only if its count isn't 0.
 #[derive(Debug)]
 pub struct ZoneMetrics {
     server: String,
     zone: String,
     counters: Arc<ShardedCounters>,
-    /// The response codes and plugins that the counters behind [`RESPONSES`] are for, in order, and the counts of
-    /// further pairs: only made-up codes can be so many.
+    /// The pairs of rcode and plugin of the counters from [`RESPONSES`] on, in order, and the counts of further pairs,
+    /// which occur only if upstreams invent rcodes.
     responses: RwLock<(Vec<Response>, HashMap<Response, u64>)>,
 }
 
 type Response = (ResponseCode, &'static str);
 
-/// What is counted of a question and its answer.
+/// The counted properties of a question and its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Counted {
-    /// How the question came.
+    /// The transport of the question.
     pub protocol: Protocol,
-    /// Whether the client's address is an IPv6 one.
     pub is_ipv6: bool,
-    /// The type of the question.
     pub qtype: RecordType,
-    /// Whether the client wants DNSSEC records.
+    /// Whether the question has the DO bit set.
     pub dnssec_ok: bool,
-    /// Bytes of the question.
+    /// The size of the question, in bytes.
     pub request_size: usize,
-    /// Bytes of the answer.
+    /// The size of the answer, in bytes.
     pub response_size: usize,
-    /// The answer's code.
     pub rcode: ResponseCode,
-    /// The plugin that the answer is of.
+    /// The plugin that made the answer.
     pub plugin: &'static str,
-    /// Whether the answer may be given again.
+    /// Whether the response cache may reuse the answer.
     pub is_reusable: bool,
 }
 
 impl ZoneMetrics {
-    /// Counts a question that began to be answered then. Returns what it adds, so that the same can be counted again;
-    /// nothing if the answer isn't one to be given again, or too many pairs of code and plugin are counted already.
+    /// Counts a question whose processing began at `since`. Returns the increments, so that a reuse of the answer can
+    /// be counted in the same way; `None` if the answer isn't reusable, or if there are too many pairs of rcode and
+    /// plugin.
     pub fn count(&self, counted: &Counted, since: Instant) -> Option<MetricDeltas> {
         let by_tcp = usize::from(counted.protocol != Protocol::Udp);
         let by_ipv6 = usize::from(counted.is_ipv6);
@@ -219,7 +217,7 @@ impl ZoneMetrics {
         Some(MetricDeltas { counters: Arc::clone(&self.counters), adds: adds.into_vec() })
     }
 
-    /// Returns the place of a response's counter; counts it here if there is none.
+    /// Returns the index of a response's counter. Counts a response without a counter in the map instead.
     fn response(&self, response: Response) -> Option<usize> {
         let place = |known: &[Response]| known.iter().position(|known| *known == response);
         if let Some(place) = place(&self.responses.read().0) {
@@ -285,7 +283,7 @@ impl Collector for AllZoneMetrics {
     }
 }
 
-/// How a tally is shown.
+/// Converts the counters to Prometheus metrics.
 impl ZoneMetrics {
     fn labels<'a>(&'a self, further: &[&'a str]) -> Vec<&'a str> {
         [&[&*self.server, &self.zone, ""], further].concat()
@@ -335,7 +333,8 @@ impl ZoneMetrics {
         self.histogram(desc, &[], &bounds, &sums[..DURATION_COUNTERS], 1e-9).into_iter().collect()
     }
 
-    /// `sums` are those of the buckets, of the one without a bound, and that of what was observed, in `unit`.
+    /// Builds a histogram. `sums` has the counts of the buckets, the count of the bucket without a bound, and the sum
+    /// of the observed values, in `unit`.
     #[expect(clippy::cast_precision_loss, reason = "Prometheus knows floating-point numbers alone")]
     fn histogram(
         &self,
@@ -365,7 +364,7 @@ impl ZoneMetrics {
     }
 }
 
-/// The types that CoreDNS tells apart: the label must not grow with what clients make up.
+/// The types that CoreDNS distinguishes: clients must not be able to add label values.
 const TYPES: [RecordType; 19] = [
     RecordType::A,
     RecordType::AAAA,
@@ -388,5 +387,5 @@ const TYPES: [RecordType; 19] = [
     RecordType::TXT,
 ];
 
-/// Pairs of response code and plugin that have counters of their own.
+/// The maximum number of pairs of rcode and plugin with counters of their own.
 const MAX_RESPONSES: usize = 64;

@@ -1,4 +1,4 @@
-//! What a plugin is: it gets a request, and answers it or has the next one answer it.
+//! The interface of a plugin, which answers a request or passes the request to the next plugin.
 
 use std::any::Any;
 use std::fmt;
@@ -14,107 +14,107 @@ use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::ClientScope;
 
-/// A plugin of a server block. All requests go through the same one at once.
+/// A plugin of a server block. One instance serves all requests of the block concurrently.
 #[async_trait]
 pub trait Plugin: Any + fmt::Debug + Send + Sync {
-    /// Returns its name in a Corefile.
+    /// Returns the name of the plugin in a Corefile.
     fn name(&self) -> &'static str;
 
-    /// Answers a request, by itself or through the next plugin. What it changes in the request, those behind it
-    /// see; what those before it are to see unchanged it has to put back.
+    /// Answers a request, directly or through `next`. The following plugins see changes of the request; a plugin has to
+    /// undo changes that the preceding plugins must not see.
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult;
 
-    /// Returns whether it can do its work by now: `/ready` waits for that.
+    /// Returns whether the plugin can serve requests; `/ready` waits for all plugins.
     fn is_ready(&self) -> bool {
         true
     }
 
-    /// Returns whether this plugin alone settles that names of all the world are resolved for a client, or that
-    /// this one isn't; `None` leaves that to the next one.
+    /// Returns whether names outside the zones are resolved for this client, if this plugin alone decides that; `None`
+    /// leaves the decision to the next plugin.
     fn offers_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
         None
     }
 
-    /// Returns whether this plugin would deny a client's question, if it were asked: a chain doesn't lead to that name.
+    /// Returns whether this plugin would deny the question to the client: a CNAME chain isn't followed to a denied
+    /// name.
     fn denies(&self, _request: &Request, _query: &Query) -> bool {
         false
     }
 
-    /// Returns the question as the plugins behind this one see it; nothing if it stays as it is.
+    /// Returns the question as the following plugins see it; `None` if it is unchanged.
     fn rewritten(&self, _query: &Query) -> Option<Query> {
         None
     }
 
-    /// Returns for which clients [`Plugin::offers_recursion`] and [`Plugin::denies`] say the same of a name as for that of this
-    /// request; nothing if for all.
+    /// Returns the clients for which [`Plugin::offers_recursion`] and [`Plugin::denies`] return the same results as for
+    /// the client of this request; `None` for all clients.
     fn clients(&self, _request: &Request, _query: &Query) -> Option<ClientScope> {
         None
     }
 
-    /// Returns whether [`Plugin::offers_recursion`] also counts for what is behind the targets of links.
+    /// Returns whether [`Plugin::offers_recursion`] also applies to look-ups of links' targets.
     fn decides_on_targets(&self) -> bool {
         true
     }
 
-    /// Returns whether an answer that passes through it can be given again without asking it, if [`Reply::repeat`] says
-    /// so: what it does depends on the question alone, and on what is said there.
+    /// Returns whether an answer that passes through this plugin may be reused without calling the plugin, if
+    /// [`Reply::repeat`] allows that: the effect of the plugin depends only on the question and on the data in
+    /// [`Reply::repeat`].
     fn reusable(&self) -> bool {
         false
     }
 
-    /// Forgets what it knows from others about a name, given in wire form and lower case, or about all names.
+    /// Discards cached data about a name, given in wire form and lower case, or about all names.
     fn invalidate(&self, _name: Option<&[u8]>) {}
 
-    /// Starts afresh what it has given up on, or has found to be broken: SIGUSR1 asks for that.
+    /// Resets failure state that would otherwise persist, on SIGUSR1.
     fn restart(&self) {}
 }
 
-/// What has become of a request.
+/// The result of a request.
 pub type PluginResult = Result<Reply, PluginError>;
 
-/// Why there is no answer.
+/// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PluginError {
-    /// The client is told that there is none.
+    /// The client gets an error response.
     Error {
-        /// By which code.
         rcode: ResponseCode,
-        /// What `errors` logs; nothing if it is no error.
+        /// The reason that `errors` logs; empty if there is nothing to log.
         why: String,
-        /// Why, for clients that speak EDNS.
+        /// The reason for clients that use EDNS.
         ede: Option<Ede>,
-        /// Whether the reason is that no upstream has answered: `cache` keeps that (RFC 9520 section 3.2), and no other
-        /// failure.
+        /// Whether the reason is that no upstream has answered: `cache` stores only such failures (RFC 9520 section
+        /// 3.2).
         no_upstream: bool,
     },
-    /// The client is told nothing.
+    /// The client gets no response.
     Drop,
 }
 
-/// The plugins behind one.
+/// The rest of the plugin chain.
 #[derive(Clone, Copy, Debug)]
 pub struct Next<'a> {
     block: &'a Arc<ServerBlock>,
     at: usize,
 }
 
-/// The plugins behind one, for what goes on when the client has its answer.
+/// The rest of the plugin chain, for work that continues after the client has its answer.
 #[derive(Clone, Debug)]
 pub struct OwnedNext {
     block: Arc<ServerBlock>,
     at: usize,
 }
 
-// === impl Failure ===
+// === impl PluginError ===
 
 impl PluginError {
-    /// Returns a failure that `errors` logs.
+    /// Returns an error that `errors` logs.
     #[must_use]
     pub fn new(rcode: ResponseCode, why: impl fmt::Display) -> Self {
         Self::Error { rcode, why: why.to_string(), ede: None, no_upstream: false }
     }
 
-    /// Returns SERVFAIL.
     #[must_use]
     pub fn servfail(why: impl fmt::Display) -> Self {
         Self::new(ResponseCode::ServFail, why)
@@ -131,7 +131,7 @@ impl PluginError {
         }
     }
 
-    /// Returns the failure with the reason that clients get.
+    /// Returns the error with the reason for clients that use EDNS.
     #[must_use]
     pub fn with_ede(mut self, because: Ede) -> Self {
         if let Self::Error { ede, .. } = &mut self {
@@ -144,12 +144,12 @@ impl PluginError {
 // === impl Next ===
 
 impl<'a> Next<'a> {
-    /// Returns all plugins of a block.
+    /// Returns the whole plugin chain of a block.
     pub(crate) fn first(block: &'a Arc<ServerBlock>) -> Self {
         Self { block, at: 0 }
     }
 
-    /// Has the plugins behind this one answer.
+    /// Passes a request to the next plugin.
     ///
     /// # Errors
     /// If there is no answer.
@@ -175,17 +175,17 @@ impl<'a> Next<'a> {
         self.block.link_zones.hold(name)
     }
 
-    /// Returns the same for a task of its own.
+    /// Returns an owned copy, for a separate task.
     #[must_use]
     pub fn detached(self) -> OwnedNext {
         OwnedNext { block: Arc::clone(self.block), at: self.at }
     }
 }
 
-// === impl Detached ===
+// === impl OwnedNext ===
 
 impl OwnedNext {
-    /// Has the plugins answer.
+    /// Passes a request to the next plugin.
     ///
     /// # Errors
     /// If there is no answer.

@@ -1,4 +1,4 @@
-//! A question on its way through the plugins.
+//! A question and its context in the plugin chain.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,50 +15,46 @@ use crate::dns::message::query::{UpstreamQuery, max_records};
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
 
-/// Where requests of our own seem to come from.
+/// The client address of lb-linker's own requests.
 pub(crate) const INTERNAL_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// A question on its way through the plugins.
+/// A question and its context in the plugin chain.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The server that was asked.
+    /// The server that received the question.
     pub server: Arc<Server>,
     /// The zone of the server block that answers.
     pub zone: Name,
-    /// What counts the questions for it.
+    /// The counters of the zone.
     pub zone_metrics: Arc<ZoneMetrics>,
-    /// The client.
     pub client: SocketAddr,
-    /// The address that was asked.
+    /// The local address that received the question.
     pub local: SocketAddr,
-    /// By which transport.
     pub protocol: Protocol,
-    /// Bytes of the message.
+    /// The size of the message, in bytes.
     pub size: usize,
-    /// Id, opcode and flags.
+    /// The id, opcode and flags of the message.
     pub metadata: Metadata,
-    /// Name, type and class.
     pub query: Query,
-    /// What the client says by EDNS, if it does.
+    /// The client's EDNS, if the message has an OPT record.
     pub edns: Option<Edns>,
-    /// How many bytes a UDP answer may have, however many the client takes.
+    /// The maximum size of a UDP answer in bytes, even if the client accepts more.
     pub max_udp: u16,
-    /// What it is asked for.
     pub purpose: Purpose,
-    /// Look-ups of ours that have led to this one.
+    /// The number of internal look-ups that led to this request.
     pub depth: usize,
 }
 
-/// What a request is for.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// For a client.
+    /// To answer a client.
     Client,
-    /// For what is behind the target of a link.
+    /// To resolve the target of a link.
     Target {
-        /// How old absence may be.
+        /// The maximum age of a cached negative answer.
         absence: Duration,
-        /// Whether anything cached will do.
+        /// Whether a cached answer may be used; otherwise only a cached failure is.
         cached: bool,
     },
 }
@@ -66,7 +62,8 @@ pub enum Purpose {
 // === impl Request ===
 
 impl Request {
-    /// Returns how many bytes it has; one of ours has been in no message, and would have so many.
+    /// Returns the size of the request, in bytes. The size of an internal look-up, which never was a message, is
+    /// computed.
     #[must_use]
     pub fn length(&self) -> usize {
         if self.depth == 0 {
@@ -75,18 +72,19 @@ impl Request {
         wire_length(&self.reply(""), &self.query) + self.edns.as_ref().map_or(0, |_| OPT)
     }
 
-    /// Returns the client that its look-ups count for. A client's address is unmapped by now.
+    /// Returns the client whose quota the look-ups of this request use. The client's address is already unmapped.
     #[must_use]
     pub fn account(&self) -> IpAddr {
         if self.is_own() { INTERNAL_ADDRESS } else { self.client.ip() }
     }
 
-    /// Returns whether it is one of [`Server::own_request`]: no client asks from port 0, for it couldn't be answered.
+    /// Returns whether this is a request of [`Server::own_request`]: no client sends from port 0, because port 0 can't
+    /// receive a reply.
     pub(crate) fn is_own(&self) -> bool {
         self.client == INTERNAL_CLIENT
     }
 
-    /// Returns what is counted of it and its answer.
+    /// Returns the counted properties of the request and its answer.
     #[must_use]
     pub fn counted(&self, reply: &Reply) -> Counted {
         Counted {
@@ -102,19 +100,19 @@ impl Request {
         }
     }
 
-    /// Returns an answer without records, of a plugin.
+    /// Returns an answer without records.
     #[must_use]
     pub fn reply(&self, plugin: &'static str) -> Reply {
         Reply::new(Metadata::response_from_request(&self.metadata), plugin)
     }
 
-    /// Returns whether the client wants DNSSEC records (RFC 3225).
+    /// Returns whether the DO bit is set: the client wants DNSSEC records (RFC 3225).
     #[must_use]
     pub fn dnssec_ok(&self) -> bool {
         self.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok)
     }
 
-    /// Returns how many bytes the answer may have.
+    /// Returns the maximum size of the answer, in bytes.
     #[must_use]
     pub fn limit(&self) -> u16 {
         match self.protocol {
@@ -125,7 +123,7 @@ impl Request {
         }
     }
 
-    /// Returns the query as upstreams are asked it.
+    /// Returns the query for the upstreams.
     #[must_use]
     pub fn question(&self) -> UpstreamQuery {
         UpstreamQuery {
@@ -134,11 +132,11 @@ impl Request {
             checking_disabled: self.metadata.checking_disabled,
             authentic_data: self.metadata.authentic_data,
             dnssec_ok: self.dnssec_ok(),
-            // The look-up of a target serves all clients that wait for it.
+            // All clients that wait for the same target share one look-up, so the look-up has no client's limit.
             room: max_records(if self.purpose == Purpose::Client { self.limit() } else { u16::MAX }),
         }
     }
 }
 
-/// The client that the look-ups count for that lb-linker makes by itself. No packet has this source address.
+/// The address that lb-linker's own look-ups are counted for. No packet has this source address.
 pub(crate) const INTERNAL_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

@@ -1,4 +1,4 @@
-//! The server blocks behind one listener: the one with the longest matching zone answers.
+//! The server blocks of one listener: the block with the longest matching zone answers.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,38 +19,38 @@ use crate::dns::message::validity::ClientScope;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 
-/// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
+/// The maximum number of look-ups for one question: a longer chain of targets is a mistake or an attack.
 pub(crate) const MAX_LOOKUPS: usize = 8;
 
-/// What answers on one address and transport.
+/// The server blocks of one listener.
 #[derive(Debug)]
 pub struct Server {
-    /// The address as CoreDNS writes it in its metrics: `dns://:53`.
+    /// The address in CoreDNS's notation, as in its metrics: `dns://:53`.
     pub label: String,
-    /// The same for all servers of the same blocks: what one of them knows of others' names, all may give.
+    /// The same text for all servers with the same blocks: these servers may share cached answers of upstreams.
     pub view: String,
-    /// By zone, in wire form and lower case.
+    /// Keyed by zone, in wire form and lower case.
     blocks: HashMap<Box<[u8]>, ServedZone>,
-    /// How long the longest of the zones is.
+    /// The length of the longest zone, in bytes.
     longest: usize,
-    /// Whether classes other than IN are let through: a plugin can answer them.
+    /// Whether a plugin can answer classes other than IN.
     other_classes: bool,
-    /// Whether a panic ends the process.
+    /// Whether a panic aborts the process.
     debug: bool,
-    /// Which server it is: another one has another number.
+    /// A number that no other server has.
     number: u64,
-    /// What counts the questions that no block is for.
+    /// The counters of questions outside all blocks.
     dropped: Arc<ZoneMetrics>,
 }
 
-/// What a block says of a look-up for a client.
+/// The access rules of a block for one look-up of a client.
 #[derive(Debug)]
 pub struct Access {
-    /// The clients for which it says the same; nothing is for all.
+    /// The clients that the same rules apply to; empty means all clients.
     pub clients: Vec<ClientScope>,
-    /// Whether the client's question for that name would be denied.
+    /// Whether the client's question for the name would be denied.
     pub is_denied: bool,
-    /// Whether upstreams are asked for the name for the client; `None` if that depends.
+    /// Whether upstreams may be asked for the name on behalf of the client; `None` if the plugins don't decide that.
     pub recurses: Option<bool>,
 }
 
@@ -63,8 +63,8 @@ struct ServedZone {
 }
 
 impl ServedZone {
-    /// Returns the plugins that decide whether a name is looked up for a client, each with the question as the plugins
-    /// before it leave it; for [`LookUp::Stored`] once more with the question as it is, if that is another one.
+    /// Returns the plugins that decide whether a name is looked up for a client, each with the question as rewritten by
+    /// the preceding plugins. With [`LookUp::Stored`], each plugin also gets the original question if that differs.
     fn deciding<'a>(
         &'a self,
         query: &'a Query,
@@ -84,35 +84,34 @@ impl ServedZone {
     }
 }
 
-/// What a name is looked up for.
+/// The purpose of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookUp {
-    /// A question of the client.
+    /// To answer a client's question.
     Question,
-    /// What is behind the target of a link.
+    /// To resolve the target of a link.
     Target,
-    /// What the store has under the name, which `rewrite` doesn't change: a client gets it where both questions are
-    /// allowed, that for the name and that which `rewrite` makes of it.
+    /// To read the name's data from the store, which `rewrite` doesn't affect: the client gets the data only if both
+    /// the original and the rewritten question are allowed.
     Stored,
 }
 
-/// A server block: plugins in their order. It may be behind several listeners.
+/// A server block with its plugins in order. Several listeners may share a block.
 #[derive(Debug)]
 pub struct ServerBlock {
-    /// The zones that it is for.
     pub zones: Vec<Name>,
-    /// The plugins, in their order.
+    /// The plugins, in the order in which they are called.
     pub plugins: Vec<Arc<dyn Plugin>>,
-    /// The zones with links' names that one of them answers for.
+    /// The zones of links that a plugin of this block answers for.
     pub link_zones: ZoneSet,
-    /// Whether a panic ends the process: it has `debug`.
+    /// Whether a panic aborts the process, because the block has `debug`.
     pub debug: bool,
 }
 
 // === impl Server ===
 
 impl Server {
-    /// Returns a server of blocks, each with the zones that it has here.
+    /// Returns a server of these blocks, each with a zone that it has on this listener.
     #[must_use]
     pub fn new(label: String, blocks: &[(Name, Arc<ServerBlock>)], report: Arc<ServerMetrics>) -> Self {
         // As in CoreDNS: `chaos` answers CH, and `forward` passes everything on.
@@ -133,18 +132,18 @@ impl Server {
         Self { view: label.clone(), label, blocks, longest, other_classes, debug, number, dropped }
     }
 
-    /// Has it share what it knows with others that have this view.
+    /// Makes this server share cached answers with all servers that have the same view.
     #[must_use]
     pub fn with_view(self, view: String) -> Self {
         Self { view, ..self }
     }
 
-    /// Returns the blocks, each for every zone of it.
+    /// Returns the blocks, each once for every zone.
     pub fn blocks(&self) -> impl Iterator<Item = (&Name, &Arc<ServerBlock>)> {
         self.blocks.values().map(|served| (&served.zone, &served.block))
     }
 
-    /// Answers a request, whose server this is; nothing where silence is right.
+    /// Answers a request that this server received; `None` if the client gets no reply.
     pub async fn serve(request: &mut Request) -> Option<Reply> {
         let server = Arc::clone(&request.server);
         if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
@@ -153,7 +152,7 @@ impl Server {
             reply.metadata.response_code = ResponseCode::BADVERS;
             return Some(reply);
         }
-        // Zone transfers, and records that belong to a message, are refused.
+        // Zone transfers, and record types that describe a message, are refused.
         if let Some(rcode) = never_answered(request.query.query_type()) {
             return Some(server.refuse(request, rcode));
         }
@@ -172,7 +171,7 @@ impl Server {
         answer(request, outcome)
     }
 
-    /// Looks a name up for a request: the answer of the block of this listener that the name is for.
+    /// Looks a name up for a request, in the block of this listener that is responsible for the name.
     pub async fn look_up(asked: &Request, query: Query, purpose: Purpose) -> Option<Reply> {
         if asked.depth >= MAX_LOOKUPS {
             return None;
@@ -181,12 +180,12 @@ impl Server {
         inner.query = query;
         inner.purpose = purpose;
         inner.depth += 1;
-        // Boxed, for it may lead to itself.
+        // Boxed, because the call is recursive.
         Box::pin(Self::serve(&mut inner)).await
     }
 
-    /// Looks up what is behind a CNAME that a plugin adds to an answer, for the same purpose. It isn't cacheable where
-    /// another client may get something else, or nothing: `cache` gives an answer made of it to all clients.
+    /// Looks up the target of a CNAME that a plugin adds to an answer, for the same purpose. The result isn't cacheable
+    /// if it may differ between clients, because `cache` shares answers between all clients.
     pub async fn look_up_alias(asked: &Request, query: Query) -> Option<Reply> {
         let is_for_every_client = asked.server.clients(&query, asked, LookUp::Question).is_empty();
         let mut reply = Self::look_up(asked, query, asked.purpose).await?;
@@ -194,13 +193,13 @@ impl Server {
         Some(reply)
     }
 
-    /// Returns what counts the questions that no block is for.
+    /// Returns the counters of questions outside all blocks.
     #[must_use]
     pub fn dropped(&self) -> Arc<ZoneMetrics> {
         Arc::clone(&self.dropped)
     }
 
-    /// Returns which server it is: no other one has that number.
+    /// Returns a number that no other server has.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
@@ -212,7 +211,7 @@ impl Server {
         self.debug
     }
 
-    /// Returns a request without a client, for a look-up ahead of questions.
+    /// Returns a request without a client, for a prefetch.
     #[must_use]
     pub fn own_request(self: &Arc<Self>, query: Query) -> Request {
         let mut metadata = Message::query().metadata;
@@ -234,8 +233,7 @@ impl Server {
         }
     }
 
-    /// Returns whether a client's question is answered here by asking others, or that it isn't; `None` if that
-    /// depends.
+    /// Returns whether upstreams may be asked this question for the client; `None` if the plugins don't decide that.
     #[must_use]
     pub fn offers_recursion(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
         match self.find(query.name(), query.query_type()) {
@@ -247,7 +245,7 @@ impl Server {
         }
     }
 
-    /// Returns what the block that a name is for says of a look-up for a client.
+    /// Returns the access rules of the block that is responsible for a name.
     #[must_use]
     pub fn access(&self, query: &Query, request: &Request, look_up: LookUp) -> Access {
         let Some(served) = self.find(query.name(), query.query_type()) else {
@@ -262,7 +260,8 @@ impl Server {
         access
     }
 
-    /// Returns for which clients [`Server::offers_recursion`] is the same as for that of this request; nothing is for all.
+    /// Returns the clients for which [`Server::offers_recursion`] returns the same as for the client of this request;
+    /// empty means all clients.
     pub fn clients(&self, query: &Query, request: &Request, look_up: LookUp) -> Vec<ClientScope> {
         let Some(served) = self.find(query.name(), query.query_type()) else { return Vec::new() };
         let plugins = served.deciding(query, look_up);
@@ -280,14 +279,14 @@ impl Server {
         self.blocks().any(|(_, block)| block.link_zones.hold(name))
     }
 
-    /// Forgets what is known from others about a name, or about all.
+    /// Discards cached data about a name, or about all names.
     pub fn invalidate(&self, name: Option<&[u8]>) {
         for plugin in self.plugins() {
             plugin.invalidate(name);
         }
     }
 
-    /// Returns the block of the longest zone that a name is in.
+    /// Returns the block with the longest zone that contains a name.
     fn find(&self, name: &Name, qtype: RecordType) -> Option<&ServedZone> {
         let wire = wire_name(name);
         let mut rest = &*wire;
@@ -296,7 +295,7 @@ impl Server {
             if rest.len() <= self.longest
                 && let Some(served) = self.blocks.get(rest)
             {
-                // RFC 4035 section 3.1.4.1: the DS of a zone is its parent's to answer for.
+                // RFC 4035 section 3.1.4.1: the parent zone answers for the DS record of a zone.
                 if qtype != RecordType::DS || own.is_some() {
                     return Some(served);
                 }
@@ -317,7 +316,7 @@ impl Server {
     }
 }
 
-/// Turns what the plugins have come to into what the client gets.
+/// Converts the result of the plugins to the reply for the client.
 fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
     match outcome {
         Ok(reply) => Some(reply),
@@ -330,8 +329,9 @@ fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
     }
 }
 
-/// Returns how a type is refused that no question may have: a transfer; that of a record that belongs to a message (RFC
-/// 6891 section 6.1.1, RFC 8945 section 5.1, RFC 2930 section 2); or an obsolete one (MAILB, MAILA).
+/// Returns the rcode that refuses a type which a question can't have: a zone transfer, the type of a record that
+/// describes a message (RFC 6891 section 6.1.1, RFC 8945 section 5.1, RFC 2930 section 2), or an obsolete type (MAILB,
+/// MAILA).
 fn never_answered(qtype: RecordType) -> Option<ResponseCode> {
     const TKEY: u16 = 249;
     const MAIL: [u16; 2] = [253, 254];
