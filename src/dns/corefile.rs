@@ -1,8 +1,8 @@
-//! The Corefile: CoreDNS's language, up to blocks and lines. What the lines mean is the plugins' to say, and
-//! [`configuration`](super::server::config) puts the two together.
+//! The syntax of the Corefile, up to blocks and directives. [`config`](super::server::config) interprets the directives
+//! with the plugins.
 //!
-//! Beside CoreDNS's own it knows `{$VAR:default}`, and arguments of snippets: `{args.0}` is the first word
-//! behind the name in `import name word…`.
+//! Extensions of CoreDNS's syntax: `{$VAR:default}`, and arguments of snippets: `{args.0}` is the first token after the
+//! name in `import name token…`.
 
 mod address;
 pub(crate) mod arguments;
@@ -18,12 +18,11 @@ pub use address::{Address, Scheme, addresses, zones};
 pub use parser::{BlockSource, Directive, FileSources, parse};
 pub use tokens::{Position, Token, tokenize};
 
-/// What is wrong in a Corefile, and where.
+/// An error in a Corefile, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorefileError {
-    /// Where.
     pub place: Position,
-    /// What, and what would be right.
+    /// What is wrong, and a valid alternative.
     pub message: String,
 }
 
@@ -37,7 +36,7 @@ impl fmt::Display for CorefileError {
 impl std::error::Error for CorefileError {}
 
 impl Position {
-    /// Returns an error at this place.
+    /// Returns an error at this position.
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
         CorefileError { place: self.clone(), message: message.into() }

@@ -1,4 +1,4 @@
-//! What a server block is for: `[SCHEME://]ZONE[:PORT]`.
+//! The address of a server block: `[SCHEME://]ZONE[:PORT]`.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::{CorefileError, Token};
 use crate::dns::message::arpa::reverse_origins;
 use crate::dns::message::presentation::parse_name;
 
-/// How a block is reached.
+/// The transport of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scheme {
     /// UDP and TCP.
@@ -18,14 +18,13 @@ pub enum Scheme {
     Tls,
 }
 
-/// A zone of a block, and where it is served.
+/// A zone of a block, and the transport and port that serve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// How.
     pub scheme: Scheme,
     /// The zone, absolute and in lower case.
     pub zone: Name,
-    /// The port; 0 is any that is free.
+    /// The port; 0 means any free port.
     pub port: u16,
 }
 
@@ -39,7 +38,7 @@ impl fmt::Display for Scheme {
 }
 
 impl Scheme {
-    /// Returns the port where none is named (RFC 1035 section 4.2, RFC 7858 section 3.1).
+    /// Returns the default port (RFC 1035 section 4.2, RFC 7858 section 3.1).
     #[must_use]
     pub fn port(self) -> u16 {
         match self {
@@ -49,11 +48,11 @@ impl Scheme {
     }
 }
 
-/// Parses what stands before a block. A network in CIDR form stands for its reverse zones: several, where
-/// it doesn't end at a label.
+/// Parses an address before a block. A network in CIDR notation means its reverse zones: several zones if the prefix
+/// doesn't end at a label.
 ///
 /// # Errors
-/// If it is no address of a block.
+/// If the token isn't the address of a block.
 pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
     let wrong = |message: String| word.place.error(message);
     let (scheme, rest) = match word.text.split_once("://") {
@@ -78,10 +77,10 @@ pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
     Ok(zones.into_iter().map(|zone| Address { scheme, zone, port }).collect())
 }
 
-/// Returns the zones that a word stands for: its own, or the reverse zones of a network.
+/// Returns the zones that a text means: one zone, or the reverse zones of a network.
 ///
 /// # Errors
-/// If it stands for none, with what would be right.
+/// If the text isn't a zone; the message has a valid alternative.
 pub fn zones(text: &str) -> Result<Vec<Name>, String> {
     if let Ok(net) = text.parse::<IpNet>() {
         return Ok(reverse_origins(net).collect());
@@ -98,18 +97,19 @@ pub fn zones(text: &str) -> Result<Vec<Name>, String> {
     Ok(vec![zone.to_lowercase()])
 }
 
-/// Parses a zone. CoreDNS takes any characters; here characters that are surely a mistake have to be escaped.
+/// Parses a zone. CoreDNS accepts any characters; here, characters that are almost certainly a mistake have to be
+/// escaped.
 fn zone(text: &str) -> Option<Name> {
     let mut chars = text.chars();
     while let Some(c) = chars.next() {
         match c {
             '\\' => _ = chars.next(),
-            // RFC 2317 section 4 has zones with a slash in them.
+            // RFC 2317 section 4 uses zones with a slash.
             'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' | '*' | '.' | '/' => {}
             _ => return None,
         }
     }
-    // A network with a mistake in it is no zone.
+    // A malformed network isn't a zone.
     let network = text.rsplit_once('/').is_some_and(|(_, bits)| bits.bytes().all(|b| b.is_ascii_digit()));
     if network { None } else { parse_name(text) }
 }
@@ -142,7 +142,7 @@ mod tests {
             ("10.0.0.0/8", &["Dns 10.in-addr.arpa. 53"]),
             ("10.1.0.0/16:54", &["Dns 1.10.in-addr.arpa. 54"]),
             ("10.2.0.0/15", &["Dns 2.10.in-addr.arpa. 53", "Dns 3.10.in-addr.arpa. 53"]),
-            // RFC 2317 section 4, and names as RFC 1035 section 5.1 writes them.
+            // RFC 2317 section 4, and escapes of RFC 1035 section 5.1.
             ("0/25.2.0.192.in-addr.arpa", &["Dns 0/25.2.0.192.in-addr.arpa. 53"]),
             (r"a\032b\.c.example", &[r"Dns a\ b\.c.example. 53"]),
             ("_tcp.*.-x.example", &["Dns _tcp.*.-x.example. 53"]),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_by_name() {
+    fn invalid_addresses_are_refused_with_a_hint() {
         for (text, expected) in [
             ("grpc://.", "Corefile:1:1: grpc:// isn't supported; the schemes are dns:// and tls://"),
             (

@@ -1,4 +1,4 @@
-//! What plugins ask of the lines and words of a Corefile.
+//! Methods of directives and tokens that parse plugins' arguments.
 
 use std::ops::RangeBounds;
 use std::str::FromStr;
@@ -9,13 +9,13 @@ use hickory_proto::rr::Name;
 use crate::dns::corefile::{self, CorefileError, Directive, Position, Token};
 use crate::dns::message::zone_set::ZoneSet;
 
-/// What CoreDNS allows a regular expression, in bytes: a longer one could cost all the memory.
+/// CoreDNS's limit for a regular expression, in bytes: a longer one could exhaust the memory.
 pub(crate) const MAX_REGEX: usize = 10_000;
 
-/// Returns the zones that words stand for.
+/// Returns the zones that the tokens mean.
 ///
 /// # Errors
-/// If one stands for none.
+/// If a token isn't a zone.
 pub(crate) fn zones(words: &[Token]) -> Result<ZoneSet, CorefileError> {
     let mut all = Vec::new();
     for word in words {
@@ -24,55 +24,55 @@ pub(crate) fn zones(words: &[Token]) -> Result<ZoneSet, CorefileError> {
     Ok(ZoneSet::new(all))
 }
 
-/// Returns the zones that words stand for; no words are all names.
+/// Returns the zones that the tokens mean; without tokens, the root zone.
 ///
 /// # Errors
-/// If one stands for none.
+/// If a token isn't a zone.
 pub(crate) fn zones_or_all(words: &[Token]) -> Result<ZoneSet, CorefileError> {
     if words.is_empty() { Ok(ZoneSet::new([Name::root()])) } else { zones(words) }
 }
 
-/// Returns what is wrong with a regular expression, without the picture of where.
+/// Returns the message of a regular expression's error, without the excerpt that marks the position.
 pub(crate) fn fault(error: &regex::Error) -> String {
     let text = error.to_string();
     let last = text.lines().last().unwrap_or_default().trim();
     last.strip_prefix("error: ").unwrap_or(last).to_owned()
 }
 
-// === impl Line ===
+// === impl Directive ===
 
 impl Directive {
-    /// Returns where it begins.
+    /// Returns the position of the directive.
     #[must_use]
     pub fn place(&self) -> &Position {
-        // A line has at least one word.
+        // A directive has at least one token.
         &self.tokens[0].place
     }
 
-    /// Returns an error at its beginning.
+    /// Returns an error at the position of the directive.
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
         self.place().error(message)
     }
 
-    /// Returns the lines in its braces.
+    /// Returns the directives in the braces.
     #[must_use]
     pub fn options(&self) -> &[Self] {
         self.block.as_deref().unwrap_or_default()
     }
 
-    /// Checks that nothing follows its name.
+    /// Checks that the directive has no arguments.
     ///
     /// # Errors
-    /// If something does.
+    /// If there is an argument.
     pub fn no_arguments(&self) -> Result<(), CorefileError> {
         self.at_most(0).map(|_| ())
     }
 
-    /// Checks that it has no braces.
+    /// Checks that the directive has no braces.
     ///
     /// # Errors
-    /// If it has.
+    /// If there are braces.
     pub fn no_block(&self) -> Result<(), CorefileError> {
         match &self.block {
             Some(_) => Err(self.error(format!("{} takes no braces", self.name()))),
@@ -80,19 +80,19 @@ impl Directive {
         }
     }
 
-    /// Checks that there is nothing but its name.
+    /// Checks that the directive has neither arguments nor braces.
     ///
     /// # Errors
-    /// If there is.
+    /// If there are any.
     pub fn alone(&self) -> Result<(), CorefileError> {
         self.no_arguments()?;
         self.no_block()
     }
 
-    /// Returns the arguments, if there aren't more than so many.
+    /// Returns the arguments, if there are at most `number`.
     ///
     /// # Errors
-    /// At the first one that is too much.
+    /// At the first excess argument.
     pub fn at_most(&self, number: usize) -> Result<&[Token], CorefileError> {
         let arguments = self.arguments();
         match arguments.get(number) {
@@ -109,10 +109,10 @@ impl Directive {
         }
     }
 
-    /// Returns the one argument that has to be there; `what` says what it is: "a duration such as 5s".
+    /// Returns the only argument; `what` describes it for the error: "a duration such as 5s".
     ///
     /// # Errors
-    /// If there is none, or there are several.
+    /// If there isn't exactly one argument.
     pub fn one(&self, what: &str) -> Result<&Token, CorefileError> {
         match self.at_most(1)? {
             [word] => Ok(word),
@@ -120,11 +120,11 @@ impl Directive {
         }
     }
 
-    /// Returns the arguments, of which there has to be one at least; `what` says what they are: "networks such as
-    /// 10.0.0.0/8".
+    /// Returns the arguments, of which there must be at least one; `what` describes them for the error: "networks such
+    /// as 10.0.0.0/8".
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no argument.
     pub fn some(&self, what: &str) -> Result<&[Token], CorefileError> {
         match self.arguments() {
             [] => Err(self.needs(what)),
@@ -132,20 +132,20 @@ impl Directive {
         }
     }
 
-    /// Returns an error that something has to follow its name.
+    /// Returns an error for a missing argument.
     #[must_use]
     pub fn needs(&self, what: &str) -> CorefileError {
-        // A line has at least one word.
+        // A directive has at least one token.
         self.tokens[0].needs(what)
     }
 
-    /// Returns an error about this line, which isn't one of the options that there are.
+    /// Returns an error for an unknown option.
     #[must_use]
     pub fn unknown(&self, plugin: &str, known: &[&str]) -> CorefileError {
         self.error(format!("{plugin} has no option {:?}; it has {}", self.name(), known.join(", ")))
     }
 
-    /// Returns an error about this line, which is an option of CoreDNS's alone.
+    /// Returns an error for an option that only CoreDNS has.
     #[must_use]
     pub fn unsupported(&self, plugin: &str, known: &[&str]) -> CorefileError {
         self.error(format!(
@@ -156,33 +156,33 @@ impl Directive {
     }
 }
 
-// === impl Word ===
+// === impl Token ===
 
 impl Token {
-    /// Returns an error at this word.
+    /// Returns an error at the position of the token.
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
         self.place.error(message)
     }
 
-    /// Returns an error that something has to follow it; `what` says what.
+    /// Returns an error for a missing argument after this token; `what` describes the argument.
     #[must_use]
     pub fn needs(&self, what: &str) -> CorefileError {
         self.error(format!("{} needs {what}", self.text))
     }
 
-    /// Parses it; `what` says what it should be: "an IP address".
+    /// Parses the token; `what` describes the expected value for the error: "an IP address".
     ///
     /// # Errors
-    /// If it isn't that.
+    /// If the token can't be parsed.
     pub fn parse<T: FromStr>(&self, what: &str) -> Result<T, CorefileError> {
         self.text.parse().map_err(|_| self.isnt(what))
     }
 
-    /// Parses a number in a range; `what` says which: "a number from 0 to 3600".
+    /// Parses a number in a range; `what` describes the number for the error: "a number from 0 to 3600".
     ///
     /// # Errors
-    /// If it isn't that.
+    /// If the token isn't a number in the range.
     pub fn within<T: FromStr + PartialOrd>(
         &self,
         range: impl RangeBounds<T>,
@@ -192,30 +192,30 @@ impl Token {
         number.ok_or_else(|| self.isnt(what))
     }
 
-    /// Returns an error that it isn't what it should be.
+    /// Returns an error for a token with an unexpected value.
     #[must_use]
     pub fn isnt(&self, what: &str) -> CorefileError {
         self.error(format!("{:?} isn't {what}", self.text))
     }
 
-    /// Returns the duration that it stands for, as Go writes it: `5s`, `1h30m`, `1.5s`; `0` alone needs no unit.
+    /// Parses a duration in Go's syntax: `5s`, `1h30m`, `1.5s`; only `0` needs no unit.
     ///
     /// # Errors
-    /// If it is none, or a negative one.
+    /// If the token isn't a duration, or is negative.
     pub fn duration(&self) -> Result<Duration, CorefileError> {
         go_duration(&self.text).ok_or_else(|| self.isnt("a duration such as 30s, 1m30s or 500ms"))
     }
 
-    /// Returns the zones that it stands for: one, or the reverse zones of a network.
+    /// Returns the zones that the token means: one zone, or the reverse zones of a network.
     ///
     /// # Errors
-    /// If it stands for none.
+    /// If the token isn't a zone.
     pub fn zones(&self) -> Result<Vec<Name>, CorefileError> {
         corefile::zones(&self.text).map_err(|message| self.error(message))
     }
 }
 
-/// Parses a duration as Go's `time.ParseDuration` does, but for negative ones.
+/// Parses a duration as Go's `time.ParseDuration` does, except negative durations.
 pub(crate) fn go_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);

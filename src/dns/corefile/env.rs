@@ -1,7 +1,7 @@
-//! Variables of the environment in words: `{$VAR}`, `{%VAR%}` and `{$VAR:default}`.
+//! Environment variables in tokens: `{$VAR}`, `{%VAR%}` and `{$VAR:default}`.
 
-/// Replaces the variables in a word. One that isn't set, and has no default, is empty, as in CoreDNS; a
-/// reference that isn't closed is left as it is.
+/// Replaces the variables in a token. A variable that is unset and has no default is empty, as in CoreDNS; a reference
+/// that isn't closed stays unchanged.
 pub(super) fn expand(text: &str, variable: impl Fn(&str) -> Option<String>) -> String {
     let mut expanded = String::new();
     let mut rest = text;
@@ -12,7 +12,7 @@ pub(super) fn expand(text: &str, variable: impl Fn(&str) -> Option<String>) -> S
             _ => (reference, ""),
         };
         expanded.push_str(&rest[..start]);
-        // Shells take an empty variable for one that isn't set, when there is a default.
+        // As in shells, a default also replaces an empty variable.
         let value = variable(name).filter(|value| !value.is_empty());
         expanded.push_str(value.as_deref().unwrap_or(default));
         rest = &rest[end + skip..];
@@ -20,14 +20,15 @@ pub(super) fn expand(text: &str, variable: impl Fn(&str) -> Option<String>) -> S
     expanded + rest
 }
 
-/// Returns where the next reference begins, where its name ends, and how long its end is.
+/// Returns the position of the next reference, the position where its name ends, and the length of its closing
+/// delimiter.
 fn next(text: &str) -> Option<(usize, usize, usize)> {
     [("{$", "}"), ("{%", "%}")]
         .into_iter()
         .filter_map(|(open, close)| {
             let start = text.find(open)?;
             let length = text[start + 2..].find(close)?;
-            // CoreDNS leaves a reference without a name alone.
+            // As in CoreDNS, a reference without a name stays unchanged.
             (length > 0).then_some((start, start + 2 + length, close.len()))
         })
         .min()
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_are_replaced_and_what_is_none_is_left() {
+    fn variables_are_replaced_and_other_text_is_kept() {
         let variable = |name: &str| match name {
             "A" => Some("one".to_owned()),
             "B" => Some("{$A}".to_owned()),
@@ -56,7 +57,7 @@ mod tests {
             ("{$NONE:}", ""),
             ("{$NONE:a:b}", "a:b"),
             ("{%NONE:two%}", ""),
-            // What a variable holds is taken as it is.
+            // The value of a variable isn't expanded again.
             ("{$B}", "{$A}"),
             ("{$A", "{$A"),
             ("{$}", "{$}"),

@@ -1,11 +1,11 @@
-//! Variables and files of the system.
+//! Environment variables and files of the operating system.
 
 use std::path::{Path, PathBuf};
 
 use super::FileSources;
 
 impl FileSources<'static> {
-    /// The environment of this process, and the files that it can read.
+    /// The environment of this process, and the file system.
     pub const SYSTEM: Self = Self {
         variable: &|name| std::env::var(name).ok(),
         read: &|path| std::fs::read_to_string(path),
@@ -13,9 +13,9 @@ impl FileSources<'static> {
     };
 }
 
-/// Returns the files that a pattern stands for, in order. As in Go, and unlike in a shell, `*` and `?` also stand for
-/// a dot at the beginning, and what can't be read isn't there. Directories are passed over, for the volume of a
-/// ConfigMap has some of its own.
+/// Returns the files that match a pattern, in order. As in Go, and unlike in a shell, `*` and `?` also match a leading
+/// dot, and unreadable directories are ignored. Directories are skipped, because the volume of a ConfigMap contains
+/// hidden directories.
 fn glob(pattern: &Path) -> Vec<PathBuf> {
     let mut found = vec![PathBuf::new()];
     for part in pattern.components() {
@@ -31,7 +31,7 @@ fn glob(pattern: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Returns what a part of a pattern stands for in a directory.
+/// Returns the entries of a directory that match one component of a pattern.
 fn entries(directory: &Path, pattern: &str) -> Vec<PathBuf> {
     let here = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let entries = std::fs::read_dir(here).into_iter().flatten().flatten();
@@ -42,7 +42,7 @@ fn entries(directory: &Path, pattern: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether a name is one that a pattern stands for; it has few wildcards.
+/// Returns whether a name matches a pattern. The recursion is cheap, because a pattern has at most one `*`.
 fn fits(pattern: &str, name: &str) -> bool {
     let mut rest = pattern.chars();
     match rest.next() {
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_stands_for_the_files_that_it_fits_in_order() {
+    fn pattern_yields_the_matching_files_in_order() {
         let directory = tempfile::tempdir().unwrap();
         for name in ["dir.conf", "other.conf"] {
             std::fs::create_dir(directory.path().join(name)).unwrap();

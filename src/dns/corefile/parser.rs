@@ -1,4 +1,4 @@
-//! From tokens to blocks: addresses, braces, snippets and imports.
+//! Parses tokens into blocks: addresses, braces, snippets and imports.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -8,26 +8,26 @@ use super::CorefileError;
 use super::env::expand;
 use super::tokens::{Position, Token, tokenize};
 
-/// Braces in braces: no plugin has more than three.
+/// The maximum depth of nested braces: no plugin needs more than three.
 const MAX_DEPTH: usize = 32;
-/// Imports that a file may cost: one more imports itself.
+/// The maximum number of imports: a Corefile that exceeds it imports itself.
 const MAX_IMPORTS: usize = 1000;
 
 /// A server block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSource {
-    /// The zones that it is for, as they are written: with scheme and port.
+    /// The addresses of the block as written, with scheme and port.
     pub addresses: Vec<Token>,
-    /// Its lines: one for each plugin.
+    /// The directives of the block, one for each plugin.
     pub lines: Vec<Directive>,
 }
 
-/// A line, and the lines in the braces at its end.
+/// A directive, and the directives in the braces at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directive {
-    /// The tokens: the first one is the name of a plugin or an option.
+    /// The tokens; the first token is the name of a plugin or an option.
     pub tokens: Vec<Token>,
-    /// The lines in braces, if there are any braces.
+    /// The directives in braces; `None` without braces.
     pub block: Option<Vec<Directive>>,
 }
 
@@ -45,20 +45,20 @@ impl Directive {
     }
 }
 
-/// Where the parser finds what isn't in the file.
+/// Access to the environment and to imported files.
 pub struct FileSources<'a> {
-    /// Returns a variable of the environment.
+    /// Returns the value of an environment variable.
     pub variable: &'a (dyn Fn(&str) -> Option<String> + Sync),
     /// Returns the text of a file.
     pub read: &'a (dyn Fn(&Path) -> std::io::Result<String> + Sync),
-    /// Returns the files that a pattern with `*` and `?` stands for, in order.
+    /// Returns the files that match a pattern with `*` and `?`, in order.
     pub glob: &'a (dyn Fn(&Path) -> Vec<PathBuf> + Sync),
 }
 
-/// Parses a Corefile up to its blocks and lines.
+/// Parses a Corefile into blocks and directives.
 ///
 /// # Errors
-/// If it isn't one, with the first place that is wrong.
+/// If the syntax is invalid, with the first invalid position.
 pub fn parse(file: &Path, text: &str, sources: &FileSources<'_>) -> Result<Vec<BlockSource>, CorefileError> {
     let file: Arc<Path> = file.into();
     let tokens = tokenize(&file, text).into();
@@ -78,14 +78,14 @@ struct Parser<'a> {
     sources: &'a FileSources<'a>,
     snippets: HashMap<String, Vec<Token>>,
     imports: usize,
-    /// Braces that are open.
+    /// The number of open braces.
     depth: usize,
-    /// Where a token first ended with a brace, which opens nothing then.
+    /// The position of the first token that ends with a brace: such a brace opens no block.
     glued: Option<Position>,
 }
 
 impl Parser<'_> {
-    /// Reads a server block, or a snippet, which is none.
+    /// Reads a server block, or a snippet, for which it returns `None`.
     fn block(&mut self) -> Result<Option<BlockSource>, CorefileError> {
         let addresses = self.addresses()?;
         let Some(first) = addresses.first() else { return Ok(None) };
@@ -101,14 +101,14 @@ impl Parser<'_> {
         }
         let lines = match self.next_if(|token| token.text == "{") {
             Some(open) => self.lines(Some(&open))?,
-            // A file of one block needs no braces.
+            // The braces are optional if the file has only one block.
             None => self.lines(None)?,
         };
         Ok(Some(BlockSource { addresses, lines }))
     }
 
-    /// Reads the addresses before a block: up to a brace or the end of the line, unless that ends with a
-    /// comma.
+    /// Reads the addresses before a block, up to a brace or the end of the line; a line that ends with a comma
+    /// continues on the next line.
     fn addresses(&mut self) -> Result<Vec<Token>, CorefileError> {
         let mut addresses: Vec<Token> = Vec::new();
         let mut another: Option<Position> = None;
@@ -152,7 +152,7 @@ impl Parser<'_> {
             if another.is_some() && token.text.ends_with(',') {
                 return Err(token.place.error("one comma is enough behind an address"));
             }
-            // CoreDNS takes it for a zone, which is surely a mistake.
+            // CoreDNS takes a misplaced `import` for a zone, which is almost certainly a mistake.
             if token.text == "import" {
                 return Err(token
                     .place
@@ -164,7 +164,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Reads the tokens of a snippet, up to its closing brace.
+    /// Reads the tokens of a snippet, up to the closing brace.
     fn snippet(&mut self, name: &Position) -> Result<Vec<Token>, CorefileError> {
         let Some(open) = self.next_if(|token| token.text == "{") else {
             return Err(name.error("a snippet needs braces around what it holds"));
@@ -185,7 +185,7 @@ impl Parser<'_> {
         Err(open.place.error("this { isn't closed"))
     }
 
-    /// Reads lines up to the closing brace, or to the end where no brace is open.
+    /// Reads directives up to the closing brace, or to the end of the file if no brace is open.
     fn lines(&mut self, open: Option<&Token>) -> Result<Vec<Directive>, CorefileError> {
         let mut lines = Vec::new();
         loop {
@@ -236,7 +236,8 @@ impl Parser<'_> {
         Ok(line)
     }
 
-    /// Checks that nothing follows a closing brace. CoreDNS would take it for another line of the same plugin.
+    /// Checks that nothing follows a closing brace. CoreDNS would parse the following token as another directive of the
+    /// same plugin.
     fn ends_line(&self) -> Result<(), CorefileError> {
         match self.tokens.front() {
             Some(next) if !self.begins_line() => Err(next.place.error(format!(
@@ -254,7 +255,7 @@ impl Parser<'_> {
         place.error(format!("this }} closes nothing{hint}"))
     }
 
-    /// Puts what an `import` stands for in its place.
+    /// Replaces an `import` by the imported tokens.
     fn import(&mut self) -> Result<(), CorefileError> {
         let Some(import) = self.advance() else { return Ok(()) };
         let mut arguments = Vec::new();
@@ -289,7 +290,7 @@ impl Parser<'_> {
         for token in imported.into_iter().rev() {
             self.tokens.push_front(token);
         }
-        // What is imported begins a line.
+        // The first imported token begins a line.
         self.last = None;
         Ok(())
     }
@@ -300,7 +301,7 @@ impl Parser<'_> {
                 .place
                 .error("only a snippet takes arguments, and there is none of that name"));
         }
-        // Relative to the file that it is named in.
+        // The path is relative to the importing file.
         let path = what.place.file.parent().unwrap_or(Path::new("")).join(&what.text);
         let pattern = path.to_string_lossy();
         let [stars, marks] = ['*', '?'].map(|wildcard| pattern.matches(wildcard).count());
@@ -327,7 +328,7 @@ impl Parser<'_> {
         expand(text, self.sources.variable)
     }
 
-    /// Whether the next token begins a line, or there is none.
+    /// Returns whether the next token begins a line; also true at the end of the file.
     fn begins_line(&self) -> bool {
         match (&self.last, self.tokens.front()) {
             (Some(last), Some(next)) => next.is_below(last),
@@ -349,7 +350,8 @@ impl Parser<'_> {
     }
 }
 
-/// Returns a token of a snippet with the arguments of its import in it: `{args.0}`. One that isn't given is an error.
+/// Returns a token of a snippet with `{args.0}` and so on replaced by the arguments of the import. Fails for an
+/// argument that isn't given.
 fn with_arguments(token: &Token, arguments: &[Token]) -> Result<Token, String> {
     let mut text = String::new();
     let mut rest = &*token.text;

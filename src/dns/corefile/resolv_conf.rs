@@ -1,4 +1,4 @@
-//! Files like resolv.conf.
+//! Parses resolv.conf files.
 
 use std::net::{SocketAddr, SocketAddrV6};
 
@@ -6,8 +6,7 @@ use nix::net::if_::if_nametoindex;
 
 use super::Scheme;
 
-/// Returns the name servers of a file like resolv.conf. As in resolv.conf(5), what isn't understood is passed
-/// over.
+/// Returns the name servers of a resolv.conf file. Unknown lines are ignored, as resolv.conf(5) specifies.
 pub fn nameservers(text: &str) -> impl Iterator<Item = SocketAddr> {
     text.lines()
         .filter_map(|line| line.trim_start().strip_prefix("nameserver"))
@@ -24,7 +23,7 @@ fn nameserver(text: &str) -> Option<SocketAddr> {
     }
 }
 
-/// Returns the number of a network interface, given that or its name.
+/// Returns the index of a network interface from the index or the name.
 pub(crate) fn scope(zone: &str) -> Option<u32> {
     zone.parse().ok().or_else(|| if_nametoindex(zone).ok())
 }

@@ -1,39 +1,39 @@
-//! From text to tokens, as CoreDNS's Corefile has them.
+//! Splits text into tokens by CoreDNS's rules.
 
 use std::path::Path;
 use std::sync::Arc;
 
-/// A token, and where it stands.
+/// A token and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// The token, without the quotes around it.
+    /// The text, without the quotes around it.
     pub text: String,
-    /// Where it begins.
+    /// The position of the first character.
     pub place: Position,
-    /// The line that it ends in; quoted tokens may span several.
+    /// The last line of the token; a quoted token may span several lines.
     pub(super) last_line: usize,
 }
 
-/// A place in a file.
+/// A position in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// The file, as it was named.
+    /// The path of the file as given.
     pub file: Arc<Path>,
     /// The line, from 1.
     pub line: usize,
-    /// The character in the line, from 1.
+    /// The column in characters, from 1.
     pub column: usize,
 }
 
 impl Token {
-    /// Returns whether this token begins a line after another one.
+    /// Returns whether this token begins a new line after the token `before`.
     pub(super) fn is_below(&self, before: &Self) -> bool {
         self.place.file != before.place.file || self.place.line > before.last_line
     }
 }
 
-/// Splits a file into tokens. White space separates them, unless they are quoted; in quotes only a quote
-/// can be escaped. From a `#` on, which may also stand in a token, the rest of the line is a comment.
+/// Splits a file into tokens. White space separates tokens that aren't quoted; in quotes, only a quote can be escaped.
+/// A `#`, even inside a token, begins a comment that extends to the end of the line.
 #[must_use]
 pub fn tokenize(file: &Arc<Path>, text: &str) -> Vec<Token> {
     let mut tokens = Vec::new();
@@ -63,7 +63,7 @@ pub fn tokenize(file: &Arc<Path>, text: &str) -> Vec<Token> {
             }
         } else if c.is_whitespace() {
             comment &= c != '\n';
-            // A carriage return is nothing, not even an end.
+            // A carriage return is ignored: it doesn't even end a token.
             if c != '\r' {
                 tokens.extend(token.take());
             }
@@ -79,7 +79,7 @@ pub fn tokenize(file: &Arc<Path>, text: &str) -> Vec<Token> {
             (line, column) = (line + 1, 0);
         }
     }
-    // CoreDNS takes a quote that isn't closed for a token that ends with the file.
+    // As in CoreDNS, a quote that isn't closed becomes a token that ends with the file.
     tokens.extend(token.filter(|token| !token.text.is_empty()));
     tokens
 }
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_separated_by_white_space_and_know_their_place() {
+    fn white_space_separates_tokens_with_positions() {
         let expected = [("a", 1, 1), ("bc", 1, 3), ("d", 2, 2), ("é{", 2, 4), ("}", 3, 1)];
         let found = split("a bc\r\n\td é{\n}\n");
         let found: Vec<_> = found.iter().map(|(text, line, column)| (&**text, *line, *column)).collect();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_hold_words_together_and_comments_end_them() {
+    fn quotes_group_words_and_comments_end_lines() {
         for (text, expected) in [
             ("\"a b\" c", &["a b", "c"][..]),
             ("a\"b c\"", &["a\"b", "c\""]),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_of_several_lines_ends_in_the_last() {
+    fn multi_line_token_ends_on_its_last_line() {
         let file: Arc<Path> = Path::new("Corefile").into();
         let tokens = tokenize(&file, "\"a\nb\" c\nd");
         assert!(!tokens[1].is_below(&tokens[0]));

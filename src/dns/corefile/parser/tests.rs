@@ -2,7 +2,7 @@ use std::io;
 
 use crate::dns::corefile::parser::*;
 
-/// Parses with these files beside the Corefile, and the variable `A`.
+/// Parses a Corefile with these files in its directory, and the variable `A`.
 fn parse_with(text: &str, files: &[(&str, &str)]) -> Result<String, String> {
     let read = |path: &Path| {
         let found = files.iter().find(|(name, _)| Path::new("dir").join(name) == path);
@@ -50,7 +50,7 @@ fn blocks_lines_and_braces() {
         ("a.example, b.example:54 c.example {\n whoami\n}", "a.example,b.example:54,c.example [whoami]"),
         ("a.example,\nb.example {\n whoami\n}", "a.example,b.example [whoami]"),
         ("a.example {\n whoami\n}\nb.example {\n log\n}", "a.example [whoami] b.example [log]"),
-        // One block alone needs no braces.
+        // A single block needs no braces.
         (".\nwhoami\nlog", ". [whoami; log]"),
         ("tls://. {\n errors {\n }\n}", "tls://. [errors []]"),
         (
@@ -64,7 +64,7 @@ fn blocks_lines_and_braces() {
 }
 
 #[test]
-fn snippets_and_files_take_the_place_of_their_import() {
+fn imports_are_replaced_by_snippets_and_files() {
     let files = [
         ("one.conf", "errors\nlog"),
         ("sub/two.conf", "cache 30 {\n success 1\n}\nimport three.conf"),
@@ -84,7 +84,7 @@ fn snippets_and_files_take_the_place_of_their_import() {
         ),
         ("(s) {\n errors\n}\n(t) {\n import s\n log\n}\n. {\n import t\n}", ". [errors; log]"),
         (". {\n import one.conf\n whoami\n}", ". [errors; log; whoami]"),
-        // Relative to the file that it stands in.
+        // The path is relative to the importing file.
         (". {\n import sub/two.conf\n}", ". [cache 30 [success 1]; whoami]"),
         ("import zone.conf\n. {\n log\n}", "b.example [log] . [log]"),
         ("import *.zone", "one.example [log] two.example [log]"),
@@ -97,7 +97,7 @@ fn snippets_and_files_take_the_place_of_their_import() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_place() {
+fn errors_have_a_message_and_a_position() {
     for (text, expected) in [
         (". {\n errors", "dir/Corefile:1:3: this { isn't closed"),
         (". {\n cache {\n }\n", "dir/Corefile:1:3: this { isn't closed"),
@@ -171,7 +171,7 @@ fn what_is_wrong_is_named_with_its_place() {
 }
 
 #[test]
-fn braces_in_braces_have_an_end() {
+fn nesting_of_braces_is_limited() {
     let deep = |depth: usize| format!(". {{\n{}{}}}", "a {\n".repeat(depth), "}\n".repeat(depth));
     assert!(parse_with(&deep(MAX_DEPTH), &[]).is_ok());
     let refused = parse_with(&deep(100_000), &[]).unwrap_err();
