@@ -9,14 +9,13 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
-/// How a client asks.
+/// The transport of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// By UDP.
     Udp,
-    /// By TCP (RFC 7766).
+    /// TCP (RFC 7766).
     Tcp,
-    /// By TLS (RFC 7858).
+    /// TLS (RFC 7858).
     Tls,
 }
 
@@ -30,45 +29,45 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// How long a listener rests when there are no files or memory for more.
+/// The pause of a listener that can't accept because there are no file descriptors or no memory.
 pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Returns how many files the process may have open now.
+/// Returns the limit of open files of the process.
 pub(crate) fn max_files() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |(soft, _)| soft.try_into().unwrap_or(usize::MAX))
 }
 
-/// The files that the process has to be able to open for 500 look-ups of one client, which is half of `max_concurrent`
-/// by default: each takes a socket, sockets for names are 30 % of the files, and a client may hold half of them.
+/// The limit of open files that 500 concurrent look-ups of one client need, which is half of `max_concurrent` by
+/// default: each look-up takes a socket, sockets of look-ups are 30 % of the files, and a client may hold half of them.
 pub(crate) const ENOUGH_FILES: usize = 3400;
 
-/// Returns so many percent of the files that the process may have open now, at least one. Sockets to upstreams have 60 %
-/// ([`crate::dns::upstream`]), clients' connections 30 % ([`crate::dns::transport::tcp`]), and probes 6 % ([`crate::dns::server::probes`]); the rest is for
-/// listeners, the API server and files.
+/// Returns a percentage of the limit of open files, at least 1. Sockets to upstreams have 60 %
+/// ([`crate::dns::upstream`]), clients' connections 30 % ([`crate::dns::transport::tcp`]), and probes 6 %
+/// ([`crate::dns::server::probes`]); the rest is for listeners, the API server and files.
 pub(crate) fn part_of_files(percent: usize) -> usize {
     part_of(max_files(), percent)
 }
 
-/// Returns so many percent of a number, at least one.
+/// Returns a percentage of a number, at least 1.
 pub(crate) fn part_of(number: usize, percent: usize) -> usize {
     (number / 100 * percent).max(1)
 }
 
-/// Returns `address` as clients mean it: an IPv4 client of a socket for both families looks like
-/// `::ffff:192.0.2.1` (RFC 4291 section 2.5.5.2).
+/// Returns an IPv4-mapped address as an IPv4 address: a dual-stack socket shows an IPv4 client as `::ffff:192.0.2.1`
+/// (RFC 4291 section 2.5.5.2).
 #[must_use]
 pub fn unmapped(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Returns the same port on all IPv4 addresses, where `address` stands for all of both families:
-/// the way out where IPv6 is off.
+/// Returns the unspecified IPv4 address with the same port, if `address` is the unspecified IPv6 address: the fallback
+/// where IPv6 is disabled.
 fn without_ipv6(address: SocketAddr) -> Option<SocketAddr> {
     (address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED))
         .then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()))
 }
 
-/// Binds a socket with `bind`; `[::]` falls back to `0.0.0.0` where IPv6 is off.
+/// Binds a socket with `bind`; `[::]` falls back to `0.0.0.0` where IPv6 is disabled.
 pub(crate) fn bind_with<S>(
     address: SocketAddr,
     bind: impl Fn(SocketAddr) -> std::io::Result<S>,
@@ -83,12 +82,12 @@ fn ipv6_is_off(error: &std::io::Error) -> bool {
     is_one_of(error, &[Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL])
 }
 
-/// Whether the socket itself is at fault; everything else passes.
+/// Returns whether the socket itself is broken; all other errors are temporary.
 pub(crate) fn is_fatal(error: &std::io::Error) -> bool {
     is_one_of(error, &[Errno::EBADF, Errno::EINVAL, Errno::ENOTSOCK, Errno::EFAULT])
 }
 
-/// Whether there are no files or memory for more just now.
+/// Returns whether file descriptors or memory are exhausted.
 pub(crate) fn is_shortage(error: &std::io::Error) -> bool {
     is_one_of(error, &[Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM])
 }

@@ -1,4 +1,4 @@
-//! From the bytes of an upstream's answer to a message.
+//! Decodes the answers of upstreams.
 
 use hickory_proto::op::{Edns, Header, Message, Query};
 use hickory_proto::rr::rdata::{A, AAAA};
@@ -7,24 +7,24 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::header::QUESTION_NAME;
 
-/// Type and class of the addresses (RFC 1035 section 3.2, RFC 3596), and how long they are.
+/// Type, class and data length of address records (RFC 1035 section 3.2, RFC 3596).
 const A_IN: [u8; 4] = [0, 1, 0, 1];
 const AAAA_IN: [u8; 4] = [0, 28, 0, 1];
 const A_LENGTH: [u8; 2] = [0, 4];
 const AAAA_LENGTH: [u8; 2] = [0, 16];
-/// Bytes of the shortest of these records.
+/// The size of the shortest address record, in bytes.
 const SHORTEST: usize = 16;
 /// Owner and type of an OPT record (RFC 6891 section 6.1.2).
 const OPT: [u8; 3] = [0, 0, 41];
 
-/// Decodes a message whose question ends there; nothing if that can't be done.
+/// Decodes a message whose question ends at `question_end`; `None` if the message is malformed.
 #[must_use]
 pub fn decode(message: &[u8], question_end: usize) -> Option<Message> {
     addresses(message, question_end).or_else(|| Message::from_vec(message).ok())
 }
 
-/// Decodes what most answers are: addresses of the name that was asked, and an OPT record without options. Each owner is
-/// the same, and takes longer to be read than all else of its record.
+/// Decodes the most common form of answer: addresses of the name in the question, and an OPT record without options.
+/// This fast path skips the decoding of the owner names, which takes longer than decoding the rest of the records.
 fn addresses(message: &[u8], question_end: usize) -> Option<Message> {
     let mut rest = message.get(question_end..)?;
     if !rest.starts_with(&QUESTION_NAME) {
@@ -55,7 +55,7 @@ fn addresses(message: &[u8], question_end: usize) -> Option<Message> {
     Some(message)
 }
 
-/// Takes an address from the front.
+/// Reads an address record from the front.
 fn address(bytes: &mut &[u8], owner: &Name) -> Option<Record> {
     let rest = bytes.strip_prefix(&QUESTION_NAME)?;
     let (kind, rest) = rest.split_first_chunk::<4>()?;
@@ -76,13 +76,13 @@ fn address(bytes: &mut &[u8], owner: &Name) -> Option<Record> {
     Some(Record::from_rdata(owner.clone(), u32::from_be_bytes(*ttl), data))
 }
 
-/// Takes an OPT record from the front, if it says no more than most do.
+/// Reads an OPT record from the front, if it has no options and no flags except DO.
 fn opt(bytes: &mut &[u8]) -> Option<Edns> {
     const DO: u8 = 0x80;
     let (payload, rest) = bytes.strip_prefix(&OPT)?.split_first_chunk()?;
     let (&[0, 0, flags, 0, 0, 0], rest) = rest.split_first_chunk()? else { return None };
     let payload = u16::from_be_bytes(*payload);
-    // RFC 6891 section 6.2.3: less counts as 512.
+    // RFC 6891 section 6.2.3: smaller sizes mean 512, which the general decoder handles.
     if flags & !DO != 0 || payload < 512 {
         return None;
     }
@@ -105,7 +105,7 @@ mod tests {
     use crate::dns::message::header::HEADER;
 
     #[test]
-    fn whatever_comes_is_what_hickory_says() {
+    fn fast_path_agrees_with_hickory() {
         let (mut here, mut there) = (0, 0);
         for seed in 0..5000 {
             let random = &mut StdRng::seed_from_u64(seed);
@@ -132,7 +132,7 @@ mod tests {
             }
             let mut bytes = message.to_vec().unwrap();
             let end = HEADER + if name.is_root() { 1 } else { name.len() + 1 } + 4;
-            // As it is; or with a byte changed, one more, or cut.
+            // The bytes may stay unchanged, or get a byte changed, inserted or cut off.
             for _ in 0..random.random_range(0..3) {
                 let at = random.random_range(HEADER / 2..bytes.len());
                 match random.random_range(0..4) {

@@ -2,7 +2,6 @@
 
 use hickory_proto::rr::rdata::opt::EdnsOption;
 
-/// An Extended DNS Error (RFC 8914).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ede {
     /// The INFO-CODE.
@@ -12,27 +11,27 @@ pub struct Ede {
 }
 
 impl Ede {
-    /// The links aren't known yet.
+    /// The links aren't known yet: the first list is still to come.
     pub const NOT_READY: Self = Self { code: 14, text: "waiting for the first list of load balancers" };
     /// The target's name can't be resolved because no upstream answers.
     pub const NO_UPSTREAM: Self = Self { code: 22, text: "no upstream has answered" };
-    /// The look-up of the target has failed: an upstream or a plugin has answered so.
+    /// The look-up of the target failed: an upstream or a plugin returned an error.
     pub const TARGET_FAILED: Self = Self { code: 0, text: "the target can't be resolved" };
-    /// The bound on questions to the upstream is reached.
+    /// The limit of concurrent queries to the upstream is reached.
     pub const BUSY: Self = Self { code: 0, text: "too many questions are under way" };
-    /// The bound on sockets to upstreams is reached.
+    /// The limit of sockets to upstreams is reached.
     pub const NO_SOCKET: Self = Self { code: 0, text: "no socket to an upstream is free" };
-    /// The answer is an older one (RFC 8914 section 4.4).
+    /// The answer is stale (RFC 8914 section 4.4).
     pub const STALE: Self =
         Self { code: 3, text: "the target can't be resolved now: this is what was known last" };
-    /// The target's addresses aren't followed (RFC 8914 section 4.18).
+    /// The target policy denies the target's addresses (RFC 8914 section 4.18).
     pub const FILTERED: Self = Self { code: 17, text: "the target has addresses that aren't followed" };
-    /// A name that the chain leads to, or a name in a record, is denied (RFC 8914 section 4.16).
+    /// A plugin denies a name that a CNAME or a record of the target leads to (RFC 8914 section 4.16).
     pub const BLOCKED: Self = Self { code: 15, text: "the target leads to a name that is denied" };
     /// The client may not ask for names outside the zones (RFC 8914 section 4.19).
     pub const PROHIBITED: Self =
         Self { code: 18, text: "names outside the zones aren't resolved for this client" };
-    /// A CNAME leads back to itself.
+    /// CNAME records form a loop.
     pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
 
     /// Returns the EDNS option.

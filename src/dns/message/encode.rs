@@ -1,4 +1,4 @@
-//! From a response to its bytes, as many as the client takes.
+//! Encodes a response in at most as many bytes as the client accepts.
 
 mod addresses;
 
@@ -12,46 +12,45 @@ use super::header::{HEADER, MIN_UDP};
 use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::reply::Reply;
 
-/// The farthest place that a name can point at (RFC 1035 section 4.1.4).
+/// The largest offset of a compression pointer (RFC 1035 section 4.1.4).
 const MAX_POINTER: usize = 0x3fff;
-/// Type, class, TTL and length of a record (RFC 1035 section 4.1.3).
+/// The size of type, class, TTL and data length of a record, in bytes (RFC 1035 section 4.1.3).
 const FIXED: usize = 10;
-/// The two bits of a pointer.
+/// The two bits that mark a compression pointer.
 const POINTER: u16 = 0xc000;
 
-/// Where the records of an encoded response are.
+/// The offsets of the records in an encoded response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordOffsets {
-    /// Those of the three sections, in order; what there was no room for is missing.
+    /// The offsets of the records in the three sections, in order; records that didn't fit are missing.
     pub sections: [Vec<RecordOffset>; 3],
 }
 
 impl RecordOffsets {
-    /// Returns whether there was room for all records of the response.
+    /// Returns whether all records of the response fitted.
     #[must_use]
     pub fn is_whole(&self, response: &Reply) -> bool {
         self.sections.iter().zip(response.sections()).all(|(places, records)| places.len() == records.len())
     }
 }
 
-/// Where a record is.
+/// The offsets of a record in an encoded response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordOffset {
-    /// Where it begins.
     pub start: usize,
-    /// Where its TTL is.
     pub ttl: usize,
-    /// Where it ends.
+    /// The end of the record, exclusive.
     pub end: usize,
 }
 
-/// Encodes a response in at most `limit` bytes, OPT included if there is one. Returns where its records are, too.
+/// Encodes a response in at most `limit` bytes, including the OPT record if there is one. Also returns the offsets of
+/// the records.
 ///
-/// TC is set when records are missing from the answer or the authority section. Additional records
-/// may go without a word (RFC 2181 section 9).
+/// Sets TC if records of the answer or the authority section don't fit. Additional records may be left out without TC
+/// (RFC 2181 section 9).
 ///
 /// # Errors
-/// If a record can't be encoded, whatever the limit.
+/// If a record can't be encoded at any size.
 pub fn encode(
     response: &Reply,
     question: &Query,
@@ -84,32 +83,32 @@ fn encode_any(
     let answers = writer.section(&response.answers, &mut layout.sections[0])?;
     metadata.truncation |= writer.full;
     let authorities = writer.section(&response.authorities, &mut layout.sections[1])?;
-    // RFC 2181 section 9: beside an answer they may be missing.
+    // RFC 2181 section 9: authority records that accompany an answer may be left out without TC.
     metadata.truncation |= writer.full && answers == 0;
     let additionals =
         writer.section(&response.additionals, &mut layout.sections[2])? + u16::from(!opt.is_empty());
     let RecordWriter { mut encoder, end, .. } = writer;
     let counts = HeaderCounts { queries: 1, answers, authorities, additionals };
     place.replace(&mut encoder, Header { metadata, counts })?;
-    // The record that was too much.
+    // Removes the record that didn't fit.
     bytes.truncate(end);
     bytes.extend(opt);
     Ok((bytes, layout))
 }
 
-/// Writes records while there is room.
+/// Writes records while they fit.
 struct RecordWriter<'a, 'n> {
     encoder: BinEncoder<'a>,
     room: usize,
-    /// Where the last record ends that there was room for.
+    /// The end of the last record that fits.
     end: usize,
     full: bool,
-    /// The owner of the record before, and where its name stands.
+    /// The owner of the previous record, and the offset of that name.
     owner: Option<(&'n Name, usize)>,
 }
 
 impl<'n> RecordWriter<'_, 'n> {
-    /// Writes a section up to the first record that there is no room for. Returns the number of records.
+    /// Writes a section up to the first record that doesn't fit. Returns the number of records written.
     fn section(&mut self, records: &'n [Record], places: &mut Vec<RecordOffset>) -> Result<u16, ProtoError> {
         let mut written = 0;
         for record in records {
@@ -118,7 +117,7 @@ impl<'n> RecordWriter<'_, 'n> {
             }
             let place = match self.record(record) {
                 Ok(place) => Some(place),
-                // 64 KiB are full.
+                // The message has reached 64 KiB.
                 Err(ProtoError::MaxBufferSizeExceeded(_)) => None,
                 Err(error) => return Err(error),
             };
@@ -133,7 +132,8 @@ impl<'n> RecordWriter<'_, 'n> {
         Ok(written)
     }
 
-    /// Returns where the name stands that was written there: elsewhere, if it is a pointer alone.
+    /// Returns the offset of the name written at `start`, or the target of that name if the name is only a compression
+    /// pointer.
     fn pointed_at(&self, start: usize) -> usize {
         match *self.encoder.slice_of(start, self.encoder.offset()) {
             [high, low] if u16::from_be_bytes([high, low]) >= POINTER => {
@@ -143,7 +143,8 @@ impl<'n> RecordWriter<'_, 'n> {
         }
     }
 
-    /// The encoder looks for a name among the first hundred or so: a long rrset has its owner from here.
+    /// Writes a record. The encoder searches only about the first hundred names for compression, so the owner of a long
+    /// rrset is compressed here.
     fn record(&mut self, record: &'n Record) -> Result<RecordOffset, ProtoError> {
         let start = self.encoder.offset();
         match self.owner {
@@ -169,7 +170,7 @@ impl<'n> RecordWriter<'_, 'n> {
     }
 }
 
-/// Returns the OPT record, which also has the upper bits of the response code (RFC 6891 section 6.1.3).
+/// Returns the OPT record, which contains the upper bits of the rcode (RFC 6891 section 6.1.3).
 fn opt(edns: &Edns, response: &Reply) -> Result<Vec<u8>, ProtoError> {
     let mut edns = edns.clone();
     edns.set_rcode_high(response.metadata.response_code.high());
@@ -178,11 +179,11 @@ fn opt(edns: &Edns, response: &Reply) -> Result<Vec<u8>, ProtoError> {
     Ok(bytes)
 }
 
-/// Bytes of an OPT record without options (RFC 6891 section 6.1.2).
+/// The size of an OPT record without options, in bytes (RFC 6891 section 6.1.2).
 pub const OPT: usize = 11;
 
-/// Returns how many bytes an answer has as CoreDNS counts and logs them: before names are compressed, however
-/// many the client takes, and without OPT. A record that can't be encoded counts for nothing.
+/// Returns the size of an answer in bytes as CoreDNS counts and logs it: without name compression, whatever the client
+/// accepts, and without OPT. A record that can't be encoded counts as 0.
 #[must_use]
 pub fn wire_length(reply: &Reply, question: &Query) -> usize {
     let mut bytes = Vec::new();
@@ -197,7 +198,7 @@ pub fn wire_length(reply: &Reply, question: &Query) -> usize {
         .into_iter()
         .flatten()
         .map(|record| {
-            // What nearly all records are needs no encoder.
+            // Fast path: most records need no encoder.
             let data = match &record.data {
                 RData::A(_) => 4,
                 RData::AAAA(_) => 16,
@@ -210,9 +211,9 @@ pub fn wire_length(reply: &Reply, question: &Query) -> usize {
     HEADER + length_of(question.name()) + 4 + records
 }
 
-/// Returns how many bytes a name has, uncompressed.
+/// Returns the length of an uncompressed name in wire form, in bytes.
 fn length_of(name: &Name) -> usize {
-    // hickory counts one for the root alone, and no root behind labels.
+    // hickory counts the root octet only for the root name itself.
     if name.is_root() { 1 } else { name.len() + 1 }
 }
 
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_doesnt_fit_is_cut_at_records_and_opt_has_its_room() {
+    fn truncation_keeps_whole_records_and_opt() {
         let name = Name::from_ascii("many.example.").unwrap();
         let question = Query::query(name.clone(), RecordType::A);
         let address = |i: u8| Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, i)));
@@ -241,7 +242,7 @@ mod tests {
         };
 
         let many = Reply { answers: (0..100).map(address).collect(), ..Reply::new(metadata, "") };
-        // 12 of header, 18 of question, 16 a record, 11 of OPT.
+        // 12 bytes for the header, 18 for the question, 16 for each record, 11 for OPT.
         for (limit, edns, kept) in [(512, None, 30), (512, Some(&edns), 29), (1232, Some(&edns), 74)] {
             let message = decode(&many, edns, limit);
             assert_eq!(message.answers.len(), kept);
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_like_the_question_costs_two_bytes() {
+    fn owner_equal_to_question_takes_two_bytes() {
         let name = Name::from_ascii("A-long-name.Somewhere.example.").unwrap();
         let question = Query::query(name.clone(), RecordType::A);
         let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_written_as_all_other_records_are() {
+    fn address_fast_path_equals_general_encoding() {
         for seed in 0..2000 {
             let random = &mut StdRng::seed_from_u64(seed);
             let name = *["A.example.", ".", "a.b.c.d.e.f.g.example."].choose(random).unwrap();
@@ -306,8 +307,8 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_as_long_as_coredns_says() {
-        // From its log: 54 bytes of question, and 106 of answer.
+    fn wire_length_equals_the_size_in_coredns_log() {
+        // Sizes from CoreDNS's log: 54 bytes for the question, 106 for the answer.
         let name = Name::from_ascii("kubernetes.default.svc.cluster.local.").unwrap();
         let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(10, 96, 0, 1)));
         assert_eq!(wire_length(&responding(vec![]), &question(&name)), 54);
@@ -325,7 +326,7 @@ mod tests {
         Reply { answers, ..Reply::new(Metadata::new(1, MessageType::Response, OpCode::Query), "") }
     }
 
-    /// How many bytes a message has by what it says of itself.
+    /// Returns the length of a message, computed from its section counts.
     fn read_length(bytes: &[u8]) -> usize {
         use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
         let mut decoder = BinDecoder::new(bytes);
@@ -352,7 +353,7 @@ mod tests {
                 assert!(bytes.len() <= 512);
                 assert_eq!(read_length(&bytes), bytes.len(), "no junk at the end");
                 let message = Message::from_vec(&bytes).unwrap();
-                // Each address takes 16 bytes: one more would have fitted otherwise.
+                // Each address takes 16 bytes: with that much space left, another address would have fitted.
                 let cut = message.answers.len() < usize::from(count) + 1;
                 assert_eq!(message.metadata.truncation, cut);
                 assert!(!cut || bytes.len() + 16 > 512, "{} bytes", bytes.len());
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_of_records_are_compressed_to_the_last() {
+    fn all_of_thousands_of_records_are_compressed() {
         let name = Name::from_ascii("many.example.").unwrap();
         let address = |i: u16| {
             let [high, low] = i.to_be_bytes();
@@ -375,7 +376,7 @@ mod tests {
         assert_eq!(bytes.len(), 12 + 18 + 4000 * 16);
         let message = Message::from_vec(&bytes).unwrap();
         assert!(!message.metadata.truncation && message.answers.len() == 4000);
-        // More than there can be.
+        // More records than a message can hold.
         let bytes = encode(&responding((0..5000).map(address).collect()), &question(&name), None, u16::MAX)
             .unwrap()
             .0;

@@ -1,37 +1,37 @@
-//! The rules of the wire that hold whatever was asked: which messages are answered at all, and how; and which
-//! reply belongs to a question of ours.
+//! Rules that apply to every message: which messages get a reply, which replies need no decoding, and which reply of an
+//! upstream matches a query.
 
 use hickory_proto::op::{Message, ResponseCode};
 
 use super::decode::decode;
 
-/// RFC 1035 section 4.1.1.
+/// The size of a header in bytes (RFC 1035 section 4.1.1).
 pub(crate) const HEADER: usize = 12;
-/// A pointer to the name of the question, right behind the header (section 4.1.4).
+/// A compression pointer to the question's name, which follows the header (RFC 1035 section 4.1.4).
 pub(crate) const QUESTION_NAME: [u8; 2] = [0xc0, HEADER as u8];
-/// RFC 1035 section 4.2.1: what every client takes by UDP.
+/// The size in bytes that every client accepts by UDP (RFC 1035 section 4.2.1).
 pub(crate) const MIN_UDP: u16 = 512;
-/// What we send by UDP at most, and say that we take: it passes every path without fragments
-/// (DNS flag day 2020).
+/// The maximum size in bytes that lb-linker sends by UDP, and the size that it advertises: such messages pass every
+/// path without fragmentation (DNS flag day 2020).
 pub const MAX_UDP: u16 = 1232;
 
-/// The type OPT (RFC 6891 section 6.1.1).
+/// The type of an OPT record (RFC 6891 section 6.1.1).
 const OPT: [u8; 2] = 41_u16.to_be_bytes();
-/// Bytes of that record without options.
+/// The size of an OPT record without options, in bytes.
 pub(crate) const OPT_LENGTH: usize = 11;
 
-/// What to do with a datagram or a TCP message before anything else looks at it.
+/// The result of the check of a message before it is decoded.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HeaderCheck {
-    /// Decode and answer it.
+    /// The message must be decoded and answered.
     Question,
-    /// Send this back.
+    /// This reply must be sent.
     Reply(Vec<u8>),
-    /// Say nothing.
+    /// The message must be dropped.
     Silence,
 }
 
-/// Looks at the header alone. Answers are never answered: two servers would talk forever.
+/// Checks only the header. Responses never get a reply, because two servers would reply to each other forever.
 #[must_use]
 pub fn check_header(message: &[u8]) -> HeaderCheck {
     const FORMERR: u8 = 1;
@@ -44,33 +44,32 @@ pub fn check_header(message: &[u8]) -> HeaderCheck {
     if (message[2] >> 3) & 0x0f != 0 {
         return HeaderCheck::Reply(refusal(message, NOTIMP));
     }
-    // More than one question has no meaning (RFC 9619); the rest is what CoreDNS lets through.
+    // More than one question has no meaning (RFC 9619); the other limits are CoreDNS's.
     if questions != 1 || answers > 1 || authorities > 1 || additionals > 2 {
         return HeaderCheck::Reply(refusal(message, FORMERR));
     }
     HeaderCheck::Question
 }
 
-/// Returns the answer to a message that can't be decoded: FORMERR, with the question if that can
-/// be read.
+/// Returns the reply to a message that can't be decoded: FORMERR, with the question if that is readable.
 #[must_use]
 pub fn format_error(message: &[u8]) -> Vec<u8> {
     refusal(message, 1)
 }
 
-/// Returns the answer to a message that hit a defect of ours: SERVFAIL, if it has a header at all.
+/// Returns the reply to a message that caused a panic: SERVFAIL, if the message has a header.
 #[must_use]
 pub fn server_failure(message: &[u8]) -> Option<Vec<u8>> {
     (message.len() >= HEADER).then(|| refusal(message, 2))
 }
 
-/// RFC 6891 section 7: a query with OPT gets OPT, also where OPT itself is malformed; without it the server would seem
-/// not to know EDNS.
+/// Returns an error reply. RFC 6891 section 7: a query with OPT gets OPT, even if the query's OPT is malformed; a reply
+/// without OPT would mean that the server doesn't support EDNS.
 fn refusal(message: &[u8], rcode: u8) -> Vec<u8> {
     let (question, asked_edns) = (question(message), asked_edns(message));
     let mut reply = Vec::with_capacity(HEADER + question.map_or(0, <[u8]>::len) + 11);
     reply.extend_from_slice(&message[..2]);
-    // QR set, opcode and RD repeated; CD, too (RFC 4035 section 3.2.2).
+    // QR is set; opcode, RD and CD (RFC 4035 section 3.2.2) are copied.
     reply.push(0x80 | (message[2] & 0x79));
     reply.push((message[3] & 0x10) | rcode);
     let (questions, additionals) = (u8::from(question.is_some()), u8::from(asked_edns.is_some()));
@@ -82,15 +81,14 @@ fn refusal(message: &[u8], rcode: u8) -> Vec<u8> {
     reply
 }
 
-/// RFC 6891 section 6.1.2: the root, type, size, rcode and version 0, flags, no options.
+/// Returns an OPT record (RFC 6891 section 6.1.2): the root, type, size, rcode and version 0, flags, no options.
 pub(crate) const fn opt(dnssec_ok: bool) -> [u8; OPT_LENGTH] {
     let ([type_high, type_low], [size_high, size_low]) = (OPT, MAX_UDP.to_be_bytes());
     let flags = (dnssec_ok as u8) << 7;
     [0, type_high, type_low, size_high, size_low, 0, 0, flags, 0, 0, 0]
 }
 
-/// Returns DO if the message has an OPT record, as far as that can be told without a look into any
-/// data: it may be what is broken.
+/// Returns the DO bit if the message has an OPT record. Record data isn't parsed, because it may be malformed.
 fn asked_edns(message: &[u8]) -> Option<bool> {
     let count = |at: usize| {
         message.get(at..at + 2).map(|count| usize::from(u16::from_be_bytes([count[0], count[1]])))
@@ -113,7 +111,7 @@ fn asked_edns(message: &[u8]) -> Option<bool> {
     None
 }
 
-/// Returns where the name that begins at `at` ends.
+/// Returns the end of the name that begins at `at`.
 fn after_name(message: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match *message.get(at)? {
@@ -126,7 +124,7 @@ fn after_name(message: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// Returns the bytes of the question, if there is one and it is whole.
+/// Returns the bytes of the question, if there is one and it is complete.
 fn question(message: &[u8]) -> Option<&[u8]> {
     if message.get(4..6) != Some(&[0, 1]) {
         return None;
@@ -138,7 +136,7 @@ fn question(message: &[u8]) -> Option<&[u8]> {
         match length {
             0 => break,
             1..=63 => at += length,
-            // A pointer: there is nothing before the question to point at.
+            // A pointer: nothing precedes the question that it could point to.
             _ => return None,
         }
         // RFC 1035 section 2.3.4.
@@ -149,21 +147,21 @@ fn question(message: &[u8]) -> Option<&[u8]> {
     message.get(HEADER..at + 4)
 }
 
-/// What came back to a question of ours.
+/// The result of parsing an upstream's reply.
 #[derive(Debug)]
 pub enum UpstreamReply {
-    /// An answer, or an error that a server has.
+    /// An answer, or an error response of the upstream.
     Answer(Box<Message>),
-    /// An answer that didn't fit; it may be cut in the middle of a record.
+    /// A truncated answer; `None` if it is cut inside a record.
     Truncated(Option<Box<Message>>),
-    /// An answer to our question that can't be decoded.
+    /// A reply to the query that can't be decoded.
     Malformed,
-    /// Not an answer to our question.
+    /// Not a reply to the query.
     Mismatch,
 }
 
-/// Looks at what came back to a question that was sent as `asked`: id and question have to match
-/// (RFC 5452 section 9.1); address and port the kernel has seen to.
+/// Parses the reply to the query `asked`: id and question must match (RFC 5452 section 9.1). The kernel has already
+/// matched address and port.
 #[must_use]
 pub fn parse_reply(asked: &[u8], reply: &[u8]) -> UpstreamReply {
     let is_answer = reply.len() >= HEADER
@@ -191,7 +189,7 @@ pub fn parse_reply(asked: &[u8], reply: &[u8]) -> UpstreamReply {
     }
 }
 
-/// RFC 4343: the case of the name may differ; type and class are numbers.
+/// Returns whether two questions are equal. RFC 4343: names are case-insensitive; type and class are numbers.
 fn is_same_question(asked: &[u8], repeated: &[u8]) -> bool {
     let name = asked.len() - 4;
     asked.len() == repeated.len()
@@ -199,9 +197,8 @@ fn is_same_question(asked: &[u8], repeated: &[u8]) -> bool {
         && asked[name..] == repeated[name..]
 }
 
-/// Returns the reply of a server that leaves the question out of an error, without its records: nothing in it says
-/// which name they are for. NOERROR and NXDOMAIN say something about a name, and need the question (RFC 5452
-/// section 9.1).
+/// Returns an error response without a question, and without its records: nothing in it shows which name the records
+/// belong to. NOERROR and NXDOMAIN are statements about a name, so they need the question (RFC 5452 section 9.1).
 fn error_without_question(reply: &[u8]) -> Option<Message> {
     if reply[4..6] != [0, 0] {
         return None;
@@ -236,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_let_through_and_an_answer_never_answered() {
+    fn questions_pass_and_responses_get_no_reply() {
         let mut message = query("a.example.");
         assert_eq!(check_header(&message), HeaderCheck::Question);
         message[2] |= 0x80;
@@ -250,7 +247,7 @@ mod tests {
         let mut notify = asked.clone();
         notify[2] |= 4 << 3;
         let HeaderCheck::Reply(reply) = check_header(&notify) else { panic!() };
-        // QR, the opcode and RD; NOTIMP; one question and nothing else.
+        // QR, the opcode and RD; NOTIMP; one question and no records.
         assert_eq!(reply[..12], [0x12, 0x34, 0xa1, 4, 0, 1, 0, 0, 0, 0, 0, 0]);
         assert_eq!(reply[12..], asked[12..]);
 
@@ -272,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_told_apart() {
+    fn replies_are_classified() {
         let asked = query("a.example.");
         let mut answer = asked.clone();
         answer[2] |= 0x80;
@@ -305,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn only_errors_do_without_a_question() {
+    fn only_errors_may_lack_a_question() {
         let asked = query("a.example.");
         // FORMERR, SERVFAIL, NOTIMP, REFUSED.
         const ERRORS: [u8; 4] = [1, 2, 4, 5];
@@ -317,18 +314,18 @@ mod tests {
             let is_answer = matches!(parse_reply(&asked, &bare), UpstreamReply::Answer(_));
             assert_eq!(is_answer, ERRORS.contains(&rcode), "rcode {rcode}");
         }
-        // BADVERS is 16: the upper bits stand in the OPT record (RFC 6891 section 6.1.3).
+        // BADVERS is 16: the upper bits are in the OPT record (RFC 6891 section 6.1.3).
         let mut badvers = bare.clone();
         (badvers[3], badvers[11]) = (0, 1);
         badvers.extend([0, 0, 41, 4, 208, 1, 0, 0, 0, 0, 0]);
         assert!(matches!(parse_reply(&asked, &badvers), UpstreamReply::Mismatch));
         (badvers[3], badvers[11]) = (2, 1);
         assert!(matches!(parse_reply(&asked, &badvers), UpstreamReply::Mismatch), "18 is no SERVFAIL");
-        // What follows can't be read: it isn't known to be an error at all.
+        // The OPT record can't be read, so the full rcode is unknown.
         let mut cut = bare.clone();
         (cut[3], cut[7]) = (2, 1);
         assert!(matches!(parse_reply(&asked, &cut), UpstreamReply::Mismatch));
-        // Two questions, one of them ours.
+        // Two questions; one of them is that of the query.
         let mut two = asked.clone();
         (two[2], two[3], two[5]) = (two[2] | 0x80, 3, 2);
         two.extend_from_slice(&asked[HEADER..]);
@@ -355,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_question_isnt_repeated() {
+    fn truncated_question_isnt_echoed() {
         let asked = query("a.example.");
         assert_eq!(format_error(&asked[..asked.len() - 1])[5], 0);
         let mut pointing = asked;
@@ -377,22 +374,22 @@ mod tests {
             assert!(reply.metadata.checking_disabled);
             reply.edns.is_some()
         };
-        // RFC 6891 section 7: an option that says it is longer than the record.
+        // RFC 6891 section 7: an option that is longer than the record.
         assert!(has_opt(&|message| {
             *message.last_mut().unwrap() = 4;
             message.extend([0, 10, 0, 8]);
         }));
-        // Section 6.1.1: a second OPT.
+        // Section 6.1.1: two OPT records.
         assert!(has_opt(&|message| {
             message[11] = 2;
             let opt = message[message.len() - 11..].to_vec();
             message.extend(opt);
         }));
-        // A record that is cut off behind it.
+        // A truncated record after the OPT record.
         assert!(has_opt(&|message| message[11] = 2));
-        // One that never comes.
+        // A truncated OPT record.
         assert!(!has_opt(&|message| message.truncate(message.len() - 5)));
-        // Elsewhere it isn't one.
+        // A record of type OPT in another section isn't OPT.
         assert!(!has_opt(&|message| message.swap(7, 11)));
     }
 }

@@ -1,4 +1,4 @@
-//! Names, types, classes and response codes as the library miekg/dns, and so CoreDNS, writes and reads them: it has
+//! Names, types, classes and rcodes in the presentation format of the library miekg/dns, and so of CoreDNS, which has
 //! more of them than hickory, and other names for some.
 
 mod codes;

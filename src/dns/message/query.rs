@@ -1,4 +1,4 @@
-//! A query as an upstream or the cache is asked it, and the key by which equal queries are found.
+//! A query for an upstream or the cache, and the key that equal queries share.
 
 use std::sync::Arc;
 
@@ -21,29 +21,29 @@ pub struct UpstreamQuery {
     pub authentic_data: bool,
     /// DO: the client wants the DNSSEC records (RFC 3225).
     pub dnssec_ok: bool,
-    /// How many records of a section the client could get at all.
+    /// The maximum number of records in a section that the client can receive.
     pub room: usize,
 }
 
-/// The bytes of a record at least: a pointer, type, class, TTL and length (RFC 1035 section 4.1.3).
+/// The minimum size of a record in bytes: a compression pointer, type, class, TTL and length (RFC 1035 section 4.1.3).
 const SHORTEST_RECORD: usize = 12;
 
-/// Returns how many records have room in so many bytes, at most.
+/// Returns the maximum number of records that fit in `bytes`.
 #[must_use]
 pub fn max_records(bytes: u16) -> usize {
     usize::from(bytes) / SHORTEST_RECORD
 }
 
-/// What makes questions the same: they have one answer, and upstreams are asked no more than that.
+/// The key of a query: queries with equal keys share one answer and one query to an upstream.
 ///
-/// AD isn't part of it: it says what the client understands, and all upstreams are asked with it.
+/// AD isn't part of the key: it says what the client understands, and is set in all queries to upstreams.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct QueryKey(
-    /// Type, class and flags, and behind them the name: that is hashed faster than one after the other.
+    /// Type, class and flags, followed by the name: one slice is hashed faster than separate fields.
     Arc<[u8]>,
 );
 
-/// Where the flags of a key are, and its name.
+/// The offsets of the flags and of the name in a key.
 const FLAGS: usize = 4;
 const NAME: usize = FLAGS + 1;
 const RECURSION_DESIRED: u8 = 1;
@@ -64,7 +64,7 @@ impl UpstreamQuery {
         }
     }
 
-    /// Returns what makes this question the same as another.
+    /// Returns the key that equal queries share.
     #[must_use]
     pub fn key(&self) -> QueryKey {
         let flags = [
@@ -80,7 +80,7 @@ impl UpstreamQuery {
         QueryKey(key.into())
     }
 
-    /// Returns this question, and then the same with other wishes about DNSSEC.
+    /// Returns this query, and then the queries that differ only in DO and CD.
     pub(crate) fn variants(&self) -> impl Iterator<Item = Self> + use<'_> {
         [(false, false), (false, true), (true, false), (true, true)].into_iter().map(
             |(other_do, other_cd)| Self {
@@ -93,9 +93,9 @@ impl UpstreamQuery {
 }
 
 impl QueryKey {
-    /// Returns the message that asks an upstream this. Its id is random (RFC 5452 section 9.2). Nothing that belongs
-    /// to the client's own hop is passed on: cookies, keepalive and padding are between two neighbours
-    /// (RFC 7873 section 5, RFC 7828 section 3.2.1, RFC 7830 section 3).
+    /// Returns the query as a message for an upstream, with a random id (RFC 5452 section 9.2). Options of the client's
+    /// own hop aren't forwarded: cookies, keepalive and padding are hop-by-hop (RFC 7873 section 5, RFC 7828 section
+    /// 3.2.1, RFC 7830 section 3).
     pub(crate) fn encode(&self, with_edns: bool) -> Vec<u8> {
         const AUTHENTIC_DATA: u8 = 0x20;
         let checking_disabled = u8::from(self.has(CHECKING_DISABLED)) << 4;
@@ -127,30 +127,30 @@ impl QueryKey {
         self.0[FLAGS] & flag != 0
     }
 
-    /// Returns whether addresses are asked for, or what takes their place (RFC 9460).
+    /// Returns whether the query is for addresses or for HTTPS records, which can replace them (RFC 9460).
     pub(crate) fn is_common(&self) -> bool {
         matches!(self.qtype(), RecordType::A | RecordType::AAAA | RecordType::HTTPS)
     }
 
-    /// Returns whether most clients ask so: for addresses, without wishes about DNSSEC.
+    /// Returns whether the query has the most common form: for addresses, without DO and CD.
     pub(crate) fn is_ordinary(&self) -> bool {
         self.is_common() && !self.has(DNSSEC_OK) && !self.has(CHECKING_DISABLED)
     }
 
-    /// Returns whether clients of a load balancer could need the answer.
+    /// Returns whether clients of a load balancer may need the answer.
     pub(crate) fn is_relevant(&self) -> bool {
         let others = [RecordType::SVCB, RecordType::SRV, RecordType::TXT, RecordType::MX];
         self.is_common() || others.contains(&self.qtype())
     }
 
-    /// Returns whether the answer may be kept: one to a question without RD says what a server happened
-    /// to know.
+    /// Returns whether the answer may be cached: an answer to a query without RD contains only what a server happens to
+    /// have cached.
     pub(crate) fn is_for_cache(&self) -> bool {
         self.has(RECURSION_DESIRED) && !is_transfer(self.qtype())
     }
 }
 
-/// Returns whether a whole zone is asked for (RFC 5936, RFC 1995).
+/// Returns whether the type is a zone transfer (RFC 5936, RFC 1995).
 #[must_use]
 pub fn is_transfer(qtype: RecordType) -> bool {
     matches!(qtype, RecordType::AXFR | RecordType::IXFR)
@@ -159,7 +159,7 @@ pub fn is_transfer(qtype: RecordType) -> bool {
 /// Returns a name in wire form, in lower case.
 #[must_use]
 pub fn wire_name(name: &Name) -> Box<[u8]> {
-    // Exactly as much as there will be: what is too much would have to be given back.
+    // The capacity is exact, so that the conversion to a box doesn't reallocate.
     let mut wire = Vec::with_capacity(if name.is_root() { 0 } else { name.len() });
     names::push_labels(name, &mut wire);
     wire.into()
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_upstream_is_asked_in_lower_case_with_ad_and_edns() {
+    fn upstream_query_is_lower_case_with_ad_and_edns() {
         let mut question = UpstreamQuery::plain(Name::from_ascii("A.Example.").unwrap(), RecordType::AAAA);
         for (recursion, checking_disabled, dnssec_ok, with_edns) in
             [(true, false, false, true), (false, true, true, true), (true, true, true, false)]

@@ -10,10 +10,9 @@ use crate::dns::message::ede::Ede;
 use crate::dns::message::encode::wire_length;
 use crate::dns::message::validity::Validity;
 
-/// An answer on its way back.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// Id, flags and response code.
+    /// The id, the flags and the rcode.
     pub metadata: Metadata,
     /// The answer section.
     pub answers: Vec<Record>,
@@ -21,17 +20,17 @@ pub struct Reply {
     pub authorities: Vec<Record>,
     /// The additional section, without OPT.
     pub additionals: Vec<Record>,
-    /// Why there is no better answer, for clients that speak EDNS.
+    /// The reason for an error or a worse answer, for clients that use EDNS.
     pub ede: Option<Ede>,
-    /// What else clients that speak EDNS are told.
+    /// Further options for clients that use EDNS.
     pub options: Vec<EdnsOption>,
-    /// The plugin that the answer is of.
+    /// The plugin that made the answer.
     pub plugin: &'static str,
-    /// How long it has been kept.
+    /// The time that the answer has spent in a cache.
     pub age: Duration,
-    /// Whether it may be kept.
+    /// Whether `cache` may store the answer.
     pub is_cacheable: bool,
-    /// What has to hold for it to be given again without asking the plugins; nothing if they are to be asked.
+    /// The conditions for reusing the answer without calling the plugins; `None` if it can't be reused.
     pub repeat: Option<Box<Validity>>,
 }
 
@@ -55,17 +54,17 @@ impl Reply {
         }
     }
 
-    /// Returns the answer that came in an upstream's message.
+    /// Returns the answer in an upstream's message.
     #[must_use]
     pub fn of(message: Message, plugin: &'static str) -> Self {
         let Message { metadata, answers, authorities, additionals, .. } = message;
         Self { answers, authorities, additionals, ..Self::new(metadata, plugin) }
     }
 
-    /// Returns about how many bytes it takes in memory.
+    /// Returns the approximate size in memory, in bytes.
     #[must_use]
     pub fn weight(&self) -> usize {
-        /// A record beside its data; most data is in there, too.
+        /// The memory of a record without its data, which is mostly stored inline.
         const RECORD: usize = 300;
         let records = self.answers.len() + self.authorities.len() + self.additionals.len();
         RECORD * (records + 1) + 2 * wire_length(self, &Query::new())
@@ -77,7 +76,7 @@ impl Reply {
         [&self.answers, &self.authorities, &self.additionals]
     }
 
-    /// The same, to be changed.
+    /// Returns the three sections mutably.
     pub fn sections_mut(&mut self) -> [&mut Vec<Record>; 3] {
         [&mut self.answers, &mut self.authorities, &mut self.additionals]
     }

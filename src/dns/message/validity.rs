@@ -1,7 +1,6 @@
-//! What has to hold for an answer to be given again without asking the plugins.
+//! The conditions for reusing an answer without calling the plugins.
 //!
-//! The plugin that answers says what the answer depends on; the plugins before it add to that, or say that the answer
-//! may not be reused.
+//! The plugin that answers sets what the answer depends on; the preceding plugins add conditions, or forbid the reuse.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,34 +15,34 @@ use crate::metrics::sharded::ShardedCounters;
 use crate::model::link::{IpFamily, Link};
 use crate::store::{NameSetVersion, Store};
 
-/// What an answer rests on, and what giving it again brings with it.
+/// What an answer depends on, and the side effects of reusing it.
 #[derive(Clone, Debug, Default)]
 pub struct Validity {
-    /// When it ends, whatever happens.
+    /// The latest time at which the answer may be reused.
     pub until: Option<Instant>,
-    /// The links that it is about, as they were.
+    /// The links that the answer is made of, in their version at that time.
     pub links: Vec<Arc<Link>>,
-    /// Which names there were.
+    /// The version of the set of names at the time of the answer.
     pub names: Option<NameSetVersion>,
-    /// The cached answers that it was made of.
+    /// The cache entries that the answer is made of.
     pub kept: Vec<CacheEntryRef>,
-    /// What clients have to be for it.
+    /// The clients that may get the answer: those in every one of the scopes.
     pub clients: Vec<ClientScope>,
-    /// The records whose TTL runs down. All others stay as they are.
+    /// The records whose TTL counts down; the TTLs of all other records are constant.
     pub countdown: Vec<TtlCountdown>,
-    /// The record with the serial of our zone.
+    /// The record with the serial of a zone of links.
     pub serial: Option<Serial>,
-    /// Whether its addresses are given in any order.
+    /// Whether the order of the answer's addresses is randomized.
     pub shuffled: bool,
-    /// What is counted of a question.
+    /// The metrics of a question, without its duration.
     pub charges: Vec<MetricDeltas>,
-    /// What is counted beside that.
+    /// Further counters that each reuse increments.
     pub counts: Vec<Arc<ShardedCounters>>,
-    /// The family of addresses that was asked for: the link notes when it was last queried for it.
+    /// The address family of the question: each reuse updates the time at which the links were last queried for it.
     pub family: Option<IpFamily>,
 }
 
-/// How often an entry of a cache was given, without a long gap, and when last.
+/// The number of hits of a cache entry without a long gap between them, and the time of the last hit.
 #[derive(Debug)]
 pub struct CacheEntryUse {
     stored: Instant,
@@ -52,12 +51,12 @@ pub struct CacheEntryUse {
     last_hit: AtomicU64,
 }
 
-/// An entry of a cache that is given again without a look into the cache, as long as it is there.
+/// A reference to a cache entry: an answer made of the entry may be reused as long as the cache holds the entry.
 #[derive(Clone, Debug)]
 pub struct CacheEntryRef {
     used: Weak<CacheEntryUse>,
     until: Instant,
-    /// The longest gap between two times at which a popular entry is given; `None` where hits aren't counted.
+    /// The longest gap between two hits of a popular entry; `None` if hits aren't counted.
     within: Option<Duration>,
 }
 
@@ -72,33 +71,32 @@ pub enum Section {
     Additional,
 }
 
-/// Records whose TTL runs down.
+/// Records whose TTL counts down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TtlCountdown {
-    /// Where they are.
+    /// The section of the records.
     pub section: Section,
-    /// Which of them.
+    /// The indices of the records in the section.
     pub records: Range<usize>,
-    /// Since when.
+    /// The time at which the countdown begins.
     pub since: Instant,
-    /// From how many seconds.
+    /// The TTL at `since`, in seconds.
     pub ttl: u32,
-    /// How many are shown at most.
+    /// The maximum TTL in an answer, in seconds.
     pub cap: u32,
 }
 
-/// The SOA record of our zone: its serial is the store's.
+/// The SOA record of a zone of links, whose serial is that of the store.
 #[derive(Clone, Debug)]
 pub struct Serial {
-    /// Where it is.
+    /// The section of the record.
     pub section: Section,
-    /// Which record it is.
+    /// The index of the record in the section.
     pub record: usize,
-    /// The store, which has the serial.
     pub store: Arc<Store>,
 }
 
-/// Those clients that get an answer.
+/// The clients that may get an answer, as a predicate on addresses.
 #[derive(Clone)]
 pub struct ClientScope(pub Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 
@@ -109,20 +107,19 @@ impl fmt::Debug for ClientScope {
 }
 
 impl CacheEntryUse {
-    /// Returns the count of an entry that is stored now; `hits` are taken over from the entry before it.
+    /// Returns the use of an entry that is stored now; `hits` are those of the entry that it replaces.
     #[must_use]
     pub fn new(stored: Instant, hits: u32) -> Self {
         Self { stored, hits: AtomicU32::new(hits), last_hit: AtomicU64::new(0) }
     }
 
-    /// Returns how often the entry was given.
+    /// Returns the number of hits.
     #[must_use]
     pub fn hits(&self) -> u32 {
         self.hits.load(Ordering::Relaxed)
     }
 
-    /// Counts that the entry was given so many times up to `now`, and returns how often it was in all. A gap longer
-    /// than `within` starts the count anew.
+    /// Adds `times` hits up to `now`, and returns the total. A gap longer than `within` resets the total.
     pub fn note(&self, times: u32, within: Duration, now: Instant) -> u32 {
         let at = u64::try_from(now.duration_since(self.stored).as_millis()).unwrap_or(u64::MAX);
         let gap = at.saturating_sub(self.last_hit.swap(at, Ordering::Relaxed));
@@ -136,32 +133,32 @@ impl CacheEntryUse {
 }
 
 impl CacheEntryRef {
-    /// Returns an entry with this count that may be given again until then. `within` is the longest gap between two
-    /// times at which a popular entry is given; `None` where hits aren't counted.
+    /// Returns a reference to an entry that may be reused until `until`. `within` is the longest gap between two hits
+    /// of a popular entry; `None` if hits aren't counted.
     #[must_use]
     pub fn new(used: &Arc<CacheEntryUse>, until: Instant, within: Option<Duration>) -> Self {
         Self { used: Arc::downgrade(used), until, within }
     }
 
-    /// Returns until when it may be given again.
+    /// Returns the time until which the entry may be reused.
     #[must_use]
     pub fn until(&self) -> Instant {
         self.until
     }
 
-    /// Returns whether the cache has it still. Nothing else holds on to an entry for longer than a moment.
+    /// Returns whether the cache still holds the entry. Other strong references are short-lived.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.used.strong_count() > 0
     }
 
-    /// Returns whether its hits are counted.
+    /// Returns whether hits of the entry are counted.
     #[must_use]
     pub fn is_counted(&self) -> bool {
         self.within.is_some()
     }
 
-    /// Takes in that it was given again so many times, the last of them now.
+    /// Adds `times` hits up to `now`.
     pub fn note(&self, times: u32, now: Instant) {
         if let (Some(within), Some(used)) = (self.within, self.used.upgrade()) {
             used.note(times, within, now);
@@ -170,7 +167,7 @@ impl CacheEntryRef {
 }
 
 impl Validity {
-    /// Returns what a cached answer with so many records in its sections rests on.
+    /// Returns the validity of a cached answer with these numbers of records in its sections.
     #[must_use]
     pub fn of_cached(kept: CacheEntryRef, countdown: Option<(Instant, u32)>, sections: [usize; 3]) -> Self {
         let all = [Section::Answer, Section::Authority, Section::Additional].into_iter().zip(sections);
@@ -192,7 +189,7 @@ impl Validity {
         }
     }
 
-    /// Adds what another answer rests on that this one is made of. Where its records are isn't known here.
+    /// Adds the dependencies of another answer that this answer is made of. The positions of its records aren't added.
     pub fn depends_on(&mut self, other: &Self) {
         self.end_by(other.until);
         self.links.extend(other.links.iter().cloned());
@@ -203,15 +200,16 @@ impl Validity {
         self.rest_on_names(other.names.clone());
     }
 
-    /// Takes in which names there were at a look-up. Of several the first counts: what has changed since is noticed.
+    /// Sets the version of the set of names at a look-up. The first of several versions counts, so that any later
+    /// change invalidates the answer.
     pub fn rest_on_names(&mut self, names: Option<NameSetVersion>) {
         if self.names.is_none() {
             self.names = names;
         }
     }
 
-    /// Takes in that the authority section is another one, with so many records. They run down as given, if they do, and
-    /// no more than `cap` seconds are shown.
+    /// Adapts the validity to a replaced authority section of `number` records. Their TTLs count down as `runs_down`
+    /// specifies, to at most `cap` seconds in an answer; `None` keeps the TTLs constant.
     pub fn replace_authority(&mut self, number: usize, runs_down: Option<(Instant, u32)>, cap: u32) {
         self.countdown.retain(|countdown| countdown.section != Section::Authority);
         self.serial.take_if(|serial| serial.section == Section::Authority);
@@ -226,7 +224,7 @@ impl Validity {
         }
     }
 
-    /// Has it end then, if not before.
+    /// Ends the validity at `until`, unless it ends earlier.
     pub fn end_by(&mut self, until: Option<Instant>) {
         self.until = match (self.until, until) {
             (Some(one), Some(other)) => Some(one.min(other)),
@@ -234,7 +232,8 @@ impl Validity {
         };
     }
 
-    /// Returns from when on and from how many seconds all records run down that do, if that is the same.
+    /// Returns the common start and TTL of all records that count down; the inner `None` if no TTL counts down, the
+    /// outer `None` if they differ.
     #[must_use]
     pub fn runs_down(&self) -> Option<Option<(Instant, u32)>> {
         let Some(first) = self.countdown.first() else { return Some(None) };
@@ -244,7 +243,7 @@ impl Validity {
         self.countdown.iter().all(same).then_some(Some((first.since, first.ttl)))
     }
 
-    /// Returns whether nothing has changed that it rests on.
+    /// Returns whether nothing that the answer depends on has changed.
     #[must_use]
     pub fn is_valid(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until)
@@ -252,7 +251,7 @@ impl Validity {
             && self.kept.iter().all(CacheEntryRef::is_there)
     }
 
-    /// Returns whether links have changed that it rests on, or which names there are.
+    /// Returns whether links or the set of names have changed since the answer.
     #[must_use]
     pub fn is_outdated(&self) -> bool {
         self.links.iter().any(|link| link.is_outdated())
@@ -260,11 +259,10 @@ impl Validity {
     }
 }
 
-/// What a question adds to a tally, but for how long it took.
+/// The increments of a question's counters, without its duration.
 #[derive(Clone, Debug)]
 pub struct MetricDeltas {
-    /// The counters of the tally.
     pub counters: Arc<ShardedCounters>,
-    /// Which of them, and how much.
+    /// The index of each counter, and the increment.
     pub adds: Vec<(usize, u64)>,
 }

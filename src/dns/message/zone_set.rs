@@ -1,4 +1,4 @@
-//! Which of several zones a name is in.
+//! Finds the zone of a name.
 
 use hickory_proto::rr::Name;
 
@@ -7,32 +7,31 @@ use hickory_proto::rr::Name;
 pub struct ZoneSet(Vec<Name>);
 
 impl ZoneSet {
-    /// Takes them in any order and spelling.
+    /// Returns a set of zones given in any order and case.
     #[must_use]
     pub fn new(zones: impl IntoIterator<Item = Name>) -> Self {
         Self(zones.into_iter().map(|zone| absolute(&zone)).collect())
     }
 
-    /// Returns the longest zone that a name is in.
+    /// Returns the longest zone that contains a name.
     #[must_use]
     pub fn closest(&self, name: &Name) -> Option<&Name> {
         self.0.iter().filter(|zone| zone.zone_of(name)).max_by_key(|zone| zone.num_labels())
     }
 
-    /// Returns whether a name is in one of them.
+    /// Returns whether a zone contains a name.
     #[must_use]
     pub fn hold(&self, name: &Name) -> bool {
         self.0.iter().any(|zone| zone.zone_of(name))
     }
 
-    /// Returns them all.
     #[must_use]
     pub fn all(&self) -> &[Name] {
         &self.0
     }
 }
 
-/// Returns a zone absolute and in lower case.
+/// Returns a zone as an absolute name in lower case.
 #[must_use]
 pub fn absolute(zone: &Name) -> Name {
     let mut zone = zone.to_lowercase();
@@ -45,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_zone_is_the_closest() {
+    fn closest_zone_is_the_longest() {
         let name = |text| Name::from_ascii(text).unwrap();
         let zones = ZoneSet::new([name("Example."), name("."), name("a.b.example")]);
         for (of, closest) in [

@@ -1,4 +1,4 @@
-//! The interfaces of this machine, and their addresses.
+//! The network interfaces of this host, and their addresses.
 
 use std::net::IpAddr;
 
@@ -10,16 +10,15 @@ use nix::net::if_::InterfaceFlags;
 pub struct Interface {
     /// The interface's name.
     pub name: String,
-    /// Whether it is up.
     pub is_up: bool,
-    /// The address; not every interface has one.
+    /// The address; `None` for an interface without an address.
     pub ip: Option<IpAddr>,
 }
 
-/// Returns all of them, each address by itself.
+/// Returns all interfaces, with one item for each address.
 ///
 /// # Errors
-/// If they can't be listed.
+/// If the interfaces can't be listed.
 pub fn interfaces() -> nix::Result<Vec<Interface>> {
     let interface = |found: nix::ifaddrs::InterfaceAddress| {
         let address = found.address.as_ref();
@@ -33,9 +32,9 @@ pub fn interfaces() -> nix::Result<Vec<Interface>> {
     Ok(getifaddrs()?.map(interface).collect())
 }
 
-/// Returns whether an address is this machine's.
+/// Returns whether an address belongs to this host.
 #[must_use]
 pub fn is_own(ip: IpAddr) -> bool {
-    // All of 127.0.0.0/8 is, and one of it is listed.
+    // All of 127.0.0.0/8 is local, but the interfaces list only one address of it.
     ip.is_loopback() || interfaces().is_ok_and(|all| all.iter().any(|interface| interface.ip == Some(ip)))
 }

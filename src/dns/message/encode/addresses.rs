@@ -1,5 +1,5 @@
-//! What most answers are, addresses of the name that was asked, without an encoder: looking after names that others
-//! might point at takes one longer than everything else.
+//! Encodes the most common form of answer, addresses of the name in the question, without an encoder, whose search for
+//! names to compress would take longer than the rest.
 
 use hickory_proto::op::{Metadata, Query};
 use hickory_proto::rr::{Name, RData, Record};
@@ -17,7 +17,7 @@ pub(super) fn are_all(response: &Reply, name: &Name) -> bool {
     })
 }
 
-/// Encodes a response of such records in so many bytes, but for its OPT record, which `opt` has.
+/// Encodes a response of such records in at most `room` bytes, followed by the OPT record `opt`.
 pub(super) fn encode(
     response: &Reply,
     question: &Query,
@@ -36,7 +36,7 @@ pub(super) fn encode(
     'sections: for (number, records) in response.sections().into_iter().enumerate() {
         for record in records {
             let Some(place) = write(record, room, &mut bytes) else {
-                // RFC 2181 section 9: beside an answer the others may be missing.
+                // RFC 2181 section 9: records that accompany an answer may be left out without TC.
                 metadata.truncation |= number == 0 || number == 1 && counts[0] == 0;
                 break 'sections;
             };
@@ -50,7 +50,7 @@ pub(super) fn encode(
     (bytes, layout)
 }
 
-/// Writes a record, if there is room for it.
+/// Writes a record, if it fits.
 fn write(record: &Record, room: usize, bytes: &mut Vec<u8>) -> Option<RecordOffset> {
     match &record.data {
         RData::A(address) => write_address(record, &address.octets(), room, bytes),
@@ -75,7 +75,7 @@ fn write_address(record: &Record, address: &[u8], room: usize, bytes: &mut Vec<u
     Some(RecordOffset { start, ttl, end })
 }
 
-/// RFC 1035 section 4.1.1, and AD and CD of RFC 4035 section 3.2.
+/// Returns the header (RFC 1035 section 4.1.1, with AD and CD of RFC 4035 section 3.2).
 fn header(metadata: &Metadata, [answers, authorities, additionals]: [u16; 3]) -> [u8; HEADER] {
     const RESPONSE: u8 = 0x80;
     let flag = |is_set, bit: u8| u8::from(is_set) << bit;

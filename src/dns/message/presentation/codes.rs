@@ -1,7 +1,7 @@
-//! Types, classes and response codes: a table each, and what is read and written by it.
+//! Tables of types, classes and rcodes, and their parsing and formatting.
 //!
-//! Parsing takes the spelling of the table, which is in capitals but for the types `None` and `Reserved`. A caller that
-//! takes any case turns the word into capitals first, and so doesn't take these two.
+//! Parsing accepts only the spelling of the table, which is in capitals except for the types `None` and `Reserved`. A
+//! caller that ignores case converts the word to capitals first, and so doesn't accept these two types.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,6 @@ use hickory_proto::rr::{DNSClass, RecordType};
 
 type CodeTable = [(&'static str, u16)];
 
-/// Types.
 const TYPES: &CodeTable = &[
     ("None", 0),
     ("A", 1),
@@ -102,10 +101,8 @@ const TYPES: &CodeTable = &[
     ("Reserved", 65535),
 ];
 
-/// Classes.
 const CLASSES: &CodeTable = &[("IN", 1), ("CS", 2), ("CH", 3), ("HS", 4), ("NONE", 254), ("ANY", 255)];
 
-/// Response codes.
 const RCODES: &CodeTable = &[
     ("NOERROR", 0),
     ("FORMERR", 1),
@@ -142,13 +139,13 @@ pub fn type_text(qtype: RecordType) -> Cow<'static, str> {
     type_name(qtype).map_or_else(|| Cow::Owned(format!("TYPE{}", u16::from(qtype))), Cow::Borrowed)
 }
 
-/// Returns the type of a name.
+/// Returns the type with a name.
 #[must_use]
 pub fn parse_type(name: &str) -> Option<RecordType> {
     number_of(TYPES, name).map(Into::into)
 }
 
-/// Returns the type of a name, or of a number as in `TYPE65280`.
+/// Returns the type with a name, or with a number as in `TYPE65280`.
 #[must_use]
 pub fn parse_type_or_number(text: &str) -> Option<RecordType> {
     parse_type(text).or_else(|| text.strip_prefix("TYPE")?.parse().ok().map(u16::into))
@@ -160,42 +157,42 @@ pub fn class_name(class: DNSClass) -> Option<&'static str> {
     name_of(CLASSES, class.into())
 }
 
-/// Returns the name of a class, or its number as in `CLASS32` (RFC 3597 section 5). ANY would be a type, too, so it
-/// is a number.
+/// Returns the name of a class, or its number as in `CLASS32` (RFC 3597 section 5). ANY gets its number, because `ANY`
+/// is also the name of a type.
 #[must_use]
 pub fn class_text(class: DNSClass) -> Cow<'static, str> {
     let name = class_name(class).filter(|_| class != DNSClass::ANY);
     name.map_or_else(|| Cow::Owned(format!("CLASS{}", u16::from(class))), Cow::Borrowed)
 }
 
-/// Returns the class of a name.
+/// Returns the class with a name.
 #[must_use]
 pub fn parse_class(name: &str) -> Option<DNSClass> {
     number_of(CLASSES, name).map(Into::into)
 }
 
-/// Returns the class of a name, or of a number as in `CLASS32`.
+/// Returns the class with a name, or with a number as in `CLASS32`.
 #[must_use]
 pub fn parse_class_or_number(text: &str) -> Option<DNSClass> {
     parse_class(text).or_else(|| text.strip_prefix("CLASS")?.parse().ok().map(u16::into))
 }
 
-/// Returns the name of a response code. 16 is BADVERS as well.
+/// Returns the name of an rcode. 16 is BADSIG, not BADVERS.
 #[must_use]
 pub fn rcode_name(rcode: ResponseCode) -> Option<&'static str> {
     name_of(RCODES, rcode.into())
 }
 
-/// Returns the name of a response code, or its number as in `RCODE12`: what CoreDNS's metrics of answers show.
+/// Returns the name of an rcode, or its number as in `RCODE12`, as in CoreDNS's metrics.
 #[must_use]
 pub fn rcode_text(rcode: ResponseCode) -> Cow<'static, str> {
     rcode_name(rcode).map_or_else(|| Cow::Owned(format!("RCODE{}", u16::from(rcode))), Cow::Borrowed)
 }
 
-/// Returns the response code of a name.
+/// Returns the rcode with a name.
 #[must_use]
 pub fn parse_rcode(name: &str) -> Option<ResponseCode> {
-    // An older name of miekg/dns.
+    // An older name in miekg/dns.
     let name = if name == "NOTIMPL" { "NOTIMP" } else { name };
     number_of(RCODES, name).map(Into::into)
 }

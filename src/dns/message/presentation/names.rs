@@ -1,14 +1,14 @@
-//! Names: which characters are escaped, and that anything may stand in a label, where hickory's own parser takes only
-//! what hosts are called.
+//! Parses and formats names with escapes. Labels may contain any octets, whereas hickory's parser accepts only host
+//! names.
 
 use hickory_proto::rr::Name;
 
-/// RFC 1035 section 2.3.4.
+/// The maximum length of a label in bytes (RFC 1035 section 2.3.4).
 const MAX_LABEL: usize = 63;
-/// RFC 1035 section 2.3.4: with the lengths of the labels and the root.
+/// The maximum length of a name in bytes, with the length octets and the root (RFC 1035 section 2.3.4).
 const MAX_NAME: usize = 255;
 
-/// Writes a name in its own case, with the dot at its end.
+/// Formats a name with its case unchanged, and with the final dot.
 #[must_use]
 pub fn name_text(name: &Name) -> String {
     let mut text = String::with_capacity(name.len() + 1);
@@ -27,7 +27,7 @@ pub fn name_text(name: &Name) -> String {
     if text.is_empty() { ".".to_owned() } else { text }
 }
 
-/// Writes a name in lower case, with the dot at its end.
+/// Formats a name in lower case, with the final dot.
 #[must_use]
 pub fn lower_name_text(name: &Name) -> String {
     let mut text = name_text(name);
@@ -35,7 +35,7 @@ pub fn lower_name_text(name: &Name) -> String {
     text
 }
 
-/// Reads a name, in any case, which it keeps, and which ends at the root whether or not it has a dot at its end.
+/// Parses a name and keeps its case. The name is absolute, with or without the final dot.
 #[must_use]
 pub fn parse_name(text: &str) -> Option<Name> {
     let mut name = Name::from_labels(labels(text)?).ok()?;
@@ -43,7 +43,7 @@ pub fn parse_name(text: &str) -> Option<Name> {
     Some(name)
 }
 
-/// Reads the labels of a name that isn't too long.
+/// Parses the labels of a name, and checks their lengths.
 fn labels(text: &str) -> Option<Vec<Vec<u8>>> {
     if text == "." {
         return Some(Vec::new());
@@ -54,7 +54,7 @@ fn labels(text: &str) -> Option<Vec<Vec<u8>>> {
         rest = after;
         let byte = match byte {
             b'.' => {
-                // One dot may end the name.
+                // A single dot may end the name.
                 if labels.last().is_none_or(Vec::is_empty) {
                     return None;
                 }
@@ -73,8 +73,7 @@ fn labels(text: &str) -> Option<Vec<Vec<u8>>> {
     (length <= MAX_NAME && labels.iter().all(fits)).then_some(labels)
 }
 
-/// Reads what stands behind a backslash: an octet in three decimal digits, or a character (RFC 1035
-/// section 5.1).
+/// Parses an escape after the backslash: an octet in three decimal digits, or a character (RFC 1035 section 5.1).
 pub(crate) fn unescape(rest: &mut &[u8]) -> Option<u8> {
     if let [a @ b'0'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9', after @ ..] = rest {
         let digit = |byte: &u8| u16::from(byte - b'0');
@@ -86,8 +85,8 @@ pub(crate) fn unescape(rest: &mut &[u8]) -> Option<u8> {
     Some(*byte)
 }
 
-/// Returns whether two names are the same octet by octet. [`Name::eq_case`] says so, too, but label by label it's
-/// sooner done.
+/// Returns whether two names are equal octet by octet. [`Name::eq_case`] does the same; comparing label by label is
+/// faster.
 pub(crate) fn same_spelling(one: &Name, other: &Name) -> bool {
     one.len() == other.len() && one.is_fqdn() == other.is_fqdn() && one.iter().eq(other.iter())
 }
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_and_names_have_their_limits() {
+    fn lengths_of_labels_and_names_are_limited() {
         let label = "a".repeat(63);
         assert!(parse_name(&label).is_some());
         assert!(parse_name(&format!("{label}a")).is_none());
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_spelled_the_same_where_hickory_says_so() {
+    fn same_spelling_agrees_with_hickory() {
         let names = [".", "a.", "A.", "a", "a.b.", "a.bc.", "ab.c.", "a.b.c.", "a\\.b.", "a.B."];
         let names = names.map(|name| Name::from_ascii(name).unwrap());
         for (one, other) in names.iter().flat_map(|one| names.iter().map(move |other| (one, other))) {
