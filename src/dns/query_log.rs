@@ -1,5 +1,4 @@
-//! The lines that `log` and `errors` write for people's log parsers: to standard output, one after the other,
-//! without ever holding up an answer.
+//! Writes the lines of the plugins `log` and `errors` to standard output, in order and without ever delaying an answer.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -17,36 +16,35 @@ use tracing::warn;
 
 use crate::metrics::{MetricGroup, Metrics, registered};
 
-/// Lines that wait to be written. What comes while they are so many is dropped.
+/// The maximum number of lines in the queue; further lines are dropped.
 const QUEUE_CAPACITY: usize = 16_384;
-/// How many bytes are written at once, about.
+/// The approximate size of a write, in bytes.
 const BATCH_BYTES: usize = 64 << 10;
-/// How often it is said that lines are lost.
+/// The interval between warnings about lost lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// How long the end waits for the last lines to be written.
+/// How long the shutdown waits for the last lines to be written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How lines are written.
+/// The format of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineFormat {
-    /// As text.
     Text,
-    /// As one JSON object.
+    /// One JSON object per line.
     Json,
 }
 
-/// Where such lines go. Cheap to clone.
+/// The queue that lines are added to. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct QueryLog(Arc<LogState>);
 
-/// The lines that wait.
+/// The queued lines.
 #[derive(Debug)]
 pub struct LineQueue {
     receiver: Receiver<QueueEntry>,
     shared: Arc<LogState>,
 }
 
-/// Writes the lines, until it is dropped: then what waits is still written, unless standard output takes nothing for a second.
+/// Writes the lines. A drop still writes the queued lines, but waits for standard output for at most 1 s.
 #[derive(Debug)]
 pub struct LogWriter {
     thread: Option<JoinHandle<()>>,
@@ -54,20 +52,20 @@ pub struct LogWriter {
     shared: Arc<LogState>,
 }
 
-/// How bad something is.
+/// The severity of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// For the search for a defect.
+    /// For debugging.
     Debug,
-    /// Nothing is wrong.
+    /// Normal operation.
     Info,
-    /// Something may be wrong.
+    /// A possible problem.
     Warning,
-    /// Something is wrong.
+    /// A problem.
     Error,
 }
 
-/// A part of a line, for JSON.
+/// A field of a JSON line.
 pub type JsonField = (&'static str, Value);
 
 #[derive(Debug)]
@@ -75,20 +73,19 @@ struct LogState {
     sender: SyncSender<QueueEntry>,
     format: LineFormat,
     dropped: Arc<DroppedLines>,
-    /// When it was last said that lines are lost.
+    /// The time of the last warning about lost lines.
     said: Mutex<Option<Instant>>,
     closed: AtomicBool,
 }
 
 #[derive(Debug)]
 enum QueueEntry {
-    /// With its end.
+    /// A line with its line break.
     Line(String),
-    /// Nothing more comes; it wakes the writer.
+    /// No lines follow; wakes the writer.
     End,
 }
 
-/// A line as JSON.
 #[derive(Serialize)]
 struct JsonLine<'a> {
     time: Timestamp,
@@ -122,13 +119,13 @@ impl Level {
     }
 }
 
-// === impl Lines ===
+// === impl QueryLog ===
 
 impl QueryLog {
-    /// Returns where lines go, and where they wait. Nothing is written before [`LineQueue::write_to`].
+    /// Returns the log and its queue. Nothing is written before [`LineQueue::write_to`].
     ///
     /// # Errors
-    /// Only if two metrics had one name.
+    /// If two metrics have the same name.
     pub fn new(format: LineFormat, metrics: &Metrics) -> Result<(Self, LineQueue), prometheus::Error> {
         let (sender, receiver) = sync_channel(QUEUE_CAPACITY);
         let dropped = metrics.family()?;
@@ -137,11 +134,11 @@ impl QueryLog {
         Ok((Self(Arc::clone(&shared)), LineQueue { receiver, shared }))
     }
 
-    /// Has a line written: as CoreDNS writes it, or as an object that has its parts, too.
+    /// Queues a line: as CoreDNS writes it, or as a JSON object that also has the line's parts as fields.
     pub fn write(&self, level: Level, text: &str, parts: impl FnOnce() -> Vec<JsonField>) {
         let name = level.name();
         let mut line = format!("[{name}] {text}");
-        // Text from outside must not look like another line.
+        // Escapes line breaks, so that text from clients can't forge a line.
         if line.contains(['\n', '\r']) {
             line = line.replace('\n', "\\n").replace('\r', "\\r");
         }
@@ -159,18 +156,18 @@ impl QueryLog {
 fn object(level: &'static str, message: &str, parts: Vec<JsonField>) -> String {
     let parts = parts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let object = JsonLine { time: Timestamp::now(), level, parts, message };
-    // Nothing in it can't be JSON.
+    // These values always serialize.
     let mut line = serde_json::to_string(&object).unwrap_or_default();
     line.push('\n');
     line
 }
 
-// === impl Shared ===
+// === impl LogState ===
 
 impl LogState {
     fn lose(&self, number: u64, why: &str) {
         self.dropped.0.inc_by(number);
-        // Another thread is logging it.
+        // If the lock is taken, another thread is logging the warning.
         let Some(mut said) = self.said.try_lock() else { return };
         if said.is_none_or(|said| said.elapsed() >= LOG_INTERVAL) {
             *said = Some(Instant::now());
@@ -180,13 +177,13 @@ impl LogState {
     }
 }
 
-// === impl Queue ===
+// === impl LineQueue ===
 
 impl LineQueue {
-    /// Begins to write the lines, in a thread of its own: the reader of standard output may be slow.
+    /// Starts writing the lines, in a separate thread, because the reader of standard output may be slow.
     ///
     /// # Errors
-    /// If there can be no more threads.
+    /// If the thread can't be started.
     pub fn write_to(self, out: impl Write + Send + 'static) -> io::Result<LogWriter> {
         let shared = Arc::clone(&self.shared);
         let (alive, ended) = sync_channel(0);
@@ -200,7 +197,8 @@ impl LineQueue {
     fn run(&self, mut out: impl Write) {
         let mut batch = Vec::new();
         while let Ok(first) = self.receiver.recv() {
-            // Looked at before the rest is: what comes after the end may be lost, what came before may not.
+            // Read before the queue is drained: lines queued before `closed` was set have to be written, later lines
+            // may be lost.
             let mut is_last = self.shared.closed.load(Ordering::SeqCst);
             batch.clear();
             let (mut next, mut number) = (Some(first), 0);
@@ -210,7 +208,7 @@ impl LineQueue {
                         batch.extend_from_slice(line.as_bytes());
                         number += 1;
                     }
-                    // It may have come after the look: nothing follows it.
+                    // `End` may have been queued after `closed` was read.
                     QueueEntry::End => is_last = true,
                 }
                 let has_room = batch.len() < BATCH_BYTES;
@@ -225,7 +223,7 @@ impl LineQueue {
         }
     }
 
-    /// Takes the lines that wait.
+    /// Removes and returns the queued lines.
     #[cfg(test)]
     pub(crate) fn take(&self) -> Vec<String> {
         let lines = self.receiver.try_iter().filter_map(|entry| match entry {
@@ -236,12 +234,12 @@ impl LineQueue {
     }
 }
 
-// === impl Writer ===
+// === impl LogWriter ===
 
 impl Drop for LogWriter {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::SeqCst);
-        // Where there is no room for it, the writer has something to wake up for.
+        // If the queue is full, the queued lines wake the writer.
         let _ = self.shared.sender.try_send(QueueEntry::End);
         if self.ended.recv_timeout(FLUSH_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             warn!("the last lines of the plugins log and errors are lost: standard output isn't read");
@@ -267,7 +265,7 @@ mod tests {
         lines.write(Level::Info, text, Vec::new);
     }
 
-    /// Says what is written, and takes it only when told to.
+    /// Reports each write, and blocks until the test allows it.
     struct Gate {
         written: mpsc::Sender<String>,
         open: Receiver<()>,
@@ -276,7 +274,7 @@ mod tests {
     impl Write for Gate {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.written.send(String::from_utf8(bytes.to_vec()).unwrap()).unwrap_or_default();
-            // The sender is gone: the gate stays open.
+            // If the sender is gone, no further write blocks.
             let _ = self.open.recv();
             Ok(bytes.len())
         }
@@ -292,13 +290,13 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_at_the_end_is_written_in_order() {
+    fn queued_lines_are_written_at_shutdown_in_order() {
         let (lines, queue, dropped) = lines(LineFormat::Text);
         let (gate, written, key) = gate();
         let writer = queue.write_to(gate).unwrap();
         write(&lines, "first");
         assert_eq!(written.recv().unwrap(), "[INFO] first\n");
-        // More than one batch.
+        // More lines than fit in one batch.
         let all: Vec<String> = (0..10_000).map(|number| format!("number {number}")).collect();
         all.iter().for_each(|text| write(&lines, text));
         drop(key);
@@ -318,13 +316,13 @@ mod tests {
         written.recv().unwrap();
         (0..QUEUE_CAPACITY + 3).for_each(|_| write(&lines, "x"));
         assert_eq!(dropped.0.get(), 3);
-        // The end comes, too.
+        // The drop ends in spite of the blocked output.
         drop(writer);
         drop(key);
     }
 
     #[test]
-    fn what_cannot_be_written_is_counted_and_the_rest_goes_on() {
+    fn unwritable_lines_are_counted_and_later_ones_written() {
         struct ClosedOutput;
         impl Write for ClosedOutput {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -343,14 +341,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_one_whatever_is_in_it() {
+    fn line_breaks_in_text_are_escaped() {
         let (lines, queue, _) = lines(LineFormat::Text);
         write(&lines, "one\r\n[INFO] two");
         assert_eq!(queue.take(), ["[INFO] one\\r\\n[INFO] two"]);
     }
 
     #[test]
-    fn as_json_a_line_is_an_object_with_its_parts() {
+    fn json_line_is_an_object_with_its_parts() {
         let (lines, queue, _) = lines(LineFormat::Json);
         lines.write(Level::Warning, "a \"line\"", || vec![("id", 7.into()), ("name", "a.".into())]);
         let [line] = &queue.take()[..] else { panic!() };

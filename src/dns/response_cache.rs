@@ -1,7 +1,7 @@
-//! Answers in wire form, kept by one thread that gives them again: nothing is decoded, nothing allocated, and no
-//! lock is waited for.
+//! A cache of answers in wire form, one for each thread: a hit decodes nothing, allocates nothing and waits for no
+//! lock.
 //!
-//! Everything else is the full handler's, which says for each answer what has to hold for it to be given again.
+//! The full handler answers all other questions, and sets the conditions under which each answer may be reused.
 
 pub mod key;
 #[cfg(test)]
@@ -23,23 +23,23 @@ use crate::metrics::sharded::{LocalCounters, ShardedCounters, duration};
 use key::WireKey;
 use wire_response::WireResponse;
 
-/// How many answers there may be in a set: where all are popular, one of them has to go.
+/// The number of answers in a set; a full set evicts one of its answers for a new one.
 const WAYS: usize = 4;
-/// How many sets are looked through for one answer that needs room.
+/// The maximum number of sets that are searched for evictable answers to make room for one answer.
 const MAX_CLOCK_STEPS: usize = 64;
-/// How often it is told how popular an answer is.
+/// The interval at which hits are reported to the entry of the plugin `cache`.
 const HIT_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many answers are kept.
+/// The capacity of a response cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
-    /// So many sets of four, a power of two.
+    /// The number of sets of four answers, a power of two.
     pub sets: usize,
-    /// And so many bytes, as far as they can be counted.
+    /// The approximate memory limit, in bytes.
     pub bytes: usize,
 }
 
-/// The answers of one thread.
+/// The response cache of one thread.
 #[derive(Debug)]
 pub struct ResponseCache {
     sets: Box<[[Option<Box<CacheSlot>>; WAYS]]>,
@@ -48,21 +48,21 @@ pub struct ResponseCache {
     key: WireKey,
     random: SmallRng,
     bytes: usize,
-    /// The set that is looked through next where room is short.
+    /// The CLOCK hand: the set that is searched next for evictable answers.
     hand: usize,
-    /// This thread's cells of all counters that answers count on, by where the counters are.
+    /// This thread's shards of all counters that answers increment, keyed by the address of the counters.
     cells: HashMap<usize, (Arc<ShardedCounters>, Arc<LocalCounters>)>,
-    /// What an answer adds where it is counted how long one takes, as far as this is known.
+    /// The increments of the duration metrics for a hit, from the average duration of recent hits.
     took: [(usize, u64); 2],
 }
 
-/// Why a question isn't answered again.
+/// The reason why a question has no cached answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// Nothing is known that would be its answer.
+    /// The cache has no valid answer.
     Unknown,
-    /// Its answer was known, and the links that it rested on have changed since: mostly the full handler has another one
-    /// at once.
+    /// The cached answer is outdated because the links that it depends on have changed; usually the full handler can
+    /// answer anew without waiting.
     Outdated,
 }
 
@@ -71,29 +71,29 @@ struct CacheSlot {
     key: Box<[u8]>,
     wire_response: WireResponse,
     deltas: ThreadDeltas,
-    /// Whether it was given since room was looked for here.
+    /// The CLOCK used bit: whether the answer was used since the hand last passed.
     is_used: bool,
-    /// The client that it was last for: mostly it is the same one.
+    /// The client of the last hit, which is usually also the client of the next one.
     client: IpAddr,
-    /// How often it was given since this was told, and when it was.
+    /// The number of hits since the last report, and the time of that report.
     unnoted: u32,
     noted: Instant,
 }
 
-/// Which counters, and how much.
+/// The index of each counter, and the increment.
 type Adds = Box<[(u16, u64)]>;
 
-/// What is counted when an answer is given.
+/// The counters that a hit increments.
 #[derive(Debug, Default)]
 struct ThreadDeltas {
-    /// What is counted by one, or more, and where.
+    /// The increments in each group of counters.
     adds: Box<[(Arc<LocalCounters>, Adds)]>,
-    /// Where it is counted how long that takes.
+    /// The counters of durations.
     durations: Box<[Arc<LocalCounters>]>,
 }
 
 impl ResponseCache {
-    /// Returns room for answers, with none in it.
+    /// Returns an empty cache.
     #[must_use]
     pub fn new(room: Capacity) -> Self {
         debug_assert!(room.sets.is_power_of_two(), "{room:?}");
@@ -110,17 +110,17 @@ impl ResponseCache {
         }
     }
 
-    /// Returns what makes the last question the same as another; nothing if its answer isn't one to keep.
+    /// Returns the key of the last question; `None` if its answer must not be cached.
     #[must_use]
     pub fn last_key(&self) -> Option<&[u8]> {
         (!self.key.as_bytes().is_empty()).then(|| self.key.as_bytes())
     }
 
-    /// Writes the answer to a question, if it is known what a server would say to that client. Returns its length.
-    /// Several servers may share the answers of a thread, but not one that is asked by UDP and by TCP.
+    /// Writes the cached answer to a question, if it is valid for that client. Returns its length in bytes. Several
+    /// servers may share a cache, but not servers with different transports.
     ///
     /// # Errors
-    /// If the full handler has to be asked.
+    /// If the full handler has to answer.
     pub fn answer(
         &mut self,
         question: &[u8],
@@ -160,12 +160,12 @@ impl ResponseCache {
         Ok(length)
     }
 
-    /// Takes in how long each answer of late has taken.
+    /// Sets the average duration of recent hits, which later hits add to the metrics.
     pub fn set_took(&mut self, took: Duration) {
         self.took = duration(took);
     }
 
-    /// Keeps the answer to a client's question of that key, for the next equal query.
+    /// Stores the answer to a client's question under the question's key.
     pub fn keep(&mut self, key: Box<[u8]>, client: IpAddr, mut wire_response: WireResponse, now: Instant) {
         let deltas = self.deltas(&mut wire_response);
         let entry = CacheSlot { key, wire_response, deltas, is_used: false, client, unnoted: 0, noted: now };
@@ -177,7 +177,7 @@ impl ResponseCache {
         let same = set.iter().position(|place| place.as_deref().is_some_and(is_same));
         let free = || set.iter().position(Option::is_none);
         let at = same.or_else(free).unwrap_or_else(|| {
-            // Not given since the last time; or else the first one.
+            // The first answer whose used bit is clear, or else the first answer of the set.
             let unused = set.iter().position(|place| place.as_ref().is_some_and(|entry| !entry.is_used));
             set.iter_mut().flatten().for_each(|entry| entry.is_used = false);
             unused.unwrap_or_default()
@@ -234,7 +234,7 @@ impl ResponseCache {
     }
 }
 
-/// Returns the set that an answer may be in.
+/// Returns the index of the set for a key.
 #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
 fn place_of(hasher: &RandomState, key: &[u8], sets: usize) -> usize {
     hasher.hash_one(key) as usize & (sets - 1)
@@ -254,7 +254,7 @@ impl CacheSlot {
             + 8 * self.deltas.durations.len()
     }
 
-    /// Counts that it is given.
+    /// Updates the metrics, the used bit and the hit counts for a hit.
     fn record_hit(&mut self, now: Instant, took: &[(usize, u64)]) {
         self.is_used = true;
         for (cells, adds) in &self.deltas.adds {
@@ -275,7 +275,7 @@ impl CacheSlot {
         }
     }
 
-    /// Tells how often it was given.
+    /// Reports the hits to the entries of the plugin `cache`.
     fn note(&mut self, now: Instant) {
         if self.unnoted > 0 {
             self.wire_response.repeat.kept.iter().for_each(|kept| kept.note(self.unnoted, now));

@@ -1,18 +1,19 @@
-//! What makes two questions by one transport get the same answer, but for its id and how its name is spelled.
+//! The key of a question: questions with equal keys, on one transport, get the same answer except for the id and the
+//! case of the name.
 
 use crate::dns::message::header::{HEADER, MAX_UDP, MIN_UDP};
 
-/// The longest name (RFC 1035 section 2.3.4).
+/// The maximum length of a name in bytes (RFC 1035 section 2.3.4).
 const MAX_NAME: usize = 255;
-/// What stands before the name: flags, type and class, what is said by EDNS, the limit, the length of the message, and
-/// the family of the client.
+/// The size of the fields before the name: flags, type and class, EDNS, size limit, length of the message, and address
+/// family of the client.
 const FIXED: usize = 2 + 4 + 1 + 2 + 2 + 1;
-/// Type, class, TTL and length of an OPT record (RFC 6891 section 6.1.2).
+/// The size of type, class, TTL and data length of an OPT record, in bytes (RFC 6891 section 6.1.2).
 const OPT_FIXED_BYTES: usize = 10;
-/// Options that nothing here depends on: COOKIE (RFC 7873), edns-tcp-keepalive (RFC 7828), PADDING (RFC 7830).
+/// EDNS options that don't affect the answer: COOKIE (RFC 7873), edns-tcp-keepalive (RFC 7828), PADDING (RFC 7830).
 const IGNORED: [u16; 3] = [10, 11, 12];
 
-/// A question, ready to be looked up. It is used again and again.
+/// A buffer for the key of a question, reused for all questions.
 #[derive(Debug)]
 pub struct WireKey {
     bytes: [u8; FIXED + MAX_NAME],
@@ -26,25 +27,25 @@ impl Default for WireKey {
 }
 
 impl WireKey {
-    /// Takes in a message; returns `false` if it is for the full handler alone.
+    /// Computes the key of a message; returns `false` if only the full handler can answer the message.
     pub fn read(&mut self, message: &[u8], by_ipv6: bool) -> bool {
         self.length = 0;
         self.try_read(message, by_ipv6).is_some()
     }
 
-    /// Returns what makes the question the same as another.
+    /// Returns the key; empty if there is none.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 
-    /// Returns how many bytes the name has on the wire.
+    /// Returns the length of the name in wire form, in bytes.
     #[must_use]
     pub fn name_length(&self) -> usize {
         self.length.saturating_sub(FIXED)
     }
 
-    /// Returns whether the name of the message that was taken in is all in lower case.
+    /// Returns whether the name in the message of this key is all lower case.
     #[must_use]
     pub fn is_spelled_so(&self, message: &[u8]) -> bool {
         message.get(HEADER..HEADER + self.name_length()) == Some(&self.bytes[FIXED..self.length])
@@ -52,7 +53,7 @@ impl WireKey {
 
     fn try_read(&mut self, message: &[u8], by_ipv6: bool) -> Option<()> {
         let header: &[u8; HEADER] = message.first_chunk()?;
-        // A query, with one question, and at most an OPT record. Its flags are a part of the key as they are.
+        // The message must be a query with one question and at most an OPT record. The flags are part of the key.
         if header[2] & 0xf8 != 0 || header[4..10] != [0, 1, 0, 0, 0, 0] || header[10] != 0 || header[11] > 1 {
             return None;
         }
@@ -78,12 +79,12 @@ impl WireKey {
     }
 }
 
-/// Copies a name in lower case; returns its length.
+/// Copies a name in lower case, and returns its length in bytes.
 fn read_name(bytes: &[u8], name: &mut [u8]) -> Option<usize> {
     let mut at = 0;
     loop {
         let length = usize::from(*bytes.get(at)?);
-        // No pointers: there is nothing that they could point at.
+        // No pointers: nothing precedes the name that they could point to.
         if length > 63 || at + 1 + length > MAX_NAME {
             return None;
         }
@@ -98,13 +99,13 @@ fn read_name(bytes: &[u8], name: &mut [u8]) -> Option<usize> {
     }
 }
 
-/// Returns what an OPT record, which is all that is left of a message, says: that it is there, with DO or without, and
-/// how much the client takes.
+/// Parses the OPT record that ends a message. Returns its presence (1) combined with the DO bit, and the size that the
+/// client accepts.
 fn read_opt(bytes: &[u8]) -> Option<(u8, u16)> {
     let (name, rest) = bytes.split_first()?;
     let (opt, mut options) = rest.split_first_chunk::<OPT_FIXED_BYTES>()?;
     let is_opt = *name == 0 && opt[..2] == [0, 41];
-    // The upper bits of a response code, the version, and flags that don't exist.
+    // The extended rcode, the version, and undefined flags must be 0.
     if !is_opt || opt[4..6] != [0, 0] || opt[6] & 0x7f != 0 || opt[7] != 0 {
         return None;
     }
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn id_and_spelling_make_no_difference_and_all_that_counts_does() {
+    fn key_ignores_only_the_id_and_the_case_of_the_name() {
         let plain = key(&message("a.example.", |_| {})).unwrap();
         assert_eq!(key(&message("A.eXample.", |message| message.metadata.id = 1)).unwrap(), plain);
         let mut seen = vec![plain];
@@ -178,15 +179,15 @@ mod tests {
     }
 
     #[test]
-    fn what_no_client_takes_is_one_limit() {
-        // The fixed size is the same; so is the length of the message.
+    fn payload_sizes_are_clamped_in_the_key() {
+        // The fixed-size fields are equal, and so is the length of the message.
         let limit = |payload| key(&edns(|edns| _ = edns.set_max_payload(payload))).unwrap();
         assert_eq!(limit(0), limit(512));
         assert_eq!(limit(1232), limit(4096));
     }
 
     #[test]
-    fn cookies_are_ignored_and_what_asks_for_something_is_not() {
+    fn cookies_are_ignored_but_other_options_are_not() {
         let with = |option| key(&edns(|edns| edns.options_mut().insert(option)));
         let cookie = |byte| EdnsOption::Unknown(10, vec![byte; 8]);
         assert!(with(cookie(1)).is_some());

@@ -1,4 +1,4 @@
-//! What is given again is what the full handler says at that moment, byte for byte.
+//! A reused answer equals the answer of the full handler at that moment, byte for byte.
 
 mod model;
 
@@ -22,7 +22,7 @@ use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
 
-/// What is behind targets: names with addresses, aliases that lead back, and what there isn't.
+/// Upstream data: names with addresses, aliases that lead back into the zone, and names that don't exist.
 const OTHERS: &str = "
     acl {
         allow net 10.0.0.0/8 2001:db8::/32
@@ -72,7 +72,7 @@ impl Served {
         Self { store, handler, response_cache: ResponseCache::new(ROOM), context, protocol: Protocol::Udp }
     }
 
-    /// What the full handler says, which is kept.
+    /// Returns the answer of the full handler, which is then cached.
     async fn ask(&mut self, question: &[u8], client: SocketAddr) -> Vec<u8> {
         let answer = self.handler.answer(question.to_vec(), client, None, self.protocol).await.unwrap();
         let mut key = WireKey::default();
@@ -82,7 +82,7 @@ impl Served {
         answer.bytes
     }
 
-    /// What is given again.
+    /// Returns the cached answer.
     fn again(&mut self, question: &[u8], client: SocketAddr) -> Option<Vec<u8>> {
         let mut out = [0; 4096];
         let server = self.handler.server.load().number();
@@ -91,7 +91,7 @@ impl Served {
         Some(out[..length].to_vec())
     }
 
-    /// The lines about questions that don't tell how long something took.
+    /// Returns the metrics of questions, without durations.
     fn counted(&self) -> Vec<String> {
         let page = self.context.metrics.render().unwrap();
         let counts = |line: &&str| line.starts_with("coredns_") && !line.contains("_duration_");
@@ -119,7 +119,7 @@ fn question(id: u16, name: &str, qtype: RecordType, edns: Option<(u16, bool)>, f
     message.to_vec().unwrap()
 }
 
-/// A link with records of that TTL, and a name for everything below `more`, if one is said.
+/// Returns a link with records of that TTL; with a TTL, the link also has the wildcard name `*.more`.
 fn link(service: &str, target: &str, ttl: Option<u32>) -> ObservedService {
     let hostnames = if ttl.is_some() { vec!["*.more.lb.internal".into()] } else { vec![] };
     let annotations = Annotations { ttl, hostnames: hostnames.into(), ..Annotations::default() };
@@ -158,7 +158,7 @@ const TYPES: [RecordType; 7] = [
 const TARGETS: [&str; 6] =
     ["a.example.", "b.example.", "back.example.", "gone.example.", "192.0.2.1", "2001:db8::1"];
 
-/// The same with another id, and maybe some letters spelled otherwise.
+/// Returns the same question with another id, and sometimes with letters in another case.
 fn respelled(question: &[u8], id: u16, random: &mut StdRng) -> Vec<u8> {
     let mut question = question.to_vec();
     question[..2].copy_from_slice(&id.to_be_bytes());
@@ -210,7 +210,7 @@ async fn kept_answer_equals_that_of_the_full_handler() {
             let plain =
                 question(0, name, *TYPES.choose(random).unwrap(), *edns.choose(random).unwrap(), flags);
             let from = client(["10.0.0.1", "10.0.0.2", "192.0.2.66", "2001:db8::9"].choose(random).unwrap());
-            // Mostly what was asked before.
+            // Usually repeats an earlier question.
             let before = if random.random_bool(0.7) { asked.choose(random).cloned() } else { None };
             let (plain, from) = before.unwrap_or((plain, from));
             asked.push((plain.clone(), from));
@@ -228,7 +228,7 @@ async fn kept_answer_equals_that_of_the_full_handler() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_clients_ask_for_most_is_given_again() {
+async fn common_questions_are_answered_from_the_cache() {
     let mut served = Served::new("errors\nloadbalance", &format!("errors\nloop\nloadbalance\n{OTHERS}"));
     served.store.apply(link("web", "a.example.", None));
     served.store.apply(link("other", "192.0.2.1", None));
@@ -247,7 +247,7 @@ async fn what_clients_ask_for_most_is_given_again() {
     ] {
         for edns in [None, Some((1232, false)), Some((4096, true))] {
             let question = question(7, name, qtype, edns, 0);
-            // What is asked of others comes from the cache the second time.
+            // The second time, data of upstreams comes from the plugin `cache`.
             served.ask(&question, from).await;
             served.ask(&question, from).await;
             assert!(served.again(&question, from).is_some(), "{name} {qtype} {edns:?}");
@@ -256,7 +256,7 @@ async fn what_clients_ask_for_most_is_given_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn addresses_are_given_in_any_order_and_their_ttl_runs_down() {
+async fn reused_addresses_are_shuffled_and_their_ttl_counts_down() {
     let mut served = Served::new("loadbalance", &format!("loadbalance\n{OTHERS}"));
     served.store.apply(link("web", "a.example.", None));
     let from = client("10.0.0.1");
@@ -283,7 +283,7 @@ async fn addresses_are_given_in_any_order_and_their_ttl_runs_down() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_given_again_is_counted_as_what_the_full_handler_says() {
+async fn reused_answers_are_counted_like_fresh_ones() {
     for (name, qtype) in [
         ("web.default.lb.internal.", RecordType::A),
         ("web.default.lb.internal.", RecordType::CNAME),
@@ -315,7 +315,7 @@ async fn what_is_given_again_is_counted_as_what_the_full_handler_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_may_not_ask_gets_nothing_that_was_for_another() {
+async fn answers_are_not_reused_for_denied_clients() {
     let mut served = Served::new("", OTHERS);
     let question = question(7, "b.example.", RecordType::A, None, 0);
     let (friend, stranger) = (client("10.0.0.1"), client("192.0.2.66"));
@@ -348,13 +348,13 @@ async fn each_server_of_a_thread_gives_its_own_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_popular_answer_is_left_to_the_cache_when_it_is_due() {
+async fn popular_answer_due_for_prefetch_is_not_reused() {
     let mut served = Served::new("", &OTHERS.replace("cache 30", "cache 30 {\nprefetch 5 1m 50%\n}"));
     let question = question(7, "b.example.", RecordType::A, None, 0);
     let from = client("10.0.0.1");
     served.ask(&question, from).await;
     served.ask(&question, from).await;
-    // Its TTL is 20.
+    // The TTL is 20 s.
     for second in 0..10 {
         assert!(served.again(&question, from).is_some(), "{second}");
         advance(Duration::from_secs(1)).await;
@@ -367,7 +367,7 @@ async fn a_popular_answer_is_left_to_the_cache_when_it_is_due() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_of_names_takes_no_place_from_what_is_asked_for() {
+async fn flood_of_names_evicts_no_used_answer() {
     let mut served = Served::new("", "");
     served.store.apply(link("web", "192.0.2.1", None));
     let from = client("10.0.0.1");
@@ -385,7 +385,7 @@ async fn a_flood_of_names_takes_no_place_from_what_is_asked_for() {
 }
 
 #[tokio::test]
-async fn what_is_first_asked_for_after_a_flood_is_given_again_too() {
+async fn new_answers_are_cached_after_a_flood() {
     let mut served = Served::new("", "");
     let from = client("10.0.0.1");
     for number in 0..3 * ROOM.sets * WAYS {
@@ -394,7 +394,7 @@ async fn what_is_first_asked_for_after_a_flood_is_given_again_too() {
     }
     let mut lost = 0;
     for number in 0..100 {
-        // From the first of these on, no answer of the flood holds any more.
+        // From the first change of a link on, no answer of the flood is valid any more.
         served.store.apply(link(&format!("web{number}"), "192.0.2.1", None));
         let wanted = question(7, &format!("web{number}.default.lb.internal."), RecordType::A, None, 0);
         for _ in 0..10 {

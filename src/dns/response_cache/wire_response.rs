@@ -1,4 +1,4 @@
-//! An answer in wire form, and what is changed in it when it is given again.
+//! An answer in wire form, and the changes that each reuse makes in it.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -16,29 +16,29 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::{Section, Validity};
 use crate::store::Store;
 
-/// The longest answer that is kept.
+/// The maximum size of a cached answer, in bytes.
 pub const MAX_RESPONSE_BYTES: usize = 4096;
 
-/// An answer that can be given again.
+/// An answer in wire form that may be reused.
 #[derive(Debug)]
 pub struct WireResponse {
     /// The whole message.
     pub bytes: Box<[u8]>,
-    /// What it rests on.
+    /// The conditions and side effects of a reuse.
     pub repeat: Validity,
-    /// The number of the server whose answer it is.
+    /// The number of the server that gave the answer.
     pub server: u64,
-    /// Whether it is the same however the question's name is spelled, but for the question itself. Else it is for the name
-    /// in lower case.
+    /// Whether the answer, except the question section, is independent of the case of the question's name. Otherwise it
+    /// is only valid for the name in lower case.
     pub any_spelling: bool,
     ttls: Box<[TtlGroup]>,
-    /// Where the serial is that is the store's.
+    /// The offset of the SOA serial to replace by the serial of the store.
     serial: Option<(usize, Arc<Store>)>,
-    /// The addresses that may be in any order.
+    /// The addresses to shuffle.
     addresses: Option<AddressOrder>,
 }
 
-/// TTLs that run down together.
+/// TTLs that count down together.
 #[derive(Debug)]
 struct TtlGroup {
     since: Instant,
@@ -47,7 +47,7 @@ struct TtlGroup {
     places: Box<[u16]>,
 }
 
-/// Records of the same size, one behind the other.
+/// Adjacent records of the same size.
 #[derive(Debug)]
 struct AddressOrder {
     range: Range<usize>,
@@ -55,8 +55,8 @@ struct AddressOrder {
 }
 
 impl WireResponse {
-    /// Returns the answer to a question about a name, for another time, if there is to be one; nothing if it isn't one
-    /// that can be changed as it would have to be.
+    /// Returns the answer to a question about `asked` in reusable form; `None` if the plugins forbid the reuse, or if
+    /// the changes for a reuse can't be made in wire form.
     #[must_use]
     pub fn new(
         mut reply: Reply,
@@ -78,7 +78,7 @@ impl WireResponse {
             Section::Additional => &layout.sections[2],
         };
         let countdown = |countdown: crate::dns::message::validity::TtlCountdown| {
-            // What there was no room for needs no change.
+            // Records that didn't fit need no change.
             let records = places(countdown.section).iter().enumerate();
             let of_these = records.filter(|(number, _)| countdown.records.contains(number));
             let places =
@@ -96,10 +96,10 @@ impl WireResponse {
         ttls.retain(|countdown| !countdown.places.is_empty());
         let serial = repeat.serial.take().and_then(|serial| {
             let place = places(serial.section).get(serial.record)?;
-            // RFC 1035 section 3.3.13: five numbers of 32 bits are the end of an SOA record.
+            // RFC 1035 section 3.3.13: an SOA record ends with five 32-bit numbers, of which the serial is the first.
             Some((place.end - 20, serial.store))
         });
-        // Records that were cut off have their turn, too.
+        // A shuffle must also choose from the records that were truncated.
         if repeat.shuffled && layout.sections[0].len() < reply.answers.len() {
             return None;
         }
@@ -108,23 +108,23 @@ impl WireResponse {
         Some(Self { bytes: bytes.into(), repeat, server, any_spelling, ttls: ttls.into(), serial, addresses })
     }
 
-    /// Returns about how many bytes it takes in memory.
+    /// Returns the approximate size in memory, in bytes.
     #[must_use]
     pub fn weight(&self) -> usize {
-        /// A name and what is around it.
+        /// The approximate size of a client scope, in bytes: a name and its allocations.
         const CLIENTS: usize = 200;
         let Validity { links, kept, clients, .. } = &self.repeat;
         size_of::<Self>() + self.bytes.len() + CLIENTS * clients.len() + 32 * (links.len() + kept.len())
     }
 
-    /// Returns whether it is for that client.
+    /// Returns whether the answer is for this client.
     #[must_use]
     pub fn is_for(&self, client: IpAddr) -> bool {
         self.repeat.clients.iter().all(|clients| (clients.0)(client))
     }
 
-    /// Writes the answer to a question whose name has so many bytes on the wire. Returns its length; nothing if there
-    /// is no room for it.
+    /// Writes the answer to a question whose name has `name_length` bytes on the wire. Returns its length in bytes;
+    /// `None` if `out` is too small.
     pub fn write(
         &self,
         question: &[u8],
@@ -157,10 +157,11 @@ impl WireResponse {
     }
 }
 
-/// Returns whether other bytes would be written for a name that is spelled otherwise: other names may be compressed
-/// against it, which goes by their spelling. An owner that is spelled as it was asked always is.
+/// Returns whether the encoding depends on the case of the question's name: names in the answer may be compressed
+/// against it, and compression is case-sensitive. An owner with exactly the spelling of the question is always
+/// compressed.
 fn depends_on_spelling(reply: &Reply, asked: &Name) -> bool {
-    // Names without a label in common have nothing to point at.
+    // Names without a common last label can't be compressed against each other.
     let last = asked.iter().next_back();
     let may_point = |name: &Name| {
         name.iter().next_back().zip(last).is_some_and(|(label, last)| label.eq_ignore_ascii_case(last))
@@ -177,10 +178,11 @@ fn depends_on_spelling(reply: &Reply, asked: &Name) -> bool {
 }
 
 impl AddressOrder {
-    /// Returns where the addresses are, all at the end of the answer section; nothing if they aren't of one size.
+    /// Returns the position of the addresses, which all are at the end of the answer section; `None` if they differ in
+    /// size.
     fn of(bytes: &[u8], answers: &[RecordOffset]) -> Option<Self> {
         let is_address = |place: &&RecordOffset| {
-            // The type is two bytes before the class, which is before the TTL.
+            // The type precedes the class, which precedes the TTL; each has two bytes.
             let qtype = bytes.get(place.ttl - 4..place.ttl - 2);
             [RecordType::A, RecordType::AAAA]
                 .iter()
@@ -190,7 +192,7 @@ impl AddressOrder {
         let addresses = &answers[first..];
         let (start, end) = (addresses.first()?.start, addresses.last()?.end);
         let size = addresses.first()?.end - start;
-        // Each has a pointer to the one name: wherever the record is, that is before it.
+        // All owners are the same compression pointer, which stays valid when records change places.
         let owner = |place: &RecordOffset| bytes.get(place.start..place.start + 2);
         let is_pointer = owner(addresses.first()?)?[0] & 0xc0 == 0xc0;
         let same =
@@ -200,7 +202,7 @@ impl AddressOrder {
     }
 
     fn shuffle(&self, records: &mut [u8], random: &mut impl Rng) {
-        // Fisher and Yates.
+        // Fisher-Yates shuffle.
         for last in (1..records.len() / self.size).rev() {
             let other = random.random_range(0..=last);
             if other < last {

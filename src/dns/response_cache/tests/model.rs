@@ -1,7 +1,7 @@
-//! Random stores, random changes, and for each question the kept answer beside that of the full handler, which keeps
+//! Applies random changes to random stores, and compares cached answers with those of the full handler, which caches
 //! none: SRV, ANY, PTR, wildcards, empty non-terminals, and hostnames that are names of other links.
 //!
-//! The seeds are always the same; `LB_LINKER_MODEL_SEED=7 cargo test --lib packets::tests::model` runs another one.
+//! The seeds are fixed; `LB_LINKER_MODEL_SEED=7 cargo test --lib response_cache::tests::model` runs another one.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,12 +18,12 @@ use crate::store::{PersistedTarget, TargetOwner};
 const SEEDS: std::ops::Range<u64> = 0..60;
 const STEPS: usize = 150;
 
-/// The zones in which links have names. The first also has reverse zones.
+/// The zones of links. The first zone also has reverse zones.
 const ZONES: [&str; 2] = ["lb.internal.", "zone.example."];
 const NAMESPACES: [&str; 3] = ["tenant", "other", "dns"];
 const SERVICES: [&str; 3] = ["a", "b", "a-tenant"];
 
-/// Names that links ask for: two links may ask for the same one.
+/// Names that links request; two links may request the same name.
 const WISHES: [&str; 8] = [
     "x.tenant.lb.internal",
     "*.w.tenant.lb.internal",
@@ -35,7 +35,7 @@ const WISHES: [&str; 8] = [
     "b.tenant.lb.internal",
 ];
 
-/// Names without an annotation that asks for them, beside the names of links.
+/// Names that no annotation requests, in addition to the names of links.
 const OTHER_NAMES: [&str; 18] = [
     "lb.internal.",
     "tenant.lb.internal.",
@@ -71,7 +71,7 @@ const TYPES: [RecordType; 9] = [
     RecordType::SOA,
 ];
 
-/// What is behind targets. Some of it leads back into our zones.
+/// Upstream data. Some of the names lead back into the zones of links.
 const OTHERS: &str = "
     acl {
         block net 192.0.2.66
@@ -114,7 +114,7 @@ fn corefile() -> String {
 struct World<'a> {
     random: &'a mut StdRng,
     served: Served,
-    /// The names of all links, with and without services below them.
+    /// The names of all links, with and without labels of services below them.
     names: Vec<String>,
 }
 
@@ -139,7 +139,7 @@ impl World<'_> {
         ServiceKey::new(namespace, service)
     }
 
-    /// A name, mostly of a link: a host's name or a service's.
+    /// Returns a name, usually that of a link: a host name or a service name.
     fn name(&mut self) -> String {
         match self.random.random_range(0..10) {
             0..3 => self.names.choose(self.random).cloned().unwrap(),
@@ -149,7 +149,7 @@ impl World<'_> {
         }
     }
 
-    /// One of the names that each link has.
+    /// Returns one of the default names of a link.
     fn host(&mut self) -> String {
         let (key, zone) = (self.key(), self.pick(&ZONES));
         let between = self.pick(&[".", ".", "-"]);
@@ -201,7 +201,7 @@ impl World<'_> {
         }
     }
 
-    /// Changes something; says what.
+    /// Applies a random change, and returns its description.
     fn change(&mut self) -> String {
         let store = Arc::clone(&self.served.store);
         match self.random.random_range(0..16) {
@@ -211,7 +211,7 @@ impl World<'_> {
                 store.apply(observed);
                 told
             }
-            // Only one thing of what is there.
+            // Changes only one property of an existing link.
             8 | 9 => {
                 let key = self.key();
                 let (other, ingress) = (self.observed(), self.ingress());
@@ -291,7 +291,7 @@ fn addresses(texts: &[String]) -> Vec<IpAddr> {
     texts.iter().map(|ip| ip.parse().unwrap()).collect()
 }
 
-/// What kinds of answer one is, by which it is counted.
+/// Returns the kinds of an answer, for the statistics.
 fn kinds(name: &str, answer: &[u8]) -> Vec<&'static str> {
     let message = Message::from_vec(answer).unwrap();
     let number = |qtype| message.answers.iter().filter(|record| record.record_type() == qtype).count();
@@ -347,7 +347,7 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
             advance(Duration::from_millis(world.random.random_range(0..9000))).await;
         }
         for _ in 0..world.random.random_range(1..8) {
-            // Mostly a question of before: what has changed since must show.
+            // Usually repeats an earlier question: its answer must reflect the changes since then.
             let before = if world.chance(0.8) { asked.choose(world.random).cloned() } else { None };
             let (name, qtype, from) = before.unwrap_or_else(|| {
                 let qtype = TYPES.choose(world.random).copied().unwrap();
@@ -373,7 +373,8 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
     }
 }
 
-/// What is kept of the answer to a question is asked for before and after a change; the first must have been kept.
+/// Compares the cached answer to a question with a fresh one, before and after a change; the first answer must have
+/// been cached.
 async fn follows(
     served: &mut Served,
     question: (&str, RecordType),
@@ -426,7 +427,7 @@ async fn absence_of_a_service_ends_when_its_port_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kept_answer_is_a_fresh_one_whatever_changes() {
+async fn reused_answer_equals_a_fresh_one_after_any_change() {
     let mut given = BTreeMap::new();
     if let Some(seed) = std::env::var("LB_LINKER_MODEL_SEED").ok().and_then(|seed| seed.parse().ok()) {
         return run(seed, &mut given).await;
