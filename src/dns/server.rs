@@ -1,4 +1,4 @@
-//! Builds server blocks from a Corefile, and keeps them running.
+//! Builds server blocks from a Corefile, and serves them.
 
 pub mod config;
 pub(crate) mod corefile_source;

@@ -1,4 +1,4 @@
-//! From a Corefile to what is to be served: blocks, and the listeners that they are behind.
+//! Converts a Corefile to a configuration: blocks, and the listeners that serve them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,27 +19,27 @@ use crate::dns::plugins::build;
 use crate::dns::plugins::setup::{BlockBuilder, ServerContext};
 use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
 
-/// What a Corefile asks for.
+/// The configuration that a Corefile describes.
 #[derive(Debug)]
 pub struct Configuration {
     /// The blocks, in order.
     pub blocks: Vec<BuiltBlock>,
-    /// The listeners, in the order in which they are first named.
+    /// The listeners, in the order of their first mention.
     pub listeners: Vec<Listener>,
 }
 
-/// A block, ready to be served.
+/// A block that is ready to be served.
 #[derive(Debug)]
 pub struct BuiltBlock {
-    /// Its plugins.
     pub block: Arc<ServerBlock>,
-    /// What makes it the same as another: its lines, zones, and the files that it was built of.
+    /// The fingerprint by which a reload recognizes an unchanged block: its directives, zones, and the files that its
+    /// plugins have read.
     pub identity: BlockFingerprint,
-    /// Everything else that it asks for; its plugins are in `block`.
+    /// The other settings of the block; its plugins are already in `block`.
     pub builder: BlockBuilder,
 }
 
-/// What makes two blocks the same.
+/// The fingerprint of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockFingerprint {
     zones: Vec<Name>,
@@ -47,27 +47,26 @@ pub struct BlockFingerprint {
     read: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// Where something is listened for.
+/// A listener of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Address and port.
+    /// The transport and the address.
     pub at: ListenAt,
-    /// The zones that are served there, and the numbers of their blocks.
+    /// The zones of the listener, and the indices of their blocks.
     pub zones: Vec<(Name, usize)>,
-    /// Where the Corefile first names it.
+    /// The position of the first mention in the Corefile.
     pub place: Position,
 }
 
-/// What a listener listens on.
+/// The transport and the address of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenAt {
-    /// By which transport.
     pub scheme: Scheme,
-    /// Address and port; `[::]` for all addresses of both families.
+    /// Address and port; `[::]` means all addresses of both families.
     pub address: SocketAddr,
 }
 
-/// As CoreDNS writes it in its metrics, where the address is left out if it is all of them.
+/// Formats the address as in CoreDNS's metrics, which omit an unspecified address.
 impl fmt::Display for ListenAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scheme, address } = self;
@@ -79,10 +78,10 @@ impl fmt::Display for ListenAt {
     }
 }
 
-/// Reads a Corefile and all it names, and builds its blocks. Nothing is started.
+/// Parses a Corefile with its imports, and builds its blocks. Starts nothing.
 ///
 /// # Errors
-/// At the first place that isn't right.
+/// At the first invalid position.
 pub fn configure(
     file: &Path,
     text: &str,
@@ -92,10 +91,10 @@ pub fn configure(
     build_blocks(file, &parse(file, text, sources)?, context)
 }
 
-/// Builds the blocks of a Corefile that has been read. Nothing is started.
+/// Builds the blocks of a parsed Corefile. Starts nothing.
 ///
 /// # Errors
-/// At the first place that isn't right.
+/// At the first invalid position.
 pub fn build_blocks(
     file: &Path,
     parsed: &[corefile::BlockSource],
@@ -144,11 +143,11 @@ pub fn build_blocks(
     Ok(Configuration { blocks, listeners })
 }
 
-/// Returns whether what is sent to `upstream` arrives at `listen`.
+/// Returns whether packets for `upstream` arrive at `listen`.
 #[must_use]
 pub fn is_own_listener(listen: SocketAddr, upstream: SocketAddr) -> bool {
     let loopback = |ip: IpAddr| match ip.to_canonical() {
-        // What is sent to no address in particular goes to this machine.
+        // The kernel sends packets for the unspecified address to the local host.
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
         ip => ip,
@@ -158,7 +157,7 @@ pub fn is_own_listener(listen: SocketAddr, upstream: SocketAddr) -> bool {
     listen.port() == upstream.port() && (ours == theirs || of_all && is_own(theirs))
 }
 
-/// Checks that no block has itself as an upstream. Another block may well be one.
+/// Checks that no block has its own listener as an upstream. The listener of another block is allowed.
 fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), CorefileError> {
     for (number, built) in blocks.iter().enumerate() {
         let behind = || listeners.iter().filter(|it| it.zones.iter().any(|(_, block)| *block == number));
@@ -183,7 +182,7 @@ fn listen(
     block: usize,
     place: &Position,
 ) -> Result<(), CorefileError> {
-    // Port 0 is another one each time.
+    // Port 0 is a different port for each listener.
     let same_port = |other: &&Listener| {
         let port = other.at.address.port();
         port == at.address.port() && (port != 0 || other.at == at)
@@ -210,11 +209,11 @@ fn listen(
     Ok(())
 }
 
-/// Returns what answers behind the first listener of a Corefile, for callers with sockets of their own. Tasks of the
-/// blocks aren't started.
+/// Returns the handler of a Corefile's first listener, for callers that have their own sockets. Doesn't start the tasks
+/// of the blocks.
 ///
 /// # Errors
-/// At the first place that isn't right.
+/// At the first invalid position.
 pub fn first_handler(text: &str, context: &ServerContext) -> Result<Arc<Handler>, CorefileError> {
     let path = Path::new("Corefile");
     let configuration = configure(path, text, &FileSources::SYSTEM, context)?;
@@ -224,8 +223,8 @@ pub fn first_handler(text: &str, context: &ServerContext) -> Result<Arc<Handler>
 }
 
 impl Configuration {
-    /// Returns on which terms a listener serves connections: as the first of its blocks says about TLS, and the last one
-    /// about limits.
+    /// Returns the connection settings of a listener: TLS from the first of its blocks that has TLS, limits from the
+    /// last block that sets them.
     #[must_use]
     pub fn terms(&self, listener: &Listener) -> ConnectionConfig {
         let drafts = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
@@ -240,7 +239,7 @@ impl Configuration {
         }
     }
 
-    /// Returns what takes the messages of a listener that is bound there.
+    /// Returns the handler of a listener that is bound to `bound`.
     #[must_use]
     pub fn handler(
         &self,
@@ -257,7 +256,7 @@ impl Configuration {
         }
     }
 
-    /// Returns what answers behind a listener, by the address that it is bound to.
+    /// Returns the server of a listener that is bound to `bound`.
     #[must_use]
     pub fn server(&self, listener: &Listener, bound: ListenAt, report: Arc<ServerMetrics>) -> Server {
         let blocks: Vec<(Name, Arc<ServerBlock>)> = listener
@@ -271,7 +270,7 @@ impl Configuration {
 }
 
 impl BlockFingerprint {
-    /// Returns the files that it was built of, and what was in them.
+    /// Returns the files that the plugins of the block have read, and their contents.
     #[must_use]
     pub fn files(&self) -> &[(PathBuf, Vec<u8>)] {
         &self.read
@@ -284,7 +283,7 @@ impl BlockFingerprint {
     }
 }
 
-/// Returns blocks as a Corefile has them, with everything imported and all variables replaced.
+/// Returns blocks as the text of a Corefile, with imports and variables expanded.
 #[must_use]
 pub fn text_of(blocks: &[corefile::BlockSource]) -> String {
     let mut text = String::new();
@@ -298,7 +297,7 @@ pub fn text_of(blocks: &[corefile::BlockSource]) -> String {
     text
 }
 
-/// Writes lines as a Corefile has them: quoted where they have to be, each on its own line.
+/// Writes directives in the syntax of a Corefile, one per line, with quotes where necessary.
 fn write_lines(text: &mut String, lines: &[Directive], depth: usize) {
     for line in lines {
         text.push_str(&"    ".repeat(depth));
@@ -314,7 +313,7 @@ fn write_lines(text: &mut String, lines: &[Directive], depth: usize) {
     }
 }
 
-/// Returns a word as a Corefile has it: in quotes where it has to be.
+/// Returns a token in the syntax of a Corefile, with quotes if necessary.
 #[must_use]
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| !c.is_whitespace() && !"\"#{}".contains(c);

@@ -1,4 +1,4 @@
-//! Where the Corefile comes from, and what it says now.
+//! Reads the Corefile from a file or from the flags.
 
 use std::path::PathBuf;
 
@@ -7,25 +7,26 @@ use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::config::{Configuration, build_blocks, text_of};
 
-/// What the built-in Corefile is called in errors.
+/// The name of the built-in Corefile in errors.
 const BUILT_IN: &str = "(built-in Corefile)";
 
-/// Where the Corefile comes from.
+/// The source of the Corefile.
 #[derive(Clone, Debug)]
 pub(crate) enum CorefileSource {
-    /// A file, read again at each reload.
+    /// A file, which is read again at each reload.
     File(PathBuf),
-    /// The flags.
+    /// The built-in Corefile, made from the flags.
     BuiltIn(String),
 }
 
-/// A Corefile as it was read, with everything imported.
+/// A Corefile with all imports, as it was read.
 pub(crate) struct LoadedCorefile {
     path: PathBuf,
     blocks: Vec<BlockSource>,
 }
 
-/// Returns a place as the beginning of a sentence; empty for the built-in Corefile, whose lines the user doesn't see.
+/// Returns a position as the beginning of an error message; empty for the built-in Corefile, whose lines the user
+/// doesn't see.
 pub(crate) fn at(place: &Position) -> String {
     if place.file.as_os_str() == BUILT_IN {
         return String::new();
@@ -34,12 +35,12 @@ pub(crate) fn at(place: &Position) -> String {
 }
 
 impl CorefileSource {
-    /// Returns this file, or the text of the built-in Corefile where there is none.
+    /// Returns the file as the source, or the text of the built-in Corefile if there is no file.
     pub(crate) fn new(path: Option<PathBuf>, built_in: impl FnOnce() -> String) -> Self {
         path.map_or_else(|| Self::BuiltIn(built_in()), Self::File)
     }
 
-    /// Reads it, and what it imports.
+    /// Reads the Corefile and its imports.
     pub(crate) fn read(&self) -> Result<LoadedCorefile, CorefileError> {
         match self {
             Self::BuiltIn(text) => LoadedCorefile::parse(BUILT_IN.into(), text),
@@ -60,17 +61,17 @@ impl LoadedCorefile {
         Ok(Self { path, blocks })
     }
 
-    /// Returns what it says, without comments and with all variables replaced.
+    /// Returns the text of the Corefile without comments, with variables expanded.
     pub(crate) fn text(&self) -> String {
         text_of(&self.blocks)
     }
 
-    /// Returns the zones with links' names.
+    /// Returns the zones of links.
     pub(crate) fn link_zones(&self) -> Result<Vec<LinkZone>, CorefileError> {
         link_zones(&self.blocks)
     }
 
-    /// Builds everything it asks for.
+    /// Builds the configuration.
     pub(crate) fn configure(&self, context: &ServerContext) -> Result<Configuration, CorefileError> {
         build_blocks(&self.path, &self.blocks, context)
     }

@@ -1,46 +1,40 @@
-//! Why DNS isn't served.
+//! Errors of the DNS server.
 
 use std::io;
 use std::net::SocketAddr;
 
 use crate::dns::corefile::CorefileError;
 
-/// Why DNS isn't served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The Corefile can't be used.
     #[error(transparent)]
     Corefile(#[from] CorefileError),
-    /// A socket can't be opened.
     #[error("{place}can't listen on {address} by {transport}: {source}{}", hint(source))]
     Listen {
-        /// Where the Corefile says so.
+        /// The position in the Corefile that names the address.
         place: String,
-        /// The address.
         address: SocketAddr,
         /// `UDP` or `TCP`.
         transport: &'static str,
-        /// Why.
         source: io::Error,
     },
-    /// A signal can't be waited for.
+    /// The handler of a signal can't be installed.
     #[error("signals can't be waited for: {0}")]
     Signal(io::Error),
-    /// A metric is registered twice: a defect of lb-linker.
+    /// A metric is registered twice: a bug in lb-linker.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// A DNS listener has ended.
+    /// A DNS listener has stopped by itself.
     #[error("the DNS listener on {address} is dead: {why}")]
     Dead {
-        /// Its address.
+        /// The address of the listener.
         address: SocketAddr,
-        /// Why.
         why: String,
     },
 }
 
 impl ServerError {
-    /// Returns whether the Corefile is at fault, rather than what happened later.
+    /// Returns whether the Corefile is the cause, rather than a failure at runtime.
     #[must_use]
     pub fn is_input(&self) -> bool {
         matches!(self, Self::Corefile(_) | Self::Listen { .. })

@@ -1,4 +1,4 @@
-//! `/metrics`, `/health` and `/ready`, where the configuration wants them.
+//! The HTTP listeners for `/metrics`, `/health` and `/ready`.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -26,11 +26,11 @@ use crate::dns::server::invalidation::Servers;
 use crate::dns::server::probes;
 use crate::metrics::{MetricGroup, Metrics};
 
-/// How often `/health` is asked by ourselves, and how long it may take; as with CoreDNS.
+/// The interval and the timeout of the self-check of `/health`, as in CoreDNS.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What is served by HTTP.
+/// The HTTP listeners.
 pub(crate) struct Http {
     metrics: Arc<Metrics>,
     servers: watch::Receiver<Servers>,
@@ -39,16 +39,16 @@ pub(crate) struct Http {
     tasks: JoinSet<()>,
 }
 
-/// One address at work. It ends when this is dropped.
+/// A listener on one address. Dropping it stops the listener.
 struct HttpListener {
     place: HttpAddress,
-    /// What is served there now.
+    /// The paths that are currently served.
     paths: watch::Sender<Vec<&'static str>>,
     holders: PortReservation,
     _guard: DropGuard,
 }
 
-/// A port that is listened on. Port 0 is another one for each path.
+/// The address of a listener. Each path with port 0 has a listener of its own.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HttpAddress {
     address: SocketAddr,
@@ -62,7 +62,7 @@ impl HttpAddress {
     }
 }
 
-/// How fast `/health` has answered us.
+/// The metrics of the self-check of `/health`.
 struct HealthMetrics {
     duration: Histogram,
     failures: IntCounter,
@@ -82,7 +82,7 @@ impl MetricGroup for HealthMetrics {
     }
 }
 
-/// A port that was opened.
+/// A port that was opened but isn't served yet.
 pub(crate) struct OpenedPort {
     place: HttpAddress,
     bound: SocketAddr,
@@ -97,7 +97,7 @@ fn path(kind: HttpKind) -> &'static str {
     }
 }
 
-/// Returns what is wanted at a port, in order, each once.
+/// Returns the distinct paths that are configured for an address, sorted.
 fn paths(endpoints: &[HttpEndpoint], place: HttpAddress) -> Vec<&'static str> {
     let mut paths: Vec<_> =
         endpoints.iter().filter(|it| HttpAddress::of(it) == place).map(|it| path(it.kind)).collect();
@@ -120,7 +120,7 @@ impl Http {
         })
     }
 
-    /// Opens the ports that aren't open yet.
+    /// Opens the configured ports that aren't open yet.
     pub(crate) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<OpenedPort>, ServerError> {
         let mut opened: Vec<OpenedPort> = Vec::new();
         for endpoint in endpoints {
@@ -145,7 +145,7 @@ impl Http {
         Ok(opened)
     }
 
-    /// Serves what was opened, and ends what isn't wanted any more.
+    /// Serves the opened ports, and stops listeners that are no longer configured.
     pub(crate) fn serve(&mut self, opened: Vec<OpenedPort>, endpoints: &[HttpEndpoint]) {
         self.live.retain(|live| {
             let paths = paths(endpoints, live.place);
@@ -159,7 +159,7 @@ impl Http {
             info!("{names} on {bound}");
             let stop = CancellationToken::new();
             let holders = PortReservation::of(bound.port(), listener.as_fd());
-            // No other program comes in.
+            // Clears SO_REUSEPORT so that no other process can bind the port.
             holders.share(bound.port(), false);
             let serving = probes::serve(listener, self.router(served.clone()), stop.clone());
             self.tasks.spawn(async move {
@@ -175,7 +175,7 @@ impl Http {
         }
     }
 
-    /// Serves those paths that are wanted just then.
+    /// Returns a router that answers only the paths that are currently configured.
     fn router(&self, served: watch::Receiver<Vec<&'static str>>) -> Router {
         let only_served = move |request: Request, next: Next| {
             let found = served.borrow().contains(&request.uri().path());
@@ -193,7 +193,7 @@ impl Http {
     }
 }
 
-/// Asks `/health` again and again: that it takes long is a sign of too much load.
+/// Requests `/health` periodically: a slow reply is a sign of overload.
 async fn check(address: SocketAddr, served: watch::Receiver<Vec<&'static str>>, checks: Arc<HealthMetrics>) {
     let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! What a configuration asks for, served; and the next one put in its place between two questions.
+//! Serves a configuration, and replaces it by the next one without losing queries.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
 use crate::dns::transport::tcp::{self, ConnectionConfig};
 use crate::dns::transport::udp;
 
-/// What is served.
+/// The running listeners and blocks of a configuration.
 pub(crate) struct Instance {
     context: ServerContext,
     report: Arc<ServerMetrics>,
@@ -35,21 +35,21 @@ pub(crate) struct Instance {
     http: Http,
     servers: watch::Sender<Servers>,
     set_debug: SetDebug,
-    /// The listeners' tasks; one that ends without being told to is dead.
+    /// The tasks of the listeners; a task that ends by itself means a dead listener.
     serving: JoinSet<(u64, String)>,
     /// The number of the next listener.
     next: u64,
-    /// Listeners that aren't wanted any more and have their last answers to give, and their ports.
+    /// The number and the port of each removed listener that still has replies to send.
     draining: Vec<(u64, u16)>,
-    /// What blocks have running.
+    /// The tasks of the blocks.
     tasks: JoinSet<()>,
-    /// How often the Corefile is read again.
+    /// The settings of the plugin `reload`.
     pub(crate) reload: Option<Reload>,
-    /// How long it goes on after it was told to stop.
+    /// The `lameduck` duration: how long lb-linker serves after it was told to stop.
     pub(crate) lameduck: Duration,
 }
 
-/// What has come of a configuration.
+/// The changes that a configuration made.
 pub(crate) struct ReloadSummary {
     blocks: usize,
     new: usize,
@@ -63,9 +63,9 @@ impl fmt::Display for ReloadSummary {
     }
 }
 
-/// A listener at work. It ends when this is dropped.
+/// A running listener. Dropping it stops the listener.
 struct BoundListener {
-    /// Another one later may have the same address.
+    /// Identifies the listener, because a later one may have the same address.
     number: u64,
     at: ListenAt,
     bound: ListenAt,
@@ -75,7 +75,7 @@ struct BoundListener {
     _guard: DropGuard,
 }
 
-/// A block that is served. What it has running ends when this is dropped.
+/// A block that is served. Dropping it stops its tasks.
 struct RunningBlock {
     identity: BlockFingerprint,
     block: Arc<ServerBlock>,
@@ -83,7 +83,7 @@ struct RunningBlock {
 }
 
 impl Instance {
-    /// Returns one that serves nothing yet.
+    /// Returns an instance without listeners.
     pub(crate) fn new(context: ServerContext, set_debug: SetDebug) -> Result<Self, ServerError> {
         let report = context.metrics.family::<ServerMetrics>()?;
         let (servers, _) = watch::channel(Servers::from([]));
@@ -105,24 +105,24 @@ impl Instance {
         })
     }
 
-    /// Returns the files that the blocks were built of, and what was in them.
+    /// Returns the files that the plugins of the blocks have read, and their contents.
     pub(crate) fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
         self.blocks.iter().flat_map(|live| live.identity.files()).cloned().collect()
     }
 
-    /// Returns what answers now, and later.
+    /// Returns the current and future servers.
     pub(crate) fn servers(&self) -> watch::Receiver<Servers> {
         self.servers.subscribe()
     }
 
-    /// Puts a configuration in force. What it has in common with the one before goes on untouched.
+    /// Applies a configuration. Listeners and blocks that it shares with the previous configuration keep running.
     ///
     /// # Errors
-    /// If a port can't be had; then everything is as before.
+    /// If a port can't be opened; the previous configuration then stays in force.
     pub(crate) fn apply(&mut self, mut configuration: Configuration) -> Result<ReloadSummary, ServerError> {
         let endpoints: Vec<HttpEndpoint> =
             configuration.blocks.iter().flat_map(|built| built.builder.endpoints.clone()).collect();
-        // Everything that can fail comes first.
+        // The steps that can fail come first.
         let fresh: Vec<(usize, ListenerSocket)> = self.open(&configuration.listeners)?;
         let http = self.http.open(&endpoints)?;
 
@@ -131,7 +131,7 @@ impl Instance {
         for built in &mut configuration.blocks {
             let same = old.iter().position(|live| live.identity == built.identity);
             let live = match same {
-                // In order: of several that say the same, each stays at its port.
+                // In order, so that each of several equal blocks keeps its port.
                 Some(at) => old.remove(at),
                 None => {
                     let stop = CancellationToken::new();
@@ -150,7 +150,7 @@ impl Instance {
         for warning in configuration.blocks.iter().flat_map(|built| &built.builder.warnings) {
             warn!("{warning}");
         }
-        // What has ended by itself takes no room until the end.
+        // Frees the tasks that have already ended.
         while self.tasks.try_join_next().is_some() {}
         let applied = ReloadSummary { blocks: self.blocks.len(), new: starting.len(), gone: old.len() };
         self.listen(&configuration, fresh);
@@ -171,7 +171,7 @@ impl Instance {
         Ok(applied)
     }
 
-    /// Opens the sockets of the listeners that aren't there yet.
+    /// Opens the sockets of the listeners that don't exist yet.
     fn open(&self, wanted: &[Listener]) -> Result<Vec<(usize, ListenerSocket)>, ServerError> {
         let mut fresh = Vec::new();
         for (number, listener) in wanted.iter().enumerate() {
@@ -183,8 +183,8 @@ impl Instance {
         Ok(fresh)
     }
 
-    /// Opens the sockets of a listener. At its port there may be another one still that isn't wanted any more: by
-    /// another address, or by TLS.
+    /// Opens the sockets of a listener. A listener that is about to be removed may still use the port, with another
+    /// address or with TLS.
     fn open_beside(&self, wanted: &[Listener], listener: &Listener) -> Result<ListenerSocket, ServerError> {
         let port = listener.at.address.port();
         let is_leaving = |live: &&BoundListener| !wanted.iter().any(|listener| listener.at == live.at);
@@ -198,7 +198,7 @@ impl Instance {
         })
     }
 
-    /// Has each listener answer from its blocks; starts new listeners, and ends listeners that the configuration lacks.
+    /// Updates the server of each listener, starts new listeners, and stops listeners that are no longer configured.
     fn listen(&mut self, configuration: &Configuration, fresh: Vec<(usize, ListenerSocket)>) {
         self.listeners.retain(|live| {
             let wanted = configuration.listeners.iter().find(|listener| listener.at == live.at);
@@ -213,7 +213,7 @@ impl Instance {
                     let port = live.bound.address.port();
                     live.holders.share(port, true);
                     self.draining.push((live.number, port));
-                    // Queries that still come there while it drains are answered as by the next listener.
+                    // Queries that still arrive at the draining listener are answered like those of its successor.
                     let next = fresh.iter().find(|(_, socket)| socket.bound.address.port() == port);
                     if let Some((number, socket)) = next {
                         let listener = &configuration.listeners[*number];
@@ -232,7 +232,7 @@ impl Instance {
             self.next += 1;
             let terms = Arc::new(ArcSwap::from_pointee(configuration.terms(listener)));
             let holders = socket.holders();
-            // No other program comes in.
+            // Clears SO_REUSEPORT so that no other process can bind the port.
             holders.share(bound.address.port(), false);
             self.start(socket, &terms, &handler, &stop);
             self.listeners.push(BoundListener {
@@ -272,11 +272,11 @@ impl Instance {
         self.serving.spawn(async move { (number, ended(tokio::spawn(serving).await)) });
     }
 
-    /// Returns a server that a block is behind.
+    /// Returns a server that has the block.
     fn server_of(&self, block: &Arc<ServerBlock>) -> Arc<Server> {
         let servers = self.servers.borrow();
         let behind = |server: &&Arc<Server>| server.blocks().any(|(_, other)| Arc::ptr_eq(other, block));
-        // Every block is behind one.
+        // Every block belongs to a server; the fallbacks are never used.
         servers
             .iter()
             .find(behind)
@@ -284,8 +284,8 @@ impl Instance {
             .map_or_else(|| Arc::new(Server::new(String::new(), &[], Arc::clone(&self.report))), Arc::clone)
     }
 
-    /// Returns `server`, `zone` and `name` of every plugin that takes part in answering, as CoreDNS does: where
-    /// *prometheus* is, and for the first zone of a block.
+    /// Returns `(server, zone, name)` for every enabled plugin, like CoreDNS only for blocks with *prometheus*, and for
+    /// the first zone of a block.
     fn enabled(&self) -> Vec<(String, String, &'static str)> {
         let mut all = Vec::new();
         for live in &self.listeners {
@@ -299,12 +299,12 @@ impl Instance {
         all
     }
 
-    /// Has all plugins start afresh what they have given up on: those of blocks that are as before, too.
+    /// Restarts all plugins, including those of unchanged blocks.
     pub(crate) fn restart(&self) {
         self.blocks.iter().flat_map(|live| &live.block.plugins).for_each(|plugin| plugin.restart());
     }
 
-    /// Waits until a listener has ended without being told to; says which, and why.
+    /// Waits until a listener dies by itself; returns its address and the reason.
     pub(crate) async fn dead(&mut self) -> (SocketAddr, String) {
         loop {
             match self.serving.join_next().await {
@@ -323,7 +323,7 @@ impl Instance {
         }
     }
 
-    /// Ends everything, after the answers that are under way.
+    /// Stops everything, after pending replies are sent.
     pub(crate) async fn end(mut self) {
         self.listeners.clear();
         while self.serving.join_next().await.is_some() {}
@@ -348,7 +348,7 @@ fn ended(how: Result<io::Result<()>, JoinError>) -> String {
     }
 }
 
-/// Switches the log of DNS to `debug`, or back: the plugin of that name asks for it.
+/// Sets the log level of DNS to `debug`, or resets it; the plugin `debug` determines which.
 pub type SetDebug = Box<dyn Fn(bool) + Send + Sync>;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a change of a target does to what is known of the names behind it.
+//! Invalidates cached data about a target's name when the target of a link changes, and prefetches the new one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,17 +18,16 @@ use crate::dns::plugins::lb_linker::LbLinker;
 use crate::model::link::{IpFamily, LinkChange, Target};
 use crate::store::Store;
 
-/// The new target of a link is looked up ahead if the link was queried within this time.
+/// The new target of a link is prefetched if the link was queried within this time.
 const RECENT_WINDOW: Duration = Duration::from_secs(60);
-/// Look-ups ahead that may be under way at once. Further targets are looked up when a client asks.
+/// The maximum number of concurrent prefetches. Further targets are looked up when a client asks.
 const MAX_LOOKUPS: usize = 64;
 
-/// What answers now, one for each listener.
+/// The current servers, one for each listener.
 pub type Servers = Arc<[Arc<Server>]>;
 
-/// Follows the changes of the store until `stop`. What was cached about the old and the new name is
-/// forgotten: a cloud's new name is often looked up before it exists. Look-ups are made in the runtime
-/// `dns`.
+/// Processes the changes of the store until `stop`. Cached data about the old and the new name is discarded: the new
+/// name of a cloud's load balancer is often looked up before it exists. Prefetches run on the runtime `dns`.
 pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Handle, stop: CancellationToken) {
     let mut changes = store.subscribe();
     let places = Arc::new(Semaphore::new(MAX_LOOKUPS));
@@ -60,10 +59,10 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
     }
 }
 
-/// A look-up that clients will need, and the plugin that makes it.
+/// A prefetch, and the server and plugin that perform it.
 type LookAhead = (Arc<Server>, Arc<LbLinker>, Query);
 
-/// Forgets what a change makes doubtful; returns the questions that clients will have.
+/// Discards cached data that a change makes doubtful; returns the questions to prefetch.
 fn heed(change: &LinkChange, servers: &[Arc<Server>]) -> Vec<LookAhead> {
     let Some((from, to)) = change.target_change() else { return Vec::new() };
     for name in [from, to].into_iter().filter_map(hostname) {

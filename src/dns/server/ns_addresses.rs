@@ -1,4 +1,4 @@
-//! The addresses that this server is reached at: those of `ns.dns.<zone>`.
+//! The addresses of this server, which the records of `ns.dns.<zone>` contain.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -6,10 +6,10 @@ use tracing::warn;
 
 use crate::dns::net::interfaces::interfaces;
 
-/// The variables that hold the Pod's addresses, separated by commas (`status.podIPs`), or one of them.
+/// The variables with the Pod's addresses: all of them, separated by commas (`status.podIPs`), or one.
 const POD_IPS: [&str; 2] = ["POD_IPS", "POD_IP"];
 
-/// Returns the addresses of a server that listens on these, in order; on none means on all.
+/// Returns the addresses of a server that is bound to these addresses, sorted; an empty list means all addresses.
 pub(crate) fn of_this_server(bound: &[IpAddr]) -> Vec<IpAddr> {
     let mut bound: Vec<IpAddr> = bound.iter().map(IpAddr::to_canonical).collect();
     if bound.is_empty() {
@@ -25,8 +25,8 @@ fn parse(text: &str) -> Vec<IpAddr> {
     text.split(',').filter(|text| !text.trim().is_empty()).filter_map(parse).collect()
 }
 
-/// All addresses stand for those of the Pod, else of the machine. Where there are others,
-/// loopback addresses are left out.
+/// Replaces an unspecified address by the Pod's addresses, or else by those of the host. Loopback addresses are left
+/// out if there are other ones.
 fn choose(bound: &[IpAddr], pod_ips: &[IpAddr], of_interfaces: impl Fn() -> Vec<IpAddr>) -> Vec<IpAddr> {
     let mut addresses: Vec<IpAddr> = Vec::new();
     for ip in bound {
@@ -49,7 +49,7 @@ fn choose(bound: &[IpAddr], pod_ips: &[IpAddr], of_interfaces: impl Fn() -> Vec<
     addresses
 }
 
-/// Returns the addresses of the interfaces that are up, but for link-local ones.
+/// Returns the addresses of the interfaces that are up, except link-local ones.
 fn of_interfaces() -> Vec<IpAddr> {
     let interfaces = match interfaces() {
         Ok(interfaces) => interfaces,
@@ -84,7 +84,7 @@ mod tests {
             ("192.0.2.53", "10.1.0.1", machine, "192.0.2.53"),
             ("127.0.0.1 ::1", "10.1.0.1", machine, "127.0.0.1 ::1"),
             ("127.0.0.1 192.0.2.53", "", machine, "192.0.2.53"),
-            // A node's own resolver.
+            // A DNS cache on each node, such as NodeLocal DNSCache.
             ("169.254.20.10", "", machine, "169.254.20.10"),
             ("0.0.0.0", "10.1.0.1 2001:db8::1", machine, "10.1.0.1"),
             ("::", "10.1.0.1 2001:db8::1", machine, "10.1.0.1 2001:db8::1"),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_an_address_is_passed_over() {
+    fn invalid_addresses_are_ignored() {
         assert_eq!(parse("10.1.0.1, 2001:db8::1,,x"), ips("10.1.0.1 2001:db8::1"));
     }
 

@@ -1,4 +1,4 @@
-//! `/health`, `/ready` and `/metrics`, as CoreDNS's plugins of those names serve them.
+//! `/health`, `/ready` and `/metrics`, as served by CoreDNS's plugins `health`, `ready` and `prometheus`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,27 +28,28 @@ use crate::metrics::Metrics;
 /// The media type of Prometheus's text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Connections of one listener at once. When there are so many, the oldest makes room: the
-/// connection of a probe that is still waited for is among the newest.
+/// The maximum number of connections of one listener. A new connection then closes the oldest one: the connection of a
+/// probe that still waits is among the newest.
 const MAX_CONNECTIONS: usize = 300;
-/// The same in percent of the files that the process may have open. There are three listeners.
+/// The same limit in percent of the limit of open files. There are three listeners.
 const MAX_PERCENT_OF_FILES: usize = 2;
 
-/// How long a client may take to ask, and then to read the answer; as long as with CoreDNS.
+/// The timeout for a client to send a request, and then to read the reply, as in CoreDNS.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Bytes of a request's head, as far as they are kept.
+/// The maximum size of a request's head, in bytes.
 const MAX_HEADER_BYTES: usize = 16 << 10;
 
-/// How long requests under way may take to end when lb-linker is told to stop.
+/// How long pending requests delay the shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns `/health`: the process answers. It never depends on the API server.
+/// Returns the router of `/health`, which never depends on the API server.
 pub fn health() -> Router {
     Router::new().route("/health", get(|| async { "OK" }))
 }
 
-/// Returns `/ready`: 200 once all plugins are ready, 503 and the names of the plugins that aren't, before.
+/// Returns the router of `/ready`: 200 once all plugins are ready, until then 503 with the names of the plugins that
+/// aren't.
 pub fn ready(servers: watch::Receiver<Servers>) -> Router {
     let answer = move || {
         let waiting = not_ready(&servers.borrow());
@@ -72,7 +73,7 @@ fn not_ready(servers: &[Arc<Server>]) -> String {
     names.join(",")
 }
 
-/// Returns `/metrics`.
+/// Returns the router of `/metrics`.
 pub fn metrics(metrics: Arc<Metrics>) -> Router {
     let answer = move || {
         let page = metrics.render();
@@ -89,7 +90,7 @@ pub fn metrics(metrics: Arc<Metrics>) -> Router {
     Router::new().route("/metrics", get(answer))
 }
 
-/// Serves one of them until `stop`.
+/// Serves a router until `stop`.
 ///
 /// # Errors
 /// If the listener is broken.
@@ -131,15 +132,15 @@ async fn serve_at_most(
             }
         }
     }
-    // The port may be wanted again by another reload.
+    // Frees the port, which another reload may need.
     drop(listener);
-    // A client that has sent half a request doesn't keep us from stopping.
+    // A client with an incomplete request must not delay the shutdown.
     let farewell = async { while connections.join_next().await.is_some() {} };
     let _ = timeout(SHUTDOWN_TIMEOUT, farewell).await;
     Ok(())
 }
 
-/// Answers one request. A probe comes every few seconds: keeping its connection open would gain nothing.
+/// Answers one request. Probes come seconds apart, so keeping the connection open would gain nothing.
 async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -167,7 +168,7 @@ mod tests {
 
     const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n";
 
-    /// What comes until the other side ends the connection.
+    /// Reads until the other side closes the connection.
     async fn rest(stream: &mut (impl AsyncRead + Unpin)) -> String {
         let mut bytes = Vec::new();
         let _ = timeout(Duration::from_secs(60), stream.read_to_end(&mut bytes)).await.expect("an end");
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_does_not_read_the_answer_is_cut_off() {
+    async fn client_that_does_not_read_is_disconnected() {
         let (mut client, server) = duplex(64);
         let start = Instant::now();
         let serving = tokio::spawn(serve_one(server, health()));
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_crowd_of_silent_clients_locks_nobody_out() {
+    async fn silent_clients_do_not_block_probes() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
@@ -235,7 +236,7 @@ mod tests {
         for first in &mut silent[..16] {
             assert_eq!(rest(first).await, "");
         }
-        // They were closed for lack of room, not for their age: connections as old as theirs can still ask.
+        // These connections were closed for lack of room, not for their age: connections as old as these still work.
         silent[19].write_all(REQUEST).await.unwrap();
         assert!(rest(&mut silent[19]).await.ends_with("OK"));
         stop.cancel();

@@ -1,4 +1,4 @@
-//! Keeps what is served in step with the Corefile: at SIGUSR1, and every so often with the plugin `reload`.
+//! Reloads the Corefile on SIGUSR1, and periodically with the plugin `reload`.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl MetricGroup for ReloadMetrics {
     }
 }
 
-/// The Corefile, and what is served of it.
+/// Serves the Corefile, and reloads it.
 pub(crate) struct Reloader {
     pub(crate) serving: Instance,
     origin: CorefileSource,
@@ -53,15 +53,15 @@ pub(crate) struct Reloader {
     zones: watch::Sender<Vec<LinkZone>>,
     context: ServerContext,
     metrics: Arc<ReloadMetrics>,
-    /// The hash of the Corefile in force, or what is wrong with the Corefile that was read last.
+    /// The hash of the Corefile in force, or the error of the last reload.
     last: Result<String, String>,
     asked: Signal,
 }
 
-/// Returns what is wrong with the zones of links' names, beside the flags.
+/// Returns an error if the zones of links conflict with the flags.
 pub(crate) type CheckZones = Arc<dyn Fn(&[LinkZone]) -> Result<(), String> + Send + Sync>;
 
-/// Why a Corefile doesn't come in force.
+/// The error of a reload.
 #[derive(Debug, thiserror::Error)]
 enum ReloadError {
     #[error(transparent)]
@@ -74,7 +74,7 @@ enum ReloadError {
     Panic(#[from] tokio::task::JoinError),
 }
 
-/// What a Corefile says, and its hash.
+/// A Corefile that was read again, with its hash; without a configuration if it is unchanged.
 struct LoadedConfig {
     hash: String,
     zones: Vec<LinkZone>,
@@ -82,10 +82,10 @@ struct LoadedConfig {
 }
 
 impl Reloader {
-    /// Puts the Corefile in force for the first time.
+    /// Applies the Corefile for the first time.
     ///
     /// # Errors
-    /// If it can't be.
+    /// If the Corefile can't be applied.
     pub(crate) fn start(
         origin: CorefileSource,
         corefile: LoadedCorefile,
@@ -103,12 +103,12 @@ impl Reloader {
         Ok(Self { serving, origin, check_zones, zones, context, metrics, last: Ok(hash), asked })
     }
 
-    /// Returns the zones with links' names, now and later.
+    /// Returns the current and future zones of links.
     pub(crate) fn zones(&self) -> watch::Receiver<Vec<LinkZone>> {
         self.zones.subscribe()
     }
 
-    /// Serves until `stop`, and some time more; or until a listener dies.
+    /// Serves until `stop` and for the lameduck duration, or until a listener dies.
     ///
     /// # Errors
     /// If a listener dies.
@@ -131,7 +131,7 @@ impl Reloader {
             info!("lameduck: serving for another {lameduck:?}");
             tokio::select! {
                 () = sleep(lameduck) => {}
-                // Then there is nothing to wait for.
+                // A dead listener ends the lameduck.
                 _ = self.serving.dead() => {}
             }
         }
@@ -139,8 +139,8 @@ impl Reloader {
         outcome
     }
 
-    /// Reads the Corefile again, unless it is to stop meanwhile: a file system may not answer. What is wrong with it
-    /// is said once.
+    /// Reads and applies the Corefile again. `stop` interrupts the reading, because a file system may not respond. Logs
+    /// an error only once.
     async fn reload(&mut self, asked: bool, stop: &CancellationToken) {
         let Some(loaded) = stop.run_until_cancelled(self.load(asked)).await else { return };
         let outcome = match loaded {
@@ -174,14 +174,14 @@ impl Reloader {
         }
     }
 
-    /// Reads and builds it; without the latter if no SIGUSR1 asked for it, and the Corefile and the files
-    /// that it names are as before.
+    /// Reads the Corefile and builds its configuration. Without SIGUSR1, skips the latter if the Corefile and the files
+    /// that it names are unchanged.
     async fn load(&self, asked: bool) -> Result<LoadedConfig, ReloadError> {
         let (origin, check_zones, context) =
             (self.origin.clone(), Arc::clone(&self.check_zones), self.context.clone());
         let known = self.last.as_ref().ok().cloned();
         let files = self.serving.files();
-        // It may take its time: files, and big ones.
+        // Reading large files may block.
         spawn_blocking(move || {
             let corefile = origin.read()?;
             let hash = hash(&corefile);
@@ -197,18 +197,17 @@ impl Reloader {
     }
 }
 
-/// Returns the pause before the next look: shifted a little, so that not all replicas change at once.
+/// Returns the pause before the next check, with jitter so that replicas don't reload at the same time.
 fn pause(Reload { interval, jitter }: Reload) -> Duration {
     let shift = jitter.mul_f64(rand::rng().random_range(0.0..=1.0));
     (interval + shift).saturating_sub(jitter / 2)
 }
 
-/// The hash of what a Corefile says, with all that it imports; comments don't count.
+/// Returns the hash of a Corefile with its imports and without comments.
 fn hash(corefile: &LoadedCorefile) -> String {
     let digest = Sha512::digest(corefile.text());
     let mut hex = String::new();
     for byte in digest {
-        // Writing to a String can't fail.
         let _ = write!(hex, "{byte:02x}");
     }
     hex

@@ -1,4 +1,4 @@
-//! The sockets that lb-linker listens on.
+//! Opens the sockets of listeners.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -13,53 +13,53 @@ use crate::dns::server::config::ListenAt;
 use crate::dns::server::error::ServerError;
 use crate::dns::transport::{tcp, udp};
 
-/// How often a port is looked for that is free for UDP and TCP alike.
+/// The maximum number of attempts to find a port that is free for both UDP and TCP.
 const MAX_PORT_ATTEMPTS: usize = 16;
 
 /// The sockets of a listener.
 pub(crate) struct ListenerSocket {
-    /// Where it is bound to: port 0 has become another.
+    /// The bound address, with the actual port instead of 0.
     pub(crate) bound: ListenAt,
-    /// One for each thread; none with TLS.
+    /// One socket for each thread; none with TLS.
     pub(crate) udp: Vec<UdpSocket>,
     pub(crate) tcp: TcpListener,
 }
 
-/// The TCP socket of a listener, to let another listener have its port, too.
+/// The TCP socket of a listener, kept to control whether other sockets may bind the port.
 pub(crate) struct PortReservation {
     port: u16,
     socket: Option<OwnedFd>,
 }
 
-// === impl Holders ===
+// === impl PortReservation ===
 
 impl PortReservation {
-    /// Returns another handle on the socket. The port stays taken until this is dropped, too.
+    /// Returns a duplicate of the socket. The port stays bound until the duplicate is dropped, too.
     pub(crate) fn of(port: u16, socket: BorrowedFd<'_>) -> Self {
-        // Without it a port can't be taken over, and nothing else is lost.
+        // Without the duplicate the port can't be handed over; nothing else depends on it.
         Self { port, socket: socket.try_clone_to_owned().ok() }
     }
 
-    /// Lets others in, or not any more. Returns whether it is about that port.
+    /// Allows or forbids other sockets to bind the port (SO_REUSEPORT). Returns whether this reservation is for `port`.
     pub(crate) fn share(&self, port: u16, share: bool) -> bool {
         let is_meant = self.port == port && port != 0;
         if is_meant && let Some(socket) = &self.socket {
-            // Where that can't be, opening the other one says so.
+            // An error shows when the other socket is bound.
             let _ = setsockopt(socket, sockopt::ReusePort, &share);
         }
         is_meant
     }
 }
 
-/// Opens the same port for UDP and TCP, or for TLS; port 0 is any that is free. `beside` listeners of ours that are
-/// about to end, if there are any at that port.
+/// Opens the same port for UDP and TCP, or for TLS; port 0 means any free port. `beside` sets SO_REUSEPORT, so that the
+/// port can be shared with a listener of this process that is about to stop.
 pub(crate) fn open(listen: ListenAt, place: &Position, beside: bool) -> Result<ListenerSocket, ServerError> {
     let ListenAt { scheme, address } = listen;
     let failed = |address, transport| {
         move |source| ServerError::Listen { place: at(place), address, transport, source }
     };
     if scheme == Scheme::Tls || address.port() != 0 {
-        // TCP first: it tells whether another program has the port.
+        // TCP first: its error shows whether another process has the port.
         let tcp = tcp::bind(address, beside).map_err(failed(address, "TCP"))?;
         let bound = tcp.local_addr().map_err(failed(address, "TCP"))?;
         let udp = if scheme == Scheme::Tls {
@@ -87,7 +87,8 @@ pub(crate) fn open(listen: ListenAt, place: &Position, beside: bool) -> Result<L
 }
 
 impl ListenerSocket {
-    /// Returns another handle on the port. UDP shares it anyway: TCP keeps other programs out.
+    /// Returns a reservation of the port. UDP sockets always share the port, so the TCP socket keeps other processes
+    /// out.
     pub(crate) fn holders(&self) -> PortReservation {
         PortReservation::of(self.bound.address.port(), self.tcp.as_fd())
     }

@@ -10,7 +10,7 @@ fn error(text: &str) -> String {
     configured(text).expect_err(text)
 }
 
-/// `address: zone zone; address: …`
+/// Formats the listeners as `address: zone zone; address: …`.
 fn listeners(text: &str) -> String {
     let show = |listener: &Listener| {
         let zones: Vec<String> = listener.zones.iter().map(|(zone, _)| zone.to_ascii()).collect();
@@ -36,7 +36,7 @@ fn blocks_on_one_port_are_one_server() {
 }
 
 #[test]
-fn what_cant_be_served_is_refused_with_its_place() {
+fn invalid_configurations_are_refused_with_a_position() {
     for (text, expected) in [
         ("", "Corefile:1:1: there is no server block; one begins with a line such as: .:53 {"),
         (
@@ -62,7 +62,7 @@ fn what_cant_be_served_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_plugin_that_isnt_there_is_refused_by_name() {
+fn unknown_plugin_is_refused_by_name() {
     let supported = "acl, any, bind, bufsize, cache, cancel, chaos, clients, debug, errors, forward, health, hosts, \
                      import, lb_linker, loadbalance, local, log, loop, minimal, nsid, prometheus, ready, reload, rewrite, \
                      root, template, timeouts, tls, whoami";
@@ -85,7 +85,7 @@ fn a_plugin_that_isnt_there_is_refused_by_name() {
 }
 
 #[test]
-fn a_block_is_the_same_if_it_says_the_same() {
+fn equal_blocks_have_equal_fingerprints() {
     let identities = |text: &str| -> Vec<BlockFingerprint> {
         configured(text).unwrap().blocks.into_iter().map(|built| built.identity).collect()
     };
@@ -97,7 +97,7 @@ fn a_block_is_the_same_if_it_says_the_same() {
 }
 
 #[test]
-fn a_corefile_is_written_out_as_it_is_understood() {
+fn text_of_a_corefile_shows_its_parsed_form() {
     let text = "(common) {\n  whoami # a comment\n}\n.:{$PORT:1053}, example.org {\n  import common\n  \
                 bind 127.0.0.1 { \n except \"127.0.0.2\"\n }\n}\n";
     let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
@@ -108,7 +108,7 @@ fn a_corefile_is_written_out_as_it_is_understood() {
 }
 
 #[test]
-fn upstream_that_leads_to_our_listener_is_our_own() {
+fn upstream_at_own_listener_is_recognized() {
     for (listen, upstream, expected) in [
         ("[::]:53", "127.0.0.1:53", true),
         ("[::]:53", "0.0.0.0:53", true),

@@ -35,7 +35,7 @@ async fn returning_listener_isnt_taken_for_the_ended_one() {
     let other = "example.:0 {\nbind 127.0.0.1\nwhoami\n}\n";
     serving.put(&context, &format!("{one}{other}"));
     serving.put(&context, other);
-    // The ended listener isn't joined yet, as while a Corefile is being read.
+    // The task of the removed listener isn't joined yet, as happens while a Corefile is being read.
     wait_until_closed(&port).await;
     for _ in 0..100 {
         yield_now().await;
@@ -46,7 +46,7 @@ async fn returning_listener_isnt_taken_for_the_ended_one() {
 }
 
 #[tokio::test]
-async fn what_has_run_for_blocks_that_are_gone_takes_no_room() {
+async fn ended_tasks_of_removed_blocks_are_freed() {
     let (mut serving, context) = serving();
     for i in 0..20 {
         serving.put(
@@ -62,7 +62,7 @@ async fn what_has_run_for_blocks_that_are_gone_takes_no_room() {
 }
 
 #[tokio::test]
-async fn a_port_is_free_at_once_though_an_answer_is_under_way() {
+async fn port_is_free_at_once_despite_a_pending_answer() {
     let (mut serving, context) = serving();
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let one = format!("z.:0 {{\nbind 127.0.0.1\nforward . {}\n}}\n", silent.local_addr().unwrap());
@@ -89,13 +89,13 @@ fn question(name: &str) -> Vec<u8> {
     message.to_vec().unwrap()
 }
 
-/// Waits until no socket receives at the port, by TCP and UDP.
+/// Waits until no socket receives at the port by TCP or UDP.
 async fn wait_until_closed(port: &HeldPort) {
-    // The socket that holds the port doesn't listen, so that this finds another one that does.
+    // The socket that reserves the port doesn't listen, so this fails only while another socket listens.
     while std::net::TcpListener::bind(port.local()).is_err() {
         yield_now().await;
     }
-    // A datagram that a socket had no time to read is never answered: then the next one tells.
+    // A datagram that the socket hadn't read before it closed gets no answer; the next one is refused.
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     client.connect(port.local()).await.unwrap();
     let is_closed = || async {
@@ -107,7 +107,7 @@ async fn wait_until_closed(port: &HeldPort) {
     while !is_closed().await {}
 }
 
-/// Asks by UDP whether that address answers, for as long as it takes.
+/// Waits for an answer by UDP, and returns whether one came.
 async fn answers(port: &HeldPort) -> bool {
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     client.connect(port.local()).await.unwrap();
@@ -136,10 +136,10 @@ async fn port_changes_its_address_and_back_during_an_answer() {
         client.send_to(&question("a.slow."), held.local()).await.unwrap();
         silent.recv(&mut [0; 512]).await.unwrap();
         serving.put(&context, text);
-        // Which of the two gets it doesn't matter.
+        // Either of the two listeners may get the query.
         assert!(answers(&held).await);
         assert!(!serving.draining.is_empty(), "the one before still has an answer to give");
-        // No other program comes in.
+        // No other process can bind the port.
         assert!(std::net::TcpListener::bind(held.local()).is_err());
     }
     serving.end().await;
@@ -160,7 +160,7 @@ async fn http_moves_to_another_address_of_its_port() {
     let port = held.number();
     for address in [format!(":{port}"), format!("127.0.0.1:{port}"), format!(":{port}")] {
         serving.put(&context, &format!(".:0 {{\nbind 127.0.0.1\nhealth {address}\nwhoami\n}}\n"));
-        // A connection to the listener that ends is closed: then the client connects again.
+        // The removed listener closes its connections; the client then connects to the new one.
         while health(held.local()).await.is_err() {
             yield_now().await;
         }

@@ -33,13 +33,13 @@ async fn file_without_an_end_doesnt_delay_the_stop() {
     let end = stop.clone();
     tokio::join!(reloader.reload(true, &stop), async move { end.cancel() });
     assert_eq!(reloader.metrics.failed.get(), 0);
-    // Readers that are still at work can end now.
+    // Unblocks threads that are still reading.
     std::fs::write(&path, WHOAMI).unwrap();
     reloader.run(&stop).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_file_that_a_plugin_has_read_is_looked_at_too() {
+async fn change_of_a_plugins_file_causes_a_reload() {
     let directory = tempfile::tempdir().unwrap();
     let resolv_conf = directory.path().join("resolv.conf");
     std::fs::write(&resolv_conf, "nameserver 192.0.2.1\n").unwrap();
