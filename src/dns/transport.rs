@@ -1,4 +1,4 @@
-//! How messages come in: UDP, TCP and TLS.
+//! The transports: UDP, TCP and TLS.
 
 pub(crate) mod client_quota;
 pub mod metrics;

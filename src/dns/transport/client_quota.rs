@@ -1,8 +1,7 @@
-//! What clients share, and how much of it each client may have: no client may take so much that nothing is left for
-//! the other clients.
+//! Quotas of resources that all clients share: no client can take so much that nothing is left for the other clients.
 //!
-//! A client is an address. An IPv4-mapped IPv6 address has to be [unmapped](crate::dns::net::unmapped) first. An IPv6 client is a
-//! whole address, not its /64: in a cluster a /64 holds all Pods of a node, or a subnet full of nodes.
+//! A client is an address. An IPv4-mapped IPv6 address has to be [unmapped](crate::dns::net::unmapped) first. An IPv6
+//! client is a whole address, not its /64: in a cluster a /64 holds all Pods of a node, or a subnet full of nodes.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -11,7 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// A number of things that all clients share.
+/// A resource with a limited number of units that all clients share.
 #[derive(Debug)]
 pub struct ClientQuota {
     limit: usize,
@@ -21,45 +20,44 @@ pub struct ClientQuota {
 #[derive(Debug, Default)]
 struct QuotaState {
     all: usize,
-    /// Mostly a few: one of them is found sooner than its address is hashed.
+    /// A tree, because usually there are few clients: the search is then faster than hashing an address.
     clients: BTreeMap<IpAddr, usize>,
 }
 
 impl ClientQuota {
-    /// Returns so many things, all of them free.
+    /// Returns a resource of `limit` units, all of them free.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, taken: Mutex::default() })
     }
 
-    /// Returns a share without anything in it yet. The client's address is one that is
-    /// [unmapped](crate::dns::net::unmapped).
+    /// Returns an empty share for a client. The address must be [unmapped](crate::dns::net::unmapped).
     #[must_use]
     pub fn of(self: &Arc<Self>, client: IpAddr) -> QuotaGuard {
         QuotaGuard { shares: Arc::clone(self), client, size: 0 }
     }
 
-    /// Returns a share of this size, if the client may have it: see [`QuotaGuard::resize`].
+    /// Returns a share of `size` units, if the client may have them: see [`QuotaGuard::resize`].
     #[must_use]
     pub fn acquire(self: &Arc<Self>, client: IpAddr, size: usize) -> Option<QuotaGuard> {
         let mut share = self.of(client);
         share.resize(size).then_some(share)
     }
 
-    /// Does what [`ClientQuota::acquire`] does, as if there were half as many things: for what a client can do without.
+    /// Acts like [`ClientQuota::acquire`] with half of the limit: for optional work of a client.
     #[must_use]
     pub fn take_spare(self: &Arc<Self>, client: IpAddr, size: usize) -> Option<QuotaGuard> {
         let mut share = self.of(client);
         share.resize_within(size, self.limit / 2).then_some(share)
     }
 
-    /// Returns how many things there are.
+    /// Returns the total number of units.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Returns how many things this client has.
+    /// Returns the number of units that a client holds.
     #[must_use]
     pub fn held_by(&self, client: IpAddr) -> usize {
         let taken = self.taken.lock();
@@ -67,7 +65,7 @@ impl ClientQuota {
     }
 }
 
-/// A client's share, until this is dropped.
+/// The share of a client; dropping it releases the units.
 #[derive(Debug)]
 pub struct QuotaGuard {
     shares: Arc<ClientQuota>,
@@ -76,10 +74,10 @@ pub struct QuotaGuard {
 }
 
 impl QuotaGuard {
-    /// Makes the share so large; returns `false`, and leaves it as it is, if that would be too much.
+    /// Resizes the share; returns `false`, and leaves it unchanged, if the client may not have that much.
     ///
-    /// A client may have as much as is left for the other clients: one client takes half, the next one half of the
-    /// rest. The last thing goes to a client that has none: half of it would be of no use.
+    /// A client may have as many units as stay free for other clients: the first client can take half of all, the next
+    /// one half of the rest. The last unit goes to a client that has none.
     pub fn resize(&mut self, size: usize) -> bool {
         let limit = self.shares.limit;
         self.resize_within(size, limit)
@@ -139,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_has_none_gets_the_last_one() {
+    fn last_unit_goes_to_a_client_without_any() {
         let shares = ClientQuota::new(3);
         let all: Vec<QuotaGuard> = (1..=3).map(|last| shares.acquire(client(last), 1).unwrap()).collect();
         assert!(shares.acquire(client(4), 1).is_none());
@@ -161,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_grows_as_far_as_it_may_and_shrinks() {
+    fn share_grows_up_to_its_limit_and_shrinks() {
         let shares = ClientQuota::new(100);
         let mut share = shares.acquire(client(1), 40).unwrap();
         assert!(share.resize(50));

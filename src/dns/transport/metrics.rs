@@ -1,19 +1,19 @@
-//! What is counted of clients' connections and datagrams.
+//! Metrics of clients' connections and datagrams.
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
 use crate::metrics::{MetricGroup, registered};
 
-/// Why a UDP question was dropped, or the answer to it.
+/// The reason why a UDP question or its answer was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// Too many wait for an upstream.
+    /// Too many questions wait for an upstream.
     Busy,
-    /// The kernel's queue was full.
+    /// The receive buffer of the kernel was full.
     Queue,
-    /// The kernel refused to send the answer: the send buffer was full, or there was no way to the client.
+    /// The kernel refused to send the answer: the send buffer was full, or there was no route to the client.
     Send,
-    /// The client's address is unreachable: it gets one answer a second.
+    /// The client's address is unreachable, so it gets only one answer per second.
     Unreachable,
 }
 
@@ -30,16 +30,15 @@ impl DropReason {
     }
 }
 
-/// What is counted of clients' connections and datagrams.
 #[derive(Debug)]
 pub struct TransportMetrics {
     /// TCP connections that were refused because there were too many.
     pub tcp_refused: IntCounter,
     /// Idle TCP connections that were closed because there were too many.
     pub tcp_evicted: IntCounter,
-    /// TCP questions that failed because too many wait for an upstream.
+    /// TCP questions that failed because too many questions wait for an upstream.
     pub tcp_busy: IntCounter,
-    /// TCP connections that were closed because too many big answers aren't read.
+    /// TCP connections that were closed because too many large answers are unread.
     pub tcp_unread: IntCounter,
     /// UDP questions that were dropped, by `reason`: see [`DropReason`].
     udp_dropped: IntCounterVec,
@@ -80,7 +79,6 @@ impl MetricGroup for TransportMetrics {
 }
 
 impl TransportMetrics {
-    /// Counts UDP questions that were dropped.
     pub fn dropped(&self, reason: DropReason, number: u32) {
         self.udp_dropped.with_label_values(&[reason.label()]).inc_by(number.into());
     }

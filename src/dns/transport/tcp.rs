@@ -25,33 +25,32 @@ use tracing::{debug, warn};
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, bind_with, is_fatal, is_shortage};
 
-/// Connections that the kernel holds for us until they are accepted.
+/// The kernel's limit of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// The kernel's buffers of a connection, in bytes; it takes twice as much, and by default
-/// takes megabytes for a client that sends without end or doesn't read.
+/// The size of the kernel's buffers of a connection in bytes, which the kernel doubles. Its default would allow
+/// megabytes for a client that sends without end or doesn't read.
 const KERNEL_BUFFER: usize = 16 << 10;
-/// How often it is said that no connection can be accepted.
+/// The interval between warnings that connections can't be accepted.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long the clients of a listener may take, and how much they may ask.
+/// The timeouts and limits for connections of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// For the rest of a question that has begun, and for a TLS handshake.
+    /// The timeout for the rest of a partial question, and for a TLS handshake.
     pub read: Duration,
-    /// To take answers.
+    /// The timeout for the client to read answers.
     pub write: Duration,
-    /// Between questions (RFC 7766 section 6.2.3).
+    /// The timeout between questions (RFC 7766 section 6.2.3).
     pub idle: Duration,
-    /// Questions of one connection.
+    /// The maximum number of questions on one connection.
     pub queries: u64,
 }
 
-/// On which terms connections are served.
+/// The settings of a listener's connections.
 #[derive(Clone, Default)]
 pub struct ConnectionConfig {
-    /// By TLS, and how; else by plain TCP.
+    /// The TLS configuration; `None` for plain TCP.
     pub tls: Option<TlsAcceptor>,
-    /// What a client may do.
     pub limits: ConnectionLimits,
 }
 
@@ -63,7 +62,7 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// Returns these, but for what a block says.
+    /// Returns these limits, overridden by those that a block sets.
     #[must_use]
     pub fn with(self, timeouts: Timeouts) -> Self {
         Self {
@@ -74,27 +73,28 @@ impl ConnectionLimits {
         }
     }
 
-    /// How long the kernel keeps what a client doesn't take, in milliseconds: longer than we do.
+    /// Returns TCP_USER_TIMEOUT in milliseconds. Twice the write timeout, so that lb-linker closes the connection
+    /// before the kernel does.
     fn of_kernel(&self) -> u32 {
         u32::try_from((2 * self.write).as_millis()).unwrap_or(u32::MAX)
     }
 }
 
-/// Opens a socket for DNS over TCP or TLS, or for HTTP; `beside` another one of ours that is about to end, if there is
-/// one at that port.
+/// Opens a socket for DNS over TCP or TLS, or for HTTP. `beside` sets SO_REUSEPORT, so that the port can be shared with
+/// a listener of this process that is about to stop.
 ///
 /// # Errors
-/// If the address can't be had.
+/// If the address can't be bound.
 pub fn bind(address: SocketAddr, beside: bool) -> io::Result<TcpListener> {
     bind_with(address, |address| {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         if address.is_ipv6() {
             socket.set_only_v6(false)?;
         }
-        // Connections of the process before us may linger.
+        // Connections of a previous process may still be in TIME_WAIT.
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
-        // Connections have these from their listener. A kernel that hasn't is no reason not to start.
+        // Connections inherit these options from their listener. A kernel without an option must not prevent the start.
         let _ = socket.set_tcp_nodelay(true);
         let _ = socket.set_recv_buffer_size(KERNEL_BUFFER);
         let _ = socket.set_send_buffer_size(KERNEL_BUFFER);
@@ -105,11 +105,11 @@ pub fn bind(address: SocketAddr, beside: bool) -> io::Result<TcpListener> {
     })
 }
 
-/// Serves a listener until `stop`; then lets the answers under way go out. New connections are on the terms of that
-/// moment. All listeners of a process share `places`.
+/// Serves a listener until `stop`, then sends pending answers. New connections use the current `terms`. All listeners
+/// of a process share `places`.
 ///
 /// # Errors
-/// If the listener is broken.
+/// If the listener's socket is broken.
 pub async fn serve(
     listener: TcpListener,
     terms: Arc<ArcSwap<ConnectionConfig>>,
@@ -144,11 +144,11 @@ pub async fn serve(
                 }
                 tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
             }
-            // The client, the network or the firewall has thought better of it (accept(2)).
+            // The client, the network or the firewall has aborted the connection (accept(2)).
             Err(error) => debug!("TCP: a connection can't be accepted: {error}"),
         }
     }
-    // No further client may wait in the kernel's queue, and the port may be needed again.
+    // No further client must wait in the backlog, and the port may be needed again.
     drop(listener);
     while connections.join_next().await.is_some() {}
     Ok(())
@@ -158,7 +158,7 @@ async fn serve_one(stream: TcpStream, tls: Option<TlsAcceptor>, connection: Conn
     let client = connection.client;
     let outcome = match tls {
         None => connection.serve(stream).await,
-        // Boxed, for it is large, and the others are many.
+        // Boxed, because the future is large, and plain TCP connections are more numerous.
         Some(tls) => Box::pin(connection.serve_tls(stream, tls)).await,
     };
     if let Err(error) = outcome {
@@ -166,15 +166,15 @@ async fn serve_one(stream: TcpStream, tls: Option<TlsAcceptor>, connection: Conn
     }
 }
 
-/// How long clients may take, and how much they may ask; `None` is the default.
+/// The timeouts and limits that a block sets; `None` keeps the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// To send a question that has begun.
+    /// For a client to send the rest of a partial question.
     pub read: Option<Duration>,
-    /// To take an answer.
+    /// For a client to read an answer.
     pub write: Option<Duration>,
     /// Between questions.
     pub idle: Option<Duration>,
-    /// Questions of one connection; `u64::MAX` is as many as it likes.
+    /// The number of questions on one connection; `u64::MAX` means no limit.
     pub queries: Option<u64>,
 }

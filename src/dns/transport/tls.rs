@@ -1,4 +1,4 @@
-//! What DNS over TLS (RFC 7858) needs beside DNS over TCP: certificates.
+//! The TLS configuration of DNS over TLS (RFC 7858).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,54 +13,48 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoClientAuth, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme};
 
-/// The protocol's name in the handshake (ALPN), as IANA has it. A client that offers others only
-/// doesn't mean DNS.
+/// The protocol's ALPN identifier, as registered at IANA. A client that offers only other protocols isn't a DNS client.
 const ALPN: &[u8] = b"dot";
 
-/// Why there can be no TLS.
+/// The error of a TLS configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file doesn't hold what it should, in PEM.
+    /// A file doesn't contain the expected PEM data.
     #[error("{}: there is no {what} in PEM: {source}", file.display())]
     Pem {
-        /// The file.
         file: PathBuf,
         /// `certificate` or `private key`.
         what: &'static str,
-        /// Why.
         source: pem::Error,
     },
-    /// The certificate and the key don't belong together, or can't be used.
+    /// The certificate and the key don't match, or can't be used.
     #[error("{} can't be used with the private key {}: {source}", certificate.display(), key.display())]
     Pair {
         /// The file of the certificate.
         certificate: PathBuf,
-        /// The file of the key.
         key: PathBuf,
-        /// Why.
         source: Error,
     },
-    /// A certificate can't be one that others are checked by.
+    /// A certificate isn't that of a CA.
     #[error("{}: not a CA's certificate: {source}", file.display())]
     Ca {
-        /// The file.
+        /// The file of the certificate.
         file: PathBuf,
-        /// Why.
         source: Error,
     },
     /// The system has no certificates of CAs.
     #[error("no CA is known here: {0}; install ca-certificates, or name a file by SSL_CERT_FILE")]
     NoRoots(String),
-    /// These CAs can't check any client.
+    /// No client could be verified with these CAs.
     #[error("no client's certificate can be checked: {0}")]
     Verifier(VerifierBuilderError),
-    /// The crypto provider has no TLS 1.2 or 1.3: a defect of ours.
+    /// The crypto provider supports neither TLS 1.2 nor 1.3: a bug in lb-linker.
     #[error("TLS: {0}")]
     Versions(Error),
 }
 
 impl TlsError {
-    /// Returns the file that is at fault, if one is.
+    /// Returns the file that caused the error, if there is one.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         match self {
@@ -71,35 +65,33 @@ impl TlsError {
     }
 }
 
-/// A file in PEM that has been read.
+/// The path and contents of a PEM file.
 #[derive(Clone, Copy, Debug)]
 pub struct Pem<'a> {
-    /// The file.
     pub file: &'a Path,
-    /// What is in it.
     pub bytes: &'a [u8],
 }
 
-/// What a server wants from its clients.
+/// The certificates that a server requires of its clients, as Go's `ClientAuthType`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientAuth {
-    /// Nothing.
+    /// None.
     #[default]
     None,
-    /// Any certificate, if there is one.
+    /// Any certificate, optionally.
     Request,
     /// Any certificate.
     Require,
-    /// A certificate of the CA, or none.
+    /// A certificate of the CA, optionally.
     VerifyIfGiven,
     /// A certificate of the CA.
     RequireAndVerify,
 }
 
-/// Returns what a server of DNS over TLS needs: its certificate with those between it and its CA, and its key.
-/// Where clients are checked, their certificates have to be of `ca`, or of a CA that the system knows.
+/// Returns the configuration of a server for DNS over TLS: its certificate with the intermediate certificates, and its
+/// key. If clients are verified, their certificates must be issued by `ca`, or by a CA of the system.
 ///
-/// TLS 1.2 and 1.3 are spoken (RFC 9325 section 3.1.1).
+/// Supports TLS 1.2 and 1.3 (RFC 9325 section 3.1.1).
 ///
 /// # Errors
 /// If a file can't be used.
@@ -131,7 +123,7 @@ pub fn config(
     Ok(Arc::new(config))
 }
 
-/// Returns the verifier of clients' certificates. A CA has to be valid even where no client is checked.
+/// Returns the verifier of clients' certificates. An invalid `ca` is an error even if clients aren't verified.
 fn verifier(
     clients: ClientAuth,
     ca: Option<Pem<'_>>,
@@ -155,7 +147,7 @@ fn verifier(
     builder.build().map_err(TlsError::Verifier)
 }
 
-/// Takes whatever certificate a client has, if only it has the key, too.
+/// Accepts any certificate of a client that proves possession of the key.
 #[derive(Debug)]
 struct AnyClientCertificate {
     required: bool,
@@ -203,11 +195,11 @@ impl ClientCertVerifier for AnyClientCertificate {
     }
 }
 
-/// Returns the CAs that the system knows.
+/// Returns the CAs of the system.
 pub(crate) fn system_roots() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // A system may have certificates that can't be used any more.
+    // The system may have certificates that can't be parsed.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let why = found.errors.first().map_or_else(|| "there are none".to_owned(), ToString::to_string);
@@ -229,7 +221,7 @@ fn chain(pem: Pem<'_>) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     certificates(pem.bytes).map_err(error)
 }
 
-/// Returns the certificates in a file: at least one.
+/// Returns the certificates in a file, of which there is at least one.
 pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
     let all = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>()?;
     if all.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(all) }
@@ -245,7 +237,7 @@ mod tests {
 
     use super::*;
 
-    /// A CA, a certificate of it, and its key, in PEM.
+    /// Returns a CA's certificate, a certificate that it issued, and that certificate's key, in PEM.
     fn certified() -> [String; 3] {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new([]).unwrap();
@@ -261,7 +253,7 @@ mod tests {
         Pem { file: Path::new("file.pem"), bytes: bytes.as_bytes() }
     }
 
-    /// Whether the server takes a client with such a certificate.
+    /// Returns whether the server accepts a client with this certificate.
     async fn takes(server: &Arc<ServerConfig>, ca: &str, client: Option<&[String; 3]>) -> bool {
         let builder = ClientConfig::builder_with_provider(Arc::clone(server.crypto_provider()))
             .with_safe_default_protocol_versions()
@@ -278,7 +270,7 @@ mod tests {
         let asking = async {
             let name = ServerName::try_from("dns.example").unwrap();
             let connector = TlsConnector::from(Arc::new(config));
-            // By TLS 1.3 a client learns only after its handshake that it isn't wanted.
+            // With TLS 1.3 a client learns only after the handshake that it is rejected.
             if let Ok(mut stream) = connector.connect(name, near).await {
                 let _ = stream.read(&mut [0]).await;
             }
@@ -288,7 +280,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_mode_takes_the_clients_that_it_should() {
+    async fn each_mode_accepts_the_expected_clients() {
         let (own, other) = (certified(), certified());
         let [ca, certificate, key] = &own;
         for (mode, expected) in [

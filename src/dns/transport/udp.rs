@@ -1,4 +1,4 @@
-//! DNS over UDP: a socket and a thread for each core, and behind them the full handler.
+//! DNS over UDP: a socket and a thread for each core, and the full handler behind them.
 
 mod answer_socket;
 mod batch;
@@ -37,28 +37,28 @@ use slow_path::SlowPath;
 use unreachable::Unreachable;
 use worker::Worker;
 
-/// The kernel's queue in front of us, in bytes: it bridges moments, more would only add delay.
+/// The receive buffer of a socket in bytes: enough for short bursts; a larger one would only add delay.
 const RECEIVE_BUFFER: usize = 1 << 20;
-/// Questions of a listener that wait for an upstream. More than an upstream takes at once: it refuses
-/// what is beyond its own bound, so that this one is only for what waits without asking.
+/// The maximum number of questions of a listener that wait for an upstream. Exceeds the number of concurrent queries
+/// that an upstream accepts, so that it limits only questions that wait for another question's query.
 const MAX_WAITING: usize = 4096;
-/// Questions on their way from a thread to the full handler.
+/// The capacity of the queue from a thread to the full handler, in questions.
 const QUEUE_CAPACITY: usize = 4096;
-/// Answers on their way back, which only make the next ones faster.
+/// The capacity of the queue of answers for a thread's response cache. A lost answer is only a missed optimization.
 const CACHE_INSERT_CAPACITY: usize = 1024;
-/// How long a socket that ends still answers queries.
+/// How long a stopped socket still answers queries.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Datagrams that are still taken at the end; the kernel's queue holds fewer.
+/// The maximum number of datagrams that a stopped socket answers; the receive buffer holds fewer.
 const MAX_DRAIN_QUERIES: usize = 4096;
-/// Threads of a listener at most: so many answer more than any network brings.
+/// The maximum number of threads of a listener: this many can answer more than any network delivers.
 const MAX_WORKERS: usize = 8;
 
-/// Opens sockets for DNS over UDP at an address, one for each core. They have SO_REUSEPORT: the kernel chooses among
-/// them by it, and a listener that ends may still have its sockets at the port. The TCP socket of the same port keeps
-/// other programs out. Port 0 is one that no other socket has.
+/// Opens sockets for DNS over UDP at an address, one for each core. SO_REUSEPORT lets the kernel distribute datagrams
+/// among them, and lets a listener that stops keep its sockets at the port for a while. The TCP socket at the same port
+/// keeps other processes out. Port 0 is a port that no other socket has.
 ///
 /// # Errors
-/// If the address can't be had.
+/// If the address can't be bound.
 pub fn bind(address: SocketAddr) -> io::Result<Vec<UdpSocket>> {
     let workers = thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS);
     let first = bind_one(address)?;
@@ -73,17 +73,18 @@ fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
         if address.is_ipv6() {
             socket.set_only_v6(false)?;
         }
-        // The kernel's limit may be lower; that is no reason not to start.
+        // The kernel may limit the size; this must not prevent the start.
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
         answer_socket::set_options(&socket, address.is_ipv6());
-        // What it has no room for is to be counted; an old kernel doesn't tell.
+        // Reports the number of datagrams dropped for lack of room; old kernels don't support this option.
         let _ = setsockopt(&socket, sockopt::RxqOvfl, &1);
-        // With SO_REUSEPORT, port 0 could become a port that another socket of this user has, which then loses questions.
+        // With SO_REUSEPORT, port 0 could become the port of another socket of this user, which would then lose
+        // questions.
         setsockopt(&socket, sockopt::ReusePort, &(address.port() != 0))?;
         socket.bind(&address.into())?;
         setsockopt(&socket, sockopt::ReusePort, &true)?;
         if address.ip().is_unspecified() {
-            // Only so can an answer leave from the address that was asked.
+            // Tells the local address of each datagram, so that the answer can leave from it.
             if address.is_ipv6() {
                 setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
             } else {
@@ -94,10 +95,10 @@ fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
     })
 }
 
-/// Serves sockets until `stop`; then answers what the kernel has already, and lets the answers under way go out.
+/// Serves sockets until `stop`, then answers the datagrams in the receive buffers and sends pending answers.
 ///
 /// # Errors
-/// If one of the sockets is broken.
+/// If a socket is broken.
 pub async fn serve(
     sockets: Vec<UdpSocket>,
     handler: Arc<Handler>,
@@ -114,9 +115,10 @@ async fn serve_with(
 ) -> io::Result<()> {
     let metrics = handler.metrics.family::<TransportMetrics>().map_err(io::Error::other)?;
     let mut workers = Workers { sockets: Vec::new(), stop: Arc::default() };
-    // Of all of them: while one goes on at the port, so do the others, for the kernel chooses among them.
+    // Shared by all sockets: while one of them stays at the port, the others have to keep reading, because the kernel
+    // distributes datagrams among all of them.
     let pending = Arc::default();
-    // The kernel chooses the socket for each port of a client anew.
+    // Shared, because the kernel chooses another socket for each port of a client.
     let unreachable = Arc::<Unreachable>::default();
     let mut ends = JoinSet::new();
     let mut fulls = JoinSet::new();
@@ -132,7 +134,7 @@ async fn serve_with(
             shares: Arc::clone(&shares),
             keep,
         };
-        // It sees to it itself that others have their turn.
+        // Unconstrained, because `serve` yields to other tasks by itself.
         fulls.spawn(unconstrained(full.serve(asked)));
         let worker = Worker {
             socket,
@@ -155,7 +157,7 @@ async fn serve_with(
         tokio::select! {
             () = stop.cancelled(), if !workers.is_stopped() => workers.stop(),
             Some(ended) = fulls.join_next(), if !workers.is_stopped() => {
-                // It goes on as long as its thread does.
+                // The slow path must not end before its thread.
                 outcome = Err(ended.map_or_else(io::Error::other, |()| io::Error::other("the handler has ended")));
                 workers.stop();
             }
@@ -174,7 +176,7 @@ async fn serve_with(
     outcome
 }
 
-/// The threads at work. They end when this is dropped.
+/// The running threads. Dropping this value stops them.
 struct Workers {
     sockets: Vec<Arc<UdpSocket>>,
     stop: Arc<AtomicBool>,
@@ -188,7 +190,8 @@ impl Workers {
     fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         for socket in &self.sockets {
-            // Wakes the thread that waits for a datagram. The kernel says that the socket isn't connected, and does it all the same.
+            // Wakes the thread that waits for a datagram. The kernel returns ENOTCONN for an unconnected socket, but
+            // still wakes the thread.
             let _ = nix::sys::socket::shutdown(socket.as_raw_fd(), nix::sys::socket::Shutdown::Read);
         }
     }

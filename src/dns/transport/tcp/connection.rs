@@ -1,4 +1,4 @@
-//! One connection: questions in, answers out, in whatever order (RFC 7766 section 6.2.1.1).
+//! A connection: reads questions, and writes answers in any order (RFC 7766 section 6.2.1.1).
 
 use std::future::Future;
 use std::io;
@@ -23,16 +23,17 @@ use crate::dns::chain::handler::Handler;
 use crate::dns::message::header::server_failure;
 use crate::dns::net::{Protocol, unmapped};
 
-/// Questions of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more than
-/// one). What else would have to wait fails at once, so that nothing that we know is held up.
+/// The maximum number of questions of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more
+/// than one). Further questions that would have to wait fail at once, so that they don't delay questions with known
+/// answers.
 const MAX_PIPELINED: usize = 128;
-/// How long a client that has asked all it may is listened to, until it has taken note.
+/// How long the rest of the stream is read after the last allowed question, until the client closes the connection.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a connection needs.
+/// The context of a connection.
 pub(super) struct Connection {
     pub client: SocketAddr,
-    /// The address that was asked, if it is known.
+    /// The local address of the connection, if known.
     pub local: Option<IpAddr>,
     pub limits: ConnectionLimits,
     pub handler: Arc<Handler>,
@@ -41,20 +42,20 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Serves a connection by plain TCP until its client or `stop` ends it, or it is idle for long.
+    /// Serves a connection by plain TCP until the client or `stop` ends it, or it has been idle too long.
     ///
     /// # Errors
-    /// If it breaks, or the client does what it shouldn't.
+    /// If the connection breaks, or the client violates the protocol or a timeout.
     pub async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
         let stop = self.stop.clone();
         let mut session = Session::new(self, Protocol::Tcp);
         session.run(stream, stop.cancelled()).await
     }
 
-    /// Does what [`Connection::serve`] does, by TLS (RFC 7858).
+    /// Does the same as [`Connection::serve`], with TLS (RFC 7858).
     ///
     /// # Errors
-    /// Those of [`Connection::serve`], and if the handshake fails.
+    /// The errors of [`Connection::serve`], and a failed handshake.
     pub async fn serve_tls(
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin,
@@ -70,7 +71,7 @@ impl Connection {
     }
 }
 
-/// A connection that questions can come from.
+/// The state of a connection that is being served.
 struct Session {
     connection: Connection,
     protocol: Protocol,
@@ -78,18 +79,18 @@ struct Session {
     output: WriteHalf,
     /// Questions that wait for an upstream.
     waiting: JoinSet<io::Result<Option<BufferedReply>>>,
-    /// Whether questions are still taken.
+    /// Whether further questions are read.
     open: bool,
-    /// How many more are.
+    /// The number of questions that the client may still ask.
     left: u64,
-    /// When the last question was done with. What needs no answer isn't one.
+    /// When the last question was finished. Messages that get no reply don't count.
     rested: Instant,
 }
 
 /// A question for the full handler.
 struct Unanswered {
     message: Vec<u8>,
-    /// What makes it the same as another, if its answer may be one to keep.
+    /// The key for the response cache, if the answer may be cached.
     key: Option<Box<[u8]>>,
 }
 
@@ -110,7 +111,7 @@ impl Session {
         let mut alarm = pin!(sleep_until(self.rested + self.connection.limits.idle));
         loop {
             self.take_questions().await?;
-            // What the kernel takes at once needs no deadline.
+            // Data that the kernel accepts at once needs no timeout.
             let written = futures::poll!(pin!(self.output.write(&mut writer)));
             if let Poll::Ready(written) = written {
                 written?;
@@ -130,7 +131,7 @@ impl Session {
                 read = self.input.fill(&mut reader), if reading => self.open = read? > 0,
                 written = self.output.write(&mut writer), if !self.output.is_empty() => written?,
                 Some(answered) = self.waiting.join_next() => {
-                    // One that panicked has no answer.
+                    // A question whose processing panicked gets no answer.
                     self.answered(answered.unwrap_or(Ok(None))?);
                 }
                 () = &mut alarm, if deadline.is_some() => {
@@ -140,7 +141,7 @@ impl Session {
                     break;
                 }
                 () = &mut stop, if self.open => {
-                    // What the kernel has already was asked before.
+                    // Questions that the kernel has already received were sent before the stop.
                     let read = futures::poll!(pin!(self.input.fill(&mut reader)));
                     self.open = false;
                     if let Poll::Ready(read) = read {
@@ -151,7 +152,8 @@ impl Session {
         }
         timeout(self.connection.limits.write, writer.shutdown()).await??;
         if self.left == 0 {
-            // What is never read makes the kernel drop the answers that the client hasn't got yet.
+            // Unread data would make the kernel reset the connection, and drop answers that the client hasn't received
+            // yet.
             let mut nowhere = tokio::io::sink();
             tokio::select! {
                 _ = timeout(DRAIN_TIMEOUT, tokio::io::copy(&mut reader, &mut nowhere)) => {}
@@ -161,7 +163,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes questions while there are any, and the client reads the answers.
+    /// Processes questions as long as there are complete ones and the client reads the answers.
     async fn take_questions(&mut self) -> io::Result<()> {
         while self.may_take() {
             let Some(Unanswered { message, key }) = self.answer_known()? else { break };
@@ -179,7 +181,7 @@ impl Session {
                 }
                 places.hold(client, answer.bytes).map(Some)
             });
-            // What we know is answered here and now, whatever this task has done before.
+            // Answers that need no waiting are sent at once, regardless of tokio's budget for this task.
             match (futures::poll!(unconstrained(&mut answering)), failure) {
                 (Poll::Ready(answer), _) => {
                     if let Some(answer) = answer? {
@@ -199,7 +201,8 @@ impl Session {
         Ok(())
     }
 
-    /// Answers questions as this thread has answered them before. Returns the first one that it hasn't, if there is one.
+    /// Answers questions from the response cache of this thread. Returns the first question without a cached answer, if
+    /// there is one.
     fn answer_known(&mut self) -> io::Result<Option<Unanswered>> {
         let client = unmapped(self.connection.client).ip();
         let server = self.connection.handler.server.load().number();
@@ -233,12 +236,12 @@ impl Session {
         Ok(unanswered)
     }
 
-    /// Whether there is a question to take, and room for its answer.
+    /// Returns whether there is a complete question, and room for its answer.
     fn may_take(&self) -> bool {
         self.left > 0 && self.input.is_whole() && !self.output.is_full()
     }
 
-    /// Whether no more questions may wait.
+    /// Returns whether no further question may wait for an upstream.
     fn is_busy(&mut self) -> bool {
         self.waiting.len() >= MAX_PIPELINED || !self.connection.place.reserve(self.waiting.len())
     }
@@ -255,12 +258,13 @@ impl Session {
         }
     }
 
-    /// When the client's time is up, if anything is waited for from it.
+    /// Returns the time at which the connection ends unless the client acts.
     fn deadline(&self) -> Option<Instant> {
         let ConnectionLimits { read, write, idle, .. } = self.connection.limits;
         let half = self.input.half_since().filter(|_| self.open);
         let rested = self.is_idle().then(|| self.rested + idle);
-        // Half a question isn't idle, but one half after the other, and never an answer, is no use either.
+        // A partial question extends the idle timeout once: otherwise a client that sends partial questions without
+        // ever getting an answer could stay connected forever.
         let rested = if half.is_some() { rested.map(|end| end + read) } else { rested };
         let half = half.map(|since| since + read);
         let unread = self.output.since().map(|since| since + write);

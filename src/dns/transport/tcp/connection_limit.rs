@@ -1,4 +1,4 @@
-//! The places of connections, and what else connections share.
+//! The limits that all TCP connections share.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -15,49 +15,48 @@ use crate::dns::net::{part_of_files, unmapped};
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::transport::metrics::TransportMetrics;
 
-/// Connections at once.
+/// The maximum number of connections.
 const MAX_CONNECTIONS: usize = 10_000;
-/// The same in percent of the files that the process may have open.
+/// The same limit in percent of the limit of open files.
 const MAX_PERCENT_OF_FILES: usize = 30;
-/// Connections of one client address at once, and never more than a quarter of all. A NodeLocal cache
-/// is one client, and needs a connection for each question that is under way.
+/// The maximum number of connections of one client address, but never more than a quarter of all. NodeLocal DNSCache is
+/// one client, and needs a connection for each pending question.
 ///
-/// An IPv6 client is an address, too, and not a /64: in a cluster a /64 is a subnet full of nodes,
-/// or all Pods of a node. A client with a whole /64 can close other clients' idle connections,
-/// but can't lock them out.
+/// An IPv6 client is a whole address, not a /64: in a cluster a /64 is a subnet full of nodes, or all Pods of a node. A
+/// client with a whole /64 can close other clients' idle connections, but can't lock them out.
 const MAX_CONNECTIONS_OF_CLIENT: usize = 1000;
-/// Questions that are under way beside the first of each connection. More than the upstream takes
-/// at once.
+/// The maximum number of pending questions, not counting the first of each connection. Exceeds the number that an
+/// upstream accepts concurrently.
 const MAX_WAITING: usize = 4096;
-/// Bytes of big answers that clients haven't read yet.
+/// The maximum number of unread bytes of large answers.
 const MAX_UNREAD_BYTES: usize = 32 << 20;
-/// Up to here an answer isn't big: those are bounded by their number.
+/// The maximum size of a small answer in bytes. Small answers are limited by their number.
 const SMALL_REPLY_BYTES: usize = 4096;
-/// How often it is said that there are too many.
+/// The interval between warnings about too many connections.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The places for connections of all listeners.
+/// The limits that the connections of all listeners share.
 #[derive(Debug)]
 pub struct ConnectionLimiter {
     metrics: Arc<TransportMetrics>,
     max_connections: usize,
     max_of_a_client: usize,
     state: Mutex<LimiterState>,
-    /// Questions under way beside the first of each connection.
+    /// Pending questions, not counting the first of each connection.
     waiting: Arc<ClientQuota>,
-    /// Bytes of big answers.
+    /// Unread bytes of large answers.
     unread: Arc<ClientQuota>,
 }
 
 #[derive(Debug, Default)]
 struct LimiterState {
     open: usize,
-    /// The connections of each client that has any.
+    /// The number of connections of each client that has any.
     clients: HashMap<IpAddr, usize>,
-    /// The connections that wait for their clients, in the order of how long they have waited, the longest first.
+    /// The idle connections, keyed by the order in which they became idle.
     idle: BTreeMap<u64, IdleConnection>,
     next_turn: u64,
-    /// Not said yet.
+    /// The numbers of refused and evicted connections since the last warning.
     refused: u64,
     evicted: u64,
     said: Option<Instant>,
@@ -70,7 +69,7 @@ struct IdleConnection {
 }
 
 impl ConnectionLimiter {
-    /// Returns the places of a process, as many as its limit of open files allows now.
+    /// Returns the limits of a process, according to its current limit of open files.
     #[must_use]
     pub fn new(metrics: Arc<TransportMetrics>) -> Self {
         Self::with(metrics, MAX_CONNECTIONS.min(part_of_files(MAX_PERCENT_OF_FILES)))
@@ -87,17 +86,16 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Counts a question that failed because too many wait for an upstream.
+    /// Counts a question that failed because too many questions wait for an upstream.
     pub(super) fn count_busy(&self) {
         self.metrics.tcp_busy.inc();
     }
 
-    /// Gives a new connection a place. Where there is none, the connection that has been idle
-    /// longest loses its own (RFC 7766 section 6.2.3); `None` where the client has too many, or none
-    /// is idle.
+    /// Returns a permit for a new connection. If there are too many connections, the one that has been idle longest is
+    /// closed (RFC 7766 section 6.2.3); `None` if the client has too many connections, or none is idle.
     ///
-    /// A connection is idle while there is no question of it to answer, so also with half a
-    /// question, or in a handshake, or with an answer that isn't read.
+    /// A connection is idle while it has no question to answer, so also with a partial question, in a handshake, or
+    /// with an unread answer.
     #[must_use]
     pub fn admit(self: &Arc<Self>, client: SocketAddr) -> Option<(ConnectionPermit, AbortRegistration)> {
         let client = unmapped(client).ip();
@@ -136,10 +134,10 @@ impl ConnectionLimiter {
         Some((place, registration))
     }
 
-    /// Makes room for an answer until this client has read it.
+    /// Reserves memory for an answer until the client has read it.
     ///
     /// # Errors
-    /// If there is too much that isn't read.
+    /// If too many bytes are unread.
     pub fn hold(&self, client: SocketAddr, bytes: Vec<u8>) -> io::Result<BufferedReply> {
         if bytes.len() <= SMALL_REPLY_BYTES {
             return Ok(BufferedReply { bytes, held: None });
@@ -173,18 +171,18 @@ impl LimiterState {
     }
 }
 
-/// The place of a connection, which it has until this is dropped.
+/// The permit of a connection; dropping it lets another connection in.
 #[derive(Debug)]
 pub struct ConnectionPermit {
     places: Arc<ConnectionLimiter>,
     client: IpAddr,
     connection: AbortHandle,
     turn: ReplyTurn,
-    /// Questions that may be under way beside the first.
+    /// The pending questions, not counting the first.
     extra: QuotaGuard,
 }
 
-/// Where a connection stands in the queue of idle connections.
+/// The position of a connection in the queue of idle connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReplyTurn {
     Idle(u64),
@@ -193,13 +191,13 @@ enum ReplyTurn {
 }
 
 impl ConnectionPermit {
-    /// What all connections share.
+    /// Returns the limits that all connections share.
     #[must_use]
     pub fn places(&self) -> &Arc<ConnectionLimiter> {
         &self.places
     }
 
-    /// Says that the connection waits for its client from now on.
+    /// Marks the connection as idle from now on.
     pub fn set_idle(&mut self) {
         let places = Arc::clone(&self.places);
         let mut state = places.state.lock();
@@ -214,7 +212,7 @@ impl ConnectionPermit {
         self.turn = ReplyTurn::Idle(turn);
     }
 
-    /// Says that there is a question under way.
+    /// Marks the connection as having a pending question.
     pub fn set_busy(&mut self) {
         if matches!(self.turn, ReplyTurn::Idle(_)) {
             let places = Arc::clone(&self.places);
@@ -222,8 +220,8 @@ impl ConnectionPermit {
         }
     }
 
-    /// Reserves a place for this many questions beside the first, or gives back those beyond; returns
-    /// whether the client may have as many.
+    /// Reserves or releases quota, so that this many questions may be pending in addition to the first; returns whether
+    /// the client may have that many.
     pub fn reserve(&mut self, extra: usize) -> bool {
         self.extra.resize(extra)
     }
@@ -250,9 +248,8 @@ impl Drop for ConnectionPermit {
 /// An answer on its way to a client.
 #[derive(Debug)]
 pub struct BufferedReply {
-    /// The message.
     pub bytes: Vec<u8>,
-    /// Its share of what may be unread.
+    /// The quota that the unread bytes take; `None` for a small answer.
     pub held: Option<QuotaGuard>,
 }
 
@@ -270,11 +267,11 @@ mod tests {
     }
 
     #[test]
-    fn who_has_been_idle_longest_makes_room_and_who_works_does_not() {
+    fn longest_idle_connection_is_evicted_but_no_busy_one() {
         let places = places(3);
         let mut all: Vec<ConnectionPermit> =
             (1..=3).map(|last| places.admit(client(last)).unwrap().0).collect();
-        // The first asks something, and the second is being answered.
+        // The first client asks a question, and the second one's question is pending.
         all[0].set_idle();
         all[1].set_busy();
         let (newcomer, _) = places.admit(client(4)).unwrap();
@@ -285,7 +282,8 @@ mod tests {
         let (_newest, _) = places.admit(client(5)).unwrap();
         assert_eq!(gone(&all), [true, false, true]);
         assert_eq!(places.metrics.tcp_evicted.get(), 2);
-        // An evicted connection releases neither its permit, which another one has, nor its place in the queue.
+        // An evicted connection releases neither its permit, which another connection has, nor its position in the
+        // queue.
         all[0].set_idle();
         all[2].set_busy();
         drop(all.remove(2));
@@ -296,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_is_refused_only_when_all_are_at_work() {
+    fn connection_is_refused_only_if_all_others_are_busy() {
         let places = places(2);
         let mut all: Vec<ConnectionPermit> =
             (1..=2).map(|last| places.admit(client(last)).unwrap().0).collect();
@@ -309,7 +307,7 @@ mod tests {
 
     #[test]
     fn client_has_one_limit_by_ipv4_and_mapped_address() {
-        // Where there are few places, a quarter of them.
+        // With few connections, the limit is a quarter of them.
         for (max, limit) in [(10 * MAX_CONNECTIONS_OF_CLIENT, MAX_CONNECTIONS_OF_CLIENT), (128, 32)] {
             let places = places(max);
             let mapped: SocketAddr = "[::ffff:10.0.0.1]:5353".parse().unwrap();
@@ -324,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn all_connections_of_a_client_share_what_may_wait() {
+    fn connections_of_a_client_share_the_waiting_quota() {
         let places = places(100);
         let most = |place: &mut ConnectionPermit| (0..).take_while(|extra| place.reserve(*extra)).count() - 1;
         let [mut first, mut second, mut other] = [1, 1, 2].map(|last| places.admit(client(last)).unwrap().0);

@@ -1,5 +1,4 @@
-//! Messages in a stream of bytes, each behind its length (RFC 1035 section 4.2.2). Neither direction
-//! keeps memory while there is nothing in it.
+//! Messages in a byte stream, each preceded by its length (RFC 1035 section 4.2.2). Empty buffers hold no memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,30 +10,30 @@ use tokio::time::Instant;
 
 use crate::dns::transport::client_quota::QuotaGuard;
 
-/// The longest question that is taken.
+/// The maximum size of a question, in bytes.
 const MAX_QUERY_BYTES: usize = 4096;
-/// Bytes that are read at once.
+/// The number of bytes that one read asks for.
 const READ_BYTES: usize = 2048;
-/// With so many bytes on their way to a client, it gets no more before it has read them.
+/// No further answers are added to a client's output from this number of unread bytes on.
 const BATCH_BYTES: usize = 4096;
 
-/// What has come from a client and isn't taken yet.
+/// Bytes that were read from a client but not processed yet.
 #[derive(Debug, Default)]
 pub(super) struct ReadBuffer {
     bytes: Vec<u8>,
     taken: usize,
-    /// When what is there began to come.
+    /// When the first of these bytes was read.
     since: Option<Instant>,
 }
 
 impl ReadBuffer {
-    /// Reads what there is, at least one byte; returns 0 at the end of the stream. Nothing is lost
-    /// when this is dropped.
+    /// Reads at least one byte, and returns their number; 0 means the end of the stream. Dropping the future loses no
+    /// data.
     pub async fn fill(&mut self, reader: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
         self.bytes.drain(..self.taken);
         self.taken = 0;
         let read = std::future::poll_fn(|context| {
-            // On the stack, and only while there is something to read: idle connections need none.
+            // On the stack, and only during a read, so that idle connections have no buffer.
             let mut bytes = [MaybeUninit::uninit(); READ_BYTES];
             let mut buffer = ReadBuf::uninit(&mut bytes);
             Pin::new(&mut *reader).poll_read(context, &mut buffer).map_ok(|()| {
@@ -47,10 +46,10 @@ impl ReadBuffer {
         Ok(read)
     }
 
-    /// Returns the first message, if there is a whole one.
+    /// Returns the first message, if it is complete.
     ///
     /// # Errors
-    /// If it is longer than any that is taken.
+    /// If the message is longer than the maximum.
     pub fn first(&self) -> io::Result<Option<&[u8]>> {
         let Some((rest, length)) = self.length() else { return Ok(None) };
         if length > MAX_QUERY_BYTES {
@@ -59,7 +58,7 @@ impl ReadBuffer {
         Ok(rest.get(..length))
     }
 
-    /// Goes on to the next message, if there is one.
+    /// Advances to the next message, if there is one.
     pub fn advance(&mut self, now: Instant) {
         let Some((_, length)) = self.length() else { return };
         self.taken += 2 + length;
@@ -70,12 +69,12 @@ impl ReadBuffer {
         }
     }
 
-    /// Whether there is a message to take, or what can't become one.
+    /// Returns whether there is a complete message, or one that exceeds the maximum.
     pub fn is_whole(&self) -> bool {
         self.length().is_some_and(|(rest, length)| rest.len() >= length || length > MAX_QUERY_BYTES)
     }
 
-    /// Since when a message has been coming that isn't whole yet.
+    /// Returns since when an incomplete message has been arriving.
     pub fn half_since(&self) -> Option<Instant> {
         self.since.filter(|_| !self.is_whole())
     }
@@ -86,20 +85,20 @@ impl ReadBuffer {
     }
 }
 
-/// What is on its way to a client.
+/// Answers on their way to a client.
 #[derive(Debug, Default)]
 pub(super) struct WriteHalf {
-    /// What is written first, if writing has begun.
+    /// The batch that is being written, if `since` is set.
     batch: WriteBatch,
     written: usize,
     since: Option<Instant>,
     next: VecDeque<WriteBatch>,
-    /// Bytes of all of them.
+    /// The size of all batches, in bytes.
     size: usize,
 }
 
-/// Answers that are written together: it ends with the answer that makes it [`BATCH_BYTES`]. So the time that
-/// a client is given for it is for one big answer, or for as many small ones.
+/// Answers that are written together: a batch ends with the answer that makes it exceed [`BATCH_BYTES`]. The write
+/// timeout thus applies to one large answer, or to a number of small ones.
 #[derive(Debug, Default)]
 struct WriteBatch {
     bytes: Vec<u8>,
@@ -107,7 +106,7 @@ struct WriteBatch {
 }
 
 impl WriteHalf {
-    /// Adds an answer, which may have a share of what may be unread. There is none that doesn't fit.
+    /// Adds an answer, with the quota of its unread bytes. Every encoded answer fits the length prefix.
     pub fn push(&mut self, answer: &[u8], held: Option<QuotaGuard>) {
         let Ok(length) = u16::try_from(answer.len()) else { return };
         if self.next.back().is_none_or(|last| last.bytes.len() >= BATCH_BYTES) {
@@ -121,8 +120,8 @@ impl WriteHalf {
         self.size += 2 + answer.len();
     }
 
-    /// Writes what comes first, which [`WriteHalf::since`] is about. Nothing is lost or written twice when
-    /// this is dropped and called again.
+    /// Writes the first batch, to which [`WriteHalf::since`] refers. Dropping the future and calling again neither
+    /// loses nor repeats data.
     pub async fn write(&mut self, writer: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         if self.since.is_none() {
             let Some(batch) = self.next.pop_front() else { return Ok(()) };
@@ -134,7 +133,7 @@ impl WriteHalf {
                 written => self.written += written,
             }
         }
-        // TLS has buffers of its own.
+        // TLS buffers data itself.
         writer.flush().await?;
         self.size -= self.batch.bytes.len();
         (self.batch, self.written, self.since) = Default::default();
@@ -144,17 +143,17 @@ impl WriteHalf {
         Ok(())
     }
 
-    /// Whether there is nothing to write.
+    /// Returns whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.since.is_none() && self.next.is_empty()
     }
 
-    /// Whether nothing should be added just now.
+    /// Returns whether no further answers should be added for now.
     pub fn is_full(&self) -> bool {
         self.size >= BATCH_BYTES
     }
 
-    /// Since when the client should have been reading what comes first.
+    /// Returns since when the client has been expected to read the first batch.
     pub fn since(&self) -> Option<Instant> {
         self.since
     }
@@ -165,7 +164,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nothing_is_kept_once_all_is_written() {
+    async fn buffers_are_freed_once_all_is_written() {
         let mut output = WriteHalf::default();
         output.push(&[0; 9000], None);
         output.push(&[0; 20], None);

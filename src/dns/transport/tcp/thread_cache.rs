@@ -1,5 +1,5 @@
-//! What a thread has answered by TCP or TLS, and gives again. Any thread of the runtime may serve a connection, and none
-//! of them waits for another.
+//! The response cache of a thread for TCP and TLS. Any thread of the runtime may serve a connection, and no thread
+//! waits for another one's cache.
 
 use std::cell::RefCell;
 use std::thread::available_parallelism;
@@ -7,15 +7,15 @@ use std::thread::available_parallelism;
 use crate::dns::response_cache::wire_response::MAX_RESPONSE_BYTES;
 use crate::dns::response_cache::{Capacity, ResponseCache};
 
-/// How many bytes the answers of all threads may take, and those of one at least: there are as many threads as cores, and
-/// most clients ask by UDP.
+/// The memory limit of the caches of all threads, and the minimum for one thread, in bytes. There are as many threads
+/// as cores, and most clients use UDP.
 const MAX_BYTES_ALL_THREADS: usize = 8 << 20;
 const MIN_BYTES_PER_THREAD: usize = 128 << 10;
 
-/// What a thread has at hand.
+/// The buffers of a thread.
 pub(super) struct ThreadCache {
     pub response_cache: ResponseCache,
-    /// Where an answer is written.
+    /// The buffer that an answer is written to.
     pub out: [u8; MAX_RESPONSE_BYTES],
 }
 
@@ -23,10 +23,10 @@ thread_local! {
     static DESK: RefCell<Option<Box<ThreadCache>>> = const { RefCell::new(None) };
 }
 
-/// Works with what this thread has at hand.
+/// Calls `work` with the buffers of this thread.
 ///
 /// # Panics
-/// If the work asks for that itself.
+/// If `work` calls this function.
 pub(super) fn with_desk<T>(work: impl FnOnce(&mut ThreadCache) -> T) -> T {
     DESK.with_borrow_mut(|desk| work(desk.get_or_insert_with(new)))
 }

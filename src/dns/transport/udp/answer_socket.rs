@@ -1,5 +1,5 @@
-//! A socket that answers leave by: how it is set up, what the kernel reports about answers, and how full its send
-//! buffer is.
+//! A socket that answers are sent from: its options, the kernel's errors about answers, and the level of its send
+//! buffer.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
@@ -24,13 +24,14 @@ use super::unreachable::{UNREACHABLE_FOR, Unreachable};
 use crate::dns::net::unmapped;
 use crate::dns::transport::metrics::{DropReason, TransportMetrics};
 
-/// The send buffer, in bytes. It bridges the seconds in which answers to an unreachable address wait in the kernel.
+/// The size of the send buffer in bytes. It holds the answers to unreachable addresses, which wait in the kernel for
+/// seconds.
 const SEND_BUFFER: usize = 4 << 20;
-/// The least MTU of IPv6 (RFC 8200 section 5).
+/// The minimum MTU of IPv6 in bytes (RFC 8200 section 5).
 const IPV6_MIN_MTU: Int = 1280;
-/// Entries of the error queue that are read at once. The kernel reports the rest again.
+/// The maximum number of entries of the error queue that one call reads. The kernel reports the remaining ones again.
 const MAX_ERRORS: usize = 256;
-/// Senders of ICMP errors that are looked at within [`SENDERS_KEPT`].
+/// The maximum number of senders of ICMP errors that are checked within [`SENDERS_KEPT`].
 const MAX_SENDERS: usize = 64;
 const SENDERS_KEPT: Duration = Duration::from_secs(1);
 
@@ -38,37 +39,37 @@ sockopt_impl!(MtuDiscover, SetOnly, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, Int
 sockopt_impl!(Ipv6MtuDiscover, SetOnly, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, Int, SetStruct<Int>);
 sockopt_impl!(Ipv6Mtu, SetOnly, libc::IPPROTO_IPV6, libc::IPV6_MTU, Int, SetStruct<Int>);
 
-/// Sets what answers need. An old kernel that lacks an option is no reason not to start.
+/// Sets the options for answers. An old kernel that lacks an option must not prevent the start.
 pub(super) fn set_options(socket: &Socket, is_ipv6: bool) {
-    // With CAP_NET_ADMIN the limit net.core.wmem_max doesn't count.
+    // With CAP_NET_ADMIN the limit net.core.wmem_max doesn't apply.
     if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER).is_err() {
         let _ = setsockopt(socket, sockopt::SndBuf, &SEND_BUFFER);
     }
-    // ICMP "fragmentation needed" can be forged, and would make answers fragment for ten minutes (RFC 9715 section 3.1).
-    // An IPv6 socket has the IPv4 options for its IPv4 clients.
+    // ICMP "fragmentation needed" can be forged, and would make answers fragment for ten minutes (RFC 9715 section
+    // 3.1). An IPv6 socket needs the IPv4 options for its IPv4 clients.
     let _ = setsockopt(socket, MtuDiscover, &libc::IP_PMTUDISC_OMIT);
     let _ = setsockopt(socket, sockopt::Ipv4RecvErr, &true);
     if is_ipv6 {
         let _ = setsockopt(socket, Ipv6MtuDiscover, &libc::IPV6_PMTUDISC_OMIT);
-        // Routers don't fragment IPv6: what is longer leaves in fragments that pass everywhere.
+        // Routers don't fragment IPv6, so longer packets have to leave in fragments that pass every link.
         let _ = setsockopt(socket, Ipv6Mtu, &IPV6_MIN_MTU);
         let _ = setsockopt(socket, sockopt::Ipv6RecvErr, &true);
     }
 }
 
-/// A socket with what is known about its clients.
+/// A socket with the state of its clients' reachability.
 pub(super) struct AnswerSocket {
     socket: Arc<UdpSocket>,
     unreachable: Arc<Unreachable>,
     metrics: Arc<TransportMetrics>,
-    /// The size of its send buffer, in bytes as the kernel counts them.
+    /// The size of the send buffer, in bytes as the kernel counts them.
     send_buffer: usize,
     senders: Mutex<Senders>,
-    /// For questions about routes; opened for the first one.
+    /// The socket for route look-ups, opened at the first one.
     routes: Mutex<Option<Netlink>>,
 }
 
-/// Which senders of ICMP errors are this host itself, as found within the last second.
+/// Whether each sender of ICMP errors is this host itself, as found within the last second.
 #[derive(Default)]
 struct Senders {
     since: Option<Instant>,
@@ -86,19 +87,18 @@ impl AnswerSocket {
         Self { socket, unreachable, metrics, send_buffer, senders, routes }
     }
 
-    /// Counts questions that were dropped.
     pub(super) fn count_dropped(&self, reason: DropReason, number: u32) {
         self.metrics.dropped(reason, number);
     }
 
-    /// Counts answers that the kernel refused.
+    /// Counts answers that the kernel refused to send.
     pub(super) fn count_refused(&self, number: u32) {
         if number > 0 {
             self.metrics.dropped(DropReason::Send, number);
         }
     }
 
-    /// Returns whether a question from that address may be answered now, and counts it if not.
+    /// Returns whether a question from this address may be answered now, and counts it as dropped if not.
     pub(super) fn admits(&self, address: IpAddr, now: Instant) -> bool {
         let has_room = || self.queued() < self.send_buffer / 4;
         let admitted = self.unreachable.admits(address, now, has_room, || self.direct_interface(address));
@@ -108,9 +108,9 @@ impl AnswerSocket {
         admitted
     }
 
-    /// Looks how full the send buffer is. Where an eighth is taken, the addresses are limited that the kernel is looking
-    /// for, since their answers are what waits, and with them all on the same links that it would have to look for.
-    /// Returns whether it is worth looking again soon.
+    /// Checks the level of the send buffer. From one eighth on, limits the addresses that the kernel is resolving,
+    /// because answers to them are what waits in the buffer, and with them all unknown addresses on the same links.
+    /// Returns whether the next check should be soon.
     pub(super) fn check_send_buffer(&self, now: Instant) -> bool {
         let queued = self.queued();
         if queued >= self.send_buffer / 8
@@ -118,7 +118,8 @@ impl AnswerSocket {
             && self.unreachable.takes(&table)
         {
             let unresolved = table.unresolved();
-            // Otherwise the answers wait for the network, and a cut table lacks clients that are known.
+            // Without unresolved addresses the answers wait for the network. An incomplete table lacks reachable
+            // clients.
             if !unresolved.is_empty() && table.is_whole {
                 self.unreachable.limit_unknown(table, now);
             }
@@ -127,8 +128,8 @@ impl AnswerSocket {
         queued >= self.send_buffer / 32
     }
 
-    /// Reads the socket's error queue (ip(7), IP_RECVERR). Called when the kernel has reported an error: what isn't
-    /// read takes the room of questions.
+    /// Reads the socket's error queue (ip(7), IP_RECVERR). Called after the kernel reported an error: unread errors
+    /// take room in the receive buffer.
     pub(super) fn read_errors(&self) {
         let now = Instant::now();
         let mut control = nix::cmsg_space!([u8; 256]);
@@ -150,8 +151,8 @@ impl AnswerSocket {
         }
     }
 
-    /// Returns whether an ICMP error is from this host itself. An error from elsewhere limits no client: it may be
-    /// forged, and the answer to a client behind a router doesn't wait here.
+    /// Returns whether an ICMP error is from this host itself. Errors from other hosts limit no client: they may be
+    /// forged, and an answer to a client behind a router doesn't wait in this host.
     fn is_own(&self, sender: SocketAddr, now: Instant) -> bool {
         let mut senders = self.senders.lock();
         if senders.since.is_none_or(|since| since + SENDERS_KEPT <= now) {
@@ -168,17 +169,17 @@ impl AnswerSocket {
         own
     }
 
-    /// Returns the interface that the kernel sends to an address by without a router.
+    /// Returns the interface by which the kernel reaches an address without a router.
     fn direct_interface(&self, address: IpAddr) -> Option<u32> {
         let mut routes = self.routes.lock();
         let kernel = routes.take().or_else(|| Netlink::open().ok())?;
         let interface = direct_interface(&kernel, address).ok()?;
-        // After an error the next answer could be one to an earlier question.
+        // Keeps the socket only after success: after an error its next answer could belong to an earlier request.
         *routes = Some(kernel);
         interface
     }
 
-    /// Bytes of the send buffer that are taken.
+    /// Returns the number of bytes in the send buffer.
     fn queued(&self) -> usize {
         queued_bytes(self.socket.as_fd())
     }
@@ -190,13 +191,13 @@ impl AsFd for AnswerSocket {
     }
 }
 
-/// Returns whether the kernel doesn't reach a neighbor. For IPv6 an address of this host as the source of an ICMP error
-/// proves nothing: unlike with IPv4, the kernel accepts a forged packet with that source from elsewhere.
+/// Returns whether the kernel can't reach a neighbor. For IPv6, an address of this host as the source of an ICMP error
+/// proves nothing: unlike with IPv4, the kernel accepts a forged packet with that source from other hosts.
 fn is_dead(client: IpAddr) -> bool {
     NEIGHBORS.latest().is_some_and(|table| table.has(client, INCOMPLETE | FAILED))
 }
 
-/// Returns the sender of an ICMP error, if the error says that a host can't be reached.
+/// Returns the sender of an ICMP error, if the error is that a host is unreachable.
 fn unreachable_sender(control: ControlMessageOwned) -> Option<SocketAddr> {
     let (error, sender) = match control {
         ControlMessageOwned::Ipv4RecvErr(error, sender) => {
@@ -223,14 +224,14 @@ fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Returns whether an address is one of this host that the kernel sends ICMP errors to itself from: only then does a
-/// packet to the address have it as its source.
+/// Returns whether the address belongs to this host and is the source of ICMP errors that the kernel sends to itself: a
+/// packet to such an address has the same address as its source.
 fn is_local(address: SocketAddr) -> io::Result<bool> {
     let any: IpAddr =
         if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
     let mut there = address;
-    // Nothing is sent; the port is any but 0.
+    // Sends nothing; any port except 0 works.
     there.set_port(9);
     socket.connect(there)?;
     Ok(socket.local_addr()?.ip() == address.ip())
@@ -241,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_this_host_are_told_from_others() {
+    fn addresses_of_this_host_are_recognized() {
         let is_local =
             |address: &str| is_local(SocketAddr::new(address.parse().unwrap(), 0)).unwrap_or(false);
         assert!(is_local("127.0.0.1"));

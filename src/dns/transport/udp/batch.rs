@@ -1,6 +1,7 @@
-//! Many datagrams in one system call, in and out: recvmmsg(2), sendmmsg(2).
+//! Receives and sends many datagrams with one system call: recvmmsg(2), sendmmsg(2).
 //!
-//! No crate offers both with a control message for each datagram, so the kernel's structures are filled in here.
+//! No crate offers both with a control message for each datagram, so this module fills in the kernel's structures
+//! itself.
 #![expect(unsafe_code, reason = "the kernel is given pointers into the buffers of a batch")]
 
 use std::io;
@@ -18,29 +19,29 @@ use super::pending::Peer;
 use crate::dns::message::header::MAX_UDP;
 use crate::dns::net::is_shortage;
 
-/// Datagrams that are taken at once.
+/// The maximum number of datagrams per system call.
 pub(super) const BATCH_SIZE: usize = 64;
-/// Bytes of a datagram that are read. EDNS still announces [`MAX_UDP`].
+/// The maximum size of a query in bytes. EDNS nevertheless advertises [`MAX_UDP`].
 const MAX_REQUEST_BYTES: usize = 4096;
-/// The control messages that are asked for: the address that was asked, and the datagrams lost.
+/// The size of the control messages in bytes: the local address, and the number of dropped datagrams.
 const CONTROL_BYTES: usize = 64;
-/// How often sending an answer is tried again because the kernel reports an error about an earlier one.
+/// The maximum number of repeated attempts to send an answer after errors that concern earlier answers.
 const MAX_REPORTS: usize = 4;
 
-/// Buffers for datagrams that have come, and for the answers to them.
+/// Buffers for received datagrams and their answers.
 pub(super) struct DatagramBatch {
     requests: Box<[[u8; MAX_REQUEST_BYTES]]>,
     peers: Box<[libc::sockaddr_storage]>,
     incoming: Headers,
     answers: Box<[[u8; MAX_UDP as usize]]>,
     outgoing: Headers,
-    /// How many datagrams there are.
+    /// The number of received datagrams.
     received: usize,
-    /// How many answers there are.
+    /// The number of answers.
     answered: usize,
 }
 
-/// What the kernel is given. All pointers lead into boxes beside it, which never move.
+/// The structures for the kernel. All pointers lead to boxes in the same batch, which never move.
 struct Headers {
     controls: Box<[ControlBuffer]>,
     vectors: Box<[libc::iovec]>,
@@ -59,7 +60,7 @@ impl Headers {
             .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: LENGTH })
             .collect();
         let headers = vectors.iter_mut().zip(peers).zip(&mut controls).map(|((vector, peer), control)| {
-            // SAFETY: zero is a value of each of its fields; some systems have padding among them.
+            // SAFETY: zero is a valid value of every field; on some systems the struct has padding.
             let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
             header.msg_hdr.msg_name = ptr::from_mut(peer).cast();
             header.msg_hdr.msg_iov = vector;
@@ -76,7 +77,7 @@ impl DatagramBatch {
     pub(super) fn new() -> Self {
         let mut requests = vec![[0; MAX_REQUEST_BYTES]; BATCH_SIZE].into_boxed_slice();
         let mut answers = vec![[0; MAX_UDP as usize]; BATCH_SIZE].into_boxed_slice();
-        // SAFETY: zero is a value of each of its fields.
+        // SAFETY: zero is a valid value of every field.
         let mut peers =
             vec![unsafe { mem::zeroed::<libc::sockaddr_storage>() }; BATCH_SIZE].into_boxed_slice();
         let incoming = Headers::new(&mut requests, &mut peers);
@@ -87,14 +88,15 @@ impl DatagramBatch {
         batch
     }
 
-    /// Takes what the kernel has, and waits for the first datagram if that is wanted. Returns how many there are.
+    /// Receives the datagrams in the receive buffer; with `wait`, waits for the first one. Returns their number.
     ///
     /// # Errors
-    /// If the kernel has none, or the socket is at fault.
+    /// If there is no datagram, or the socket is broken.
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>, wait: bool) -> io::Result<usize> {
         self.clear();
         let flags = if wait { libc::MSG_WAITFORONE } else { libc::MSG_DONTWAIT };
-        // SAFETY: the headers lead to buffers of this batch, with their lengths; nothing else refers to them now.
+        // SAFETY: the headers point to buffers of this batch, with correct lengths; no other reference to them exists
+        // now.
         let received = unsafe {
             #[allow(clippy::cast_possible_truncation, reason = "it is a small constant")]
             libc::recvmmsg(
@@ -109,7 +111,7 @@ impl DatagramBatch {
         Ok(self.received)
     }
 
-    /// Has the kernel use all of the buffers again.
+    /// Resets the headers to the full sizes of the buffers.
     fn clear(&mut self) {
         #[allow(clippy::cast_possible_truncation, reason = "they are small constants")]
         for header in &mut self.incoming.headers[..self.received] {
@@ -120,23 +122,23 @@ impl DatagramBatch {
         (self.received, self.answered) = (0, 0);
     }
 
-    /// Returns a datagram, and room for the answer to it.
+    /// Returns a datagram, and the buffer for its answer.
     pub(super) fn exchange(&mut self, at: usize) -> (&[u8], &mut [u8]) {
         let length = self.incoming.headers[at].msg_len as usize;
         (&self.requests[at][..length.min(MAX_REQUEST_BYTES)], &mut self.answers[self.answered])
     }
 
-    /// Returns whether a datagram was longer than what was read of it.
+    /// Returns whether a datagram was longer than its buffer.
     pub(super) fn is_cut(&self, at: usize) -> bool {
         self.incoming.headers[at].msg_hdr.msg_flags & libc::MSG_TRUNC != 0
     }
 
-    /// Returns the sender of a datagram; nothing if its address can't be answered.
+    /// Returns the sender of a datagram; `None` if the address can't be answered.
     pub(super) fn peer(&self, at: usize) -> Option<Peer> {
         let header = &self.incoming.headers[at].msg_hdr;
         let address = address(&self.peers[at], header.msg_namelen)?;
         let (mut asked, mut lost) = (None, 0);
-        // SAFETY: the kernel has filled in the control messages, and how long they are. Their data needn't be aligned.
+        // SAFETY: the kernel has filled in the control messages and their length. Their data may be unaligned.
         unsafe {
             let mut control = libc::CMSG_FIRSTHDR(header);
             while !control.is_null() {
@@ -159,8 +161,7 @@ impl DatagramBatch {
         Some(Peer { address, asked, lost })
     }
 
-    /// Queues so many bytes of the answer buffer for the sender of a datagram, to be sent from the address that was
-    /// asked.
+    /// Queues `length` bytes of the answer buffer for the sender of a datagram, to be sent from the address `asked`.
     pub(super) fn answer(&mut self, at: usize, asked: Option<IpAddr>, length: usize) {
         let outgoing = &mut self.outgoing;
         outgoing.vectors[self.answered].iov_len = length;
@@ -169,14 +170,14 @@ impl DatagramBatch {
         header.msg_name = name.cast();
         header.msg_namelen = self.incoming.headers[at].msg_hdr.msg_namelen;
         header.msg_control = outgoing.controls[self.answered].0.as_mut_ptr().cast();
-        // SAFETY: there is room for either of the two.
+        // SAFETY: the buffer has room for either control message.
         header.msg_controllen = unsafe { write_asked(header, asked) };
         self.answered += 1;
     }
 
-    /// Sends the answers. One that the kernel refuses is counted: the client asks again.
+    /// Sends the answers. An answer that the kernel refuses is counted and not repeated, because the client retries.
     pub(super) fn send(&mut self, socket: &AnswerSocket) {
-        // SAFETY: as when receiving; the kernel has filled in the addresses.
+        // SAFETY: the headers point to buffers of this batch; the kernel has filled in the addresses.
         unsafe { send(socket, &mut self.outgoing.headers[..self.answered]) };
         self.answered = 0;
     }
@@ -188,7 +189,7 @@ pub(super) struct OutgoingDatagram {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Sends such answers, [`BATCH_SIZE`] at once. One that the kernel refuses is counted.
+/// Sends such answers, at most [`BATCH_SIZE`] per system call, and counts answers that the kernel refuses.
 pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [OutgoingDatagram]) {
     for answers in answers.chunks_mut(BATCH_SIZE) {
         let names: Vec<SockAddr> = answers.iter().map(|answer| answer.peer.address.into()).collect();
@@ -202,7 +203,7 @@ pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [OutgoingDatagram]) 
             .collect();
         let parts = answers.iter().zip(&names).zip(&mut vectors).zip(&mut controls);
         let headers = parts.map(|(((answer, name), vector), control)| {
-            // SAFETY: zero is a value of each of its fields, and there is room for either control message.
+            // SAFETY: zero is a valid value of every field, and the buffer has room for either control message.
             unsafe {
                 let mut header: libc::mmsghdr = mem::zeroed();
                 header.msg_hdr.msg_name = name.as_ptr().cast_mut().cast();
@@ -215,7 +216,7 @@ pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [OutgoingDatagram]) 
             }
         });
         let mut headers: Vec<libc::mmsghdr> = headers.collect();
-        // SAFETY: they lead to what is above, with its lengths; the kernel only reads it.
+        // SAFETY: the headers point to the buffers above, with correct lengths; the kernel only reads the buffers.
         unsafe { send(socket, &mut headers) };
     }
 }
@@ -223,12 +224,12 @@ pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [OutgoingDatagram]) 
 /// Sends datagrams.
 ///
 /// # Safety
-/// What the headers lead to has to be there, as long as they say.
+/// The headers must point to valid buffers of the lengths that they contain.
 unsafe fn send(socket: &AnswerSocket, headers: &mut [libc::mmsghdr]) {
     let (mut done, mut refused, mut reports) = (0, 0, 0);
     while done < headers.len() {
         let left = &mut headers[done..];
-        // SAFETY: see above.
+        // SAFETY: the caller guarantees valid headers.
         let sent = unsafe {
             #[allow(clippy::cast_possible_truncation, reason = "there are no more than a batch has")]
             let number = left.len() as libc::c_uint;
@@ -239,7 +240,7 @@ unsafe fn send(socket: &AnswerSocket, headers: &mut [libc::mmsghdr]) {
             continue;
         }
         let error = io::Error::last_os_error();
-        // It may be about an earlier answer (ICMP): then the kernel reports it once, and has sent nothing.
+        // The error may concern an earlier answer (ICMP): the kernel reports it once, and has sent nothing.
         if reports < MAX_REPORTS && !is_full(&error) {
             reports += 1;
             socket.read_errors();
@@ -251,23 +252,23 @@ unsafe fn send(socket: &AnswerSocket, headers: &mut [libc::mmsghdr]) {
     socket.count_refused(refused);
 }
 
-/// Whether the send buffer or the queue of the interface is full.
+/// Returns whether the send buffer or the queue of the interface is full.
 fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || is_shortage(error)
 }
 
-/// Returns how many bytes of a socket's send buffer are taken (SIOCOUTQ of udp(7)).
+/// Returns the number of bytes in a socket's send buffer (SIOCOUTQ of udp(7)).
 pub(super) fn queued_bytes(socket: BorrowedFd<'_>) -> usize {
     let mut queued: libc::c_int = 0;
-    // SAFETY: the kernel writes one int there.
+    // SAFETY: the kernel writes one int to `queued`.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
     if result == 0 { usize::try_from(queued).unwrap_or(0) } else { 0 }
 }
 
-/// Returns an address that can be answered: its port isn't 0.
+/// Returns an address that can be answered, whose port isn't 0.
 fn address(peer: &libc::sockaddr_storage, length: libc::socklen_t) -> Option<SocketAddr> {
     let (peer, length) = (ptr::from_ref(peer), length as usize);
-    // SAFETY: the family says what it is, and it is as long as that; a storage is aligned for all families.
+    // SAFETY: the family determines the type, and the length is checked; a storage is aligned for all families.
     let address = unsafe {
         match libc::c_int::from((*peer).ss_family) {
             libc::AF_INET if length >= size_of::<libc::sockaddr_in>() => {
@@ -287,13 +288,12 @@ fn address(peer: &libc::sockaddr_storage, length: libc::socklen_t) -> Option<Soc
     (address.port() != 0).then_some(address)
 }
 
-/// Writes the address that an answer is to leave from into the control message of a header; returns how long that is.
-/// The interface is left to the routes, but for link-local peers: those name their own.
+/// Writes the source address of an answer into the control message of a header, and returns the message's length. The
+/// routes determine the interface, except for link-local peers, whose address contains the interface.
 ///
 /// # Safety
-/// The control buffer of the header has to have room for [`CONTROL_BYTES`] bytes.
+/// The control buffer of the header must have room for [`CONTROL_BYTES`] bytes.
 unsafe fn write_asked(header: &mut libc::msghdr, asked: Option<IpAddr>) -> ControlLength {
-    /// Writes one control message.
     unsafe fn write<T>(
         header: &mut libc::msghdr,
         level: libc::c_int,
@@ -330,7 +330,7 @@ unsafe fn write_asked(header: &mut libc::msghdr, asked: Option<IpAddr>) -> Contr
     }
 }
 
-/// The type of that field differs from one C library to the other.
+/// The type of `msg_controllen` depends on the C library.
 #[cfg(target_env = "musl")]
 type ControlLength = libc::socklen_t;
 #[cfg(not(target_env = "musl"))]

@@ -17,45 +17,44 @@ const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
 const NLM_F_DUMP: u16 = 0x300;
 const NDA_DST: u16 = 1;
-/// An entry whose link-layer address is being looked for, for the first time or again.
+/// The state of an entry whose link-layer address is being resolved.
 pub(super) const INCOMPLETE: u16 = 0x1;
-/// An entry whose link-layer address wasn't found.
+/// The state of an entry whose link-layer address couldn't be resolved.
 pub(super) const FAILED: u16 = 0x20;
-/// The states of an entry with a link-layer address: all but these two, and none.
+/// The states of an entry with a link-layer address.
 pub(super) const RESOLVED: u16 = 0xde;
-/// Bytes of `struct ndmsg`.
+/// The size of `struct ndmsg`, in bytes.
 const ENTRY: usize = 12;
-/// Bytes of the kernel's answer that are read at most.
+/// The maximum size of the kernel's answer that is read, in bytes.
 const MAX_BYTES: usize = 1 << 20;
-/// The least pause between two readings. The kernel looks for an address for seconds before it reports an error.
+/// The minimum pause between two readings. The kernel resolves an address for seconds before it reports an error.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
-/// How many times the CPU time of a reading the pause after it is: forged packets can cause readings.
+/// The pause after a reading, as a multiple of its CPU time: forged packets can cause readings.
 const CPU_FACTOR: u32 = 50;
-/// How many times as long as a reading the pause after it is. Up to Linux 6.14 a reading waits for the kernel's lock on
+/// The pause after a reading, as a multiple of its duration. Up to Linux 6.14 a reading waits for the kernel's lock on
 /// all network configuration, and the UDP thread waits with it.
 const WAIT_FACTOR: u32 = 2;
 
-/// The neighbor table of this process's network, for all sockets.
+/// The neighbor table of this process's network namespace, shared by all sockets.
 pub(super) static NEIGHBORS: SharedTable = SharedTable::new();
 
-/// What was read of the neighbor table last, and when it may be read again.
+/// The last reading of the neighbor table, and the time of the next one.
 #[derive(Debug)]
 pub(super) struct SharedTable {
     last: Mutex<Option<Arc<NeighborTable>>>,
-    /// Locked while the table is read.
+    /// Locked during a reading.
     next_reading: Mutex<Option<Instant>>,
 }
 
-/// What was read of the neighbor table.
+/// A reading of the neighbor table.
 #[derive(Debug, Default)]
 pub(super) struct NeighborTable {
-    /// The addresses with an entry, and its state. Packets to an address in [`INCOMPLETE`] wait in the kernel.
+    /// The state of each address with an entry. Packets to an address in [`INCOMPLETE`] wait in the kernel.
     pub(super) states: HashMap<IpAddr, u16>,
-    /// The indexes of the interfaces with an address in [`INCOMPLETE`].
+    /// The indices of the interfaces with an address in [`INCOMPLETE`].
     pub(super) waiting_interfaces: HashSet<u32>,
-    /// Whether that is all: a table above [`MAX_BYTES`] is cut.
+    /// Whether the table is complete: a table larger than [`MAX_BYTES`] is truncated.
     pub(super) is_whole: bool,
-    /// When it was read.
     pub(super) read_at: Option<Instant>,
 }
 
@@ -65,7 +64,7 @@ impl NeighborTable {
         self.states.get(&address).is_some_and(|state| state & states != 0)
     }
 
-    /// Returns the addresses that the kernel is looking for.
+    /// Returns the addresses that the kernel is resolving.
     pub(super) fn unresolved(&self) -> HashSet<IpAddr> {
         self.states
             .iter()
@@ -80,7 +79,7 @@ impl SharedTable {
         Self { last: Mutex::new(None), next_reading: Mutex::new(None) }
     }
 
-    /// Returns the table, read now if the pause since the last reading is over.
+    /// Returns the last reading, after a new one if the pause is over.
     pub(super) fn latest(&self) -> Option<Arc<NeighborTable>> {
         self.latest_of(read, || (Instant::now(), cpu_time()))
     }
@@ -90,7 +89,7 @@ impl SharedTable {
         read: impl FnOnce() -> io::Result<NeighborTable>,
         clocks: impl Fn() -> (Instant, Duration),
     ) -> Option<Arc<NeighborTable>> {
-        // While another thread reads the table, the last one is good enough.
+        // While another thread reads the table, the last reading is used.
         if let Some(mut next) = self.next_reading.try_lock() {
             let (begun, cpu) = clocks();
             if next.is_none_or(|next| next <= begun) {
@@ -118,7 +117,7 @@ fn warn_unreadable(error: &io::Error) {
     });
 }
 
-/// Returns how long this thread has run.
+/// Returns the CPU time of this thread.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
@@ -144,11 +143,11 @@ impl NeighborTable {
     fn add(&mut self, part: &[u8]) -> bool {
         for (kind, message) in super::netlink::messages(part) {
             if kind != RTM_NEWNEIGH {
-                // NLMSG_DONE or an error.
+                // NLMSG_DONE, or an error.
                 return false;
             }
             let Some((interface, address, state)) = entry(message) else { continue };
-            // The same address may be looked for on two links.
+            // The same address may be resolved on two links.
             *self.states.entry(address).or_default() |= state;
             if state & INCOMPLETE != 0 {
                 self.waiting_interfaces.insert(interface);
@@ -158,7 +157,7 @@ impl NeighborTable {
     }
 }
 
-/// Reads a `struct ndmsg` and its attributes.
+/// Parses a `struct ndmsg` and its attributes.
 fn entry(message: &[u8]) -> Option<(u32, IpAddr, u16)> {
     let (interface, state) = (u32_at(message, 4)?, u16_at(message, 8)?);
     let (_, address) = Attributes(message.get(ENTRY..)?).find(|(kind, _)| *kind == NDA_DST)?;
@@ -180,7 +179,7 @@ mod tests {
     fn readings_take_no_more_than_2_percent_of_the_time() {
         let start = Instant::now();
         let millis = Duration::from_millis;
-        // Wall-clock time and CPU time of a reading, and how much of the wall-clock time all of them may take.
+        // The duration and the CPU time of a reading, and the maximum percentage of time that all readings take.
         for (took, cpu_of_one, percent) in [
             (Duration::from_micros(10), Duration::from_micros(10), 2),
             (millis(1), millis(1), 2),
@@ -195,7 +194,7 @@ mod tests {
                 cpu.set(cpu.get() + cpu_of_one);
                 Ok(NeighborTable::default())
             };
-            // 8 sockets with 1,000 forged errors a second each.
+            // 8 sockets, each with 1,000 forged errors per second.
             while clock.get() < start + Duration::from_secs(10) {
                 for _ in 0..8 {
                     assert!(table.latest_of(read, || (clock.get(), cpu.get())).is_some());

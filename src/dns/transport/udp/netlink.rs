@@ -1,4 +1,4 @@
-//! Questions to the kernel by rtnetlink(7). No right is needed for them.
+//! Requests to the kernel by rtnetlink(7), which need no privileges.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,17 +9,19 @@ use nix::sys::socket::{
 };
 
 const NLM_F_REQUEST: u16 = 0x1;
-/// Bytes of `struct nlmsghdr` and `struct rtattr`.
+/// The sizes of `struct nlmsghdr` and `struct rtattr`, in bytes.
 const HEADER: usize = 16;
 const ATTRIBUTE: usize = 4;
-/// Bytes of the kernel's answer that are read at once.
+/// The maximum number of bytes per read.
 const BUFFER: usize = 32 << 10;
 
-/// A socket to the kernel.
+/// A netlink socket.
 #[derive(Debug)]
 pub(super) struct Netlink(OwnedFd);
 
 impl Netlink {
+    /// Opens a socket.
+    ///
     /// # Errors
     /// If the kernel refuses a socket.
     pub(super) fn open() -> io::Result<Self> {
@@ -28,10 +30,10 @@ impl Netlink {
         Ok(Self(socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?))
     }
 
-    /// Sends a question.
+    /// Sends a request.
     ///
     /// # Errors
-    /// If the kernel doesn't take it.
+    /// If the kernel refuses the request.
     pub(super) fn send(&self, message: &[u8]) -> io::Result<()> {
         let kernel = NetlinkAddr::new(0, 0);
         Ok(sendto(self.0.as_raw_fd(), message, &kernel, MsgFlags::empty()).map(|_| ())?)
@@ -40,30 +42,30 @@ impl Netlink {
     /// Returns the next part of the answer.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no answer.
     pub(super) fn receive(&self) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; BUFFER];
-        // The kernel writes the answer while the question is sent or the answer is read: there is nothing to wait for.
+        // The kernel writes the answer during the send or the read, so there is nothing to wait for.
         let length = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT)?;
         buffer.truncate(length);
         Ok(buffer)
     }
 }
 
-/// Returns a message: `struct nlmsghdr` (length, type, flags, number, sender) and its content.
+/// Returns a message: `struct nlmsghdr` (length, type, flags, sequence number, sender) and its content.
 pub(super) fn message(kind: u16, flags: u16, content: &[u8]) -> Vec<u8> {
     let length = (HEADER + content.len()) as u32;
     let kind = [kind, NLM_F_REQUEST | flags].map(u16::to_ne_bytes).concat();
     [&length.to_ne_bytes()[..], &kind, &[0; 8], content].concat()
 }
 
-/// Returns an attribute with a value of a multiple of four bytes.
+/// Returns an attribute whose value has a multiple of four bytes.
 pub(super) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let length = (ATTRIBUTE + value.len()) as u16;
     [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat()
 }
 
-/// Returns the types and contents of the messages in a part of an answer, as far as they are whole.
+/// Returns the types and contents of the complete messages in a part of an answer.
 pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (length, kind) = (u32_at(bytes, 0)? as usize, u16_at(bytes, 4)?);
@@ -73,7 +75,7 @@ pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The types and values of attributes, as far as they are whole.
+/// Iterates over the types and values of the complete attributes.
 pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Attributes<'a> {
@@ -87,7 +89,7 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Returns the address that a value is.
+/// Parses an address.
 pub(super) fn ip(value: &[u8]) -> Option<IpAddr> {
     let ipv4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
     ipv4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()

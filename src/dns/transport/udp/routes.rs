@@ -1,4 +1,4 @@
-//! The kernel's routes: which interface an address is reached by without a router.
+//! Looks up the kernel's routes to find the interface that reaches an address without a router.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,17 +10,17 @@ const RTM_GETROUTE: u16 = 26;
 const RTN_UNICAST: u8 = 1;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
-/// A router's address, of the family of the route and of another one.
+/// The address of a router, in the family of the route or in another one.
 const RTA_GATEWAY: u16 = 5;
 const RTA_VIA: u16 = 18;
-/// Bytes of `struct rtmsg`.
+/// The size of `struct rtmsg`, in bytes.
 const ROUTE: usize = 12;
 
-/// Returns the index of the interface that packets to an address leave by, if no router is in between. The kernel looks
-/// up one route for that, and takes no lock on the network configuration (Linux 4.14 and later).
+/// Returns the index of the interface for packets to an address, if no router is in between. The kernel looks up one
+/// route, and takes no lock on the network configuration (Linux 4.14 and later).
 ///
 /// # Errors
-/// If the kernel doesn't tell.
+/// If the kernel doesn't answer.
 pub(super) fn direct_interface(kernel: &Netlink, address: IpAddr) -> io::Result<Option<u32>> {
     let (family, destination) = match address {
         IpAddr::V4(ipv4) => (nix::libc::AF_INET, ipv4.octets().to_vec()),
@@ -35,7 +35,7 @@ pub(super) fn direct_interface(kernel: &Netlink, address: IpAddr) -> io::Result<
     Ok(route.and_then(|(_, route)| interface(route)))
 }
 
-/// Reads a `struct rtmsg` and its attributes.
+/// Parses a `struct rtmsg` and its attributes.
 fn interface(route: &[u8]) -> Option<u32> {
     let attributes = || Attributes(route.get(ROUTE..).unwrap_or_default());
     let is_direct = !attributes().any(|(kind, _)| matches!(kind, RTA_GATEWAY | RTA_VIA));
@@ -65,7 +65,7 @@ mod tests {
         let router = attribute(RTA_GATEWAY, &[192, 0, 2, 1]);
         assert_eq!(route(RTN_UNICAST, &leaves), Some(7));
         assert_eq!(route(RTN_UNICAST, &[leaves.clone(), router].concat()), None);
-        // RTN_LOCAL
+        // RTN_LOCAL.
         assert_eq!(route(2, &leaves), None);
         for cut in 0..ROUTE + leaves.len() {
             let whole = [&[0; ROUTE][..], &leaves].concat();

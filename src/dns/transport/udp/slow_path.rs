@@ -1,4 +1,5 @@
-//! The full handler's side of a socket: what no thread can answer by itself.
+//! The slow path of a socket: the full handler answers the questions that its thread can't answer from the response
+//! cache.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -20,20 +21,20 @@ use crate::dns::net::{Protocol, unmapped};
 use crate::dns::transport::client_quota::ClientQuota;
 use crate::dns::transport::metrics::DropReason;
 
-/// Questions that are taken in one go, and answers that are sent, before others have their turn.
+/// The maximum number of questions to read, and of answers to send, before the task yields.
 const MAX_REPLIES_PER_TURN: usize = BATCH_SIZE;
 
 pub(super) struct SlowPath {
     pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
     pub(super) shares: Arc<ClientQuota>,
-    /// To the socket's thread.
+    /// To the thread of the socket.
     pub(super) keep: SyncSender<CacheInsert>,
 }
 
 impl SlowPath {
-    /// Answers all questions, until there are no more. Queries that wait for an upstream have no tasks of their own: an
-    /// upstream answers many at once, and so they are answered together.
+    /// Answers questions until the sender is gone. Questions that wait for an upstream have no tasks of their own: one
+    /// wake-up handles the many answers that an upstream sends together.
     pub(super) async fn serve(self, mut questions: Receiver<PendingQuery>) {
         let mut under_way = FuturesUnordered::new();
         let (mut asked, mut answers) =
@@ -51,7 +52,7 @@ impl SlowPath {
                     under_way.extend(asked.drain(..).map(|question| self.answer(question)));
                 }
             }
-            // What is ready by now goes out together. Nothing is waited for.
+            // Answers that are ready by now are sent together. This doesn't wait.
             while done < MAX_REPLIES_PER_TURN
                 && let Some(Some(answer)) = under_way.next().now_or_never()
             {
@@ -67,7 +68,7 @@ impl SlowPath {
         }
     }
 
-    /// Answers a question, now or later if it has to wait for an upstream; nothing where silence is right.
+    /// Answers a question, after waiting for an upstream if necessary; `None` if the client gets no reply.
     async fn answer(&self, question: PendingQuery) -> Option<OutgoingDatagram> {
         let PendingQuery { asking, peer, key, ticket } = question;
         let Peer { address, asked, .. } = peer;
@@ -81,7 +82,7 @@ impl SlowPath {
         let mut share = None;
         let answer = poll_fn(|context| match answering.as_mut().poll(context) {
             Poll::Pending if share.is_none() => {
-                // Only a query that waits for an upstream needs a share.
+                // Only a question that waits for an upstream needs quota.
                 share = self.shares.acquire(client, 1);
                 if share.is_some() {
                     return Poll::Pending;
@@ -93,7 +94,7 @@ impl SlowPath {
         });
         let answer = answer.await?;
         if let (Some(key), Some(wire_response)) = (key, answer.wire_response) {
-            // The next one of the kind will be kept where there is no room for this one.
+            // If the queue is full, the answer is cached another time.
             let _ = self.keep.try_send(CacheInsert { key, client, wire_response });
         }
         drop(ticket);

@@ -18,7 +18,7 @@ use crate::store::{OnGone, Store};
 const KNOWN: &str = "web.lb.internal.";
 const SLOW: &str = "slow.example.";
 
-/// What answers, with an upstream that doesn't.
+/// Returns a handler with an upstream that doesn't answer.
 async fn handler() -> (Arc<Handler>, UdpSocket) {
     handler_of(Arc::new(Store::new(OnGone::Kept))).await
 }
@@ -74,7 +74,7 @@ async fn client_with_waiting_questions_leaves_room() {
     for _ in 0..20 {
         ask(&greedy, SLOW).await;
     }
-    // Questions are taken in their order.
+    // Questions are processed in order.
     ask(&greedy, KNOWN).await;
     answered(&greedy).await;
     assert_eq!(busy(&handler), 12.0, "it has half");
@@ -87,7 +87,7 @@ async fn client_with_waiting_questions_leaves_room() {
 }
 
 #[tokio::test]
-async fn what_had_come_when_told_to_stop_is_answered() {
+async fn questions_received_before_the_stop_are_answered() {
     let (handler, _silent) = handler().await;
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let client = client(1, sockets[0].local_addr().unwrap()).await;
@@ -107,7 +107,8 @@ async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
     let (handler, silent) = handler().await;
     let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
     let client = client(1, socket.local_addr().unwrap()).await;
-    // A connected socket takes packets of its peer alone: the kernel reports its port as unreachable to all others.
+    // A connected socket accepts packets only from its peer: the kernel reports its port as unreachable to all other
+    // senders.
     let closed = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     closed.connect(silent.local_addr().unwrap()).await.unwrap();
     socket.send_to(b"an answer", closed.local_addr().unwrap()).unwrap();
@@ -136,7 +137,7 @@ async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
 }
 
 #[tokio::test]
-async fn a_crowd_of_questions_lets_other_tasks_have_their_turn() {
+async fn many_questions_do_not_starve_other_tasks() {
     const CROWD: usize = 200;
     let (handler, _silent) = handler().await;
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
@@ -146,7 +147,7 @@ async fn a_crowd_of_questions_lets_other_tasks_have_their_turn() {
     }
     let stop = CancellationToken::new();
     let _serving = AbortOnDropHandle::new(tokio::spawn(serve(sockets, handler, stop)));
-    // One thread: by the time it is this task's turn again, what has been answered was answered in one go.
+    // With one thread, the datagrams that this task finds at its turn were sent in one batch.
     let at_once = || std::iter::from_fn(|| client.try_recv(&mut [0; 1232]).ok()).count();
     let mut most = 0;
     let all = async {
@@ -168,7 +169,7 @@ fn port_0_is_a_port_that_no_other_socket_has() {
     assert_eq!(ports.len(), sockets.len());
 }
 
-/// A client that asks for a link, `web` in `default` at 192.0.2.1, and the handler that answers.
+/// A client of the link `web` in `default` at 192.0.2.1, and the handler that answers.
 struct TestServer {
     store: Arc<Store>,
     client: UdpSocket,
@@ -203,7 +204,7 @@ async fn question_about_a_changed_link_is_answered_at_once_or_soon() {
         let target = format!("192.0.2.{last}");
         store.apply(link("web", &target));
         client.send(&question(NAME)).unwrap();
-        // The one thread of the runtime waits here, and can't have any part in it.
+        // The only thread of the runtime blocks here, so the full handler can't have taken part.
         let mut answer = [0; 1232];
         let length = client.recv(&mut answer).expect("an answer");
         let answer = Message::from_vec(&answer[..length]).unwrap();
@@ -238,7 +239,7 @@ async fn client_with_larger_payload_gets_the_larger_answer() {
         message.set_edns(edns);
         message.to_vec().unwrap()
     };
-    // First from what is known, then anew: the link has changed, and has more addresses than most may be told of.
+    // First from the cache, then anew: the link has changed, and has more addresses than fit the default size.
     for addresses in [1, 100] {
         if addresses > 1 {
             store.apply(many.clone());

@@ -1,5 +1,5 @@
 //! Clients that the kernel can't reach. Answers to an on-link address without a host wait for ARP or neighbor discovery
-//! for seconds, and hold the send buffer while they wait. Such an address gets one answer a second.
+//! for seconds, and occupy the send buffer while they wait. Such an address gets only one answer per second.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -12,21 +12,21 @@ use tokio::time::Instant;
 
 use super::neighbors::{NeighborTable, RESOLVED};
 
-/// How long an address is limited after the kernel has reported it unreachable.
+/// How long an address is limited after the kernel has reported it as unreachable.
 pub(super) const UNREACHABLE_FOR: Duration = Duration::from_secs(10);
-/// How long an address is limited that the kernel is looking for: after three seconds it reports what came of it.
+/// How long an address is limited that the kernel is resolving: after three seconds the kernel reports the result.
 pub(super) const UNRESOLVED_FOR: Duration = Duration::from_secs(3);
-/// Between two answers to a limited address.
+/// The interval between two answers to a limited address.
 const ANSWER_INTERVAL: Duration = Duration::from_secs(1);
-/// Limited addresses at most: as many neighbors as Linux has by default (`gc_thresh3`).
+/// The maximum number of limited addresses: Linux's default number of neighbors (`gc_thresh3`).
 const MAX_ADDRESSES: usize = 1024;
-/// Between two removals of what has expired.
+/// The interval between two removals of expired limits.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The unreachable addresses of a listener.
 #[derive(Debug, Default)]
 pub(super) struct Unreachable {
-    /// Whether there are any, for the query path.
+    /// Whether there are any limits: a cheap check for the fast path.
     any: AtomicBool,
     limits: Mutex<AddressLimits>,
 }
@@ -35,11 +35,12 @@ pub(super) struct Unreachable {
 struct AddressLimits {
     addresses: HashMap<IpAddr, AddressLimit>,
     next_sweep: Option<Instant>,
-    /// When the neighbor table was read that was looked at last.
+    /// The time of the last reading of the neighbor table that was processed.
     last_reading: Option<Instant>,
-    /// Which addresses have hosts, while answers to addresses without one fill the send buffer; and until when.
+    /// The table of known neighbors, while answers to unknown addresses fill the send buffer, and the time until which
+    /// it applies.
     neighbors: Option<(Instant, Arc<NeighborTable>)>,
-    /// When the neighbor table was last looked at, and which addresses the kernel was looking for.
+    /// The time of the last check of the neighbor table, and the addresses that the kernel was resolving then.
     last_look: Option<(Instant, HashSet<IpAddr>)>,
 }
 
@@ -50,8 +51,8 @@ struct AddressLimit {
 }
 
 impl Unreachable {
-    /// Limits an address for that long, or for longer if it is limited already. Has no effect while there are
-    /// [`MAX_ADDRESSES`] others.
+    /// Limits an address for `duration`, unless it is limited for longer already. Has no effect while [`MAX_ADDRESSES`]
+    /// other addresses are limited.
     pub(super) fn limit(&self, address: IpAddr, duration: Duration, now: Instant) {
         let mut limits = self.limits.lock();
         if limits.addresses.len() >= MAX_ADDRESSES && !limits.addresses.contains_key(&address) {
@@ -66,10 +67,10 @@ impl Unreachable {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Returns whether a question from that address may be answered now. `has_room` tells whether the send buffer has
-    /// room for an answer that may stay there; it is asked for limited and for unknown addresses only.
-    /// `direct_interface` returns the interface that the address is reached by without a router; it is asked for
-    /// unknown addresses only, while there is no room.
+    /// Returns whether a question from an address may be answered now. `has_room` returns whether the send buffer has
+    /// room for an answer that may stay in it; it is called only for limited and unknown addresses. `direct_interface`
+    /// returns the interface that reaches the address without a router; it is called only for unknown addresses, and
+    /// only without room.
     pub(super) fn admits(
         &self,
         address: IpAddr,
@@ -93,7 +94,7 @@ impl Unreachable {
                 (now < *until && !table.has(address, RESOLVED)).then(|| Arc::clone(table))
             };
             let table = limits.neighbors.as_ref().and_then(unknown_in);
-            // The kernel is asked without the lock, which all receivers take.
+            // Releases the lock, which all receivers take, before asking the kernel.
             drop(limits);
             let Some(table) = table else { return true };
             let is_waiting = |interface| table.waiting_interfaces.contains(&interface);
@@ -106,7 +107,7 @@ impl Unreachable {
         admitted
     }
 
-    /// Returns whether a reading of the neighbor table is another one than at the last call.
+    /// Returns whether this reading of the neighbor table differs from that of the last call.
     pub(super) fn takes(&self, table: &NeighborTable) -> bool {
         let mut limits = self.limits.lock();
         let is_other = limits.last_reading != table.read_at;
@@ -114,8 +115,8 @@ impl Unreachable {
         is_other
     }
 
-    /// Limits the addresses that the kernel is looking for now, and was at the look before: a living host that is new
-    /// in the neighbor table is found within moments.
+    /// Limits the addresses that the kernel is resolving now and was resolving at the previous check: a reachable host
+    /// that is new in the neighbor table is resolved within moments.
     pub(super) fn limit_unresolved(&self, addresses: HashSet<IpAddr>, now: Instant) {
         let last = self.limits.lock().last_look.take();
         let known =
@@ -126,9 +127,9 @@ impl Unreachable {
         self.limits.lock().last_look = Some((now, addresses));
     }
 
-    /// Limits all addresses that the kernel has no link-layer address for, on the links where it is looking for some:
-    /// each has an answer only while the send buffer has room for one that may stay there. A client on the link is known,
-    /// since it has asked for the link-layer address of this host.
+    /// Limits all addresses without a link-layer address, on the links where the kernel is resolving addresses: they
+    /// get answers only while the send buffer has room for answers that may stay in it. A client on the link is a known
+    /// neighbor, since it has resolved the link-layer address of this host.
     pub(super) fn limit_unknown(&self, table: Arc<NeighborTable>, now: Instant) {
         self.limits.lock().neighbors = Some((now + UNRESOLVED_FOR, table));
         self.any.store(true, Ordering::Release);
@@ -141,15 +142,15 @@ mod tests {
 
     const DEAD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
-    /// Between two looks at the neighbor table.
+    /// The interval between two checks of the neighbor table.
     const LOOK: Duration = Duration::from_millis(20);
 
-    /// No test of limited addresses asks for a route.
+    /// Tests of limited addresses must not look up a route.
     fn known() -> Option<u32> {
         panic!("the address is limited, or there are no unknown ones")
     }
 
-    /// Returns how many of ten questions a second are answered in each second.
+    /// Returns how many of ten questions per second are answered in each second.
     fn answered(unreachable: &Unreachable, address: IpAddr, from: Instant, seconds: u64) -> Vec<usize> {
         let second = |second| {
             let at = |tenth: u64| from + Duration::from_secs(second) + Duration::from_millis(100 * tenth);
@@ -163,7 +164,7 @@ mod tests {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         assert_eq!(answered(&unreachable, DEAD, now, 1), [10]);
         unreachable.limit(DEAD, UNREACHABLE_FOR, now);
-        // It had its answer of the first second.
+        // The address already had its answer of the first second.
         assert_eq!(answered(&unreachable, DEAD, now, 12), [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 10, 10]);
         assert!(!unreachable.any.load(Ordering::Acquire), "what has expired is gone");
     }
@@ -224,10 +225,10 @@ mod tests {
         for has_room in [false, true] {
             assert_eq!(admits(DEAD, has_room, Some(3), now), has_room);
             assert!(admits(client, has_room, Some(3), now));
-            // Behind a router, or on a link where the kernel isn't looking for an address.
+            // The address is behind a router, or on a link where the kernel isn't resolving an address.
             assert!(admits(DEAD, has_room, None, now) && admits(DEAD, has_room, Some(4), now));
         }
-        // It is found to have a host, or the send buffer has been empty for a while.
+        // The address is resolved, or the send buffer has been empty for a while.
         unreachable.limit_unknown(table(DEAD), now);
         assert!(admits(DEAD, false, Some(3), now) && !admits(client, false, Some(3), now));
         assert!(admits(client, false, Some(3), now + UNRESOLVED_FOR));

@@ -1,5 +1,5 @@
-//! The thread of a socket: it answers what it has answered before, also where a link has changed since, and passes
-//! everything else on.
+//! The thread of a socket: answers from the response cache, also after a change of a link, and passes all other
+//! questions to the slow path.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
@@ -25,42 +25,42 @@ use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_shortage, unmap
 use crate::dns::response_cache::{Capacity, Miss, ResponseCache};
 use crate::dns::transport::metrics::DropReason;
 
-/// The answers that a thread keeps.
+/// The capacity of a thread's response cache.
 const CACHE_CAPACITY: Capacity = Capacity { sets: 4096, bytes: 8 << 20 };
-/// How long a thread rests at the end between two looks at its socket.
+/// The pause between two reads of a stopped socket.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Questions between two looks at the send buffer, and while there is much in it.
+/// The number of questions between two checks of the send buffer, and the number while the buffer is filling up.
 const CHECK_EVERY: usize = 64;
 const CHECK_SOON: usize = 8;
 
-/// What answers on a socket.
+/// The worker of a socket.
 pub(super) struct Worker {
     pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
-    /// To the full handler.
+    /// To the slow path.
     pub(super) questions: Sender<PendingQuery>,
-    /// What the full handler has answered, and can be answered here from now on.
+    /// Answers of the slow path for the response cache.
     pub(super) kept: Receiver<CacheInsert>,
-    /// Questions of the listener that the full handler has.
+    /// The number of the listener's questions in the slow path.
     pub(super) pending: Arc<AtomicUsize>,
     pub(super) stop: Arc<AtomicBool>,
-    /// That of the full handler.
+    /// The runtime of the full handler.
     pub(super) runtime: Handle,
 }
 
-/// What a worker has at hand.
+/// The buffers of a worker.
 struct WorkerState {
     batch: DatagramBatch,
     response_cache: ResponseCache,
-    /// Datagrams that the kernel has dropped so far.
+    /// The number of datagrams that the kernel has dropped so far.
     lost: u32,
-    /// Questions until the next look at the send buffer.
+    /// The number of questions until the next check of the send buffer.
     until_check: usize,
 }
 
 impl Worker {
-    /// Answers until it is told to stop; then what the kernel has already, and what still comes while answers are under
-    /// way: another socket at this port may have taken over, but not for every address.
+    /// Answers until the stop, then answers the datagrams in the receive buffer and those that still arrive while
+    /// answers are pending: another socket may have taken over the port, but not for every address.
     ///
     /// # Errors
     /// If the socket is broken.
@@ -75,7 +75,7 @@ impl Worker {
                 until_check: 0,
             };
             let serving = AssertUnwindSafe(|| self.serve(&mut desk));
-            // One message that hits a defect of ours must not end the listener.
+            // A panic caused by one message must not end the listener.
             match catch_unwind(serving) {
                 Ok(ended) => return ended,
                 Err(_) => {
@@ -91,7 +91,7 @@ impl Worker {
             match desk.batch.receive(self.socket.as_fd(), true) {
                 Ok(number) => self.take(desk, number),
                 Err(error) if is_fatal(&error) => return Err(error),
-                // An earlier answer didn't arrive (ICMP), or memory is short just now.
+                // An ICMP error about an earlier answer, or a temporary lack of memory.
                 Err(error) => {
                     debug!("UDP: {error}");
                     self.socket.read_errors();
@@ -116,7 +116,7 @@ impl Worker {
                     }
                     sleep(DRAIN_POLL_INTERVAL);
                 }
-                // An ICMP error says nothing about the queue: behind it there may be questions.
+                // An ICMP error doesn't mean that the receive buffer is empty.
                 Err(error) => {
                     debug!("UDP: {error}");
                     self.socket.read_errors();
@@ -136,7 +136,7 @@ impl Worker {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Answers so many datagrams, or passes them on.
+    /// Answers the received datagrams, or passes them to the slow path.
     fn take(&mut self, desk: &mut WorkerState, number: usize) {
         let WorkerState { batch, response_cache, lost, until_check } = desk;
         let now = Instant::now();
@@ -192,8 +192,8 @@ impl Worker {
         }
     }
 
-    /// Has the full handler answer here and now, which takes less than to wake another thread for it. Returns the length
-    /// of the answer, which is kept; or passes on what has to wait for something.
+    /// Polls the full handler once on this thread, which takes less time than waking another thread. Returns the length
+    /// of the answer, which is also cached; a question that has to wait goes to the slow path.
     fn answer_anew(
         &self,
         question: &[u8],
@@ -205,7 +205,7 @@ impl Worker {
         let (handler, message) = (Arc::clone(&self.handler), question.to_vec());
         let answering = async move { handler.answer(message, peer.address, peer.asked, Protocol::Udp).await };
         let mut answering = answering.boxed();
-        // The slow path polls it again.
+        // The slow path polls the future again.
         let Some(answer) = answering.as_mut().now_or_never() else {
             self.enqueue(QueryProgress::UnderWay(answering), peer, key);
             return None;
@@ -215,7 +215,7 @@ impl Worker {
             response_cache.keep(key, unmapped(peer.address).ip(), *wire_response, Instant::now());
         }
         let Some(out) = out.get_mut(..bytes.len()) else {
-            // The plugin `bufsize` lets clients have more than mostly is given.
+            // The plugin `bufsize` may allow larger answers than the buffer holds.
             send_all(&self.socket, &mut [batch::OutgoingDatagram { peer, bytes }]);
             return None;
         };
@@ -223,7 +223,7 @@ impl Worker {
         Some(bytes.len())
     }
 
-    /// Has the full handler answer, if it has room for one more.
+    /// Passes a question to the slow path, if that has room.
     fn enqueue(&self, asking: QueryProgress, peer: Peer, key: Option<Box<[u8]>>) {
         let ticket = InFlightGuard::new(&self.pending);
         if self.questions.try_send(PendingQuery { asking, peer, key, ticket }).is_err() {

@@ -19,7 +19,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(5);
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);
 
-/// What answers, and passes questions about other names to that upstream.
+/// Returns a handler that forwards questions about other names to that upstream.
 fn handler(upstream: Option<SocketAddr>) -> Arc<Handler> {
     let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     let forward = upstream.map(|upstream| format!(". {{\nforward . {upstream}\n}}\n")).unwrap_or_default();
@@ -34,7 +34,7 @@ fn connection(stop: &CancellationToken) -> Connection {
     Connection { client: CLIENT, local: None, limits, handler, place, stop: stop.clone() }
 }
 
-/// A connection whose two ends hold so many bytes.
+/// Returns a connection whose two ends each buffer this many bytes.
 fn connected(bytes: usize) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
     limited(bytes, ConnectionLimits::default())
 }
@@ -49,7 +49,7 @@ fn limited(
     (client, serving, stop)
 }
 
-/// A question as TCP frames it.
+/// Returns a question with its length prefix.
 fn framed() -> Vec<u8> {
     framed_question("web.lb.internal.", 0)
 }
@@ -88,7 +88,7 @@ async fn an_idle_connection_is_closed_after_30_seconds() {
     assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
 }
 
-/// What answers for the links of a store.
+/// Returns a handler for the links of a store.
 fn handler_of(store: &Arc<Store>) -> Arc<Handler> {
     store.set_zones([&Name::from_ascii("lb.internal.").unwrap()]);
     store.set_synced();
@@ -101,7 +101,7 @@ async fn kept_answer_is_given_again_and_counted() {
     let store = Arc::new(Store::new(OnGone::Kept));
     store.apply(link("web", "192.0.2.1"));
     let handler = handler_of(&store);
-    // A kept answer for another name shows where an answer comes from: nothing else answers so.
+    // The cached answer is that of another name, so it can come only from the cache.
     let (web, www) = ("web.default.lb.internal.", "www.default.lb.internal.");
     let asked = framed_question(web, 0)[2..].to_vec();
     let wire_response =
@@ -136,7 +136,7 @@ async fn kept_answer_is_given_again_and_counted() {
 }
 
 #[tokio::test]
-async fn what_is_asked_again_is_answered_as_it_is_now() {
+async fn repeated_question_gets_the_current_answer() {
     let store = Arc::new(Store::new(OnGone::Kept));
     let handler = handler_of(&store);
     let (mut client, serving) = duplex(4096);
@@ -157,7 +157,7 @@ async fn what_is_asked_again_is_answered_as_it_is_now() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn half_a_question_is_cut_off_after_5_seconds_however_it_drips() {
+async fn slow_partial_question_ends_after_5_seconds() {
     for whole_ones in 0..2 {
         let (mut client, serving, _stop) = connected(4096);
         for _ in 0..whole_ones {
@@ -185,7 +185,7 @@ async fn a_listener_may_have_limits_of_its_own() {
         idle: seconds(2),
         ..ConnectionLimits::default()
     };
-    // Nothing is asked, half a question, and answers that aren't read.
+    // An idle client, a partial question, and unread answers.
     let flood = framed().repeat(100);
     for (asked, room, after) in [(vec![], 4096, 2), (vec![0, 40, 1], 4096, 20), (flood, 64, 60)] {
         let (mut client, serving, _stop) = limited(room, limits);
@@ -210,19 +210,19 @@ async fn connection_closes_after_its_last_allowed_question() {
         limited(4096, ConnectionLimits { queries: 3, ..ConnectionLimits::default() });
     client.write_all(&framed()).await.unwrap();
     read_answer(&mut client).await;
-    // Three more, and half a one; two of them are answered.
+    // Three more questions and a partial one; two of them are answered.
     client.write_all(&[framed().repeat(3), vec![0, 40, 1]].concat()).await.unwrap();
     let mut answers = Vec::new();
     client.read_to_end(&mut answers).await.unwrap();
     assert_eq!(answers.len(), 2 * framed().len());
-    // What the client still says is heard, or else it might never get what it was told.
+    // Further data of the client is read, because unread data could make the kernel drop the answers.
     client.write_all(&framed()).await.unwrap();
     drop(client);
     serving.await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_on_asking_after_the_last_question_is_cut_off() {
+async fn client_that_exceeds_its_questions_is_disconnected() {
     let (mut client, serving, _stop) =
         limited(4096, ConnectionLimits { queries: 1, ..ConnectionLimits::default() });
     let start = Instant::now();
@@ -236,7 +236,7 @@ async fn who_goes_on_asking_after_the_last_question_is_cut_off() {
     assert_eq!(start.elapsed().as_secs(), DRAIN_TIMEOUT.as_secs());
 }
 
-/// What never gets an answer: nothing at all, less than a header, an answer.
+/// Returns messages that get no reply: an empty one, one shorter than a header, and a response.
 fn unanswerable() -> Vec<Vec<u8>> {
     let mut answer = framed();
     answer[4] |= 0x80;
@@ -244,9 +244,9 @@ fn unanswerable() -> Vec<Vec<u8>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_needs_no_answer_keeps_no_connection_open() {
+async fn unanswerable_messages_do_not_prevent_the_idle_timeout() {
     for frame in unanswerable() {
-        // Whole ones, and halves that never end.
+        // Complete messages, and partial ones that never end.
         for shift in 0..2 {
             let (mut client, serving, _stop) = connected(4096);
             let start = Instant::now();
@@ -267,7 +267,7 @@ async fn what_needs_no_answer_keeps_no_connection_open() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_needs_no_answer_saves_nobody_from_making_room() {
+async fn unanswerable_messages_do_not_prevent_eviction() {
     let (handler, stop) = (handler(None), CancellationToken::new());
     let places = Arc::new(ConnectionLimiter::with(handler.metrics.family().unwrap(), 2));
     let limits = ConnectionLimits::default();
@@ -286,7 +286,7 @@ async fn what_needs_no_answer_saves_nobody_from_making_room() {
         (client, tokio::spawn(Abortable::new(connection.serve(server), registration)))
     };
     let ((mut first, first_serving), (mut second, _second_serving)) = (connect(1), connect(2));
-    // A valid query puts the client's turn off; garbage after that doesn't.
+    // A valid query moves the client to the end of the queue; garbage doesn't.
     second.write_all(&framed()).await.unwrap();
     read_answer(&mut second).await;
     first.write_all(&unanswerable().concat()).await.unwrap();
@@ -298,7 +298,7 @@ async fn what_needs_no_answer_saves_nobody_from_making_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn questions_that_wait_do_not_hold_up_what_is_known() {
+async fn waiting_questions_do_not_delay_known_answers() {
     let silent = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let handler = handler(Some(silent.local_addr().unwrap()));
     let metrics = handler.metrics.family::<TransportMetrics>().unwrap();
@@ -319,7 +319,7 @@ async fn questions_that_wait_do_not_hold_up_what_is_known() {
     }
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert_eq!(metrics.tcp_busy.get(), 2);
-    // The others wait on, and are answered in the end.
+    // The other questions keep waiting, and are answered in the end.
     client.shutdown().await.unwrap();
     for _ in 0..max {
         read_answer(&mut client).await;
@@ -328,7 +328,7 @@ async fn questions_that_wait_do_not_hold_up_what_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_had_come_when_told_to_stop_is_answered() {
+async fn questions_received_before_the_stop_are_answered() {
     let (mut client, server) = duplex(4096);
     client.write_all(&[framed(), framed(), framed()].concat()).await.unwrap();
     let stop = CancellationToken::new();
@@ -340,8 +340,8 @@ async fn what_had_come_when_told_to_stop_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_read_is_read_no_further_and_cut_off() {
-    // Far less than the answers.
+async fn client_that_does_not_read_is_disconnected() {
+    // Far fewer bytes than the answers have.
     let (mut client, serving, _stop) = connected(64);
     let start = Instant::now();
     let mut sent = 0;
@@ -358,7 +358,7 @@ async fn who_does_not_read_is_read_no_further_and_cut_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_reads_slowly_but_reads_gets_every_answer() {
+async fn slow_reader_gets_every_answer() {
     let (mut client, serving, _stop) = connected(64);
     let (mut reader, mut writer) = tokio::io::split(&mut client);
     let ask = async {
@@ -377,7 +377,7 @@ async fn who_reads_slowly_but_reads_gets_every_answer() {
     serving.await.unwrap().unwrap();
 }
 
-/// Gives answers of these sizes to a client that reads so many bytes a second, and says how it ends.
+/// Sends answers of these sizes to a client that reads this many bytes per second, and returns the result.
 async fn given(sizes: &[usize], bytes_per_second: usize) -> io::Result<()> {
     let (mut client, server) = duplex(64);
     let mut session = Session::new(connection(&CancellationToken::new()), Protocol::Tcp);
@@ -397,7 +397,7 @@ async fn given(sizes: &[usize], bytes_per_second: usize) -> io::Result<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_reads_big_answers_steadily_has_time_for_each_of_them() {
+async fn each_large_answer_has_a_write_timeout_of_its_own() {
     given(&[60_000; 20], 30_000).await.unwrap();
     assert!(is_timeout(given(&[60_000; 20], 10_000).await));
 }
@@ -409,7 +409,7 @@ async fn small_answers_have_no_more_time_than_a_large_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_before_the_end_is_answered() {
+async fn questions_before_the_end_of_stream_are_answered() {
     let (mut client, serving, stop) = connected(4096);
     client.write_all(&[framed(), framed()].concat()).await.unwrap();
     client.shutdown().await.unwrap();
@@ -420,7 +420,7 @@ async fn what_was_asked_before_the_end_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_ends_it_at_once_with_half_a_question_and_in_a_handshake() {
+async fn stop_ends_partial_questions_and_handshakes_at_once() {
     let (mut client, serving, stop) = connected(4096);
     client.write_all(&[0, 40, 1]).await.unwrap();
     let (_silent, handshaking, stop_tls) = handshaking(ConnectionLimits::default());
@@ -451,14 +451,14 @@ fn handshaking(limits: ConnectionLimits) -> (DuplexStream, JoinHandle<io::Result
 async fn a_handshake_that_does_not_end_is_cut_off_after_5_seconds() {
     let (mut client, serving, _stop) = handshaking(ConnectionLimits::default());
     let start = Instant::now();
-    // The head of a handshake record (RFC 8446 section 5.1) whose body never comes.
+    // The header of a handshake record (RFC 8446 section 5.1) whose body never comes.
     client.write_all(&[22, 3, 1, 1, 0]).await.unwrap();
     assert!(is_timeout(serving.await.unwrap()));
     assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_without_tls_where_tls_is_spoken_ends_at_once() {
+async fn plain_question_to_a_tls_listener_ends_at_once() {
     let (mut client, serving, _stop) = handshaking(ConnectionLimits::default());
     let start = Instant::now();
     client.write_all(&framed()).await.unwrap();
