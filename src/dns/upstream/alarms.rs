@@ -1,5 +1,5 @@
-//! Timers that are used again and again: to put off one that is set already costs next to nothing, and nearly all
-//! questions are answered before theirs rings.
+//! Reusable timers: postponing a timer that is already set costs almost nothing, and nearly all queries are answered
+//! before their timer fires.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,22 +7,23 @@ use std::task::{Context, Poll};
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How many are kept: as many as sockets. Until it rings, each holds the memory of the question that it was set for.
+/// The maximum number of idle timers, equal to the number of sockets. Until it fires, a timer holds the memory of the
+/// query that it was set for.
 const IDLE: usize = 1000;
 
-/// Timers that no task waits for. Each fires once more, within the time that queries wait, and is then reused.
+/// Idle timers. Each fires once more, within the timeout of queries, and can be reused.
 #[derive(Debug, Default)]
 pub(crate) struct Alarms(Mutex<Vec<Pin<Box<Sleep>>>>);
 
-/// A timer that a task waits for.
+/// A timer in use.
 pub(crate) struct Alarm<'a> {
-    /// It is there until the end.
+    /// `None` only after the drop.
     timer: Option<Pin<Box<Sleep>>>,
     alarms: &'a Alarms,
 }
 
 impl Alarms {
-    /// Returns one that rings then.
+    /// Returns a timer that fires at the deadline.
     pub(crate) fn at(&self, deadline: Instant) -> Alarm<'_> {
         let idle = self.0.lock().pop();
         let timer = match idle {
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn alarm_that_is_set_again_rings_at_the_new_time() {
+    async fn reused_timer_fires_at_its_new_deadline() {
         let alarms = Alarms::default();
         let number = || alarms.0.lock().len();
         let mut begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Which upstreams are asked for one question, and when.
+//! The schedule of attempts for one query: which upstream is asked, and when.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,26 +10,26 @@ use tokio::time::Instant;
 use super::error::{ExchangeError, ExchangeProgress, Operation};
 use super::health::Upstream;
 
-/// How long an upstream may be silent before the next one is asked, too.
+/// How long an upstream may be silent before the next one is asked as well.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(500);
-/// The shortest time from one round through the upstreams to the next: upstreams that refuse do so at once.
+/// The minimum duration of a round through the upstreams, which matters if all upstreams refuse at once.
 const MIN_ROUND_DURATION: Duration = Duration::from_millis(100);
 
-/// The upstreams in the order in which they are asked; then again from the first, as long as attempts are left.
+/// The upstreams in the order in which they are asked, repeated as long as attempts are left.
 #[derive(Debug)]
 pub(crate) struct AttemptSchedule {
     upstreams: SmallVec<[(Arc<Upstream>, AttemptState); 2]>,
-    /// The number of the turn that is next, from the first round on.
+    /// The number of the next turn, counted from the first round.
     turn: usize,
-    /// When it begins at the earliest.
+    /// The earliest time of the next attempt.
     next: Instant,
-    /// When the round has begun.
+    /// The start of the current round.
     round: Instant,
     waiting: SmallVec<[InFlight; 1]>,
-    /// How many tries there have been.
+    /// The number of attempts made.
     tries: usize,
     failed: usize,
-    /// How many may fail.
+    /// The maximum number of failed attempts.
     attempts: usize,
     why: Option<ExchangeError>,
 }
@@ -37,24 +37,24 @@ pub(crate) struct AttemptSchedule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AttemptState {
     Free,
-    /// It is being asked: that a second time at once is of no use.
+    /// Being asked; a second concurrent query would be of no use.
     Asked,
-    /// It has said what it knows.
+    /// The upstream has answered.
     Answered,
 }
 
-/// An upstream that is being asked, and isn't late.
+/// An attempt that is under way and not late.
 #[derive(Debug)]
 pub(crate) struct InFlight {
-    /// Of all tries.
+    /// The number of the attempt, counted over all upstreams.
     pub(crate) number: usize,
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) progress: Arc<ExchangeProgress>,
-    /// Among the upstreams.
+    /// The index of the upstream.
     index: usize,
 }
 
-/// The upstream that is asked next.
+/// The next attempt: its time and its upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextAttempt {
     pub(crate) at: Instant,
@@ -81,7 +81,7 @@ impl AttemptSchedule {
         }
     }
 
-    /// Returns the upstream that is asked next; `None` while it's the turn of an upstream that is still being asked.
+    /// Returns the next attempt; `None` if no attempt is left, or if the next upstream is still being asked.
     pub(crate) fn next(&self) -> Option<NextAttempt> {
         let number = self.upstreams.len();
         if self.failed + self.waiting.len() >= self.attempts {
@@ -94,7 +94,7 @@ impl AttemptSchedule {
         (state(turn) == AttemptState::Free).then_some(NextAttempt { at, turn, begins_round })
     }
 
-    /// Takes in that one is asked from now on.
+    /// Records that an attempt begins.
     pub(crate) fn begun(
         &mut self,
         NextAttempt { turn, begins_round, .. }: NextAttempt,
@@ -114,7 +114,7 @@ impl AttemptSchedule {
         &self.waiting[self.waiting.len() - 1]
     }
 
-    /// Takes in what has become of a try, and returns the answer if it is one. Late attempts count, too.
+    /// Records the outcome of an attempt, and returns the answer if there is one. Late attempts count, too.
     pub(crate) fn ended(
         &mut self,
         number: usize,
@@ -128,7 +128,7 @@ impl AttemptSchedule {
             self.failed += usize::from(outcome.is_err());
             self.next = now;
         }
-        // What an upstream has said or not said tells more than that there was no socket for another try.
+        // An error of an upstream says more than the lack of a socket for another attempt.
         let tells = |trouble: &ExchangeError| self.why.is_none() || !trouble.is_shortage();
         match outcome {
             Ok(answer) => return Some(answer),
@@ -138,18 +138,17 @@ impl AttemptSchedule {
         None
     }
 
-    /// Returns whether no upstream was asked, because there was no socket for it.
+    /// Returns whether no upstream was asked because there was no socket.
     pub(crate) fn lack_sockets(&self) -> bool {
         self.why.as_ref().is_some_and(ExchangeError::is_shortage)
     }
 
-    /// Returns when the first attempt under way is late.
+    /// Returns when the first attempt under way becomes late.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.waiting.iter().map(|waiting| waiting.due().1).min()
     }
 
-    /// Goes on as if late attempts had failed. Their answers are still taken if they come while other attempts are under
-    /// way.
+    /// Treats late attempts as failed. Their answers are still accepted while other attempts are under way.
     pub(crate) fn give_up_on_late(&mut self, now: Instant) {
         while let Some(at) = self.waiting.iter().position(|waiting| waiting.due().1 <= now) {
             let late = self.waiting.swap_remove(at);
@@ -165,14 +164,14 @@ impl AttemptSchedule {
         !self.waiting.is_empty()
     }
 
-    /// Returns the last trouble.
+    /// Returns the last error.
     pub(crate) fn why(&self) -> Arc<str> {
         self.why.as_ref().map_or_else(|| "no healthy proxies".into(), |why| why.to_string().into())
     }
 }
 
 impl InFlight {
-    /// Returns what is being done, and when that has taken too long.
+    /// Returns the current operation, and the time at which it is late.
     fn due(&self) -> (Operation, Instant) {
         self.progress.due(self.upstream.reply_timeout)
     }
@@ -201,7 +200,7 @@ mod tests {
         Err(Operation::dial("tcp", ([127, 0, 0, 1], 1).into()).failed(io::ErrorKind::Other.into()))
     }
 
-    /// Begins the next turn, and returns the number of the try, the upstream's, and in how many milliseconds.
+    /// Begins the next attempt; returns its number, the index of the upstream, and the delay in milliseconds.
     fn begin(rounds: &mut AttemptSchedule) -> (usize, usize, u128) {
         let turn = rounds.next().unwrap();
         let after = turn.at.saturating_duration_since(Instant::now()).as_millis();
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn they_are_asked_in_turn_until_the_attempts_are_used_up() {
+    async fn upstreams_are_asked_in_turn_up_to_the_attempt_limit() {
         let mut rounds = rounds(2, 4);
         for expected in [(1, 0, 0), (2, 1, 0), (3, 0, 100), (4, 1, 0)] {
             let begun = begin(&mut rounds);
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_being_asked_or_has_answered_isnt_asked_again() {
+    async fn pending_or_answered_upstream_isnt_asked_again() {
         let mut rounds = rounds(2, usize::MAX);
         assert_eq!(begin(&mut rounds), (1, 0, 0));
         assert_eq!(begin(&mut rounds), (2, 1, 500), "the first one is silent");
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_late_has_failed_and_may_answer_still() {
+    async fn late_attempt_fails_but_may_still_answer() {
         let mut rounds = rounds(1, 2);
         begin(&mut rounds);
         rounds.give_up_on_late(Instant::now());

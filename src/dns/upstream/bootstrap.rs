@@ -1,4 +1,4 @@
-//! Upstreams that are known by name: their addresses are looked up once.
+//! Resolves the names of upstreams once, at the start.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,26 +21,26 @@ use super::socket_budget::SocketBudget;
 use crate::dns::chain::request::INTERNAL_ADDRESS;
 use crate::dns::message::query::UpstreamQuery;
 
-/// The first pause between two tries, and the last.
+/// The first and the longest pause between two attempts to resolve the names.
 const RESOLVE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Where an upstream is.
+/// The location of an upstream.
 #[derive(Clone, Debug)]
 pub enum UpstreamAddr {
-    /// At an address.
+    /// An address.
     Address(SocketAddr, TransportConfig),
-    /// At the addresses of a name.
+    /// All addresses of a name, with a port.
     Host(String, u16, TransportConfig),
 }
 
-/// How it is spoken to, whatever its address.
+/// The transport to an upstream, independent of its address.
 #[derive(Clone)]
 pub enum TransportConfig {
-    /// By UDP and TCP.
+    /// UDP and TCP.
     Plain,
-    /// By TCP alone.
+    /// TCP only.
     Tcp,
-    /// By TLS; the certificate has to bear the name, or else the address.
+    /// TLS; the certificate must have the name, or else the address.
     Tls(TlsConnector, Option<ServerName<'static>>),
 }
 
@@ -68,7 +68,7 @@ impl TransportConfig {
     }
 }
 
-/// Returns those whose address is known, each once.
+/// Returns the upstreams with known addresses, without duplicates.
 #[must_use]
 pub fn known(upstreams: &[UpstreamAddr]) -> Vec<UpstreamEndpoint> {
     let known = upstreams.iter().filter_map(|to| match to {
@@ -88,8 +88,8 @@ fn each_once(endpoints: impl Iterator<Item = UpstreamEndpoint>) -> Vec<UpstreamE
     all
 }
 
-/// Looks up the names among the upstreams until all have addresses, and has these be asked, too. The resolvers
-/// are asked, or else it is done as by other programs here.
+/// Resolves the names of upstreams until all have addresses, and adds these to the group. Queries the resolvers, or
+/// uses the system's resolver if there are none.
 pub async fn resolve(
     forward: Arc<UpstreamGroup>,
     upstreams: Vec<UpstreamAddr>,
@@ -153,7 +153,7 @@ async fn addresses(
     let endpoints = resolvers.iter().map(|address| TransportConfig::Plain.endpoint(*address)).collect();
     let options = ForwardOptions {
         policy: SelectionPolicy::Sequential,
-        // Nothing is looked up while there are no queries.
+        // No health checks, because there are no queries between two attempts.
         max_fails: 0,
         sockets: Arc::clone(sockets),
         ..ForwardOptions::default()
@@ -168,7 +168,7 @@ async fn addresses(
                 RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),
                 _ => None,
             })),
-            // What there is by then will do.
+            // The addresses of the other family are enough.
             Err(_) if !ips.is_empty() => {}
             Err(error) => return Err(io::Error::other(error)),
         }

@@ -1,4 +1,4 @@
-//! How upstreams are asked.
+//! The options for queries to upstreams.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,40 +13,40 @@ use crate::dns::upstream::policy::SelectionPolicy;
 use crate::dns::upstream::socket_budget::SocketBudget;
 use crate::dns::upstream::stream_pool::StreamConnection;
 
-/// How upstreams are asked.
+/// The options for queries to upstreams.
 #[derive(Clone, Debug)]
 pub struct ForwardOptions {
-    /// In which order.
+    /// The order in which upstreams are asked.
     pub policy: SelectionPolicy,
-    /// Failed health checks in a row after which an upstream counts as down; 0 for never.
+    /// The number of consecutive failed health checks above which an upstream is down; 0 for never.
     pub max_fails: u32,
-    /// How an upstream that has failed is checked.
+    /// The health check of upstreams that have failed.
     pub health_check: HealthCheck,
-    /// How long connections are kept, and how many.
+    /// The limits of idle connections and sockets.
     pub keep: PoolConfig,
-    /// How long an upstream may take to answer.
+    /// The timeout for an upstream's answer.
     pub read_timeout: Duration,
-    /// How many attempts may fail for one question; `None` for two with each upstream.
+    /// The maximum number of failed attempts for one query; `None` for two with each upstream.
     pub max_attempts: Option<usize>,
-    /// Questions of a kind that may be under way at once; a client may hold at most half of the places that other
-    /// clients don't hold. Each costs a socket for every time that it is sent.
+    /// The maximum number of concurrent look-ups of a kind; a client may hold at most half of those that other clients
+    /// don't hold. Each look-up takes a socket for every datagram that it sends.
     pub max_concurrent: usize,
-    /// The sockets that all upstreams of the process may have.
+    /// The limit of sockets to all upstreams of the process.
     pub sockets: Arc<SocketBudget>,
-    /// Whether queries fail at once while all upstreams are down.
+    /// Whether queries fail at once if all upstreams are down.
     pub fail_fast: bool,
-    /// The codes that have a client's question go to the next upstream.
+    /// The rcodes that cause a client's query to be sent to the next upstream.
     pub failover: Vec<ResponseCode>,
-    /// Whether clients' questions by TCP are asked by UDP first, too.
+    /// Whether UDP is tried first for queries that clients sent by TCP.
     pub prefer_udp: bool,
-    /// The address that they are asked from.
+    /// The source address of queries.
     pub source: Option<IpAddr>,
-    /// Where all that is counted.
+    /// The metrics of the plugin.
     pub metrics: Option<Arc<ForwardMetrics>>,
 }
 
 impl Default for ForwardOptions {
-    /// CoreDNS's defaults, and the bound of its own Corefile.
+    /// Returns CoreDNS's defaults, and the `max_concurrent` of its default Corefile.
     fn default() -> Self {
         Self {
             policy: SelectionPolicy::Random,
@@ -66,57 +66,57 @@ impl Default for ForwardOptions {
     }
 }
 
-/// What an answer is for.
+/// The origin of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LookupOrigin {
-    /// A client's question.
+    /// A client's query by UDP.
     Forward,
-    /// The same, by a client that has asked by TCP.
+    /// A client's query by TCP or TLS.
     ForwardByTcp,
     /// The target of a link.
     Chase,
 }
 
-/// How long connections are kept, and how many.
+/// The limits of idle connections and sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// How long one is kept that isn't used.
+    /// How long an idle connection is kept.
     pub idle: Duration,
-    /// How long one is kept at all.
+    /// The maximum age of a connection; `None` for no limit.
     pub age: Option<Duration>,
-    /// How many are kept that aren't used.
+    /// The maximum number of idle connections.
     pub number: usize,
-    /// How many UDP sockets are, for a moment.
+    /// The maximum number of idle UDP sockets.
     pub sockets: usize,
 }
 
 impl Default for PoolConfig {
-    /// As CoreDNS, but bounded: more than these are needed at once only in a storm.
+    /// Returns CoreDNS's defaults, with limits of the numbers, which only bursts of queries exceed.
     fn default() -> Self {
         Self { idle: Duration::from_secs(10), age: None, number: 100, sockets: 1000 }
     }
 }
 
 impl PoolConfig {
-    /// Returns whether a connection that is idle since then may be used again.
+    /// Returns whether a connection that is idle since `since` may be reused.
     pub(crate) fn holds(&self, since: Instant, connection: &StreamConnection) -> bool {
         since.elapsed() < self.idle && self.age.is_none_or(|age| connection.opened.elapsed() <= age)
     }
 }
 
-/// How upstreams are checked.
+/// The settings of health checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     /// The pause between two health checks.
     pub pause: Duration,
-    /// RD of the question.
+    /// The RD bit of the query.
     pub recursion_desired: bool,
-    /// The name whose name servers are asked for.
+    /// The name for the NS query.
     pub domain: Name,
 }
 
 impl Default for HealthCheck {
-    /// As CoreDNS.
+    /// Returns CoreDNS's defaults.
     fn default() -> Self {
         Self { pause: Duration::from_millis(500), recursion_desired: true, domain: Name::root() }
     }

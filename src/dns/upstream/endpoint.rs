@@ -1,4 +1,4 @@
-//! Where an upstream is, and how it is spoken to.
+//! The address and the transport of an upstream.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,32 +6,29 @@ use std::net::SocketAddr;
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
-/// Where an upstream is, and how it is spoken to.
 #[derive(Clone, Debug)]
 pub struct UpstreamEndpoint {
     /// Address and port.
     pub address: SocketAddr,
-    /// By which transport.
     pub transport: Transport,
 }
 
-/// How an upstream is spoken to.
+/// The transport to an upstream.
 #[derive(Clone, Debug)]
 pub enum Transport {
-    /// By UDP, and by TCP where an answer doesn't fit.
+    /// UDP, and TCP for truncated answers.
     Udp,
-    /// By TCP alone.
+    /// TCP only.
     Tcp,
-    /// By TLS alone.
+    /// TLS only.
     Tls(TlsClient),
 }
 
-/// How an upstream is spoken to by TLS.
+/// The TLS client of an upstream.
 #[derive(Clone)]
 pub struct TlsClient {
-    /// How to connect.
     pub connector: TlsConnector,
-    /// The name that its certificate must bear.
+    /// The name that the upstream's certificate must have.
     pub name: ServerName<'static>,
 }
 

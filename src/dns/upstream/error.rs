@@ -1,4 +1,4 @@
-//! What has gone wrong between us and an upstream, in CoreDNS's words.
+//! Errors of exchanges with an upstream, with CoreDNS's texts.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use tokio::time::Instant;
 use super::socket_budget::NoSocket;
 use crate::dns::net::is_shortage;
 
-/// How long a connection may take to be there.
+/// The timeout for a connection to be established.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why an upstream hasn't answered. It reads as in CoreDNS, for people have `consolidate` and alerts look for
-/// that: `read udp 127.0.0.1:33482->192.0.2.1:53: i/o timeout`.
+/// The error of an exchange. The text equals CoreDNS's, because `consolidate` and users' alerts match it: `read udp
+/// 127.0.0.1:33482->192.0.2.1:53: i/o timeout`.
 #[derive(Debug)]
 pub(crate) struct ExchangeError {
     doing: Operation,
@@ -36,32 +36,32 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    /// Gets a socket that leads to an upstream.
+    /// Returns the step that opens a socket to an upstream.
     pub(crate) fn dial(network: &'static str, remote: SocketAddr) -> Self {
         Self { verb: DIAL, network, local: None, remote }
     }
 
-    /// Waits for what comes from an upstream.
+    /// Returns the step that waits for data from an upstream.
     pub(crate) fn read(network: &'static str, local: Option<SocketAddr>, remote: SocketAddr) -> Self {
         Self { verb: "read", network, local, remote }
     }
 
-    /// Returns that this has failed.
+    /// Returns the error that this step has failed.
     pub(crate) fn failed(self, error: io::Error) -> ExchangeError {
         ExchangeError { doing: self, error }
     }
 
-    /// Returns that this has taken too long.
+    /// Returns the error that this step has timed out.
     pub(crate) fn late(self) -> ExchangeError {
         self.failed(io::ErrorKind::TimedOut.into())
     }
 }
 
-/// How far an exchange is, and since when.
+/// The current step of an exchange, and its start.
 #[derive(Debug)]
 pub(crate) struct ExchangeProgress {
     step: Mutex<(Operation, Instant)>,
-    /// Whether the upstream has been silent for so long that it is checked.
+    /// Whether the upstream has been silent so long that a health check was started.
     is_silent: AtomicBool,
 }
 
@@ -70,29 +70,29 @@ impl ExchangeProgress {
         Self { step: Mutex::new((doing, now)), is_silent: AtomicBool::new(false) }
     }
 
-    /// Takes in that the upstream has been silent for so long that it is checked.
+    /// Records that the upstream has been silent so long that a health check was started.
     pub(crate) fn falls_silent(&self) {
         self.is_silent.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether it has been.
+    /// Returns whether a health check was started because the upstream is silent.
     pub(crate) fn is_silent(&self) -> bool {
         self.is_silent.load(Ordering::Relaxed)
     }
 
-    /// Takes in that a step begins.
+    /// Records the start of a step.
     pub(crate) fn begins(&self, doing: Operation, now: Instant) {
         *self.step.lock() = (doing, now);
     }
 
-    /// The same, unless it is the repetition of one that has begun.
+    /// Records the start of a step, unless it repeats the current one.
     pub(crate) fn first(&self, doing: Operation, now: Instant) {
         if self.step().0.verb != doing.verb {
             self.begins(doing, now);
         }
     }
 
-    /// Returns what is being done, and when that has taken too long.
+    /// Returns the current step, and the time at which it is late.
     pub(crate) fn due(&self, patience: Duration) -> (Operation, Instant) {
         let (doing, since) = self.step();
         (doing, since + if doing.verb == DIAL { CONNECT_TIMEOUT } else { patience })
@@ -104,7 +104,7 @@ impl ExchangeProgress {
 }
 
 impl ExchangeError {
-    /// Whether it says nothing about the upstream: there is no socket for it.
+    /// Returns whether the cause is a lack of sockets, which says nothing about the upstream.
     pub(crate) fn is_shortage(&self) -> bool {
         is_shortage(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
     }
@@ -130,24 +130,24 @@ impl fmt::Display for ExchangeError {
     }
 }
 
-/// Why there is no answer.
+/// The error of a look-up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForwardError {
-    /// No upstream has answered in time, or none can be reached: the last trouble there was.
+    /// No upstream has answered in time, or none is reachable; has the text of the last error.
     #[error("{0}")]
     NoAnswer(Arc<str>),
-    /// None has answered so far: the look-up goes on.
+    /// No upstream has answered yet, and the look-up continues.
     #[error("no upstream has answered yet")]
     Late,
-    /// Too many questions are under way. The text begins as CoreDNS's.
+    /// Too many look-ups are under way. The beginning of the text equals CoreDNS's.
     #[error("concurrent queries exceeded maximum {maximum}{}", share(*own))]
     Busy {
-        /// The bound for all clients.
+        /// The limit for all clients.
         maximum: usize,
-        /// Questions of this client among them.
+        /// The number of look-ups that this client holds.
         own: usize,
     },
-    /// No upstream was asked, because the bound on sockets is reached.
+    /// No upstream was asked, because the limit of sockets is reached.
     #[error(
         "no socket to an upstream is free for this client (all sockets to upstreams: 60 % of RLIMIT_NOFILE)"
     )]
@@ -155,13 +155,13 @@ pub enum ForwardError {
 }
 
 impl ForwardError {
-    /// Returns that there is no answer, and why.
+    /// Returns the error of an unanswered look-up.
     pub(crate) fn none(why: impl Into<Arc<str>>) -> Self {
         Self::NoAnswer(why.into())
     }
 }
 
-/// Returns what is added where a client has its share.
+/// Returns an addition to the text for a client that holds its full share.
 pub(crate) fn share(own: usize) -> String {
     if own == 0 {
         return String::new();
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn troubles_read_as_in_coredns() {
+    fn errors_read_as_in_coredns() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let (local, upstream) = (address("127.0.0.1:33482"), address("192.0.2.1:53"));
         let refused = || io::Error::from_raw_os_error(Errno::ECONNREFUSED as i32);

@@ -1,4 +1,4 @@
-//! One question to one upstream, by UDP, TCP or TLS.
+//! An exchange: one query to one upstream, by UDP, TCP or TLS.
 
 use std::future::poll_fn;
 use std::io;
@@ -28,28 +28,28 @@ use crate::dns::message::header::{UpstreamReply, parse_reply};
 use crate::dns::message::query::QueryKey;
 use crate::dns::upstream::endpoint::Transport;
 
-/// How long an upstream may be silent before it is checked whether it lives. By then no other upstream has been
-/// asked: the answer of another one would end this attempt.
+/// How long an upstream may be silent before a health check starts. Shorter than the time after which the next upstream
+/// is asked, since the answer of that upstream would end this attempt.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_millis(400);
-/// When a datagram is first sent again; then after twice as long, and so on.
+/// The pause before the first retransmission of a datagram; it doubles with each retransmission.
 const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
-/// How long an answer is waited for where there is a part of it already.
+/// The timeout of the query by TCP after a truncated answer that has records.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a connection that was idle may be silent before a new one is tried: its other end may be gone.
+/// How long a reused connection may be silent before a new one is tried: the other end may be gone.
 const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// When a question is asked.
+/// The start and the deadlines of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
-    /// Since then.
+    /// The start of the exchange.
     pub(crate) begun: Instant,
-    /// When an upstream that is silent still is checked, and the exchange wakes its caller: later steps need no
-    /// timer until then. Nearly all queries are answered before.
+    /// When a silent upstream gets a health check. The exchange wakes its caller then, so that later steps need no
+    /// timer before that time: nearly all queries are answered earlier.
     pub(crate) health_check_at: Instant,
     pub(crate) deadline: Instant,
 }
 
-/// One question on its way to one upstream.
+/// A query on its way to an upstream.
 struct Attempt<'a> {
     upstream: &'a Upstream,
     question: &'a QueryKey,
@@ -59,8 +59,8 @@ struct Attempt<'a> {
     quota: &'a SocketQuota,
 }
 
-/// Asks an upstream until the deadline, and returns when that has ended, too. One that fails, or is silent until it is
-/// looked at, is checked.
+/// Sends a query to an upstream until the deadline; also returns when the exchange ended. Starts a health check of an
+/// upstream that fails, or that is silent at `health_check_at`.
 pub(crate) async fn exchange(
     upstream: Arc<Upstream>,
     question: &QueryKey,
@@ -76,7 +76,7 @@ pub(crate) async fn exchange(
         answer = &mut asking => answer,
         () = upstream.alarms.at(times.health_check_at) => {
             upstream.suspect();
-            // The caller, which has set no timer so far, sees it in this same poll.
+            // The caller has set no timer so far, and sees the change in this same poll.
             progress.falls_silent();
             asking.await
         }
@@ -88,7 +88,7 @@ pub(crate) async fn exchange(
         }),
         Err(trouble) => {
             debug!("upstream {}: {trouble}", upstream.endpoint);
-            // That we have no socket for it says nothing about it.
+            // A lack of sockets says nothing about the upstream.
             if !trouble.is_shortage() {
                 upstream.suspect();
             }
@@ -97,7 +97,7 @@ pub(crate) async fn exchange(
     (ended, answer)
 }
 
-/// Asks an upstream just to see whether it answers.
+/// Sends a health check query to an upstream.
 pub(crate) async fn ping(
     upstream: &Upstream,
     question: &QueryKey,
@@ -106,12 +106,12 @@ pub(crate) async fn ping(
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let now = Instant::now();
     let progress = &upstream.progress(now);
-    // It is the check: it has timers of its own.
+    // A health check starts no further health check.
     let times = Deadlines { begun: now, health_check_at: deadline, deadline };
     let quota = &upstream.budget.of_checks();
     let asking = Attempt { upstream, question, by_tcp, times, progress, quota };
     let bytes = question.encode(false);
-    // An open socket may be what is broken, so each check opens one. It isn't counted as a miss of the pool.
+    // Each check opens a new socket, because an open one may be the problem. This isn't counted as a miss of the pool.
     if by_tcp {
         asking.over_new(&bytes, quota.take()).await.map(drop)
     } else {
@@ -120,7 +120,7 @@ pub(crate) async fn ping(
 }
 
 impl Upstream {
-    /// Returns the progress of a question that is about to be sent.
+    /// Returns the progress of an exchange that is about to begin.
     pub(crate) fn progress(&self, now: Instant) -> ExchangeProgress {
         ExchangeProgress::new(self.dialing("udp"), now)
     }
@@ -129,7 +129,7 @@ impl Upstream {
         Operation::dial(network, self.endpoint.address)
     }
 
-    /// Returns what is bound for a socket to it.
+    /// Returns the local address to bind a socket to.
     fn from(&self) -> SocketAddr {
         let any: IpAddr = match self.endpoint.address {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -180,7 +180,7 @@ impl Attempt<'_> {
     async fn ask(&self) -> Result<Message, ExchangeError> {
         let answer = self.ask_once(true, self.times.begun).await?;
         let rcode = answer.metadata.response_code;
-        // RFC 6891 section 6.2.2: a server that doesn't know EDNS is asked without it.
+        // RFC 6891 section 6.2.2: a server without support for EDNS is asked again without EDNS.
         if matches!(rcode, ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADVERS) {
             drop(answer);
             return Box::pin(self.ask_once(false, Instant::now())).await;
@@ -188,10 +188,10 @@ impl Attempt<'_> {
         Ok(answer)
     }
 
-    /// Asks once, with EDNS or without.
+    /// Sends the query, with EDNS or without.
     async fn ask_once(&self, edns: bool, now: Instant) -> Result<Message, ExchangeError> {
         let bytes = self.question.encode(edns);
-        // Streams need much room, and seldom: it is taken only then.
+        // Boxed only when needed: the future of a stream is large and seldom used.
         let by_stream = || Box::pin(self.by_stream(&bytes));
         if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
             return by_stream().await;
@@ -204,7 +204,7 @@ impl Attempt<'_> {
             UpstreamReply::Truncated(cut) => {
                 let whole = by_stream();
                 match cut.filter(|cut| !cut.answers.is_empty()) {
-                    // Better than nothing, and TC says what it is.
+                    // A truncated answer, marked by TC, is better than none.
                     Some(cut) => match timeout(STREAM_TIMEOUT, whole).await {
                         Ok(Ok(whole)) => Ok(whole),
                         _ => Ok(*cut),
@@ -221,9 +221,9 @@ impl Attempt<'_> {
         Operation::read(network, local, self.upstream.endpoint.address).failed(error)
     }
 
-    /// Asks by UDP, from a socket that is open already if there is one; again and again until an answer comes. Each
-    /// time from another port and with another id: behind one address there may be several servers, and the network
-    /// keeps each port with one of them, dead or not. A client that asks again may still be answered.
+    /// Sends the query by UDP, first from an idle socket if there is one, and repeats it until an answer comes. Each
+    /// repetition has another port and another id: several servers may share an address, and the network maps each port
+    /// to one of them, which may be dead. The client may still accept a late answer.
     async fn by_udp(
         &self,
         bytes: &[u8],
@@ -251,7 +251,8 @@ impl Attempt<'_> {
                     tries.push(self.ask_from(socket, bytes, &send_again));
                 }
                 Err(error) if tries.is_empty() => return Err(self.upstream.dialing("udp").failed(error)),
-                // Without a socket for it the datagram leaves from one that waits: the first one may be lost.
+                // Without a spare socket the datagram is sent again from a waiting socket, because the first datagram
+                // may be lost.
                 Err(_) => send_again.store(true, Ordering::Relaxed),
             }
             let reading = Operation::read("udp", local, self.upstream.endpoint.address);
@@ -259,18 +260,18 @@ impl Attempt<'_> {
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
             while let Ok(Some(reply)) = self.timeout_late(repeat, tries.next()).await {
-                // A failed socket says nothing about the waiting ones; a reused one, nothing about new ones.
+                // A failed socket says nothing about the waiting ones, and a reused socket nothing about new ones.
                 if reply.is_ok() || tries.is_empty() && !was_open {
                     return reply.map_err(|error| reading.failed(error));
                 }
             }
-            // Other idle sockets may lead to a dead server, too.
+            // Other idle sockets may be mapped to the same dead server.
             self.upstream.sockets.clear();
             now = Instant::now();
             if now >= self.times.deadline {
                 return Err(reading.late());
             }
-            // What follows at once on one that has failed is no repetition.
+            // A new attempt right after a failed one isn't a repetition.
             if now >= next {
                 pause *= 2;
             }
@@ -279,19 +280,19 @@ impl Attempt<'_> {
         }
     }
 
-    /// Asks from a socket, which is kept for another question if all goes well. Of the tries that share `send_again` the
-    /// first one that is polled after it was set sends its datagram once more.
+    /// Sends the query from a socket, which returns to the pool after success. Of the attempts that share `send_again`,
+    /// the first one polled after it is set sends its datagram again.
     async fn ask_from(
         &self,
         socket: UdpUpstreamSocket,
         bytes: Vec<u8>,
         send_again: &AtomicBool,
     ) -> io::Result<UpstreamReply> {
-        // Queries that come together are sent together: the upstream is woken once for all of them.
+        // Lets concurrent queries be sent together, so that the upstream wakes up only once for all of them.
         yield_now().await;
         socket.send(&bytes)?;
         loop {
-            // What doesn't match may be forged, or late for an earlier question: the real answer may still come.
+            // A mismatched response may be forged, or late for an earlier query: the real answer may still come.
             let reply = {
                 let mut receiving = pin!(socket.receive(|answer| parse_reply(&bytes, answer)));
                 let receive = poll_fn(|context| {
@@ -314,7 +315,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Waits for something until the deadline. As long as [`exchange`] wakes us before, no timer is set.
+    /// Waits for a future until the deadline. Sets no timer as long as [`exchange`] wakes the task before.
     async fn timeout_late<T>(&self, deadline: Instant, future: impl Future<Output = T>) -> Result<T, ()> {
         let mut future = pin!(future);
         let mut alarm = None;
@@ -330,7 +331,7 @@ impl Attempt<'_> {
         .await
     }
 
-    /// Asks over a connection that is open already, if there is one, else over a new one.
+    /// Sends the query over an idle connection if there is one, else over a new one.
     async fn by_stream(&self, bytes: &[u8]) -> Result<Message, ExchangeError> {
         let permit = match self.quota.take() {
             Ok(permit) => permit,
@@ -344,7 +345,7 @@ impl Attempt<'_> {
         if let Ok(Ok(answer)) = outcome {
             return Ok(answer);
         }
-        // The other end may have closed it, or be gone: then the other idle connections are useless, too.
+        // The other end may have closed the connection, or be gone: then the other idle connections are useless, too.
         self.upstream.pool.clear();
         self.upstream.needed(false, true);
         match outcome {
@@ -352,7 +353,7 @@ impl Attempt<'_> {
                 drop(old);
                 self.over_new(bytes, self.quota.take()).await
             }
-            // Or the answer just takes its time.
+            // The answer may also just be slow.
             Err(_) => {
                 let new = Box::pin(self.over_new(bytes, self.quota.take_spare()));
                 select_ok([Either::Left(old), Either::Right(new)]).await.map(|(answer, _)| answer)
@@ -375,7 +376,7 @@ impl Attempt<'_> {
         self.over(StreamConnection { stream, opened: Instant::now(), _permit: permit }, bytes).await
     }
 
-    /// Asks over a connection, which is kept for the next question if all goes well.
+    /// Sends the query over a connection, which returns to the pool after success.
     async fn over(&self, mut connection: StreamConnection, bytes: &[u8]) -> Result<Message, ExchangeError> {
         let local = connection.local();
         let reading = Operation::read("tcp", local, self.upstream.endpoint.address);
@@ -394,7 +395,7 @@ impl Attempt<'_> {
     }
 }
 
-/// Sends a message and reads one, each behind its length (RFC 1035 section 4.2.2).
+/// Sends a message and reads one, each with its length before it (RFC 1035 section 4.2.2).
 async fn converse(stream: &mut Stream, bytes: &[u8]) -> io::Result<Vec<u8>> {
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes(), bytes].concat()).await?;
@@ -437,7 +438,7 @@ mod tests {
         let answering = async {
             let mut message = [0; 512];
             let (_, first) = upstream_socket.recv_from(&mut message).await.unwrap();
-            // That one is lost.
+            // This datagram gets no answer, as if it were lost.
             let (length, second) = upstream_socket.recv_from(&mut message).await.unwrap();
             assert_eq!(first, second, "from the socket that it was sent from");
             message[2] |= 0x80;
@@ -470,7 +471,7 @@ mod tests {
         let asking = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
         let heard = async || {
             let mut message = [0; 512];
-            // Checks of whether it lives ask for the root.
+            // Skips health checks, which ask for the root.
             while message[HEADER] == 0 {
                 silent.recv(&mut message).await.unwrap();
             }

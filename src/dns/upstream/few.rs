@@ -1,4 +1,4 @@
-//! A few futures at once, nearly always one: they need no wakers of their own.
+//! A set of concurrent futures, nearly always one, that needs no separate wakers.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use smallvec::SmallVec;
 
-/// Futures of which whichever ends first counts.
+/// Futures that are polled together.
 pub(crate) struct Few<F>(SmallVec<[Pin<Box<F>>; 1]>);
 
 impl<F: Future> Few<F> {
@@ -22,7 +22,7 @@ impl<F: Future> Few<F> {
         self.0.is_empty()
     }
 
-    /// Waits for the end of one of them, and takes it out; nothing if there are none.
+    /// Waits for the first future that completes, and removes it; `None` if there are none.
     pub(crate) async fn next(&mut self) -> Option<F::Output> {
         poll_fn(|context| {
             for (at, future) in self.0.iter_mut().enumerate() {
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whichever_ends_is_taken_out() {
+    fn completed_future_is_removed() {
         let mut few: Few<Either<_, Ready<u8>>> = Few::new();
         assert_eq!(few.next().now_or_never(), Some(None));
         few.push(Either::Left(pending()));

@@ -1,4 +1,4 @@
-//! Questions to the upstreams that are under way.
+//! Shares look-ups at the upstreams between clients with equal questions.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,11 +11,10 @@ use super::group::UpstreamGroup;
 use crate::dns::message::query::QueryKey;
 use crate::dns::upstream::singleflight;
 
-/// What has become of a look-up.
+/// The result of a look-up.
 type ForwardResult = Result<Arc<Message>, ForwardError>;
 
-/// What makes two look-ups one: the upstreams are asked the same, in the same way. A look-up with a client is for that
-/// client alone.
+/// The key of a look-up: look-ups with equal keys are shared. A look-up with a client serves only that client.
 type ForwardRoute = (QueryKey, LookupOrigin, Option<IpAddr>);
 
 /// All look-ups under way.
@@ -23,11 +22,11 @@ type ForwardRoute = (QueryKey, LookupOrigin, Option<IpAddr>);
 pub struct ForwardGroup(singleflight::Group<ForwardRoute, (IpAddr, ForwardResult)>);
 
 impl ForwardGroup {
-    /// Asks the upstreams, or waits for an answer to the same question. The look-up goes on when no client waits
-    /// for it any more: a client that asks again finds it. To its end it counts for the client that it was begun for.
+    /// Starts a look-up at the upstreams, or joins an equal one. The look-up continues if no client waits for it any
+    /// more, so that a client that retries can join it. It uses the quota of the client that started it until it ends.
     ///
     /// # Errors
-    /// If there is no answer, or this client may not begin another look-up.
+    /// If there is no answer, or this client may not start another look-up.
     pub async fn look_up(
         &self,
         forward: &Arc<UpstreamGroup>,
@@ -36,14 +35,14 @@ impl ForwardGroup {
         client: IpAddr,
     ) -> ForwardResult {
         let (begun_for, landing) = self.fly(forward, (question.clone(), purpose, None), client).await?;
-        // That another client has no socket left says nothing about this one.
+        // A lack of sockets of another client doesn't apply to this one.
         if landing == Err(ForwardError::NoSocket) && begun_for != client {
             return self.fly(forward, (question, purpose, Some(client)), client).await?.1;
         }
         landing
     }
 
-    /// Returns what has become of a look-up, and the client that it was begun for.
+    /// Returns the result of a look-up, and the client that started it.
     async fn fly(
         &self,
         forward: &Arc<UpstreamGroup>,
@@ -65,7 +64,8 @@ impl ForwardGroup {
         flight.landed().await.ok_or_else(defect)
     }
 
-    /// Lets no further query join the look-ups of a name, given in wire form and lower case, or any look-up.
+    /// Prevents further clients from joining the look-ups of a name, given in wire form and lower case, or all
+    /// look-ups.
     pub fn forget(&self, name: Option<&[u8]>) {
         self.0.forget(|(key, ..)| name.is_none_or(|name| *key.name() == *name));
     }
@@ -87,7 +87,7 @@ mod tests {
     const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
     #[tokio::test]
-    async fn a_look_up_counts_for_its_client_when_that_has_gone() {
+    async fn look_up_counts_for_its_client_until_it_ends() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let options = ForwardOptions { max_concurrent: 2, ..ForwardOptions::default() };
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lack_of_sockets_of_one_client_isnt_that_of_another() {
+    async fn lack_of_sockets_affects_only_one_client() {
         let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint =
             UpstreamEndpoint { address: upstream.local_addr().unwrap(), transport: Transport::Udp };
@@ -142,7 +142,7 @@ mod tests {
             asked = upstream.recv_from(&mut message) => asked.unwrap(),
             landing = &mut other => panic!("{landing:?}"),
         };
-        // QR and RA: an answer without records.
+        // Sets QR and RA: an answer without records.
         message[2] |= 0x80;
         upstream.send_to(&message[..length], from).await.unwrap();
         assert!(other.await.is_ok());

@@ -1,5 +1,5 @@
-//! The client of the upstream resolvers that a line of the plugin `forward` names: one question, the first good answer
-//! that matches it.
+//! The client of the upstreams that a directive of the plugin `forward` names: sends a query to them, and returns the
+//! first good answer.
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -26,32 +26,32 @@ use crate::dns::upstream::metrics::LookupLimit;
 use crate::dns::upstream::policy::SelectionPolicy;
 use crate::dns::upstream::refusals::RefusedLookups;
 
-/// How long upstreams are tried for one question, as by CoreDNS. The caller may give up earlier.
+/// How long upstreams are tried for one query, as in CoreDNS. The caller may give up earlier.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The upstream resolvers of a line.
+/// The upstreams of a directive.
 #[derive(Debug)]
 pub struct UpstreamGroup {
-    /// They change when the names of some are resolved.
+    /// Changes when names of upstreams are resolved.
     upstreams: ArcSwap<Vec<Arc<Upstream>>>,
     pub(crate) options: ForwardOptions,
     turn: AtomicUsize,
-    /// Clients' questions and targets have a bound each: a flood of the ones leaves the others alone.
+    /// Clients' questions and targets have separate limits, so that a flood of the former doesn't affect the latter.
     forwards: Arc<ClientQuota>,
     chases: Arc<ClientQuota>,
-    /// A tenth of those is for rare types: one client can ask for all there are.
+    /// A tenth of the limit of targets, for rare types: one client can ask for all of them.
     oddities: Arc<ClientQuota>,
     refusals: RefusedLookups,
 }
 
-/// Upstreams as they are asked, one after the other.
+/// Upstreams in the order in which they are asked.
 type UpstreamOrder = SmallVec<[Arc<Upstream>; 2]>;
 
 impl UpstreamGroup {
     /// Returns a client of these upstreams.
     #[must_use]
     pub fn new(endpoints: Vec<UpstreamEndpoint>, options: ForwardOptions) -> Self {
-        // Each look-up needs a socket: with more look-ups a client's share of them would be more than all sockets.
+        // Each look-up needs a socket: with a higher limit, a client's share could exceed all sockets.
         let chases = options.max_concurrent.min(options.sockets.of_targets());
         let forward = Self {
             upstreams: ArcSwap::default(),
@@ -66,7 +66,7 @@ impl UpstreamGroup {
         forward
     }
 
-    /// Has these be the upstreams from now on. Upstreams that stay keep their connections.
+    /// Replaces the upstreams. Upstreams that stay keep their connections.
     pub(crate) fn set(&self, endpoints: Vec<UpstreamEndpoint>) {
         let known = self.upstreams.load();
         let upstream = |endpoint: UpstreamEndpoint| {
@@ -76,11 +76,11 @@ impl UpstreamGroup {
         self.upstreams.store(Arc::new(endpoints.into_iter().map(upstream).collect()));
     }
 
-    /// Takes a place for a question under way, which counts for this client until the share is dropped. `common` says
-    /// whether it is a question for addresses.
+    /// Reserves a look-up, which uses the client's quota until the guard is dropped. `common` is whether the query is
+    /// for addresses or HTTPS records.
     ///
     /// # Errors
-    /// `ForwardError::Busy` if there is none that the client may have.
+    /// `ForwardError::Busy` if the client may not have another look-up.
     pub fn admit(
         &self,
         purpose: LookupOrigin,
@@ -105,12 +105,12 @@ impl UpstreamGroup {
         })
     }
 
-    /// Asks the question: one upstream first, and one more as soon as one has failed or is silent for half
-    /// a second. The sockets count for `client`. For a client the first answer counts whose code isn't in `failover`. For a target it is the
-    /// first good one; an error only when nothing better can come any more.
+    /// Sends the query to one upstream, and to another one as soon as an upstream has failed or is silent for half a
+    /// second. The sockets use the quota of `client`. For a client, the first answer whose rcode isn't in `failover` is
+    /// returned; for a target the first good answer, and an error only if no better answer can come any more.
     ///
     /// # Errors
-    /// If none has answered in time.
+    /// If no upstream has answered in time.
     pub async fn ask(
         &self,
         question: &QueryKey,
@@ -125,11 +125,11 @@ impl UpstreamGroup {
         let mut rounds = AttemptSchedule::new(upstreams, attempts, begun);
         let mut tries = Few::new();
         let mut alarm = None;
-        // When the last of the tries wakes us at the latest, if it is under way, and whether it has: until then we
-        // need no alarm of our own.
+        // The last attempt, if it is under way, and the time at which it wakes this task at the latest: until then this
+        // task needs no timer of its own.
         let mut looked_at = None;
         let mut poor: Option<Message> = None;
-        // The clock is read when time has passed, for it takes its time, too.
+        // Read only after waiting, because reading the clock takes time.
         let mut now = begun;
         loop {
             let next = rounds.next().filter(|_| now.duration_since(begun) < LOOKUP_TIMEOUT);
@@ -141,7 +141,8 @@ impl UpstreamGroup {
                 let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
                 let times = Deadlines { begun: now, health_check_at: now + SILENT_AFTER, deadline };
                 looked_at = Some((number, times.health_check_at, Arc::clone(&progress)));
-                // Made in there: what is moved into a future that waits for it has its place twice.
+                // Created inside the block: a future that is moved into a future that awaits it occupies its space
+                // twice.
                 tries.push(async move {
                     (number, exchange(upstream, question, by_tcp, times, progress, quota).await)
                 });
@@ -158,7 +159,7 @@ impl UpstreamGroup {
                         _ => {}
                     }
                 }
-                // Each time that the tries have been seen to, for they may have come to another step.
+                // Evaluated after each poll of the attempts, because their deadlines may have changed.
                 () = poll_fn(|context| {
                     let late = rounds.due().unwrap_or(deadline);
                     let due = next.map_or(late, |next| next.at.min(late));
@@ -178,7 +179,7 @@ impl UpstreamGroup {
         }
     }
 
-    /// Returns why there is no answer.
+    /// Returns the error of an unanswered look-up.
     fn failed(&self, rounds: &AttemptSchedule, purpose: LookupOrigin, client: IpAddr) -> ForwardError {
         if !rounds.lack_sockets() {
             return ForwardError::NoAnswer(rounds.why());
@@ -188,9 +189,8 @@ impl UpstreamGroup {
         ForwardError::NoSocket
     }
 
-    /// Returns the upstreams in the order in which they are asked for one question, and how many attempts may
-    /// fail. Upstreams that are down are left out; when all are, the health checks may be what is broken, and
-    /// chance decides.
+    /// Returns the upstreams in the order for one query, and the maximum number of failed attempts. Upstreams that are
+    /// down are left out; if all are down, the health checks may be at fault, and the order is random.
     fn order(&self) -> Result<(UpstreamOrder, usize), ForwardError> {
         let all = self.upstreams.load();
         let mut up: UpstreamOrder = all.iter().filter(|upstream| !upstream.is_down()).cloned().collect();
@@ -215,7 +215,7 @@ impl UpstreamGroup {
         Ok((up, attempts.min(all.len())))
     }
 
-    /// Returns whether there is no need to ask another upstream.
+    /// Returns whether no other upstream has to be asked.
     fn will_do(&self, answer: &Message, purpose: LookupOrigin) -> bool {
         match purpose {
             LookupOrigin::Chase => worth(answer) > 2,
@@ -224,17 +224,17 @@ impl UpstreamGroup {
     }
 }
 
-/// Returns whether an answer that won't do is better than the one before it.
+/// Returns whether an answer that isn't good enough is better than the previous one.
 fn betters(answer: &Message, before: Option<&Message>, purpose: LookupOrigin) -> bool {
-    // As in CoreDNS a client gets the last one.
+    // As in CoreDNS, a client gets the last answer.
     purpose != LookupOrigin::Chase || worth(answer) > before.map_or(0, worth)
 }
 
-/// "I can't" says more about the name than "I won't", and that more than "what?". Another server may well
-/// better all three.
+/// Ranks an answer by its rcode: SERVFAIL says more about the name than other errors. Another server may have a better
+/// answer than any error.
 fn worth(answer: &Message) -> u8 {
     match answer.metadata.response_code {
-        // RFC 6672 section 2.2: a DNAME that makes a name too long.
+        // YXDOMAIN: a DNAME makes a name too long (RFC 6672 section 2.2).
         ResponseCode::NoError | ResponseCode::NXDomain | ResponseCode::YXDomain => 3,
         ResponseCode::ServFail => 2,
         _ => 1,

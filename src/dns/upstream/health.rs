@@ -1,4 +1,4 @@
-//! An upstream and its health, which is checked only when it has failed.
+//! An upstream and its health, which is checked only after a failure.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,30 +23,29 @@ use super::udp_pool::UdpPool;
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::upstream::config::HealthCheck;
 
-/// How long a health check may take.
+/// The timeout of a health check.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
-/// The shortest pause between two health checks: with none at all, CoreDNS does nothing else.
+/// The minimum pause between two health checks. With a pause of 0, CoreDNS checks in a busy loop.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 
-/// One upstream.
 #[derive(Debug)]
 pub(crate) struct Upstream {
     pub(crate) endpoint: UpstreamEndpoint,
     pub(crate) pool: StreamPool,
     pub(crate) sockets: UdpPool,
-    /// The bound on open sockets.
+    /// The limit of open sockets.
     pub(crate) budget: Arc<SocketBudget>,
     pub(crate) alarms: Alarms,
-    /// How long an answer is waited for.
+    /// The timeout for an answer.
     pub(crate) reply_timeout: Duration,
-    /// What it is asked from.
+    /// The source address of queries.
     pub(crate) source: Option<IpAddr>,
     pub(crate) metrics: Option<UpstreamCounters>,
-    /// Health checks that failed, in a row.
+    /// The number of consecutive failed health checks.
     fails: AtomicU32,
     max_fails: u32,
     check: HealthCheck,
-    /// The checks under way.
+    /// The running health checks.
     checks: Mutex<Option<AbortOnDropHandle<()>>>,
 }
 
@@ -69,19 +68,19 @@ impl Upstream {
         }
     }
 
-    /// Returns whether it has failed too many health checks.
+    /// Returns whether too many health checks have failed in a row.
     pub(crate) fn is_down(&self) -> bool {
         self.max_fails != 0 && self.fails.load(Ordering::Relaxed) > self.max_fails
     }
 
-    /// Takes in that a question got no answer: it is checked from now on, until it answers.
+    /// Starts health checks, which run until one succeeds, after a query without an answer.
     pub(crate) fn suspect(self: &Arc<Self>) {
         if self.max_fails == 0 {
             return;
         }
         let mut checks = self.checks.lock();
         if checks.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
-            // The checks mustn't keep alive what they belong to.
+            // A weak reference, so that the task doesn't keep the upstream alive.
             let upstream = Arc::downgrade(self);
             *checks = Some(AbortOnDropHandle::new(tokio::spawn(async move {
                 while let Some(upstream) = upstream.upgrade() {
@@ -96,20 +95,20 @@ impl Upstream {
         }
     }
 
-    /// Asks it for name servers; any answer will do, as for CoreDNS. Returns whether it answered.
+    /// Sends an NS query; like CoreDNS, accepts any answer. Returns whether there was one.
     async fn check(&self) -> bool {
         let mut question = UpstreamQuery::plain(self.check.domain.clone(), RecordType::NS);
         question.recursion_desired = self.check.recursion_desired;
         let pong = ping(self, &question.key(), Instant::now() + CHECK_TIMEOUT).await;
         if pong.as_ref().is_err_and(ExchangeError::is_shortage) {
-            // It wasn't asked.
+            // The upstream wasn't asked.
             return false;
         }
         let was_down = self.is_down();
         if pong.is_ok() {
             self.fails.store(0, Ordering::Relaxed);
         } else {
-            // It can't overflow: that would take a year.
+            // An overflow would take over a year.
             self.fails.fetch_add(1, Ordering::Relaxed);
             self.metrics.iter().for_each(UpstreamCounters::check_failed);
         }

@@ -1,4 +1,4 @@
-//! Sockets and connections that wait for their next question, and the task that closes them when their time is over.
+//! A pool of idle sockets or connections, with a task that closes expired ones.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(super) struct IdlePool<T>(Arc<Mutex<IdlePoolState<T>>>);
 #[derive(Debug)]
 struct IdlePoolState<T> {
     items: Vec<T>,
-    /// The task that closes the items that are over; nothing after it has closed the last one.
+    /// The task that closes expired items; `None` after it has closed the last one.
     sweep: Option<AbortOnDropHandle<()>>,
 }
 
@@ -27,13 +27,13 @@ impl<T> Default for IdlePool<T> {
 }
 
 impl<T: Send + 'static> IdlePool<T> {
-    /// Returns the items; the youngest comes last.
+    /// Returns the items, the youngest last.
     pub(super) fn items(&self) -> MappedMutexGuard<'_, Vec<T>> {
         MutexGuard::map(self.0.lock(), |state| &mut state.items)
     }
 
-    /// Adds an item, if there are fewer than `most`. Once per `interval` the items are closed of which `is_over` says so,
-    /// as long as there are any.
+    /// Adds an item, if there are fewer than `most`. As long as there are items, a task closes those for which
+    /// `is_over` returns true, once per `interval`.
     pub(super) fn put(
         &self,
         most: usize,
@@ -58,7 +58,7 @@ impl<T: Send + 'static> IdlePool<T> {
     }
 }
 
-/// Closes items until there are none.
+/// Closes expired items until none is left.
 async fn sweep<T>(
     idle: Weak<Mutex<IdlePoolState<T>>>,
     interval: Duration,
@@ -72,10 +72,10 @@ async fn sweep<T>(
         let over: Vec<T> = state.items.extract_if(.., |item| is_over(item, now)).collect();
         let is_done = state.items.is_empty();
         if is_done {
-            // An item that comes from now on starts another task.
+            // An item that is added from now on starts another task.
             drop(state.sweep.take().map(AbortOnDropHandle::detach));
         }
-        // A look-up that needs an item doesn't wait until these are closed.
+        // Closes the items without the lock, so that look-ups needn't wait.
         drop(state);
         drop(over);
         if is_done {

@@ -1,4 +1,4 @@
-//! What is counted of upstreams, by CoreDNS's names, labels and buckets.
+//! Metrics of upstreams, with CoreDNS's names, labels and buckets.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,30 +12,30 @@ use crate::dns::message::presentation::rcode_name;
 use crate::metrics::sharded::DURATION_BUCKETS;
 use crate::metrics::{MetricGroup, registered};
 
-/// The label `proxy_name`: other plugins of CoreDNS have upstreams, too.
+/// The value of the label `proxy_name`, which CoreDNS has because other plugins also have upstreams.
 const PROXY: &str = "forward";
 
-/// The counters of upstreams.
+/// The metrics of all upstreams.
 pub struct ForwardMetrics {
     duration: HistogramVec,
     check_failures: IntCounterVec,
     hits: IntCounterVec,
     misses: IntCounterVec,
-    /// Questions for which all upstreams were down.
+    /// Queries for which all upstreams were down.
     pub(crate) all_down: IntCounter,
-    /// Questions that were refused because too many were under way.
+    /// Queries that were refused because of `max_concurrent`.
     pub rejects: IntCounter,
     refused: [IntCounter; 3],
 }
 
-/// Which bound has had a look-up refused.
+/// The limit that caused the refusal of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookupLimit {
-    /// The client has its share of the look-ups.
+    /// The client's share of the look-ups.
     Client,
-    /// All clients together have all look-ups.
+    /// The look-ups of all clients together.
     All,
-    /// There was no socket.
+    /// The sockets.
     Sockets,
 }
 
@@ -52,7 +52,6 @@ impl LookupLimit {
 }
 
 impl ForwardMetrics {
-    /// Counts a look-up that is refused.
     pub(crate) fn refused(&self, bound: LookupLimit) {
         self.refused[bound as usize].inc();
     }
@@ -114,11 +113,11 @@ impl MetricGroup for ForwardMetrics {
     }
 }
 
-/// The counters of one upstream. What almost every question needs of them is looked up once.
+/// The metrics of one upstream, with cached handles for those that almost every query needs.
 pub(crate) struct UpstreamCounters {
     all: Arc<ForwardMetrics>,
     to: String,
-    /// Sockets for UDP: reused ones, and new ones.
+    /// Counters of reused and of new UDP sockets.
     udp: OnceLock<[IntCounter; 2]>,
     no_error: OnceLock<Histogram>,
 }
@@ -150,7 +149,7 @@ impl UpstreamCounters {
         self.all.check_failures.with_label_values(&[PROXY, &self.to]).inc();
     }
 
-    /// Counts that a socket was needed: one was open already, or not. Both are shown from the first on.
+    /// Counts the use of an idle or a new socket. Both counters are exported from the first use on.
     pub(crate) fn socket(&self, protocol: &str, was_open: bool) {
         let labels = [PROXY, &self.to, protocol];
         let counters = || [&self.all.hits, &self.all.misses].map(|all| all.with_label_values(&labels));

@@ -1,27 +1,27 @@
-//! In which order upstreams are asked.
+//! The order in which upstreams are asked.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rand::seq::SliceRandom;
 
-/// In which order upstreams are asked, as CoreDNS's `policy` says.
+/// The order in which upstreams are asked, CoreDNS's option `policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SelectionPolicy {
-    /// In any.
+    /// A random order for each query.
     Random,
-    /// Each comes first in turn.
+    /// Each upstream is first in turn.
     RoundRobin,
-    /// As they were given.
+    /// The configured order.
     Sequential,
 }
 
 impl SelectionPolicy {
-    /// Puts the items in the order for one question; `turn` counts the questions.
+    /// Orders the items for one query; `turn` counts the queries.
     pub(crate) fn order<T>(self, items: &mut [T], turn: &AtomicUsize) {
         match self {
             Self::Random => items.shuffle(&mut rand::rng()),
             Self::RoundRobin if !items.is_empty() => {
-                // As in CoreDNS: the second comes first first, and the others keep their order.
+                // As in CoreDNS, the first query begins with the second item, and the other items keep their order.
                 let first = turn.fetch_add(1, Ordering::Relaxed).wrapping_add(1) % items.len();
                 items[..=first].rotate_right(1);
             }

@@ -1,4 +1,4 @@
-//! What is logged of look-ups that are refused: one line a minute, however many they are.
+//! Logs refused look-ups, at most one line per minute.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,22 +10,22 @@ use tracing::warn;
 use super::config::LookupOrigin;
 use super::error::ForwardError;
 
-/// The shortest time between two lines.
+/// The minimum interval between two lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The refused look-ups of a line of the Corefile.
+/// The refused look-ups of a directive.
 #[derive(Debug, Default)]
 pub(crate) struct RefusedLookups(Mutex<RefusedState>);
 
 #[derive(Debug, Default)]
 struct RefusedState {
-    /// Since the last line.
+    /// The number of refused look-ups since the last line.
     number: u64,
     logged: Option<Instant>,
 }
 
 impl RefusedLookups {
-    /// Takes in that a client's look-up is refused.
+    /// Records a refused look-up of a client.
     pub(crate) fn note(&self, purpose: LookupOrigin, client: IpAddr, why: &ForwardError) {
         if let Some(number) = self.due() {
             let what = if purpose == LookupOrigin::Chase { "look-ups of targets" } else { "look-ups" };
@@ -35,7 +35,7 @@ impl RefusedLookups {
         }
     }
 
-    /// Counts a refusal. Returns how many there were since the last line, if it is time for one.
+    /// Counts a refusal. Returns the number since the last line, if a line is due.
     fn due(&self) -> Option<u64> {
         let mut state = self.0.lock();
         state.number += 1;

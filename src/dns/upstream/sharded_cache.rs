@@ -1,5 +1,4 @@
-//! A map of questions with bounds on its size: what is too much is dropped at random, so that an attacker can't
-//! foresee what goes.
+//! A map of queries with limits on its size. Evictions are random, so that an attacker can't predict them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,33 +9,33 @@ use rand::RngExt;
 
 use crate::dns::message::query::QueryKey;
 
-/// Parts that are locked one by one. All questions about a name are in one part.
+/// The number of shards with separate locks. All queries about a name are in one shard.
 const SHARDS: usize = 64;
-/// What a part should have room for: all types of some names.
+/// The minimum capacity of a shard, in entries: all types of some names.
 const INITIAL_SHARD_CAPACITY: usize = 32;
 
-/// A map from questions to something.
+/// A map from queries to values.
 #[derive(Debug)]
 pub(crate) struct ShardedCache<V> {
     shards: Box<[Mutex<CacheShard<V>>]>,
     hasher: RandomState,
-    /// How many a shard may hold, and how many bytes.
+    /// The limits of a shard: entries, and bytes.
     room: usize,
     bytes: usize,
-    /// How many there are in all shards.
+    /// The number of entries in all shards.
     len: AtomicUsize,
 }
 
 #[derive(Debug)]
 struct CacheShard<V> {
-    /// The values, and how many bytes each takes.
+    /// The values, and the size of each in bytes.
     values: IndexMap<QueryKey, (V, usize)>,
     bytes: usize,
 }
 
 impl<V: Clone> ShardedCache<V> {
-    /// Returns an empty map for about `capacity` questions and `bytes` bytes: never more, and less where
-    /// they are spread unevenly.
+    /// Returns an empty map for at most `capacity` entries and `bytes` bytes; its limits are lower where entries are
+    /// unevenly distributed.
     pub(crate) fn new(capacity: usize, bytes: usize) -> Self {
         let shards = (capacity / INITIAL_SHARD_CAPACITY).clamp(1, SHARDS);
         let shard = || Mutex::new(CacheShard { values: IndexMap::new(), bytes: 0 });
@@ -53,8 +52,7 @@ impl<V: Clone> ShardedCache<V> {
         self.shard(key.name()).values.get(key).map(|(value, _)| value.clone())
     }
 
-    /// Puts a value in that takes so many bytes, unless that is too much for one. Returns how many others had
-    /// to go.
+    /// Inserts a value of this size, unless it exceeds the limit of a shard. Returns the number of evicted entries.
     pub(crate) fn put(&self, key: QueryKey, value: V, bytes: usize) -> usize {
         let mut shard = self.shard(key.name());
         self.change(&mut shard, |shard| {
@@ -84,7 +82,7 @@ impl<V: Clone> ShardedCache<V> {
         self.change(&mut self.shard(key.name()), |shard| shard.remove(key));
     }
 
-    /// Removes everything about a name.
+    /// Removes all entries of a name.
     pub(crate) fn remove_name(&self, name: &[u8]) {
         self.change(&mut self.shard(name), |shard| {
             shard.values.retain(|key, _| *key.name() != *name);
@@ -105,7 +103,7 @@ impl<V: Clone> ShardedCache<V> {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Changes a shard, and counts what is in all of them.
+    /// Changes a shard, and updates the number of entries.
     fn change<R>(&self, shard: &mut CacheShard<V>, change: impl FnOnce(&mut CacheShard<V>) -> R) -> R {
         let before = shard.values.len();
         let result = change(shard);
@@ -143,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_holds_more_than_its_capacity() {
+    fn entries_never_exceed_the_capacity() {
         for (capacity, at_least) in [(0, 0), (1, 1), (10, 1), (1000, 500)] {
             let map = ShardedCache::new(capacity, usize::MAX);
             let mut evicted = 0;
@@ -157,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_goes_with_all_its_types_and_in_any_case() {
+    fn name_is_removed_with_all_types_in_any_case() {
         let map = ShardedCache::new(100, usize::MAX);
         for name in ["a.example.", "b.example.", "x.a.example."] {
             for qtype in [RecordType::A, RecordType::AAAA] {
@@ -175,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_holds_more_bytes_than_it_may() {
+    fn size_never_exceeds_the_byte_limit() {
         let map = ShardedCache::new(10_000, 64_000);
         let bytes =
             |map: &ShardedCache<usize>| map.shards.iter().map(|shard| shard.lock().bytes).sum::<usize>();
@@ -190,7 +188,7 @@ mod tests {
         let counted: usize =
             map.shards.iter().map(|s| s.lock().values.values().map(|(_, bytes)| bytes).sum::<usize>()).sum();
         assert_eq!(counted, bytes(&map));
-        // What is too much for a shard isn't taken, and pushes nothing out.
+        // A value that is too large for a shard isn't inserted, and evicts nothing.
         let before = map.len();
         assert_eq!(map.put(key("big.example.", RecordType::A), 0, 1001), 0);
         assert_eq!(map.len(), before);

@@ -1,4 +1,4 @@
-//! Look-ups under way: a question that is asked already isn't asked again.
+//! Singleflight: concurrent look-ups with equal keys share one call.
 
 use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
@@ -15,29 +15,29 @@ use tokio::sync::SetOnce;
 use tokio::time::Instant;
 use tracing::error;
 
-/// A look-up, for a task that waits for it. What comes out of it is a `T`; nothing after a panic, or if it was given up at
-/// the end of the process.
+/// A handle of a task that waits for a look-up. The result is a `T`; `None` after a panic, or if the look-up was
+/// abandoned at the end of the process.
 pub(crate) struct Call<T: Send + 'static> {
     since: Instant,
     role: CallRole<T>,
 }
 
-/// The task that has started a look-up drives it; further tasks get its result. Nearly always there are none.
+/// The task that started a look-up polls it; tasks that joined get its result. Usually no task joins.
 enum CallRole<T: Send + 'static> {
     Driver(CallDriver<T>),
     Passenger(CallResult<T>),
 }
 
-/// What has come out of a look-up.
+/// The result of a look-up, for tasks that joined.
 type CallResult<T> = Arc<SetOnce<Option<T>>>;
 
 impl<T: Clone + Send + Sync + 'static> Call<T> {
-    /// How long it has been under way.
+    /// Returns how long the look-up has been under way.
     pub(crate) fn age(&self) -> Duration {
         self.since.elapsed()
     }
 
-    /// Waits for its end. If the task that has started it gives up before, a new task goes on with it.
+    /// Waits for the result. If the task that started the look-up is dropped before, a new task continues the look-up.
     pub(crate) async fn landed(self) -> Option<T> {
         match self.role {
             CallRole::Driver(driver) => driver.await,
@@ -46,7 +46,7 @@ impl<T: Clone + Send + Sync + 'static> Call<T> {
     }
 }
 
-/// The task that has started a look-up.
+/// Polls the look-up in the task that started it.
 struct CallDriver<T: Send + 'static>(Option<BoxFuture<'static, Option<T>>>);
 
 impl<T: Send + 'static> Future for CallDriver<T> {
@@ -62,23 +62,23 @@ impl<T: Send + 'static> Future for CallDriver<T> {
 
 impl<T: Send + 'static> Drop for CallDriver<T> {
     fn drop(&mut self) {
-        // At the end of the process there is no runtime for it.
+        // At the end of the process there is no runtime to continue on.
         if let Some(look_up) = self.0.take()
             && let Ok(runtime) = Handle::try_current()
         {
-            // The task ends itself, at the deadline of the look-up at the latest.
+            // The task ends at the deadline of the look-up at the latest.
             runtime.spawn(look_up);
         }
     }
 }
 
-/// All look-ups under way, by what makes two of them one.
+/// All look-ups under way, keyed by `K`.
 #[derive(Debug)]
 pub(crate) struct Group<K: Eq + Hash, T> {
     calls: Arc<DashMap<K, CallEntry<T>>>,
 }
 
-/// A look-up as others find it.
+/// The entry of a look-up that tasks can join.
 #[derive(Debug)]
 struct CallEntry<T> {
     since: Instant,
@@ -102,14 +102,14 @@ where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// Returns the look-up of that question that is under way.
+    /// Returns a handle of the look-up with that key, if one is under way.
     pub(crate) fn under_way(&self, key: &K) -> Option<Call<T>> {
         self.calls.get(key).map(|calls| calls.join())
     }
 
-    /// Returns the look-up of that question, or starts one: `look_up` gives the future that it consists
-    /// of, unless it can't begin. What comes out of it is shown to `take` first, unless the name was
-    /// forgotten meanwhile. The caller that has started it has to wait for it, or drop it: other tasks wait for it, too.
+    /// Joins the look-up with that key, or starts one: `look_up` returns its future, unless it can't begin. `take` gets
+    /// the result first, unless the key was forgotten meanwhile. A caller that has started the look-up has to await or
+    /// drop the handle, because other tasks may wait for the result.
     ///
     /// # Errors
     /// If `look_up` can't begin.
@@ -122,7 +122,7 @@ where
     where
         F: Future<Output = T> + Send + 'static,
     {
-        // Mostly it isn't there, and then the entry is needed anyway.
+        // Usually there is no such entry, and the entry API avoids a second search.
         let entry = match self.calls.entry(key.clone()) {
             Entry::Occupied(entry) => return Ok(entry.get().join()),
             Entry::Vacant(entry) => entry,
@@ -146,43 +146,43 @@ where
         Ok(Call { since, role: CallRole::Driver(CallDriver(Some(driver.boxed()))) })
     }
 
-    /// Returns which look-ups are under way that others could join.
+    /// Returns the keys of the look-ups that can be joined.
     #[cfg(test)]
     pub(crate) fn keys(&self) -> Vec<K> {
         self.calls.iter().map(|calls| calls.key().clone()).collect()
     }
 
-    /// Lets no further task join these look-ups, nor keep their results.
+    /// Prevents further tasks from joining these look-ups, and their results from reaching `take`.
     pub(crate) fn forget(&self, is_meant: impl Fn(&K) -> bool) {
         self.calls.retain(|key, _| !is_meant(key));
     }
 }
 
-/// The place of a look-up among those under way. It is left even in a panic.
+/// Removes the entry of a look-up when it ends, even by a panic.
 struct EntryGuard<K: Eq + Hash, T> {
     calls: Arc<DashMap<K, CallEntry<T>>>,
     key: K,
-    /// Nothing once it is left.
+    /// `None` after the removal.
     landing: Option<CallResult<T>>,
 }
 
 impl<K: Eq + Hash, T> EntryGuard<K, T> {
-    /// Leaves it. A concurrent `forget` of the name comes either before `take`, which isn't called
-    /// then, or after it.
+    /// Removes the entry and publishes the result. A concurrent `forget` comes either before `take`, which then isn't
+    /// called, or after `take`.
     fn leave(mut self, landed: &T, take: impl FnOnce(&T))
     where
         T: Clone,
     {
         let Some(landing) = &self.landing else { return };
         self.give_up(landing, || take(landed));
-        // Fast path: no task has joined, and none can any more.
+        // Fast path: no task has joined, and no task can join any more.
         if Arc::strong_count(landing) > 1 {
             let _ = landing.set(Some(landed.clone()));
         }
         self.landing = None;
     }
 
-    /// Removes it from the map, unless it was forgotten and another look-up has taken its place.
+    /// Removes the entry from the map, unless it was forgotten and replaced by that of another look-up.
     fn give_up(&self, landing: &CallResult<T>, before: impl FnOnce()) {
         self.calls.remove_if(&self.key, |_, calls| {
             let is_ours = Arc::ptr_eq(&calls.landing, landing);
@@ -218,7 +218,7 @@ mod tests {
     const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn a_look_up_goes_on_when_nobody_waits_for_it_any_more() {
+    async fn look_up_continues_without_waiting_tasks() {
         let flights = Group::<u8, u8>::default();
         let (end, ended) = oneshot::channel();
         let (taken, took) = oneshot::channel();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn joined_flight_lands_though_its_first_asker_is_gone() {
+    async fn joined_look_up_ends_after_its_driver_is_dropped() {
         let flights = Group::<u8, u8>::default();
         let (end, ended) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_panics_has_ended_for_all_who_wait() {
+    async fn panic_ends_the_look_up_for_all_waiting_tasks() {
         let flights = Group::<u8, u8>::default();
         let fly = |look_up: fn() -> u8, take: fn(&u8)| {
             let look_up = || Ok::<_, Infallible>(async move { look_up() });
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_else_waits_for_isnt_cloned() {
+    async fn result_of_an_unshared_look_up_isnt_cloned() {
         struct Only;
         impl Clone for Only {
             fn clone(&self) -> Self {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn all_who_join_or_start_at_once_are_told() {
+    async fn concurrent_joins_and_starts_all_get_a_result() {
         let flights = Arc::new(Group::<u8, u8>::default());
         let fly = async move |flights: Arc<Group<u8, u8>>| {
             let look_up = async {
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_end_of_the_process_nobody_waits_in_vain() {
+    fn waiting_tasks_end_when_the_runtime_does() {
         let flights = Group::<u8, u8>::default();
         let Ok(started) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
         let joined = flights.under_way(&1).unwrap();

@@ -1,5 +1,5 @@
-//! The bound on open sockets to upstreams, of all upstreams and server blocks together: by UDP, TCP and TLS, repeated
-//! questions and health checks included.
+//! The limit of open sockets to all upstreams of all server blocks: UDP, TCP and TLS, including repeated queries and
+//! health checks.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,16 +11,16 @@ use super::config::LookupOrigin;
 use crate::dns::net::part_of_files;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 
-/// Sockets of look-ups of names that clients ask for, in percent of the files that the process may have open.
+/// Sockets for names that clients ask for, in percent of the limit of open files.
 const NAMES_PERCENT: usize = 30;
-/// Sockets of look-ups of links' targets. They have a part of their own, so that other names can't use it up.
+/// Sockets for targets of links, in percent. Separate, so that other names can't use them up.
 const TARGETS_PERCENT: usize = 15;
-/// Sockets of health checks. They have a part of their own, so that a flood doesn't look like an upstream that is down.
+/// Sockets for health checks, in percent. Separate, so that a flood of queries doesn't make upstreams appear down.
 const CHECKS_PERCENT: usize = 5;
-/// Sockets that stay open for the next question.
+/// Idle sockets in the pools, in percent.
 const IDLE_PERCENT: usize = 10;
 
-/// How many sockets to upstreams a process may have open.
+/// The limits of sockets to upstreams in a process.
 #[derive(Debug)]
 pub struct SocketBudget {
     names: Arc<ClientQuota>,
@@ -29,31 +29,31 @@ pub struct SocketBudget {
     idle: Arc<Semaphore>,
 }
 
-/// The sockets that one look-up, or one health check, may open.
+/// The quota that one look-up or one health check may use.
 #[derive(Debug)]
 pub(crate) enum SocketQuota {
-    /// A part of the sockets of a client.
+    /// The quota of a client.
     Client(Arc<ClientQuota>, IpAddr),
-    /// A part of the sockets of health checks.
+    /// The quota of health checks.
     Checks(Arc<Semaphore>),
 }
 
-/// One open socket. The next socket may be opened when this is dropped, so drop it after the socket.
+/// The permit for one open socket. Must be dropped after the socket, because the drop allows the next socket.
 #[derive(Debug)]
 pub(crate) enum SocketPermit {
-    /// A client's look-up uses the socket.
+    /// For a client's look-up.
     Client { _share: QuotaGuard },
-    /// No client's look-up uses the socket.
+    /// For a health check or an idle socket.
     Pool { _permit: OwnedSemaphorePermit },
 }
 
-/// The bound is reached.
+/// The limit of sockets is reached.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the bound on sockets to upstreams is reached")]
 pub(crate) struct NoSocket;
 
 impl Default for SocketBudget {
-    /// Returns 60 % of the files that the process may have open now.
+    /// Returns a budget of 60 % of the current limit of open files.
     fn default() -> Self {
         let semaphore =
             |percent| Arc::new(Semaphore::new(part_of_files(percent).min(Semaphore::MAX_PERMITS)));
@@ -68,7 +68,7 @@ impl Default for SocketBudget {
 }
 
 impl SocketBudget {
-    /// Returns what a look-up for this client may open.
+    /// Returns the quota for a look-up of this client.
     pub(crate) fn of(&self, purpose: LookupOrigin, client: IpAddr) -> SocketQuota {
         let shares = match purpose {
             LookupOrigin::Forward | LookupOrigin::ForwardByTcp => &self.names,
@@ -77,36 +77,36 @@ impl SocketBudget {
         SocketQuota::Client(Arc::clone(shares), client)
     }
 
-    /// Returns how many sockets there are for look-ups of links' targets.
+    /// Returns the number of sockets for look-ups of links' targets.
     pub(crate) fn of_targets(&self) -> usize {
         self.targets.limit()
     }
 
-    /// Returns what a health check may open.
+    /// Returns the quota for health checks.
     pub(crate) fn of_checks(&self) -> SocketQuota {
         SocketQuota::Checks(Arc::clone(&self.checks))
     }
 
-    /// Returns the permit for a socket that waits for its next question; nothing if there are enough.
+    /// Returns the permit for an idle socket; `None` if there are too many.
     pub(crate) fn idle(&self) -> Option<SocketPermit> {
         Arc::clone(&self.idle).try_acquire_owned().ok().map(|permit| SocketPermit::Pool { _permit: permit })
     }
 }
 
 impl SocketQuota {
-    /// Returns the permit for a socket without which the upstream isn't asked.
+    /// Returns the permit for the first socket of an attempt.
     ///
     /// # Errors
-    /// [`NoSocket`] if there is none.
+    /// [`NoSocket`] if the limit is reached.
     pub(crate) fn take(&self) -> io::Result<SocketPermit> {
         self.permit(|shares, client| shares.acquire(client, 1))
     }
 
-    /// Returns the permit for a socket that a question is repeated from: while half of all sockets are in use there are
-    /// none for that, and the question is repeated from the socket that waits.
+    /// Returns the permit for a socket that repeats a query. Fails while half of all sockets are in use; the query is
+    /// then repeated from the waiting socket.
     ///
     /// # Errors
-    /// [`NoSocket`] if there is none.
+    /// [`NoSocket`] if the limit is reached.
     pub(crate) fn take_spare(&self) -> io::Result<SocketPermit> {
         self.permit(|shares, client| shares.take_spare(client, 1))
     }

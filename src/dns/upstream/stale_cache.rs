@@ -1,4 +1,4 @@
-//! The last known answers about targets, for when no upstream answers (RFC 8767).
+//! The last known answers about targets, which are served when no upstream answers (RFC 8767).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,25 +12,25 @@ use super::sharded_cache::ShardedCache;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::reply::Reply;
 
-/// How long an answer is remembered.
+/// The maximum age of an answer.
 const MAX_STALE_AGE: Duration = Duration::from_secs(24 * 3600);
-/// How many are: A and AAAA of 30,000 targets.
+/// The maximum number of answers: A and AAAA of 30,000 targets.
 const MAX_ENTRIES: usize = 65_536;
-/// How many bytes they may take, as far as they can be counted.
+/// The approximate memory limit, in bytes.
 const MAX_BYTES: usize = 64 << 20;
 
 const AGE_TOLERANCE: Duration = Duration::from_secs(1);
 
-/// How long an answer that leads back to us isn't taken in again.
+/// How long an answer that leads back into a zone of links isn't replaced by another one.
 const LOOP_HOLD_OFF: Duration = Duration::from_secs(5);
 
-/// The TTL that a remembered answer is given with, in seconds (RFC 8767 section 4).
+/// The TTL of a stale answer, in seconds (RFC 8767 section 4).
 pub const STALE_TTL: u32 = 30;
 
-/// The memories of all views, by their names. A view keeps its own whatever becomes of its blocks.
+/// The caches of all views, keyed by view. They outlive the server blocks of a view.
 pub type StaleCaches = Arc<DashMap<String, Arc<StaleCache>>>;
 
-/// The last good answer about each target and type.
+/// The last good answer for each target and type.
 #[derive(Debug)]
 pub struct StaleCache(ShardedCache<CachedReply>);
 
@@ -38,14 +38,14 @@ pub struct StaleCache(ShardedCache<CachedReply>);
 struct CachedReply {
     reply: Arc<Reply>,
     since: Instant,
-    /// Whether the last look-up has failed: then no client waits for the next one.
+    /// Whether the last look-up has failed; if so, clients don't wait for the next look-up.
     failing: Arc<AtomicBool>,
 }
 
-/// What is remembered of a target.
+/// The last good answer for a target.
 #[derive(Clone, Debug)]
 pub struct StaleEntry {
-    /// The answer, as it came.
+    /// The unmodified answer.
     pub reply: Arc<Reply>,
     /// Whether the last look-up has failed.
     pub failing: bool,
@@ -58,12 +58,11 @@ impl Default for StaleCache {
 }
 
 impl StaleCache {
-    /// Takes in an answer about a target: one that has what was asked for, or says that there is none.
+    /// Stores an answer about a target. `has_it` is whether it has records of the type, rather than none.
     pub fn remember(&self, key: &QueryKey, reply: &Arc<Reply>, has_it: bool) {
-        // There are many types that a target doesn't have: a client that asks for all of them must not evict what other
-        // clients need.
+        // A target lacks most types: a client that asks for all of them must not evict answers that other clients need.
         let is_worth_it = if has_it { key.is_relevant() } else { key.is_common() };
-        // What is given from a cache again and again is the same until it is asked for again.
+        // A repeated answer from the plugin `cache` is already stored.
         let is_known =
             |known: &CachedReply| !reply.age.is_zero() && known.since.elapsed() <= reply.age + AGE_TOLERANCE;
         if is_worth_it && !self.0.get(key).is_some_and(|known| is_known(&known)) {
@@ -71,7 +70,7 @@ impl StaleCache {
         }
     }
 
-    /// Takes in an answer about a target that leads back to a name of ours: by itself it may look like none.
+    /// Stores an answer about a target that leads back into a zone of links: taken alone, it may look empty.
     pub fn keep(&self, key: &QueryKey, reply: &Arc<Reply>) {
         let is_young = |known: &CachedReply| known.since.elapsed() < LOOP_HOLD_OFF;
         if key.is_relevant() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
@@ -87,7 +86,7 @@ impl StaleCache {
         self.0.put(key.clone(), remembered, weight);
     }
 
-    /// Takes in that a look-up of a target has failed, or that it has not.
+    /// Records whether the last look-up of a target has failed.
     pub fn set_failing(&self, question: &UpstreamQuery, failing: bool) {
         for variant in question.variants() {
             if let Some(remembered) = self.0.get(&variant.key()) {
@@ -96,15 +95,15 @@ impl StaleCache {
         }
     }
 
-    /// Forgets a target that doesn't exist any more: that is an answer, too (RFC 8767 section 4).
+    /// Removes a target that doesn't exist any more, since NXDOMAIN is a valid answer, too (RFC 8767 section 4).
     pub fn forget(&self, question: &UpstreamQuery) {
         for variant in question.variants() {
             self.0.remove(&variant.key());
         }
     }
 
-    /// Returns the last good answer, if it is of the last day. An answer for other DNSSEC flags is better than
-    /// none; but a client without CD doesn't get an unvalidated answer (RFC 4035 section 3.2.2).
+    /// Returns the last good answer, if it is less than a day old. An answer to a query with other DNSSEC flags is
+    /// better than none; but a client without CD doesn't get an unvalidated answer (RFC 4035 section 3.2.2).
     #[must_use]
     pub fn get(&self, question: &UpstreamQuery) -> Option<StaleEntry> {
         let admissible = question.variants().filter(|it| question.checking_disabled || !it.checking_disabled);
@@ -124,7 +123,7 @@ impl StaleCache {
     }
 }
 
-/// RFC 4035 section 3.2.1: a client that hasn't set DO gets no DNSSEC records.
+/// Removes DNSSEC records, which a client without DO doesn't get (RFC 4035 section 3.2.1).
 fn without_dnssec(reply: &Reply) -> Reply {
     let mut reply = reply.clone();
     for section in reply.sections_mut() {
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_newest_answer_that_may_be_given_is_recalled_for_a_day() {
+    async fn newest_admissible_answer_is_returned_for_a_day() {
         let memory = StaleCache::default();
         let (plain, with_do, with_cd) =
             (question(false, false), question(true, false), question(false, true));
@@ -175,11 +174,11 @@ mod tests {
         memory.remember(&plain.key(), &address(2), true);
         advance(Duration::from_secs(10)).await;
         memory.remember(&with_cd.key(), &address(66), true);
-        // RFC 4035 section 3.2.2: unvalidated answers are for queries with CD.
+        // RFC 4035 section 3.2.2: only queries with CD may get unvalidated answers.
         for (question, last) in [(&plain, 2), (&with_do, 2), (&with_cd, 66)] {
             assert_eq!(recalled(&memory, question).unwrap().0, address(last).answers, "{question:?}");
         }
-        // One that is taken from the cache is as old as it is.
+        // An answer from the plugin `cache` has the age of its cache entry.
         memory.remember(&plain.key(), &aged(3, 5), true);
         assert_eq!(recalled(&memory, &plain).unwrap().0, address(3).answers);
         advance(MAX_STALE_AGE - Duration::from_secs(5)).await;
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failing_and_absence_count_whatever_the_wishes_about_dnssec() {
+    async fn failure_and_removal_apply_to_all_dnssec_flags() {
         let memory = StaleCache::default();
         let (plain, with_do) = (question(false, false), question(true, false));
         memory.remember(&plain.key(), &address(1), true);

@@ -1,4 +1,4 @@
-//! Connections to an upstream that wait for their next question.
+//! The pool of idle connections to an upstream.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -16,10 +16,10 @@ use super::idle::IdlePool;
 use super::socket_budget::{SocketBudget, SocketPermit};
 use crate::dns::upstream::config::PoolConfig;
 
-/// Between two looks for idle connections that are to be closed.
+/// The interval of the search for expired connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A connection that is open.
+/// An open connection.
 #[derive(Debug)]
 pub(crate) struct StreamConnection {
     pub(crate) stream: Stream,
@@ -28,11 +28,11 @@ pub(crate) struct StreamConnection {
     pub(crate) _permit: SocketPermit,
 }
 
-/// With TLS or without.
+/// A TCP stream, with or without TLS.
 pub(crate) type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 impl StreamConnection {
-    /// Returns the same connection for the holder of this permit. The permit that it had is free at once.
+    /// Returns the connection with another permit, and releases its previous one.
     pub(crate) fn with(self, permit: SocketPermit) -> Self {
         Self { _permit: permit, ..self }
     }
@@ -45,11 +45,11 @@ impl StreamConnection {
         socket.local_addr().ok()
     }
 
-    /// Returns whether the upstream has closed the connection, or has sent what no question has asked for.
+    /// Returns whether the upstream has closed the connection, or has sent unsolicited data.
     fn is_over(&mut self) -> bool {
         let mut byte = [0];
         let mut context = Context::from_waker(Waker::noop());
-        // Reading through TLS takes in what belongs to TLS alone, such as session tickets (RFC 8446 section 4.6.1).
+        // Reading processes TLS messages without data, such as session tickets (RFC 8446 section 4.6.1).
         Pin::new(&mut self.stream).poll_read(&mut context, &mut ReadBuf::new(&mut byte)).is_ready()
     }
 }
@@ -57,7 +57,7 @@ impl StreamConnection {
 /// The idle connections.
 #[derive(Debug)]
 pub(crate) struct StreamPool {
-    /// Since when each one is idle.
+    /// Each connection, and the time since when it is idle.
     idle: IdlePool<(Instant, StreamConnection)>,
     keep: PoolConfig,
     budget: Arc<SocketBudget>,
@@ -68,7 +68,7 @@ impl StreamPool {
         Self { idle: IdlePool::default(), keep, budget }
     }
 
-    /// Takes the connection that was used last: it is the least likely to be closed at the other end.
+    /// Takes the most recently used connection, which the other end is least likely to have closed.
     pub(crate) fn take(&self) -> Option<StreamConnection> {
         let mut connections = self.idle.items();
         connections.retain(|(since, connection)| self.keep.holds(*since, connection));
@@ -78,7 +78,8 @@ impl StreamPool {
     pub(crate) fn put(&self, connection: StreamConnection) {
         let keep = self.keep;
         let item = || Some((Instant::now(), connection.with(self.budget.idle()?)));
-        // Each one holds a permit that other upstreams could use.
+        // Expired connections are closed even in an unused pool, because each holds a permit that other upstreams could
+        // use.
         let is_over = move |(since, connection): &mut (Instant, StreamConnection), _| {
             !keep.holds(*since, connection) || connection.is_over()
         };
@@ -104,13 +105,13 @@ mod tests {
         StreamConnection { stream: Either::Left(stream), opened: Instant::now(), _permit: permit }
     }
 
-    /// How many connections may be idle by now.
+    /// Returns the number of free permits for idle connections.
     fn free(budget: &SocketBudget) -> usize {
-        // All at once, or each would be free again before the next is taken.
+        // Collected first, so that no permit is released before the next is taken.
         std::iter::from_fn(|| budget.idle()).collect::<Vec<_>>().len()
     }
 
-    /// Waits until a pool that isn't used holds so many permits.
+    /// Waits until an unused pool holds `number` permits.
     async fn holds(budget: &SocketBudget, all: usize, number: usize) {
         let wait = async {
             while free(budget) != all - number {
@@ -127,7 +128,7 @@ mod tests {
         let all = free(&budget);
         let keep = PoolConfig { idle: Duration::from_secs(10), ..PoolConfig::default() };
         let pool = StreamPool::new(keep, Arc::clone(&budget));
-        // The second time the task of the first one has ended.
+        // In the second round, the task of the first round has ended.
         for _ in 0..2 {
             for _ in 0..2 {
                 pool.put(connection(&listener).await);
@@ -150,7 +151,7 @@ mod tests {
             pool.put(connection(&listener).await);
             ends.push(listener.accept().await.unwrap().0);
         }
-        // One is closed, one has an answer that comes too late, one stays.
+        // The upstream closes one connection, sends an unsolicited byte on another, and leaves the third one open.
         drop(ends.pop());
         ends[1].write_all(&[0]).await.unwrap();
         holds(&budget, all, 1).await;
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connections_are_kept_so_long_and_so_many() {
+    async fn number_and_age_of_connections_are_limited() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let seconds = Duration::from_secs;
         let keep =

@@ -9,13 +9,13 @@ use tokio_rustls::TlsConnector;
 
 use crate::dns::transport::tls::{TlsError, certificates, system_roots};
 
-/// What is wrong with a file of PEM.
+/// The error of PEM data.
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
-    /// There isn't what should be there.
+    /// The expected data is missing.
     #[error("there is no {0} in PEM: {1}")]
     Missing(&'static str, pem::Error),
-    /// It can't be used.
+    /// The data can't be used.
     #[error("{0}")]
     Unfit(rustls::Error),
 }
@@ -23,7 +23,7 @@ pub enum PemError {
 /// Returns the CAs in a file.
 ///
 /// # Errors
-/// If there are none.
+/// If there are none, or a certificate isn't valid.
 pub fn authorities(pem: &[u8]) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in chain(pem)? {
@@ -32,8 +32,8 @@ pub fn authorities(pem: &[u8]) -> Result<RootCertStore, PemError> {
     Ok(roots)
 }
 
-/// Returns how TLS 1.2 and 1.3 are spoken to an upstream. It has to prove its name by these CAs, or by those of
-/// the system; we prove ours by a certificate and its key, if there are any.
+/// Returns the connector for TLS 1.2 and 1.3 to an upstream. The upstream must prove its name with a certificate of
+/// these CAs, or of those of the system; lb-linker authenticates itself with a certificate and its key, if given.
 ///
 /// # Errors
 /// If the certificate and the key can't be used, or the system has no CAs.
@@ -59,16 +59,16 @@ pub fn connector(
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// Why TLS can't be spoken to upstreams.
+/// The error of a TLS connector.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectorError {
-    /// The certificate is no good.
+    /// The certificate is invalid.
     #[error("{0}")]
     Certificate(PemError),
-    /// The key is no good, or none for the certificate.
+    /// The key is invalid, or doesn't match the certificate.
     #[error("{0}")]
     Key(PemError),
-    /// Something else.
+    /// Another error of the TLS configuration.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }

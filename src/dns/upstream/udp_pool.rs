@@ -1,9 +1,9 @@
-//! UDP sockets to an upstream that wait for their next question.
+//! The pool of idle UDP sockets to an upstream.
 //!
-//! A new one for each question costs more than all else about it. But an attacker that forges answers must not learn the
-//! port (RFC 5452 section 9.2): each is used for a few questions, never two at once, and only for a moment. So with
-//! little traffic each question has a port of its own, and with much of it any of many, so that knowing
-//! the open ports helps little.
+//! A new socket for each query would cost more than the rest of the query. But an attacker that forges answers must not
+//! learn the port (RFC 5452 section 9.2): a socket serves only a limited number of queries, never two at once, and only
+//! for 1 s. So with little traffic each query has a port of its own, and with much traffic one of many at random, so
+//! that knowing the open ports helps little.
 
 use std::cell::RefCell;
 use std::io;
@@ -21,34 +21,34 @@ use tokio::time::Instant;
 use super::idle::IdlePool;
 use super::socket_budget::{SocketBudget, SocketPermit};
 
-/// Questions that are asked from a port. Another one costs more than a question does: with 128 that is little, and an
-/// attacker has a second in any case.
+/// The maximum number of queries from one port. A new socket costs more than a query: spread over 128 queries that is
+/// little, and the age of a port limits an attacker to one second anyway.
 const MAX_QUERIES_PER_SOCKET: u8 = 128;
-/// The longest datagram that is taken; we ask for less.
+/// The maximum size of an answer in bytes; EDNS advertises less.
 const MAX_DATAGRAM: usize = 4096;
-/// How long a port is used.
+/// The maximum age of a socket.
 const MAX_SOCKET_AGE: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// The datagram that is being looked at. Another one for each would have to be cleared each time.
+    /// The received datagram. A buffer for each call would have to be cleared each time.
     static DATAGRAM: RefCell<[u8; MAX_DATAGRAM]> = const { RefCell::new([0; MAX_DATAGRAM]) };
 }
 
-/// A socket that leads to one upstream alone: once it is connected the kernel drops what other addresses send.
+/// A socket connected to one upstream, so that the kernel drops datagrams from other addresses.
 #[derive(Debug)]
 pub(crate) struct UdpUpstreamSocket {
-    /// Registered for reading alone: registered for writing, the task would be woken with each query.
+    /// Registered only for reading: with write interest, each query would wake the task.
     udp: AsyncFd<UdpSocket>,
     pub(crate) local: Option<SocketAddr>,
     opened: Instant,
-    /// Questions that may still be asked.
+    /// The number of queries that the socket may still send.
     left: u8,
     /// Dropped after the socket.
     _permit: SocketPermit,
 }
 
 impl UdpUpstreamSocket {
-    /// Opens one with a random port.
+    /// Opens a socket with a random port.
     pub(crate) fn open(from: Option<SocketAddr>, to: SocketAddr, permit: SocketPermit) -> io::Result<Self> {
         let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
@@ -56,7 +56,7 @@ impl UdpUpstreamSocket {
         if let Some(from) = from {
             bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;
         }
-        // That chooses a port, too.
+        // The kernel also chooses the port here.
         connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
         let udp = UdpSocket::from(socket);
         let local = udp.local_addr().ok();
@@ -69,19 +69,19 @@ impl UdpUpstreamSocket {
         })
     }
 
-    /// Returns the same socket for the look-up that this permit is of.
+    /// Returns the socket with another permit.
     pub(crate) fn with(self, permit: SocketPermit) -> Self {
         Self { _permit: permit, ..self }
     }
 
-    /// Sends a question. One that the kernel has no room for is lost, as UDP is.
+    /// Sends a query. If the kernel has no room, the query is lost, as can happen with UDP.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        // What can be read by now isn't the answer.
+        // Data received by now isn't the answer.
         self.has_been_read();
         self.send_again(bytes)
     }
 
-    /// Sends a question that was sent from this socket before: what can be read by now may be the answer.
+    /// Sends a query again from the socket that sent it before: data received by now may be the answer.
     pub(crate) fn send_again(&self, bytes: &[u8]) -> io::Result<()> {
         match self.udp.get_ref().send(bytes) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
@@ -89,15 +89,15 @@ impl UdpUpstreamSocket {
         }
     }
 
-    /// Waits for a datagram, and has `look` look at it, which must not receive another one.
+    /// Waits for a datagram, and returns the result of `look` for it, which must not receive another one.
     ///
     /// # Errors
-    /// If the kernel reports that no server listens (ICMP), or the socket is at fault.
+    /// If the kernel reports that the port is closed (ICMP), or the socket is broken.
     pub(crate) async fn receive<T>(&self, mut look: impl FnMut(&[u8]) -> T) -> io::Result<T> {
         loop {
-            // If no server listens only an error is reported: nothing becomes readable.
+            // A closed port causes only an error event: the socket doesn't become readable.
             if self.udp.ready(Interest::READABLE | Interest::ERROR).await?.ready().is_error() {
-                // What isn't an error after all is looked for again only when there is something new.
+                // After a spurious event, the socket is checked again only at the next event.
                 let failed = |udp: &UdpSocket| udp.take_error()?.ok_or(io::ErrorKind::WouldBlock.into());
                 if let Ok(error) = self.udp.try_io(Interest::ERROR, failed) {
                     return Err(error);
@@ -123,22 +123,22 @@ impl UdpUpstreamSocket {
         now.duration_since(self.opened) < MAX_SOCKET_AGE
     }
 
-    /// Returns whether something has come since its last answer.
+    /// Returns whether anything was received since the last answer.
     fn is_spoken_to(&self) -> bool {
         self.udp.try_io(Interest::READABLE, |udp| udp.recv(&mut [0])).is_ok()
     }
 
-    /// Has only what comes from now on count as something to read.
+    /// Clears the readiness, so that only data received from now on counts.
     fn has_been_read(&self) {
         let nothing = |_: &UdpSocket| Err::<(), _>(io::ErrorKind::WouldBlock.into());
         let _ = self.udp.try_io(Interest::READABLE, nothing);
     }
 }
 
-/// Has the runtime tell when there is something to read.
+/// Registers the socket with the runtime for reading.
 #[expect(unsafe_code, reason = "the runtime has no safe way to wait for that alone")]
 fn for_reading(udp: UdpSocket) -> io::Result<AsyncFd<UdpSocket>> {
-    // SAFETY: the socket has one descriptor, the same each time that it is asked for it, and keeps it open.
+    // SAFETY: the socket always returns the same descriptor, and keeps it open.
     Ok(unsafe { AsyncFd::register_with_interest(udp, Interest::READABLE) }?)
 }
 
@@ -146,7 +146,7 @@ fn for_reading(udp: UdpSocket) -> io::Result<AsyncFd<UdpSocket>> {
 #[derive(Debug)]
 pub(crate) struct UdpPool {
     idle: IdlePool<UdpUpstreamSocket>,
-    /// How many are kept.
+    /// The maximum number of idle sockets.
     number: usize,
     budget: Arc<SocketBudget>,
 }
@@ -169,14 +169,14 @@ impl UdpPool {
         None
     }
 
-    /// Takes one back that was answered.
+    /// Returns a socket to the pool after an answer.
     pub(crate) fn put(&self, mut socket: UdpUpstreamSocket) {
         socket.left -= 1;
         socket.has_been_read();
         if socket.left == 0 {
             return;
         }
-        // After a storm there may be many.
+        // After a burst of queries there may be many sockets.
         let is_over = |socket: &mut UdpUpstreamSocket, now| !socket.is_young(now);
         self.idle.put(self.number, || Some(socket.with(self.budget.idle()?)), MAX_SOCKET_AGE, is_over);
     }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_port_is_used_for_a_few_questions_and_a_moment() {
+    async fn port_is_used_for_limited_queries_and_time() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let sockets = sockets(2);
         sockets.put(open(&to));
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn any_of_them_is_taken() {
+    async fn random_idle_socket_is_taken() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let sockets = sockets(2);
         sockets.put(open(&to));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_somebody_has_guessed_is_closed() {
+    async fn socket_with_a_forged_datagram_is_closed() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let (sockets, socket) = (sockets(1), open(&to));
         let local = socket.local.unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_that_nobody_needs_any_more_are_closed() {
+    async fn unused_sockets_are_closed() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let sockets = sockets(1);
         for _ in 0..2 {
