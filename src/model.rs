@@ -1,4 +1,4 @@
-//! What links are made of: names, hostnames, and the policies that decide about them.
+//! The data model of links: names, hostnames, and the policies for them.
 
 pub mod excerpt;
 pub mod hostname;

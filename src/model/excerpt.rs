@@ -1,19 +1,19 @@
-//! Text from outside (annotations, statuses, answers of the API server) as the log, Events and errors show it: a
-//! bounded piece of it, without characters that would end a line or hide what follows.
+//! Excerpts of untrusted text (annotations, statuses, replies of the API server) for the log, Events and errors: of
+//! limited length, and without characters that would end the line or hide the text after them.
 
 use std::fmt;
 use std::fmt::Write;
 
-/// The most bytes of a value that are shown. A DNS name has up to 253, and hardly ever that many.
+/// The maximum size of a quoted value, in bytes. A DNS name may have up to 253, but seldom has that many.
 const MAX_VALUE_BYTES: usize = 100;
-/// The most bytes of a sentence that are shown.
+/// The maximum size of a sentence, in bytes.
 const MAX_SENTENCE_BYTES: usize = 600;
-/// The most items of a list that are shown.
+/// The maximum number of list items.
 const MAX_EXAMPLES: usize = 3;
-/// What stands for the rest.
+/// The mark for omitted text.
 const MORE: &str = "…";
 
-/// A text of which [`fmt::Display`] shows a bounded piece.
+/// A text that [`fmt::Display`] shortens and escapes.
 #[derive(Clone, Copy, Debug)]
 pub struct Excerpt<'a> {
     text: &'a str,
@@ -21,13 +21,13 @@ pub struct Excerpt<'a> {
     quoted: bool,
 }
 
-/// Returns a value, such as that of an annotation, in quotes: 100 bytes of it at most.
+/// Returns a value, such as that of an annotation, in quotes and with at most 100 bytes.
 #[must_use]
 pub fn value(text: &str) -> Excerpt<'_> {
     Excerpt { text, most: MAX_VALUE_BYTES, quoted: true }
 }
 
-/// Returns what another program says, such as the message of an error: 600 bytes of it at most.
+/// Returns the message of another program, such as an error, with at most 600 bytes.
 #[must_use]
 pub fn sentence(text: &str) -> Excerpt<'_> {
     Excerpt { text, most: MAX_SENTENCE_BYTES, quoted: false }
@@ -45,7 +45,7 @@ impl fmt::Display for Excerpt<'_> {
             match c {
                 '\'' => f.write_char(c)?,
                 '"' | '\\' if !self.quoted => f.write_char(c)?,
-                // Control characters and those that change the direction of writing; not letters.
+                // Escapes control characters and characters that change the text direction, but not letters.
                 _ => c.escape_debug().try_for_each(|c| f.write_char(c))?,
             }
         }
@@ -56,13 +56,12 @@ impl fmt::Display for Excerpt<'_> {
     }
 }
 
-/// Returns the first three items of a list, and how many there are beside: `a, b, c and 97 more`.
+/// Returns the first three items of a list, and the number of the remaining ones: `a, b, c and 97 more`.
 pub fn examples<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     let mut items = items.into_iter();
     let mut text = String::new();
     for (i, item) in items.by_ref().take(MAX_EXAMPLES).enumerate() {
         let separator = if i == 0 { "" } else { ", " };
-        // Writing to a String doesn't fail.
         let _ = write!(text, "{separator}{item}");
     }
     match items.count() {
@@ -72,7 +71,7 @@ pub fn examples<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     text
 }
 
-/// Services that are named in the log, and orphans at a time: what one screen holds.
+/// The maximum number of Services or orphans in one log message: about one screen.
 pub(crate) const MAX_LINES: usize = 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A host name, as small as it goes.
+//! A host name in a compact form.
 
 use std::fmt;
 
@@ -9,15 +9,15 @@ use crate::model::names;
 /// An absolute host name in lower case.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Hostname(
-    /// In wire form, without the root label: a [`Name`] takes three times as much.
+    /// In wire form without the root label, a third of the size of a [`Name`].
     Box<[u8]>,
 );
 
 impl Hostname {
-    /// Returns it as answers need it.
+    /// Returns the host name as a [`Name`].
     #[must_use]
     pub fn name(&self) -> Name {
-        // It was made of a name: no label of it is refused.
+        // The labels are those of a valid name.
         Name::from_labels(self.labels()).unwrap_or_default()
     }
 
@@ -31,7 +31,7 @@ impl Hostname {
         })
     }
 
-    /// Whether nothing of it has to be escaped (RFC 1035 section 5.1).
+    /// Returns whether no character has to be escaped (RFC 1035 section 5.1).
     fn is_plain(&self) -> bool {
         let plain = |label: &[u8]| {
             let letters = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'-';
@@ -43,7 +43,7 @@ impl Hostname {
 
 impl From<&Name> for Hostname {
     fn from(name: &Name) -> Self {
-        // No label of a name is too long.
+        // Labels of a valid name always fit.
         Self(names::wire(name.iter()).unwrap_or_default().into())
     }
 }
@@ -55,7 +55,7 @@ impl fmt::Debug for Hostname {
 }
 
 impl fmt::Display for Hostname {
-    /// As Kubernetes writes it: without the trailing dot.
+    /// Formats the name as Kubernetes does: without the trailing dot.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.is_plain() {
             return f.write_str(&to_presentation(&self.name()));
@@ -68,7 +68,7 @@ impl fmt::Display for Hostname {
     }
 }
 
-/// Returns a host name as Kubernetes writes it: without the trailing dot.
+/// Formats a name as Kubernetes does: without the trailing dot.
 #[must_use]
 pub fn to_presentation(name: &Name) -> String {
     let mut text = name.to_ascii();
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_the_name_that_it_was_made_of_in_lower_case() {
+    fn hostname_is_its_name_in_lower_case() {
         let long = format!("{}.{}.example.", "x".repeat(63), "y".repeat(63));
         let odd = [r"a\.b.example.", "*.example.", "_a.b_c.example.", "."];
         for text in ["a.example.", "xn--bcher-kva.example.", &long].into_iter().chain(odd) {

@@ -1,4 +1,4 @@
-//! What of a Service's wishes is granted: its target, and the DNS names that it asks for.
+//! The policy for the target of a Service, and for the DNS names that the Service requests.
 
 use std::collections::BTreeSet;
 
@@ -10,27 +10,27 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 
-/// The annotation with further DNS names, on a load balancer; on an external target the names that
-/// its link has.
+/// The annotation with further DNS names of a load balancer. On an external target, it records the custom hostnames of
+/// the link.
 pub const HOSTNAME: &str = "linker.hsj.com/hostname";
-/// What of Services' wishes is granted.
+/// The policy for targets and requested DNS names.
 #[derive(Clone, Debug, Default)]
 pub struct HostnamePolicy {
-    /// Which targets are followed.
+    /// The policy for targets.
     pub targets: TargetPolicy,
-    /// The labels below the zones that are the zones' own; none means [`names::RESERVED_LABEL`].
+    /// The labels below the zones that are reserved for the zones' own records; empty means [`names::RESERVED_LABEL`].
     pub apexes: Vec<String>,
-    /// Annotations with DNS names, beside our own.
+    /// Further annotations with DNS names, in addition to [`HOSTNAME`].
     pub hostname_annotations: Vec<String>,
-    /// The namespaces whose Services may ask for any name in the zones; `*` for all.
+    /// The namespaces whose Services may request any name in the zones; `*` for all.
     pub hostname_namespaces: BTreeSet<String>,
 }
 
-// === impl Admission ===
+// === impl HostnamePolicy ===
 
 impl HostnamePolicy {
-    /// Returns the DNS names that a Service asks for and may have, each once, in its order. `annotation` returns the
-    /// value of an annotation of the Service.
+    /// Returns the DNS names that a Service requests and may have, without duplicates and in their order, and the
+    /// rejected ones. `annotation` returns the value of an annotation of the Service.
     #[must_use]
     pub fn hostnames<'a>(
         &self,
@@ -65,15 +65,15 @@ impl HostnamePolicy {
         (granted, unusable)
     }
 
-    /// Returns whether the domain `label` directly below a zone, with everything under it, is reserved. A name
-    /// that one zone can't have, none has: Services ask for names, and zones come and go.
+    /// Returns whether the domain `label` directly below a zone, including all names below it, is reserved. A name that
+    /// is reserved in one zone is reserved in all, because zones may be added and removed.
     fn is_reserved(&self, label: &str) -> bool {
         let default = [names::RESERVED_LABEL.to_owned()];
         let apexes = if self.apexes.is_empty() { &default[..] } else { &self.apexes };
         apexes.iter().any(|apex| names::is_reserved(label.as_bytes(), apex.as_bytes()))
     }
 
-    /// Returns whether a Service has a name anyway, or would have it if no other Service had it.
+    /// Returns whether a name is a default name of the Service, even if another Service holds it.
     fn is_own(&self, key: &ServiceKey, name: &str) -> bool {
         let below = |zone| name.strip_suffix(&*to_presentation(zone))?.strip_suffix('.');
         let own =
@@ -81,13 +81,13 @@ impl HostnamePolicy {
         self.targets.zones.iter().filter_map(below).any(|name| own.iter().any(|own| own == name))
     }
 
-    /// Returns those of these names that a Service of a namespace may have.
+    /// Returns the names that a Service of the namespace may still have.
     #[must_use]
     pub fn still_granted(&self, namespace: &str, hostnames: Vec<Box<str>>) -> Vec<Box<str>> {
         hostnames.into_iter().filter(|name| self.grant(namespace, name).is_ok()).collect()
     }
 
-    /// Checks whether a Service of a namespace may have a name, written in lower case.
+    /// Checks whether a Service of the namespace may have a name, given in lower case.
     fn grant(&self, namespace: &str, name: &str) -> Result<(), String> {
         let labels: Vec<&str> = name.split('.').collect();
         let plain = if labels[0] == "*" { &labels[1..] } else { &labels[..] };
@@ -128,7 +128,7 @@ impl HostnamePolicy {
     }
 }
 
-/// Returns the names that are noted on an external target.
+/// Returns the names that are recorded on an external target.
 #[must_use]
 pub fn noted_hostnames(metadata: &ObjectMeta) -> Vec<Box<str>> {
     let noted = metadata.annotations.iter().flatten().find(|(key, _)| *key == HOSTNAME);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused_by_name() {
+    fn other_names_are_refused_with_a_reason() {
         for (name, why) in [
             ("shop.other.lb.internal", "below default.lb.internal only"),
             ("shop.lb.internal", "below default.lb.internal only"),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_of_others_count_where_they_are_named() {
+    fn configured_annotations_are_read_as_well() {
         let theirs = "external-dns.alpha.kubernetes.io/hostname";
         let annotations = json!({theirs: "b.default.lb.internal", HOSTNAME: "a.default.lb.internal"});
         assert_eq!(asked(&hostname_policy(), &annotations).0.len(), 1);

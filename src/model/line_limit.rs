@@ -1,11 +1,11 @@
-//! A limit of lines in the log about one matter.
+//! A rate limit for log lines about one subject.
 
 use std::time::{Duration, Instant};
 
-/// How long a number of lines has to last.
+/// The time span that the limit applies to.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// So many lines a minute; the others are counted.
+/// Allows `most` lines per minute, and counts the omitted ones.
 #[derive(Debug)]
 pub(crate) struct LineLimit {
     most: usize,
@@ -15,12 +15,12 @@ pub(crate) struct LineLimit {
 }
 
 impl LineLimit {
-    /// Returns a limit of `most` lines a minute.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, since: None, said: 0, omitted: 0 }
     }
 
-    /// Returns whether another line may be written now, and then how many were omitted before it.
+    /// Returns the number of lines omitted before this one, if a line may be written now; otherwise counts an omitted
+    /// line.
     pub(crate) fn take(&mut self, now: Instant) -> Option<usize> {
         if self.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {
             (self.since, self.said) = (Some(now), 0);

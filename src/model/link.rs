@@ -1,4 +1,4 @@
-//! What lb-linker knows of one LoadBalancer Service.
+//! A link: the state of one LoadBalancer Service.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,25 +15,24 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
-/// The rank of a link whose Service was never seen: the last.
+/// The rank of a link whose Service was never observed: the last.
 pub(crate) const NEVER: i64 = i64::MAX;
 
-/// The rank of a link whose Service doesn't say when it was created: only its name counts.
+/// The rank of a link whose Service has no creation time: only its name counts.
 pub(crate) const UNKNOWN: i64 = i64::MIN;
 
 /// A port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
-    /// Its name, where it has one.
+    /// The name; `None` if it is empty.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// `TCP`, `UDP` or `SCTP`.
     #[serde(default = "tcp", deserialize_with = "null_is_tcp")]
     pub protocol: String,
-    /// Its number.
     pub port: u16,
-    /// The protocol above that.
+    /// `appProtocol`.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
     pub app_protocol: Option<String>,
 }
@@ -42,79 +41,76 @@ pub(crate) fn tcp() -> String {
     "TCP".to_owned()
 }
 
-/// Reads the protocol of a port: Kubernetes takes an explicit `null` for "not given", which means TCP.
+/// Deserializes the protocol of a port. Kubernetes treats an explicit `null` as absent, which means TCP.
 pub(crate) fn null_is_tcp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_else(tcp))
 }
 
-/// Reads a text that is optional in the API, where an empty one is none.
+/// Deserializes an optional text of the API, where an empty text means `None`.
 pub(crate) fn empty_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     Ok(Option::<String>::deserialize(deserializer)?.filter(|text| !text.is_empty()))
 }
 
-/// A LoadBalancer Service as a source saw it.
+/// A LoadBalancer Service as observed by a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedService {
-    /// Which Service it is.
     pub key: ServiceKey,
-    /// `metadata.uid`; empty where the source has none (manifests).
+    /// `metadata.uid`; empty if the source has none (manifests).
     pub uid: Uid,
-    /// `metadata.creationTimestamp` in seconds since 1970, where the source has one.
+    /// `metadata.creationTimestamp` in seconds since 1970, if the source has one.
     pub created: Option<i64>,
-    /// `metadata.resourceVersion`, where the source has one.
+    /// `metadata.resourceVersion`, if the source has one.
     pub resource_version: Option<u64>,
     /// The usable part of `status.loadBalancer.ingress`.
     pub ingress: Ingress,
     /// `spec.ports`.
     pub ports: Arc<[Port]>,
-    /// What the Service asks for in annotations.
+    /// The settings in the Service's annotations.
     pub annotations: Annotations,
-    /// Whether the Service names a target that isn't followed.
+    /// Whether the target policy denies a target in the Service's status.
     pub refused: bool,
-    /// Whether the Service carries our finalizer.
+    /// Whether the Service has lb-linker's finalizer.
     pub has_finalizer: bool,
 }
 
-/// What a Service asks for in annotations, as far as it may.
+/// The granted settings in the annotations of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Annotations {
-    /// The TTL of its records, in seconds.
+    /// The TTL of the Service's records, in seconds.
     pub ttl: Option<u32>,
-    /// Further DNS names: absolute, lower-case, without the trailing dot; the first label may be `*`.
+    /// Custom hostnames: absolute, lower-case, without the trailing dot; the first label may be `*`.
     pub hostnames: Box<[Box<str>]>,
-    /// The namespaces whose Services may follow it; `*` for all.
+    /// The namespaces whose Services may refer to this one as their source or target; `*` for all.
     pub allow_from: Box<[Box<str>]>,
 }
 
-/// What nearly every Service asks for.
+/// The value for Services without annotations, shared because nearly all have none.
 static NO_ANNOTATIONS: LazyLock<Arc<Annotations>> = LazyLock::new(Arc::default);
 
 impl Annotations {
-    /// Returns the same, which takes no memory where there are none.
+    /// Returns a shared reference, which takes no memory without annotations.
     #[must_use]
     pub(crate) fn shared(self) -> Arc<Self> {
         if self == **NO_ANNOTATIONS { Arc::clone(&NO_ANNOTATIONS) } else { Arc::new(self) }
     }
 
-    /// Returns whether Services of another namespace may follow this one.
+    /// Returns whether Services of another namespace may refer to this one.
     #[must_use]
     pub fn allows(&self, namespace: &str) -> bool {
         self.allow_from.iter().any(|allowed| &**allowed == "*" || **allowed == *namespace)
     }
 }
 
-/// The entries of `status.loadBalancer.ingress` that DNS can carry, in their order.
+/// The usable entries of `status.loadBalancer.ingress`, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ingress {
-    /// Absolute host names.
     pub hostnames: Vec<Hostname>,
-    /// Distinct addresses.
     pub addresses: Vec<IpAddr>,
 }
 
 impl Ingress {
-    /// Chooses the target: the hostname that is in use stays while it is listed, else the first
-    /// hostname, else all addresses; `None` while the load balancer is pending.
+    /// Chooses the target: the current hostname while it is listed, else the first hostname, else all addresses; `None`
+    /// while the load balancer is pending.
     #[must_use]
     pub fn choose(self, in_use: Option<&Target>) -> Option<Target> {
         if let Some(Target::Hostname(name)) = in_use
@@ -129,7 +125,7 @@ impl Ingress {
     }
 }
 
-/// What a load balancer is reached at.
+/// The hostname or the addresses of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// An absolute host name.
@@ -138,11 +134,11 @@ pub enum Target {
     Addresses(Box<[IpAddr]>),
 }
 
-/// How many addresses of a target are shown.
+/// The maximum number of addresses that are displayed.
 const MAX_SHOWN_ADDRESSES: usize = 8;
 
 impl fmt::Display for Target {
-    /// For people: of many addresses the first eight, and how many follow.
+    /// Formats the target for the user: of many addresses, the first eight and the number of the remaining ones.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hostname(host) => host.fmt(f),
@@ -159,7 +155,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// When a link's addresses were last asked for. It is no part of what makes links differ.
+/// When a link's addresses were last queried, for each family. Ignored by comparisons of links.
 #[derive(Debug, Default)]
 pub struct LastQueried([AtomicU32; 2]);
 
@@ -177,25 +173,25 @@ impl PartialEq for LastQueried {
 
 impl Eq for LastQueried {}
 
-/// What [`LastQueried`] counts from, in seconds. Never is zero.
+/// The reference time of [`LastQueried`]. The value 0 means never.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 impl LastQueried {
-    /// Takes in that the addresses of a family are asked for now.
+    /// Records a query for addresses of a family.
     pub fn note(&self, family: IpFamily) {
         self.note_at(family, Instant::now());
     }
 
-    /// Takes in that the addresses of a family are asked for at that time, about now.
+    /// Records a query for addresses of a family at the time `now`.
     pub fn note_at(&self, family: IpFamily, now: Instant) {
         let (last, now) = (&self.0[family as usize], Self::seconds(now));
-        // A store of the same value would still take the cache line from the other cores.
+        // Writing an equal value would still invalidate the cache line of other cores.
         if last.load(Ordering::Relaxed) != now {
             last.store(now, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether the addresses of a family were asked for in the last `within`.
+    /// Returns whether addresses of a family were queried within the last `within`.
     #[must_use]
     pub fn is_recent(&self, family: IpFamily, within: Duration) -> bool {
         let last = self.0[family as usize].load(Ordering::Relaxed);
@@ -207,17 +203,14 @@ impl LastQueried {
     }
 }
 
-/// A family of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpFamily {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
-/// A moment in nanoseconds since the start of the process: 8 bytes, where an [`Instant`] takes 16 beside a tag. With
-/// it a [`Link`] stays as small as it is.
+/// A point in time, in nanoseconds since the start of the process. Takes 8 bytes, whereas an [`Instant`] takes 16 and a
+/// tag, and so keeps a [`Link`] small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(i64);
 
@@ -239,64 +232,61 @@ impl From<Moment> for Instant {
     }
 }
 
-/// Where a link stands.
+/// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// The Service exists and says what its target is, or that it has none yet.
+    /// The Service exists, and its target is known or still pending.
     Live,
-    /// The Service exists but names no target that can be followed any more: the last one is kept.
+    /// The Service exists, but its status has no allowed target any more: the link keeps the last one.
     Stale,
-    /// The Service was deleted and created again, and has no target yet. An external target that stands is the
-    /// earlier Service's, which is gone since then at the latest.
+    /// The Service was deleted and recreated, and has no target yet. An existing external target is that of the earlier
+    /// Service, which was gone at this time at the latest.
     Recreated(Moment),
-    /// The Service isn't followed, perhaps because a flag leaves it out: the target is what its external
-    /// target records, and both stay.
+    /// The Service isn't selected, perhaps because of a flag: the target is that of the existing external target, and
+    /// both are kept.
     LeftOut,
-    /// The Service is gone since then; the link holds its names until its external target is gone.
+    /// The Service was gone at this time; the link keeps its names until its external target is deleted.
     Gone(Moment),
 }
 
-/// What lb-linker knows of one LoadBalancer Service. Immutable: a change makes a new one.
+/// The state of one LoadBalancer Service. Immutable: each change creates a new link.
 ///
-/// It stays as small as it is: with the counts of its [`Arc`] it takes 160 bytes, and the next larger piece of memory
-/// has 192. The fields are in this order because a look-up reads the key and then the reference
-/// count.
+/// The size is limited: with the reference counts of its [`Arc`] a link takes 160 bytes, and the allocator's next size
+/// class is 192. The order of the fields puts the key next to the reference counts, which a look-up reads together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Link {
-    /// Which Service it is.
     pub key: ServiceKey,
-    /// What the load balancer is reached at; `None` while it is pending and once it is gone.
+    /// The target of the Service; `None` while the load balancer is pending, and once the Service is gone.
     pub target: Option<Target>,
-    /// What the Service asks for in annotations.
+    /// The settings in the Service's annotations.
     pub annotations: Arc<Annotations>,
-    /// When its addresses were last asked for.
+    /// When the addresses were last queried.
     pub last_queried: LastQueried,
-    /// Whether the Service names a target that isn't followed.
+    /// Whether the target policy denies a target in the Service's status.
     pub refused: bool,
-    /// Whether the Service carries our finalizer, which keeps it until its external target is gone.
+    /// Whether the Service has lb-linker's finalizer, which delays its deletion until its external target is deleted.
     pub has_finalizer: bool,
-    /// Whether one of its names leads to another version of it by now, or to another link.
+    /// Whether one of the link's names already leads to a newer version, or to another link.
     pub(crate) outdated: Superseded,
-    /// Where the link stands.
     pub state: LinkState,
-    /// The Service's ports. They belong to the external target only where the target is addresses.
+    /// The Service's ports. The external target has ports only if the target consists of addresses.
     pub ports: Arc<[Port]>,
-    /// Those of the DNS names it asks for that it has: another link may have come first.
+    /// The custom hostnames that the link holds: other links may hold some of the requested ones.
     pub hostnames: Box<[Box<str>]>,
-    /// The Service's uid; empty where there is none.
+    /// The Service's uid; empty if unknown.
     pub uid: Uid,
-    /// When the Service of this key was first created, in seconds since 1970, as far as it is known: the older Service
-    /// gets a name that two links want.
+    /// When a Service with this key was first created, in seconds since 1970, as far as known. Of two links that
+    /// request the same name, the older Service gets it.
     pub created: i64,
-    /// The name of its external target, where that isn't the default name.
+    /// The name of the external target, if it isn't the default name.
     pub(crate) external_target_override: Option<ArcStr>,
 }
 
-/// What a link is allocated with: it doesn't grow by chance.
+/// Keeps the allocation of a link from growing by accident.
 const _: () = assert!(size_of::<Link>() + 2 * size_of::<usize>() <= 160);
 
-/// Whether something is shown no more. A copy is shown anew.
+/// Whether a link is superseded. A clone isn't.
 #[derive(Debug, Default)]
 pub(crate) struct Superseded(AtomicBool);
 
@@ -315,8 +305,8 @@ impl PartialEq for Superseded {
 impl Eq for Superseded {}
 
 impl Link {
-    /// Returns the link of a Service of which nothing else is known, with the name of its external
-    /// target that it would like best.
+    /// Returns the link of a Service of which only the key and the uid are known, with the default name for its
+    /// external target.
     #[must_use]
     pub fn new(key: ServiceKey, uid: &str) -> Self {
         Self {
@@ -336,7 +326,7 @@ impl Link {
         }
     }
 
-    /// Returns the name of the external target that belongs to this link and no other.
+    /// Returns the name of the external target, which no other link has.
     #[must_use]
     pub fn external_target(&self) -> Cow<'_, str> {
         self.external_target_override.as_deref().map_or_else(|| self.key.external_target().into(), Cow::from)
@@ -347,8 +337,8 @@ impl Link {
         self.external_target_override = (!is_first).then_some(external_target);
     }
 
-    /// Returns whether what is known of it here isn't what its names lead to any more, or was so before a look-up
-    /// ended: then the next look-up knows better.
+    /// Returns whether one of the link's names already leads to a newer version, or to another link. A link may become
+    /// outdated during a look-up; the next look-up then finds the newer version.
     #[must_use]
     pub fn is_outdated(&self) -> bool {
         self.outdated.0.load(Ordering::Acquire)
@@ -358,27 +348,26 @@ impl Link {
         self.outdated.0.store(true, Ordering::Release);
     }
 
-    /// Returns whether load balancers of a namespace may have a name of this one as their target: those of its own
-    /// namespace always, others if `linker.hsj.com/allow-from` lists theirs.
+    /// Returns whether load balancers of a namespace may have a name of this link as their target: always in its own
+    /// namespace, in others if `linker.hsj.com/allow-from` lists them.
     #[must_use]
     pub fn is_open_to(&self, namespace: &str) -> bool {
         self.key.namespace() == namespace || self.annotations.allows(namespace)
     }
 
-    /// Returns whether the Service is gone.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(self.state, LinkState::Gone(_))
     }
 
-    /// Returns whether the Service isn't followed, and its external target says what the target is.
+    /// Returns whether the Service isn't selected, so that the target is that of the existing external target.
     #[must_use]
     pub fn is_left_out(&self) -> bool {
         self.state == LinkState::LeftOut
     }
 
-    /// Returns since when the Service is gone that the link's external target was written for: this one, or an
-    /// earlier one of its name that has left it to a Service without a target.
+    /// Returns when the Service that the external target was written for was gone: this Service, or an earlier one with
+    /// the same name that was recreated without a target.
     #[must_use]
     pub fn outlived_since(&self) -> Option<Instant> {
         match self.state {
@@ -387,16 +376,15 @@ impl Link {
         }
     }
 
-    /// Returns whether another link has a name that this one would have: that of its external target, or a custom
-    /// hostname.
+    /// Returns whether another link holds a name that this one should have: the name of its external target, or a
+    /// custom hostname.
     #[must_use]
     pub fn is_missing_name(&self) -> bool {
         !self.is_gone()
             && (self.lacks_its_external_target() || self.hostnames.len() < self.annotations.hostnames.len())
     }
 
-    /// Returns whether its external target has neither the name that it would have nor the one that the earlier
-    /// operator gave it.
+    /// Returns whether the external target has neither its default name nor the name that the earlier operator used.
     #[must_use]
     pub fn lacks_its_external_target(&self) -> bool {
         let (namespace, name) = self.key.parts();
@@ -405,26 +393,25 @@ impl Link {
             .is_some_and(|own| **own != *names::earlier_external_target(namespace, name))
     }
 
-    /// Returns whether this process has never seen the Service: only what it left behind.
+    /// Returns whether this process has never observed the Service, but only its external target.
     #[must_use]
     pub fn was_never_seen(&self) -> bool {
         self.created == NEVER
     }
 }
 
-/// One change of a link, as the change feed delivers it.
+/// A change of a link, as the change feed delivers it.
 #[derive(Clone, Debug)]
 pub struct LinkChange {
-    /// Which link.
     pub key: ServiceKey,
-    /// The link before; `None` if it is new.
+    /// The previous link; `None` if the link is new.
     pub before: Option<Arc<Link>>,
-    /// The link now; `None` if lb-linker has forgotten it.
+    /// The current link; `None` if the store has forgotten it.
     pub after: Option<Arc<Link>>,
 }
 
 impl LinkChange {
-    /// Returns the target before and now, if it is not the same.
+    /// Returns the previous and the current target, if they differ.
     #[must_use]
     pub fn target_change(&self) -> Option<(Option<&Target>, Option<&Target>)> {
         let before = self.before.as_ref().and_then(|link| link.target.as_ref());
@@ -434,7 +421,7 @@ impl LinkChange {
 }
 
 impl fmt::Display for LinkChange {
-    /// The line for the log: `link default/my-sample-lb: old.example → new.example`.
+    /// Formats the line for the log: `link default/my-sample-lb: old.example → new.example`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let side = |link: Option<&Link>| match link {
             None => "none".to_owned(),
@@ -483,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_is_the_instant_it_was_made_of() {
+    fn moment_converts_back_to_its_instant() {
         let now = Instant::now();
         for at in
             [now, now + Duration::from_secs(1 << 30), now.checked_sub(Duration::from_secs(60)).unwrap_or(now)]
@@ -501,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn hostnames_come_before_addresses_and_nothing_is_pending() {
+    fn hostnames_precede_addresses_and_no_target_is_pending() {
         let ip: IpAddr = "192.0.2.1".parse().unwrap();
         let both = Ingress { hostnames: vec![host("a.example.")], addresses: vec![ip] };
         assert_eq!(both.choose(None), Some(Target::Hostname(host("a.example."))));

@@ -1,26 +1,24 @@
-//! Every naming rule, as pure functions.
+//! All naming rules, as pure functions.
 
 use sha2::{Digest, Sha256};
 
-/// RFC 1035 section 2.3.4 and the Kubernetes rule for Service names: at most 63 octets a label.
+/// The maximum length of a label in octets (RFC 1035 section 2.3.4), and of the name of a Service.
 pub const MAX_LABEL: usize = 63;
 
-/// Hexadecimal digits of the hash that a name ends in: the first, and more of them where that name
-/// is taken too.
+/// The numbers of hexadecimal digits of the hash in a name. More digits are used if the shorter name is taken, too.
 pub const HASH_DIGITS: [usize; 3] = [8, 16, 32];
 
-/// The label below each zone that the names of its name servers end in, unless a Corefile names another: CoreDNS's
-/// default.
+/// The label below each zone that contains the names of the zone's name servers, unless the Corefile sets another one.
+/// CoreDNS's default.
 pub const RESERVED_LABEL: &str = "dns";
 
-/// The label below each zone that never exists: where the external target of a deleted Service may
-/// point.
+/// The label below each zone that never exists: the external target of a deleted Service may point to it.
 pub const DELETED: &str = "deleted";
 
-/// Returns the name of a link's external target: `<service>-<namespace>-ext`.
+/// Returns the default name of a link's external target: `<service>-<namespace>-ext`.
 ///
-/// What a Service name can't hold becomes `-`; what is longer than a label is cut and ends in a
-/// hash of `namespace/service`, so that two long names that begin alike stay two names.
+/// Characters that a Service name can't contain become `-`. A name that exceeds the length of a label is cut, and ends
+/// in a hash of `namespace/service`, so that long names with the same beginning stay distinct.
 #[must_use]
 pub fn external_target(namespace: &str, service: &str) -> String {
     let whole = external_target_uncut(namespace, service);
@@ -30,15 +28,14 @@ pub fn external_target(namespace: &str, service: &str) -> String {
     cut_with_hash(&whole, namespace, service, HASH_DIGITS[0])
 }
 
-/// Returns the external target's name for a link whose first choice belongs to another link:
-/// the same name, ending in that many digits of a hash of `namespace/service`.
+/// Returns the alternative name of a link's external target, for a link whose default name belongs to another link: the
+/// same name with this number of digits of a hash of `namespace/service` at the end.
 #[must_use]
 pub fn external_target_hashed(namespace: &str, service: &str, digits: usize) -> String {
     cut_with_hash(&external_target_uncut(namespace, service), namespace, service, digits)
 }
 
-/// Returns the external target's name as the operator before lb-linker wrote it: cut off at 63
-/// characters.
+/// Returns the name that the earlier operator gave the external target: cut off at 63 characters.
 #[must_use]
 pub fn earlier_external_target(namespace: &str, service: &str) -> String {
     let whole = external_target_uncut(namespace, service);
@@ -50,9 +47,9 @@ fn external_target_uncut(namespace: &str, service: &str) -> String {
     sanitize(format!("{service}-{namespace}-ext"))
 }
 
-/// Returns the label that a link has directly below a zone: `<service>-<namespace>`.
+/// Returns the label of a link directly below a zone: `<service>-<namespace>`.
 ///
-/// It is ambiguous (`x-y` in `z` and `x` in `y-z`): the index decides whose it is.
+/// The label is ambiguous (`x-y` in `z` and `x` in `y-z`): the store decides which link owns it.
 #[must_use]
 pub fn dashed_label(namespace: &str, service: &str) -> String {
     let label = format!("{service}-{namespace}").to_ascii_lowercase();
@@ -62,7 +59,7 @@ pub fn dashed_label(namespace: &str, service: &str) -> String {
     cut_with_hash(&label, namespace, service, HASH_DIGITS[0])
 }
 
-/// Returns whether that is the label that [`dashed_label`] returns, without making it.
+/// Returns whether `label` equals the result of [`dashed_label`], without an allocation in the usual case.
 #[must_use]
 pub fn is_dashed_label(label: &[u8], namespace: &str, service: &str) -> bool {
     if service.len() + 1 + namespace.len() > MAX_LABEL {
@@ -74,19 +71,19 @@ pub fn is_dashed_label(label: &[u8], namespace: &str, service: &str) -> bool {
         && end.is_some_and(|end| end.eq_ignore_ascii_case(namespace.as_bytes()))
 }
 
-/// Returns whether that is the name that [`external_target`] returns, mostly without making it.
+/// Returns whether `name` equals the result of [`external_target`], without an allocation in the usual case.
 #[must_use]
 pub fn is_external_target(name: &str, namespace: &str, service: &str) -> bool {
     let joined = name.strip_suffix("-ext").and_then(|rest| rest.strip_suffix(namespace)?.strip_suffix('-'));
-    // Where nothing of it needs another form, it is what it is made of.
+    // Fast path: no character needs sanitizing.
     if joined == Some(service) && is_label(name) {
         return true;
     }
     name == external_target(namespace, service)
 }
 
-/// Returns whether `text` is a label as Kubernetes wants one (RFC 1123): 1 to 63 lower-case letters,
-/// digits and hyphens, no hyphen at either end.
+/// Returns whether `text` is an RFC 1123 label, as Kubernetes requires: 1 to 63 lower-case letters, digits and hyphens,
+/// without a hyphen at either end.
 #[must_use]
 pub fn is_label(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -96,16 +93,15 @@ pub fn is_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// Returns whether the domain `label` directly below a zone, with everything under it, is none that a link may
-/// have: the zone's own, the name that stands for "deleted", or that of a port (RFC 8552 section 1.1).
+/// Returns whether the domain `label` directly below a zone, including all names below it, is reserved: the zone's own
+/// label, [`DELETED`], or an underscored label, as names of services have (RFC 8552 section 1.1).
 #[must_use]
 pub fn is_reserved(label: &[u8], apex: &[u8]) -> bool {
     label == apex || label == DELETED.as_bytes() || label.starts_with(b"_")
 }
 
-/// Returns a name in DNS wire form, lower-cased and without the root label: the key of the index.
-///
-/// Labels that no DNS name can hold (empty, over 63 octets) give `None`.
+/// Returns a name in wire form, in lower case and without the root label: the key of the store's name index. `None` if
+/// a label is empty or exceeds 63 octets.
 #[must_use]
 pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     let mut name = Vec::with_capacity(64);
@@ -119,22 +115,22 @@ pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     Some(name)
 }
 
-/// Writes the labels of a DNS name in wire form, in lower case: none is longer than its length has room for.
+/// Writes labels in wire form and lower case. No label may exceed 63 octets.
 pub fn push_labels<'a>(labels: impl IntoIterator<Item = &'a [u8]>, to: &mut Vec<u8>) {
     let start = to.len();
     labels.into_iter().for_each(|label| push_label(label, to));
-    // Lengths are up to 63, and so no letters.
+    // Length octets are at most 63, so they are never letters.
     to[start..].make_ascii_lowercase();
 }
 
-/// Writes one label in wire form, as it is spelled.
+/// Writes one label in wire form, with its case unchanged.
 pub fn push_label(label: &[u8], to: &mut Vec<u8>) {
     to.reserve(1 + label.len());
     to.push(u8::try_from(label.len()).unwrap_or_default());
     to.extend_from_slice(label);
 }
 
-/// Returns whether [`wire`] returns that name for these labels, which are none that it refuses.
+/// Returns whether `name` equals the result of [`wire`] for these labels, which must be valid.
 #[must_use]
 pub fn is_wire<'a>(name: &[u8], labels: impl IntoIterator<Item = &'a [u8]>) -> bool {
     let mut rest = name;
@@ -149,7 +145,7 @@ pub fn is_wire<'a>(name: &[u8], labels: impl IntoIterator<Item = &'a [u8]>) -> b
 
 fn sanitize(name: String) -> String {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    // Mostly nothing has to be done.
+    // Fast path: no character needs sanitizing.
     if name.bytes().all(allowed) && !name.starts_with('-') && !name.ends_with('-') {
         return name;
     }
@@ -186,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_63_characters_stays_and_a_longer_one_is_cut_with_a_hash() {
+    fn names_above_63_characters_are_cut_with_a_hash() {
         let namespace = "n".repeat(20);
         let fits = external_target(&namespace, &"s".repeat(63 - 20 - 5));
         assert_eq!(fits.len(), 63);
@@ -203,7 +199,7 @@ mod tests {
         let service = format!("{}-{}", "s".repeat(53), "t".repeat(9));
         let name = external_target("ns", &service);
         assert!(!name.contains("--"), "{name}");
-        // sha256("ns/" + service) begins with the digits that the name ends in.
+        // The digits at the end are the first ones of sha256("ns/" + service).
         let digest = Sha256::digest(format!("ns/{service}"));
         assert!(
             name.ends_with(&format!("-{:02x}{:02x}{:02x}{:02x}", digest[0], digest[1], digest[2], digest[3]))
@@ -228,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_zone_keeps_its_own_names() {
+    fn labels_of_the_zone_are_reserved() {
         for label in ["dns", "deleted", "_tcp"] {
             assert!(is_reserved(label.as_bytes(), b"dns"));
         }
@@ -236,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_a_name_is_a_links_is_known_without_making_it() {
+    fn name_checks_agree_with_the_name_functions() {
         let long = "l".repeat(40);
         let parts = ["a", "a-a", "-a", "a-", "A", "a.b", "", "a/b", &long];
         let pairs =

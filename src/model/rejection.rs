@@ -1,50 +1,47 @@
-//! What of a Service can't be served, or isn't granted: bounded, whatever the Service says.
+//! Rejected values of a Service, in a report of limited size.
 
 use std::fmt;
 
 use super::excerpt::{sentence, value};
 
-/// How many entries of a list in an annotation count.
+/// The maximum number of entries in the list of an annotation.
 pub const MAX_ENTRIES: usize = 100;
-/// The most bytes of one of them: a DNS name has no more characters (RFC 1035 section 3.1).
+/// The maximum size of an entry in bytes, which is that of a DNS name (RFC 1035 section 3.1).
 pub const MAX_ENTRY_BYTES: usize = 253;
-/// How many examples a complaint has.
+/// The maximum number of examples in a rejection.
 const MAX_EXAMPLES: usize = 3;
 
-/// What a wish is about.
+/// The subject of a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectedField {
-    /// The target.
     Target,
-    /// A DNS name.
+    /// A requested DNS name.
     Hostname,
-    /// Anything else.
+    /// Another field.
     Other,
 }
 
-/// What one field or annotation of a Service says that can't be served, or isn't granted, and why: one complaint, with
-/// three examples and a count.
+/// The rejected values of one field or annotation of a Service, and the reasons: three examples and a count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// What it is about.
     pub subject: RejectedField,
     field: String,
-    /// Values as they are shown, and why each can't be served.
+    /// Rejected values as they are displayed, and the reason for each.
     examples: Vec<(String, String)>,
-    /// How many values there are in all.
+    /// The number of rejected values.
     refused: usize,
-    /// How many entries are ignored, and which ones count.
+    /// The number of ignored entries, and the text of the limit.
     ignored: (usize, &'static str),
 }
 
 impl Rejection {
-    /// Returns that nothing is wrong with a field or annotation yet.
+    /// Returns an empty rejection for a field or annotation.
     #[must_use]
     pub fn new(subject: RejectedField, field: impl Into<String>) -> Self {
         Self { subject, field: field.into(), examples: Vec::new(), refused: 0, ignored: (0, "") }
     }
 
-    /// Takes over that a value can't be served.
+    /// Adds a rejected value.
     pub fn refuse(&mut self, text: &str, why: &str) {
         self.refused += 1;
         if self.examples.len() < MAX_EXAMPLES {
@@ -52,18 +49,18 @@ impl Rejection {
         }
     }
 
-    /// Takes over that so many entries weren't looked at; `limit` says which ones count.
+    /// Sets the number of entries that weren't checked; `limit` describes the entries that count.
     pub fn ignore(&mut self, entries: usize, limit: &'static str) {
         self.ignored = (entries, limit);
     }
 
-    /// Returns whether a value was looked at that can't be served.
+    /// Returns whether there is a rejected value.
     #[must_use]
     pub fn refuses(&self) -> bool {
         self.refused > 0
     }
 
-    /// Returns this if anything is wrong.
+    /// Returns the rejection, unless it is empty.
     #[must_use]
     pub fn into_complaint(self) -> Option<Self> {
         (self.refused > 0 || self.ignored.0 > 0).then_some(self)
@@ -89,26 +86,27 @@ impl fmt::Display for Rejection {
     }
 }
 
-/// The entries of a list in an annotation, separated by commas, that count.
+/// The entries of a comma-separated list in an annotation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ListEntries<'a> {
-    /// Those of the first [`MAX_ENTRIES`] that have at most [`MAX_ENTRY_BYTES`] bytes, without white space around them.
+    /// Those of the first [`MAX_ENTRIES`] entries that have at most [`MAX_ENTRY_BYTES`] bytes, without surrounding
+    /// white space.
     pub counted: Vec<&'a str>,
-    /// How many others there are.
+    /// The number of all other entries.
     pub ignored: usize,
 }
 
 impl<'a> ListEntries<'a> {
-    /// Which entries count, for people.
+    /// The limits, as a text for the user.
     pub const LIMIT: &'static str = "the first 100 count, of at most 253 bytes each";
 
-    /// Splits the text of an annotation. Empty entries are none.
+    /// Splits the value of an annotation. Skips empty entries.
     #[must_use]
     pub fn of(text: &'a str) -> Self {
         let (mut counted, mut ignored) = (Vec::new(), 0);
         let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
         for (i, entry) in entries.enumerate() {
-            // The dot behind an absolute name is no part of it.
+            // The final dot of an absolute name doesn't count.
             let length = entry.strip_suffix('.').unwrap_or(entry).len();
             if i < MAX_ENTRIES && length <= MAX_ENTRY_BYTES {
                 counted.push(entry);

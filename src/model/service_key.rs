@@ -1,4 +1,4 @@
-//! Which Service a link belongs to.
+//! The key of a Service.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -7,29 +7,26 @@ use arcstr::ArcStr;
 
 use crate::model::names;
 
-/// What stands between the two parts. No namespace of the API server's has it.
+/// The separator of the two parts, which no namespace contains.
 const SEPARATOR: char = '/';
 
-/// The namespace and name of a LoadBalancer Service. Ordered by namespace, then name.
+/// The namespace and the name of a LoadBalancer Service. Ordered by namespace, then name.
 ///
-/// One pointer, to a text that all copies share: many maps have it.
+/// A pointer to a text that all copies share, because many maps contain the key.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ServiceKey(ArcStr);
 
 impl ServiceKey {
-    /// Returns the key of the Service `name` in `namespace`.
     #[must_use]
     pub fn new(namespace: &str, name: &str) -> Self {
         Self(arcstr::format!("{namespace}{SEPARATOR}{name}"))
     }
 
-    /// Returns the Service's namespace.
     #[must_use]
     pub fn namespace(&self) -> &str {
         self.parts().0
     }
 
-    /// Returns the Service's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.parts().1
@@ -38,22 +35,22 @@ impl ServiceKey {
     /// Returns the namespace and the name.
     #[must_use]
     pub fn parts(&self) -> (&str, &str) {
-        // There is one in every key.
+        // Every key contains the separator.
         self.0.split_once(SEPARATOR).unwrap_or_default()
     }
 
-    /// Returns it as bytes, which no other key has.
+    /// Returns the unique bytes of the key.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
 
-    /// Returns the name `<service>.<namespace>` in wire form. No two links can want the same one.
+    /// Returns the name `<service>.<namespace>` in wire form, which is unique to the Service.
     pub(crate) fn dotted(&self) -> Option<Vec<u8>> {
         let (namespace, name) = self.parts();
         names::wire([name.as_bytes(), namespace.as_bytes()])
     }
 
-    /// Returns whether that is its name `<service>.<namespace>` in wire form.
+    /// Returns whether `wire` is the name `<service>.<namespace>` in wire form.
     pub(crate) fn is_dotted(&self, wire: &[u8]) -> bool {
         let (namespace, name) = self.parts();
         names::is_wire(wire, [name.as_bytes(), namespace.as_bytes()])
@@ -65,19 +62,19 @@ impl ServiceKey {
         names::wire([names::dashed_label(namespace, name).as_bytes()])
     }
 
-    /// Returns the name of its external target that it likes best.
+    /// Returns the default name of the external target.
     pub(crate) fn external_target(&self) -> String {
         let (namespace, name) = self.parts();
         names::external_target(namespace, name)
     }
 
-    /// Returns whether that is the name of its external target that it likes best.
+    /// Returns whether `object` is the default name of the external target.
     pub(crate) fn is_external_target(&self, object: &[u8]) -> bool {
         let (namespace, name) = self.parts();
         std::str::from_utf8(object).is_ok_and(|object| names::is_external_target(object, namespace, name))
     }
 
-    /// Returns whether that is its label `<service>-<namespace>` in wire form.
+    /// Returns whether `wire` is the label `<service>-<namespace>` in wire form.
     pub(crate) fn is_label(&self, wire: &[u8]) -> bool {
         let (namespace, name) = self.parts();
         let is_it = |label: &[u8]| names::is_dashed_label(label, namespace, name);
@@ -114,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_in_order_of_their_namespaces_and_then_of_their_names() {
+    fn keys_are_ordered_by_namespace_then_name() {
         let keys = [("a", "b"), ("a", "b/c"), ("a", "z"), ("a-b", "a"), ("b", "")];
         let keys = keys.map(|(namespace, name)| {
             let key = ServiceKey::new(namespace, name);

@@ -1,7 +1,8 @@
-//! Which targets are followed: a rule of safety, narrowed further by the user. It holds where a status is read, and for
-//! each name and address of a chain in DNS.
+//! The policy that decides which targets are allowed: built-in safety rules, which the user can narrow further. It
+//! applies to statuses of Services, and to each name and address of a CNAME chain in DNS.
 //!
-//! A Service's status, and the cloud behind its hostname, must not lead clients to the cluster's own names, to the
+//! A Service's status, and the cloud's DNS records for its hostname, must not lead clients to the cluster's own names,
+//! to the client's own host, or to another tenant's load balancer.
 //! client's own host, or to another tenant's load balancer.
 
 mod addresses;
@@ -17,27 +18,27 @@ use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
 use addresses::{denied_kind, embedded};
 
-/// Which targets are followed.
+/// The policy that decides which targets are allowed.
 #[derive(Clone, Debug, Default)]
 pub struct TargetPolicy {
-    /// Our own zones: which of their names are followed depends on the links.
+    /// The zones of links: whether one of their names is allowed depends on the links.
     pub zones: Vec<Name>,
-    /// The domain of the cluster's own names, which are never followed; without labels there is none.
+    /// The domain of the cluster's own names, which are denied; without labels there is no such domain.
     pub cluster_domain: Name,
-    /// The domains that hostnames must lie in; empty for any.
+    /// The domains of allowed hostnames; empty means any.
     pub domains: Vec<Name>,
-    /// The networks that addresses must lie in; empty for any.
+    /// The networks of allowed addresses; empty means any.
     pub nets: Vec<IpNet>,
-    /// Networks whose addresses are denied, beside the built-in ones.
+    /// Denied networks, in addition to the built-in ones.
     pub denied_nets: Vec<IpNet>,
-    /// Networks whose addresses aren't denied, wherever else they lie.
+    /// Exceptions from the denied networks.
     pub allowed_nets: Vec<IpNet>,
 }
 
-/// Why a target isn't followed.
+/// The reason why a target is denied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// A name of the cluster itself.
+    /// A name in the cluster's domain.
     #[error("it lies in the cluster's own domain {0}")]
     ClusterDomain(String),
     /// `localhost`, or a name below it (RFC 6761 section 6.3).
@@ -46,18 +47,18 @@ pub enum Denied {
     /// A name without a dot: its meaning depends on the client's search list.
     #[error("a single label isn't a complete name")]
     SingleLabel,
-    /// A name in a zone of ours that belongs to a Service of another namespace, which doesn't allow it.
+    /// A name in a zone of links that belongs to a Service of another namespace, which doesn't allow this.
     #[error(
         "it lies in lb-linker's own zone and belongs to Service {owner}, whose annotation linker.hsj.com/allow-from \
          doesn't list namespace {namespace}"
     )]
     OtherNamespace {
-        /// The Service that has the name.
+        /// The Service that owns the name.
         owner: ServiceKey,
-        /// The namespace of the Service that names it as its target.
+        /// The namespace of the Service with this target.
         namespace: String,
     },
-    /// A name in a zone of ours that no Service has, outside the domain of the namespace.
+    /// A name in a zone of links that no Service owns, outside the namespace's domain.
     #[error(
         "it lies in lb-linker's own zone, belongs to no Service, and isn't below {0}, the domain of its namespace"
     )]
@@ -65,7 +66,7 @@ pub enum Denied {
     /// Not in `--target-domains`.
     #[error("it lies in none of the --target-domains")]
     Domain,
-    /// An address that isn't reached from elsewhere.
+    /// A special-purpose address.
     #[error("{0} addresses are never a target")]
     Special(&'static str),
     /// In `--denied-nets`.
@@ -79,11 +80,11 @@ pub enum Denied {
 // === impl TargetPolicy ===
 
 impl TargetPolicy {
-    /// Checks the hostname of a load balancer in `namespace`: the first name of a chain. `link_of` returns the link that
-    /// has a name of our zones.
+    /// Checks the hostname of a load balancer in `namespace`, which is the first name of a chain. `link_of` returns the
+    /// link that owns a name in a zone of links.
     ///
     /// # Errors
-    /// If it isn't followed.
+    /// If the hostname is denied.
     pub fn check_host(
         &self,
         namespace: &str,
@@ -96,13 +97,14 @@ impl TargetPolicy {
             Some(link) => {
                 Err(Denied::OtherNamespace { owner: link.key.clone(), namespace: namespace.to_owned() })
             }
-            // Its load balancer may come later: a name below `<namespace>.<zone>` is its own.
+            // The link may come later: a name below `<namespace>.<zone>` belongs to the namespace.
             None if is_below(host, zone, namespace) => Ok(()),
             None => Err(Denied::NoOwner(format!("{namespace}.{}", to_presentation(zone)))),
         }
     }
 
-    /// Checks the first name of a chain; returns our zone that it is in, where all else depends on the links.
+    /// Checks the first name of a chain. Returns the zone of links that contains it; the result then also depends on
+    /// the links.
     fn check_first(&self, host: &Name) -> Result<Option<&Name>, Denied> {
         self.check_name(host)?;
         if host.iter().count() < 2 {
@@ -115,7 +117,7 @@ impl TargetPolicy {
         if allowed { Ok(zone) } else { Err(Denied::Domain) }
     }
 
-    /// Checks a name of a chain, whatever its place in it. Names in our zones also depend on the links.
+    /// Checks any name of a chain. Names in zones of links also depend on the links.
     ///
     /// # Errors
     /// If it lies in the cluster's own domain, or is `localhost`.
@@ -129,10 +131,10 @@ impl TargetPolicy {
         Ok(())
     }
 
-    /// Checks an address, of a load balancer or behind its hostname.
+    /// Checks an address of a load balancer or of its hostname.
     ///
     /// # Errors
-    /// If it isn't followed.
+    /// If the address is denied.
     pub fn check_address(&self, ip: IpAddr) -> Result<(), Denied> {
         let ip = ip.to_canonical();
         if !self.is_allowed(ip) {
@@ -159,8 +161,8 @@ impl TargetPolicy {
         }
     }
 
-    /// Returns what is still followed of a target that was followed before. For a name in our zones the links aren't
-    /// asked: they may not be known yet, and DNS asks them with each answer.
+    /// Returns the part of a previously allowed target that is still allowed. For a name in a zone of links, this
+    /// doesn't check the links: they may not be known yet, and DNS checks them for each answer.
     #[must_use]
     pub fn allowed(&self, target: Target) -> Option<Target> {
         match target {
@@ -176,7 +178,7 @@ impl TargetPolicy {
     }
 }
 
-/// Returns whether a name lies below `<namespace>.<zone>`, in whose `zone` it is.
+/// Returns whether a name in `zone` lies below `<namespace>.<zone>`.
 fn is_below(host: &Name, zone: &Name, namespace: &str) -> bool {
     let below = host.iter().count() - zone.iter().count();
     below >= 2
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_into_the_cluster_or_to_whoever_asks_are_refused() {
+    fn names_in_the_cluster_and_localhost_are_denied() {
         for (name, why) in [
             ("lb-1.cloud.example", ""),
             ("xcluster.local", ""),
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_arent_reached_from_elsewhere_are_refused() {
+    fn special_purpose_addresses_are_denied() {
         for (ip, kind) in [
             ("192.0.2.1", ""),
             ("10.0.0.1", ""),
@@ -248,7 +250,7 @@ mod tests {
             ("::192.0.2.1", "IPv4-compatible"),
             ("::2", "IPv4-compatible"),
             ("::1:0:0:0", ""),
-            // RFC 6052, RFC 8215: what a translator makes of them.
+            // RFC 6052, RFC 8215: the IPv4 address behind a NAT64 translator is checked.
             ("64:ff9b::192.0.2.1", ""),
             ("64:ff9b::127.0.0.1", "loopback"),
             ("64:ff9b::169.254.169.254", "link-local"),
@@ -257,7 +259,7 @@ mod tests {
             ("64:ff9b:1::127.0.0.1", "loopback"),
             ("64:ff9b:1:7:8:9:168.63.129.16", "cloud metadata"),
             ("64:ff9b:2::127.0.0.1", ""),
-            // RFC 3056: what a tunnel makes of them.
+            // RFC 3056: the IPv4 address behind a 6to4 tunnel is checked.
             ("2002:c000:201::1", ""),
             ("2002:7f00:1::1", "loopback"),
             ("2002:a9fe:a9fe::", "link-local"),
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_added_to_the_denied_ones_and_taken_away() {
+    fn denied_and_allowed_nets_adjust_the_built_in_list() {
         let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect();
         let policy = TargetPolicy {
             denied_nets: nets(&["10.96.0.0/12", "fd00:10:96::/112"]),
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn domains_and_networks_narrow_it_down() {
+    fn domains_and_networks_restrict_targets() {
         let name = Name::from_ascii("cloud.example.").unwrap();
         let policy = TargetPolicy {
             domains: vec![name],

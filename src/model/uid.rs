@@ -1,10 +1,10 @@
-//! What tells an object from another one of its name.
+//! The uid of an object, which distinguishes it from other objects with the same name.
 
 use std::fmt;
 
 use uuid::Uuid;
 
-/// `metadata.uid` of an object; empty where the source has none.
+/// `metadata.uid` of an object; empty if the source has none.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Uid(UidForm);
 
@@ -12,21 +12,19 @@ pub struct Uid(UidForm);
 enum UidForm {
     #[default]
     None,
-    /// What the API server gives: a third of its text.
+    /// The usual form of the API server, in a third of the size of its text.
     Uuid(Uuid),
     Other(Box<str>),
 }
 
 impl Uid {
-    /// Returns whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0 == UidForm::None
     }
 }
 
-/// Returns the UUID that is written so, as Kubernetes writes them: it can be in several ways, and two of them are two
-/// uids.
+/// Parses a UUID in the spelling of Kubernetes. A UUID in another spelling is a different uid.
 pub(crate) fn uuid(text: &str) -> Option<Uuid> {
     let uuid = Uuid::try_parse(text).ok()?;
     (*uuid.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()) == *text).then_some(uuid)
@@ -72,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uid_is_the_text_that_it_was_made_of_and_no_other() {
+    fn uid_equals_only_its_own_text() {
         let texts = [
             "",
             "u",

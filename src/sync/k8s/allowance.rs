@@ -1,4 +1,4 @@
-//! How often something may be done for one key within a span of time, exactly.
+//! An exact rate limit per key: a number of uses within a time span.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How many keys are remembered. The key that was used longest ago is forgotten first.
+/// The maximum number of keys. The least recently used key is forgotten first.
 const MAX_KEYS: usize = 10_000;
 
-/// So many uses of each key within a span of time.
+/// Allows `most` uses of each key within `span`.
 #[derive(Debug)]
 pub(crate) struct Allowance<K> {
     most: usize,
@@ -17,24 +17,23 @@ pub(crate) struct Allowance<K> {
     used: HashMap<K, VecDeque<Instant>>,
 }
 
-/// Whether something may be done.
+/// The result of an attempt to use a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allowed {
-    /// Yes.
+    /// Allowed.
     Yes,
-    /// Yes, and for a while that was the last time.
+    /// Allowed, and the last allowed use for a while.
     Last,
-    /// No.
+    /// Not allowed.
     No,
 }
 
 impl<K: Hash + Eq + Clone> Allowance<K> {
-    /// Returns an allowance of `most` uses of each key within `span`.
     pub(crate) fn new(most: usize, span: Duration) -> Self {
         Self { most, span, used: HashMap::new() }
     }
 
-    /// Uses a key once, if it may be used now.
+    /// Uses a key, if allowed now.
     pub(crate) fn take(&mut self, key: &K, now: Instant) -> Allowed {
         let span = self.span;
         let is_recent = |used: &Instant| now.duration_since(*used) < span;
@@ -53,7 +52,7 @@ impl<K: Hash + Eq + Clone> Allowance<K> {
         if used.len() == self.most { Allowed::Last } else { Allowed::Yes }
     }
 
-    /// Returns whether a key may be used now.
+    /// Returns whether a use of a key would be allowed now.
     pub(crate) fn allows(&self, key: &K, now: Instant) -> bool {
         let is_recent = |used: &&Instant| now.duration_since(**used) < self.span;
         self.used.get(key).is_none_or(|used| used.iter().filter(is_recent).count() < self.most)
@@ -89,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_use_is_told_and_each_key_has_its_own() {
+    fn last_allowed_use_is_reported_for_each_key() {
         let (mut allowance, now) = (Allowance::new(2, WINDOW), Instant::now());
         let uses = ["a", "a", "a", "b"].map(|key| allowance.take(&key, now));
         assert_eq!(uses, [Allowed::Yes, Allowed::Last, Allowed::No, Allowed::Yes]);
