@@ -1,8 +1,8 @@
 //! lb-linker keeps names in step with load balancers.
 //!
-//! A cloud load balancer that is deleted and recreated gets another hostname. lb-linker watches
-//! LoadBalancer Services ([`sync`]) into a map of links ([`store`]), keeps an `ExternalName`
-//! Service for each, and answers DNS for them from the same map ([`dns`]). [`app`] wires it up.
+//! A cloud load balancer that is deleted and recreated gets another hostname. lb-linker watches LoadBalancer Services
+//! ([`sync`]) and stores them in a map of links ([`store`]), writes an `ExternalName` Service for each link, and
+//! answers DNS queries from the same map ([`dns`]). [`app`] connects these parts.
 
 pub mod app;
 pub mod cli;

@@ -20,24 +20,24 @@ use lb_linker::dns::server::instance::SetDebug;
 use lb_linker::takeover::takeover;
 use tikv_jemallocator::Jemalloc;
 
-/// Exit code for what happened later, or for a cluster that isn't ready.
+/// The exit code for a failure at runtime, or for a cluster that lacks something.
 const FAILED: u8 = 1;
-/// Exit code for flags and files that can't be used.
+/// The exit code for invalid flags and files.
 const BAD_INPUT: u8 = 2;
 
-/// The C library's allocator leaves what is small and short-lived between what stays, and keeps the gaps.
+/// The C library's allocator mixes small short-lived allocations with long-lived ones, and can't return the gaps to the
+/// system.
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
-/// How it is set up: one arena, as little is allocated where speed counts; what is free for a second goes back to the
-/// system. `_RJEM_MALLOC_CONF` in the environment says otherwise.
+/// jemalloc's settings: one arena, because little is allocated on hot paths; pages that are unused for 1 s return to
+/// the system. The environment variable `_RJEM_MALLOC_CONF` overrides these settings.
 #[expect(unsafe_code, reason = "it looks for its settings by this name")]
 #[unsafe(export_name = "_rjem_malloc_conf")]
 pub static ALLOCATOR_SETTINGS: &[u8; 95] =
     b"narenas:1,background_thread:true,max_background_threads:1,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
 
-/// kube's own warnings repeat on every retry what lb-linker says once, in a sentence; hickory's can
-/// be caused by any packet.
+/// kube's warnings repeat an error on every retry, which lb-linker logs once; any packet can cause hickory's warnings.
 const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
 /// Stable DNS names for load balancers: watches LoadBalancer Services, keeps an ExternalName Service for
@@ -78,7 +78,7 @@ enum Command {
     },
 }
 
-/// The flags that mean something to `takeover`; it takes the others too, since both may share an
+/// Returns whether `takeover` uses a flag. It accepts all other flags as well, because both commands may share an
 /// environment.
 fn for_takeover(flag: &str) -> bool {
     [
@@ -108,7 +108,7 @@ fn main() -> ExitCode {
         Some(Command::Check { flags, cluster }) => runtime.block_on(report(&flags, cluster)),
         Some(Command::Takeover { flags, dry_run }) => runtime.block_on(take_over(&flags, dry_run)),
     };
-    // A file system that doesn't answer must not keep us.
+    // Doesn't wait for blocking tasks: a file system that doesn't respond must not delay the exit.
     runtime.shutdown_background();
     code
 }
@@ -179,13 +179,13 @@ fn complain(problem: &str, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Starts the log; returns what switches the part of DNS to `debug`, and back.
+/// Starts the log; returns a function that switches the log level of DNS to `debug` and back.
 fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
     let directives = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| DEFAULT_LOG.to_owned());
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&directives)?);
     let log = tracing_subscriber::fmt::layer()
         .with_target(false)
-        // Stderr may be closed: that must not stop the task that logs.
+        // A closed stderr must not stop the task that logs.
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
@@ -197,18 +197,18 @@ fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
     Ok(Box::new(move |debug| {
         let directives =
             if debug { format!("{directives},lb_linker::dns=debug") } else { directives.clone() };
-        // What was right at the start is right with one more.
+        // The directives were valid at the start, and remain valid with one more.
         if let Ok(filter) = EnvFilter::try_new(directives) {
             let _ = handle.reload(filter);
         }
     }))
 }
 
-/// The first SIGTERM or SIGINT stops in good order; a second one ends the process at once.
+/// Stops gracefully at the first SIGTERM or SIGINT, and exits at once at the second one.
 fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    // CoreDNS ignores SIGHUP, too. SIGUSR1 may come before its handler is installed.
+    // Ignores SIGHUP, like CoreDNS, and SIGUSR1, which may come before its handler is installed.
     for harmless in [SignalKind::hangup(), SignalKind::user_defined1()] {
         drop(signal(harmless)?);
     }

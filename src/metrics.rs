@@ -1,4 +1,4 @@
-//! What lb-linker counts, and how it is shown to Prometheus.
+//! The registry of metrics, and their export to Prometheus.
 
 pub mod sharded;
 pub mod staleness;
@@ -12,19 +12,19 @@ use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, IntGaugeVec, Opts, Registry, TextEncoder};
 
-/// Metrics that belong together, and are shown from when they are first needed.
+/// Metrics that are registered together, when they are first needed.
 pub trait MetricGroup: Send + Sync + Sized + 'static {
-    /// Registers them, all zero.
+    /// Registers the metrics with the value 0.
     ///
     /// # Errors
-    /// If one of that name is there already.
+    /// If a metric has the name of a registered one.
     fn register(registry: &Registry) -> Result<Self, prometheus::Error>;
 }
 
 /// Registers a metric of a [`MetricGroup`].
 ///
 /// # Errors
-/// If it can't be one, or one of that name is there already.
+/// If the metric is invalid, or has the name of a registered one.
 pub fn registered<M: Collector + Clone + 'static>(
     registry: &Registry,
     metric: Result<M, prometheus::Error>,
@@ -34,8 +34,8 @@ pub fn registered<M: Collector + Clone + 'static>(
     Ok(metric)
 }
 
-/// The metrics of one process. Those of DNS bear CoreDNS's names and labels, so that its
-/// dashboards work. Each module registers its own.
+/// The metrics of the process. Those of DNS have CoreDNS's names and labels, so that its dashboards work. Each module
+/// registers its own metrics.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -43,10 +43,10 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Returns the metrics of the process itself.
+    /// Returns a registry with the metrics of the process itself.
     ///
     /// # Errors
-    /// Only if two of them had one name.
+    /// If two metrics have the same name.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let build = IntGaugeVec::new(Opts::new("lb_linker_build_info", "Always 1."), &["version"])?;
@@ -56,18 +56,18 @@ impl Metrics {
         Ok(Self { registry, families: Mutex::default() })
     }
 
-    /// Registers metrics that are computed when Prometheus asks.
+    /// Registers a collector that computes its metrics at each scrape.
     ///
     /// # Errors
-    /// If one of that name is there already.
+    /// If a metric has the name of a registered one.
     pub fn register(&self, collector: impl Collector + 'static) -> Result<(), prometheus::Error> {
         self.registry.register(Box::new(collector))
     }
 
-    /// Returns metrics that belong together; every caller gets the same.
+    /// Returns a group of metrics, registered at the first call; every caller gets the same group.
     ///
     /// # Errors
-    /// Only if two metrics had one name.
+    /// If two metrics have the same name.
     pub fn family<F: MetricGroup>(&self) -> Result<Arc<F>, prometheus::Error> {
         let mut families = self.families.lock();
         let known = families.get(&TypeId::of::<F>()).cloned();
@@ -79,10 +79,10 @@ impl Metrics {
         Ok(family)
     }
 
-    /// Returns the page that Prometheus scrapes, in its text format 0.0.4.
+    /// Returns the metrics in Prometheus's text format 0.0.4.
     ///
     /// # Errors
-    /// If a metric can't be written, which only a defect of lb-linker can cause.
+    /// If a metric can't be encoded, which only a bug in lb-linker can cause.
     pub fn render(&self) -> Result<String, prometheus::Error> {
         let mut page = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut page)?;

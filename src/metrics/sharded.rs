@@ -1,4 +1,4 @@
-//! Counters that several threads count on without a cache line in common.
+//! Counters that several threads increment without sharing a cache line.
 
 use std::collections::HashMap;
 use std::iter;
@@ -11,15 +11,15 @@ use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
 
-/// The buckets of durations, in seconds: 0.25 ms doubled 16 times.
+/// The buckets of durations: the first bound in seconds, the factor, and the number of buckets.
 pub(crate) const DURATION_BUCKETS: (f64, f64, usize) = (0.000_25, 2.0, 16);
-/// The counters of a histogram of durations: its buckets, the one without a bound, and the sum in nanoseconds.
+/// The number of counters of a duration histogram: its buckets, the bucket without a bound, and the sum in nanoseconds.
 pub(crate) const DURATION_COUNTERS: usize = DURATION_BUCKETS.2 + 2;
 
-/// Returns what a duration adds to counters that begin with a histogram of durations.
+/// Returns the increments that a duration causes in counters that begin with a duration histogram.
 #[must_use]
 pub fn duration(took: Duration) -> [(usize, u64); 2] {
-    /// In nanoseconds.
+    /// The first bound, in nanoseconds.
     const FIRST: u64 = 250_000;
     let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
     let bucket =
@@ -27,18 +27,18 @@ pub fn duration(took: Duration) -> [(usize, u64); 2] {
     [(bucket, 1), (DURATION_COUNTERS - 1, nanos)]
 }
 
-/// Some counters. The cells of all threads are added up when the sums are read.
+/// A group of counters, sharded by thread. Reading adds up the shards.
 #[derive(Debug)]
 pub struct ShardedCounters {
     shared: LocalCounters,
     own: Mutex<Vec<Arc<LocalCounters>>>,
 }
 
-/// The counters of one thread, or those of all threads without cells of their own.
+/// The counters of one thread, or the shared counters of all threads without a shard of their own.
 #[derive(Debug)]
 pub struct LocalCounters(Box<[CacheLine]>);
 
-/// Eight counters, on a cache line that nothing else is on.
+/// Eight counters that fill a cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct CacheLine([AtomicU64; LINE]);
@@ -50,7 +50,7 @@ impl LocalCounters {
         Self(iter::repeat_with(CacheLine::default).take(number.div_ceil(LINE)).collect())
     }
 
-    /// Counts, in the one thread whose cells these are.
+    /// Increments a counter. Only the thread that owns these counters may call this.
     pub fn add(&self, at: usize, number: u64) {
         let cell = self.at(at);
         cell.store(cell.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
@@ -70,18 +70,18 @@ impl LocalCounters {
 }
 
 impl ShardedCounters {
-    /// Returns so many counters, all zero.
+    /// Returns `number` counters with the value 0.
     #[must_use]
     pub fn new(number: usize) -> Self {
         Self { shared: LocalCounters::new(number), own: Mutex::default() }
     }
 
-    /// Counts, in whatever thread.
+    /// Increments a counter, from any thread.
     pub fn add(&self, at: usize, number: u64) {
         self.shared.at(at).fetch_add(number, Ordering::Relaxed);
     }
 
-    /// Returns cells for one thread. When it has dropped them, their counts stay.
+    /// Returns a shard for one thread. Its counts remain after the thread has dropped it.
     #[must_use]
     pub fn own(&self) -> Arc<LocalCounters> {
         let cells = Arc::new(LocalCounters::new(self.shared.len()));
@@ -89,14 +89,14 @@ impl ShardedCounters {
         cells
     }
 
-    /// Returns how often each was counted.
+    /// Returns the sum of each counter over all shards.
     #[must_use]
     pub fn sums(&self) -> Vec<u64> {
         let mut own = self.lock();
         own.retain(|cells| {
             let in_use = Arc::strong_count(cells) > 1;
             if !in_use {
-                // What the thread has counted before it let go of them.
+                // Synchronizes with the drop of the shard by its thread, so that all its counts are visible.
                 fence(Ordering::Acquire);
                 (0..cells.len()).for_each(|at| self.add(at, cells.get(at)));
             }
@@ -111,7 +111,7 @@ impl ShardedCounters {
     }
 }
 
-/// Counters by labels, each a [`ShardedCounters`] of one.
+/// Counters with labels, each a [`ShardedCounters`] with one counter.
 #[derive(Clone, Debug)]
 pub struct ShardedCounterVec(Arc<VecState>);
 
@@ -122,10 +122,10 @@ struct VecState {
 }
 
 impl ShardedCounterVec {
-    /// Registers counters of that name, none of them there yet.
+    /// Registers a counter vector without any values.
     ///
     /// # Errors
-    /// If there are some of that name already.
+    /// If a metric has the name of a registered one.
     pub fn register(
         registry: &Registry,
         name: &str,
@@ -138,7 +138,7 @@ impl ShardedCounterVec {
         Ok(counters)
     }
 
-    /// Returns the counter with these values of the labels.
+    /// Returns the counter with these label values.
     #[must_use]
     pub fn with(&self, values: &[&str]) -> Arc<ShardedCounters> {
         let values: Vec<String> = values.iter().map(ToString::to_string).collect();
@@ -165,10 +165,10 @@ impl Collector for ShardedCounterVec {
     }
 }
 
-/// Describes a metric that is collected by hand.
+/// Returns the descriptor of a metric that its collector builds by itself.
 ///
 /// # Errors
-/// If a name isn't one.
+/// If a name is invalid.
 pub fn desc(name: &str, help: &str, labels: &[&str]) -> Result<Desc, prometheus::Error> {
     let labels = labels.iter().map(ToString::to_string).collect();
     Desc::new(name.to_owned(), help.to_owned(), labels, HashMap::new())
@@ -189,7 +189,7 @@ pub fn labelled(desc: &Desc, values: &[impl AsRef<str>]) -> Vec<LabelPair> {
     labels
 }
 
-/// Returns a counter with its value.
+/// Returns a counter metric with its value.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "Prometheus knows floating-point numbers alone")]
 pub fn counted(labels: Vec<LabelPair>, count: u64) -> Metric {
@@ -200,7 +200,7 @@ pub fn counted(labels: Vec<LabelPair>, count: u64) -> Metric {
     metric
 }
 
-/// Returns all metrics of a name; nothing if there are none.
+/// Returns the family of all metrics with a name; `None` if there are none.
 #[must_use]
 pub fn family(desc: &Desc, kind: MetricType, metrics: Vec<Metric>) -> Option<MetricFamily> {
     if metrics.is_empty() {
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_each_thread_has_counted_is_added_up_and_stays_when_it_ends() {
+    fn counts_of_threads_are_summed_and_outlive_the_threads() {
         let spread = ShardedCounters::new(10);
         let (one, other) = (spread.own(), spread.own());
         spread.add(0, 1);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_shown_by_their_labels_once_there_is_something_to_count() {
+    fn counters_are_exported_once_they_are_not_zero() {
         let registry = Registry::new();
         let counters =
             ShardedCounterVec::register(&registry, "asked_total", "Asked.", &["zone", "kind"]).unwrap();

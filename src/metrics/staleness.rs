@@ -1,4 +1,4 @@
-//! How long ago each watch has shown that it lives.
+//! The time since the last sign of life of each watch.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -11,12 +11,12 @@ use prometheus::{GaugeVec, Opts, Registry};
 
 use super::{MetricGroup, registered};
 
-/// When a watch has heard something last: an event, a bookmark or a complete list.
+/// The time of the last event, bookmark or complete list of a watch.
 #[derive(Debug)]
 pub struct LastHeard(Mutex<Instant>);
 
 impl LastHeard {
-    /// Takes over that something has been heard now.
+    /// Records an event, a bookmark or a complete list.
     pub fn note(&self) {
         *self.0.lock() = Instant::now();
     }
@@ -56,8 +56,8 @@ impl Collector for Staleness {
 }
 
 impl Staleness {
-    /// Returns where the watch of this name notes what it hears. Its age counts from now, or goes on where the watch
-    /// takes the place of another one of its name; it is shown as long as anything keeps what is returned.
+    /// Returns the recorder for the watch of this name. The age starts at 0, or continues if a watch of the same name
+    /// still exists; the metric is exported as long as the recorder is held.
     pub fn watch(&self, name: &str) -> Arc<LastHeard> {
         let mut watches = self.watches.lock();
         let known = watches.get(name).and_then(Weak::upgrade);
@@ -68,14 +68,14 @@ impl Staleness {
         })
     }
 
-    /// Sets the metric to the ages of this moment.
+    /// Sets the metric to the current ages.
     fn show(&self) {
         let mut watches = self.watches.lock();
         watches.retain(|name, sign| {
             let sign = sign.upgrade();
             match &sign {
                 Some(sign) => self.gauge.with_label_values(&[name]).set(sign.age()),
-                // Without the label it isn't shown.
+                // Removing the label values ends the export.
                 None => drop(self.gauge.remove_label_values(&[name])),
             }
             sign.is_some()
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_age_of_each_watch_is_shown_while_it_lasts() {
+    fn age_of_each_watch_is_exported_while_it_lasts() {
         let staleness = Staleness::register(&Registry::new()).unwrap();
         let shown = || staleness.collect().iter().map(|family| family.get_metric().len()).sum::<usize>();
         assert_eq!(shown(), 0);
