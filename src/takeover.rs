@@ -1,5 +1,5 @@
-//! `lb-linker takeover`: frees load balancers from the earlier operator's finalizer, and lists the
-//! external targets that it left without a load balancer.
+//! `lb-linker takeover`: removes the earlier operator's finalizer from load balancers, and lists its orphaned external
+//! targets.
 
 pub mod finalizers;
 
@@ -26,32 +26,31 @@ use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::selection::Selection;
 use crate::takeover::finalizers::{BlockedService, bound, remove_finalizer};
 
-/// Patches under way at once: each is a connection.
+/// The maximum number of concurrent patches, each on a connection of its own.
 const AT_ONCE: usize = 8;
-/// Pauses before what failed for the API server's sake is tried again; then it is given up.
+/// The pauses between retries of temporary API errors; after the last one the request has failed.
 const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
-/// Services between two lines about the progress.
+/// The number of Services between two progress messages.
 const PROGRESS: usize = 500;
-/// External targets a command: a line that a shell takes and a person can read.
+/// The number of external targets in one command, so that a shell accepts the line and users can read it.
 const PER_COMMAND: usize = 20;
-/// What a missing right means here.
+/// The hint for a missing right.
 const RIGHTS: &str = "deploy/takeover/ has the rights for it";
 
-/// What was done.
+/// The result of the takeover.
 #[derive(Debug, Default)]
 pub struct TakeoverReport {
-    /// Lines for people, in order.
+    /// Lines for the user, in order.
     pub lines: Vec<String>,
-    /// What couldn't be done, and why.
+    /// The failures and their reasons.
     pub problems: Vec<String>,
 }
 
-/// Frees every Service in the watched namespaces from the earlier operator's finalizer, and lists
-/// its orphans. With `dry_run` or `--sync plan` it only says what it would do. `progress` is told how
-/// far it is.
+/// Removes the earlier operator's finalizer from every Service in the watched namespaces, and lists its orphans. With
+/// `dry_run` or `--sync plan`, only reports what would be done. `progress` gets progress messages.
 ///
 /// # Errors
-/// If there is no client of the cluster.
+/// If no client of the cluster can be created.
 pub async fn takeover(
     flags: &Flags,
     dry_run: bool,
@@ -61,7 +60,7 @@ pub async fn takeover(
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     progress(&format!("API server {server}"));
     let selection = flags.selection();
-    // The subcommand asks for writes; a default that doesn't isn't meant for it.
+    // Ignores the default of --sync, because the subcommand itself asks for writes.
     let dry_run = dry_run || flags.sync == Some(SyncMode::Plan);
     let mut outcome = TakeoverReport::default();
     match find(&client, &selection, &progress).await {
@@ -72,7 +71,7 @@ pub async fn takeover(
         Err(error) => {
             outcome.problems.push(error.explain(RIGHTS));
             if error.code() == 0 {
-                // The API server doesn't answer.
+                // The API server doesn't respond.
                 return Ok(outcome);
             }
         }
@@ -148,26 +147,25 @@ async fn free_all(
             .problems
             .push(format!("Services that couldn't be freed: {failed} of {number}, see the table"));
     }
-    // Said once, whatever number of Services it is about.
+    // Reported once, however many Services the missing right affects.
     outcome.problems.extend(forbidden);
 }
 
-/// What became of a Service.
+/// The outcome for a Service.
 #[derive(Debug)]
 enum Freed {
-    /// It is there, without the finalizer.
+    /// The Service exists, without the finalizer.
     Free,
-    /// It has been deleted at last.
+    /// The Service is deleted.
     Deleted,
-    /// It is free of the finalizer, and other ones still keep it from going.
+    /// The finalizer is removed, but other finalizers still block the deletion.
     HeldBy(Vec<String>),
-    /// Only looked at.
+    /// Nothing was changed (dry run).
     NotTried,
-    /// It is as it was.
+    /// The Service is unchanged.
     Failed {
-        /// Why.
         reason: String,
-        /// What to say once of a right that is missing.
+        /// The message about a missing right, which is reported once.
         forbidden: Option<String>,
     },
 }
@@ -219,8 +217,8 @@ fn code(error: &kube::Error) -> u16 {
     }
 }
 
-/// Tries again what fails because the API server is busy or away, a few times; a patch that met too many
-/// others (409), too. A list whose pages have expired (410) is begun anew.
+/// Retries a request a few times after temporary API errors, conflicts with other writers (409), and expired pages of a
+/// list (410), which is then begun again.
 async fn persist<T, E, F: Future<Output = Result<T, E>>>(
     code: impl Fn(&E) -> u16,
     request: impl Fn() -> F,
@@ -236,8 +234,8 @@ async fn persist<T, E, F: Future<Output = Result<T, E>>>(
     request().await
 }
 
-/// Returns the external targets that lb-linker hasn't written and whose Service is gone or isn't
-/// selected, with the load balancer that each was for.
+/// Returns the external targets that the earlier operator wrote and whose Service is gone or not selected, with the key
+/// of that Service.
 async fn orphans(
     client: &Client,
     target_namespace: &str,
@@ -262,7 +260,7 @@ async fn orphans(
         let fields = RequestQuery { fields: format!("spec.type={LOAD_BALANCER}"), ..RequestQuery::default() };
         for service in list(client, place, "LoadBalancer Services", fields).await? {
             let key = ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any());
-            // One that can't be read exists all the same.
+            // A Service that can't be decoded exists nevertheless.
             if service.0.as_ref().is_ok_and(|service| !selection.selects(service)) {
                 continue;
             }
@@ -339,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_that_removes_orphans_names_them_all_some_to_a_line() {
+    fn removal_commands_name_all_orphans_in_chunks() {
         assert_eq!(orphan_lines("targets", &BTreeMap::new()), ["no orphans in namespace targets"]);
         let orphans: BTreeMap<String, ServiceKey> =
             (10..35).map(|i| (format!("svc-{i}-shop-ext"), ServiceKey::new("shop", "svc"))).collect();
@@ -350,7 +348,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_the_api_server_is_to_blame_for_is_tried_again_and_what_it_refuses_isnt() {
+    async fn only_temporary_api_errors_are_retried() {
         for (answer, tries) in [(503, 4), (0, 4), (409, 4), (410, 4), (403, 1), (404, 1)] {
             let tried = std::cell::Cell::new(0);
             let request = || async {

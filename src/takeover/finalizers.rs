@@ -1,5 +1,5 @@
-//! What the operator before lb-linker has left on load balancers, or lb-linker with `--finalizer`: a
-//! finalizer that no controller removes any more.
+//! Finds and removes the finalizer that the earlier operator, or lb-linker with `--finalizer`, left on load balancers,
+//! and that no controller removes any more.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,23 +25,22 @@ use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::selection::Selection;
 
-/// The first and the longest pause before the Services are listed again after a failure.
+/// The first and the longest pause before the Services are listed again after an error.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// How long it waits for the lists that DNS waits for: all Services are twice as many.
+/// How long the search is delayed for the lists that DNS waits for: it reads all Services a second time.
 const MANIFEST_PRECEDENCE_WAIT: Duration = Duration::from_secs(10);
 
-/// A Service that carries the earlier operator's finalizer.
+/// A Service with the finalizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedService {
-    /// Which Service.
     pub key: ServiceKey,
     /// `metadata.uid`.
     pub uid: String,
-    /// Whether it has been deleted and can't go.
+    /// Whether the Service is being deleted, and the finalizer blocks this.
     pub stuck: bool,
-    /// The finalizers that it carries beside.
+    /// The other finalizers of the Service.
     pub others: Vec<String>,
-    /// Its labels.
+    /// The labels of the Service.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -59,7 +58,7 @@ impl BlockedService {
         })
     }
 
-    /// Returns the kubectl command that removes this finalizer and leaves the others.
+    /// Returns the kubectl command that removes this finalizer and keeps the other ones.
     #[must_use]
     pub fn command(&self) -> String {
         let (namespace, name) = self.key.parts();
@@ -67,17 +66,17 @@ impl BlockedService {
     }
 }
 
-/// The strategic merge patch that takes one finalizer out of the list, wherever in it it stands.
+/// Returns the strategic merge patch that removes the finalizer from any position of the list.
 fn removal() -> Value {
     json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}})
 }
 
-/// Removes the finalizer from this Service, and from no other one that has its name by now. Returns
-/// what it is afterwards.
+/// Removes the finalizer from this Service, but not from another one that has the same name by now. Returns the Service
+/// after the patch.
 ///
 /// # Errors
-/// If the API server doesn't answer, or refuses: 404 if it is gone, [`is_another`](crate::sync::k8s::errors::is_another) if another one has
-/// its name.
+/// If the API server doesn't respond, or refuses the patch: 404 if the Service is gone,
+/// [`is_another`](crate::sync::k8s::errors::is_another) if another one has its name.
 pub async fn remove_finalizer(
     client: &Client,
     bound: &BlockedService,
@@ -89,12 +88,11 @@ pub async fn remove_finalizer(
     api.patch_metadata(bound.key.name(), &params, &Patch::Strategic(patch)).await
 }
 
-/// Lists the Services with the finalizer in these namespaces, or in all; `health_check_at` is told page by
-/// page how many Services that were. There is no field selector for finalizers, so all Services are
-/// read, but of them only the metadata.
+/// Lists the Services with the finalizer in these namespaces, or in all; calls `looked_at` with the number of Services
+/// of each page. There is no field selector for finalizers, so this reads the metadata of all Services.
 ///
 /// # Errors
-/// If a page can't be had.
+/// If a page can't be read.
 pub async fn bound(
     client: &Client,
     namespaces: &BTreeSet<String>,
@@ -120,12 +118,12 @@ pub async fn bound(
     Ok(found)
 }
 
-/// Looks once for Services with the finalizer. Where it isn't ours they are named in the log; where
-/// it is (`--finalizer`) Services that aren't load balancers any more are handed to the store, which has
-/// them freed. What keeps it from looking is said once, and then it is tried ever more seldom.
+/// Searches once for Services with the finalizer. If the finalizer isn't in use, logs these Services; with
+/// `--finalizer` (`is_ours`), adds those that aren't load balancers any more to the store, so that the reconciler
+/// removes their finalizer. Logs each kind of error once, and retries with backoff.
 ///
 /// # Errors
-/// Never: it is one of the tasks that may fail.
+/// Never; the type is that of a supervised task.
 pub async fn scan(
     client: Client,
     availability: ApiAvailability,
@@ -142,7 +140,7 @@ pub async fn scan(
             Err(error) => error,
         };
         match error.code() {
-            // The list took so long that its pages are gone: from the beginning.
+            // The pages of the list have expired: lists again.
             410 => {}
             0 => availability.report(&root_cause(&error)),
             code if said.insert(code) => {
@@ -161,7 +159,7 @@ pub async fn scan(
     }
     store.synced().await;
     store.holders_known().await;
-    // Another lb-linker with other labels may have put it on: whose external targets are elsewhere.
+    // The finalizer may belong to another lb-linker with other labels and another target namespace.
     let belongs =
         |bound: &BlockedService| selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key);
     for bound in found.iter().filter(|bound| belongs(bound)) {
@@ -172,7 +170,7 @@ pub async fn scan(
     Ok(())
 }
 
-/// What the log says of them: no more than a screen of it.
+/// Returns the lines for the log, at most about one screen.
 fn lines(found: &[BlockedService]) -> Vec<String> {
     if found.is_empty() {
         return Vec::new();
@@ -224,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn log_names_each_with_its_command_up_to_one_screen() {
+    fn log_names_services_with_commands_up_to_a_limit() {
         assert!(lines(&[]).is_empty());
         let found: Vec<BlockedService> =
             (0..45).filter_map(|i| BlockedService::of(&service(&[FINALIZER], i % 2 == 0).metadata)).collect();
