@@ -1,4 +1,4 @@
-//! Wiring: what is started, in which order, and what stops what.
+//! Wiring: the order in which the parts start and stop.
 //!
 //! DNS outlives sync: the DNS listeners open before the first load balancer is known, a failed sync task is restarted,
 //! and only a dead DNS listener ends the process.

@@ -25,8 +25,8 @@ const FAILED: u8 = 1;
 /// The exit code for invalid flags and files.
 const BAD_INPUT: u8 = 2;
 
-/// The C library's allocator mixes small short-lived allocations with long-lived ones, and can't return the gaps to the
-/// system.
+/// jemalloc, because the C library's allocator mixes small short-lived allocations with long-lived ones, and can't
+/// return the gaps to the system.
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 

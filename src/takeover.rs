@@ -234,8 +234,8 @@ async fn persist<T, E, F: Future<Output = Result<T, E>>>(
     request().await
 }
 
-/// Returns the external targets that the earlier operator wrote and whose Service is gone or not selected, with the key
-/// of that Service.
+/// Returns the orphans: external targets that the earlier operator wrote for Services that are gone or not selected.
+/// Each has the key of its Service.
 async fn orphans(
     client: &Client,
     target_namespace: &str,

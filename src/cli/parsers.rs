@@ -27,7 +27,7 @@ pub(crate) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
 pub(crate) fn zone(text: &str) -> Result<Name, &'static str> {
     const WRONG: &str =
         "not a zone's name: letters, digits, hyphens and underscores, 1 to 63 between dots, 120 in all";
-    /// Leaves room for the name of a Service and of a namespace, with their length octets.
+    /// Leaves room for the names of a Service and of a namespace.
     const MAX_DOMAIN_LENGTH: usize = 120;
     let text = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);

@@ -22,7 +22,7 @@ pub struct HostnamePolicy {
     pub apexes: Vec<String>,
     /// Further annotations with DNS names, in addition to [`HOSTNAME`].
     pub hostname_annotations: Vec<String>,
-    /// The namespaces whose Services may request any name in the zones; `*` for all.
+    /// The namespaces in which Services may request any name in the zones; `*` for all.
     pub hostname_namespaces: BTreeSet<String>,
 }
 

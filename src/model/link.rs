@@ -80,7 +80,7 @@ pub struct Annotations {
     pub ttl: Option<u32>,
     /// Custom hostnames: absolute, lower-case, without the trailing dot; the first label may be `*`.
     pub hostnames: Box<[Box<str>]>,
-    /// The namespaces whose Services may refer to this one as their source or target; `*` for all.
+    /// The namespaces in which Services may refer to this one as their source or target; `*` for all.
     pub allow_from: Box<[Box<str>]>,
 }
 
@@ -155,7 +155,8 @@ impl fmt::Display for Target {
     }
 }
 
-/// When a link's addresses were last queried, for each family. Ignored by comparisons of links.
+/// When a link's addresses were last queried, for each family: in seconds since the start of the process, plus 1; 0 means
+/// never. Ignored by comparisons of links.
 #[derive(Debug, Default)]
 pub struct LastQueried([AtomicU32; 2]);
 
@@ -173,7 +174,7 @@ impl PartialEq for LastQueried {
 
 impl Eq for LastQueried {}
 
-/// The reference time of [`LastQueried`]. The value 0 means never.
+/// The reference time of [`LastQueried`] and [`Moment`].
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 impl LastQueried {

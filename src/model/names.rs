@@ -28,8 +28,8 @@ pub fn external_target(namespace: &str, service: &str) -> String {
     cut_with_hash(&whole, namespace, service, HASH_DIGITS[0])
 }
 
-/// Returns the alternative name of a link's external target, for a link whose default name belongs to another link: the
-/// same name with this number of digits of a hash of `namespace/service` at the end.
+/// Returns the alternative name of a link's external target, for the case that the default name belongs to another
+/// link: the same name with this number of digits of a hash of `namespace/service` at the end.
 #[must_use]
 pub fn external_target_hashed(namespace: &str, service: &str, digits: usize) -> String {
     cut_with_hash(&external_target_uncut(namespace, service), namespace, service, digits)

@@ -3,7 +3,6 @@
 //!
 //! A Service's status, and the cloud's DNS records for its hostname, must not lead clients to the cluster's own names,
 //! to the client's own host, or to another tenant's load balancer.
-//! client's own host, or to another tenant's load balancer.
 
 mod addresses;
 

@@ -113,14 +113,14 @@ pub async fn bound(
             .await
             .map_err(|source| ListError { what: in_place("Services", place), source: Box::new(source) })?;
     }
-    // Services whose deletion waits for the finalizer come first.
+    // Services with a blocked deletion come first.
     found.sort_by(|a, b| (Reverse(a.stuck), &a.key).cmp(&(Reverse(b.stuck), &b.key)));
     Ok(found)
 }
 
-/// Searches once for Services with the finalizer. If the finalizer isn't in use, logs these Services; with
-/// `--finalizer` (`is_ours`), adds those that aren't load balancers any more to the store, so that the reconciler
-/// removes their finalizer. Logs each kind of error once, and retries with backoff.
+/// Searches once for Services with the finalizer. Without `--finalizer`, logs these Services. With `--finalizer`
+/// (`is_ours`), adds the Services that aren't load balancers any more to the store, so that the reconciler removes
+/// their finalizer. Logs each kind of error once, and retries with backoff.
 ///
 /// # Errors
 /// Never; the type is that of a supervised task.

@@ -41,7 +41,7 @@ pub(super) struct RequiredPermission<'a> {
 /// How necessary a right is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Requirement {
-    /// Required with the current flags; names the folder whose manifests grant the right.
+    /// Required with the current flags; names the folder of the manifests that grant the right.
     Always(&'static str),
     /// Required only for an optional feature; describes the feature.
     Optional(&'static str),

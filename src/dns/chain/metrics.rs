@@ -157,7 +157,7 @@ pub struct ZoneMetrics {
     zone: String,
     counters: Arc<ShardedCounters>,
     /// The pairs of rcode and plugin of the counters from [`RESPONSES`] on, in order, and the counts of further pairs,
-    /// which occur only if upstreams invent rcodes.
+    /// which occur only with invented rcodes.
     responses: RwLock<(Vec<Response>, HashMap<Response, u64>)>,
 }
 
@@ -184,8 +184,8 @@ pub struct Counted {
 }
 
 impl ZoneMetrics {
-    /// Counts a question whose processing began at `since`. Returns the increments, so that a reuse of the answer can
-    /// be counted in the same way; `None` if the answer isn't reusable, or if there are too many pairs of rcode and
+    /// Counts a question; `since` is the start of its processing. Returns the increments, so that a reuse of the answer
+    /// can be counted in the same way; `None` if the answer isn't reusable, or if there are too many pairs of rcode and
     /// plugin.
     pub fn count(&self, counted: &Counted, since: Instant) -> Option<MetricDeltas> {
         let by_tcp = usize::from(counted.protocol != Protocol::Udp);

@@ -72,7 +72,7 @@ impl Request {
         wire_length(&self.reply(""), &self.query) + self.edns.as_ref().map_or(0, |_| OPT)
     }
 
-    /// Returns the client whose quota the look-ups of this request use. The client's address is already unmapped.
+    /// Returns the client that the look-ups of this request are charged to. The client's address is already unmapped.
     #[must_use]
     pub fn account(&self) -> IpAddr {
         if self.is_own() { INTERNAL_ADDRESS } else { self.client.ip() }
@@ -138,5 +138,5 @@ impl Request {
     }
 }
 
-/// The address that lb-linker's own look-ups are counted for. No packet has this source address.
+/// The address that lb-linker's own look-ups are charged to. No packet has this source address.
 pub(crate) const INTERNAL_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

@@ -10,7 +10,7 @@ pub(crate) fn split(net: IpNet) -> impl Iterator<Item = IpNet> {
     net.trunc().subnets(length).into_iter().flatten()
 }
 
-/// Returns the reverse name of a network whose prefix ends at a label boundary.
+/// Returns the reverse name of a network; its prefix must end at a label boundary.
 pub(crate) fn arpa(net: IpNet) -> Name {
     let labels = net.prefix_len() / label_bits(net);
     // The first two labels are those of `in-addr.arpa` or `ip6.arpa`.

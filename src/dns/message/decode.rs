@@ -17,7 +17,7 @@ const SHORTEST: usize = 16;
 /// Owner and type of an OPT record (RFC 6891 section 6.1.2).
 const OPT: [u8; 3] = [0, 0, 41];
 
-/// Decodes a message whose question ends at `question_end`; `None` if the message is malformed.
+/// Decodes a message with a question that ends at `question_end`; `None` if the message is malformed.
 #[must_use]
 pub fn decode(message: &[u8], question_end: usize) -> Option<Message> {
     addresses(message, question_end).or_else(|| Message::from_vec(message).ok())

@@ -36,7 +36,7 @@ pub fn max_records(bytes: u16) -> usize {
 
 /// The key of a query: queries with equal keys share one answer and one query to an upstream.
 ///
-/// AD isn't part of the key: it says what the client understands, and is set in all queries to upstreams.
+/// AD isn't part of the key: it only shows what the client understands, and is set in all queries to upstreams.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct QueryKey(
     /// Type, class and flags, followed by the name: one slice is hashed faster than separate fields.

@@ -28,7 +28,7 @@ pub struct Validity {
     pub kept: Vec<CacheEntryRef>,
     /// The clients that may get the answer: those in every one of the scopes.
     pub clients: Vec<ClientScope>,
-    /// The records whose TTL counts down; the TTLs of all other records are constant.
+    /// The records with a TTL that counts down; the TTLs of all other records are constant.
     pub countdown: Vec<TtlCountdown>,
     /// The record with the serial of a zone of links.
     pub serial: Option<Serial>,
@@ -71,7 +71,7 @@ pub enum Section {
     Additional,
 }
 
-/// Records whose TTL counts down.
+/// Records with a TTL that counts down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TtlCountdown {
     /// The section of the records.
@@ -86,7 +86,7 @@ pub struct TtlCountdown {
     pub cap: u32,
 }
 
-/// The SOA record of a zone of links, whose serial is that of the store.
+/// The SOA record of a zone of links. Its serial is that of the store.
 #[derive(Clone, Debug)]
 pub struct Serial {
     /// The section of the record.

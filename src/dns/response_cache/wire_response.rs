@@ -123,8 +123,8 @@ impl WireResponse {
         self.repeat.clients.iter().all(|clients| (clients.0)(client))
     }
 
-    /// Writes the answer to a question whose name has `name_length` bytes on the wire. Returns its length in bytes;
-    /// `None` if `out` is too small.
+    /// Writes the answer to a question with a name of `name_length` bytes in wire form. Returns the length of the
+    /// answer in bytes; `None` if `out` is too small.
     pub fn write(
         &self,
         question: &[u8],

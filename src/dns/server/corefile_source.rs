@@ -25,8 +25,8 @@ pub(crate) struct LoadedCorefile {
     blocks: Vec<BlockSource>,
 }
 
-/// Returns a position as the beginning of an error message; empty for the built-in Corefile, whose lines the user
-/// doesn't see.
+/// Returns a position as the beginning of an error message; empty for the built-in Corefile, because the user doesn't
+/// see its lines.
 pub(crate) fn at(place: &Position) -> String {
     if place.file.as_os_str() == BUILT_IN {
         return String::new();

@@ -1,4 +1,4 @@
-//! The schedule of attempts for one query: which upstream is asked, and when.
+//! The schedule of attempts for one query: the order and the times in which upstreams are queried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use tokio::time::Instant;
 use super::error::{ExchangeError, ExchangeProgress, Operation};
 use super::health::Upstream;
 
-/// How long an upstream may be silent before the next one is asked as well.
+/// How long an upstream may be silent before the next one is queried as well.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(500);
 /// The minimum duration of a round through the upstreams, which matters if all upstreams refuse at once.
 const MIN_ROUND_DURATION: Duration = Duration::from_millis(100);
 
-/// The upstreams in the order in which they are asked, repeated as long as attempts are left.
+/// The upstreams in the order in which they are queried, repeated as long as attempts are left.
 #[derive(Debug)]
 pub(crate) struct AttemptSchedule {
     upstreams: SmallVec<[(Arc<Upstream>, AttemptState); 2]>,
@@ -37,7 +37,7 @@ pub(crate) struct AttemptSchedule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AttemptState {
     Free,
-    /// Being asked; a second concurrent query would be of no use.
+    /// A query to the upstream is pending; a second one would be of no use.
     Asked,
     /// The upstream has answered.
     Answered,
@@ -81,7 +81,7 @@ impl AttemptSchedule {
         }
     }
 
-    /// Returns the next attempt; `None` if no attempt is left, or if the next upstream is still being asked.
+    /// Returns the next attempt; `None` if no attempt is left, or if a query to the next upstream is still pending.
     pub(crate) fn next(&self) -> Option<NextAttempt> {
         let number = self.upstreams.len();
         if self.failed + self.waiting.len() >= self.attempts {
@@ -128,7 +128,7 @@ impl AttemptSchedule {
             self.failed += usize::from(outcome.is_err());
             self.next = now;
         }
-        // An error of an upstream says more than the lack of a socket for another attempt.
+        // An error of an upstream is more informative than the lack of a socket for another attempt.
         let tells = |trouble: &ExchangeError| self.why.is_none() || !trouble.is_shortage();
         match outcome {
             Ok(answer) => return Some(answer),
@@ -138,7 +138,7 @@ impl AttemptSchedule {
         None
     }
 
-    /// Returns whether no upstream was asked because there was no socket.
+    /// Returns whether no upstream was queried because there was no socket.
     pub(crate) fn lack_sockets(&self) -> bool {
         self.why.as_ref().is_some_and(ExchangeError::is_shortage)
     }

@@ -16,7 +16,7 @@ use crate::dns::upstream::stream_pool::StreamConnection;
 /// The options for queries to upstreams.
 #[derive(Clone, Debug)]
 pub struct ForwardOptions {
-    /// The order in which upstreams are asked.
+    /// The order in which upstreams are queried.
     pub policy: SelectionPolicy,
     /// The number of consecutive failed health checks above which an upstream is down; 0 for never.
     pub max_fails: u32,

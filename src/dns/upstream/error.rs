@@ -104,7 +104,7 @@ impl ExchangeProgress {
 }
 
 impl ExchangeError {
-    /// Returns whether the cause is a lack of sockets, which says nothing about the upstream.
+    /// Returns whether the cause is a lack of sockets, which isn't a failure of the upstream.
     pub(crate) fn is_shortage(&self) -> bool {
         is_shortage(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
     }
@@ -147,7 +147,7 @@ pub enum ForwardError {
         /// The number of look-ups that this client holds.
         own: usize,
     },
-    /// No upstream was asked, because the limit of sockets is reached.
+    /// No query was sent, because the limit of sockets is reached.
     #[error(
         "no socket to an upstream is free for this client (all sockets to upstreams: 60 % of RLIMIT_NOFILE)"
     )]

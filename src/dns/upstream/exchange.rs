@@ -29,7 +29,7 @@ use crate::dns::message::query::QueryKey;
 use crate::dns::upstream::endpoint::Transport;
 
 /// How long an upstream may be silent before a health check starts. Shorter than the time after which the next upstream
-/// is asked, since the answer of that upstream would end this attempt.
+/// is queried, since the answer of that upstream would end this attempt.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_millis(400);
 /// The pause before the first retransmission of a datagram; it doubles with each retransmission.
 const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
@@ -88,7 +88,7 @@ pub(crate) async fn exchange(
         }),
         Err(trouble) => {
             debug!("upstream {}: {trouble}", upstream.endpoint);
-            // A lack of sockets says nothing about the upstream.
+            // A lack of sockets isn't a failure of the upstream.
             if !trouble.is_shortage() {
                 upstream.suspect();
             }
@@ -180,7 +180,7 @@ impl Attempt<'_> {
     async fn ask(&self) -> Result<Message, ExchangeError> {
         let answer = self.ask_once(true, self.times.begun).await?;
         let rcode = answer.metadata.response_code;
-        // RFC 6891 section 6.2.2: a server without support for EDNS is asked again without EDNS.
+        // RFC 6891 section 6.2.2: a server without support for EDNS gets the query again without EDNS.
         if matches!(rcode, ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADVERS) {
             drop(answer);
             return Box::pin(self.ask_once(false, Instant::now())).await;
@@ -260,7 +260,8 @@ impl Attempt<'_> {
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
             while let Ok(Some(reply)) = self.timeout_late(repeat, tries.next()).await {
-                // A failed socket says nothing about the waiting ones, and a reused socket nothing about new ones.
+                // The failure of a socket doesn't affect the waiting ones, and that of a reused socket doesn't affect
+                // new ones.
                 if reply.is_ok() || tries.is_empty() && !was_open {
                     return reply.map_err(|error| reading.failed(error));
                 }

@@ -44,7 +44,7 @@ pub struct UpstreamGroup {
     refusals: RefusedLookups,
 }
 
-/// Upstreams in the order in which they are asked.
+/// Upstreams in the order in which they are queried.
 type UpstreamOrder = SmallVec<[Arc<Upstream>; 2]>;
 
 impl UpstreamGroup {
@@ -106,8 +106,9 @@ impl UpstreamGroup {
     }
 
     /// Sends the query to one upstream, and to another one as soon as an upstream has failed or is silent for half a
-    /// second. The sockets use the quota of `client`. For a client, the first answer whose rcode isn't in `failover` is
-    /// returned; for a target the first good answer, and an error only if no better answer can come any more.
+    /// second. The sockets use the quota of `client`. For a client, the first answer with an rcode that isn't in
+    /// `failover` is returned; for a target the first good answer, and an error only if no better answer can come any
+    /// more.
     ///
     /// # Errors
     /// If no upstream has answered in time.
@@ -215,7 +216,7 @@ impl UpstreamGroup {
         Ok((up, attempts.min(all.len())))
     }
 
-    /// Returns whether no other upstream has to be asked.
+    /// Returns whether no other upstream has to be queried.
     fn will_do(&self, answer: &Message, purpose: LookupOrigin) -> bool {
         match purpose {
             LookupOrigin::Chase => worth(answer) > 2,
@@ -230,8 +231,8 @@ fn betters(answer: &Message, before: Option<&Message>, purpose: LookupOrigin) ->
     purpose != LookupOrigin::Chase || worth(answer) > before.map_or(0, worth)
 }
 
-/// Ranks an answer by its rcode: SERVFAIL says more about the name than other errors. Another server may have a better
-/// answer than any error.
+/// Ranks an answer by its rcode: SERVFAIL is more informative about the name than other errors. Another server may have
+/// a better answer than any error.
 fn worth(answer: &Message) -> u8 {
     match answer.metadata.response_code {
         // YXDOMAIN: a DNAME makes a name too long (RFC 6672 section 2.2).

@@ -101,7 +101,7 @@ impl Upstream {
         question.recursion_desired = self.check.recursion_desired;
         let pong = ping(self, &question.key(), Instant::now() + CHECK_TIMEOUT).await;
         if pong.as_ref().is_err_and(ExchangeError::is_shortage) {
-            // The upstream wasn't asked.
+            // The query wasn't sent.
             return false;
         }
         let was_down = self.is_down();

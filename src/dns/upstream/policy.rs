@@ -1,10 +1,10 @@
-//! The order in which upstreams are asked.
+//! The order in which upstreams are queried.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rand::seq::SliceRandom;
 
-/// The order in which upstreams are asked, CoreDNS's option `policy`.
+/// The order in which upstreams are queried, CoreDNS's option `policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SelectionPolicy {
     /// A random order for each query.

@@ -34,8 +34,8 @@ struct CacheShard<V> {
 }
 
 impl<V: Clone> ShardedCache<V> {
-    /// Returns an empty map for at most `capacity` entries and `bytes` bytes; its limits are lower where entries are
-    /// unevenly distributed.
+    /// Returns an empty map for at most `capacity` entries and `bytes` bytes, and for less if the entries are unevenly
+    /// distributed over the shards.
     pub(crate) fn new(capacity: usize, bytes: usize) -> Self {
         let shards = (capacity / INITIAL_SHARD_CAPACITY).clamp(1, SHARDS);
         let shard = || Mutex::new(CacheShard { values: IndexMap::new(), bytes: 0 });

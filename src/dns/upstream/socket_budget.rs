@@ -94,7 +94,7 @@ impl SocketBudget {
 }
 
 impl SocketQuota {
-    /// Returns the permit for the first socket of an attempt.
+    /// Returns the permit for a socket without which the query can't be sent.
     ///
     /// # Errors
     /// [`NoSocket`] if the limit is reached.

@@ -34,7 +34,7 @@ const IPV6: [(Ipv6Net, &str); 7] = [
 
 const CLOUD: &str = "cloud metadata";
 
-/// NAT64 prefixes, whose last 32 bits are an IPv4 address: RFC 6052 section 2.1, RFC 8215.
+/// NAT64 prefixes; the last 32 bits of an address are an IPv4 address (RFC 6052 section 2.1, RFC 8215).
 const NAT64: [Ipv6Net; 2] =
     [ipv6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96), ipv6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48)];
 /// The 6to4 prefix, which is followed by the 32 bits of an IPv4 address (RFC 3056 section 2).

@@ -131,7 +131,7 @@ impl Session {
                 read = self.input.fill(&mut reader), if reading => self.open = read? > 0,
                 written = self.output.write(&mut writer), if !self.output.is_empty() => written?,
                 Some(answered) = self.waiting.join_next() => {
-                    // A question whose processing panicked gets no answer.
+                    // A question gets no answer if its processing panicked.
                     self.answered(answered.unwrap_or(Ok(None))?);
                 }
                 () = &mut alarm, if deadline.is_some() => {

@@ -97,7 +97,7 @@ pub(super) struct WriteHalf {
     size: usize,
 }
 
-/// Answers that are written together: a batch ends with the answer that makes it exceed [`BATCH_BYTES`]. The write
+/// Answers that are written together: a batch ends with the answer that makes it reach [`BATCH_BYTES`]. The write
 /// timeout thus applies to one large answer, or to a number of small ones.
 #[derive(Debug, Default)]
 struct WriteBatch {

@@ -265,7 +265,7 @@ pub(super) fn queued_bytes(socket: BorrowedFd<'_>) -> usize {
     if result == 0 { usize::try_from(queued).unwrap_or(0) } else { 0 }
 }
 
-/// Returns an address that can be answered, whose port isn't 0.
+/// Returns the address, if it can be answered: its port must not be 0.
 fn address(peer: &libc::sockaddr_storage, length: libc::socklen_t) -> Option<SocketAddr> {
     let (peer, length) = (ptr::from_ref(peer), length as usize);
     // SAFETY: the family determines the type, and the length is checked; a storage is aligned for all families.
@@ -289,7 +289,7 @@ fn address(peer: &libc::sockaddr_storage, length: libc::socklen_t) -> Option<Soc
 }
 
 /// Writes the source address of an answer into the control message of a header, and returns the message's length. The
-/// routes determine the interface, except for link-local peers, whose address contains the interface.
+/// routes determine the interface, except for link-local peers: their addresses contain the interface.
 ///
 /// # Safety
 /// The control buffer of the header must have room for [`CONTROL_BYTES`] bytes.

@@ -17,9 +17,9 @@ const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
 const NLM_F_DUMP: u16 = 0x300;
 const NDA_DST: u16 = 1;
-/// The state of an entry whose link-layer address is being resolved.
+/// The state of an entry while its link-layer address is being resolved.
 pub(super) const INCOMPLETE: u16 = 0x1;
-/// The state of an entry whose link-layer address couldn't be resolved.
+/// The state of an entry after its link-layer address couldn't be resolved.
 pub(super) const FAILED: u16 = 0x20;
 /// The states of an entry with a link-layer address.
 pub(super) const RESOLVED: u16 = 0xde;

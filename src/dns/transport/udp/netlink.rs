@@ -59,7 +59,7 @@ pub(super) fn message(kind: u16, flags: u16, content: &[u8]) -> Vec<u8> {
     [&length.to_ne_bytes()[..], &kind, &[0; 8], content].concat()
 }
 
-/// Returns an attribute whose value has a multiple of four bytes.
+/// Returns an attribute. The length of the value must be a multiple of four bytes.
 pub(super) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let length = (ATTRIBUTE + value.len()) as u16;
     [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat()

@@ -34,7 +34,7 @@ fn connection(stop: &CancellationToken) -> Connection {
     Connection { client: CLIENT, local: None, limits, handler, place, stop: stop.clone() }
 }
 
-/// Returns a connection whose two ends each buffer this many bytes.
+/// Returns a connection with two ends that each buffer this many bytes.
 fn connected(bytes: usize) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
     limited(bytes, ConnectionLimits::default())
 }
@@ -451,7 +451,7 @@ fn handshaking(limits: ConnectionLimits) -> (DuplexStream, JoinHandle<io::Result
 async fn a_handshake_that_does_not_end_is_cut_off_after_5_seconds() {
     let (mut client, serving, _stop) = handshaking(ConnectionLimits::default());
     let start = Instant::now();
-    // The header of a handshake record (RFC 8446 section 5.1) whose body never comes.
+    // The header of a handshake record (RFC 8446 section 5.1) without the body.
     client.write_all(&[22, 3, 1, 1, 0]).await.unwrap();
     assert!(is_timeout(serving.await.unwrap()));
     assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
