@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_100_names_count_and_the_rest_is_one_complaint() {
+    fn names_after_the_first_100_are_one_rejection() {
         let names: Vec<String> = (0..14_000).map(|i| format!("n{i}.default.lb.internal")).collect();
         let (granted, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: names.join(",")}));
         assert_eq!(granted, names[..100].iter().map(|name| Box::from(&**name)).collect::<Vec<Box<str>>>());
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_of_invalid_names_are_one_short_complaint() {
+    fn thousands_of_invalid_names_are_one_short_rejection() {
         let names: Vec<String> = (0..14_000).map(|i| format!("{i}\u{1b}[2J.example\n")).collect();
         let (granted, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: names.join(",")}));
         let [complaint] = &unusable[..] else { panic!("{unusable:?}") };

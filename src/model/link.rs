@@ -155,8 +155,8 @@ impl fmt::Display for Target {
     }
 }
 
-/// When a link's addresses were last queried, for each family: in seconds since the start of the process, plus 1; 0 means
-/// never. Ignored by comparisons of links.
+/// When a link's addresses were last queried, for each family: in seconds since the start of the process, plus 1; 0
+/// means never. Ignored by comparisons of links.
 #[derive(Debug, Default)]
 pub struct LastQueried([AtomicU32; 2]);
 

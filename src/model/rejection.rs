@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complaint_has_three_examples_and_a_count() {
+    fn rejection_has_three_examples_and_a_count() {
         let mut complaint = Rejection::new(RejectedField::Hostname, "the annotation");
         assert_eq!(complaint.clone().into_complaint(), None);
         complaint.refuse("a", "no");

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn only_services_with_the_earlier_finalizer_are_bound() {
+    fn only_services_with_the_finalizer_are_found() {
         assert_eq!(BlockedService::of(&service(&[], true).metadata), None);
         assert_eq!(BlockedService::of(&service(&["lb-linker/other"], true).metadata), None);
         let bound = BlockedService::of(&service(&["a/b", FINALIZER, "c/d"], true).metadata).unwrap();

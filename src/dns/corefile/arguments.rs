@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_written_as_in_go() {
+    fn durations_are_parsed_as_in_go() {
         for (text, millis) in [
             ("0", Some(0)),
             ("5s", Some(5000)),

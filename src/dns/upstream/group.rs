@@ -253,7 +253,7 @@ mod tests {
     use crate::dns::message::query::UpstreamQuery;
 
     #[tokio::test(start_paused = true)]
-    async fn the_next_upstream_is_asked_half_a_second_after_a_silent_one() {
+    async fn next_upstream_is_queried_500_ms_after_a_silent_one() {
         let bind = async || UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let (silent, next) = (bind().await, bind().await);
         let endpoint = |of: &UdpSocket| UpstreamEndpoint {

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn address_is_limited_when_two_looks_in_a_row_find_it() {
+    fn address_is_limited_after_two_checks_in_a_row() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         let other = IpAddr::from([192, 0, 2, 2]);
         let is_limited = |address, at| !unreachable.admits(address, at, || true, known);
