@@ -34,15 +34,12 @@ const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1
 const PROGRESS: usize = 500;
 /// The number of external targets in one command, so that a shell accepts the line and users can read it.
 const PER_COMMAND: usize = 20;
-/// The hint for a missing right.
 const RIGHTS: &str = "deploy/takeover/ has the rights for it";
 
-/// The result of the takeover.
 #[derive(Debug, Default)]
 pub struct TakeoverReport {
     /// Lines for the user, in order.
     pub lines: Vec<String>,
-    /// The failures and their reasons.
     pub problems: Vec<String>,
 }
 
@@ -156,7 +153,6 @@ async fn free_all(
 enum Freed {
     /// The Service exists, without the finalizer.
     Free,
-    /// The Service is deleted.
     Deleted,
     /// The finalizer is removed, but other finalizers still block the deletion.
     HeldBy(Vec<String>),

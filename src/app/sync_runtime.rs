@@ -40,7 +40,6 @@ impl SyncRuntime {
         opened.await.unwrap_or_else(|error| Err(RunError::Thread(error.into())))
     }
 
-    /// Returns the handle that spawns tasks on the sync thread.
     pub(super) fn runtime(&self) -> &Handle {
         &self.runtime
     }

@@ -34,7 +34,6 @@ use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source_annotation;
 use crate::takeover::finalizers;
 
-/// The source of links.
 pub(super) enum SyncSource {
     Cluster {
         client: kube::Client,
@@ -307,7 +306,6 @@ struct ShutdownOrder {
     writers: TaskTracker,
     /// Cancelled when the writers have stopped.
     written: CancellationToken,
-    /// The tasks that send Events.
     senders: TaskTracker,
     /// Cancelled when the senders have stopped, too.
     told: CancellationToken,

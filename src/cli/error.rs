@@ -10,7 +10,6 @@ pub enum InputError {
     /// The combination of the flags is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A client of the cluster can't be created.
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error("--{flag} {source}")]
@@ -19,7 +18,6 @@ pub enum InputError {
         flag: &'static str,
         source: DirectoryError,
     },
-    /// A manifest can't be parsed.
     #[error("{0}")]
     Manifest(String),
     #[error(transparent)]

@@ -58,7 +58,6 @@ pub(crate) fn net(text: &str) -> Result<IpNet, &'static str> {
         .map_err(|_| "not a network such as 192.0.2.0/24 or 2001:db8::/32")
 }
 
-/// Parses the key of an annotation.
 pub(crate) fn annotation(text: &str) -> Result<String, &'static str> {
     if is_label_key(text) {
         Ok(text.to_owned())
@@ -72,7 +71,6 @@ pub(crate) fn namespace_or_all(text: &str) -> Result<String, &'static str> {
     if text == "*" { Ok(text.to_owned()) } else { dns_label(text) }
 }
 
-/// Parses a number, or `unlimited`.
 pub(crate) fn max_deletes(text: &str) -> Result<MaxDeletes, &'static str> {
     if text == "unlimited" {
         return Ok(MaxDeletes::Unlimited);
@@ -111,7 +109,6 @@ pub(crate) fn object_name(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Parses the name of an instance.
 pub(crate) fn instance(text: &str) -> Result<String, &'static str> {
     if is_name(text) {
         Ok(text.to_owned())

@@ -7,7 +7,6 @@ use kube::core::{Expression, Selector};
 /// The error message, with an example of the syntax.
 const GRAMMAR: &str = "not a label selector such as app=web,tier!=db,env in (a,b),!legacy";
 
-/// Parses a label selector.
 pub(crate) fn selector(text: &str) -> Result<Selector, &'static str> {
     let mut rest = text.trim();
     let mut expressions = Vec::new();

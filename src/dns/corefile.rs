@@ -36,7 +36,6 @@ impl fmt::Display for CorefileError {
 impl std::error::Error for CorefileError {}
 
 impl Position {
-    /// Returns an error at this position.
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
         CorefileError { place: self.clone(), message: message.into() }

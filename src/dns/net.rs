@@ -9,7 +9,6 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
-/// The transport of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Udp,

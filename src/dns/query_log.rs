@@ -25,11 +25,9 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the shutdown waits for the last lines to be written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The format of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineFormat {
     Text,
-    /// One JSON object per line.
     Json,
 }
 
@@ -37,7 +35,6 @@ pub enum LineFormat {
 #[derive(Clone, Debug)]
 pub struct QueryLog(Arc<LogState>);
 
-/// The queued lines.
 #[derive(Debug)]
 pub struct LineQueue {
     receiver: Receiver<QueueEntry>,
@@ -52,20 +49,14 @@ pub struct LogWriter {
     shared: Arc<LogState>,
 }
 
-/// The severity of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// For debugging.
     Debug,
-    /// Normal operation.
     Info,
-    /// A possible problem.
     Warning,
-    /// A problem.
     Error,
 }
 
-/// A field of a JSON line.
 pub type JsonField = (&'static str, Value);
 
 #[derive(Debug)]
@@ -223,7 +214,6 @@ impl LineQueue {
         }
     }
 
-    /// Removes and returns the queued lines.
     #[cfg(test)]
     pub(crate) fn take(&self) -> Vec<String> {
         let lines = self.receiver.try_iter().filter_map(|entry| match entry {

@@ -30,7 +30,6 @@ const MAX_CLOCK_STEPS: usize = 64;
 /// The interval at which hits are reported to the entry of the plugin `cache`.
 const HIT_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The capacity of a response cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
     /// The number of sets of four answers, a power of two.
@@ -93,7 +92,6 @@ struct ThreadDeltas {
 }
 
 impl ResponseCache {
-    /// Returns an empty cache.
     #[must_use]
     pub fn new(room: Capacity) -> Self {
         debug_assert!(room.sets.is_power_of_two(), "{room:?}");
@@ -234,7 +232,6 @@ impl ResponseCache {
     }
 }
 
-/// Returns the index of the set for a key.
 #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
 fn place_of(hasher: &RandomState, key: &[u8], sets: usize) -> usize {
     hasher.hash_one(key) as usize & (sets - 1)

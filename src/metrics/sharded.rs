@@ -70,7 +70,6 @@ impl LocalCounters {
 }
 
 impl ShardedCounters {
-    /// Returns `number` counters with the value 0.
     #[must_use]
     pub fn new(number: usize) -> Self {
         Self { shared: LocalCounters::new(number), own: Mutex::default() }
@@ -138,7 +137,6 @@ impl ShardedCounterVec {
         Ok(counters)
     }
 
-    /// Returns the counter with these label values.
     #[must_use]
     pub fn with(&self, values: &[&str]) -> Arc<ShardedCounters> {
         let values: Vec<String> = values.iter().map(ToString::to_string).collect();
@@ -174,7 +172,6 @@ pub fn desc(name: &str, help: &str, labels: &[&str]) -> Result<Desc, prometheus:
     Desc::new(name.to_owned(), help.to_owned(), labels, HashMap::new())
 }
 
-/// Returns the labels of a metric with these values.
 #[must_use]
 pub fn labelled(desc: &Desc, values: &[impl AsRef<str>]) -> Vec<LabelPair> {
     let pair = |(name, value): (&String, &dyn AsRef<str>)| {
@@ -189,7 +186,6 @@ pub fn labelled(desc: &Desc, values: &[impl AsRef<str>]) -> Vec<LabelPair> {
     labels
 }
 
-/// Returns a counter metric with its value.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "Prometheus knows floating-point numbers alone")]
 pub fn counted(labels: Vec<LabelPair>, count: u64) -> Metric {

@@ -8,9 +8,7 @@ use std::fmt::Write;
 const MAX_VALUE_BYTES: usize = 100;
 /// The maximum size of a sentence, in bytes.
 const MAX_SENTENCE_BYTES: usize = 600;
-/// The maximum number of list items.
 const MAX_EXAMPLES: usize = 3;
-/// The mark for omitted text.
 const MORE: &str = "…";
 
 /// A text that [`fmt::Display`] shortens and escapes.

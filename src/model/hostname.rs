@@ -14,7 +14,6 @@ pub struct Hostname(
 );
 
 impl Hostname {
-    /// Returns the host name as a [`Name`].
     #[must_use]
     pub fn name(&self) -> Name {
         // The labels are those of a valid name.

@@ -16,7 +16,6 @@ pub const HOSTNAME: &str = "linker.hsj.com/hostname";
 /// The policy for targets and requested DNS names.
 #[derive(Clone, Debug, Default)]
 pub struct HostnamePolicy {
-    /// The policy for targets.
     pub targets: TargetPolicy,
     /// The labels below the zones that are reserved for the zones' own records; empty means [`names::RESERVED_LABEL`].
     pub apexes: Vec<String>,

@@ -21,7 +21,6 @@ pub(crate) const NEVER: i64 = i64::MAX;
 /// The rank of a link whose Service has no creation time: only its name counts.
 pub(crate) const UNKNOWN: i64 = i64::MIN;
 
-/// A port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
@@ -178,7 +177,6 @@ impl Eq for LastQueried {}
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 impl LastQueried {
-    /// Records a query for addresses of a family.
     pub fn note(&self, family: IpFamily) {
         self.note_at(family, Instant::now());
     }
@@ -233,7 +231,6 @@ impl From<Moment> for Instant {
     }
 }
 
-/// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
     /// The Service exists, and its target is known or still pending.

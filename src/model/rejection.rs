@@ -11,13 +11,10 @@ pub const MAX_ENTRY_BYTES: usize = 253;
 /// The maximum number of examples in a rejection.
 const MAX_EXAMPLES: usize = 3;
 
-/// The subject of a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectedField {
     Target,
-    /// A requested DNS name.
     Hostname,
-    /// Another field.
     Other,
 }
 
@@ -28,7 +25,6 @@ pub struct Rejection {
     field: String,
     /// Rejected values as they are displayed, and the reason for each.
     examples: Vec<(String, String)>,
-    /// The number of rejected values.
     refused: usize,
     /// The number of ignored entries, and the text of the limit.
     ignored: (usize, &'static str),
@@ -41,7 +37,6 @@ impl Rejection {
         Self { subject, field: field.into(), examples: Vec::new(), refused: 0, ignored: (0, "") }
     }
 
-    /// Adds a rejected value.
     pub fn refuse(&mut self, text: &str, why: &str) {
         self.refused += 1;
         if self.examples.len() < MAX_EXAMPLES {
@@ -54,13 +49,11 @@ impl Rejection {
         self.ignored = (entries, limit);
     }
 
-    /// Returns whether there is a rejected value.
     #[must_use]
     pub fn refuses(&self) -> bool {
         self.refused > 0
     }
 
-    /// Returns the rejection, unless it is empty.
     #[must_use]
     pub fn into_complaint(self) -> Option<Self> {
         (self.refused > 0 || self.ignored.0 > 0).then_some(self)

@@ -32,7 +32,6 @@ impl ServiceKey {
         self.parts().1
     }
 
-    /// Returns the namespace and the name.
     #[must_use]
     pub fn parts(&self) -> (&str, &str) {
         // Every key contains the separator.

@@ -30,7 +30,6 @@ const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::f
 /// How long the search is delayed for the lists that DNS waits for: it reads all Services a second time.
 const MANIFEST_PRECEDENCE_WAIT: Duration = Duration::from_secs(10);
 
-/// A Service with the finalizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedService {
     pub key: ServiceKey,
@@ -40,7 +39,6 @@ pub struct BlockedService {
     pub stuck: bool,
     /// The other finalizers of the Service.
     pub others: Vec<String>,
-    /// The labels of the Service.
     pub labels: BTreeMap<String, String>,
 }
 

@@ -29,13 +29,11 @@ use crate::metrics::Metrics;
 pub struct Handler {
     /// The server that answers; a reload replaces it.
     pub server: ArcSwap<Server>,
-    /// The address of the listener.
     pub bound: SocketAddr,
     pub metrics: Arc<Metrics>,
     pub report: Arc<ServerMetrics>,
 }
 
-/// An encoded reply.
 #[derive(Debug)]
 pub struct EncodedReply {
     pub bytes: Vec<u8>,

@@ -38,7 +38,6 @@ const COUNTERS: usize = RESPONSES + MAX_RESPONSES;
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
 const FAMILIES: [&str; 2] = ["1", "2"];
 
-/// The counters of questions and answers.
 #[derive(Debug)]
 pub struct ServerMetrics {
     all_zones: AllZoneMetrics,
@@ -166,7 +165,6 @@ type Response = (ResponseCode, &'static str);
 /// The counted properties of a question and its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Counted {
-    /// The transport of the question.
     pub protocol: Protocol,
     pub is_ipv6: bool,
     pub qtype: RecordType,

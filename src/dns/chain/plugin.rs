@@ -71,7 +71,6 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
     fn restart(&self) {}
 }
 
-/// The result of a request.
 pub type PluginResult = Result<Reply, PluginError>;
 
 /// The reason why a request has no answer.

@@ -21,11 +21,9 @@ pub(crate) const INTERNAL_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Ad
 /// A question and its context in the plugin chain.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The server that received the question.
     pub server: Arc<Server>,
     /// The zone of the server block that answers.
     pub zone: Name,
-    /// The counters of the zone.
     pub zone_metrics: Arc<ZoneMetrics>,
     pub client: SocketAddr,
     /// The local address that received the question.
@@ -45,7 +43,6 @@ pub struct Request {
     pub depth: usize,
 }
 
-/// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To answer a client.
@@ -84,7 +81,6 @@ impl Request {
         self.client == INTERNAL_CLIENT
     }
 
-    /// Returns the counted properties of the request and its answer.
     #[must_use]
     pub fn counted(&self, reply: &Reply) -> Counted {
         Counted {
@@ -123,7 +119,6 @@ impl Request {
         }
     }
 
-    /// Returns the query for the upstreams.
     #[must_use]
     pub fn question(&self) -> UpstreamQuery {
         UpstreamQuery {

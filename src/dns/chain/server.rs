@@ -84,7 +84,6 @@ impl ServedZone {
     }
 }
 
-/// The purpose of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookUp {
     /// To answer a client's question.
@@ -268,7 +267,6 @@ impl Server {
         plugins.filter_map(|(plugin, query)| plugin.clients(request, &query)).collect()
     }
 
-    /// Returns the plugins of all blocks.
     pub fn plugins(&self) -> impl Iterator<Item = &Arc<dyn Plugin>> {
         self.blocks().flat_map(|(_, block)| &block.plugins)
     }

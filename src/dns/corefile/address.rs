@@ -9,7 +9,6 @@ use super::{CorefileError, Token};
 use crate::dns::message::arpa::reverse_origins;
 use crate::dns::message::presentation::parse_name;
 
-/// The transport of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scheme {
     /// UDP and TCP.

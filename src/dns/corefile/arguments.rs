@@ -42,14 +42,12 @@ pub(crate) fn fault(error: &regex::Error) -> String {
 // === impl Directive ===
 
 impl Directive {
-    /// Returns the position of the directive.
     #[must_use]
     pub fn place(&self) -> &Position {
         // A directive has at least one token.
         &self.tokens[0].place
     }
 
-    /// Returns an error at the position of the directive.
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
         self.place().error(message)
@@ -139,7 +137,6 @@ impl Directive {
         self.tokens[0].needs(what)
     }
 
-    /// Returns an error for an unknown option.
     #[must_use]
     pub fn unknown(&self, plugin: &str, known: &[&str]) -> CorefileError {
         self.error(format!("{plugin} has no option {:?}; it has {}", self.name(), known.join(", ")))
@@ -159,7 +156,6 @@ impl Directive {
 // === impl Token ===
 
 impl Token {
-    /// Returns an error at the position of the token.
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
         self.place.error(message)

@@ -13,7 +13,6 @@ const MAX_DEPTH: usize = 32;
 /// The maximum number of imports: a Corefile that exceeds it imports itself.
 const MAX_IMPORTS: usize = 1000;
 
-/// A server block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSource {
     /// The addresses of the block as written, with scheme and port.
@@ -47,9 +46,7 @@ impl Directive {
 
 /// Access to the environment and to imported files.
 pub struct FileSources<'a> {
-    /// Returns the value of an environment variable.
     pub variable: &'a (dyn Fn(&str) -> Option<String> + Sync),
-    /// Returns the text of a file.
     pub read: &'a (dyn Fn(&Path) -> std::io::Result<String> + Sync),
     /// Returns the files that match a pattern with `*` and `?`, in order.
     pub glob: &'a (dyn Fn(&Path) -> Vec<PathBuf> + Sync),

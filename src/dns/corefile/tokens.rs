@@ -3,18 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-/// A token and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     /// The text, without the quotes around it.
     pub text: String,
-    /// The position of the first character.
     pub place: Position,
     /// The last line of the token; a quoted token may span several lines.
     pub(super) last_line: usize,
 }
 
-/// A position in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
     /// The path of the file as given.

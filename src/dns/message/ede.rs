@@ -34,7 +34,6 @@ impl Ede {
     /// CNAME records form a loop.
     pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
 
-    /// Returns the EDNS option.
     #[must_use]
     pub fn option(self) -> EdnsOption {
         extended_error(self.code, self.text)

@@ -34,7 +34,6 @@ impl RecordOffsets {
     }
 }
 
-/// The offsets of a record in an encoded response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordOffset {
     pub start: usize,

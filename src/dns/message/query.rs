@@ -8,10 +8,8 @@ use hickory_proto::rr::{Name, RecordType};
 use super::header::{HEADER, OPT_LENGTH, opt};
 use crate::model::names;
 
-/// A query for an upstream or the cache.
 #[derive(Clone, Debug)]
 pub struct UpstreamQuery {
-    /// Name, type and class.
     pub query: Query,
     /// RD: recursion is desired (RFC 1035 section 4.1.1).
     pub recursion_desired: bool,
@@ -64,7 +62,6 @@ impl UpstreamQuery {
         }
     }
 
-    /// Returns the key that equal queries share.
     #[must_use]
     pub fn key(&self) -> QueryKey {
         let flags = [

@@ -12,11 +12,8 @@ use crate::dns::message::validity::Validity;
 
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// The id, the flags and the rcode.
     pub metadata: Metadata,
-    /// The answer section.
     pub answers: Vec<Record>,
-    /// The authority section.
     pub authorities: Vec<Record>,
     /// The additional section, without OPT.
     pub additionals: Vec<Record>,
@@ -54,7 +51,6 @@ impl Reply {
         }
     }
 
-    /// Returns the answer in an upstream's message.
     #[must_use]
     pub fn of(message: Message, plugin: &'static str) -> Self {
         let Message { metadata, answers, authorities, additionals, .. } = message;
@@ -76,7 +72,6 @@ impl Reply {
         [&self.answers, &self.authorities, &self.additionals]
     }
 
-    /// Returns the three sections mutably.
     pub fn sections_mut(&mut self) -> [&mut Vec<Record>; 3] {
         [&mut self.answers, &mut self.authorities, &mut self.additionals]
     }

@@ -21,7 +21,6 @@ impl ValidityPeriod {
         Some(Self { inception: u32::from_be_bytes(*inception), expiration: u32::from_be_bytes(*expiration) })
     }
 
-    /// Returns whether the signature is valid at `now`.
     pub(crate) fn holds(self, now: u32) -> bool {
         is_before(self.inception, now) && is_before(now, self.expiration)
     }

@@ -60,23 +60,17 @@ pub struct CacheEntryRef {
     within: Option<Duration>,
 }
 
-/// A section of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
-    /// The answer section.
     Answer,
-    /// The authority section.
     Authority,
-    /// The additional section.
     Additional,
 }
 
 /// Records with a TTL that counts down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TtlCountdown {
-    /// The section of the records.
     pub section: Section,
-    /// The indices of the records in the section.
     pub records: Range<usize>,
     /// The time at which the countdown begins.
     pub since: Instant,
@@ -89,9 +83,7 @@ pub struct TtlCountdown {
 /// The SOA record of a zone of links. Its serial is that of the store.
 #[derive(Clone, Debug)]
 pub struct Serial {
-    /// The section of the record.
     pub section: Section,
-    /// The index of the record in the section.
     pub record: usize,
     pub store: Arc<Store>,
 }
@@ -113,7 +105,6 @@ impl CacheEntryUse {
         Self { stored, hits: AtomicU32::new(hits), last_hit: AtomicU64::new(0) }
     }
 
-    /// Returns the number of hits.
     #[must_use]
     pub fn hits(&self) -> u32 {
         self.hits.load(Ordering::Relaxed)
@@ -140,7 +131,6 @@ impl CacheEntryRef {
         Self { used: Arc::downgrade(used), until, within }
     }
 
-    /// Returns the time until which the entry may be reused.
     #[must_use]
     pub fn until(&self) -> Instant {
         self.until
@@ -152,7 +142,6 @@ impl CacheEntryRef {
         self.used.strong_count() > 0
     }
 
-    /// Returns whether hits of the entry are counted.
     #[must_use]
     pub fn is_counted(&self) -> bool {
         self.within.is_some()

@@ -19,7 +19,6 @@ impl ZoneSet {
         self.0.iter().filter(|zone| zone.zone_of(name)).max_by_key(|zone| zone.num_labels())
     }
 
-    /// Returns whether a zone contains a name.
     #[must_use]
     pub fn hold(&self, name: &Name) -> bool {
         self.0.iter().any(|zone| zone.zone_of(name))

@@ -8,7 +8,6 @@ use nix::net::if_::InterfaceFlags;
 /// An address of an interface.
 #[derive(Clone, Debug)]
 pub struct Interface {
-    /// The interface's name.
     pub name: String,
     pub is_up: bool,
     /// The address; `None` for an interface without an address.

@@ -22,7 +22,6 @@ pub const MAX_RESPONSE_BYTES: usize = 4096;
 /// An answer in wire form that may be reused.
 #[derive(Debug)]
 pub struct WireResponse {
-    /// The whole message.
     pub bytes: Box<[u8]>,
     /// The conditions and side effects of a reuse.
     pub repeat: Validity,
@@ -117,7 +116,6 @@ impl WireResponse {
         size_of::<Self>() + self.bytes.len() + CLIENTS * clients.len() + 32 * (links.len() + kept.len())
     }
 
-    /// Returns whether the answer is for this client.
     #[must_use]
     pub fn is_for(&self, client: IpAddr) -> bool {
         self.repeat.clients.iter().all(|clients| (clients.0)(client))

@@ -22,13 +22,11 @@ use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
 /// The configuration that a Corefile describes.
 #[derive(Debug)]
 pub struct Configuration {
-    /// The blocks, in order.
     pub blocks: Vec<BuiltBlock>,
     /// The listeners, in the order of their first mention.
     pub listeners: Vec<Listener>,
 }
 
-/// A block that is ready to be served.
 #[derive(Debug)]
 pub struct BuiltBlock {
     pub block: Arc<ServerBlock>,
@@ -39,7 +37,6 @@ pub struct BuiltBlock {
     pub builder: BlockBuilder,
 }
 
-/// The fingerprint of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockFingerprint {
     zones: Vec<Name>,
@@ -47,10 +44,8 @@ pub struct BlockFingerprint {
     read: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// A listener of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// The transport and the address.
     pub at: ListenAt,
     /// The zones of the listener, and the indices of their blocks.
     pub zones: Vec<(Name, usize)>,
@@ -174,7 +169,6 @@ fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), 
     Ok(())
 }
 
-/// Adds a zone to a listener.
 fn listen(
     listeners: &mut Vec<Listener>,
     at: ListenAt,

@@ -10,7 +10,6 @@ use crate::dns::server::config::{Configuration, build_blocks, text_of};
 /// The name of the built-in Corefile in errors.
 const BUILT_IN: &str = "(built-in Corefile)";
 
-/// The source of the Corefile.
 #[derive(Clone, Debug)]
 pub(crate) enum CorefileSource {
     /// A file, which is read again at each reload.
@@ -66,12 +65,10 @@ impl LoadedCorefile {
         text_of(&self.blocks)
     }
 
-    /// Returns the zones of links.
     pub(crate) fn link_zones(&self) -> Result<Vec<LinkZone>, CorefileError> {
         link_zones(&self.blocks)
     }
 
-    /// Builds the configuration.
     pub(crate) fn configure(&self, context: &ServerContext) -> Result<Configuration, CorefileError> {
         build_blocks(&self.path, &self.blocks, context)
     }

@@ -30,7 +30,6 @@ use crate::metrics::{MetricGroup, Metrics};
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The HTTP listeners.
 pub(crate) struct Http {
     metrics: Arc<Metrics>,
     servers: watch::Receiver<Servers>,

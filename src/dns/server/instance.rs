@@ -37,11 +37,9 @@ pub(crate) struct Instance {
     set_debug: SetDebug,
     /// The tasks of the listeners; a task that ends by itself means a dead listener.
     serving: JoinSet<(u64, String)>,
-    /// The number of the next listener.
     next: u64,
     /// The number and the port of each removed listener that still has replies to send.
     draining: Vec<(u64, u16)>,
-    /// The tasks of the blocks.
     tasks: JoinSet<()>,
     /// The settings of the plugin `reload`.
     pub(crate) reload: Option<Reload>,
@@ -83,7 +81,6 @@ struct RunningBlock {
 }
 
 impl Instance {
-    /// Returns an instance without listeners.
     pub(crate) fn new(context: ServerContext, set_debug: SetDebug) -> Result<Self, ServerError> {
         let report = context.metrics.family::<ServerMetrics>()?;
         let (servers, _) = watch::channel(Servers::from([]));
@@ -272,7 +269,6 @@ impl Instance {
         self.serving.spawn(async move { (number, ended(tokio::spawn(serving).await)) });
     }
 
-    /// Returns a server that has the block.
     fn server_of(&self, block: &Arc<ServerBlock>) -> Arc<Server> {
         let servers = self.servers.borrow();
         let behind = |server: &&Arc<Server>| server.blocks().any(|(_, other)| Arc::ptr_eq(other, block));

@@ -73,7 +73,6 @@ fn not_ready(servers: &[Arc<Server>]) -> String {
     names.join(",")
 }
 
-/// Returns the router of `/metrics`.
 pub fn metrics(metrics: Arc<Metrics>) -> Router {
     let answer = move || {
         let page = metrics.render();

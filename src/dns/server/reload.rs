@@ -45,7 +45,6 @@ impl MetricGroup for ReloadMetrics {
     }
 }
 
-/// Serves the Corefile, and reloads it.
 pub(crate) struct Reloader {
     pub(crate) serving: Instance,
     origin: CorefileSource,
@@ -61,7 +60,6 @@ pub(crate) struct Reloader {
 /// Returns an error if the zones of links conflict with the flags.
 pub(crate) type CheckZones = Arc<dyn Fn(&[LinkZone]) -> Result<(), String> + Send + Sync>;
 
-/// The error of a reload.
 #[derive(Debug, thiserror::Error)]
 enum ReloadError {
     #[error(transparent)]

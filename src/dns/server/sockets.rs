@@ -16,7 +16,6 @@ use crate::dns::transport::{tcp, udp};
 /// The maximum number of attempts to find a port that is free for both UDP and TCP.
 const MAX_PORT_ATTEMPTS: usize = 16;
 
-/// The sockets of a listener.
 pub(crate) struct ListenerSocket {
     /// The bound address, with the actual port instead of 0.
     pub(crate) bound: ListenAt,
@@ -94,7 +93,6 @@ impl ListenerSocket {
     }
 }
 
-/// Opens a port for HTTP.
 pub(crate) fn open_http(
     address: SocketAddr,
     place: &Position,

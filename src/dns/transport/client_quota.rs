@@ -51,13 +51,11 @@ impl ClientQuota {
         share.resize_within(size, self.limit / 2).then_some(share)
     }
 
-    /// Returns the total number of units.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Returns the number of units that a client holds.
     #[must_use]
     pub fn held_by(&self, client: IpAddr) -> usize {
         let taken = self.taken.lock();

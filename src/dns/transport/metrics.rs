@@ -32,13 +32,9 @@ impl DropReason {
 
 #[derive(Debug)]
 pub struct TransportMetrics {
-    /// TCP connections that were refused because there were too many.
     pub tcp_refused: IntCounter,
-    /// Idle TCP connections that were closed because there were too many.
     pub tcp_evicted: IntCounter,
-    /// TCP questions that failed because too many questions wait for an upstream.
     pub tcp_busy: IntCounter,
-    /// TCP connections that were closed because too many large answers are unread.
     pub tcp_unread: IntCounter,
     /// UDP questions that were dropped, by `reason`: see [`DropReason`].
     udp_dropped: IntCounterVec,

@@ -46,7 +46,6 @@ pub struct ConnectionLimits {
     pub queries: u64,
 }
 
-/// The settings of a listener's connections.
 #[derive(Clone, Default)]
 pub struct ConnectionConfig {
     /// The TLS configuration; `None` for plain TCP.

@@ -16,7 +16,6 @@ use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, Ser
 /// The protocol's ALPN identifier, as registered at IANA. A client that offers only other protocols isn't a DNS client.
 const ALPN: &[u8] = b"dot";
 
-/// The error of a TLS configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file doesn't contain the expected PEM data.
@@ -195,7 +194,6 @@ impl ClientCertVerifier for AnyClientCertificate {
     }
 }
 
-/// Returns the CAs of the system.
 pub(crate) fn system_roots() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();

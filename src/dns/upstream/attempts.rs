@@ -26,7 +26,6 @@ pub(crate) struct AttemptSchedule {
     /// The start of the current round.
     round: Instant,
     waiting: SmallVec<[InFlight; 1]>,
-    /// The number of attempts made.
     tries: usize,
     failed: usize,
     /// The maximum number of failed attempts.
@@ -39,7 +38,6 @@ enum AttemptState {
     Free,
     /// A query to the upstream is pending; a second one would be of no use.
     Asked,
-    /// The upstream has answered.
     Answered,
 }
 
@@ -94,7 +92,6 @@ impl AttemptSchedule {
         (state(turn) == AttemptState::Free).then_some(NextAttempt { at, turn, begins_round })
     }
 
-    /// Records that an attempt begins.
     pub(crate) fn begun(
         &mut self,
         NextAttempt { turn, begins_round, .. }: NextAttempt,
@@ -164,7 +161,6 @@ impl AttemptSchedule {
         !self.waiting.is_empty()
     }
 
-    /// Returns the last error.
     pub(crate) fn why(&self) -> Arc<str> {
         self.why.as_ref().map_or_else(|| "no healthy proxies".into(), |why| why.to_string().into())
     }

@@ -27,7 +27,6 @@ const RESOLVE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration:
 /// The location of an upstream.
 #[derive(Clone, Debug)]
 pub enum UpstreamAddr {
-    /// An address.
     Address(SocketAddr, TransportConfig),
     /// All addresses of a name, with a port.
     Host(String, u16, TransportConfig),

@@ -13,14 +13,12 @@ use crate::dns::upstream::policy::SelectionPolicy;
 use crate::dns::upstream::socket_budget::SocketBudget;
 use crate::dns::upstream::stream_pool::StreamConnection;
 
-/// The options for queries to upstreams.
 #[derive(Clone, Debug)]
 pub struct ForwardOptions {
     /// The order in which upstreams are queried.
     pub policy: SelectionPolicy,
     /// The number of consecutive failed health checks above which an upstream is down; 0 for never.
     pub max_fails: u32,
-    /// The health check of upstreams that have failed.
     pub health_check: HealthCheck,
     /// The limits of idle connections and sockets.
     pub keep: PoolConfig,
@@ -41,7 +39,6 @@ pub struct ForwardOptions {
     pub prefer_udp: bool,
     /// The source address of queries.
     pub source: Option<IpAddr>,
-    /// The metrics of the plugin.
     pub metrics: Option<Arc<ForwardMetrics>>,
 }
 
@@ -104,10 +101,8 @@ impl PoolConfig {
     }
 }
 
-/// The settings of health checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// The pause between two health checks.
     pub pause: Duration,
     /// The RD bit of the query.
     pub recursion_desired: bool,

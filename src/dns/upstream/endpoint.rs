@@ -8,12 +8,10 @@ use tokio_rustls::TlsConnector;
 
 #[derive(Clone, Debug)]
 pub struct UpstreamEndpoint {
-    /// Address and port.
     pub address: SocketAddr,
     pub transport: Transport,
 }
 
-/// The transport to an upstream.
 #[derive(Clone, Debug)]
 pub enum Transport {
     /// UDP, and TCP for truncated answers.

@@ -46,12 +46,10 @@ impl Operation {
         Self { verb: "read", network, local, remote }
     }
 
-    /// Returns the error that this step has failed.
     pub(crate) fn failed(self, error: io::Error) -> ExchangeError {
         ExchangeError { doing: self, error }
     }
 
-    /// Returns the error that this step has timed out.
     pub(crate) fn late(self) -> ExchangeError {
         self.failed(io::ErrorKind::TimedOut.into())
     }
@@ -80,7 +78,6 @@ impl ExchangeProgress {
         self.is_silent.load(Ordering::Relaxed)
     }
 
-    /// Records the start of a step.
     pub(crate) fn begins(&self, doing: Operation, now: Instant) {
         *self.step.lock() = (doing, now);
     }
@@ -130,7 +127,6 @@ impl fmt::Display for ExchangeError {
     }
 }
 
-/// The error of a look-up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForwardError {
     /// No upstream has answered in time, or none is reachable; has the text of the last error.
@@ -155,7 +151,6 @@ pub enum ForwardError {
 }
 
 impl ForwardError {
-    /// Returns the error of an unanswered look-up.
     pub(crate) fn none(why: impl Into<Arc<str>>) -> Self {
         Self::NoAnswer(why.into())
     }

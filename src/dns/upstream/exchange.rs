@@ -41,7 +41,6 @@ const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
 /// The start and the deadlines of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
-    /// The start of the exchange.
     pub(crate) begun: Instant,
     /// When a silent upstream gets a health check. The exchange wakes its caller then, so that later steps need no
     /// timer before that time: nearly all queries are answered earlier.
@@ -49,7 +48,6 @@ pub(crate) struct Deadlines {
     pub(crate) deadline: Instant,
 }
 
-/// A query on its way to an upstream.
 struct Attempt<'a> {
     upstream: &'a Upstream,
     question: &'a QueryKey,
@@ -120,7 +118,6 @@ pub(crate) async fn ping(
 }
 
 impl Upstream {
-    /// Returns the progress of an exchange that is about to begin.
     pub(crate) fn progress(&self, now: Instant) -> ExchangeProgress {
         ExchangeProgress::new(self.dialing("udp"), now)
     }
@@ -138,7 +135,6 @@ impl Upstream {
         SocketAddr::new(self.source.unwrap_or(any), 0)
     }
 
-    /// Counts that a socket was needed.
     fn needed(&self, was_open: bool, by_stream: bool) {
         let protocol = match self.endpoint.transport {
             Transport::Tls(_) => "tcp-tls",
@@ -188,7 +184,6 @@ impl Attempt<'_> {
         Ok(answer)
     }
 
-    /// Sends the query, with EDNS or without.
     async fn ask_once(&self, edns: bool, now: Instant) -> Result<Message, ExchangeError> {
         let bytes = self.question.encode(edns);
         // Boxed only when needed: the future of a stream is large and seldom used.

@@ -11,7 +11,6 @@ use super::group::UpstreamGroup;
 use crate::dns::message::query::QueryKey;
 use crate::dns::upstream::singleflight;
 
-/// The result of a look-up.
 type ForwardResult = Result<Arc<Message>, ForwardError>;
 
 /// The key of a look-up: look-ups with equal keys are shared. A look-up with a client serves only that client.

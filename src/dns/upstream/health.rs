@@ -23,7 +23,6 @@ use super::udp_pool::UdpPool;
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::upstream::config::HealthCheck;
 
-/// The timeout of a health check.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The minimum pause between two health checks. With a pause of 0, CoreDNS checks in a busy loop.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
@@ -33,10 +32,8 @@ pub(crate) struct Upstream {
     pub(crate) endpoint: UpstreamEndpoint,
     pub(crate) pool: StreamPool,
     pub(crate) sockets: UdpPool,
-    /// The limit of open sockets.
     pub(crate) budget: Arc<SocketBudget>,
     pub(crate) alarms: Alarms,
-    /// The timeout for an answer.
     pub(crate) reply_timeout: Duration,
     /// The source address of queries.
     pub(crate) source: Option<IpAddr>,
@@ -45,7 +42,6 @@ pub(crate) struct Upstream {
     fails: AtomicU32,
     max_fails: u32,
     check: HealthCheck,
-    /// The running health checks.
     checks: Mutex<Option<AbortOnDropHandle<()>>>,
 }
 

@@ -9,7 +9,6 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::error;
 
-/// The idle items of a pool.
 #[derive(Debug)]
 pub(super) struct IdlePool<T>(Arc<Mutex<IdlePoolState<T>>>);
 

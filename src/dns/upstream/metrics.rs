@@ -15,7 +15,6 @@ use crate::metrics::{MetricGroup, registered};
 /// The value of the label `proxy_name`, which CoreDNS has because other plugins also have upstreams.
 const PROXY: &str = "forward";
 
-/// The metrics of all upstreams.
 pub struct ForwardMetrics {
     duration: HistogramVec,
     check_failures: IntCounterVec,
@@ -35,7 +34,6 @@ pub(crate) enum LookupLimit {
     Client,
     /// The look-ups of all clients together.
     All,
-    /// The sockets.
     Sockets,
 }
 

@@ -10,7 +10,6 @@ use tracing::warn;
 use super::config::LookupOrigin;
 use super::error::ForwardError;
 
-/// The minimum interval between two lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The refused look-ups of a directive.
@@ -25,7 +24,6 @@ struct RefusedState {
 }
 
 impl RefusedLookups {
-    /// Records a refused look-up of a client.
     pub(crate) fn note(&self, purpose: LookupOrigin, client: IpAddr, why: &ForwardError) {
         if let Some(number) = self.due() {
             let what = if purpose == LookupOrigin::Chase { "look-ups of targets" } else { "look-ups" };

@@ -14,7 +14,6 @@ const SHARDS: usize = 64;
 /// The minimum capacity of a shard, in entries: all types of some names.
 const INITIAL_SHARD_CAPACITY: usize = 32;
 
-/// A map from queries to values.
 #[derive(Debug)]
 pub(crate) struct ShardedCache<V> {
     shards: Box<[Mutex<CacheShard<V>>]>,
@@ -82,7 +81,6 @@ impl<V: Clone> ShardedCache<V> {
         self.change(&mut self.shard(key.name()), |shard| shard.remove(key));
     }
 
-    /// Removes all entries of a name.
     pub(crate) fn remove_name(&self, name: &[u8]) {
         self.change(&mut self.shard(name), |shard| {
             shard.values.retain(|key, _| *key.name() != *name);

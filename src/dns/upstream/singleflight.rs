@@ -32,7 +32,6 @@ enum CallRole<T: Send + 'static> {
 type CallResult<T> = Arc<SetOnce<Option<T>>>;
 
 impl<T: Clone + Send + Sync + 'static> Call<T> {
-    /// Returns how long the look-up has been under way.
     pub(crate) fn age(&self) -> Duration {
         self.since.elapsed()
     }

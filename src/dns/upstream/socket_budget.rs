@@ -32,9 +32,7 @@ pub struct SocketBudget {
 /// The quota that one look-up or one health check may use.
 #[derive(Debug)]
 pub(crate) enum SocketQuota {
-    /// The quota of a client.
     Client(Arc<ClientQuota>, IpAddr),
-    /// The quota of health checks.
     Checks(Arc<Semaphore>),
 }
 
@@ -47,7 +45,6 @@ pub(crate) enum SocketPermit {
     Pool { _permit: OwnedSemaphorePermit },
 }
 
-/// The limit of sockets is reached.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the bound on sockets to upstreams is reached")]
 pub(crate) struct NoSocket;
@@ -68,7 +65,6 @@ impl Default for SocketBudget {
 }
 
 impl SocketBudget {
-    /// Returns the quota for a look-up of this client.
     pub(crate) fn of(&self, purpose: LookupOrigin, client: IpAddr) -> SocketQuota {
         let shares = match purpose {
             LookupOrigin::Forward | LookupOrigin::ForwardByTcp => &self.names,
@@ -82,7 +78,6 @@ impl SocketBudget {
         self.targets.limit()
     }
 
-    /// Returns the quota for health checks.
     pub(crate) fn of_checks(&self) -> SocketQuota {
         SocketQuota::Checks(Arc::clone(&self.checks))
     }

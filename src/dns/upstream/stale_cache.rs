@@ -12,7 +12,6 @@ use super::sharded_cache::ShardedCache;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::reply::Reply;
 
-/// The maximum age of an answer.
 const MAX_STALE_AGE: Duration = Duration::from_secs(24 * 3600);
 /// The maximum number of answers: A and AAAA of 30,000 targets.
 const MAX_ENTRIES: usize = 65_536;

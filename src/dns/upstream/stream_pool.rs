@@ -19,7 +19,6 @@ use crate::dns::upstream::config::PoolConfig;
 /// The interval of the search for expired connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An open connection.
 #[derive(Debug)]
 pub(crate) struct StreamConnection {
     pub(crate) stream: Stream,
@@ -54,7 +53,6 @@ impl StreamConnection {
     }
 }
 
-/// The idle connections.
 #[derive(Debug)]
 pub(crate) struct StreamPool {
     /// Each connection, and the time since when it is idle.

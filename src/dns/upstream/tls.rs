@@ -9,7 +9,6 @@ use tokio_rustls::TlsConnector;
 
 use crate::dns::transport::tls::{TlsError, certificates, system_roots};
 
-/// The error of PEM data.
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
     /// The expected data is missing.
@@ -59,10 +58,8 @@ pub fn connector(
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// The error of a TLS connector.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectorError {
-    /// The certificate is invalid.
     #[error("{0}")]
     Certificate(PemError),
     /// The key is invalid, or doesn't match the certificate.

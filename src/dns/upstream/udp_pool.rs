@@ -26,7 +26,6 @@ use super::socket_budget::{SocketBudget, SocketPermit};
 const MAX_QUERIES_PER_SOCKET: u8 = 128;
 /// The maximum size of an answer in bytes; EDNS advertises less.
 const MAX_DATAGRAM: usize = 4096;
-/// The maximum age of a socket.
 const MAX_SOCKET_AGE: Duration = Duration::from_secs(1);
 
 thread_local! {
@@ -142,11 +141,9 @@ fn for_reading(udp: UdpSocket) -> io::Result<AsyncFd<UdpSocket>> {
     Ok(unsafe { AsyncFd::register_with_interest(udp, Interest::READABLE) }?)
 }
 
-/// The idle sockets.
 #[derive(Debug)]
 pub(crate) struct UdpPool {
     idle: IdlePool<UdpUpstreamSocket>,
-    /// The maximum number of idle sockets.
     number: usize,
     budget: Arc<SocketBudget>,
 }

@@ -20,11 +20,9 @@ pub(crate) struct Allowance<K> {
 /// The result of an attempt to use a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allowed {
-    /// Allowed.
     Yes,
     /// Allowed, and the last allowed use for a while.
     Last,
-    /// Not allowed.
     No,
 }
 

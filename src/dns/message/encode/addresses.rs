@@ -50,7 +50,6 @@ pub(super) fn encode(
     (bytes, layout)
 }
 
-/// Writes a record, if it fits.
 fn write(record: &Record, room: usize, bytes: &mut Vec<u8>) -> Option<RecordOffset> {
     match &record.data {
         RData::A(address) => write_address(record, &address.octets(), room, bytes),

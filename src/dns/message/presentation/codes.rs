@@ -127,7 +127,6 @@ const RCODES: &CodeTable = &[
     ("BADCOOKIE", 23),
 ];
 
-/// Returns the name of a type.
 #[must_use]
 pub fn type_name(qtype: RecordType) -> Option<&'static str> {
     name_of(TYPES, qtype.into())
@@ -139,7 +138,6 @@ pub fn type_text(qtype: RecordType) -> Cow<'static, str> {
     type_name(qtype).map_or_else(|| Cow::Owned(format!("TYPE{}", u16::from(qtype))), Cow::Borrowed)
 }
 
-/// Returns the type with a name.
 #[must_use]
 pub fn parse_type(name: &str) -> Option<RecordType> {
     number_of(TYPES, name).map(Into::into)
@@ -151,7 +149,6 @@ pub fn parse_type_or_number(text: &str) -> Option<RecordType> {
     parse_type(text).or_else(|| text.strip_prefix("TYPE")?.parse().ok().map(u16::into))
 }
 
-/// Returns the name of a class.
 #[must_use]
 pub fn class_name(class: DNSClass) -> Option<&'static str> {
     name_of(CLASSES, class.into())
@@ -165,7 +162,6 @@ pub fn class_text(class: DNSClass) -> Cow<'static, str> {
     name.map_or_else(|| Cow::Owned(format!("CLASS{}", u16::from(class))), Cow::Borrowed)
 }
 
-/// Returns the class with a name.
 #[must_use]
 pub fn parse_class(name: &str) -> Option<DNSClass> {
     number_of(CLASSES, name).map(Into::into)
@@ -189,7 +185,6 @@ pub fn rcode_text(rcode: ResponseCode) -> Cow<'static, str> {
     rcode_name(rcode).map_or_else(|| Cow::Owned(format!("RCODE{}", u16::from(rcode))), Cow::Borrowed)
 }
 
-/// Returns the rcode with a name.
 #[must_use]
 pub fn parse_rcode(name: &str) -> Option<ResponseCode> {
     // An older name in miekg/dns.

@@ -30,7 +30,6 @@ const MAX_PIPELINED: usize = 128;
 /// How long the rest of the stream is read after the last allowed question, until the client closes the connection.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The context of a connection.
 pub(super) struct Connection {
     pub client: SocketAddr,
     /// The local address of the connection, if known.
@@ -71,7 +70,6 @@ impl Connection {
     }
 }
 
-/// The state of a connection that is being served.
 struct Session {
     connection: Connection,
     protocol: Protocol,

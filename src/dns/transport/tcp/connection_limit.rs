@@ -15,7 +15,6 @@ use crate::dns::net::{part_of_files, unmapped};
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::transport::metrics::TransportMetrics;
 
-/// The maximum number of connections.
 const MAX_CONNECTIONS: usize = 10_000;
 /// The same limit in percent of the limit of open files.
 const MAX_PERCENT_OF_FILES: usize = 30;
@@ -86,7 +85,6 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Counts a question that failed because too many questions wait for an upstream.
     pub(super) fn count_busy(&self) {
         self.metrics.tcp_busy.inc();
     }
@@ -191,13 +189,11 @@ enum ReplyTurn {
 }
 
 impl ConnectionPermit {
-    /// Returns the limits that all connections share.
     #[must_use]
     pub fn places(&self) -> &Arc<ConnectionLimiter> {
         &self.places
     }
 
-    /// Marks the connection as idle from now on.
     pub fn set_idle(&mut self) {
         let places = Arc::clone(&self.places);
         let mut state = places.state.lock();
@@ -212,7 +208,6 @@ impl ConnectionPermit {
         self.turn = ReplyTurn::Idle(turn);
     }
 
-    /// Marks the connection as having a pending question.
     pub fn set_busy(&mut self) {
         if matches!(self.turn, ReplyTurn::Idle(_)) {
             let places = Arc::clone(&self.places);
@@ -245,7 +240,6 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// An answer on its way to a client.
 #[derive(Debug)]
 pub struct BufferedReply {
     pub bytes: Vec<u8>,

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::dns::transport::client_quota::QuotaGuard;
 
-/// The maximum size of a question, in bytes.
 const MAX_QUERY_BYTES: usize = 4096;
 /// The number of bytes that one read asks for.
 const READ_BYTES: usize = 2048;
@@ -143,7 +142,6 @@ impl WriteHalf {
         Ok(())
     }
 
-    /// Returns whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.since.is_none() && self.next.is_empty()
     }

@@ -15,7 +15,6 @@ const MIN_BYTES_PER_THREAD: usize = 128 << 10;
 /// The buffers of a thread.
 pub(super) struct ThreadCache {
     pub response_cache: ResponseCache,
-    /// The buffer that an answer is written to.
     pub out: [u8; MAX_RESPONSE_BYTES],
 }
 

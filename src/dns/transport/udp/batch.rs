@@ -35,9 +35,7 @@ pub(super) struct DatagramBatch {
     incoming: Headers,
     answers: Box<[[u8; MAX_UDP as usize]]>,
     outgoing: Headers,
-    /// The number of received datagrams.
     received: usize,
-    /// The number of answers.
     answered: usize,
 }
 

@@ -117,12 +117,10 @@ fn warn_unreadable(error: &io::Error) {
     });
 }
 
-/// Returns the CPU time of this thread.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
 
-/// Reads the neighbor table.
 fn read() -> io::Result<NeighborTable> {
     let kernel = Netlink::open()?;
     kernel.send(&message(RTM_GETNEIGH, NLM_F_DUMP, &[0; ENTRY]))?;

@@ -15,7 +15,6 @@ const ATTRIBUTE: usize = 4;
 /// The maximum number of bytes per read.
 const BUFFER: usize = 32 << 10;
 
-/// A netlink socket.
 #[derive(Debug)]
 pub(super) struct Netlink(OwnedFd);
 
@@ -89,7 +88,6 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Parses an address.
 pub(super) fn ip(value: &[u8]) -> Option<IpAddr> {
     let ipv4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
     ipv4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()

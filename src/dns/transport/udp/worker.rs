@@ -25,7 +25,6 @@ use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_shortage, unmap
 use crate::dns::response_cache::{Capacity, Miss, ResponseCache};
 use crate::dns::transport::metrics::DropReason;
 
-/// The capacity of a thread's response cache.
 const CACHE_CAPACITY: Capacity = Capacity { sets: 4096, bytes: 8 << 20 };
 /// The pause between two reads of a stopped socket.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -33,7 +32,6 @@ const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
 const CHECK_EVERY: usize = 64;
 const CHECK_SOON: usize = 8;
 
-/// The worker of a socket.
 pub(super) struct Worker {
     pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
@@ -48,7 +46,6 @@ pub(super) struct Worker {
     pub(super) runtime: Handle,
 }
 
-/// The buffers of a worker.
 struct WorkerState {
     batch: DatagramBatch,
     response_cache: ResponseCache,
