@@ -148,7 +148,6 @@ async fn free_all(
     outcome.problems.extend(forbidden);
 }
 
-/// The outcome for a Service.
 #[derive(Debug)]
 enum Freed {
     /// The Service exists, without the finalizer.
@@ -158,7 +157,6 @@ enum Freed {
     HeldBy(Vec<String>),
     /// Nothing was changed (dry run).
     NotTried,
-    /// The Service is unchanged.
     Failed {
         reason: String,
         /// The message about a missing right, which is reported once.

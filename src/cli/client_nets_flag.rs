@@ -12,7 +12,6 @@ use super::parsers::net;
 pub(crate) const PRIVATE_NETS: &str = "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,198.18.0.0/15,\
                                        169.254.0.0/16,127.0.0.0/8,fc00::/7,fe80::/10,::1/128";
 
-/// One value of `--client-nets`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientNet {
     Any,

@@ -7,14 +7,13 @@ use crate::sync::source::file_watcher::DirectoryError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
-    /// The combination of the flags is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error("--{flag} {source}")]
     Directory {
-        /// The flag that names the directory.
+        /// The flag that names the directory, without the hyphens.
         flag: &'static str,
         source: DirectoryError,
     },

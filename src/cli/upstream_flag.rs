@@ -14,7 +14,6 @@ use crate::dns::server::config::is_own_listener;
 /// The port of DNS over TLS (RFC 7858 section 3.1).
 const TLS_PORT: u16 = 853;
 
-/// One value of `--upstream`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpstreamSpec {
     /// No resolver: names outside the zones are refused.
@@ -22,7 +21,6 @@ pub enum UpstreamSpec {
     Server(SocketAddr),
     /// A resolver that is reached by TLS, and the name that its certificate must have.
     Tls(SocketAddr, ServerName<'static>),
-    /// A file like resolv.conf.
     File(PathBuf),
 }
 

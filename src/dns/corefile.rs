@@ -18,7 +18,6 @@ pub use address::{Address, Scheme, addresses, zones};
 pub use parser::{BlockSource, Directive, FileSources, parse};
 pub use tokens::{Position, Token, tokenize};
 
-/// An error in a Corefile, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorefileError {
     pub place: Position,

@@ -12,9 +12,7 @@ use nix::sys::resource::{Resource, getrlimit};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Udp,
-    /// TCP (RFC 7766).
     Tcp,
-    /// TLS (RFC 7858).
     Tls,
 }
 
@@ -31,7 +29,6 @@ impl fmt::Display for Protocol {
 /// The pause of a listener that can't accept because there are no file descriptors or no memory.
 pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Returns the limit of open files of the process.
 pub(crate) fn max_files() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |(soft, _)| soft.try_into().unwrap_or(usize::MAX))
 }

@@ -38,7 +38,6 @@ pub struct Capacity {
     pub bytes: usize,
 }
 
-/// The response cache of one thread.
 #[derive(Debug)]
 pub struct ResponseCache {
     sets: Box<[[Option<Box<CacheSlot>>; WAYS]]>,
@@ -82,12 +81,9 @@ struct CacheSlot {
 /// The index of each counter, and the increment.
 type Adds = Box<[(u16, u64)]>;
 
-/// The counters that a hit increments.
 #[derive(Debug, Default)]
 struct ThreadDeltas {
-    /// The increments in each group of counters.
     adds: Box<[(Arc<LocalCounters>, Adds)]>,
-    /// The counters of durations.
     durations: Box<[Arc<LocalCounters>]>,
 }
 

@@ -6,7 +6,6 @@ use std::fmt::Write;
 
 /// The maximum size of a quoted value, in bytes. A DNS name may have up to 253, but seldom has that many.
 const MAX_VALUE_BYTES: usize = 100;
-/// The maximum size of a sentence, in bytes.
 const MAX_SENTENCE_BYTES: usize = 600;
 const MAX_EXAMPLES: usize = 3;
 const MORE: &str = "…";

@@ -13,7 +13,6 @@ use crate::model::target_policy::TargetPolicy;
 /// The annotation with further DNS names of a load balancer. On an external target, it records the custom hostnames of
 /// the link.
 pub const HOSTNAME: &str = "linker.hsj.com/hostname";
-/// The policy for targets and requested DNS names.
 #[derive(Clone, Debug, Default)]
 pub struct HostnamePolicy {
     pub targets: TargetPolicy,

@@ -64,11 +64,9 @@ pub struct ObservedService {
     pub ingress: Ingress,
     /// `spec.ports`.
     pub ports: Arc<[Port]>,
-    /// The settings in the Service's annotations.
     pub annotations: Annotations,
     /// Whether the target policy denies a target in the Service's status.
     pub refused: bool,
-    /// Whether the Service has lb-linker's finalizer.
     pub has_finalizer: bool,
 }
 
@@ -127,13 +125,11 @@ impl Ingress {
 /// The hostname or the addresses of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// An absolute host name.
     Hostname(Hostname),
     /// One or more distinct IPv4 or IPv6 addresses.
     Addresses(Box<[IpAddr]>),
 }
 
-/// The maximum number of addresses that are displayed.
 const MAX_SHOWN_ADDRESSES: usize = 8;
 
 impl fmt::Display for Target {
@@ -257,9 +253,7 @@ pub struct Link {
     pub key: ServiceKey,
     /// The target of the Service; `None` while the load balancer is pending, and once the Service is gone.
     pub target: Option<Target>,
-    /// The settings in the Service's annotations.
     pub annotations: Arc<Annotations>,
-    /// When the addresses were last queried.
     pub last_queried: LastQueried,
     /// Whether the target policy denies a target in the Service's status.
     pub refused: bool,

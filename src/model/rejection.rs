@@ -8,7 +8,6 @@ use super::excerpt::{sentence, value};
 pub const MAX_ENTRIES: usize = 100;
 /// The maximum size of an entry in bytes, which is that of a DNS name (RFC 1035 section 3.1).
 pub const MAX_ENTRY_BYTES: usize = 253;
-/// The maximum number of examples in a rejection.
 const MAX_EXAMPLES: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

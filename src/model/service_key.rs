@@ -61,7 +61,6 @@ impl ServiceKey {
         names::wire([names::dashed_label(namespace, name).as_bytes()])
     }
 
-    /// Returns the default name of the external target.
     pub(crate) fn external_target(&self) -> String {
         let (namespace, name) = self.parts();
         names::external_target(namespace, name)
@@ -73,7 +72,6 @@ impl ServiceKey {
         std::str::from_utf8(object).is_ok_and(|object| names::is_external_target(object, namespace, name))
     }
 
-    /// Returns whether `wire` is the label `<service>-<namespace>` in wire form.
     pub(crate) fn is_label(&self, wire: &[u8]) -> bool {
         let (namespace, name) = self.parts();
         let is_it = |label: &[u8]| names::is_dashed_label(label, namespace, name);

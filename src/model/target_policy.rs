@@ -17,7 +17,6 @@ use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
 use addresses::{denied_kind, embedded};
 
-/// The policy that decides which targets are allowed.
 #[derive(Clone, Debug, Default)]
 pub struct TargetPolicy {
     /// The zones of links: whether one of their names is allowed depends on the links.
@@ -34,7 +33,6 @@ pub struct TargetPolicy {
     pub allowed_nets: Vec<IpNet>,
 }
 
-/// The reason why a target is denied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// A name in the cluster's domain.
@@ -52,7 +50,6 @@ pub enum Denied {
          doesn't list namespace {namespace}"
     )]
     OtherNamespace {
-        /// The Service that owns the name.
         owner: ServiceKey,
         /// The namespace of the Service with this target.
         namespace: String,

@@ -37,7 +37,6 @@ pub struct BlockedService {
     pub uid: String,
     /// Whether the Service is being deleted, and the finalizer blocks this.
     pub stuck: bool,
-    /// The other finalizers of the Service.
     pub others: Vec<String>,
     pub labels: BTreeMap<String, String>,
 }

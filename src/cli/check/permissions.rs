@@ -38,7 +38,6 @@ pub(super) struct RequiredPermission<'a> {
     need: Requirement,
 }
 
-/// How necessary a right is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Requirement {
     /// Required with the current flags; names the folder of the manifests that grant the right.

@@ -46,14 +46,12 @@ pub struct ServerMetrics {
     pub panics: IntCounter,
 }
 
-/// The metrics of all servers and zones, with their descriptors.
 #[derive(Clone, Debug)]
 struct AllZoneMetrics {
     descs: Arc<Descs>,
     all: Arc<Mutex<ByLabels>>,
 }
 
-/// Keyed by server and zone.
 type ByLabels = HashMap<(String, String), Arc<ZoneMetrics>>;
 
 #[derive(Debug)]
@@ -175,7 +173,6 @@ pub struct Counted {
     /// The size of the answer, in bytes.
     pub response_size: usize,
     pub rcode: ResponseCode,
-    /// The plugin that made the answer.
     pub plugin: &'static str,
     /// Whether the response cache may reuse the answer.
     pub is_reusable: bool,
@@ -281,7 +278,6 @@ impl Collector for AllZoneMetrics {
     }
 }
 
-/// Converts the counters to Prometheus metrics.
 impl ZoneMetrics {
     fn labels<'a>(&'a self, further: &[&'a str]) -> Vec<&'a str> {
         [&[&*self.server, &self.zone, ""], further].concat()

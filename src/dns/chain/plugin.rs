@@ -76,7 +76,6 @@ pub type PluginResult = Result<Reply, PluginError>;
 /// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PluginError {
-    /// The client gets an error response.
     Error {
         rcode: ResponseCode,
         /// The reason that `errors` logs; empty if there is nothing to log.
@@ -174,7 +173,6 @@ impl<'a> Next<'a> {
         self.block.link_zones.hold(name)
     }
 
-    /// Returns an owned copy, for a separate task.
     #[must_use]
     pub fn detached(self) -> OwnedNext {
         OwnedNext { block: Arc::clone(self.block), at: self.at }

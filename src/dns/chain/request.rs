@@ -22,7 +22,6 @@ pub(crate) const INTERNAL_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Ad
 #[derive(Clone, Debug)]
 pub struct Request {
     pub server: Arc<Server>,
-    /// The zone of the server block that answers.
     pub zone: Name,
     pub zone_metrics: Arc<ZoneMetrics>,
     pub client: SocketAddr,
@@ -45,9 +44,7 @@ pub struct Request {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To answer a client.
     Client,
-    /// To resolve the target of a link.
     Target {
         /// The maximum age of a cached negative answer.
         absence: Duration,

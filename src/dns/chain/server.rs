@@ -22,7 +22,6 @@ use crate::dns::net::Protocol;
 /// The maximum number of look-ups for one question: a longer chain of targets is a mistake or an attack.
 pub(crate) const MAX_LOOKUPS: usize = 8;
 
-/// The server blocks of one listener.
 #[derive(Debug)]
 pub struct Server {
     /// The address in CoreDNS's notation, as in its metrics: `dns://:53`.
@@ -31,7 +30,6 @@ pub struct Server {
     pub view: String,
     /// Keyed by zone, in wire form and lower case.
     blocks: HashMap<Box<[u8]>, ServedZone>,
-    /// The length of the longest zone, in bytes.
     longest: usize,
     /// Whether a plugin can answer classes other than IN.
     other_classes: bool,
@@ -54,7 +52,6 @@ pub struct Access {
     pub recurses: Option<bool>,
 }
 
-/// A zone of a server, and the block that answers for it.
 #[derive(Debug)]
 struct ServedZone {
     zone: Name,
@@ -204,7 +201,6 @@ impl Server {
         self.number
     }
 
-    /// Returns whether one of the blocks has `debug`.
     #[must_use]
     pub fn is_debugged(&self) -> bool {
         self.debug
@@ -314,7 +310,6 @@ impl Server {
     }
 }
 
-/// Converts the result of the plugins to the reply for the client.
 fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
     match outcome {
         Ok(reply) => Some(reply),

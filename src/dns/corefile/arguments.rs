@@ -188,7 +188,6 @@ impl Token {
         number.ok_or_else(|| self.isnt(what))
     }
 
-    /// Returns an error for a token with an unexpected value.
     #[must_use]
     pub fn isnt(&self, what: &str) -> CorefileError {
         self.error(format!("{:?} isn't {what}", self.text))

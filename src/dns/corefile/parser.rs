@@ -17,7 +17,6 @@ const MAX_IMPORTS: usize = 1000;
 pub struct BlockSource {
     /// The addresses of the block as written, with scheme and port.
     pub addresses: Vec<Token>,
-    /// The directives of the block, one for each plugin.
     pub lines: Vec<Directive>,
 }
 
@@ -31,13 +30,11 @@ pub struct Directive {
 }
 
 impl Directive {
-    /// Returns the first token.
     #[must_use]
     pub fn name(&self) -> &str {
         self.tokens.first().map_or("", |token| &token.text)
     }
 
-    /// Returns the other tokens.
     #[must_use]
     pub fn arguments(&self) -> &[Token] {
         self.tokens.get(1..).unwrap_or_default()

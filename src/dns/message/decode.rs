@@ -55,7 +55,6 @@ fn addresses(message: &[u8], question_end: usize) -> Option<Message> {
     Some(message)
 }
 
-/// Reads an address record from the front.
 fn address(bytes: &mut &[u8], owner: &Name) -> Option<Record> {
     let rest = bytes.strip_prefix(&QUESTION_NAME)?;
     let (kind, rest) = rest.split_first_chunk::<4>()?;

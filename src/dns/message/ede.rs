@@ -19,7 +19,6 @@ impl Ede {
     pub const TARGET_FAILED: Self = Self { code: 0, text: "the target can't be resolved" };
     /// The limit of concurrent queries to the upstream is reached.
     pub const BUSY: Self = Self { code: 0, text: "too many questions are under way" };
-    /// The limit of sockets to upstreams is reached.
     pub const NO_SOCKET: Self = Self { code: 0, text: "no socket to an upstream is free" };
     /// The answer is stale (RFC 8914 section 4.4).
     pub const STALE: Self =
@@ -31,7 +30,6 @@ impl Ede {
     /// The client may not ask for names outside the zones (RFC 8914 section 4.19).
     pub const PROHIBITED: Self =
         Self { code: 18, text: "names outside the zones aren't resolved for this client" };
-    /// CNAME records form a loop.
     pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
 
     #[must_use]

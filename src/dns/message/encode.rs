@@ -19,7 +19,6 @@ const FIXED: usize = 10;
 /// The two bits that mark a compression pointer.
 const POINTER: u16 = 0xc000;
 
-/// The offsets of the records in an encoded response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordOffsets {
     /// The offsets of the records in the three sections, in order; records that didn't fit are missing.
@@ -27,7 +26,6 @@ pub struct RecordOffsets {
 }
 
 impl RecordOffsets {
-    /// Returns whether all records of the response fitted.
     #[must_use]
     pub fn is_whole(&self, response: &Reply) -> bool {
         self.sections.iter().zip(response.sections()).all(|(places, records)| places.len() == records.len())
@@ -95,7 +93,6 @@ fn encode_any(
     Ok((bytes, layout))
 }
 
-/// Writes records while they fit.
 struct RecordWriter<'a, 'n> {
     encoder: BinEncoder<'a>,
     room: usize,

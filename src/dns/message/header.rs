@@ -23,11 +23,8 @@ pub(crate) const OPT_LENGTH: usize = 11;
 /// The result of the check of a message before it is decoded.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HeaderCheck {
-    /// The message must be decoded and answered.
     Question,
-    /// This reply must be sent.
     Reply(Vec<u8>),
-    /// The message must be dropped.
     Silence,
 }
 
@@ -147,7 +144,6 @@ fn question(message: &[u8]) -> Option<&[u8]> {
     message.get(HEADER..at + 4)
 }
 
-/// The result of parsing an upstream's reply.
 #[derive(Debug)]
 pub enum UpstreamReply {
     /// An answer, or an error response of the upstream.
@@ -156,7 +152,6 @@ pub enum UpstreamReply {
     Truncated(Option<Box<Message>>),
     /// A reply to the query that can't be decoded.
     Malformed,
-    /// Not a reply to the query.
     Mismatch,
 }
 

@@ -26,7 +26,6 @@ pub struct UpstreamQuery {
 /// The minimum size of a record in bytes: a compression pointer, type, class, TTL and length (RFC 1035 section 4.1.3).
 const SHORTEST_RECORD: usize = 12;
 
-/// Returns the maximum number of records that fit in `bytes`.
 #[must_use]
 pub fn max_records(bytes: u16) -> usize {
     usize::from(bytes) / SHORTEST_RECORD

@@ -21,11 +21,9 @@ pub struct Reply {
     pub ede: Option<Ede>,
     /// Further options for clients that use EDNS.
     pub options: Vec<EdnsOption>,
-    /// The plugin that made the answer.
     pub plugin: &'static str,
     /// The time that the answer has spent in a cache.
     pub age: Duration,
-    /// Whether `cache` may store the answer.
     pub is_cacheable: bool,
     /// The conditions for reusing the answer without calling the plugins; `None` if it can't be reused.
     pub repeat: Option<Box<Validity>>,
@@ -34,7 +32,6 @@ pub struct Reply {
 // === impl Reply ===
 
 impl Reply {
-    /// Returns an answer without records.
     #[must_use]
     pub fn new(metadata: Metadata, plugin: &'static str) -> Self {
         Self {

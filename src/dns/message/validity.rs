@@ -24,13 +24,11 @@ pub struct Validity {
     pub links: Vec<Arc<Link>>,
     /// The version of the set of names at the time of the answer.
     pub names: Option<NameSetVersion>,
-    /// The cache entries that the answer is made of.
     pub kept: Vec<CacheEntryRef>,
     /// The clients that may get the answer: those in every one of the scopes.
     pub clients: Vec<ClientScope>,
     /// The records with a TTL that counts down; the TTLs of all other records are constant.
     pub countdown: Vec<TtlCountdown>,
-    /// The record with the serial of a zone of links.
     pub serial: Option<Serial>,
     /// Whether the order of the answer's addresses is randomized.
     pub shuffled: bool,
@@ -67,7 +65,6 @@ pub enum Section {
     Additional,
 }
 
-/// Records with a TTL that counts down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TtlCountdown {
     pub section: Section,

@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-/// An address of an interface.
 #[derive(Clone, Debug)]
 pub struct Interface {
     pub name: String,
@@ -31,7 +30,6 @@ pub fn interfaces() -> nix::Result<Vec<Interface>> {
     Ok(getifaddrs()?.map(interface).collect())
 }
 
-/// Returns whether an address belongs to this host.
 #[must_use]
 pub fn is_own(ip: IpAddr) -> bool {
     // All of 127.0.0.0/8 is local, but the interfaces list only one address of it.

@@ -16,7 +16,6 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::{Section, Validity};
 use crate::store::Store;
 
-/// The maximum size of a cached answer, in bytes.
 pub const MAX_RESPONSE_BYTES: usize = 4096;
 
 /// An answer in wire form that may be reused.
@@ -33,7 +32,6 @@ pub struct WireResponse {
     ttls: Box<[TtlGroup]>,
     /// The offset of the SOA serial to replace by the serial of the store.
     serial: Option<(usize, Arc<Store>)>,
-    /// The addresses to shuffle.
     addresses: Option<AddressOrder>,
 }
 

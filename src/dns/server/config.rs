@@ -19,7 +19,6 @@ use crate::dns::plugins::build;
 use crate::dns::plugins::setup::{BlockBuilder, ServerContext};
 use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
 
-/// The configuration that a Corefile describes.
 #[derive(Debug)]
 pub struct Configuration {
     pub blocks: Vec<BuiltBlock>,
@@ -53,7 +52,6 @@ pub struct Listener {
     pub place: Position,
 }
 
-/// The transport and the address of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenAt {
     pub scheme: Scheme,

@@ -7,7 +7,6 @@ use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::config::{Configuration, build_blocks, text_of};
 
-/// The name of the built-in Corefile in errors.
 const BUILT_IN: &str = "(built-in Corefile)";
 
 #[derive(Clone, Debug)]

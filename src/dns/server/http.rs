@@ -41,7 +41,6 @@ pub(crate) struct Http {
 /// A listener on one address. Dropping it stops the listener.
 struct HttpListener {
     place: HttpAddress,
-    /// The paths that are currently served.
     paths: watch::Sender<Vec<&'static str>>,
     holders: PortReservation,
     _guard: DropGuard,
@@ -119,7 +118,6 @@ impl Http {
         })
     }
 
-    /// Opens the configured ports that aren't open yet.
     pub(crate) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<OpenedPort>, ServerError> {
         let mut opened: Vec<OpenedPort> = Vec::new();
         for endpoint in endpoints {

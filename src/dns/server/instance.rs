@@ -41,13 +41,11 @@ pub(crate) struct Instance {
     /// The number and the port of each removed listener that still has replies to send.
     draining: Vec<(u64, u16)>,
     tasks: JoinSet<()>,
-    /// The settings of the plugin `reload`.
     pub(crate) reload: Option<Reload>,
     /// The `lameduck` duration: how long lb-linker serves after it was told to stop.
     pub(crate) lameduck: Duration,
 }
 
-/// The changes that a configuration made.
 pub(crate) struct ReloadSummary {
     blocks: usize,
     new: usize,
@@ -107,7 +105,6 @@ impl Instance {
         self.blocks.iter().flat_map(|live| live.identity.files()).cloned().collect()
     }
 
-    /// Returns the current and future servers.
     pub(crate) fn servers(&self) -> watch::Receiver<Servers> {
         self.servers.subscribe()
     }

@@ -59,7 +59,6 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
     }
 }
 
-/// A prefetch, and the server and plugin that perform it.
 type LookAhead = (Arc<Server>, Arc<LbLinker>, Query);
 
 /// Discards cached data that a change makes doubtful; returns the questions to prefetch.

@@ -37,7 +37,6 @@ const MAX_PERCENT_OF_FILES: usize = 2;
 /// The timeout for a client to send a request, and then to read the reply, as in CoreDNS.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The maximum size of a request's head, in bytes.
 const MAX_HEADER_BYTES: usize = 16 << 10;
 
 /// How long pending requests delay the shutdown.

@@ -64,7 +64,6 @@ impl TlsError {
     }
 }
 
-/// The path and contents of a PEM file.
 #[derive(Clone, Copy, Debug)]
 pub struct Pem<'a> {
     pub file: &'a Path,
@@ -74,7 +73,6 @@ pub struct Pem<'a> {
 /// The certificates that a server requires of its clients, as Go's `ClientAuthType`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientAuth {
-    /// None.
     #[default]
     None,
     /// Any certificate, optionally.

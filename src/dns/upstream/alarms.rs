@@ -15,7 +15,6 @@ const IDLE: usize = 1000;
 #[derive(Debug, Default)]
 pub(crate) struct Alarms(Mutex<Vec<Pin<Box<Sleep>>>>);
 
-/// A timer in use.
 pub(crate) struct Alarm<'a> {
     /// `None` only after the drop.
     timer: Option<Pin<Box<Sleep>>>,
@@ -23,7 +22,6 @@ pub(crate) struct Alarm<'a> {
 }
 
 impl Alarms {
-    /// Returns a timer that fires at the deadline.
     pub(crate) fn at(&self, deadline: Instant) -> Alarm<'_> {
         let idle = self.0.lock().pop();
         let timer = match idle {

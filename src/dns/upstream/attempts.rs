@@ -23,7 +23,6 @@ pub(crate) struct AttemptSchedule {
     turn: usize,
     /// The earliest time of the next attempt.
     next: Instant,
-    /// The start of the current round.
     round: Instant,
     waiting: SmallVec<[InFlight; 1]>,
     tries: usize,
@@ -52,7 +51,6 @@ pub(crate) struct InFlight {
     index: usize,
 }
 
-/// The next attempt: its time and its upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextAttempt {
     pub(crate) at: Instant,

@@ -24,7 +24,6 @@ use crate::dns::message::query::UpstreamQuery;
 /// The first and the longest pause between two attempts to resolve the names.
 const RESOLVE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// The location of an upstream.
 #[derive(Clone, Debug)]
 pub enum UpstreamAddr {
     Address(SocketAddr, TransportConfig),
@@ -35,9 +34,7 @@ pub enum UpstreamAddr {
 /// The transport to an upstream, independent of its address.
 #[derive(Clone)]
 pub enum TransportConfig {
-    /// UDP and TCP.
     Plain,
-    /// TCP only.
     Tcp,
     /// TLS; the certificate must have the name, or else the address.
     Tls(TlsConnector, Option<ServerName<'static>>),

@@ -22,7 +22,6 @@ pub struct ForwardOptions {
     pub health_check: HealthCheck,
     /// The limits of idle connections and sockets.
     pub keep: PoolConfig,
-    /// The timeout for an upstream's answer.
     pub read_timeout: Duration,
     /// The maximum number of failed attempts for one query; `None` for two with each upstream.
     pub max_attempts: Option<usize>,
@@ -37,7 +36,6 @@ pub struct ForwardOptions {
     pub failover: Vec<ResponseCode>,
     /// Whether UDP is tried first for queries that clients sent by TCP.
     pub prefer_udp: bool,
-    /// The source address of queries.
     pub source: Option<IpAddr>,
     pub metrics: Option<Arc<ForwardMetrics>>,
 }
@@ -63,7 +61,6 @@ impl Default for ForwardOptions {
     }
 }
 
-/// The origin of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LookupOrigin {
     /// A client's query by UDP.
@@ -81,7 +78,6 @@ pub struct PoolConfig {
     pub idle: Duration,
     /// The maximum age of a connection; `None` for no limit.
     pub age: Option<Duration>,
-    /// The maximum number of idle connections.
     pub number: usize,
     /// The maximum number of idle UDP sockets.
     pub sockets: usize,

@@ -16,13 +16,10 @@ pub struct UpstreamEndpoint {
 pub enum Transport {
     /// UDP, and TCP for truncated answers.
     Udp,
-    /// TCP only.
     Tcp,
-    /// TLS only.
     Tls(TlsClient),
 }
 
-/// The TLS client of an upstream.
 #[derive(Clone)]
 pub struct TlsClient {
     pub connector: TlsConnector,

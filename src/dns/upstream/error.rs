@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use super::socket_budget::NoSocket;
 use crate::dns::net::is_shortage;
 
-/// The timeout for a connection to be established.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The error of an exchange. The text equals CoreDNS's, because `consolidate` and users' alerts match it: `read udp
@@ -26,7 +25,6 @@ pub(crate) struct ExchangeError {
 
 const DIAL: &str = "dial";
 
-/// A step of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
     verb: &'static str,
@@ -138,7 +136,6 @@ pub enum ForwardError {
     /// Too many look-ups are under way. The beginning of the text equals CoreDNS's.
     #[error("concurrent queries exceeded maximum {maximum}{}", share(*own))]
     Busy {
-        /// The limit for all clients.
         maximum: usize,
         /// The number of look-ups that this client holds.
         own: usize,

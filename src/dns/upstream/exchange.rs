@@ -38,7 +38,6 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a reused connection may be silent before a new one is tried: the other end may be gone.
 const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The start and the deadlines of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
     pub(crate) begun: Instant,

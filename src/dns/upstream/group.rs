@@ -29,7 +29,6 @@ use crate::dns::upstream::refusals::RefusedLookups;
 /// How long upstreams are tried for one query, as in CoreDNS. The caller may give up earlier.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The upstreams of a directive.
 #[derive(Debug)]
 pub struct UpstreamGroup {
     /// Changes when names of upstreams are resolved.
@@ -48,7 +47,6 @@ pub struct UpstreamGroup {
 type UpstreamOrder = SmallVec<[Arc<Upstream>; 2]>;
 
 impl UpstreamGroup {
-    /// Returns a client of these upstreams.
     #[must_use]
     pub fn new(endpoints: Vec<UpstreamEndpoint>, options: ForwardOptions) -> Self {
         // Each look-up needs a socket: with a higher limit, a client's share could exceed all sockets.
@@ -180,7 +178,6 @@ impl UpstreamGroup {
         }
     }
 
-    /// Returns the error of an unanswered look-up.
     fn failed(&self, rounds: &AttemptSchedule, purpose: LookupOrigin, client: IpAddr) -> ForwardError {
         if !rounds.lack_sockets() {
             return ForwardError::NoAnswer(rounds.why());

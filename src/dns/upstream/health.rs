@@ -35,7 +35,6 @@ pub(crate) struct Upstream {
     pub(crate) budget: Arc<SocketBudget>,
     pub(crate) alarms: Alarms,
     pub(crate) reply_timeout: Duration,
-    /// The source address of queries.
     pub(crate) source: Option<IpAddr>,
     pub(crate) metrics: Option<UpstreamCounters>,
     /// The number of consecutive failed health checks.

@@ -7,7 +7,6 @@ use rand::seq::SliceRandom;
 /// The order in which upstreams are queried, CoreDNS's option `policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SelectionPolicy {
-    /// A random order for each query.
     Random,
     /// Each upstream is first in turn.
     RoundRobin,

@@ -12,7 +12,6 @@ use super::error::ForwardError;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The refused look-ups of a directive.
 #[derive(Debug, Default)]
 pub(crate) struct RefusedLookups(Mutex<RefusedState>);
 

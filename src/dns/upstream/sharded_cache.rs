@@ -101,7 +101,6 @@ impl<V: Clone> ShardedCache<V> {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Changes a shard, and updates the number of entries.
     fn change<R>(&self, shard: &mut CacheShard<V>, change: impl FnOnce(&mut CacheShard<V>) -> R) -> R {
         let before = shard.values.len();
         let result = change(shard);

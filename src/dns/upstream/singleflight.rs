@@ -101,7 +101,6 @@ where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// Returns a handle of the look-up with that key, if one is under way.
     pub(crate) fn under_way(&self, key: &K) -> Option<Call<T>> {
         self.calls.get(key).map(|calls| calls.join())
     }

@@ -20,7 +20,6 @@ const CHECKS_PERCENT: usize = 5;
 /// Idle sockets in the pools, in percent.
 const IDLE_PERCENT: usize = 10;
 
-/// The limits of sockets to upstreams in a process.
 #[derive(Debug)]
 pub struct SocketBudget {
     names: Arc<ClientQuota>,

@@ -11,10 +11,8 @@ use crate::dns::transport::tls::{TlsError, certificates, system_roots};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
-    /// The expected data is missing.
     #[error("there is no {0} in PEM: {1}")]
     Missing(&'static str, pem::Error),
-    /// The data can't be used.
     #[error("{0}")]
     Unfit(rustls::Error),
 }
@@ -65,7 +63,6 @@ pub enum ConnectorError {
     /// The key is invalid, or doesn't match the certificate.
     #[error("{0}")]
     Key(PemError),
-    /// Another error of the TLS configuration.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }

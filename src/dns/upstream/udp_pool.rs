@@ -47,7 +47,6 @@ pub(crate) struct UdpUpstreamSocket {
 }
 
 impl UdpUpstreamSocket {
-    /// Opens a socket with a random port.
     pub(crate) fn open(from: Option<SocketAddr>, to: SocketAddr, permit: SocketPermit) -> io::Result<Self> {
         let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
@@ -166,7 +165,6 @@ impl UdpPool {
         None
     }
 
-    /// Returns a socket to the pool after an answer.
     pub(crate) fn put(&self, mut socket: UdpUpstreamSocket) {
         socket.left -= 1;
         socket.has_been_read();

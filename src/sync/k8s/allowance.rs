@@ -31,7 +31,6 @@ impl<K: Hash + Eq + Clone> Allowance<K> {
         Self { most, span, used: HashMap::new() }
     }
 
-    /// Uses a key, if allowed now.
     pub(crate) fn take(&mut self, key: &K, now: Instant) -> Allowed {
         let span = self.span;
         let is_recent = |used: &Instant| now.duration_since(*used) < span;
@@ -50,7 +49,6 @@ impl<K: Hash + Eq + Clone> Allowance<K> {
         if used.len() == self.most { Allowed::Last } else { Allowed::Yes }
     }
 
-    /// Returns whether a use of a key would be allowed now.
     pub(crate) fn allows(&self, key: &K, now: Instant) -> bool {
         let is_recent = |used: &&Instant| now.duration_since(**used) < self.span;
         self.used.get(key).is_none_or(|used| used.iter().filter(is_recent).count() < self.most)

@@ -10,7 +10,6 @@ use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::reply::Reply;
 use crate::model::names;
 
-/// Returns whether all records of a response are addresses of this name.
 pub(super) fn are_all(response: &Reply, name: &Name) -> bool {
     response.sections().into_iter().flatten().all(|record| {
         matches!(record.data, RData::A(_) | RData::AAAA(_)) && same_spelling(&record.name, name)

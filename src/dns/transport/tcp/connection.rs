@@ -75,7 +75,6 @@ struct Session {
     protocol: Protocol,
     input: ReadBuffer,
     output: WriteHalf,
-    /// Questions that wait for an upstream.
     waiting: JoinSet<io::Result<Option<BufferedReply>>>,
     /// Whether further questions are read.
     open: bool,
@@ -85,7 +84,6 @@ struct Session {
     rested: Instant,
 }
 
-/// A question for the full handler.
 struct Unanswered {
     message: Vec<u8>,
     /// The key for the response cache, if the answer may be cached.

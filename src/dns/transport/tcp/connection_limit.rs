@@ -43,7 +43,6 @@ pub struct ConnectionLimiter {
     state: Mutex<LimiterState>,
     /// Pending questions, not counting the first of each connection.
     waiting: Arc<ClientQuota>,
-    /// Unread bytes of large answers.
     unread: Arc<ClientQuota>,
 }
 

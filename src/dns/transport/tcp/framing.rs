@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use crate::dns::transport::client_quota::QuotaGuard;
 
 const MAX_QUERY_BYTES: usize = 4096;
-/// The number of bytes that one read asks for.
 const READ_BYTES: usize = 2048;
 /// No further answers are added to a client's output from this number of unread bytes on.
 const BATCH_BYTES: usize = 4096;
@@ -57,7 +56,6 @@ impl ReadBuffer {
         Ok(rest.get(..length))
     }
 
-    /// Advances to the next message, if there is one.
     pub fn advance(&mut self, now: Instant) {
         let Some((_, length)) = self.length() else { return };
         self.taken += 2 + length;

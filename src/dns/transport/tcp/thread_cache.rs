@@ -12,7 +12,6 @@ use crate::dns::response_cache::{Capacity, ResponseCache};
 const MAX_BYTES_ALL_THREADS: usize = 8 << 20;
 const MIN_BYTES_PER_THREAD: usize = 128 << 10;
 
-/// The buffers of a thread.
 pub(super) struct ThreadCache {
     pub response_cache: ResponseCache,
     pub out: [u8; MAX_RESPONSE_BYTES],

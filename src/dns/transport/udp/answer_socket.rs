@@ -91,7 +91,6 @@ impl AnswerSocket {
         self.metrics.dropped(reason, number);
     }
 
-    /// Counts answers that the kernel refused to send.
     pub(super) fn count_refused(&self, number: u32) {
         if number > 0 {
             self.metrics.dropped(DropReason::Send, number);

@@ -120,7 +120,6 @@ impl DatagramBatch {
         (self.received, self.answered) = (0, 0);
     }
 
-    /// Returns a datagram, and the buffer for its answer.
     pub(super) fn exchange(&mut self, at: usize) -> (&[u8], &mut [u8]) {
         let length = self.incoming.headers[at].msg_len as usize;
         (&self.requests[at][..length.min(MAX_REQUEST_BYTES)], &mut self.answers[self.answered])

@@ -42,11 +42,9 @@ pub(super) static NEIGHBORS: SharedTable = SharedTable::new();
 #[derive(Debug)]
 pub(super) struct SharedTable {
     last: Mutex<Option<Arc<NeighborTable>>>,
-    /// Locked during a reading.
     next_reading: Mutex<Option<Instant>>,
 }
 
-/// A reading of the neighbor table.
 #[derive(Debug, Default)]
 pub(super) struct NeighborTable {
     /// The state of each address with an entry. Packets to an address in [`INCOMPLETE`] wait in the kernel.
@@ -59,12 +57,10 @@ pub(super) struct NeighborTable {
 }
 
 impl NeighborTable {
-    /// Returns whether an address has an entry in one of the states.
     pub(super) fn has(&self, address: IpAddr, states: u16) -> bool {
         self.states.get(&address).is_some_and(|state| state & states != 0)
     }
 
-    /// Returns the addresses that the kernel is resolving.
     pub(super) fn unresolved(&self) -> HashSet<IpAddr> {
         self.states
             .iter()

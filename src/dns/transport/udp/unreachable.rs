@@ -23,7 +23,6 @@ const MAX_ADDRESSES: usize = 1024;
 /// The interval between two removals of expired limits.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The unreachable addresses of a listener.
 #[derive(Debug, Default)]
 pub(super) struct Unreachable {
     /// Whether there are any limits: a cheap check for the fast path.

@@ -42,7 +42,6 @@ pub(super) struct Worker {
     /// The number of the listener's questions in the slow path.
     pub(super) pending: Arc<AtomicUsize>,
     pub(super) stop: Arc<AtomicBool>,
-    /// The runtime of the full handler.
     pub(super) runtime: Handle,
 }
 

@@ -88,7 +88,6 @@ async fn an_idle_connection_is_closed_after_30_seconds() {
     assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
 }
 
-/// Returns a handler for the links of a store.
 fn handler_of(store: &Arc<Store>) -> Arc<Handler> {
     store.set_zones([&Name::from_ascii("lb.internal.").unwrap()]);
     store.set_synced();
