@@ -12,7 +12,9 @@ use nix::sys::resource::{Resource, getrlimit};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Udp,
+    /// TCP (RFC 7766).
     Tcp,
+    /// TLS (RFC 7858).
     Tls,
 }
 

@@ -12,6 +12,7 @@ use crate::dns::message::presentation::parse_name;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scheme {
     Dns,
+    /// TLS (RFC 7858).
     Tls,
 }
 
