@@ -1,8 +1,7 @@
-//! The links: a concurrent map by Service key, an index by DNS name and by address, and a feed of
-//! changes.
+//! The links: a concurrent map by Service key, an index by DNS name and by address, and a change feed.
 //!
-//! `sync` writes it, `dns` reads it, and they meet nowhere else. It does no I/O. Readers never
-//! wait for a writer that changes another name; writers take turns.
+//! `sync` writes the store, `dns` reads it, and the two modules meet nowhere else. The store does no I/O. A reader
+//! never waits for a writer that changes another name. Writers are serialized.
 
 mod index;
 pub mod metrics;
@@ -36,35 +35,35 @@ use names::allocator::NameAllocator;
 pub(crate) use ports::PortInterner;
 use table::{Keyed, Table};
 
-/// How many changes a subscriber may be behind before it is told that it missed some. It then
-/// looks at every link, so a larger number saves work and nothing else.
+/// Capacity of the change feed, in changes. A subscriber that falls behind rescans all links, so a larger number only
+/// saves work.
 const FEED_CAPACITY: usize = 1024;
 
-/// What the store does with a link whose Service is gone.
+/// How the store treats a link after its Service is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnGone {
-    /// Its names stay taken, without a target, until [`Store::forget`]: the reconciler removes
-    /// the external target first.
+    /// The link keeps its names, without a target, until [`Store::forget`]: the reconciler removes the external target
+    /// first.
     Kept,
-    /// It is forgotten at once: no external targets are written.
+    /// The link is forgotten at once: no external targets are written.
     Dropped,
 }
 
-/// The external target of a link that an earlier process has left.
+/// The external target of a link, as an earlier process left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PersistedTarget {
-    /// What it points at; nothing if that isn't a target that may be followed.
+    /// The target; `None` if the target policy denies it.
     pub target: Option<Target>,
-    /// The Service whose target that is: another one of its name has another.
+    /// The Service that the external target was written for; another Service of the same name has another target.
     pub written_for: TargetOwner,
-    /// The further DNS names that are noted on it, as far as they are granted.
+    /// The custom hostnames recorded on the external target that the hostname policy still allows.
     pub hostnames: Box<[Box<str>]>,
-    /// Whether lb-linker would remove it without its Service.
+    /// Whether lb-linker removes the external target when its Service is gone.
     pub is_ours: bool,
 }
 
 impl PersistedTarget {
-    /// Returns the uid of its Service, where that is noted; else an empty one.
+    /// Returns the recorded uid of the Service, or an empty uid if none is recorded.
     #[must_use]
     pub fn uid(&self) -> Uid {
         match &self.written_for {
@@ -74,24 +73,24 @@ impl PersistedTarget {
     }
 }
 
-/// The external targets that an earlier process has left, and what the first complete list says of their Services.
+/// The external targets that an earlier process left, compared with the first complete list of Services.
 #[derive(Clone, Debug, Default)]
 pub struct PersistedTargets {
-    /// How many Services with an external target are in the list.
+    /// The number of listed Services that have an external target.
     pub listed: usize,
-    /// The others' external targets.
+    /// The external targets of the Services that the list lacks.
     pub unlisted: Vec<(ServiceKey, PersistedTarget)>,
 }
 
-/// Which Service of a name an external target was written for.
+/// The Service that an external target was written for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetOwner {
-    /// The one with this uid, as lb-linker has noted.
+    /// The Service with this uid, as recorded on the external target.
     Uid(Uid),
-    /// One that was created until then, in seconds since 1970: the earlier operator made external
-    /// targets after their Services, and deleted them with them.
+    /// A Service created no later than this time, in seconds since 1970: the earlier operator created external targets
+    /// after their Services, and deleted both together.
     CreatedUntil(i64),
-    /// It isn't noted.
+    /// Not recorded: any Service of that name.
     Anybody,
 }
 
@@ -110,23 +109,22 @@ impl TargetOwner {
 pub struct Store {
     links: Table<Keyed>,
     index: Index,
-    /// Which link has which name. Each write to the store holds this lock.
+    /// Owner of each name. Every write to the store holds this lock.
     allocator: Mutex<NameAllocator>,
     feed: broadcast::Sender<LinkChange>,
     synced: watch::Sender<bool>,
     holders_known: watch::Sender<bool>,
-    /// What the external targets point at that an earlier process has left: until all Services are
-    /// listed of all, from then on of those whose Service was gone.
+    /// Targets read from the external targets of an earlier process: those of all Services until the first complete
+    /// list, afterwards only those of Services that no longer exist.
     last_targets: DashMap<ServiceKey, PersistedTarget>,
-    /// Services that exist and can't be read.
+    /// Services that exist but can't be decoded.
     unreadable: DashSet<ServiceKey>,
     serial: AtomicU64,
-    /// What the serial is more than the newest resourceVersion: nothing, unless versions have gone backwards.
+    /// The serial minus the newest resourceVersion: 0 unless resourceVersions have gone backwards.
     ahead: AtomicU64,
-    /// Whether the serial is a resourceVersion.
+    /// Whether the serial follows resourceVersions instead of the clock.
     versioned: AtomicBool,
     departed: OnGone,
-    /// The origins of the zones, in wire form.
     zones: RwLock<Zones>,
 }
 
@@ -136,8 +134,6 @@ type Zones = Arc<[Box<[u8]>]>;
 fn origins<'a>(zones: impl IntoIterator<Item = &'a Name>) -> Zones {
     zones.into_iter().filter_map(|zone| Some(crate::model::names::wire(zone.iter())?.into())).collect()
 }
-
-// === impl Store: for writers ===
 
 impl Store {
     /// Returns an empty store that isn't synced yet.
@@ -160,14 +156,14 @@ impl Store {
         }
     }
 
-    /// Returns the store with the zones that its names stand in: a name that a link asks for may be
-    /// another link's own.
+    /// Returns the store with its zones. They tell whether a custom hostname of one link is the default name of
+    /// another.
     #[must_use]
     pub fn with_zones<'a>(self, zones: impl IntoIterator<Item = &'a Name>) -> Self {
         Self { zones: RwLock::new(origins(zones)), ..self }
     }
 
-    /// Takes over that the zones have changed: a name that a link asks for may be another one's own now.
+    /// Replaces the zones and checks all custom hostnames again: one may now be the default name of another link.
     pub fn set_zones<'a>(&self, zones: impl IntoIterator<Item = &'a Name>) {
         let mut allocator = self.write();
         *self.zones.write() = origins(zones);
@@ -181,33 +177,32 @@ impl Store {
         Arc::clone(&self.zones.read())
     }
 
-    /// Returns the store of a source whose objects have resourceVersions: the serial is never counted from
-    /// the clock, not even before the first one.
+    /// Returns the store for a source of objects with resourceVersions: the serial is never derived from the clock,
+    /// not even before the first resourceVersion.
     #[must_use]
     pub fn with_versions(self) -> Self {
         self.versioned.store(true, Ordering::Relaxed);
         self
     }
 
-    /// Takes over what a source saw of one Service; returns the change of its link, if any.
+    /// Applies one observed Service; returns the change of its link, if any.
     pub fn apply(&self, observed: ObservedService) -> Option<LinkChange> {
         let mut allocator = self.write();
         self.apply_one(&mut allocator, observed)
     }
 
-    /// Takes over that a Service exists though it can't be read: what is known of it stays.
+    /// Records that a Service exists but can't be decoded. Its link, if any, stays as it is.
     pub fn set_unreadable(&self, key: &ServiceKey) {
         self.unreadable.insert(key.clone());
     }
 
-    /// Takes over that a Service is gone, or left the selection. A `uid` that isn't the link's
-    /// means another, earlier Service of that name, and changes nothing.
+    /// Records that a Service is deleted or has left the selection. A `uid` other than the link's means an earlier
+    /// Service of the same name, and changes nothing.
     pub fn delete(&self, key: &ServiceKey, uid: &str, resource_version: Option<u64>) -> Option<LinkChange> {
         self.delete_since(key, uid, resource_version, Instant::now())
     }
 
-    /// Does what [`Store::delete`] does with a Service that counts as gone since then: from that moment on it is counted
-    /// how long its external target stays.
+    /// Like [`Store::delete`], for a Service that is gone since the given time: its deletion delay starts then.
     pub fn delete_since(
         &self,
         key: &ServiceKey,
@@ -218,7 +213,7 @@ impl Store {
         let mut allocator = self.write();
         let was_unreadable = self.unreadable.remove(key).is_some();
         let Some(link) = self.get(key) else {
-            // Its Service couldn't be decoded, but its external target may still be there.
+            // The Service couldn't be decoded, but its external target may still exist.
             return was_unreadable.then(|| self.record_change(&mut allocator, key, None, None));
         };
         if link.uid != *uid || link.is_gone() {
@@ -228,8 +223,8 @@ impl Store {
         Some(self.depart(&mut allocator, &link, since))
     }
 
-    /// Returns how many links there are whose Services are followed, and which of those in a namespace, or in all, a
-    /// list of it lacks.
+    /// Returns the number of links of watched Services, and the links in `namespace` (`None`: in all namespaces) that
+    /// the list lacks.
     #[must_use]
     pub fn missing_from<'a>(
         &self,
@@ -248,10 +243,10 @@ impl Store {
         (known, missing)
     }
 
-    /// Replaces the links of a namespace, or all, by a complete list: what isn't in it is gone, but
-    /// for the Services in `unreadable`, which exist but can't be decoded, and those in `kept`,
-    /// which wait for a second list. Links that stay the same aren't touched, and readers see each link either as it was
-    /// or as it is. Returns what changed.
+    /// Replaces the links of a namespace (`None`: of all namespaces) by a complete list. Services that the list lacks
+    /// are gone, except those in `unreadable`, which exist but can't be decoded, and those in `kept`, which wait for a
+    /// second list. Unchanged links aren't touched, and readers see each link either before or after its change.
+    /// Returns the changes.
     pub fn replace(
         &self,
         namespace: Option<&str>,
@@ -272,7 +267,7 @@ impl Store {
             .into_iter()
             .filter(|link| within(&link.key))
             .filter(|link| !listed.contains(&link.key) && !kept.contains(&link.key))
-            // No list has what isn't followed.
+            // A link that is gone or left out is in no list.
             .filter(|link| !link.is_gone() && !link.is_left_out())
             .collect();
         let mut changes = Vec::new();
@@ -287,41 +282,40 @@ impl Store {
         changes
     }
 
-    /// Takes over that everything has been listed once: from here on a name that isn't in the store
-    /// doesn't exist.
+    /// Marks the first complete list as applied: from here on a name that isn't in the store doesn't exist.
     pub fn set_synced(&self) {
-        // A zone without links has a serial, too, where it is counted from the clock.
+        // A zone without links needs a serial, too, if the serial is derived from the clock.
         if self.serial.load(Ordering::Relaxed) == 0 {
             self.advance_serial(None);
         }
         self.synced.send_replace(true);
-        // What an earlier process has left has been taken over, and was as much as all links are.
+        // Most entries have been moved into links by now.
         self.last_targets.shrink_to_fit();
         // Cached "not ready" answers are invalid from here on.
         let _writer = self.write();
         self.index.names.change();
     }
 
-    /// Takes over that every external target that can be seen has been shown to
-    /// [`Store::set_holder`], or that none can be seen: names are given to links from here on.
+    /// Marks the owners of external targets as known: every readable external target has been passed to
+    /// [`Store::set_holder`], or none can be read. Names are allocated from here on.
     pub fn set_holders_known(&self) {
         self.holders_known.send_replace(true);
     }
 
-    /// Takes over what the external target of a link pointed at before this process was there. A
-    /// Service whose status is blank when it is seen first keeps it, unless it is another Service: then the
-    /// external target is an earlier Service's. Returns the change of its link, if it was seen before.
+    /// Records the target of an external target that an earlier process wrote. A Service with a blank status when it
+    /// is first observed keeps this target, unless the external target was written for an earlier Service of the same
+    /// name. Returns the change of its link if the Service has been observed already.
     pub fn set_last_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
         let mut allocator = self.write();
         if !self.is_synced() {
             self.last_targets.insert(key.clone(), last);
             return None;
         }
-        // The external targets could be seen later than the Services.
+        // External targets may be observed later than the Services.
         let blank = |link: &Arc<Link>| !link.is_gone() && !link.is_left_out() && link.target.is_none();
         let link = self.get(key).filter(blank)?;
         let kept = match last.target {
-            // By now its predecessor may have been seen, too: only a note is certain.
+            // The link's predecessor may have been observed by now, too: only a recorded uid is certain.
             Some(target) if last.written_for == TargetOwner::Uid(link.uid.clone()) => {
                 Link { target: Some(target), state: LinkState::Stale, ..Link::clone(&link) }
             }
@@ -333,19 +327,18 @@ impl Store {
         Some(self.upsert(&mut allocator, Some(link), kept))
     }
 
-    /// Adds a link for a Service that was gone before this process could see it, because its
-    /// external target still stands. It keeps the names that it holds, and comes last for all
-    /// others; of its custom hostnames it keeps those without another owner. Returns
-    /// nothing if there is a link, or a Service that can't be read.
+    /// Adds a link for a Service that was gone before this process started, because its external target still exists.
+    /// The link keeps the names that it owns, ranks last for all other names, and keeps those of its custom hostnames
+    /// that have no other owner. Returns `None` if the link exists, or if the Service can't be decoded.
     pub fn insert_gone(&self, key: &ServiceKey, hostnames: Vec<Box<str>>) -> Option<LinkChange> {
         self.insert_ghost(key, "", false, hostnames)
     }
 
-    /// Returns the external targets that an earlier process has left and that lb-linker would remove without their
-    /// Services, once all Services have been listed and before [`Store::set_synced`].
+    /// Returns the external targets of an earlier process that lb-linker removes if their Services are gone. To be
+    /// called after the first complete list and before [`Store::set_synced`].
     #[must_use]
     pub fn recorded(&self) -> PersistedTargets {
-        // A Service that isn't followed may be known for the finalizer that it carries.
+        // A Service outside the selection may have a link because of its finalizer.
         let is_unlisted = |key: &ServiceKey| self.get(key).is_none_or(|link| link.was_never_seen());
         let left = |entry: &dashmap::mapref::multiple::RefMulti<'_, ServiceKey, PersistedTarget>| {
             entry.is_ours && is_unlisted(entry.key()) && !self.unreadable.contains(entry.key())
@@ -357,9 +350,9 @@ impl Store {
         PersistedTargets { listed: self.links().iter().filter(holds).count(), unlisted }
     }
 
-    /// Takes over that a Service isn't followed, perhaps because a flag leaves it out, and what its external target
-    /// says: adds a link in [`LinkState::LeftOut`], or changes the one of a Service that this process has never seen.
-    /// `uid` is the Service's, or empty where it isn't known. Returns nothing where nothing changes.
+    /// Records that a Service isn't selected, perhaps because of a flag, and the contents of its external target: adds
+    /// a link in [`LinkState::LeftOut`], or changes the link of a Service that this process has never observed. `uid`
+    /// is the Service's, or empty if unknown. Returns `None` if nothing changes.
     pub fn keep_left_out(
         &self,
         key: &ServiceKey,
@@ -387,16 +380,16 @@ impl Store {
         Some(self.upsert(&mut allocator, known, kept))
     }
 
-    /// Takes over that the Service of a link in [`LinkState::LeftOut`] is gone, and counts as gone since then.
+    /// Records that the Service of a link in [`LinkState::LeftOut`] is gone since the given time.
     pub fn end_left_out(&self, key: &ServiceKey, since: Instant) -> Option<LinkChange> {
         let mut allocator = self.write();
         let link = self.get(key).filter(|link| link.is_left_out())?;
         Some(self.depart(&mut allocator, &link, since))
     }
 
-    /// Adds a link for a Service of which it is only known that it isn't a load balancer any more,
-    /// or is being deleted; `guarded` says whether it carries our finalizer. A link whose Service is
-    /// gone learns that. Returns nothing if nothing changes.
+    /// Adds a link for a Service that is being deleted, or that is no longer a load balancer. `has_finalizer` tells
+    /// whether the Service has our finalizer. The link of a gone Service gets this uid and finalizer. Returns `None`
+    /// if nothing changes.
     pub fn insert_terminating(&self, key: &ServiceKey, uid: &str, has_finalizer: bool) -> Option<LinkChange> {
         self.insert_ghost(key, uid, has_finalizer, Vec::new())
     }
@@ -430,7 +423,7 @@ impl Store {
         Some(self.upsert(&mut allocator, None, ghost))
     }
 
-    /// Takes over that our finalizer has been put on the Service of a link, or taken off.
+    /// Records that our finalizer was added to the Service of a link, or removed from it.
     pub fn set_guarded(&self, key: &ServiceKey, uid: &str, has_finalizer: bool) -> Option<LinkChange> {
         let mut allocator = self.write();
         let link = self.get(key).filter(|link| link.uid == *uid && link.has_finalizer != has_finalizer)?;
@@ -438,15 +431,15 @@ impl Store {
         Some(self.upsert(&mut allocator, Some(link), changed))
     }
 
-    /// Forgets a link whose Service is gone or isn't followed: its names are free from here on.
+    /// Forgets a link that is gone or left out, and frees its names.
     pub fn forget(&self, key: &ServiceKey) -> Option<LinkChange> {
         let mut allocator = self.write();
         let link = self.get(key).filter(|link| link.is_gone() || link.is_left_out())?;
         Some(self.remove(&mut allocator, &link))
     }
 
-    /// Takes over which link an external target is labelled for, and which further names are noted
-    /// on it: the holder of a name keeps it.
+    /// Records the link that an external target is labelled for, and the custom hostnames recorded on it: an owner
+    /// keeps its names.
     pub fn set_holder(&self, object: &str, holder: Option<&ServiceKey>, hostnames: &[Box<str>]) {
         let mut allocator = self.write();
         let reassigned = allocator.set_holder(object, holder);
@@ -471,7 +464,7 @@ impl Store {
         self.unreadable.remove(&key);
         let known = self.get(&key);
         let key = known.as_ref().map_or_else(|| allocator.kept_key(&key), |link| link.key.clone());
-        // A recreated Service starts anew: its predecessor's target isn't its own.
+        // A recreated Service doesn't inherit the target of its predecessor.
         let same = known.as_ref().filter(|link| {
             let is_it = link.uid == uid || link.is_left_out() && link.uid.is_empty();
             is_it && !link.is_gone()
@@ -501,7 +494,7 @@ impl Store {
         let named = matches!(target, Some(Target::Hostname(_)));
         let link = Link {
             uid,
-            // A load balancer that is deleted and recreated keeps its place for its names.
+            // A load balancer that is deleted and recreated keeps its rank for its names.
             created: known
                 .as_ref()
                 .filter(|link| link.created != NEVER)
@@ -527,7 +520,7 @@ impl Store {
         let other_ports =
             |known: &Arc<Link>| Link { ports: link.ports.clone(), ..Link::clone(known) } == link;
         if named && known.as_ref().is_some_and(other_ports) {
-            // Nothing but DNS shows the ports of a hostname: subscribers of the feed need no change.
+            // Only DNS uses the ports of a hostname target: subscribers of the feed need no change.
             self.advance_serial(None);
             self.publish(allocator, &Arc::new(link));
             return None;
@@ -539,7 +532,7 @@ impl Store {
         match self.departed {
             OnGone::Dropped => self.remove(allocator, link),
             OnGone::Kept => {
-                // What a Service has left that never had a target itself is its predecessor's.
+                // A Service that never had a target itself still has its predecessor's external target.
                 let since = link.outlived_since().map_or(since, |outlived| outlived.min(since));
                 let state = LinkState::Gone(since.into());
                 let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
@@ -565,13 +558,13 @@ impl Store {
     }
 
     fn tell(&self, change: LinkChange) {
-        // Without a subscriber the send fails, and that is right.
+        // The send fails if there are no subscribers, which is fine.
         let _ = self.feed.send(change);
     }
 
-    /// Takes over that resourceVersions go on from this one, which is older than those before: etcd has been restored
-    /// to an earlier revision. The zone's serial goes on from where it is, as it may never go back (RFC 1982); a
-    /// process that starts later counts from the versions again.
+    /// Continues with a resourceVersion that is older than those before, because etcd has been restored to an earlier
+    /// revision. The serial of the zone still increases, as it must never decrease (RFC 1982). A process that starts
+    /// later counts from the resourceVersions again.
     pub fn rewind(&self, resource_version: u64) {
         let _writer = self.write();
         let next = self.serial.load(Ordering::Relaxed) + 1;
@@ -579,8 +572,8 @@ impl Store {
         self.serial.store(next, Ordering::Relaxed);
     }
 
-    /// The zone's serial is the newest resourceVersion applied, alike on all replicas; a source
-    /// without versions counts on from the clock, so that a restart never goes back.
+    /// Advances the serial of the zone: to the newest resourceVersion applied, which all replicas share, or, for a
+    /// source without resourceVersions, to the time in seconds, so that a restart never decreases it.
     fn advance_serial(&self, resource_version: Option<u64>) {
         match resource_version {
             Some(version) => {
@@ -598,15 +591,13 @@ impl Store {
     }
 
     fn write(&self) -> MutexGuard<'_, NameAllocator> {
-        // A panic of another writer leaves claims and maps usable: each step stands for itself.
+        // A panic of another writer leaves claims and maps usable: each step is complete in itself.
         let mut allocator = self.allocator.lock();
-        // What it had not told yet is told now.
+        // Send the changes that a panicked writer has left.
         allocator.pending_changes.take().into_iter().flatten().for_each(|change| self.tell(change));
         allocator
     }
 }
-
-// === impl Store: for readers ===
 
 impl Store {
     /// Returns the link of a Service.
@@ -621,7 +612,7 @@ impl Store {
         self.write().holds_something(key)
     }
 
-    /// Returns the links whose external target has this name: one, if any.
+    /// Returns the link that an external target of this name belongs to, if any.
     #[must_use]
     pub fn claimants(&self, external_target: &str) -> Vec<ServiceKey> {
         let mut keys = self.write().claimants(external_target);
@@ -629,20 +620,19 @@ impl Store {
         keys
     }
 
-    /// Returns what the external target of a Service pointed at that was gone before this process could
-    /// see it.
+    /// Returns the last target of a Service that was gone before this process started.
     #[must_use]
     pub fn last_target(&self, key: &ServiceKey) -> Option<Target> {
         self.last_targets.get(key).and_then(|last| last.target.clone())
     }
 
-    /// Returns whether the Service is there and can't be read.
+    /// Returns whether the Service exists but can't be decoded.
     #[must_use]
     pub fn is_unreadable(&self, key: &ServiceKey) -> bool {
         self.unreadable.contains(key)
     }
 
-    /// Returns whether there is a link of this Service, or the Service is there and can't be read.
+    /// Returns whether the Service has a link, or exists but can't be decoded.
     #[must_use]
     pub fn contains(&self, key: &ServiceKey) -> bool {
         self.links.contains(key.bytes()) || self.unreadable.contains(key)
@@ -654,14 +644,14 @@ impl Store {
         self.links.all()
     }
 
-    /// Looks up a DNS name: the part below its zone, and the zone's origin, both as [`crate::model::names::wire`]
-    /// writes them.
+    /// Looks up a DNS name, given as the part below its zone and the zone's origin, both in the wire form of
+    /// [`crate::model::names::wire`].
     #[must_use]
     pub fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
         self.index.find(name, origin)
     }
 
-    /// Returns the link that has an absolute DNS name.
+    /// Returns the link that owns an absolute DNS name.
     #[must_use]
     pub fn link_of_host(&self, host: &Name) -> Option<Arc<Link>> {
         match self.find_host(host) {
@@ -670,33 +660,32 @@ impl Store {
         }
     }
 
-    /// Looks up an absolute DNS name; outside the zones there is nothing.
+    /// Looks up an absolute DNS name. Names outside the zones give [`Lookup::Nothing`].
     #[must_use]
     pub fn find_host(&self, host: &Name) -> Lookup {
         let Some(wire) = crate::model::names::wire(host.iter()) else { return Lookup::Nothing };
         let zones = self.zones();
-        // Zones end at the border of a label: what is below one consists of whole labels.
+        // A zone must end at a label boundary: the part of the name below it consists of whole labels.
         let in_zone = |zone: &&[u8]| wire.strip_suffix(*zone).is_some_and(is_whole);
-        // The closest zone of several that a name is in.
         match zones.iter().map(|zone| &**zone).filter(in_zone).max_by_key(|zone| zone.len()) {
             Some(zone) => self.find(&wire[..wire.len() - zone.len()], zone),
             None => Lookup::Nothing,
         }
     }
 
-    /// Returns the present version of the set of names, to be compared later. Take it before the look-ups that depend
-    /// on it.
+    /// Returns the present version of the set of names, for a later comparison. Call this before the look-ups that
+    /// depend on it.
     #[must_use]
     pub fn names(&self) -> NameSetVersion {
         self.index.names.now()
     }
 
-    /// Returns the links whose target has this address, ordered by namespace and name.
+    /// Returns the links that have this target address, ordered by namespace and name.
     #[must_use]
     pub fn links_at(&self, ip: IpAddr) -> Vec<Arc<Link>> {
         let has =
             |link: &Arc<Link>| matches!(&link.target, Some(Target::Addresses(ips)) if ips.contains(&ip));
-        // What a link says of itself is newer than the index.
+        // The link is newer than the index.
         self.index.addresses.of(ip).iter().filter_map(|key| self.get(key)).filter(has).collect()
     }
 
@@ -706,14 +695,13 @@ impl Store {
         self.index.addresses.any_in(net)
     }
 
-    /// Subscribes to the changes from now on. A subscriber that falls behind gets `Lagged` and has to look at every
-    /// link.
+    /// Subscribes to changes from now on. A subscriber that falls behind gets `Lagged` and has to rescan all links.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<LinkChange> {
         self.feed.subscribe()
     }
 
-    /// Returns whether a complete list has been seen.
+    /// Returns whether the first complete list has been applied.
     #[must_use]
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow()
@@ -739,7 +727,7 @@ impl Store {
     }
 }
 
-/// Returns whether bytes are whole labels.
+/// Returns whether bytes in wire form end at a label boundary.
 fn is_whole(mut labels: &[u8]) -> bool {
     while let Some((length, rest)) = labels.split_first() {
         match rest.get(usize::from(*length)..) {

@@ -1,4 +1,4 @@
-//! Which link a DNS name leads to.
+//! Index of DNS names: finds the link that owns a name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,82 +10,75 @@ use super::reverse_index::ReverseIndex;
 use super::table::{Dashed, Dotted, Extra, Place, Table};
 use crate::model::link::Link;
 
-/// What the index knows of a DNS name.
+/// Result of a look-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// The link whose name it is.
+    /// The link that owns the name.
     Link(Arc<Link>),
-    /// No link's name, but there are names below it (RFC 8020: it exists).
+    /// No link owns the name, but names below it exist (RFC 8020).
     EmptyNonTerminal,
-    /// No such name.
     Nothing,
 }
 
-/// Which names there were at some time. It says nothing of what they led to.
+/// A version of the set of names. It doesn't cover the links behind the names.
 #[derive(Clone, Debug)]
 pub struct NameSetVersion {
     generation: u64,
     generations: Arc<AtomicU64>,
 }
 
-/// Counts the changes of which names there are: odd while there is one.
+/// Counts the changes of the set of names; odd while a change is in progress.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NameSetCounter(Arc<AtomicU64>);
 
-/// A change that is under way.
+/// A change in progress, which ends on drop.
 #[derive(Debug)]
 struct Changing<'a>(&'a NameSetCounter);
 
-/// The names of all links, in wire form, and their addresses.
+/// The names of all links, in wire form, and the addresses of their targets.
 #[derive(Debug)]
 pub(super) struct Index {
     /// The names `<service>.<namespace>`, relative to the zone.
     dotted: NameTree<Dotted>,
     /// The labels `<service>-<namespace>`, relative to the zone.
     labels: NameTree<Dashed>,
-    /// The further names that links ask for: absolute ones.
+    /// The custom hostnames, as absolute names.
     custom_hostnames: NameTree<Extra>,
-    /// The addresses of their targets.
     pub(super) addresses: ReverseIndex,
     pub(super) names: NameSetCounter,
 }
 
-/// Names, and the domains that they stand in.
+/// Names, and the domains above them.
 #[derive(Debug)]
 struct NameTree<P> {
-    /// The names that lead to a link.
     names: Table<P>,
-    /// The domains that names stand in, and how many.
+    /// The domains above the names, and how many names each of them has below it.
     domains: DashMap<Box<[u8]>, usize>,
-    /// How many names lead to a link.
+    /// The number of names.
     owned: AtomicUsize,
     generations: NameSetCounter,
 }
 
-// === impl Names ===
-
 impl NameSetVersion {
-    /// Returns whether there are the same names still.
+    /// Returns whether the set of names is unchanged since.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        // What was seen during a change may be of before.
+        // An odd generation was taken during a change, and may be older than that change.
         self.generation.is_multiple_of(2) && self.generations.load(Ordering::Acquire) == self.generation
     }
 }
-
-// === impl Generations ===
 
 impl NameSetCounter {
     pub(super) fn now(&self) -> NameSetVersion {
         NameSetVersion { generation: self.0.load(Ordering::Acquire), generations: Arc::clone(&self.0) }
     }
 
-    /// Takes in that everything may have changed. Writers take turns.
+    /// Counts a change of unknown extent. Writers are serialized.
     pub(super) fn change(&self) {
         self.0.fetch_add(2, Ordering::AcqRel);
     }
 
-    /// Begins a change, which lasts as long as what this returns: a panic ends it, too.
+    /// Begins a change. The returned guard ends the change on drop, also when a panic unwinds.
     fn begin(&self) -> Changing<'_> {
         self.0.fetch_add(1, Ordering::AcqRel);
         Changing(self)
@@ -97,8 +90,6 @@ impl Drop for Changing<'_> {
         self.0.0.fetch_add(1, Ordering::AcqRel);
     }
 }
-
-// === impl Index ===
 
 impl Default for Index {
     fn default() -> Self {
@@ -114,7 +105,7 @@ impl Default for Index {
 }
 
 impl Index {
-    /// Looks up a name: the part below its zone, and the zone's origin. A link's default names come before
+    /// Looks up a name, given as the part below its zone and the zone's origin. Default names take precedence over
     /// custom hostnames.
     pub(super) fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
         let own = self.find_own(name);
@@ -129,13 +120,13 @@ impl Index {
         }
     }
 
-    /// Looks up one of the names that every link has, relative to the zone.
+    /// Looks up one of the default names of links, relative to the zone.
     pub(super) fn find_own(&self, name: &[u8]) -> Lookup {
         let label = if is_label(name) { self.labels.names.get(name) } else { None };
         label.map_or_else(|| self.dotted.find(name), Lookup::Link)
     }
 
-    /// Has one of the names that every link has lead to a link, or to nothing. Returns what it led to before.
+    /// Maps a default name to a link, or removes the name. Returns the previous link.
     pub(super) fn set_own(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
         if is_label(name) {
             self.labels.set(name, link.map(Dashed))
@@ -144,17 +135,16 @@ impl Index {
         }
     }
 
-    /// Has a further name lead to a link, or to nothing.
+    /// Maps a custom hostname to a link, or removes the hostname.
     pub(super) fn set_extra(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
         self.custom_hostnames.set(&name.clone(), link.map(|link| Extra { name, link }));
     }
 
-    /// Looks for the wildcard that stands directly below the closest name that exists (RFC 4592
-    /// section 3.3.1).
+    /// Looks for a wildcard directly below the closest encloser (RFC 4592 section 3.3.1).
     fn find_wildcard(&self, name: &[u8], origin: &[u8]) -> Lookup {
         let mut rest = name;
         while let Some(parent) = parent(rest) {
-            // Names below `_tcp` and the like aren't a load balancer's to have.
+            // A wildcard doesn't cover names below `_tcp` and the like.
             if rest.get(1) == Some(&b'_') {
                 return Lookup::Nothing;
             }
@@ -173,18 +163,16 @@ impl Index {
     }
 }
 
-// === impl Tree ===
-
 impl<P: Place> NameTree<P> {
     fn new(generations: &NameSetCounter) -> Self {
         let (names, domains) = (Table::default(), DashMap::new());
         Self { names, domains, owned: AtomicUsize::new(0), generations: generations.clone() }
     }
 
-    /// Has a name lead to a link, or to nothing. Returns what it led to before.
+    /// Maps a name to a link, or removes the name. Returns the previous link.
     fn set(&self, name: &[u8], place: Option<P>) -> Option<Arc<Link>> {
         let mut changing = None;
-        // Readers of this entry wait for the change: none sees the new link and then the old one again.
+        // The entry stays locked during the change, so that no reader sees the new link and then the old one again.
         let before = self.names.change(name, |entry| match (entry, place) {
             (Entry::Occupied(mut known), Some(place)) => {
                 let before = Arc::clone(known.get().link());
@@ -211,7 +199,7 @@ impl<P: Place> NameTree<P> {
         if changing.is_some() {
             let step = if before.is_none() { 1 } else { -1 };
             self.count_below(name, step);
-            // Writers take turns.
+            // Writers are serialized.
             let owned = self.owned.load(Ordering::Relaxed).saturating_add_signed(step);
             self.owned.store(owned, Ordering::Release);
         }
@@ -226,7 +214,7 @@ impl<P: Place> NameTree<P> {
         }
     }
 
-    /// Counts a name below all the domains that it stands in.
+    /// Adds `step` to the name count of each domain above the name.
     fn count_below(&self, name: &[u8], step: isize) {
         let mut rest = name;
         while let Some(domain) = parent(rest).filter(|domain| !domain.is_empty()) {
@@ -234,7 +222,7 @@ impl<P: Place> NameTree<P> {
             *below = below.saturating_add_signed(step);
             let unused = *below == 0;
             drop(below);
-            // Writers take turns: no name was added below it meanwhile.
+            // Writers are serialized: no name was added below the domain meanwhile.
             if unused {
                 self.domains.remove(domain);
             }

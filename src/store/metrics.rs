@@ -1,4 +1,4 @@
-//! How many links there are, counted when Prometheus asks.
+//! Metrics of links, computed at each scrape.
 
 use std::sync::Arc;
 
@@ -9,7 +9,6 @@ use prometheus::{IntGauge, IntGaugeVec, Opts};
 use crate::model::link::LinkState;
 use crate::store::Store;
 
-/// The gauges of the links of a store.
 pub struct LinkMetrics {
     store: Arc<Store>,
     links: IntGaugeVec,
@@ -18,7 +17,6 @@ pub struct LinkMetrics {
 }
 
 impl LinkMetrics {
-    /// Returns the gauges of this store's links.
     ///
     /// # Errors
     /// Only if a metric can't be one: a defect of lb-linker.

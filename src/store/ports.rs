@@ -1,21 +1,20 @@
-//! Lists of ports, each once: many Services have the same.
+//! Interns lists of ports: many Services have equal ones.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::model::link::Port;
 
-/// A pool of lists of ports.
 #[derive(Debug, Default)]
 pub(crate) struct PortInterner(HashSet<Arc<[Port]>>);
 
 impl PortInterner {
-    /// Returns the same list, which others may have, too.
+    /// Returns an equal list, which may be shared.
     pub(crate) fn shared(&mut self, ports: Arc<[Port]>) -> Arc<[Port]> {
         if let Some(known) = self.0.get(&ports) {
             return Arc::clone(known);
         }
-        // Before it grows, remove lists of ports that no link has any more.
+        // Before the set grows, remove the lists that no link has any more.
         if self.0.len() == self.0.capacity() {
             self.0.retain(|ports| Arc::strong_count(ports) > 1);
         }
@@ -29,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_kept_once_and_only_while_somebody_has_it() {
+    fn equal_lists_are_shared_and_unused_lists_removed() {
         let port = |port| Port { name: None, protocol: "TCP".to_owned(), port, app_protocol: None };
         let list = |number| Arc::from([port(number)]);
         let mut ports = PortInterner::default();

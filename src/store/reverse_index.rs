@@ -1,4 +1,4 @@
-//! Which links an address leads back to.
+//! Index of target addresses: finds the links that have an address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,8 +10,7 @@ use parking_lot::RwLock;
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
 
-/// The addresses of all targets, each with the link whose it is. They are in order: those of a
-/// network stand together.
+/// The addresses of all targets, each with its link's key. The order keeps the addresses of a network together.
 #[derive(Debug, Default)]
 pub(super) struct ReverseIndex(RwLock<BTreeSet<(IpAddr, ServiceKey)>>);
 
@@ -25,7 +24,7 @@ impl ReverseIndex {
         }
     }
 
-    /// Takes out the addresses of a link that it hasn't any more, or all where there is no such link.
+    /// Removes the addresses that a link no longer has, or all of them if `now` is `None`.
     pub(super) fn remove(&self, before: &Link, now: Option<&Link>) {
         let kept = now.map(addresses).unwrap_or_default();
         let mut gone = addresses(before).iter().filter(|ip| !kept.contains(ip)).peekable();
@@ -60,7 +59,7 @@ fn addresses(link: &Link) -> &[IpAddr] {
     }
 }
 
-/// The key that stands before all others.
+/// The smallest of all keys.
 static SMALLEST_KEY: LazyLock<ServiceKey> = LazyLock::new(|| ServiceKey::new("", ""));
 
 #[cfg(test)]
@@ -106,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Compares the index with what the links themselves say.
+    /// Compares the index with the links.
     fn check(store: &Store, context: &str) {
         let links = store.links();
         let all: Vec<(IpAddr, &ServiceKey)> =
@@ -126,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_links_of_an_address_are_those_that_have_it_whatever_happens() {
+    fn index_agrees_with_links_after_random_changes() {
         for (seed, departed) in (0..40).zip([OnGone::Kept, OnGone::Dropped].into_iter().cycle()) {
             let mut random = StdRng::seed_from_u64(seed);
             let store = Store::new(departed);
@@ -135,7 +134,7 @@ mod tests {
             }
             let mut uids: HashMap<ServiceKey, String> = HashMap::new();
             for step in 0..200 {
-                // Names that clash: links are stored again when they change hands.
+                // Names that clash: links are stored again when a name changes its owner.
                 let parts = ["a", "a-a"];
                 let mut part = || parts[random.random_range(0..parts.len())];
                 let key = ServiceKey::new(part(), part());
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_a_link_keeps_is_never_missing_while_others_come_and_go() {
+    fn kept_address_is_always_found_during_changes() {
         let store = Store::new(OnGone::Kept);
         let (key, kept) = (ServiceKey::new("default", "web"), "192.0.2.1".parse().unwrap());
         store.apply(observed(&key, "u", &["192.0.2.1"], false));

@@ -1,4 +1,4 @@
-//! Links, found by something that they tell themselves: nothing is kept beside them.
+//! A concurrent hash table of links. Keys are derived from the links, not stored.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
@@ -10,33 +10,33 @@ use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::model::link::Link;
 
-/// In how many parts a table is, each of which grows, and waits for writers, by itself.
+/// Number of shards. Each of them has a lock and grows on its own.
 const SHARDS: usize = 32;
 
-/// A link in a table.
+/// An entry of a table.
 pub(super) trait Place {
     fn link(&self) -> &Arc<Link>;
 
-    /// Returns what it is found by.
+    /// Returns the key of the entry.
     fn name(&self) -> Cow<'_, [u8]>;
 
-    /// Returns whether that is its name.
+    /// Returns whether the key of the entry equals `name`.
     fn is(&self, name: &[u8]) -> bool;
 }
 
-/// A link, found by the key of its Service.
+/// A link by the key of its Service.
 #[derive(Debug)]
 pub(super) struct Keyed(pub(super) Arc<Link>);
 
-/// A link, found by its name `<service>.<namespace>` in wire form.
+/// A link by its name `<service>.<namespace>` in wire form.
 #[derive(Debug)]
 pub(super) struct Dotted(pub(super) Arc<Link>);
 
-/// A link, found by its label `<service>-<namespace>` in wire form.
+/// A link by its label `<service>-<namespace>` in wire form.
 #[derive(Debug)]
 pub(super) struct Dashed(pub(super) Arc<Link>);
 
-/// A link, found by a name in wire form that it asks for.
+/// A link by one of its custom hostnames in wire form.
 #[derive(Debug)]
 pub(super) struct Extra {
     pub(super) name: Box<[u8]>,
@@ -50,13 +50,11 @@ pub(super) struct Table<P> {
     hasher: RandomState,
 }
 
-/// Two cache lines of its own, which the processor fetches together: readers of one shard don't delay those of another
-/// shard.
+/// A shard. The alignment of two cache lines, which the processor fetches together, keeps readers of one shard from
+/// slowing those of another.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard<P>(RwLock<HashTable<P>>);
-
-// === impl Table ===
 
 impl<P> Default for Table<P> {
     fn default() -> Self {
@@ -77,16 +75,16 @@ impl<P: Place> Table<P> {
         shard.read().find(hash, |place| place.is(name)).is_some()
     }
 
-    /// Changes the entry of this name. Readers of its shard wait meanwhile.
+    /// Changes the entry of this key. Readers of its shard wait meanwhile.
     pub(super) fn change<T>(&self, name: &[u8], change: impl FnOnce(Entry<'_, P>) -> T) -> T {
         let (hash, shard) = self.shard(name);
-        // A panic of another writer leaves it usable: each step stands for itself.
+        // A panic of another writer leaves the shard usable: each step is complete in itself.
         let mut places = shard.0.write();
         let hash_of = |place: &P| self.hasher.hash_one(&*place.name());
         change(places.entry(hash, |place| place.is(name), hash_of))
     }
 
-    /// Puts a link in. Returns the link that had its name.
+    /// Inserts an entry. Returns the previous entry of its key.
     pub(super) fn insert(&self, place: P) -> Option<P> {
         let name = place.name().into_owned();
         self.change(&name, |entry| match entry {
@@ -98,7 +96,7 @@ impl<P: Place> Table<P> {
         })
     }
 
-    /// Takes a link out.
+    /// Removes an entry.
     pub(super) fn remove(&self, name: &[u8]) -> Option<P> {
         self.change(name, |entry| match entry {
             Entry::Occupied(known) => Some(known.remove().0),
@@ -106,7 +104,6 @@ impl<P: Place> Table<P> {
         })
     }
 
-    /// Returns all links, in no order.
     pub(super) fn all(&self) -> Vec<Arc<Link>> {
         let mut all = Vec::new();
         for shard in &self.shards {
@@ -117,7 +114,7 @@ impl<P: Place> Table<P> {
 
     fn shard(&self, name: &[u8]) -> (u64, &Shard<P>) {
         let hash = self.hasher.hash_one(name);
-        // Within a part the lowest bits and the highest ones tell places apart.
+        // Within a shard, hashbrown uses the lowest and the highest bits of the hash.
         (hash, &self.shards[(hash >> 40) as usize % SHARDS])
     }
 }
@@ -127,8 +124,6 @@ impl<P> Shard<P> {
         self.0.read()
     }
 }
-
-// === impl Place ===
 
 impl Place for Keyed {
     fn link(&self) -> &Arc<Link> {

@@ -50,7 +50,7 @@ fn owner(store: &Store, labels: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn a_link_is_found_under_both_names_and_its_namespace_exists() {
+fn link_is_found_under_both_default_names() {
     let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
@@ -60,7 +60,7 @@ fn a_link_is_found_under_both_names_and_its_namespace_exists() {
 }
 
 #[test]
-fn a_new_target_shows_under_every_name_and_in_the_feed() {
+fn new_target_is_published_and_sent_to_the_feed() {
     let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     let mut feed = store.subscribe();
@@ -73,7 +73,7 @@ fn a_new_target_shows_under_every_name_and_in_the_feed() {
 }
 
 #[test]
-fn a_blank_status_of_the_same_service_keeps_the_target_and_of_a_new_one_doesnt() {
+fn blank_status_keeps_the_target_of_the_same_service_only() {
     let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     store.apply(seen("default", "web", "1", &[]));
@@ -95,7 +95,7 @@ fn noted(uid: &str) -> TargetOwner {
 }
 
 #[test]
-fn what_an_external_target_points_at_is_only_the_target_of_the_service_that_it_was_written_for() {
+fn persisted_target_belongs_to_the_service_it_was_written_for() {
     for (written_for, expected) in [
         (noted("1"), "a.example"),
         (noted("0"), "pending"),
@@ -111,7 +111,7 @@ fn what_an_external_target_points_at_is_only_the_target_of_the_service_that_it_w
 }
 
 #[test]
-fn external_targets_that_are_seen_late_still_say_what_a_blank_service_pointed_at() {
+fn late_external_target_restores_the_target_of_a_blank_service() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.apply(seen("default", "web", "1", &[]));
@@ -125,7 +125,7 @@ fn external_targets_that_are_seen_late_still_say_what_a_blank_service_pointed_at
     assert!(store.set_last_target(&key, last("b.example.", noted("1"))).is_none(), "it has one");
 }
 
-/// Returns since when the Service is gone that the external target of default/web was written for.
+/// Returns the time since which the Service behind default/web's external target is gone.
 fn outlived_since(store: &Store) -> Option<Instant> {
     store.get(&ServiceKey::new("default", "web")).unwrap().outlived_since()
 }
@@ -135,7 +135,7 @@ fn key(name: &str) -> ServiceKey {
 }
 
 #[test]
-fn unlisted_external_targets_of_ours_are_told_from_listed_ones() {
+fn recorded_returns_unlisted_external_targets_of_ours() {
     let store = Store::new(OnGone::Kept);
     for name in ["listed", "unlisted", "unreadable", "orphan"] {
         store.set_holder(&format!("{name}-default-ext"), Some(&key(name)), &[]);
@@ -146,7 +146,7 @@ fn unlisted_external_targets_of_ours_are_told_from_listed_ones() {
     store.apply(seen("default", "without", "1", &[]));
     store.set_unreadable(&key("unreadable"));
     assert_eq!(store.recorded().unlisted.len(), 1);
-    // That it carries our finalizer doesn't say that it is gone.
+    // Carrying our finalizer doesn't mean that the Service is gone.
     store.insert_terminating(&key("unlisted"), "1", true);
     let recorded = store.recorded();
     assert_eq!(recorded.listed, 1);
@@ -168,14 +168,14 @@ fn left_out_service_keeps_its_names_and_target_through_lists() {
     for name in [&["web-default"][..], &["web", "default"], &["shop", "default"]] {
         assert_eq!(target(&store, name).as_deref(), Some("a.example"));
     }
-    // No list has it, and none that lacks it says that it is gone.
+    // A left-out Service is in no list, and its absence from one doesn't mean that it is gone.
     assert_eq!(store.missing_from([].into_iter(), None), (0, HashSet::new()));
     store.replace(None, vec![], vec![], &HashSet::new());
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
     assert!(store.insert_gone(&web, vec![]).is_none());
     assert!(store.delete(&web, "another", None).is_none());
 
-    // Its own blank status keeps the target, another Service's doesn't.
+    // A blank status of the same Service keeps the target, a blank status of another Service doesn't.
     store.apply(seen("default", "web", "1", &[]));
     assert_eq!(store.get(&web).unwrap().state, LinkState::Stale);
     assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_none(), "it is followed");
@@ -188,7 +188,7 @@ fn left_out_service_keeps_its_names_and_target_through_lists() {
 }
 
 #[test]
-fn left_out_service_ends_as_others_do() {
+fn left_out_service_can_be_deleted_and_forgotten() {
     let host = Some(Target::Hostname(host("a.example.")));
     let left_out = || {
         let store = Store::new(OnGone::Kept);
@@ -215,7 +215,7 @@ fn left_out_service_ends_as_others_do() {
     let store = left_out();
     assert!(store.forget(&key("web")).is_some());
     assert_eq!(target(&store, &["web-default"]), None);
-    // What carries our finalizer still does.
+    // A link with our finalizer keeps it.
     let store = Store::new(OnGone::Kept);
     store.insert_terminating(&key("web"), "1", true);
     store.keep_left_out(&key("web"), "1".into(), host.clone(), vec![]);
@@ -223,7 +223,7 @@ fn left_out_service_ends_as_others_do() {
 }
 
 #[test]
-fn recreated_service_without_target_outlives_nothing_of_its_own() {
+fn pending_service_is_outlived_only_after_a_predecessor() {
     for (written_for, is_predecessors) in [
         (noted("1"), false),
         (noted("0"), true),
@@ -234,7 +234,7 @@ fn recreated_service_without_target_outlives_nothing_of_its_own() {
         let key = ServiceKey::new("default", "web");
         let pending = || ObservedService { created: Some(5), ..seen("default", "web", "1", &[]) };
         let before = Instant::now();
-        // The external target is seen before the Service, or after it; what it points at may be denied by now.
+        // The external target is observed before the Service, or after it; its target may be denied by now.
         for target in [last("a.example.", TargetOwner::Anybody).target, None] {
             let last =
                 || PersistedTarget { target: target.clone(), ..last("a.example.", written_for.clone()) };
@@ -260,7 +260,7 @@ fn recreated_service_without_target_outlives_nothing_of_its_own() {
 }
 
 #[test]
-fn recreated_service_counts_from_the_end_of_the_first_one() {
+fn recreated_service_is_outlived_since_its_predecessors_end() {
     let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert_eq!(outlived_since(&store), None);
@@ -276,7 +276,7 @@ fn recreated_service_counts_from_the_end_of_the_first_one() {
     store.delete(&ServiceKey::new("default", "web"), "3", None);
     assert_eq!(outlived_since(&store), Some(end));
 
-    // No event has told of the end of the first one.
+    // No event announced the end of the first Service.
     let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     let before = Instant::now();
@@ -285,7 +285,7 @@ fn recreated_service_counts_from_the_end_of_the_first_one() {
 }
 
 #[test]
-fn a_service_that_is_blank_when_it_is_seen_first_keeps_what_its_external_target_points_at() {
+fn initially_blank_service_keeps_its_persisted_target() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.set_last_target(&key, last("a.example.", noted("1")));
@@ -297,7 +297,7 @@ fn a_service_that_is_blank_when_it_is_seen_first_keeps_what_its_external_target_
 }
 
 #[test]
-fn the_holder_of_an_external_target_keeps_its_names_against_an_older_service() {
+fn owner_keeps_its_names_against_an_older_service() {
     let store = Store::new(OnGone::Kept);
     store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
     store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
@@ -315,7 +315,7 @@ fn the_holder_of_an_external_target_keeps_its_names_against_an_older_service() {
 }
 
 #[test]
-fn who_wants_an_external_target_is_who_has_its_name_now() {
+fn claimants_returns_the_present_owner() {
     let store = Store::new(OnGone::Kept);
     let wanting = |name: &str| store.claimants(name).iter().map(ToString::to_string).collect::<Vec<_>>();
     store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
@@ -333,7 +333,7 @@ fn who_wants_an_external_target_is_who_has_its_name_now() {
 }
 
 #[test]
-fn a_gone_service_keeps_its_names_until_it_is_forgotten() {
+fn gone_service_keeps_its_names_until_forgotten() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.apply(seen("default", "web", "1", &["a.example."]));
@@ -348,7 +348,7 @@ fn a_gone_service_keeps_its_names_until_it_is_forgotten() {
 }
 
 #[test]
-fn what_is_left_of_a_service_takes_no_name_from_a_living_one() {
+fn gone_service_takes_no_name_from_a_living_one() {
     let store = Store::new(OnGone::Kept);
     let ghost = ServiceKey::new("z", "x-y");
     let object = |key: &ServiceKey| store.get(key).unwrap().external_target().into_owned();
@@ -357,7 +357,7 @@ fn what_is_left_of_a_service_takes_no_name_from_a_living_one() {
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
     assert_eq!(&*object(&ServiceKey::new("y-z", "x")), "x-y-z-ext");
     assert_eq!(*object(&ghost), *crate::model::names::external_target_hashed("z", "x-y", 8));
-    // It comes back, and is the older one.
+    // The gone Service comes back, and is the older one.
     store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "2", &["b.example."]) });
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
     assert_eq!(&*object(&ghost), "x-y-z-ext");
@@ -368,7 +368,7 @@ fn what_is_left_of_a_service_takes_no_name_from_a_living_one() {
 }
 
 #[test]
-fn a_service_that_cant_be_read_isnt_gone() {
+fn undecodable_service_isnt_gone() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.replace(None, vec![], vec![key.clone()], &HashSet::new());
@@ -380,14 +380,14 @@ fn a_service_that_cant_be_read_isnt_gone() {
 }
 
 #[test]
-fn a_living_service_is_never_forgotten() {
+fn living_service_isnt_forgotten() {
     let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert!(store.forget(&ServiceKey::new("default", "web")).is_none());
 }
 
 #[test]
-fn without_anybody_to_keep_external_targets_a_gone_link_is_dropped() {
+fn gone_link_is_dropped_without_external_targets() {
     let store = Store::new(OnGone::Dropped);
     store.apply(seen("default", "web", "1", &["a.example."]));
     store.delete(&ServiceKey::new("default", "web"), "1", None);
@@ -395,7 +395,7 @@ fn without_anybody_to_keep_external_targets_a_gone_link_is_dropped() {
 }
 
 #[test]
-fn a_list_replaces_everything_in_its_namespace() {
+fn list_replaces_the_links_of_its_namespace() {
     let store = Store::new(OnGone::Dropped);
     store.apply(seen("default", "old", "1", &["a.example."]));
     store.apply(seen("default", "same", "2", &["b.example."]));
@@ -411,7 +411,7 @@ fn a_list_replaces_everything_in_its_namespace() {
 }
 
 #[test]
-fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
+fn ambiguous_name_goes_to_the_older_service_in_any_order() {
     let x = || ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) };
     let y = || ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) };
     for list in [vec![x(), y()], vec![y(), x()]] {
@@ -427,7 +427,7 @@ fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
         assert_eq!(&*name("z", "x-y"), "x-y-z-ext");
         assert_eq!(*name("y-z", "x"), *crate::model::names::external_target_hashed("y-z", "x", 8));
 
-        // The winner goes: the next link gets both names, and not before.
+        // The winner goes: the next link gets both names, but only once the winner is forgotten.
         let key = ServiceKey::new("z", "x-y");
         store.delete(&key, "1", None);
         assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
@@ -438,7 +438,7 @@ fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
 }
 
 #[test]
-fn a_recreated_load_balancer_keeps_its_place_for_its_names() {
+fn recreated_load_balancer_keeps_its_rank() {
     let store = Store::new(OnGone::Kept);
     store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
     store.apply(ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
@@ -448,7 +448,7 @@ fn a_recreated_load_balancer_keeps_its_place_for_its_names() {
 }
 
 #[test]
-fn a_namespace_with_a_reserved_name_gives_no_dotted_names() {
+fn reserved_namespace_has_no_dotted_names() {
     let store = Store::new(OnGone::Kept);
     store.apply(seen("deleted", "x", "1", &["a.example."]));
     assert_eq!(find(&store, &["x", "deleted"]), Lookup::Nothing);
@@ -457,7 +457,7 @@ fn a_namespace_with_a_reserved_name_gives_no_dotted_names() {
 }
 
 #[test]
-fn the_serial_is_the_newest_version_and_never_goes_back() {
+fn serial_is_the_newest_version_and_never_decreases() {
     let store = Store::new(OnGone::Kept);
     let at = |version| ObservedService { resource_version: Some(version), ..seen("a", "b", "1", &[]) };
     store.apply(at((1 << 32) + 7));
@@ -465,7 +465,7 @@ fn the_serial_is_the_newest_version_and_never_goes_back() {
     store.apply(at(5));
     assert_eq!(store.serial(), 7);
 
-    // What happens without a version of its own doesn't lead away from them.
+    // Changes without a resourceVersion don't switch the serial to the clock.
     store.apply(ObservedService { resource_version: Some((1 << 32) + 8), ..seen("a", "gone", "2", &[]) });
     store.delete(&ServiceKey::new("a", "gone"), "2", Some((1 << 32) + 9));
     store.forget(&ServiceKey::new("a", "gone"));
@@ -481,7 +481,8 @@ fn the_serial_is_the_newest_version_and_never_goes_back() {
     assert!(clock.serial() > second, "a removal is a change");
 }
 
-/// What a name of the zone `lb.internal` leads to: a Service's name, `.` for an empty non-terminal, or nothing.
+/// Returns the owner of a name in the zone `lb.internal`: a Service's name, `.` for an empty non-terminal, or an empty
+/// string.
 fn leads(store: &Store, name: &str) -> String {
     match find(store, &name.split('.').collect::<Vec<_>>()) {
         Lookup::Link(link) => link.key.name().to_string(),
@@ -496,7 +497,7 @@ fn asking(service: ObservedService, names: &[&str]) -> ObservedService {
 }
 
 #[test]
-fn a_link_has_the_names_that_it_asks_for_below_all_others() {
+fn custom_hostnames_rank_below_default_names() {
     let store = Store::new(OnGone::Kept);
     let names = ["shop.a.default.lb.internal", "*.w.lb.internal", "api.default.lb.internal"];
     store.apply(asking(seen("default", "web", "1", &["a.example."]), &names));
@@ -516,10 +517,10 @@ fn a_link_has_the_names_that_it_asks_for_below_all_others() {
     ] {
         assert_eq!(leads(&store, name), expected, "{name}");
     }
-    // The origin counts: the same name in another zone isn't asked for.
+    // The origin counts: the same name in another zone isn't requested.
     assert_eq!(store.find(b"\x03api\x07default", b"\x05other"), Lookup::Nothing);
 
-    // A Service's own names come first, and go back when it is forgotten.
+    // Default names come first, and return to the requester when their Service is forgotten.
     store.apply(seen("default", "api", "2", &["b.example."]));
     store.apply(seen("w", "x", "3", &["b.example."]));
     assert_eq!(leads(&store, "api.default"), "api");
@@ -538,7 +539,7 @@ fn a_link_has_the_names_that_it_asks_for_below_all_others() {
 }
 
 #[test]
-fn a_name_that_two_links_ask_for_goes_to_the_holder_else_the_older_and_then_to_the_other() {
+fn contested_hostname_goes_to_its_owner_else_the_older_link() {
     let store = Store::new(OnGone::Kept);
     let name = ["shop.lb.internal"];
     let ask = |service, created| {
@@ -572,8 +573,8 @@ fn store_with_zone() -> Store {
 /// Parts of names that are bound to clash: joined by hyphens they give the same label in many ways.
 const PARTS: [&str; 3] = ["a", "a-a", "a-a-a"];
 
-/// A Service among those whose names clash, and further names that it may ask for, most of which are others'
-/// own names.
+/// Returns one of several Services with clashing names, and custom hostnames for it, most of which are default names of
+/// other Services.
 fn clashing(random: &mut StdRng) -> (ServiceKey, Vec<Box<str>>) {
     let mut part = || PARTS[random.random_range(0..PARTS.len())];
     let key = ServiceKey::new(part(), part());
@@ -583,7 +584,7 @@ fn clashing(random: &mut StdRng) -> (ServiceKey, Vec<Box<str>>) {
     (key, all.iter().filter(|_| random.random_bool(0.5)).map(|name| Box::from(&**name)).collect())
 }
 
-/// Asks for every name that any link could have, and checks whose it is.
+/// Checks the owner of every name that any link could have.
 fn check_names(store: &Store, context: &str) {
     let links = store.links();
     let objects: HashSet<_> = links.iter().map(|link| link.external_target()).collect();
@@ -625,7 +626,7 @@ fn check_names(store: &Store, context: &str) {
 }
 
 #[test]
-fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whatever_order() {
+fn names_are_unique_after_random_changes() {
     for seed in 0..40 {
         let mut random = StdRng::seed_from_u64(seed);
         let mut store = store_with_zone();
@@ -656,7 +657,7 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
                     }
                 }
                 6..8 => {
-                    // Its external target is written, under the name that it has.
+                    // The Service's external target is written, under the name that the link has.
                     if let Some(link) = link.filter(|link| !link.is_gone()) {
                         let noted = (key.clone(), link.hostnames.to_vec());
                         store.set_holder(&link.external_target(), Some(&key), &noted.1);
@@ -664,14 +665,14 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
                     }
                 }
                 8 => {
-                    // What it has left is removed, and then it is forgotten.
+                    // The Service's external targets are removed, and then its link is forgotten.
                     for (object, _) in written.extract_if(|_, (holder, _)| *holder == key) {
                         store.set_holder(&object, None, &[]);
                     }
                     store.forget(&key);
                 }
                 _ => {
-                    // A restart: what is in the cluster is listed, in any order.
+                    // A restart: the cluster's objects are listed, in any order.
                     store = store_with_zone();
                     for (object, (holder, noted)) in &written {
                         store.set_holder(object, Some(holder), noted);
@@ -696,7 +697,7 @@ fn with_port(port: u16, service: ObservedService) -> ObservedService {
 }
 
 #[test]
-fn other_ports_of_a_hostname_are_kept_and_are_nobody_elses_change() {
+fn new_ports_of_a_hostname_target_send_no_change() {
     let store = store_with_zone();
     let key = ServiceKey::new("default", "web");
     let web = |host| asking(seen("default", "web", "1", &[host]), &["shop.default.lb.internal"]);
@@ -712,7 +713,7 @@ fn other_ports_of_a_hostname_are_kept_and_are_nobody_elses_change() {
     }
     assert_eq!(store.get(&key).unwrap().ports[0].port, 81);
 
-    // Beside anything else it is a change, and so it is where the target is addresses.
+    // Together with another difference new ports are a change, and so they are if the target consists of addresses.
     assert!(store.apply(with_port(82, web("b.example."))).is_some());
     let addresses = |port| {
         let ingress = Ingress { hostnames: vec![], addresses: vec!["192.0.2.1".parse().unwrap()] };
@@ -723,8 +724,8 @@ fn other_ports_of_a_hostname_are_kept_and_are_nobody_elses_change() {
 }
 
 #[test]
-fn who_loses_a_label_to_an_older_one_is_what_its_other_names_lead_to() {
-    // From 60 bytes on external targets' names end in hashes and don't clash: only the label changes hands.
+fn loser_of_a_label_stays_published_under_its_other_names() {
+    // From 60 bytes on the names of external targets end in hashes and don't clash: only the label changes its owner.
     for length in 56..=64 {
         let store = Store::new(OnGone::Kept);
         let middle = "y".repeat(length - 4);
@@ -741,7 +742,7 @@ fn who_loses_a_label_to_an_older_one_is_what_its_other_names_lead_to() {
 }
 
 #[test]
-fn target_in_our_zone_is_allowed_if_its_link_allows_it() {
+fn target_in_our_zone_needs_its_links_permission() {
     let policy =
         TargetPolicy { zones: vec![Name::from_ascii("lb.internal.").unwrap()], ..Default::default() };
     let store = Store::new(OnGone::Kept).with_zones(&policy.zones);
@@ -766,7 +767,7 @@ fn target_in_our_zone_is_allowed_if_its_link_allows_it() {
         ("all.other.lb.internal", ""),
         ("closed.other.lb.internal", "belongs to Service other/closed"),
         ("closed-extra.lb.internal", "allow-from doesn't list namespace default"),
-        // No link has the name: only one of this namespace can ever have it.
+        // No link has the name: only a Service in its namespace can ever have it.
         ("later.default.lb.internal", ""),
         ("a.later.Default.LB.internal", ""),
         ("later.other.lb.internal", "belongs to no Service, and isn't below default.lb.internal"),

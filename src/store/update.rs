@@ -1,4 +1,4 @@
-//! How a link gets into the store: into the queues for its names, and under the names that it gets.
+//! Inserts, publishes and removes links: their claims, and the index entries of their names.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
 impl Store {
-    /// Stores a link under its names. A new one is put into the queues for them.
+    /// Stores a link and publishes it under its names. A new link claims its names first.
     pub(super) fn upsert(
         &self,
         allocator: &mut NameAllocator,
@@ -44,7 +44,7 @@ impl Store {
         change
     }
 
-    /// Shows a link, in place of what it was, under the names and addresses that it has.
+    /// Publishes a link, in place of its previous version, under its names and addresses.
     pub(super) fn publish(&self, allocator: &mut NameAllocator, link: &Arc<Link>) {
         // Add new addresses first: a link must be found under each address that it has.
         self.index.addresses.add(link);
@@ -62,7 +62,7 @@ impl Store {
         }
     }
 
-    /// Takes a link and its claims out; the next link in each queue gets the name.
+    /// Removes a link and its claims; the next claim for each name wins it.
     pub(super) fn remove(&self, allocator: &mut NameAllocator, link: &Arc<Link>) -> LinkChange {
         let reassigned = allocator.remove(&link.key);
         self.apply_reassigned(allocator, reassigned);
@@ -77,7 +77,7 @@ impl Store {
         self.record_change(allocator, &link.key, Some(Arc::clone(link)), None)
     }
 
-    /// Gives names that have changed hands to their new owners. States in between aren't visible.
+    /// Publishes names under their new owners. Intermediate states aren't visible.
     pub(super) fn apply_reassigned(&self, allocator: &mut NameAllocator, changes: Vec<Reassigned>) {
         for change in coalesce(changes) {
             match change {
@@ -98,7 +98,7 @@ impl Store {
         }
     }
 
-    /// Gives further names that have changed hands to their new owners.
+    /// Publishes custom hostnames under their new owners.
     pub(super) fn apply_owner_changes(&self, allocator: &mut NameAllocator, passed: Vec<OwnerChange>) {
         for OwnerChange { name, from, to } in passed {
             if to.is_none() {
@@ -111,13 +111,13 @@ impl Store {
         }
     }
 
-    /// Has one of the names that every link has lead to a link, or to nothing. A link with this
-    /// custom hostname loses or gets it.
+    /// Maps a default name to a link, or removes the name. A link with an equal custom hostname loses or gets that
+    /// hostname.
     fn set_own(&self, allocator: &mut NameAllocator, name: &[u8], link: Option<Arc<Link>>) {
         let owner = link.as_ref().map(|link| link.key.clone());
         let before = self.index.set_own(name, link);
         let is_changed = before.is_some() != owner.is_some();
-        // The link that has lost it is published again under its other names.
+        // Publish the link that has lost the name again, under its other names.
         if let (Some(loser), Some(owner)) = (before, owner)
             && loser.key != owner
             && self.get(&loser.key).is_some_and(|link| Arc::ptr_eq(&link, &loser))
@@ -134,7 +134,7 @@ impl Store {
         }
     }
 
-    /// Stores a link again if its names have changed.
+    /// Stores a link again if its custom hostnames have changed.
     pub(super) fn refresh_hostnames(&self, allocator: &mut NameAllocator, key: &ServiceKey) {
         let Some(link) = self.get(key) else { return };
         if link.hostnames != self.hostnames_of(allocator, key) {
@@ -143,7 +143,7 @@ impl Store {
         }
     }
 
-    /// Returns the names that a link asks for and has: none that is another link's own.
+    /// Returns the custom hostnames that a link owns, except default names of other links.
     fn hostnames_of(&self, allocator: &NameAllocator, key: &ServiceKey) -> Box<[Box<str>]> {
         let zones = self.zones();
         let free = |name: &str| {
@@ -155,7 +155,7 @@ impl Store {
     }
 }
 
-/// `<service>.<namespace>`. A zone hides those below its own label, which may be another one in each.
+/// Returns `<service>.<namespace>`, unless the namespace is reserved below every zone.
 fn dotted_name(key: &ServiceKey) -> Option<Vec<u8>> {
     key.dotted().filter(|_| key.namespace() != names::DELETED)
 }

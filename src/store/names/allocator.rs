@@ -1,9 +1,9 @@
-//! Which link gets a name that several links want: external targets' names, and the labels
-//! `<service>-<namespace>` directly below a zone.
+//! Allocates names that several links claim: names of external targets, and the labels `<service>-<namespace>` directly
+//! below a zone.
 //!
-//! For each name the holder wins, which is the link that the existing object of that name is
-//! labelled for; where there is no owner the oldest Service, then by namespace and name. A link that
-//! loses the name of its external target takes the next of its candidates.
+//! The owner of a name keeps it: the link that the existing object of that name is labelled for. A name without an
+//! owner goes to the oldest Service, then by namespace and name. A link that loses the name of its external target
+//! takes its next candidate.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,16 +17,16 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::ports::PortInterner;
 
-/// A link whose names have changed hands: it has to be stored again.
+/// A name that has another owner from now on: the link has to be stored again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reassigned {
-    /// The link has another external target's name from now on.
+    /// The link's external target has this name from now on.
     Object(ServiceKey, ArcStr),
-    /// The label is this link's from now on, or no link's.
+    /// The label belongs to this link from now on, or to no link.
     Label(Box<[u8]>, Option<ServiceKey>),
 }
 
-/// Returns what has changed in the end: of each name and each link the last change.
+/// Returns the last change of each name and of each link.
 pub(crate) fn coalesce(changes: Vec<Reassigned>) -> Vec<Reassigned> {
     let (mut labels, mut objects) = (HashSet::new(), HashSet::new());
     let mut last: Vec<Reassigned> = changes
@@ -41,19 +41,18 @@ pub(crate) fn coalesce(changes: Vec<Reassigned>) -> Vec<Reassigned> {
     last
 }
 
-/// Which name is whose.
+/// Allocates names to links.
 #[derive(Debug)]
 pub(crate) struct NameAllocator {
-    /// Every link has a claim here.
+    /// Every link has at least one claim here.
     objects: Claims,
     labels: Claims,
-    /// What links claim and have, where that isn't just their first choice.
+    /// All claims of the links that don't have just their default name; the last claim is the name that the link has.
     losers: HashMap<ServiceKey, Vec<ArcStr>>,
     holders: CurrentOwners,
-    /// Further names, which links ask for.
     pub(crate) custom_hostnames: CustomHostnames,
     pub(crate) ports: PortInterner,
-    /// Changes that are told later, all at once: each one wakes the feed's subscribers.
+    /// Changes that are sent later, all at once, because each send wakes the subscribers of the feed.
     pub(crate) pending_changes: Option<Vec<LinkChange>>,
 }
 
@@ -72,8 +71,8 @@ impl Default for NameAllocator {
 }
 
 impl NameAllocator {
-    /// Takes a link in that was created at that time (seconds since 1970). Returns the name of its external
-    /// target, and what changed for others.
+    /// Adds a link that was created at this time (seconds since 1970). Returns the name of its external target, and the
+    /// changes for other links.
     pub(crate) fn add(&mut self, key: &ServiceKey, created: i64) -> (ArcStr, Vec<Reassigned>) {
         let rank = Claim { created, key: key.clone() };
         let mut changes = Vec::new();
@@ -94,7 +93,7 @@ impl NameAllocator {
         (own, changes)
     }
 
-    /// Lets a link go. Returns what changed for others.
+    /// Removes a link. Returns the changes for other links.
     pub(crate) fn remove(&mut self, key: &ServiceKey) -> Vec<Reassigned> {
         let mut changes = Vec::new();
         let claimed = self.claimed(key);
@@ -114,8 +113,7 @@ impl NameAllocator {
         changes
     }
 
-    /// Takes over which link an object is labelled for, if it is one of ours at all. Returns what
-    /// changed.
+    /// Records the link that an object is labelled for, if any. Returns the changes.
     pub(crate) fn set_holder(&mut self, object: &str, holder: Option<&ServiceKey>) -> Vec<Reassigned> {
         let before = self.holders.get(object).cloned();
         if before.as_ref() == holder {
@@ -137,7 +135,7 @@ impl NameAllocator {
         changes
     }
 
-    /// Returns the links that are in the queue for an object's name.
+    /// Returns the links that claim an object's name.
     pub(crate) fn claimants(&self, object: &str) -> Vec<ServiceKey> {
         self.objects.ranks(object.as_bytes()).iter().map(|rank| rank.key.clone()).collect()
     }
@@ -147,13 +145,13 @@ impl NameAllocator {
         self.holders.contains(key)
     }
 
-    /// Returns whether a label is this link's.
+    /// Returns whether the link owns its label.
     pub(crate) fn has_label(&self, key: &ServiceKey) -> bool {
         key.label().is_some_and(|label| self.label_winner(&label) == Some(key))
     }
 
-    /// Gives each of these links the first of its candidates that it wins, and looks again at each link that this
-    /// concerns.
+    /// Gives each of these links the first of its candidates that it wins, and then does the same for each link that
+    /// this affects.
     fn rebalance(&mut self, mut dirty: Vec<Claim>, changes: &mut Vec<Reassigned>) {
         while let Some(rank) = dirty.pop() {
             let key = &rank.key;
@@ -185,8 +183,8 @@ impl NameAllocator {
         }
     }
 
-    /// Returns the name of the link's external target that stands at this place in the order of its wishes. The name
-    /// that the earlier operator cut off at 63 characters counts only where the link has it already.
+    /// Returns the candidate at this position for the name of the link's external target. The name that the earlier
+    /// operator cut at 63 characters is a candidate only if the link owns it already.
     fn candidate(&self, key: &ServiceKey, place: usize) -> Option<ArcStr> {
         let (namespace, name) = key.parts();
         let earlier = Some(ArcStr::from(names::earlier_external_target(namespace, name)))
@@ -201,7 +199,7 @@ impl NameAllocator {
         }
     }
 
-    /// Returns the names that a link claims; the last one it has.
+    /// Returns the names that a link claims. The link has the last one.
     fn claimed(&self, key: &ServiceKey) -> Vec<ArcStr> {
         let first = || {
             let first = first_choice(key);
@@ -214,14 +212,14 @@ impl NameAllocator {
         self.losers.get(key).cloned().unwrap_or_else(first)
     }
 
-    /// Returns the link's place in queues, if there is such a link.
+    /// Returns the link's claim, or `None` for an unknown link.
     fn rank(&self, key: &ServiceKey) -> Option<&Claim> {
         let first = || key.external_target().into();
         let claim = self.losers.get(key).and_then(|claims| claims.first()).cloned().unwrap_or_else(first);
         self.objects.ranks(claim.as_bytes()).iter().find(|rank| rank.key == *key)
     }
 
-    /// Returns an equal key that shares its memory with the stored one.
+    /// Returns an equal key that shares its memory with the stored key.
     pub(crate) fn kept_key(&self, key: &ServiceKey) -> ServiceKey {
         let holder = || self.holders.usual(key);
         self.rank(key).map(|rank| &rank.key).or_else(holder).unwrap_or(key).clone()
@@ -231,7 +229,7 @@ impl NameAllocator {
         self.objects.winner(name.as_bytes(), |key| self.holders.get(name) == Some(key))
     }
 
-    /// A label goes with the external target that bears the same name.
+    /// Returns the owner of a label: a link that owns its default external target comes first.
     fn label_winner(&self, label: &[u8]) -> Option<&ServiceKey> {
         self.labels.winner(label, |key| self.holders.usual(key).is_some()).map(|rank| &rank.key)
     }
@@ -260,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// What the store would know: each link's external target, and whose each label is.
+    /// The names that the store would have: each link's external target, and the owner of each label.
     #[derive(Debug, Default, PartialEq)]
     struct TestState {
         objects: BTreeMap<ServiceKey, ArcStr>,
@@ -290,7 +288,7 @@ mod tests {
         }
     }
 
-    /// Keys that are bound to clash: few parts joined by hyphens, some too long for a label.
+    /// Returns keys that are bound to clash: few parts joined by hyphens, some too long for a label.
     fn keys() -> Vec<ServiceKey> {
         let long = "l".repeat(40);
         let parts =
@@ -315,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_ever_shares_a_name_and_order_and_restarts_change_nothing() {
+    fn names_are_unique_and_independent_of_order_and_restarts() {
         for seed in 0..100 {
             let mut random = StdRng::seed_from_u64(seed);
             let keys = keys();
@@ -331,14 +329,14 @@ mod tests {
                     holders.insert(name, key.clone());
                 } else if known.objects.contains_key(key) {
                     if random.random_bool(0.5) {
-                        // Its object is removed, and then it is forgotten.
+                        // The link's object is removed, and then the link is forgotten.
                         for (name, _) in holders.extract_if(|_, holder| holder == key) {
                             known.take(allocator.set_holder(&name, None));
                         }
                         known.remove(&mut allocator, key);
                         created.remove(key);
                     } else {
-                        // Its object is written; one that it had before is removed.
+                        // The link's object is written; its previous object is removed.
                         let name = known.objects[key].clone();
                         for (other, _) in holders.extract_if(|other, holder| holder == key && *other != name)
                         {
@@ -373,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_of_a_name_keeps_it_against_an_older_link() {
+    fn owner_keeps_its_name_against_an_older_link() {
         let (old, holder) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
         let (mut allocator, mut known) = (NameAllocator::default(), TestState::default());
         allocator.set_holder("x-y-z-ext", Some(&holder));
@@ -383,30 +381,30 @@ mod tests {
         assert_eq!(*known.objects[&old], *names::external_target_hashed("z", "x-y", 8));
         assert_eq!(known.labels.values().collect::<Vec<_>>(), [&holder]);
 
-        // The object goes: the older one is next.
+        // The object is removed: the older link is next.
         known.take(allocator.set_holder("x-y-z-ext", None));
         assert_eq!(&*known.objects[&old], "x-y-z-ext");
         assert_eq!(known.labels.values().collect::<Vec<_>>(), [&old]);
     }
 
     #[test]
-    fn a_link_keeps_the_object_that_the_earlier_operator_cut_off() {
+    fn link_keeps_the_name_cut_by_the_earlier_operator() {
         let key = ServiceKey::new("namespace", &"s".repeat(60));
         let earlier = names::earlier_external_target("namespace", &"s".repeat(60));
         let mut allocator = NameAllocator::default();
         allocator.set_holder(&earlier, Some(&key));
         assert_eq!(&*allocator.add(&key, 0).0, earlier);
-        // It is deleted by hand: from here on the link has the name that it would have had.
+        // The object is deleted by hand: from here on the link has its default name.
         let changes = allocator.set_holder(&earlier, None);
         assert_eq!(changes, [Reassigned::Object(key.clone(), first_choice(&key))]);
     }
 
     #[test]
-    fn a_hash_that_is_taken_too_gets_more_digits() {
+    fn taken_hashed_name_gets_more_digits() {
         let (winner, loser) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
         let (mut allocator, mut known) = (NameAllocator::default(), TestState::default());
         known.add(&mut allocator, &winner, 1);
-        // An object of another link has the name with 8 digits, and that link wants it.
+        // Another link owns the name with 8 digits, and claims it.
         let taken = names::external_target_hashed("y-z", "x", 8);
         let squatter = ServiceKey::new("q", "q");
         allocator.set_holder(&taken, Some(&squatter));

@@ -1,4 +1,4 @@
-//! The links that want a name, in the order in which they get it.
+//! The claims of links for names, in order of precedence.
 
 use std::hash::{BuildHasher, RandomState};
 use std::slice;
@@ -8,29 +8,30 @@ use hashbrown::hash_table::Entry;
 
 use crate::model::service_key::ServiceKey;
 
-/// A link's place in the queue for a name.
+/// A link's claim for a name. Claims sort by precedence: the oldest first, then by key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Claim {
     pub(crate) created: i64,
     pub(crate) key: ServiceKey,
 }
 
-/// Which names there are queues for.
+/// The kind of names that a set of claims is for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum NameKind {
     /// Labels `<service>-<namespace>`, in wire form.
     Label,
     /// Names of external targets.
     ExternalTarget,
-    /// Names that links ask for, in wire form.
+    /// Custom hostnames, in wire form.
     #[default]
     Extra,
 }
 
-/// The links that want a name, the oldest first.
+/// The claims for one name, in order of precedence.
 #[derive(Debug)]
 enum ClaimQueue {
-    /// One link, whose default name it is: the name is derived, not stored. Nearly all queues are such.
+    /// A single claim of a link for its default name: the name is derived, not stored. Nearly all queues are of
+    /// this kind.
     Default(Claim),
     Contested(Box<ContestedName>),
 }
@@ -41,7 +42,7 @@ struct ContestedName {
     ranks: Vec<Claim>,
 }
 
-/// For each name the links that want it.
+/// The claims for all names of one kind.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     kind: NameKind,
@@ -49,10 +50,8 @@ pub(crate) struct Claims {
     hasher: RandomState,
 }
 
-// === impl Kind ===
-
 impl NameKind {
-    /// Returns whether a link likes that name best.
+    /// Returns whether the name is the default name of a link.
     fn is_first(self, name: &[u8], key: &ServiceKey) -> bool {
         match self {
             Self::Label => key.is_label(name),
@@ -61,7 +60,7 @@ impl NameKind {
         }
     }
 
-    /// Returns the queue of these links, if there are any.
+    /// Returns the queue of these claims, or `None` if there are none.
     fn queue(self, name: &[u8], mut ranks: Vec<Claim>) -> Option<ClaimQueue> {
         if let [only] = &ranks[..]
             && self.is_first(name, &only.key)
@@ -72,7 +71,7 @@ impl NameKind {
             .then(|| ClaimQueue::Contested(Box::new(ContestedName { name: name.into(), ranks })))
     }
 
-    /// Returns the name that a link likes best.
+    /// Returns the default name of a link.
     fn first(self, key: &ServiceKey) -> Vec<u8> {
         match self {
             Self::Label => key.label().unwrap_or_default(),
@@ -81,8 +80,6 @@ impl NameKind {
         }
     }
 }
-
-// === impl Queue ===
 
 impl ClaimQueue {
     fn is_for(&self, name: &[u8], kind: NameKind) -> bool {
@@ -100,14 +97,12 @@ impl ClaimQueue {
     }
 }
 
-// === impl Claims ===
-
 impl Claims {
     pub(crate) fn of(kind: NameKind) -> Self {
         Self { kind, ..Self::default() }
     }
 
-    /// Puts a link into the queue for a name.
+    /// Adds a claim for a name.
     pub(crate) fn add(&mut self, name: &[u8], rank: Claim) {
         self.change(name, |ranks| {
             if let Err(place) = ranks.binary_search(&rank) {
@@ -116,21 +111,21 @@ impl Claims {
         });
     }
 
-    /// Takes a link out of the queue for a name.
+    /// Removes a claim for a name.
     pub(crate) fn remove(&mut self, name: &[u8], rank: &Claim) {
         self.change(name, |ranks| ranks.retain(|other| other != rank));
     }
 
-    /// Returns the links that want a name, in the order in which they get it.
+    /// Returns the claims for a name, in order of precedence.
     pub(crate) fn ranks(&self, name: &[u8]) -> &[Claim] {
         let queue = self.queues.find(self.hasher.hash_one(name), |queue| queue.is_for(name, self.kind));
         queue.map(ClaimQueue::ranks).unwrap_or_default()
     }
 
-    /// Returns whose name it is: the claimant that holds it, else the first.
+    /// Returns the winning claim: that of the present owner, else the first.
     pub(crate) fn winner(&self, name: &[u8], holds: impl Fn(&ServiceKey) -> bool) -> Option<&Claim> {
         let ranks = self.ranks(name);
-        // Nearly always there is just one.
+        // Fast path: nearly every name has a single claim.
         let holder = if ranks.len() > 1 { ranks.iter().find(|rank| holds(&rank.key)) } else { None };
         holder.or(ranks.first())
     }

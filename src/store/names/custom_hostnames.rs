@@ -1,8 +1,7 @@
-//! Which link gets a custom hostname that several links ask for.
+//! Allocates custom hostnames that several links request.
 //!
-//! The holder wins, which is the link on whose external target the name is noted; where there is
-//! none the oldest Service, then by namespace and name. So a restart, or another replica, finds
-//! the same answer.
+//! The owner of a name keeps it: the link on whose external target the name is recorded. A name without an owner goes
+//! to the oldest Service, then by namespace and name. So a restart, or another replica, gives the same result.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,19 +12,19 @@ use crate::model::service_key::ServiceKey;
 /// A name in wire form.
 type WireName = Box<[u8]>;
 
-/// Which further name is whose.
+/// Allocates custom hostnames to links.
 #[derive(Debug, Default)]
 pub(crate) struct CustomHostnames {
     claims: Claims,
     asked: HashMap<ServiceKey, HostnameRequest>,
-    /// By external target: the link that it is labelled for, and the names that are noted on it.
+    /// By external target: the link that it is labelled for, and the names recorded on it.
     noted: HashMap<Box<str>, (ServiceKey, Vec<WireName>)>,
-    /// The links for which a name is noted, and on how many external targets: while one takes the place
-    /// of another there are two.
+    /// By name: the links that it is recorded for, and on how many external targets. While one external target replaces
+    /// another, a link has two.
     holders: HashMap<WireName, BTreeMap<ServiceKey, usize>>,
 }
 
-/// What a link asks for.
+/// The names that a link requests.
 #[derive(Debug)]
 struct HostnameRequest {
     created: i64,
@@ -35,16 +34,15 @@ struct HostnameRequest {
 /// A name that has another owner from now on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnerChange {
-    /// Which name.
     pub(crate) name: WireName,
-    /// Whose it was.
+    /// The previous owner.
     pub(crate) from: Option<ServiceKey>,
-    /// Whose it is.
+    /// The new owner.
     pub(crate) to: Option<ServiceKey>,
 }
 
 impl CustomHostnames {
-    /// Takes over which names a link asks for; none when it is gone. Returns what changed.
+    /// Records the names that a link requests; none if the link is gone. Returns the changes.
     pub(crate) fn set_requested(
         &mut self,
         key: &ServiceKey,
@@ -77,8 +75,8 @@ impl CustomHostnames {
         })
     }
 
-    /// Takes over which names are noted on an external target, and for which link; `None` when it is
-    /// gone. Returns what changed.
+    /// Records the names that an external target carries, and its link; `None` if the external target is gone. Returns
+    /// the changes.
     pub(crate) fn set_recorded(
         &mut self,
         object: &str,
@@ -112,13 +110,13 @@ impl CustomHostnames {
         })
     }
 
-    /// Returns the names that a link asks for and has, as it has written them.
+    /// Returns the names that a link requests and owns, as spelled in its annotations.
     pub(crate) fn names_of(&self, key: &ServiceKey) -> Box<[Box<str>]> {
         let asked = self.asked.get(key).into_iter().flat_map(|asked| &asked.names);
         asked.filter(|(_, wire)| self.owner(wire) == Some(key)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns the links that ask for a name.
+    /// Returns the links that request a name.
     pub(crate) fn requesters(&self, name: &WireName) -> Vec<ServiceKey> {
         self.claims.ranks(name).iter().map(|rank| rank.key.clone()).collect()
     }
@@ -129,7 +127,7 @@ impl CustomHostnames {
         self.claims.winner(name, holds).map(|rank| &rank.key)
     }
 
-    /// Carries out a change, and returns what it means for these names.
+    /// Applies a change, and returns how the owners of these names have changed.
     fn watching(&mut self, names: BTreeSet<WireName>, change: impl FnOnce(&mut Self)) -> Vec<OwnerChange> {
         let before: Vec<(WireName, Option<ServiceKey>)> = names
             .into_iter()
@@ -150,7 +148,7 @@ impl CustomHostnames {
     }
 }
 
-/// Returns a name as the index writes it, if DNS can carry it.
+/// Returns a name in the wire form of the index, or `None` if DNS can't carry it.
 pub(crate) fn wire(name: &str) -> Option<WireName> {
     names::wire(name.split('.').map(str::as_bytes)).map(Into::into)
 }
@@ -176,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_has_a_name_until_it_asks_no_more() {
+    fn oldest_requester_owns_a_name_until_it_withdraws() {
         let mut custom_hostnames = CustomHostnames::default();
         let shop = names(&["shop.example", "b.example"]);
         assert_eq!(
@@ -201,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_a_name_keeps_it_against_an_older_one_and_a_note_alone_is_no_claim() {
+    fn recorded_owner_keeps_its_name_if_it_requests_it() {
         let mut custom_hostnames = CustomHostnames::default();
         let shop = names(&["shop.example"]);
         assert!(custom_hostnames.set_recorded("young-ext", Some((&key("young"), &shop))).is_empty());
@@ -216,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stays_held_while_one_external_target_takes_the_place_of_another() {
+    fn owner_keeps_its_name_while_its_external_target_is_renamed() {
         let mut custom_hostnames = CustomHostnames::default();
         let shop = names(&["shop.example"]);
         custom_hostnames.set_requested(&key("young"), 2, &shop);
@@ -228,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_is_ever_shared_and_neither_order_nor_a_restart_changes_anything() {
+    fn names_are_unique_and_independent_of_order_and_restarts() {
         for seed in 0..200 {
             let mut random = StdRng::seed_from_u64(seed);
             let all = names(&["a.example", "b.example", "*.a.example"]);
@@ -239,7 +237,7 @@ mod tests {
             for _ in 0..80 {
                 let key = keys[random.random_range(0..keys.len())].clone();
                 let changes = if random.random_bool(0.4) {
-                    // What a link has is noted on its external target, now or later.
+                    // The names that a link owns are recorded on its external target, now or later.
                     let names = custom_hostnames.names_of(&key).to_vec();
                     let object = format!("{}-ext", key.name());
                     noted.insert(object.clone(), (key.clone(), names.clone()));

@@ -1,4 +1,4 @@
-//! Which link an external target is labelled for.
+//! The link that each external target is labelled for.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -7,7 +7,7 @@ use hashbrown::HashTable;
 
 use crate::model::service_key::ServiceKey;
 
-/// By external target the link that it is labelled for.
+/// The link that each external target is labelled for, by the external target's name.
 #[derive(Debug, Default)]
 pub(crate) struct CurrentOwners {
     /// Owners of their default name; the name is derived, not stored.
@@ -23,17 +23,17 @@ impl CurrentOwners {
         self.usual.find(self.hasher.hash_one(object), is_it).or_else(|| self.others.get(object))
     }
 
-    /// Returns the same key, if it holds the name that it likes best.
+    /// Returns the stored, equal key, if this link owns its default name.
     pub(crate) fn usual(&self, key: &ServiceKey) -> Option<&ServiceKey> {
         self.usual.find(self.hasher.hash_one(&*key.external_target()), |holder| holder == key)
     }
 
-    /// Returns whether a link holds any name.
+    /// Returns whether a link owns any name.
     pub(crate) fn contains(&self, key: &ServiceKey) -> bool {
         self.usual(key).is_some() || self.others.values().any(|holder| holder == key)
     }
 
-    /// Takes over which link an external target is labelled for, if for any.
+    /// Records the link that an external target is labelled for, if any.
     pub(crate) fn set(&mut self, object: &str, holder: Option<ServiceKey>) {
         let Self { usual, others, hasher } = self;
         let hash = hasher.hash_one(object);
