@@ -1,4 +1,4 @@
-//! Follows load balancers into the store, and makes the external targets match it.
+//! Watches load balancers into the store, and reconciles the external targets with it.
 
 pub mod controller;
 pub mod election;

@@ -1,4 +1,4 @@
-//! What both controllers share: work queue, circuit breaker, backoff, supervision.
+//! Parts that both controllers share: work queue, circuit breaker, backoff, supervision.
 
 pub(crate) mod backoff;
 pub(crate) mod circuit_breaker;

@@ -1,7 +1,7 @@
-//! Leader election: of all replicas one writes, the others watch and answer DNS.
+//! Leader election: one replica writes; the other replicas watch and answer DNS.
 //!
-//! `elector` decides, without I/O; this task asks the API server; each writer holds a
-//! [`Leadership`] and asks it. Losing the lease stops the writes and nothing else.
+//! `elector` makes the decisions and does no I/O. This task sends the requests to the API server. Each writer checks a
+//! [`Leadership`] before it writes. Losing the lease stops the writes and nothing else.
 
 mod clock;
 mod elector;
@@ -38,25 +38,23 @@ use leadership::LeaderStatus;
 pub use leadership::{Leadership, NotLeading};
 use lease::LeaseOwner;
 
-/// How long a request about the Lease waits for its answer.
+/// Timeout of a request for the Lease or its Pod.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The first and the longest pause after a failed request of a replica that doesn't lead.
+/// The first and the longest pause after a failed request of a replica that isn't the leader.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
 
-/// The election in which a process takes part, and its identity there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElectionConfig {
     /// The namespace of the Lease.
     pub namespace: String,
     /// The name of the Lease.
     pub lease: String,
-    /// The identity, for people.
+    /// The human-readable part of the holder identity.
     pub identity: String,
-    /// With leader-for-life: the name of the Pod that this runs in, in the same namespace.
+    /// With leader-for-life: the name of this process's Pod, in the same namespace.
     pub pod: Option<String>,
 }
 
-/// What is counted of the election.
 #[derive(Debug)]
 pub struct ElectionMetrics {
     /// 1 while this process may write external targets.
@@ -70,7 +68,7 @@ impl MetricGroup for ElectionMetrics {
     }
 }
 
-/// The part of one process in an election.
+/// The participation of this process in an election.
 #[derive(Clone)]
 pub struct Election {
     client: Client,
@@ -78,17 +76,17 @@ pub struct Election {
     metrics: Arc<ElectionMetrics>,
     api: Arc<ApiMetrics>,
     election_config: ElectionConfig,
-    /// The identity and a random end: two processes are never the same holder.
+    /// The identity and a random suffix, so that two processes never have the same holder identity.
     holder: String,
     leader_status: watch::Sender<LeaderStatus>,
-    /// Whether the first look at the Lease has led to something.
+    /// Whether the first round of requests has ended.
     settled: watch::Sender<bool>,
     fence: Arc<Fence>,
     clock: Clock,
 }
 
 impl Election {
-    /// Returns the part of this process in an election, in which it doesn't lead yet.
+    /// Returns an election in which this process isn't the leader yet.
     #[must_use]
     pub fn new(
         client: Client,
@@ -115,7 +113,7 @@ impl Election {
         }
     }
 
-    /// Returns what writers ask whether they may.
+    /// Returns the handle that writers check before each write.
     #[must_use]
     pub fn leadership(&self) -> Leadership {
         Leadership::new(
@@ -126,10 +124,10 @@ impl Election {
         )
     }
 
-    /// Takes part until `stop`; then gives the lease back. All writers must have ended by then.
+    /// Takes part until `stop` is cancelled, then releases the lease. All writers must have ended by then.
     ///
     /// # Errors
-    /// Never: what fails is tried again.
+    /// Never: failed requests are retried.
     pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
         let mut talk = LeaseClient::new(&self);
         let Some(owner) = stop.run_until_cancelled(talk.owner()).await else { return Ok(()) };
@@ -140,7 +138,7 @@ impl Election {
             elector.see(*seen.borrow_and_update(), (self.clock)());
             let step = elector.next((self.clock)());
             self.publish(&mut elector);
-            // It leads, another replica does, or it isn't known yet.
+            // The first round has ended: this process leads, another replica does, or the request failed.
             if matches!(step, ElectionStep::Wait(_)) {
                 self.settled.send_replace(true);
             }
@@ -149,7 +147,7 @@ impl Election {
                     ElectionStep::Wait(until) => tokio::select! {
                         () = talk.wait(until) => {}
                         () = self.fence.asked.notified() => elector.ask((self.clock)()),
-                        // It is read above; its sender lives as long as `self`.
+                        // The new term is read at the top of the loop. The sender lives as long as `self`.
                         _ = seen.changed() => {}
                     },
                     step => talk.carry_out(&mut elector, step).await,
@@ -166,12 +164,12 @@ impl Election {
         Ok(())
     }
 
-    /// Says what is new, to people and to writers.
+    /// Publishes the state to writers, and logs events.
     fn publish(&self, elector: &mut Elector) {
         let leader_status = elector.leader_status();
         self.metrics.leader.set(i64::from(leader_status.held.is_some()));
         self.leader_status.send_if_modified(|known| {
-            // A renewal isn't logged.
+            // Renewals don't notify the writers.
             let news =
                 known.term != leader_status.term || known.held.is_some() != leader_status.held.is_some();
             *known = leader_status;
@@ -202,14 +200,14 @@ impl Election {
     }
 }
 
-/// What is said between a candidate and the API server.
+/// Sends the requests of a candidate to the API server.
 struct LeaseClient<'a> {
     election: &'a Election,
     leases: Api<Lease>,
     pods: Api<Pod>,
     trouble: ThrottledLog,
     pauses: Backoff,
-    /// Whether the last request of a round failed.
+    /// Whether the last request of the round failed.
     failed: bool,
     /// Whether a round of requests has ended.
     waited: bool,
@@ -233,7 +231,7 @@ impl<'a> LeaseClient<'a> {
         }
     }
 
-    /// Returns the Pod that is to own the Lease, with leader-for-life.
+    /// Returns the Pod that owns the Lease, with leader-for-life.
     async fn owner(&mut self) -> Option<LeaseOwner> {
         let name = self.election.election_config.pod.as_deref()?;
         loop {
@@ -251,9 +249,9 @@ impl<'a> LeaseClient<'a> {
         }
     }
 
-    /// Waits until there is something to do. Timers stand still in a suspend: what follows looks at the clock.
+    /// Waits until the given time. Timers stand still during a suspend, so the caller checks the clock afterwards.
     async fn wait(&mut self, until: BootInstant) {
-        // A right to read alone ends no trouble.
+        // A successful read doesn't end an outage of writes.
         if !self.failed {
             self.succeeded();
         }
@@ -338,12 +336,10 @@ impl<'a> LeaseClient<'a> {
         }
     }
 
-    /// Returns how long it is until a moment.
     fn until(&self, deadline: Option<BootInstant>) -> Option<Duration> {
         deadline.map(|deadline| deadline.saturating_duration_since((self.election.clock)()))
     }
 
-    /// Counts a write of the Lease.
     fn count<T>(&self, verb: &str, answer: &Result<T, RequestFailure>) {
         let code = match answer {
             Ok(_) if verb == "create" => 201,
@@ -353,7 +349,7 @@ impl<'a> LeaseClient<'a> {
         self.election.api.wrote(verb, "Lease", code);
     }
 
-    /// Empties the Lease, so that another one takes over at once.
+    /// Releases the Lease, so that another replica can take over at once.
     async fn release(&mut self, elector: &Elector) {
         let name = &self.election.election_config.lease;
         let deadline = (self.election.clock)() + REQUEST_TIMEOUT;
@@ -367,7 +363,7 @@ impl<'a> LeaseClient<'a> {
         let release = async {
             let Some(lease) = elector.release(Timestamp::now()) else { return Ok(()) };
             match empty(lease).await {
-                // A renewal that no writer waited for has come in between.
+                // A renewal that no writer waited for changed the Lease in between.
                 Err(failure) if failure.code() == 409 => {}
                 written => return written,
             }
@@ -389,7 +385,7 @@ impl<'a> LeaseClient<'a> {
         self.pauses = Backoff::new(RETRY_BACKOFF);
     }
 
-    /// Says what is wrong, and returns how long to wait.
+    /// Logs the failure, and returns the pause before the next request.
     fn failed(&mut self, failure: &RequestFailure, doing: &str) -> Duration {
         self.failed = true;
         let pause = self.pauses.next();
@@ -414,9 +410,8 @@ impl<'a> LeaseClient<'a> {
     }
 }
 
-/// Why a request had no good answer.
 enum RequestFailure {
-    /// None came in time.
+    /// The request timed out.
     Unanswered,
     Kube(kube::Error),
 }
@@ -429,7 +424,7 @@ impl RequestFailure {
         }
     }
 
-    /// Returns how long the API server asks to be left alone.
+    /// Returns the pause that the API server requests.
     fn retry_after(&self) -> Duration {
         match self {
             Self::Unanswered => Duration::ZERO,
@@ -450,7 +445,7 @@ async fn ask<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Req
     answer.map_err(|_| RequestFailure::Unanswered)?.map_err(RequestFailure::Kube)
 }
 
-/// A leader can't wait for an answer after its lease has expired.
+/// Like [`ask`], but doesn't wait longer than `left`: a leader can't wait for an answer beyond the end of its lease.
 async fn ask_until<T>(
     left: Option<Duration>,
     request: impl Future<Output = kube::Result<T>>,

@@ -1,7 +1,7 @@
-//! Kubernetes Events: what happens to a link, told where `kubectl describe service` shows it.
+//! Kubernetes Events about links, which `kubectl describe service` shows.
 //!
-//! The caller puts an Event into a bounded queue and goes on; a task of its own sends
-//! it. An Event that can't be sent is dropped: nothing ever waits for one.
+//! The caller puts an Event into a bounded queue and continues; a separate task sends it. An Event that can't be sent
+//! is dropped: recording never blocks.
 
 mod aggregator;
 pub mod link_log;
@@ -23,34 +23,34 @@ use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 pub use publisher::EventPublisher;
 
-/// How many Events may wait to be sent: what many changes at once cost in memory, and no more. Those of one namespace
-/// have half of what the others leave.
+/// Maximum number of queued Events, which bounds their memory. A namespace may use half of the room that the other
+/// namespaces leave.
 const QUEUE_CAPACITY: usize = 2000;
-/// The longest note that the API server takes, in bytes.
+/// The maximum length of a note that the API server accepts, in bytes.
 const MAX_NOTE_BYTES: usize = 1024;
 
-/// Why an Event is recorded, in the words that `kubectl` shows.
+/// The reason of an Event, as `kubectl` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// A link that had a target has another.
+    /// The target of a link has changed.
     TargetChanged,
-    /// The status of the Service names no target that is followed any more, and the last one is kept.
+    /// The status of the Service names no allowed target any more, and the last one is kept.
     TargetStale,
-    /// There was no external target, and there is one now.
+    /// The external target was created.
     ExternalTargetCreated,
     /// A foreign object has become the external target.
     Adopted,
-    /// A name is taken: of the external target, or a DNS name that was asked for.
+    /// A name belongs to another link or object: the name of the external target, or a requested DNS name.
     Conflict,
-    /// The target isn't one that may be pointed at.
+    /// The target policy denies the target.
     TargetRefused,
-    /// The Service asks for a DNS name that it may not have.
+    /// The Service requests a DNS name that the hostname policy denies.
     HostnameRefused,
     /// The external target was removed.
     Removed,
-    /// The external target would be removed, if there weren't so many of them.
+    /// The removal of the external target exceeds the deletion budget.
     RemovalHeld,
-    /// A flag leaves the Service out, and its external target stays nevertheless.
+    /// A flag leaves the Service out, but its external target stays.
     LeftOut,
 }
 
@@ -69,7 +69,7 @@ impl Reason {
         }
     }
 
-    /// Returns the Event's `action`: what lb-linker did about it.
+    /// Returns the Event's `action`: the reaction of lb-linker.
     #[must_use]
     pub fn action(self) -> &'static str {
         match self {
@@ -91,26 +91,24 @@ impl fmt::Display for Reason {
     }
 }
 
-/// The Service that an Event is about. It may be gone.
+/// The Service that an Event is about. The Service may be gone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Regarding {
-    /// Its namespace, which is the Event's as well.
+    /// The namespace of the Service and of the Event.
     pub namespace: Box<str>,
-    /// Its name.
     pub name: Box<str>,
-    /// Its uid: without one `kubectl describe` wouldn't find the Event.
+    /// The uid of the Service: `kubectl describe` finds Events by uid.
     pub uid: Box<str>,
 }
 
 impl Regarding {
-    /// Returns the Service with this key and uid.
     #[must_use]
     pub fn new(key: &ServiceKey, uid: &str) -> Self {
         let (namespace, name) = key.parts();
         Self { namespace: namespace.into(), name: name.into(), uid: uid.into() }
     }
 
-    /// Returns the Service of a link; nothing if it was never seen.
+    /// Returns the Service of a link; `None` if this process has never observed the Service.
     #[must_use]
     pub fn of(link: &Link) -> Option<Self> {
         let Link { key, uid, .. } = link;
@@ -118,7 +116,7 @@ impl Regarding {
     }
 }
 
-/// What an Event says. The same again is one more of a series, not another Event.
+/// The contents of an Event. Another Event with equal contents extends the series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct EventKey {
     regarding: Regarding,
@@ -126,13 +124,13 @@ struct EventKey {
     note: Box<str>,
 }
 
-/// The way to tell something by a Kubernetes Event. All clones share one queue.
+/// Records Kubernetes Events. All clones share a queue.
 #[derive(Clone)]
 pub struct Recorder(Option<Arc<EventQueue>>);
 
 impl Recorder {
-    /// Returns a recorder whose Events a [`EventPublisher`] sends. Lost Events are counted in `dropped`.
-    /// Only the leader records: all replicas see the same things.
+    /// Returns a recorder for an [`EventPublisher`]. Lost Events are counted in `dropped`. Only the leader records
+    /// Events, as all replicas observe the same changes.
     #[must_use]
     pub fn new(dropped: IntCounter, leadership: Leadership) -> Self {
         let waiting = Mutex::new(Waits::default());
@@ -144,13 +142,13 @@ impl Recorder {
         self.0.as_ref().map(|queue| queue.dropped.clone()).unwrap()
     }
 
-    /// Returns a recorder that records nothing: there is no cluster, or it isn't to be written to.
+    /// Returns a recorder that records nothing, for use without a cluster or without writes to it.
     #[must_use]
     pub fn none() -> Self {
         Self(None)
     }
 
-    /// Records an Event, unless too many wait already, of its namespace or of all.
+    /// Records an Event, unless the queue has no room for its namespace.
     pub fn record(&self, regarding: Regarding, reason: Reason, note: &str) {
         let Some(queue) = &self.0 else { return };
         let Some(term) = queue.leadership.held() else { return };
@@ -158,7 +156,7 @@ impl Recorder {
         queue.push(Waiting { event_key, at: Timestamp::now(), term });
     }
 
-    /// Records an Event on the Service of a link. One that was never seen has none.
+    /// Records an Event about the Service of a link, if this process has observed the Service.
     pub fn about(&self, link: &Link, reason: Reason, note: &str) {
         if let Some(regarding) = Regarding::of(link) {
             self.record(regarding, reason, note);
@@ -166,16 +164,16 @@ impl Recorder {
     }
 }
 
-/// An Event that waits to be sent.
+/// A queued Event.
 #[derive(Debug)]
 struct Waiting {
     event_key: EventKey,
     at: Timestamp,
-    /// The term in which it happened. It is sent in that one or not at all.
+    /// The term in which the Event was recorded. The Event is sent in this term or dropped.
     term: u64,
 }
 
-/// The Events that wait. It outlives a [`EventPublisher`] that is started again.
+/// The queue of Events. It survives restarts of the [`EventPublisher`].
 struct EventQueue {
     waiting: Mutex<Waits>,
     news: Notify,
@@ -183,7 +181,8 @@ struct EventQueue {
     leadership: Leadership,
 }
 
-/// Events that wait, by namespace. The namespaces take turns, so that one with many Events delays no other one.
+/// Queued Events by namespace. The namespaces are served round-robin, so that a namespace with many Events delays no
+/// other.
 #[derive(Debug, Default)]
 struct Waits {
     by_namespace: HashMap<Box<str>, VecDeque<Waiting>>,
@@ -193,7 +192,7 @@ struct Waits {
 }
 
 impl Waits {
-    /// Adds an Event, if its namespace has fewer waiting than there is room for.
+    /// Adds an Event. Returns false if there is no room for its namespace.
     fn push(&mut self, event: Waiting) -> bool {
         let namespace = &event.event_key.regarding.namespace;
         let of_namespace = self.by_namespace.get(namespace).map_or(0, VecDeque::len);
@@ -238,7 +237,7 @@ impl EventQueue {
         self.waiting.lock().pop()
     }
 
-    /// Waits for the next one. Only one task may wait.
+    /// Waits for the next Event. Only one task may wait.
     async fn next(&self) -> Waiting {
         loop {
             if let Some(next) = self.pop() {
@@ -249,7 +248,7 @@ impl EventQueue {
     }
 }
 
-/// Returns as much of a note as the API server takes.
+/// Truncates a note to the length that the API server accepts.
 fn cut(note: &str) -> String {
     const MORE: &str = "…";
     if note.len() <= MAX_NOTE_BYTES {
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops_and_counts_and_never_blocks() {
+    fn full_queue_drops_and_counts_without_blocking() {
         let (recorder, dropped) = recorder();
         for i in 0..QUEUE_CAPACITY / 2 + 5 {
             recorder.record(regarding(), Reason::TargetChanged, &format!("a → {i}"));
@@ -299,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_with_many_events_leaves_room_for_others() {
+    fn busy_namespace_leaves_room_for_other_namespaces() {
         let (recorder, dropped) = recorder();
         let record = |namespace: &str, name: usize| {
             let regarding =
@@ -324,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn who_doesnt_lead_records_nothing_and_drops_nothing() {
+    fn follower_records_nothing_and_drops_nothing() {
         let dropped = IntCounter::new("dropped", "dropped").unwrap();
         let (leadership, lead) = Leadership::by_hand();
         let recorder = Recorder::new(dropped.clone(), leadership);
@@ -339,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_whose_service_was_never_seen_has_no_events() {
+    fn unobserved_service_has_no_events() {
         let (recorder, _) = recorder();
         let link = |uid| Link::new(ServiceKey::new("default", "web"), uid);
         recorder.about(&link(""), Reason::Removed, "ghost");
@@ -351,7 +350,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_an_event_gets_those_that_came_before_and_after() {
+    async fn next_returns_earlier_and_later_events() {
         let (recorder, _) = recorder();
         recorder.record(regarding(), Reason::Removed, "before");
         let queue = recorder.0.clone().unwrap();

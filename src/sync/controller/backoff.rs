@@ -1,10 +1,8 @@
-//! Pauses between attempts.
-
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 
-/// Pauses that double, with jitter, from a first to a longest one.
+/// An exponential backoff with jitter, between a first and a longest pause.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     backoff: ExponentialBackoff,
@@ -22,7 +20,7 @@ impl Backoff {
     }
 
     pub(crate) fn next(&mut self) -> Duration {
-        // The jitter comes on top.
+        // The jitter is added to the pause, so it may exceed the maximum.
         self.backoff.next().unwrap_or(self.longest).min(self.longest)
     }
 }

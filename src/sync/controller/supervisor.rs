@@ -1,4 +1,4 @@
-//! Sync tasks that are started again when they fail.
+//! Restarts sync tasks when they fail.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,24 +17,23 @@ pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The first and the longest pause before a sync task is started again.
 const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// Why a sync task ended.
+/// The reason for the end of a sync task.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
-    /// There is nothing more to come from a watch that should never end.
+    /// A watch ended, although watches never end by themselves.
     #[error("the watch has ended")]
     WatchEnded,
-    /// What load balancers are read from, or objects are written to, can't be used any more.
+    /// The source of load balancers or the destination of writes can't be used any more.
     #[error("{0}")]
     Source(Box<dyn std::error::Error + Send + Sync>),
-    /// A task that it started panicked.
+    /// A task that the sync task started panicked.
     #[error("{0}")]
     Panic(#[from] tokio::task::JoinError),
 }
 
-/// What is counted of sync tasks.
 #[derive(Debug)]
 pub struct SupervisorMetrics {
-    /// Sync tasks that ended and were started again, by `task`.
+    /// Restarts, by `task`.
     restarts: IntCounterVec,
 }
 
@@ -46,8 +45,8 @@ impl MetricGroup for SupervisorMetrics {
     }
 }
 
-/// Runs a sync task and starts it again, after a growing pause, whenever it fails or panics: DNS
-/// goes on meanwhile. Returns when the task ends without an error, or at `stop`.
+/// Runs a sync task and restarts it, with exponential backoff, whenever it fails or panics; DNS isn't affected. Returns
+/// when the task ends without an error, or when `stop` is cancelled.
 pub async fn supervise<F>(
     name: &'static str,
     stop: CancellationToken,

@@ -1,31 +1,29 @@
-//! The clock by which Leases are judged.
+//! The clock for Leases.
 
 use std::ops::Add;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// A moment on CLOCK_BOOTTIME, which goes on while the machine is suspended. CLOCK_MONOTONIC, the clock of
-/// [`std::time::Instant`] and of all timers, stands still meanwhile: by it a Lease that ran out during a suspend looks
-/// valid.
+/// A time on CLOCK_BOOTTIME, which includes suspends. CLOCK_MONOTONIC, the clock of [`std::time::Instant`] and of all
+/// timers, excludes them: a Lease that expires during a suspend would still look valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootInstant(Duration);
 
-/// Tells the time. Tests have clocks that they move themselves.
+/// Returns the present time. Tests use clocks that they advance themselves.
 pub(super) type Clock = fn() -> BootInstant;
 
-/// Returns this moment.
 pub(super) fn now() -> BootInstant {
     #[cfg(target_os = "linux")]
     const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
     #[cfg(not(target_os = "linux"))]
     const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
-    // A clock that can't be read makes every Lease one that has run out.
+    // If the clock can't be read, every Lease counts as expired.
     BootInstant(clock_gettime(CLOCK).map_or(Duration::MAX, Duration::from))
 }
 
 impl BootInstant {
-    /// Returns how long ago `earlier` was; zero if it is to come.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     pub(super) fn saturating_duration_since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -41,7 +39,7 @@ impl Add<Duration> for BootInstant {
 
 #[cfg(test)]
 pub(super) mod by_hand {
-    //! A clock that follows tokio's, which a test can stop and move, and a suspend on top of it.
+    //! A clock that follows tokio's test clock, plus simulated suspends.
 
     use std::cell::Cell;
     use std::sync::LazyLock;
@@ -55,15 +53,14 @@ pub(super) mod by_hand {
         static SUSPENDED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     }
 
-    /// Returns this moment.
     pub(crate) fn now() -> BootInstant {
         let start = *START;
         let awake = tokio::time::Instant::now().into_std().saturating_duration_since(start);
-        // Far from zero: tests look back.
+        // Start far from zero: tests subtract from this time.
         BootInstant(Duration::from_secs(1_000_000) + awake + SUSPENDED.get())
     }
 
-    /// Has the machine suspended for so long: timers don't notice.
+    /// Simulates a suspend of this duration: timers don't advance.
     pub(crate) fn suspend(duration: Duration) {
         SUSPENDED.set(SUSPENDED.get() + duration);
     }
@@ -74,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn boot_time_goes_on_and_never_overflows() {
+    fn boot_time_advances_and_never_overflows() {
         let before = now();
         std::thread::sleep(Duration::from_millis(2));
         let after = now();

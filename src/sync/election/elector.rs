@@ -1,7 +1,7 @@
-//! The decisions of one candidate: what to do next, given what was seen and when.
+//! The state machine of one candidate: returns the next step from the observations and their times.
 //!
-//! The moments of a Lease are never read: clocks of machines differ. What counts is how long ago, by a clock of this
-//! machine that also counts suspends, this process saw the Lease change.
+//! The timestamps in a Lease are never used, because the clocks of machines differ. Only the time since this process
+//! saw the Lease change counts, by a local clock that includes suspends.
 
 use std::mem;
 use std::time::Duration;
@@ -17,19 +17,19 @@ use super::leadership::{LeaderStatus, LeaseWindow};
 use super::lease::{LeaseOwner, claim, duration, holder, owner, released, term};
 use crate::sync::election::term::{above, unix};
 
-/// How long things last.
+/// Timings of the election.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// How long a Lease lasts after its last change.
+    /// Validity of a Lease after its last change.
     pub(super) lease: Duration,
-    /// How long its holder goes on without having renewed it.
+    /// Time after which a holder that couldn't renew the Lease stops.
     pub(super) renew: Duration,
-    /// How often the holder renews it and the others look at it.
+    /// Interval of renewals by the holder, and of reads by the other replicas.
     pub(super) retry: Duration,
 }
 
 impl Timing {
-    /// What Kubernetes' own components take.
+    /// The defaults of Kubernetes' own components.
     pub(super) const DEFAULT: Self = Self {
         lease: Duration::from_secs(15),
         renew: Duration::from_secs(10),
@@ -37,35 +37,33 @@ impl Timing {
     };
 }
 
-/// A Pod, as far as it counts here: to read all of it would take the program half a megabyte.
+/// The part of a Pod that the election needs: decoding the whole type would add half a megabyte to the binary.
 pub(super) type Pod = Object<NotUsed, PodStatus>;
 
-/// `status` of a Pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct PodStatus {
-    /// `phase`.
     pub(super) phase: Option<String>,
 }
 
-/// What to do next.
+/// The next step of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ElectionStep {
-    /// Nothing before this moment.
+    /// Wait until this time.
     Wait(BootInstant),
     /// Read the Lease.
     Look,
-    /// Create it.
+    /// Create the Lease.
     Create,
-    /// Replace it as it was seen last.
+    /// Replace the Lease as last seen.
     Replace,
-    /// Delete it as it was seen last.
+    /// Delete the Lease as last seen.
     Delete { uid: Option<String>, resource_version: Option<String> },
-    /// Read the Pod of this name, which owns it.
+    /// Read the Pod of this name, which owns the Lease.
     LookAtPod(String),
 }
 
 impl ElectionStep {
-    /// Returns what is done, for the log.
+    /// Returns the verb of this step, for the log.
     pub(super) fn verb(&self) -> &'static str {
         match self {
             Self::Wait(_) => "wait for",
@@ -77,12 +75,12 @@ impl ElectionStep {
     }
 }
 
-/// What people and writers need to know.
+/// An event for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LeaderEvent {
     Gained,
     Lost(String),
-    /// A higher term than ours was seen, and the Lease still names us: we go on with this one.
+    /// A higher term than ours was seen, and the Lease still names this process: it continues in this term.
     Raised(u64),
     Resigned,
     /// Another replica leads.
@@ -91,30 +89,30 @@ pub(super) enum LeaderEvent {
     Vanished(String),
 }
 
-/// A Lease as it was seen last.
+/// The Lease as last seen.
 #[derive(Debug)]
 struct ObservedLease {
     lease: Lease,
-    /// When this process saw it change, or first saw that it wasn't there any more.
+    /// The time at which this process saw the Lease change, or first saw that it was gone.
     changed: BootInstant,
-    /// Whether it was read since the last wait. A process that was stopped for long may see it renewed.
+    /// Whether the Lease was read since the last wait. After a long stop of this process it may have been renewed.
     fresh: bool,
-    /// Whether the Pod that owns it lives, if that is known.
+    /// Whether the Pod that owns the Lease is alive, if known.
     owner_lives: Option<bool>,
 }
 
 #[derive(Debug)]
 enum LeaseState {
     Nothing,
-    /// There is none, and no replica relies on it.
+    /// No Lease exists, and no replica relies on one.
     Absent,
     There(Box<ObservedLease>),
-    /// There is none any more. Its holder doesn't know that yet.
+    /// The Lease was deleted. Its holder may not know that yet.
     Vanished(Box<ObservedLease>),
 }
 
 impl LeaseState {
-    /// Returns the Lease that is there, or was.
+    /// Returns the Lease that exists, or existed.
     fn observed(&mut self) -> Option<&mut ObservedLease> {
         match self {
             Self::There(observed) | Self::Vanished(observed) => Some(observed),
@@ -123,62 +121,62 @@ impl LeaseState {
     }
 }
 
-/// Whose a Lease is that was read a moment ago.
+/// The holder of a Lease that was read a moment ago.
 enum LeaseHolder {
     Mine,
     Nobodys,
-    /// Another holder's, up to this moment if it ends.
+    /// Another holder, until this time if the Lease has a duration.
     Theirs(Option<BootInstant>),
-    /// That of the process in this Pod, while the Pod lives.
+    /// The process in this Pod, while the Pod is alive.
     Pods(String),
 }
 
-/// What follows from a higher term than ours on an external target.
+/// The handling of a higher term than ours on an external target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dispute {
-    /// There is none.
+    /// No higher term was seen.
     None,
     /// The Lease has to be read.
     Raised,
-    /// The Lease still names us, and gets a higher term.
+    /// The Lease still names this process, and gets a higher term.
     Won,
 }
 
-/// One candidate.
 #[derive(Debug)]
 pub(super) struct Elector {
     me: String,
-    /// With leader-for-life: the Pod that this is.
+    /// With leader-for-life: the Pod of this process.
     pod: Option<LeaseOwner>,
     timing: Timing,
     known: LeaseState,
-    /// Nothing is asked before.
+    /// The earliest time of the next request.
     due: BootInstant,
-    /// Whether the last write was refused because the Lease had changed.
+    /// Whether the last write failed because the Lease had changed.
     conflict: bool,
-    /// Until when it is held, and from when on others may have it.
+    /// While the lease is held: the time to stop unless it is renewed, and the time from which another replica may take
+    /// it.
     held: Option<(BootInstant, BootInstant)>,
     term: u64,
     /// The highest term in the Lease and on external targets.
     highest: u64,
-    /// The term in the claim that was written last.
+    /// The term in the last claim that was written.
     claimed: Option<u64>,
     dispute: Dispute,
-    /// When the last dispute was raised.
+    /// The time of the last dispute.
     disputed: Option<BootInstant>,
-    /// Since when a writer has waited for a renewal.
+    /// The time since which a writer has been waiting for a renewal.
     asked: Option<BootInstant>,
-    /// When the last renewal that a writer had waited for was sent.
+    /// The time at which the last renewal that a writer waited for was sent.
     confirmed: Option<BootInstant>,
-    /// Whether requests have to wait after one that failed.
+    /// Whether requests have to wait after a failure.
     resting: bool,
-    /// The leader that was logged last.
+    /// The leader that was last logged.
     leader: Option<String>,
     news: Vec<LeaderEvent>,
 }
 
 impl Elector {
-    /// Returns a candidate that knows nothing; `term` is that of its last lease.
+    /// Returns a candidate that has observed nothing; `term` is that of its last lease.
     pub(super) fn new(
         me: String,
         pod: Option<LeaseOwner>,
@@ -207,23 +205,23 @@ impl Elector {
         }
     }
 
-    /// Returns what writers are told.
+    /// Returns the status for writers.
     pub(super) fn leader_status(&self) -> LeaderStatus {
         let held = self.held.map(|(renewed_by, end)| LeaseWindow::Until { renewed_by, end });
         LeaderStatus { term: self.term, held }
     }
 
-    /// Returns what is new since the last call.
+    /// Returns the events since the last call.
     pub(super) fn take_news(&mut self) -> Vec<LeaderEvent> {
         mem::take(&mut self.news)
     }
 
-    /// Returns when the last renewal that a writer had waited for was sent.
+    /// Returns the time at which the last renewal that a writer waited for was sent.
     pub(super) fn confirmed(&self) -> Option<BootInstant> {
         self.confirmed
     }
 
-    /// Returns the moment at which the lease is lost unless it is renewed before.
+    /// Returns the time at which the lease is lost unless it is renewed before.
     pub(super) fn deadline(&self) -> Option<BootInstant> {
         self.held.map(|(renewed_by, _)| renewed_by)
     }
@@ -243,7 +241,7 @@ impl Elector {
             LeaseState::There(observed) => (observed, false),
             LeaseState::Vanished(observed) => (observed, true),
         };
-        // The version in it says whether it is still the newest.
+        // A renewal needs no read before: its resourceVersion shows whether the Lease has changed.
         let undisputed = !self.conflict && self.dispute == Dispute::None;
         let renews = self.held.is_some() && self.pod.is_none() && undisputed;
         if renews {
@@ -275,20 +273,20 @@ impl Elector {
         let ObservedLease { lease, changed, owner_lives, .. } = observed;
         match holder(lease) {
             None => return LeaseHolder::Nobodys,
-            // One that has vanished may have been taken before.
+            // A vanished Lease of ours may have been taken by another replica before its deletion.
             Some(holder) if holder == self.me && !vanished => return LeaseHolder::Mine,
             Some(_) => {}
         }
         if let (Some(me), Some(owner)) = (&self.pod, owner(lease)) {
             return match owner_lives {
-                // What ran in this Pod before has ended.
+                // The previous process in this Pod has ended.
                 _ if owner.uid == me.uid => LeaseHolder::Mine,
                 None => LeaseHolder::Pods(owner.name),
                 Some(true) => LeaseHolder::Theirs(None),
                 Some(false) => LeaseHolder::Nobodys,
             };
         }
-        // With leader-for-life the holder stops as early as with a timed lease when it can't read the Lease any more.
+        // With leader-for-life, too, the holder stops after the usual time if it can't read the Lease any more.
         let lasts = duration(lease, self.timing.lease).or(vanished.then_some(self.timing.lease));
         match lasts.map(|lasts| *changed + lasts) {
             Some(end) if end <= now => LeaseHolder::Nobodys,
@@ -296,8 +294,7 @@ impl Elector {
         }
     }
 
-    /// Returns the Lease as it is to be written. A renewal goes on with its term; any other claim begins one that
-    /// is higher than all that were seen.
+    /// Returns the Lease to write. A renewal keeps its term; any other claim begins a term above all that were seen.
     pub(super) fn claim(&mut self, name: &str, now: Timestamp) -> Lease {
         let there = match &self.known {
             LeaseState::There(observed) => Some(&observed.lease),
@@ -312,7 +309,7 @@ impl Elector {
         claim(there, name, &self.me, self.pod.as_ref(), self.timing.lease, term, now)
     }
 
-    /// Returns the Lease as it is to be left, if it is ours.
+    /// Returns the Lease to write on release, if this process holds it.
     pub(super) fn release(&self, now: Timestamp) -> Option<Lease> {
         match &self.known {
             LeaseState::There(observed) if holder(&observed.lease) == Some(&*self.me) => {
@@ -324,7 +321,7 @@ impl Elector {
 
     // === what writers say ===
 
-    /// Takes in that a writer waits for a renewal that is sent from now on.
+    /// Records that a writer waits for a renewal that is sent from now on.
     pub(super) fn ask(&mut self, now: BootInstant) {
         if self.held.is_some() {
             self.asked.get_or_insert(now);
@@ -332,8 +329,8 @@ impl Elector {
         }
     }
 
-    /// Takes in the highest term on external targets. One above ours is another leader's, or was written by hand: the
-    /// Lease says which.
+    /// Records the highest term on external targets. A term above ours comes from another leader, or was written by
+    /// hand: the Lease shows which.
     pub(super) fn see(&mut self, highest: u64, now: BootInstant) {
         self.highest = self.highest.max(highest);
         if self.held.is_some() && highest > self.term && self.dispute == Dispute::None {
@@ -341,14 +338,14 @@ impl Elector {
             if let Some(observed) = self.known.observed() {
                 observed.fresh = false;
             }
-            // Terms that are written by hand again and again cause no more requests than a renewal does.
+            // Terms that are repeatedly written by hand cause no more requests than renewals do.
             if self.disputed.replace(now).is_none_or(|last| now >= last + self.timing.lease) {
                 self.hasten(now);
             }
         }
     }
 
-    /// Has the Lease asked for at this moment or earlier, unless requests fail.
+    /// Makes the next request due at this time or earlier, unless requests are failing.
     fn hasten(&mut self, due: BootInstant) {
         if !self.resting {
             self.due = self.due.min(due);
@@ -357,7 +354,7 @@ impl Elector {
 
     // === what was seen ===
 
-    /// Takes over an answer to [`ElectionStep::Look`] that was asked for at `sent`.
+    /// Processes the answer to [`ElectionStep::Look`]; the request was sent at `sent`.
     pub(super) fn saw(&mut self, lease: Option<Lease>, sent: BootInstant, now: BootInstant) {
         self.expire(now);
         let Some(lease) = lease else { return self.is_absent(now) };
@@ -382,7 +379,7 @@ impl Elector {
             }
         }
         if mine && self.pod.is_some() && self.held.is_some() && self.dispute == Dispute::None {
-            // With leader-for-life the Lease isn't renewed, but looked at.
+            // With leader-for-life the Lease is read instead of renewed.
             return self.hold(sent, now);
         }
         if !mine {
@@ -397,7 +394,7 @@ impl Elector {
         }
     }
 
-    /// Takes over the Lease as it is after a write of ours that was sent at `sent`.
+    /// Processes the Lease after a write that was sent at `sent`.
     pub(super) fn wrote(&mut self, lease: Lease, sent: BootInstant, now: BootInstant) {
         self.expire(now);
         (self.conflict, self.resting) = (false, false);
@@ -410,34 +407,35 @@ impl Elector {
         self.hold(sent, now);
     }
 
-    /// Takes over that the Lease was deleted.
+    /// Records that this process deleted the Lease.
     pub(super) fn deleted(&mut self, now: BootInstant) {
         self.known = LeaseState::Absent;
         self.due = now;
     }
 
-    /// Takes over that there was none to write.
+    /// Records that the Lease to write doesn't exist.
     pub(super) fn gone(&mut self, now: BootInstant) {
         self.expire(now);
         self.is_absent(now);
     }
 
-    /// Takes over the Pod that owns the Lease, as it is.
+    /// Processes the Pod that owns the Lease, or its absence.
     pub(super) fn saw_pod(&mut self, pod: Option<&Pod>) {
         let Some(observed) = self.known.observed() else { return };
         let owner = owner(&observed.lease);
         let lives = pod.is_some_and(|pod| {
             let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-            // One that was evicted has failed.
+            // An evicted Pod has the phase `Failed`.
             pod.metadata.uid == owner.map(|owner| owner.uid) && !matches!(phase, Some("Succeeded" | "Failed"))
         });
         observed.owner_lives = Some(lives);
     }
 
-    /// Takes over that the Lease isn't as it was seen last, or has been created by another replica.
+    /// Records that the Lease has changed since the last read, or that another replica has created it.
     pub(super) fn conflict(&mut self, now: BootInstant) {
         self.expire(now);
-        // At once: another replica may lead. But where the Lease is written all the time, not in a loop.
+        // Read the Lease at once, as another replica may lead; but pause after the second conflict in a row, so that
+        // frequent writes by another client cause no hot loop.
         let pause = if mem::replace(&mut self.conflict, true) { self.timing.retry } else { Duration::ZERO };
         if matches!(self.known, LeaseState::Absent) {
             self.known = LeaseState::Nothing;
@@ -446,8 +444,8 @@ impl Elector {
         self.rest_until(now + pause);
     }
 
-    /// Takes over that a request failed: after that `pause` is due for a replica that doesn't lead, and
-    /// `at_least` for any.
+    /// Records that a request failed. The next request waits for `pause` if this process doesn't lead, and for at least
+    /// `at_least` in any case.
     pub(super) fn failed(&mut self, pause: Duration, at_least: Duration, now: BootInstant) {
         self.expire(now);
         if matches!(self.known, LeaseState::Absent) {
@@ -458,7 +456,7 @@ impl Elector {
         self.rest_until(now + pause.max(at_least));
     }
 
-    /// Gives the lease up.
+    /// Gives up the lease.
     pub(super) fn resign(&mut self) {
         if self.held.take().is_some() {
             self.news.push(LeaderEvent::Resigned);
@@ -474,8 +472,8 @@ impl Elector {
             LeaseState::There(observed) if !held => {
                 let holder = holder(&observed.lease).filter(|holder| *holder != self.me);
                 self.news.extend(holder.map(|holder| LeaderEvent::Vanished(holder.to_owned())));
-                // It may have been renewed right before it was deleted, so what counts is now.
-                // A Pod that is over doesn't come back; one that lived may be over by now.
+                // The Lease may have been renewed right before its deletion, so its time counts from now. A Pod that
+                // has ended stays so, but a Pod that was alive may have ended by now.
                 let owner_lives = observed.owner_lives.filter(|lives| !lives);
                 LeaseState::Vanished(Box::new(ObservedLease {
                     changed: now,
@@ -500,13 +498,13 @@ impl Elector {
 
     // === the lease ===
 
-    /// Counts from when the request was sent: others count from when they saw what it did, which is
-    /// later.
+    /// Counts from the time at which the request was sent: other replicas count from the time at which they saw its
+    /// effect, which is later.
     fn hold(&mut self, sent: BootInstant, now: BootInstant) {
         let renewed_by = sent + self.timing.renew;
         self.rest_until(sent + self.timing.retry);
         if renewed_by <= now {
-            // An answer that took too long.
+            // The answer arrived too late.
             return;
         }
         if self.asked.take_if(|asked| *asked <= sent).is_some() {

@@ -1,4 +1,4 @@
-//! What each writer holds and asks before it writes.
+//! The handle that each writer checks before it writes.
 
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
@@ -13,33 +13,33 @@ use super::clock::{self, BootInstant, Clock};
 use super::fence::Fence;
 use crate::sync::election::term::above;
 
-/// The term where there is no cluster.
+/// The term if nothing is written to a cluster.
 const ONLY_TERM: u64 = 1;
-/// How long the first lists wait for the first look at the lease: far longer than the API server takes.
+/// Maximum time that the first lists wait for the first read of the Lease: far longer than the API server takes.
 const FIRST_LEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Whether this process leads, as the election says.
+/// The state of this process in the election.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LeaderStatus {
-    /// This term or the last one; 0 for a process that has never led.
+    /// The current or the last term; 0 for a process that has never been the leader.
     pub(super) term: u64,
     pub(super) held: Option<LeaseWindow>,
 }
 
-/// How long a lease lasts unless it is renewed.
+/// The validity of a lease, unless it is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LeaseWindow {
     Until {
-        /// Nothing is begun from here on.
+        /// No request starts from this time on.
         renewed_by: BootInstant,
-        /// Others may take it from here on: whatever was begun has ended.
+        /// Another replica may take the lease from this time on: every request of this process has ended.
         end: BootInstant,
     },
     Always,
 }
 
 impl LeaseWindow {
-    /// Whether something may be begun.
+    /// Returns whether a request may start.
     fn is_open(self, now: BootInstant) -> bool {
         match self {
             Self::Until { renewed_by, .. } => now < renewed_by,
@@ -48,28 +48,27 @@ impl LeaseWindow {
     }
 }
 
-/// The lease isn't held, or not in the term that was asked for, or ended while the request was under
-/// way.
+/// The lease isn't held, is held in another term, or ended while the request was in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this instance doesn't lead")]
 pub struct NotLeading;
 
-/// Whether this process may write. Cheap to clone.
+/// Permission of this process to write. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Leadership {
     leader_status: watch::Receiver<LeaderStatus>,
-    /// Whether the first look at the lease has led to something.
+    /// Whether the first round of requests for the Lease has ended.
     settled: watch::Receiver<bool>,
     rivals: Rivals,
     clock: Clock,
 }
 
-/// What decides when another process may lead as well.
+/// Detection of other processes that may lead as well.
 #[derive(Clone, Debug)]
 enum Rivals {
-    /// The Lease does.
+    /// By the Lease.
     Elected(Arc<Fence>),
-    /// Without an election nothing does. The term is given here.
+    /// None: there is no election. The sender holds the term.
     Ignored(Arc<watch::Sender<LeaderStatus>>),
 }
 
@@ -83,7 +82,7 @@ impl Leadership {
         Self { leader_status, settled, rivals: Rivals::Elected(fence), clock }
     }
 
-    /// Returns the leadership of a process that takes part in no election, in this term.
+    /// Returns the leadership of a process without an election, in this term.
     fn alone(term: u64) -> Self {
         let leader_status = watch::Sender::new(LeaderStatus { term, held: Some(LeaseWindow::Always) });
         Self {
@@ -94,7 +93,7 @@ impl Leadership {
         }
     }
 
-    /// Returns the leadership where there is no cluster, or nothing is written to it.
+    /// Returns the leadership of a process without a cluster, or without writes to it.
     #[must_use]
     pub fn always() -> Self {
         Self::alone(ONLY_TERM)
@@ -107,7 +106,7 @@ impl Leadership {
         Self::alone(above(0, now))
     }
 
-    /// Returns a leadership for a test, and what gives it for a term or takes it.
+    /// Returns a leadership for a test, and a function that grants it for a term or revokes it.
     #[cfg(test)]
     pub(crate) fn by_hand() -> (Self, impl Fn(Option<u64>)) {
         let (election, receiver) = watch::channel(LeaderStatus::default());
@@ -121,8 +120,8 @@ impl Leadership {
         (leadership, lead)
     }
 
-    /// Returns whether the lease is held right now: by the clock, for the process may have been
-    /// stopped since the last check.
+    /// Returns whether the lease is held right now. This reads the clock, as the process may have been stopped since
+    /// the last check.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.held().is_some()
@@ -134,15 +133,15 @@ impl Leadership {
         self.span().map(|(term, _)| term)
     }
 
-    /// Returns the term, and how long it lasts, if something may be begun.
+    /// Returns the term and its validity, if a request may start now.
     fn span(&self) -> Option<(u64, LeaseWindow)> {
         let LeaderStatus { term, held } = *self.leader_status.borrow();
         let span = held.filter(|span| span.is_open((self.clock)()) && !self.is_outdated(term))?;
         Some((term, span))
     }
 
-    /// Returns the term as the election has said last, unless a higher one has been seen, without a look at the
-    /// clock: for deciding on writes, not for making them.
+    /// Returns the term of the last election result, unless a higher term has been seen, without reading the clock: to
+    /// plan writes, not to make them.
     #[must_use]
     pub fn current_term(&self) -> Option<u64> {
         let LeaderStatus { term, held } = *self.leader_status.borrow();
@@ -155,8 +154,8 @@ impl Leadership {
         matches!(self.rivals, Rivals::Ignored(_))
     }
 
-    /// Returns whether another leader's term has been seen: until the election has looked at the Lease nothing is
-    /// written.
+    /// Returns whether a higher term has been seen, and so perhaps another leader: nothing is written until the
+    /// election has read the Lease.
     fn is_outdated(&self, term: u64) -> bool {
         match &self.rivals {
             Rivals::Elected(fence) => fence.seen() > term,
@@ -164,14 +163,14 @@ impl Leadership {
         }
     }
 
-    /// Takes in a term on an external target.
+    /// Records a term from an external target.
     pub fn see(&self, term: u64) {
         if let Rivals::Elected(fence) = &self.rivals {
             fence.see(term);
         }
     }
 
-    /// Takes in the highest term on external targets at the start: without an election this process takes one above
+    /// Records the highest term on external targets at the start: without an election this process takes a term above
     /// it.
     pub fn begin_above(&self, highest: u64) {
         if let Rivals::Ignored(leader_status) = &self.rivals {
@@ -185,49 +184,49 @@ impl Leadership {
         }
     }
 
-    /// Returns this term or the last one. It grows with each time that the lease is got, and is 0 for a process that
-    /// has never had it.
+    /// Returns the current or the last term. Each acquisition of the lease increases it; it is 0 for a process that has
+    /// never held the lease.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.leader_status.borrow().term
     }
 
-    /// Waits, for a while, until it is known for the first time whether the lease is to be had. A new leader lists
-    /// everything again: lists from before would be in vain.
+    /// Waits, for at most [`FIRST_LEASE_TIMEOUT`], until the election knows whether this process leads. A new leader
+    /// lists all objects again, so earlier lists would be wasted.
     pub async fn settled(&self) {
         let mut settled = self.settled.clone();
-        // Where the API server says nothing about the lease, DNS does without.
+        // DNS starts without the Lease if the API server doesn't answer.
         let _ = timeout(FIRST_LEASE_TIMEOUT, settled.wait_for(|settled| *settled)).await;
     }
 
-    /// Waits until the lease has been got or lost since the last call.
+    /// Waits until the lease is acquired or lost since the last call.
     pub async fn changed(&mut self) {
-        // Without an election nothing changes; with one that has ended neither.
+        // Without an election, or after its end, nothing changes.
         if self.leader_status.changed().await.is_err() {
             pending().await
         }
     }
 
-    /// Waits for another term than this.
+    /// Waits until the term differs from `term`.
     pub async fn beyond(&self, term: u64) {
         if self.leader_status.clone().wait_for(|leader_status| leader_status.term != term).await.is_err() {
             pending().await
         }
     }
 
-    /// Makes a request if the lease of `term` is held right now, and not past the lease's end. What
-    /// it is about has to have been read before: another leader may have changed it since.
+    /// Sends a request if the lease of `term` is held right now, and drops it at the end of the lease. The caller has
+    /// to read the state that the request is based on beforehand: another leader may have changed it since.
     ///
     /// # Errors
-    /// If the lease isn't held, in which case nothing was sent, or ends before the answer is there.
+    /// If the lease isn't held, in which case nothing is sent, or if it ends before the answer arrives.
     pub async fn write<T>(&self, term: u64, request: impl Future<Output = T>) -> Result<T, NotLeading> {
         let (_, span) = self.span().filter(|(held, _)| *held == term).ok_or(NotLeading)?;
         let LeaseWindow::Until { end, .. } = span else { return Ok(request.await) };
         let mut request = pin!(request);
         let mut timer = pin!(sleep(end.saturating_duration_since((self.clock)())));
         poll_fn(|context| {
-            // The clock before the request: after a stop of the process both are ready, and the
-            // request may not have been sent yet. The timer stands still in a suspend, the clock doesn't.
+            // Check the clock before polling the request: after a stop of the process both are ready, and the request
+            // may not have been sent yet. The timer stands still during a suspend, the clock doesn't.
             if (self.clock)() >= end || timer.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Err(NotLeading));
             }
@@ -236,12 +235,12 @@ impl Leadership {
         .await
     }
 
-    /// Makes a request that no version of the object protects: a POST, a DELETE, an Event, a write of an object that
-    /// bears no term. The Lease is renewed before, by a request that is sent from now on: no clock tells that the
-    /// machine stood still a moment ago, the API server does. Requests that wait at the same time share a renewal.
+    /// Sends a request that no resourceVersion protects: a POST, a DELETE, an Event, or a write to an object without a
+    /// term. The Lease is renewed first, by a request that is sent after this call: no clock shows that the machine was
+    /// paused a moment ago, but the API server's answer does. Concurrent calls share a renewal.
     ///
     /// # Errors
-    /// As of [`Leadership::write`], and if the lease is lost before it could be renewed.
+    /// As for [`Leadership::write`], and if the lease is lost before its renewal.
     pub async fn write_confirmed<T>(
         &self,
         term: u64,
@@ -251,7 +250,7 @@ impl Leadership {
         self.write(term, request).await
     }
 
-    /// Waits until the Lease has been renewed in this term, by a request that is sent from now on.
+    /// Waits until the Lease has been renewed in this term, by a request that is sent after this call.
     async fn confirm(&self, term: u64) -> Result<(), NotLeading> {
         let Rivals::Elected(fence) = &self.rivals else { return Ok(()) };
         let asked = (self.clock)();
@@ -265,7 +264,7 @@ impl Leadership {
             if confirmed.borrow_and_update().is_some_and(|sent| sent >= asked) {
                 return Ok(());
             }
-            // The election says so when the lease is lost; where it has ended, nothing is held any more.
+            // The election reports the loss of the lease; if the election has ended, no lease is held.
             tokio::select! {
                 changed = confirmed.changed() => changed.map_err(|_| NotLeading)?,
                 changed = leader_status.changed() => changed.map_err(|_| NotLeading)?,
@@ -292,7 +291,7 @@ mod tests {
         }
     }
 
-    /// Returns a leadership that an election gives, after its first look.
+    /// Returns the leadership of an election that has read the Lease once.
     fn elected(leader_status: watch::Receiver<LeaderStatus>) -> Leadership {
         Leadership::new(leader_status, watch::channel(true).1, Arc::default(), by_hand::now)
     }
@@ -303,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_clock_ends_a_lease_also_when_nobody_says_so() {
+    async fn clock_ends_a_lease_without_notification() {
         let (_election, receiver) = watch::channel(held(3, 10));
         let leadership = elected(receiver);
         assert_eq!(leadership.held(), Some(3));
@@ -314,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_is_sent_in_its_own_term_only() {
+    async fn write_is_sent_in_its_own_term_only() {
         let (election, receiver) = watch::channel(LeaderStatus::default());
         let leadership = elected(receiver);
         assert_eq!(leadership.term(), 0);
@@ -326,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_never_reaches_past_the_end_of_the_lease() {
+    async fn write_is_dropped_at_the_end_of_the_lease() {
         let (_election, receiver) = watch::channel(held(1, 10));
         let leadership = elected(receiver);
         let before = Instant::now();
@@ -334,7 +333,7 @@ mod tests {
         assert_eq!(before.elapsed(), Duration::from_secs(15));
     }
 
-    /// Returns a request that is sent, which fails the test, once the sender has told that it is connected.
+    /// Returns a request that fails the test if it is sent, and a sender that completes its connection.
     fn unsent_request() -> (tokio::sync::oneshot::Sender<()>, impl Future<Output = ()>) {
         let (connected, connection) = tokio::sync::oneshot::channel::<()>();
         let request = async {
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn clock_counts_before_a_request_after_a_stop() {
+    async fn clock_is_checked_before_the_request_after_a_stop() {
         let (_election, receiver) = watch::channel(held(1, 10));
         let leadership = elected(receiver);
         let (connected, request) = unsent_request();
@@ -357,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_no_rivals_always_leads() {
+    async fn leadership_without_election_is_permanent() {
         let mut leadership = Leadership::always();
         assert_eq!(leadership.held(), Some(1));
         assert_eq!(leadership.write(1, async { 7 }).await, Ok(7));
@@ -366,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waits_hears_of_the_next_term() {
+    async fn beyond_returns_in_the_next_term() {
         let (election, receiver) = watch::channel(held(1, 10));
         let leadership = elected(receiver);
         let mut beyond = pin!(leadership.beyond(1));
@@ -378,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_look_at_the_lease_is_waited_for_and_not_for_ever() {
+    async fn settled_waits_for_the_first_read_with_a_timeout() {
         let ((_election, leader_status), (looked, settled)) =
             (watch::channel(LeaderStatus::default()), watch::channel(false));
         let (leadership, before) =
@@ -392,7 +391,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_suspend_ends_a_lease_though_timers_stand_still() {
+    async fn suspend_ends_a_lease_without_a_timer() {
         let (_election, receiver) = watch::channel(held(1, 10));
         let leadership = elected(receiver);
         let (connected, request) = unsent_request();
@@ -407,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_higher_term_on_a_target_stops_all_writes() {
+    async fn higher_term_on_a_target_stops_all_writes() {
         let (election, receiver) = watch::channel(held(5, 10));
         let leadership = elected(receiver);
         leadership.see(5);
@@ -424,7 +423,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_an_election_the_term_begins_above_all_seen() {
+    async fn term_without_election_begins_above_all_seen() {
         let leadership = Leadership::without_election(100);
         leadership.begin_above(99);
         assert_eq!(leadership.term(), 100);
@@ -435,11 +434,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_unprotected_write_waits_for_a_renewal_sent_later() {
+    async fn unprotected_write_waits_for_a_later_renewal() {
         let (election, receiver) = watch::channel(held(1, 10));
         let leadership = elected(receiver);
         let fence = fence(&leadership);
-        // One that was sent a moment ago is no proof: the machine may have stood still since.
+        // A renewal that was sent before the call proves nothing: the machine may have been paused since.
         fence.confirmed.send_replace(Some(by_hand::now()));
         tokio::time::advance(Duration::from_millis(1)).await;
         let mut first = pin!(leadership.write_confirmed(1, async { 1 }));
@@ -450,14 +449,13 @@ mod tests {
         fence.confirmed.send_replace(Some(by_hand::now()));
         assert_eq!((first.await, second.await), (Ok(1), Ok(2)), "they share one");
         assert!(futures::poll!(pin!(fence.asked.notified())).is_pending());
-        // The Lease is another one's.
+        // Another replica has the Lease.
         tokio::time::advance(Duration::from_millis(1)).await;
         let mut next = pin!(leadership.write_confirmed(1, async { 3 }));
         assert_eq!(futures::poll!(next.as_mut()), Poll::Pending);
         election.send_replace(LeaderStatus { term: 1, held: None });
         assert_eq!(next.await, Err(NotLeading));
         assert_eq!(leadership.write_confirmed(1, async { 4 }).await, Err(NotLeading));
-        // The election has ended.
         election.send_replace(held(2, 60));
         let mut last = pin!(leadership.write_confirmed(2, async { 5 }));
         assert_eq!(futures::poll!(last.as_mut()), Poll::Pending);

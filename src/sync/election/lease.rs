@@ -1,5 +1,5 @@
-//! What a Lease says, and what is written into it: as client-go does, so that `kubectl get leases`
-//! reads as with other controllers.
+//! Reads and writes Leases in the same way as client-go, so that `kubectl get leases` shows the same as for other
+//! controllers.
 
 use std::time::Duration;
 
@@ -28,12 +28,12 @@ pub(super) fn owner(lease: &Lease) -> Option<LeaseOwner> {
     Some(LeaseOwner { name: pod.name.clone(), uid: pod.uid.clone() })
 }
 
-/// Returns the term that a Lease says, if it is one to be obeyed at `now`.
+/// Returns the term recorded on a Lease, if it is usable at `now`.
 pub(super) fn term(lease: &Lease, now: Timestamp) -> Option<u64> {
     RecordedTerm::of(&lease.metadata, unix(now)).term()
 }
 
-/// Returns how long a Lease lasts after its last change; nothing for one that ends with its Pod.
+/// Returns the duration of a Lease after its last change; `None` for a Lease that ends with its Pod.
 pub(super) fn duration(lease: &Lease, usual: Duration) -> Option<Duration> {
     let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
     match seconds.and_then(|seconds| u64::try_from(seconds).ok()) {
@@ -43,8 +43,8 @@ pub(super) fn duration(lease: &Lease, usual: Duration) -> Option<Duration> {
     }
 }
 
-/// Returns a Lease as its holder writes it in its term, in place of the present one. `duration` is none
-/// with leader-for-life.
+/// Returns the Lease as its holder writes it in this term, based on the present Lease. With leader-for-life the Lease
+/// has no duration.
 pub(super) fn claim(
     there: Option<&Lease>,
     name: &str,
@@ -85,11 +85,11 @@ pub(super) fn claim(
     lease
 }
 
-/// Returns a Lease as its holder leaves it.
+/// Returns the Lease as its holder releases it.
 pub(super) fn released(mut lease: Lease, now: Timestamp) -> Lease {
     let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
     spec.holder_identity = Some(String::new());
-    // The shortest that the API server takes.
+    // The API server accepts no shorter duration.
     spec.lease_duration_seconds = Some(1);
     spec.acquire_time = Some(MicroTime(now));
     spec.renew_time = Some(MicroTime(now));

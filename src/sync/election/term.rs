@@ -1,28 +1,27 @@
-//! Terms: the fencing token that tells a leader's writes from those of an earlier one.
+//! Terms: fencing tokens that distinguish a leader's writes from those of an earlier leader.
 //!
-//! No clock does that: in a paused virtual machine all of them stand still, and the process goes on as if its Lease
-//! were still valid. Each leader therefore takes a term above every one that it has seen, writes it into the Lease
-//! before its first write, and leaves it on each external target and EndpointSlice that it writes. A process
-//! that finds a higher term than its own there asks the Lease before it writes anything else.
+//! No clock can do that: in a paused virtual machine all clocks stand still, and afterwards the process continues as if
+//! its Lease were still valid. Each leader therefore takes a term above every term that it has seen, writes it into the
+//! Lease before its first other write, and records it on each external target and EndpointSlice that it writes. A
+//! process that finds a higher term there reads the Lease before it writes anything else.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// The annotation with the term: of the leader, on the Lease; of the last leader that has written it, on an external
-/// target or EndpointSlice.
+/// The annotation with the term: on the Lease that of the leader; on an external target or EndpointSlice that of the
+/// leader that wrote the object last.
 pub const TERM: &str = "linker.hsj.com/term";
-/// How far a term may lie ahead of this machine's clock, in seconds: terms begin as Unix time, and clocks differ. One
-/// further ahead isn't obeyed, or a mistyped one would stop all leaders.
+/// How far a term may be ahead of the local clock, in seconds: terms begin as Unix time, and clocks differ. A term
+/// further ahead is ignored, because a mistyped term would otherwise stop all leaders.
 const MAX_TERM_AHEAD_SECONDS: u64 = 24 * 3600;
 
-/// What an annotation says of a term.
+/// The term recorded in an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordedTerm {
-    /// There is none: it was written before there were terms, or by another program.
+    /// No term: an earlier version of lb-linker or another client wrote the object.
     None,
-    /// This term.
     Term(u64),
-    /// Nothing that can be obeyed: no number, or one too far ahead of the clock.
+    /// No number, or too far ahead of the clock.
     Unusable,
 }
 
@@ -44,7 +43,7 @@ impl RecordedTerm {
         Self::read(metadata.annotations.as_ref().and_then(|all| all.get(TERM)).map(String::as_str), now)
     }
 
-    /// Returns the term, if there is one to be obeyed.
+    /// Returns the term, if it is usable.
     #[must_use]
     pub fn term(self) -> Option<u64> {
         match self {
@@ -60,7 +59,7 @@ pub fn above(highest: u64, now: u64) -> u64 {
     highest.saturating_add(1).max(now)
 }
 
-/// Returns the Unix time in seconds, by the wall clock.
+/// Returns the wall-clock time as Unix time in seconds.
 #[must_use]
 pub fn unix_now() -> u64 {
     unix(Timestamp::now())
@@ -100,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_term_is_above_all_seen_and_no_earlier_than_the_clock() {
+    fn new_term_is_above_all_seen_and_at_least_the_clock() {
         assert_eq!(above(0, 1_790_000_000), 1_790_000_000);
         assert_eq!(above(1_790_000_000, 1_790_000_000), 1_790_000_001);
         assert_eq!(above(1_790_000_500, 1_790_000_000), 1_790_000_501);

@@ -1,4 +1,4 @@
-//! Which Events are the same again, and how fast Events are sent: pure.
+//! Aggregates equal Events into series, and limits the rate of Events. No I/O.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,41 +9,41 @@ use tokio::time::Instant;
 use super::{EventKey, Reason, Regarding};
 use crate::sync::k8s::allowance::Allowance;
 
-/// How long after it was last seen the same is one more of a series, as for Kubernetes' own recorder.
+/// Time since the last occurrence within which an equal Event extends the series, as in client-go's recorder.
 const SERIES_WINDOW: Duration = Duration::from_secs(360);
-/// How often the API server is told of a series that goes on: a loop must not become a flood.
+/// Interval at which the API server gets updates of a series: a loop must not flood it.
 const SERIES_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
-/// How many Events are remembered. A forgotten Event is at worst recorded anew.
+/// Maximum number of series in memory. A forgotten Event is at worst recorded again.
 const MAX_SERIES: usize = 4096;
 
-/// Events that may be sent at once after a quiet time, and then per second.
+/// Number of Events in a burst, and Events per second afterwards.
 const BURST_AND_RATE: (f64, f64) = (50.0, 20.0);
 
-/// What is to be sent.
+/// The write for an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum EventWrite {
-    /// A new Event: it happened at that time.
+    /// Create an Event that happened at this time.
     Create(Timestamp),
-    /// An Event has happened again.
+    /// An Event has happened again: update its series.
     Count {
-        /// When it happened first.
+        /// The time of the first occurrence.
         first: Timestamp,
-        /// How often by now.
+        /// The number of occurrences.
         count: i32,
-        /// When last.
+        /// The time of the last occurrence.
         last: Timestamp,
     },
-    /// Nothing yet.
+    /// No write yet.
     Nothing,
-    /// Nothing: there were too many Events of its reason about the Service.
+    /// No write: the quota of the Event's Service and reason is used up.
     Drop,
 }
 
-/// How many Events of a reason there may be about a Service in [`REASON_WINDOW`]. A Service that is made again is the same.
+/// Maximum number of Events of a reason about a Service in [`REASON_WINDOW`]. A recreated Service counts as the same.
 const MAX_EVENTS_OF_REASON: usize = 10;
 const REASON_WINDOW: Duration = Duration::from_secs(600);
 
-/// How many more Events there may be, by namespace and name of the Service and by reason.
+/// The quota of Events, by namespace and name of the Service and by reason.
 #[derive(Debug)]
 pub(super) struct ReasonQuota(Allowance<(Box<str>, Box<str>, Reason)>);
 
@@ -54,12 +54,12 @@ impl Default for ReasonQuota {
 }
 
 impl ReasonQuota {
-    /// Returns whether there may be another one.
+    /// Returns whether the quota has room for another Event.
     fn allows(&self, event_key: &EventKey, now: Instant) -> bool {
         self.0.allows(&Self::key(event_key), now)
     }
 
-    /// Counts an Event that the API server has taken.
+    /// Counts an Event that the API server has accepted.
     pub(super) fn count(&mut self, event_key: &EventKey, now: Instant) {
         self.0.take(&Self::key(event_key), now);
     }
@@ -70,18 +70,18 @@ impl ReasonQuota {
     }
 }
 
-/// An Event that was sent.
 #[derive(Debug)]
 struct SentEvent {
     first: Timestamp,
     count: i32,
-    /// How much of the count was sent, and when.
+    /// The count that was last sent, and the time of sending.
     told: (i32, Instant),
     last: (Timestamp, Instant),
 }
 
 impl SentEvent {
-    /// Returns what is to be sent of the series now. The second time is news; later ones can wait.
+    /// Returns the write for the series that is due now. The second occurrence is sent at once; updates for later ones
+    /// can wait.
     fn tell(&mut self, now: Instant) -> EventWrite {
         let (told, at) = self.told;
         if self.count == told || (told > 1 && now.duration_since(at) < SERIES_UPDATE_INTERVAL) {
@@ -92,12 +92,12 @@ impl SentEvent {
     }
 }
 
-/// The Events of the last minutes.
+/// The series of the last minutes.
 #[derive(Debug, Default)]
 pub(super) struct EventAggregator(HashMap<EventKey, SentEvent>);
 
 impl EventAggregator {
-    /// Takes in that something happened at `at` that is looked at `now`.
+    /// Adds an Event that happened at `at` and is processed at `now`, and returns the write for it.
     pub(super) fn see(
         &mut self,
         event_key: &EventKey,
@@ -126,7 +126,7 @@ impl EventAggregator {
         EventWrite::Create(at)
     }
 
-    /// Returns the series of which more has happened than was sent, and forgets what is long ago.
+    /// Returns the series with unsent occurrences, and forgets old series.
     pub(super) fn due(&mut self, now: Instant) -> Vec<(EventKey, EventWrite)> {
         let todo = self.0.iter_mut().filter_map(|(event_key, sent)| match sent.tell(now) {
             EventWrite::Nothing => None,
@@ -138,13 +138,13 @@ impl EventAggregator {
         todo
     }
 
-    /// Forgets an Event: the API server doesn't have it.
+    /// Forgets an Event that the API server doesn't have.
     pub(super) fn forget(&mut self, event_key: &EventKey) {
         self.0.remove(event_key);
     }
 }
 
-/// A limit of requests: some at once, then at a rate.
+/// A rate limit with a burst.
 #[derive(Debug)]
 pub(super) struct TokenBucket {
     left: f64,
@@ -156,7 +156,7 @@ impl TokenBucket {
         Self { left: BURST_AND_RATE.0, at: now }
     }
 
-    /// Takes one request's turn, and returns how long it has to wait for it.
+    /// Takes a token, and returns the time to wait for it.
     pub(super) fn take(&mut self, now: Instant) -> Duration {
         let gained = now.duration_since(self.at).as_secs_f64() * BURST_AND_RATE.1;
         self.left = (self.left + gained).min(BURST_AND_RATE.0) - 1.0;
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_same_object_reason_and_note_are_the_same_again() {
+    fn series_needs_equal_object_reason_and_note() {
         let (mut memory, quota, now) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
         let first = event_key("u", Reason::TargetChanged, "a → b");
         for (second, other) in [
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_long_ago_or_never_arrived_is_a_new_event() {
+    fn old_or_lost_event_is_created_anew() {
         let (mut memory, quota, now) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
         let same = event_key("u", Reason::Conflict, "taken");
         memory.see(&same, at(0), now, &quota);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_is_bounded_and_forgets_the_oldest() {
+    fn oldest_series_is_forgotten_at_the_limit() {
         let (mut memory, quota, now) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
         for i in 0..MAX_SERIES as u64 + 1 {
             let now = now + Duration::from_millis(i);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_has_ten_events_of_a_reason_in_ten_minutes() {
+    fn service_has_ten_events_of_a_reason_in_ten_minutes() {
         let (mut memory, mut quota, start) =
             (EventAggregator::default(), ReasonQuota::default(), Instant::now());
         let mut created = |uid: &str, reason, second: u64| {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_goes_at_once_and_the_rest_at_the_rate() {
+    fn burst_is_sent_at_once_and_the_rest_at_the_rate() {
         let now = Instant::now();
         let mut limit = TokenBucket::new(now);
         let waits: Vec<Duration> = (0..90).map(|_| limit.take(now)).collect();

@@ -1,4 +1,4 @@
-//! What happens to links, as the log and Kubernetes Events tell it.
+//! Reports changes of links in the log and as Kubernetes Events.
 
 use std::sync::Arc;
 
@@ -11,14 +11,12 @@ use crate::store::Store;
 use crate::sync::events::metrics::EventMetrics;
 use crate::sync::k8s::service_log::ServiceLog;
 
-/// Where what happens to links is told, beside the log.
+/// Destinations of reports about links.
 #[derive(Clone)]
 pub struct Telemetry {
-    /// What is counted.
     pub metrics: Arc<EventMetrics>,
-    /// What is recorded as a Kubernetes Event.
     pub recorder: Recorder,
-    /// What the log says of what Services ask for.
+    /// Log lines about single Services.
     pub log: ServiceLog,
 }
 
@@ -36,7 +34,7 @@ pub(crate) fn log_change(news: &Telemetry, change: &LinkChange) {
         news.metrics.target_changes.inc();
     }
     if before != after && after == Some(LinkState::Stale) {
-        // The link goes on with its last target, but needs attention.
+        // The link continues with its last target, but needs attention.
         warn!("{change}");
     } else if retargeted.is_some() || before != after {
         info!("{change}");
@@ -57,7 +55,7 @@ pub(crate) fn log_change(news: &Telemetry, change: &LinkChange) {
     }
 }
 
-/// Returns which DNS names a link asks for and hasn't, if that is news.
+/// Returns a note about the DNS names that a link requests and doesn't own, if these have changed.
 pub(crate) fn lost_hostnames(change: &LinkChange) -> Option<String> {
     let lost = |link: &Option<Arc<Link>>| -> Vec<Box<str>> {
         let Some(link) = link else { return Vec::new() };
@@ -68,8 +66,7 @@ pub(crate) fn lost_hostnames(change: &LinkChange) -> Option<String> {
         .then(|| format!("it doesn't get DNS names that another load balancer has: {}", examples(now)))
 }
 
-/// The first list is news about lb-linker, not about the links: one line of each would bury
-/// everything else.
+/// Logs the first list as a single line: a line per link would bury everything else.
 pub(crate) fn log_first_list(store: &Store, news: &Telemetry, changes: &[LinkChange]) {
     for change in changes {
         debug!("{change}");

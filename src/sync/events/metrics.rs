@@ -1,15 +1,11 @@
-//! What is counted of Kubernetes Events and of the changes that they tell.
-
 use prometheus::{IntCounter, Registry};
 
 use crate::metrics::{MetricGroup, registered};
 
-/// What is counted of Kubernetes Events and of the changes that they tell.
+/// Metrics of Kubernetes Events and of target changes.
 #[derive(Debug)]
 pub struct EventMetrics {
-    /// Kubernetes Events that were dropped.
     pub dropped: IntCounter,
-    /// Targets of links that changed.
     pub target_changes: IntCounter,
 }
 

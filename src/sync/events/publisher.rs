@@ -1,4 +1,4 @@
-//! The task that sends Events to the API server.
+//! Sends Events to the API server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,65 +26,63 @@ use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::metrics::ApiMetrics;
 
-/// `reportingController`: Kubernetes wants a qualified name.
+/// `reportingController`: Kubernetes requires a qualified name.
 const CONTROLLER: &str = "lb-linker";
-/// The longest `reportingInstance`.
+/// The maximum length of `reportingInstance`.
 const MAX_INSTANCE_BYTES: usize = 128;
-/// How often an Event is sent that gets no answer, and the pauses in between.
+/// Number of attempts to send an Event without an answer, and the pauses in between.
 const MAX_ATTEMPTS: usize = 3;
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// How often series are looked at that go on.
+/// Interval at which ongoing series are checked.
 const SERIES_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
-/// How long the Events that wait at the end may take.
+/// Maximum time for the queued Events at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Sends what a [`Recorder`] takes in.
+/// Sends the Events of a [`Recorder`].
 #[derive(Clone)]
 pub struct EventPublisher {
-    /// The client.
     pub client: Client,
-    /// Where it is said that the API server is away.
+    /// Reports an unreachable API server.
     pub availability: ApiAvailability,
-    /// What is sent.
+    /// The source of Events.
     pub recorder: Recorder,
-    /// Which replica this is.
+    /// The name of this replica.
     pub instance: String,
-    /// What is counted.
     pub metrics: Arc<ApiMetrics>,
 }
 
-/// What has become of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendResult {
-    /// The API server has the Event.
+    /// The API server has accepted the Event.
     Sent,
-    /// There is no Event of that name any more: the API server keeps them for an hour.
+    /// The Event doesn't exist any more: the API server keeps Events for an hour.
     Expired,
-    /// It isn't to be sent again.
+    /// Permanent failure.
     Refused,
-    /// There was no answer, or one that asks for another try after so long.
+    /// Temporary failure: retry no earlier than after this pause.
     Again(Duration),
 }
 
-/// What a sender knows.
+/// The state of the publisher.
 struct PublisherState {
-    /// The term that the memory belongs to: a leader in between may have recorded the same.
+    /// The term of `memory`: another leader may have recorded equal Events in between.
     term: u64,
     memory: EventAggregator,
     quota: ReasonQuota,
     namespaces: NamespaceBreakers,
     limit: TokenBucket,
-    /// How many Events are being sent.
+    /// Number of Events that are being sent.
     under_way: u64,
 }
 
 impl EventPublisher {
-    /// Sends Events as they come. At `stop`, when all recorders have ended, it sends the waiting Events, for
-    /// two seconds at most.
+    /// Sends Events as they are recorded. When `stop` is cancelled, after the end of all recorders, sends the queued
+    /// Events for at most two seconds.
     ///
     /// # Errors
-    /// Never: what can't be sent is dropped.
+    /// Never: Events that can't be sent are dropped.
     pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
         let Some(queue) = self.recorder.0.clone() else { return Ok(()) };
         let mut known = PublisherState {
@@ -111,7 +109,7 @@ impl EventPublisher {
         Ok(())
     }
 
-    /// Sends Events until there are none at `stop`.
+    /// Sends Events until `stop` is cancelled and the queue is empty.
     async fn send_all(&self, queue: &EventQueue, known: &mut PublisherState, stop: &CancellationToken) {
         let mut look = interval(SERIES_CHECK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -147,7 +145,7 @@ impl EventPublisher {
         }
     }
 
-    /// Sends one Event, if that can be done.
+    /// Sends an Event. Returns false if the Event is dropped.
     async fn sent(&self, event_key: &EventKey, todo: EventWrite, known: &mut PublisherState) -> bool {
         if known.namespaces.is_left_alone(&event_key.regarding.namespace, Instant::now()) {
             return false;
@@ -165,7 +163,7 @@ impl EventPublisher {
         outcome == SendResult::Sent
     }
 
-    /// Sends one Event, and again where that may help.
+    /// Sends an Event, with retries after temporary failures.
     async fn deliver(
         &self,
         event_key: &EventKey,
@@ -188,7 +186,7 @@ impl EventPublisher {
         let Some(leadership) = self.recorder.0.as_ref().map(|queue| &queue.leadership) else {
             return SendResult::Refused;
         };
-        // An Event has no version that would refuse it when another one leads.
+        // An Event has no resourceVersion that would reject the write if another replica leads.
         let Ok(sent) = leadership.write_confirmed(known.term, self.request(event_key, todo)).await else {
             return SendResult::Refused;
         };
@@ -220,7 +218,7 @@ impl EventPublisher {
                 api.create(&post, &event).await.map(drop)
             }
             EventWrite::Count { first, count, last } => {
-                // Nothing else of an Event can be changed.
+                // The API server allows no other change of an Event.
                 let series = EventSeries { count: *count, last_observed_time: MicroTime(*last) };
                 let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
                 let patch = Patch::Merge(json!({ "series": series }));
@@ -229,7 +227,7 @@ impl EventPublisher {
         }
     }
 
-    /// Decides what a failed request means, and says what people should know.
+    /// Classifies the error of a request, and logs it.
     fn sort(
         &self,
         error: &kube::Error,
@@ -249,10 +247,10 @@ impl EventPublisher {
         let now = Instant::now();
         let forbidden = Forbidden::of(error, verb, "events");
         match status.code {
-            // The try before this one had arrived.
+            // An earlier attempt has arrived.
             409 => SendResult::Sent,
             404 if verb == "patch" => SendResult::Expired,
-            // The namespace is gone, or about to go: so is the Service.
+            // The namespace, and so the Service, is gone or being deleted.
             404 => SendResult::Refused,
             403 if forbidden == Some(Forbidden::NamespaceTerminating) => {
                 debug!("no Events in namespace {namespace}: {}", sentence(&status.message));
@@ -267,7 +265,8 @@ impl EventPublisher {
                     _ => "",
                 };
                 let sentence = describe(error, &doing, right);
-                // A policy refuses this Event; credentials, rights and quotas concern every Event of the namespace.
+                // A policy rejects this Event; credentials, permissions and quotas concern every Event of the
+                // namespace.
                 if forbidden == Some(Forbidden::Admission) {
                     namespaces.single.refused(code, &sentence);
                 } else {
@@ -311,14 +310,14 @@ impl EventPublisher {
                 ..Default::default()
             }),
             reporting_controller: Some(CONTROLLER.to_owned()),
-            // It can't be empty.
+            // The API server rejects an empty value.
             reporting_instance: Some(if instance.is_empty() { CONTROLLER } else { instance }.to_owned()),
             ..Default::default()
         }
     }
 }
 
-/// The name of an Event that happened first at that time, as kube and client-go name them.
+/// Returns the name of an Event that first happened at this time, in the format of kube and client-go.
 fn name(event_key: &EventKey, at: Timestamp) -> String {
     format!("{}.{:x}", event_key.regarding.name, at.as_nanosecond())
 }
@@ -340,7 +339,7 @@ mod tests {
     use crate::sync::events::metrics::EventMetrics;
     use crate::sync::test_support;
 
-    /// What the API server does to a request. A real one can't be made to do most of it.
+    /// The API server's response to a request. A real API server can't be made to give most of these responses.
     #[derive(Clone, Copy)]
     enum StubResponse {
         Nothing,
@@ -354,8 +353,8 @@ mod tests {
 
     type Requests = mpsc::UnboundedReceiver<(String, String)>;
 
-    /// Runs a sender against an API server that answers so, and then always that all is well. Returns
-    /// the recorder, what was asked, and how many Events were dropped.
+    /// Runs a publisher against a stub that gives these responses, and succeeds afterwards. Returns the recorder, the
+    /// received requests, and the counter of dropped Events.
     fn sender(answers: &[StubResponse]) -> (Recorder, Requests, IntCounter, impl Drop + use<>) {
         let (sender, requests) = idle_sender(answers, Leadership::always());
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
@@ -428,7 +427,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_whose_answer_was_lost_is_no_loss() {
+    async fn event_with_lost_answer_isnt_counted_as_dropped() {
         let answers = [StubResponse::Nothing, StubResponse::Status(409, "already exists"), CREATED];
         let (recorder, mut requests, metrics, _tasks) = sender(&answers);
         record(&recorder, "first");
@@ -461,7 +460,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn refusing_namespace_isnt_asked_for_each_event() {
+    async fn refusing_namespace_is_skipped_for_a_while() {
         let forbidden = StubResponse::Status(403, MISSING_RIGHT);
         let (recorder, mut requests, metrics, _tasks) = sender(&[forbidden, CREATED, CREATED, CREATED]);
         let mut asked = async || {
@@ -484,7 +483,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_tenant_with_1000_services_delays_no_other_event() {
+    async fn namespace_with_1000_services_delays_no_other_event() {
         let (sender, mut requests) = idle_sender(&[], Leadership::always());
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         for note in 0..3 {
@@ -503,7 +502,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_that_a_policy_refuses_delays_no_other() {
+    async fn rejected_event_delays_no_other() {
         let denied = "events.events.k8s.io \"web.1\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' \
                       denied request: events.events.k8s.io is forbidden: User \"x\" cannot create resource \"events\"";
         let (recorder, mut requests, metrics, _tasks) =
@@ -518,7 +517,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_is_sent_in_its_own_term_or_dropped() {
+    async fn event_is_sent_in_its_own_term_or_dropped() {
         let (leadership, lead) = Leadership::by_hand();
         let (sender, mut requests) = idle_sender(&[], leadership);
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
@@ -534,7 +533,7 @@ mod tests {
         lead(Some(2));
         record(&recorder, "a");
         assert_eq!(requests.recv().await.unwrap().1, "a");
-        // Another one may have recorded the same since: it is no more of that series.
+        // Another leader may have recorded an equal Event since: this Event starts a new series.
         lead(None);
         lead(Some(3));
         record(&recorder, "a");
@@ -544,7 +543,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_events_are_sent_at_the_end_and_late_ones_counted() {
+    async fn queued_events_are_sent_at_shutdown_and_late_ones_counted() {
         let (sender, mut requests) = idle_sender(&[], Leadership::always());
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         let stop = CancellationToken::new();
@@ -568,7 +567,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_series_goes_on_in_the_event_that_it_began_with() {
+    async fn series_updates_its_first_event() {
         let (recorder, mut requests, _metrics, _tasks) = sender(&[]);
         record(&recorder, "again");
         let (path, note) = requests.recv().await.unwrap();

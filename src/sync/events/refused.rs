@@ -1,4 +1,4 @@
-//! The namespaces in which Events are refused: named once each, and left alone for a while.
+//! Namespaces that refuse Events: each is logged once, and skipped for a while.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,53 +8,53 @@ use tokio::time::Instant;
 use crate::sync::controller::backoff::Backoff;
 use crate::sync::k8s::errors::ThrottledLog;
 
-/// The first and the longest time in which a namespace that refuses Events isn't asked.
+/// The first and the longest time for which a namespace that refuses Events is skipped.
 const NAMESPACE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// How many namespaces are named each on its own: where a right is missing everywhere, a few say enough.
+/// Maximum number of namespaces with their own log lines: if a permission is missing everywhere, a few lines suffice.
 const MAX_NAMED_NAMESPACES: usize = 10;
-/// How many namespaces are remembered. One that is forgotten is at worst asked once more.
+/// Maximum number of namespaces in memory. A forgotten namespace gets at worst one more request.
 const MAX_NAMESPACES: usize = 1000;
 
-/// The trouble with one namespace.
+/// The state of a namespace that refuses Events.
 #[derive(Debug)]
 struct NamespaceBreaker {
-    /// None for namespaces without a log line of their own.
+    /// `None` for a namespace without its own log lines.
     trouble: Option<ThrottledLog>,
     pauses: Backoff,
-    /// Nothing is asked before.
+    /// Events before this time are dropped.
     not_before: Instant,
 }
 
-/// The namespaces with which there is trouble.
+/// The namespaces that refuse Events.
 #[derive(Debug, Default)]
 pub(super) struct NamespaceBreakers {
     refused: HashMap<Box<str>, NamespaceBreaker>,
-    /// The trouble of namespaces without a log line of their own.
+    /// The log for the namespaces without their own log lines.
     others: ThrottledLog,
-    /// The trouble with single Events: that another one is taken doesn't end it.
+    /// The log for single rejected Events. The success of another Event doesn't end it.
     pub(super) single: ThrottledLog,
 }
 
 impl NamespaceBreakers {
-    /// Returns whether a namespace has refused Events so recently that it isn't asked.
+    /// Returns whether a namespace refused Events recently and is skipped.
     pub(super) fn is_left_alone(&self, namespace: &str, now: Instant) -> bool {
         self.refused.get(namespace).is_some_and(|refused| now < refused.not_before)
     }
 
-    /// Takes over that no Event is taken in a namespace: it is left alone for a growing time.
+    /// Records that a namespace refuses all Events. It is skipped for a growing time.
     pub(super) fn refuse(&mut self, namespace: &str, now: Instant) {
         let refused = self.entry(namespace, now);
         refused.not_before = now + refused.pauses.next();
     }
 
-    /// Returns what is to be told of trouble with a namespace.
+    /// Returns the log for a namespace.
     pub(super) fn trouble(&mut self, namespace: &str, now: Instant) -> &mut ThrottledLog {
         self.entry(namespace, now);
         let own = self.refused.get_mut(namespace).and_then(|refused| refused.trouble.as_mut());
         own.unwrap_or(&mut self.others)
     }
 
-    /// Takes over that a namespace has taken an Event.
+    /// Records that a namespace has accepted an Event.
     pub(super) fn taken(&mut self, namespace: &str) {
         let Some(refused) = self.refused.remove(namespace) else { return };
         if let Some(mut trouble) = refused.trouble {
@@ -66,7 +66,7 @@ impl NamespaceBreakers {
 
     fn entry(&mut self, namespace: &str, now: Instant) -> &mut NamespaceBreaker {
         if !self.refused.contains_key(namespace) && self.refused.len() >= MAX_NAMESPACES {
-            // A named one is kept: it would be named anew.
+            // Keep the namespaces with their own log lines: they would be logged anew.
             let unnamed = self.refused.iter().filter(|(_, refused)| refused.trouble.is_none());
             let oldest = unnamed.min_by_key(|(_, refused)| refused.not_before);
             if let Some(oldest) = oldest.map(|(namespace, _)| namespace.clone()) {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_remembered_is_bounded_and_so_is_what_is_named() {
+    async fn namespaces_in_memory_and_in_the_log_are_bounded() {
         let (mut namespaces, now) = (NamespaceBreakers::default(), Instant::now());
         for i in 0..MAX_NAMESPACES + 10 {
             namespaces.refuse(&i.to_string(), now);

@@ -1,4 +1,4 @@
-//! The client of the API server.
+//! Connects to the API server.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -16,19 +16,19 @@ use crate::model::excerpt::{sentence, value};
 use tower::timeout::TimeoutLayer;
 use tower_http::timeout::ResponseBodyTimeoutLayer;
 
-/// How long a request waits for its answer to begin.
+/// Timeout for the start of a response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer may pause. Longer than the API server lets a watch last, so that only a
-/// dead connection gets there.
+/// Timeout between two parts of a response body. Longer than the API server lets a watch last, so that only a dead
+/// connection reaches it.
 const READ_TIMEOUT: Duration = Duration::from_secs(58);
 
-/// Why there is no client.
+/// The reason why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The kubeconfig can't be used.
     #[error("kubeconfig {0}")]
     Kubeconfig(String),
-    /// Neither a Pod nor a kubeconfig.
+    /// The process neither runs in a Pod nor finds a kubeconfig.
     #[error(
         "no cluster to work with: this isn't a Pod and there is no kubeconfig {0}; \
          name one with --kubeconfig, or use --manifests to work without a cluster"
@@ -43,7 +43,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Says what is wrong with the kubeconfig at `place`, and where in it.
+    /// Returns the error for the kubeconfig at `place`, with the position of the mistake.
     fn kubeconfig(place: &str, error: KubeconfigError) -> Self {
         Self::Kubeconfig(match error {
             KubeconfigError::ReadConfig(error, path) => format!("{}: {error}", path.display()),
@@ -60,12 +60,10 @@ impl ClientError {
     }
 }
 
-/// A client, and the API server that it talks to.
+/// A client and its API server.
 #[derive(Clone)]
 pub struct ClientConnection {
-    /// The client.
     pub client: Client,
-    /// The API server.
     pub server: ApiServer,
 }
 
@@ -73,14 +71,14 @@ pub struct ClientConnection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiServer {
     url: String,
-    /// The context and the place of the kubeconfig; nothing in a Pod.
+    /// The context and the path of the kubeconfig; `None` in a Pod.
     context: Option<(String, String)>,
 }
 
 impl ApiServer {
     fn of(config: &Config, context: Option<(String, String)>) -> Self {
         let uri = &config.cluster_url;
-        // Not the user and password that may stand before the host.
+        // The URL may contain a user and a password before the host, which mustn't be logged.
         let port = uri.port_u16().map(|port| format!(":{port}")).unwrap_or_default();
         let path = uri.path().trim_end_matches('/');
         let (scheme, host) = (uri.scheme_str().unwrap_or("https"), uri.host().unwrap_or_default());
@@ -98,8 +96,8 @@ impl fmt::Display for ApiServer {
     }
 }
 
-/// Returns a client of the cluster: of the kubeconfig that is named, else of the Pod that this
-/// runs in, else of the kubeconfig that kubectl would take. It doesn't connect yet.
+/// Returns a client for the cluster: that of the given kubeconfig, else that of the Pod of this process, else that of
+/// kubectl's default kubeconfig. Doesn't connect yet.
 ///
 /// # Errors
 /// If there is no configuration, or none that can be used.
@@ -129,9 +127,9 @@ pub async fn connect(
         (config, Some((context, place.clone())))
     };
     let server = ApiServer::of(&config, used);
-    // Retries are the reconciler's: they look at the desired state again.
+    // The reconciler retries by itself: it computes the desired state again first.
     config.default_retry = false;
-    // Of kube's `read_timeout` each read that has waited sets a timer to now, which wakes a thread for nothing.
+    // With kube's `read_timeout` each read that has waited sets a timer to now, which wakes a thread for nothing.
     config.read_timeout = None;
     config
         .headers
@@ -141,7 +139,7 @@ pub async fn connect(
     Ok(ClientConnection { client: builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build(), server })
 }
 
-/// Returns the configuration of a context, and its name; without one of the current context.
+/// Returns the configuration and the name of a context, by default of the current context.
 async fn of_kubeconfig(
     kubeconfig: Kubeconfig,
     context: Option<String>,
@@ -156,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_api_server_is_named_without_credentials() {
+    fn api_server_is_displayed_without_credentials() {
         let config = |url: &str| Config::new(url.parse().unwrap());
         let of = |url: &str, context: Option<(&str, &str)>| {
             let context = context.map(|(context, place)| (context.to_owned(), place.to_owned()));

@@ -1,4 +1,4 @@
-//! Objects as they come from the API server: one that can't be decoded must not stop the others.
+//! Decodes objects from the API server one by one, so that one undecodable object doesn't stop other objects.
 
 use std::borrow::Cow;
 
@@ -11,13 +11,12 @@ use serde_json::value::RawValue;
 
 use crate::model::excerpt::sentence;
 
-/// An object, or why it can't be decoded and what is known of it all the same. As kube's
-/// `DeserializeGuard`, which makes a tree of each object first, `managedFields` and all, and a copy
-/// of that.
+/// An object, or the reason why it can't be decoded and its identity. Like kube's `DeserializeGuard`, which first
+/// builds a tree of each object, including `managedFields`, and a copy of that tree.
 #[derive(Clone, Debug)]
 pub struct RawDeserializeGuard<K>(pub Result<K, InvalidObject>);
 
-/// What says which object it is.
+/// The metadata that identify an object.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PartialMetadata {
@@ -34,18 +33,17 @@ struct PartialObject {
 }
 
 impl<'de, K: DeserializeOwned> Deserialize<'de> for RawDeserializeGuard<K> {
-    /// From JSON in memory only, where the text is at hand. In a watch's event that takes `type` to
-    /// come before `object`, which is how the API server writes it (`metav1.WatchEvent`).
+    /// Works only for JSON in memory, where the text can be borrowed. In a watch event `type` has to precede `object`,
+    /// as the API server writes them (`metav1.WatchEvent`).
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::from_json(<&RawValue>::deserialize(deserializer)?.get()).map_err(D::Error::custom)
     }
 }
 
 impl<K: DeserializeOwned> RawDeserializeGuard<K> {
-    /// Decodes an object.
     ///
     /// # Errors
-    /// If the text doesn't even say which object it is.
+    /// If the metadata can't be decoded, either.
     pub(crate) fn from_json(text: &str) -> serde_json::Result<Self> {
         let error = match serde_json::from_str(text) {
             Ok(object) => return Ok(Self(Ok(object))),
@@ -58,11 +56,11 @@ impl<K: DeserializeOwned> RawDeserializeGuard<K> {
     }
 }
 
-/// Returns what is wrong, without the place: the same trouble is elsewhere in the next version.
+/// Returns the error without its position: in the next version of the object the same error has another position.
 fn said(error: &serde_json::Error) -> String {
     let place = format!(" at line {} column {}", error.line(), error.column());
     let text = error.to_string();
-    // It repeats values that have another type than they should.
+    // The text repeats the values of a wrong type, so it is shortened.
     sentence(text.strip_suffix(&place).unwrap_or(&text)).to_string()
 }
 
@@ -121,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_doesnt_repeat_a_whole_value() {
+    fn error_doesnt_repeat_a_whole_value() {
         let text = format!(r#"{{"metadata":{{"name":"broken"}},"spec":"{}"}}"#, "x".repeat(250_000));
         let broken: RawDeserializeGuard<Service> = serde_json::from_str(&text).unwrap();
         let why = &broken.0.as_ref().unwrap_err().error;
@@ -129,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_watch_are_decoded_one_by_one() {
+    fn watch_events_are_decoded_one_by_one() {
         let event = |object: &str| -> WatchEvent<RawDeserializeGuard<Service>> {
             serde_json::from_str(&format!(r#"{{"type":"MODIFIED","object":{object}}}"#)).unwrap()
         };

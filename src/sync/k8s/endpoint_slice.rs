@@ -1,4 +1,4 @@
-//! EndpointSlices, as far as lb-linker reads and writes them.
+//! EndpointSlices, with only the fields that lb-linker reads and writes.
 
 use std::borrow::Cow;
 
@@ -23,31 +23,29 @@ pub struct EndpointSlice {
     /// The fields of `metadata` that lb-linker needs.
     #[serde(default, deserialize_with = "slim_metadata")]
     pub metadata: ObjectMeta,
-    /// `IPv4` or `IPv6`; can't be changed.
+    /// `IPv4` or `IPv6`; immutable.
     #[serde(default, deserialize_with = "null_is_default")]
     pub address_type: String,
-    /// `endpoints`.
     #[serde(default, deserialize_with = "null_is_default")]
     pub endpoints: Vec<Endpoint>,
-    /// `ports`.
     #[serde(default, deserialize_with = "null_is_default")]
     pub ports: Vec<EndpointPort>,
 }
 
-/// One port of an EndpointSlice. The API requires no field of it, and checks the number of none.
+/// A port of an EndpointSlice. The API requires none of its fields, and doesn't validate the number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointPort {
-    /// `name`; an empty one is none.
+    /// An empty `name` counts as none.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// `TCP`, `UDP` or `SCTP`; `TCP` where it is missing.
+    /// `TCP`, `UDP` or `SCTP`; `TCP` by default.
     #[serde(default = "tcp", deserialize_with = "null_is_tcp")]
     pub protocol: String,
-    /// The number; without one it is all ports.
+    /// The port number; `None` means all ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<i32>,
-    /// `appProtocol`; an empty one is none.
+    /// An empty `appProtocol` counts as none.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
     pub app_protocol: Option<String>,
 }
@@ -59,21 +57,17 @@ impl From<&Port> for EndpointPort {
     }
 }
 
-/// One endpoint of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
-    /// `addresses`; one, as Kubernetes recommends.
+    /// A single address, as Kubernetes recommends.
     #[serde(default, deserialize_with = "null_is_default")]
     pub addresses: Vec<String>,
-    /// `conditions`.
     #[serde(default, deserialize_with = "null_is_default")]
     pub conditions: Conditions,
 }
 
-/// `conditions` of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conditions {
-    /// `ready`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,
 }

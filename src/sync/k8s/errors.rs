@@ -1,4 +1,4 @@
-//! Says what is wrong between lb-linker and the API server: in one sentence, and not in a flood.
+//! Logs errors of the API server: one sentence each, at a limited rate.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::model::excerpt;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::service_log::ServiceLog;
 
-/// How long the same trouble stays unmentioned after it was logged.
+/// Minimum time between two log lines about the same error.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Returns one sentence about a request that failed. `doing` completes "can't …", `right` names
-/// what grants it.
+/// Returns one sentence about a failed request. `doing` completes "can't …"; `right` names the manifest that grants the
+/// permission.
 #[must_use]
 pub fn describe(error: &kube::Error, doing: &str, right: &str) -> String {
     match error {
@@ -44,8 +44,8 @@ pub fn describe(error: &kube::Error, doing: &str, right: &str) -> String {
     }
 }
 
-/// Returns how long the API server asks to be left alone: where it sends a Status, it repeats RFC
-/// 9110's Retry-After there.
+/// Returns the pause that the API server requests. Its Status objects repeat the header Retry-After (RFC 9110) in
+/// `details`.
 #[must_use]
 pub fn retry_after(error: &kube::Error) -> Option<Duration> {
     let kube::Error::Api(status) = error else { return None };
@@ -53,7 +53,7 @@ pub fn retry_after(error: &kube::Error) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }
 
-/// Returns what is at the bottom of an error: "Connection refused" says more than what is on top.
+/// Returns the innermost error, which tells most: "Connection refused", for example.
 #[must_use]
 pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
@@ -68,18 +68,18 @@ pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
 pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
     let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
     let text = error.without_snippet().to_string();
-    // It names the place too, at its end.
+    // The first line ends in the position.
     let text = text.lines().next().unwrap_or_default();
     let message = text.strip_suffix(&format!(" at line {line}, column {column}")).unwrap_or(text);
     format!("{place}:{line}:{column}: {}", excerpt::sentence(message))
 }
 
-/// Returns one sentence about a watch of `what` that failed.
+/// Returns one sentence about a failed watch of `what`.
 fn explain_watch(error: &WatchError, what: &str, right: &str) -> String {
     match error {
         WatchError::List(error) => describe(error, &format!("list {what}"), right),
         WatchError::Watch(error) => describe(error, &format!("watch {what}"), right),
-        // Too old a resourceVersion: a new list follows.
+        // The resourceVersion is too old: a new list follows.
         WatchError::Ended(status) => {
             format!(
                 "the watch of {what} was ended by the API server: {} {}",
@@ -95,7 +95,7 @@ fn explain_watch(error: &WatchError, what: &str, right: &str) -> String {
     }
 }
 
-/// What is wrong with single objects of a kind: said when it begins or changes, not with every event.
+/// Errors of single objects of a kind: each is logged when it appears or changes, not at every event.
 #[derive(Debug)]
 pub struct ObjectErrors {
     kind: ObjectKind,
@@ -110,14 +110,13 @@ impl Default for ObjectErrors {
 }
 
 impl ObjectErrors {
-    /// Returns that nothing is wrong with any object of a kind.
+    /// Returns an empty set of errors for objects of this kind.
     #[must_use]
     pub fn of_kind(kind: ObjectKind) -> Self {
         Self { kind, said: HashMap::new(), log: ServiceLog::default() }
     }
 
-    /// Takes over what is wrong with an object now, and logs it if that is news and there weren't too many such lines.
-    /// Returns whether it is news.
+    /// Sets or clears the error of an object. Logs a new error, at a limited rate. Returns whether the error is new.
     pub fn set(&mut self, key: &ServiceKey, complaint: Option<String>) -> bool {
         match complaint {
             None => drop(self.said.remove(key)),
@@ -131,26 +130,26 @@ impl ObjectErrors {
         false
     }
 
-    /// Returns what is wrong with an object, as it was said last.
+    /// Returns the last error of an object.
     #[must_use]
     pub fn of(&self, key: &ServiceKey) -> Option<&str> {
         self.said.get(key).map(String::as_str)
     }
 
-    /// Forgets the objects of which `known` says that there are none.
+    /// Forgets the objects for which `known` is false.
     pub fn retain(&mut self, known: impl Fn(&ServiceKey) -> bool) {
         self.said.retain(|key, _| known(key));
     }
 }
 
-/// How often trouble of one kind that comes and goes is logged in [`LOG_INTERVAL`].
+/// Maximum number of log lines in [`LOG_INTERVAL`] about an error that comes and goes.
 const MAX_LINES_PER_INTERVAL: u32 = 5;
 
-/// Logs trouble when it begins, at most once a minute while it is of the same kind, and its end. Trouble that comes and
-/// goes is logged five times a minute.
+/// Logs errors when they begin, at most once a minute per HTTP code while they last, and when they end. An error that
+/// comes and goes is logged at most five times a minute.
 #[derive(Debug, Default)]
 pub struct ThrottledLog {
-    /// By HTTP code: several may take turns.
+    /// By HTTP code: different errors may alternate.
     said: HashMap<u16, LoggedError>,
 }
 
@@ -158,9 +157,9 @@ pub struct ThrottledLog {
 struct LoggedError {
     at: Instant,
     unsaid: u64,
-    /// Whether its end wasn't said yet.
+    /// Whether the end of the error hasn't been logged yet.
     lasts: bool,
-    /// Since when it was said how often.
+    /// The start of the present interval, and the number of lines in it.
     times: (Instant, u32),
 }
 
@@ -176,7 +175,8 @@ impl LoggedError {
 }
 
 impl ThrottledLog {
-    /// Logs `sentence`, unless trouble with the same HTTP code was logged less than a minute ago.
+    /// Logs `sentence` and that the request is retried, unless an error with the same HTTP code was logged less than a
+    /// minute ago.
     pub fn report(&mut self, code: u16, sentence: &str) {
         match self.unsaid(code) {
             None => {}
@@ -185,8 +185,8 @@ impl ThrottledLog {
         }
     }
 
-    /// Logs `sentence` about what isn't tried again, unless trouble with the same HTTP code was logged
-    /// less than a minute ago.
+    /// Logs `sentence` about a request that isn't retried, unless an error with the same HTTP code was logged less than
+    /// a minute ago.
     pub fn refused(&mut self, code: u16, sentence: &str) {
         match self.unsaid(code) {
             None => {}
@@ -195,14 +195,14 @@ impl ThrottledLog {
         }
     }
 
-    /// Logs `sentence` about what is waited for, unless that was done less than a minute ago.
+    /// Logs `sentence` about a pending condition, unless it was logged less than a minute ago.
     pub fn remind(&mut self, sentence: &str) {
         if self.unsaid(0).is_some() {
             warn!("{sentence}");
         }
     }
 
-    /// Returns whether it is time to say it, and how often it has been kept back.
+    /// Returns the number of suppressed lines if a line may be logged now, else `None`.
     fn unsaid(&mut self, code: u16) -> Option<u64> {
         let now = Instant::now();
         let (unsaid, (since, times)) = match self.said.get_mut(&code) {
@@ -218,7 +218,7 @@ impl ThrottledLog {
         Some(unsaid)
     }
 
-    /// Logs that the trouble is over, if any was logged. Returns whether it was.
+    /// Logs the end of the errors, if any was logged. Returns whether any was.
     pub fn over(&mut self, sentence: &str) -> bool {
         let lasts = self.said.values().any(|said| said.lasts);
         if lasts {
@@ -231,7 +231,7 @@ impl ThrottledLog {
     }
 }
 
-/// An API server that can't be reached: logged once for all its clients.
+/// The log for an API server that can't be reached, shared by all its clients.
 #[derive(Clone, Debug, Default)]
 pub struct ApiAvailability(Arc<Mutex<ThrottledLog>>);
 
@@ -241,7 +241,7 @@ impl ApiAvailability {
         self.lock().report(0, &format!("the API server can't be reached: {cause}"));
     }
 
-    /// Logs that a request had an answer, if that is news.
+    /// Logs that a request was answered, if the previous one wasn't.
     pub fn over(&self) {
         self.lock().over("the API server answers again");
     }
@@ -251,42 +251,43 @@ impl ApiAvailability {
     }
 }
 
-/// What is added to an HTTP code where something waits: that is said at once, though the same code was said just before.
+/// Added to the HTTP code while other work waits for the list, so that this is logged at once, even if the same code
+/// was logged just before.
 const TOO_MANY_WAITING: u16 = 1000;
 
-/// Trouble with one watch.
+/// The log for a watch.
 #[derive(Debug)]
 pub struct WatchTrouble {
     availability: ApiAvailability,
     own: ThrottledLog,
     what: String,
     hint: &'static str,
-    /// What waits for the next list, where something does.
+    /// A note on the work that waits for the next list, if any.
     waiting: Option<String>,
 }
 
 impl WatchTrouble {
-    /// What grants the right to read load balancers.
+    /// Hint about the permission to read load balancers.
     pub const READING: &'static str = "lb-linker needs the ClusterRole of deploy/";
 
-    /// Returns a watch of `what` without trouble; `hint` says what to do about a missing right.
+    /// Returns the log for a watch of `what`; `hint` tells how to grant a missing permission.
     #[must_use]
     pub fn new(availability: ApiAvailability, what: String, hint: &'static str) -> Self {
         Self { availability, own: ThrottledLog::default(), what, hint, waiting: None }
     }
 
-    /// Returns what is watched, as the log names it.
+    /// Returns the name of the watched objects for the log.
     #[must_use]
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// Takes in what waits for the next list, and why, in half a sentence; nothing where nothing does.
+    /// Sets the note on the work that waits for the next list: half a sentence, or `None`.
     pub fn set_waiting(&mut self, waiting: Option<String>) {
         self.waiting = waiting;
     }
 
-    /// Returns the event, or logs what is wrong with the watch.
+    /// Returns the event, or logs the error of the watch.
     pub fn unless_failed<K>(&mut self, item: WatchItem<K>) -> Option<Event<RawDeserializeGuard<K>>> {
         match item {
             Ok(Event::ListBegins) => Some(Event::ListBegins),
@@ -318,7 +319,7 @@ impl WatchTrouble {
     }
 }
 
-/// Returns whether the Service of that name has another uid: a field that can't be changed.
+/// Returns whether the write failed because the Service of this name has another uid, which is immutable.
 #[must_use]
 pub fn is_another(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
@@ -326,13 +327,11 @@ pub fn is_another(error: &kube::Error) -> bool {
     status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
 
-/// A list that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("can't list {what}: {source}")]
 pub struct ListError {
-    /// What was listed.
+    /// The name of the listed objects for the log.
     pub what: String,
-    /// Why it failed.
     pub source: Box<kube::Error>,
 }
 
@@ -346,14 +345,14 @@ impl ListError {
         }
     }
 
-    /// Returns one sentence; `right` names what grants a right that is missing.
+    /// Returns one sentence; `right` names the manifest that grants a missing permission.
     #[must_use]
     pub fn explain(&self, right: &str) -> String {
         describe(&self.source, &format!("list {}", self.what), right)
     }
 }
 
-/// Returns the places where load balancers are looked for: these namespaces, or all (`None`).
+/// Returns the scopes of the watches for load balancers: these namespaces, or all (`None`).
 pub fn places(namespaces: &BTreeSet<String>) -> impl Iterator<Item = Option<&str>> {
     let everywhere = namespaces.is_empty().then_some(None);
     everywhere.into_iter().chain(namespaces.iter().map(|namespace| Some(&**namespace)))
@@ -373,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trouble_that_comes_and_goes_is_said_five_times_a_minute() {
+    fn recurring_error_is_logged_five_times_a_minute() {
         let mut trouble = ThrottledLog::default();
         let mut said = 0;
         for _ in 0..1000 {

@@ -1,32 +1,32 @@
-//! Which part of the API server has refused a request with 403: only a missing right concerns other objects too.
+//! Classifies 403 responses: only a missing permission concerns other objects, too.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long an authorizer has to refuse a look at a Service, each time, before the end that the watch has told of is
-/// enough: RBAC that is being changed, or an API server that starts, has long settled then.
+/// How long an authorizer has to refuse every GET of a Service until the watch's deletion event is trusted alone. RBAC
+/// that is being changed, or an API server that is starting, has settled by then.
 const LASTING_AFTER: Duration = Duration::from_secs(600);
 
-/// The part of the API server that has refused a request with 403.
+/// The part of the API server that refused a request with 403.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forbidden {
-    /// An authorizer, such as RBAC: the right to this verb on this resource is missing.
+    /// An authorizer, such as RBAC: the permission for this verb on this resource is missing.
     Authorizer,
-    /// A ResourceQuota of the namespace is used up.
+    /// The ResourceQuota of the namespace is used up.
     Quota,
-    /// The namespace is being deleted: it takes no new objects.
+    /// The namespace is being deleted and accepts no new objects.
     NamespaceTerminating,
-    /// Admission of this one object: a policy or a webhook, with a text of its own.
+    /// Admission of this object: a policy or a webhook, with its own text.
     Admission,
 }
 
 impl Forbidden {
-    /// Returns what a 403 with this message means for a request with this verb on this resource (`services`, or with
-    /// a subresource `services/status`); nothing for other errors.
+    /// Classifies a 403 for a request with this verb on this resource (`services`, or with a subresource
+    /// `services/status`); `None` for other errors.
     ///
-    /// The message has the form `<resource>[ "<name>"] is forbidden: <reason>`. Policies and webhooks write only the
-    /// end of the reason, so each reason is told by its beginning: any text may follow.
+    /// The message has the form `<resource>[ "<name>"] is forbidden: <reason>`. Policies and webhooks control only the
+    /// end of the reason, so each reason is recognized by its beginning.
     #[must_use]
     pub fn of(error: &kube::Error, verb: &str, resource: &str) -> Option<Self> {
         let kube::Error::Api(status) = error else { return None };
@@ -51,20 +51,19 @@ impl Forbidden {
         }
     }
 
-    /// Returns whether the same request would be refused for other new objects of the namespace, until something
-    /// about the namespace changes.
+    /// Returns whether other new objects of the namespace would be refused, too, until the namespace changes.
     #[must_use]
     pub fn is_of_namespace(self) -> bool {
         matches!(self, Self::Quota | Self::NamespaceTerminating)
     }
 }
 
-/// Returns what follows `is forbidden: `, where the message is about this resource (`NewForbidden` of
+/// Returns the text after `is forbidden: ` if the message is about this resource (`NewForbidden` of
 /// k8s.io/apimachinery).
 fn reason<'a>(message: &'a str, resource: &str) -> Option<&'a str> {
     let (plural, _) = resource.split_once('/').unwrap_or((resource, ""));
     let rest = message.strip_prefix(plural)?;
-    // An API group follows the plural after a dot.
+    // The API group follows the plural after a dot.
     let end = rest.find(' ')?;
     let (group, rest) = rest.split_at(end);
     if !group.is_empty() && !group.starts_with('.') {
@@ -78,7 +77,7 @@ fn reason<'a>(message: &'a str, resource: &str) -> Option<&'a str> {
     rest.strip_prefix("is forbidden: ")
 }
 
-/// Whether a reason reads `User "<name>" cannot <verb> resource "<resource>"…` (`forbiddenMessage` of
+/// Returns whether a reason reads `User "<name>" cannot <verb> resource "<resource>"…` (`forbiddenMessage` of
 /// k8s.io/apiserver).
 fn is_missing_right(reason: &str, verb: &str, resource: &str) -> bool {
     let what = reason.strip_prefix("User \"").and_then(after_quoted);
@@ -87,14 +86,14 @@ fn is_missing_right(reason: &str, verb: &str, resource: &str) -> bool {
         .is_some_and(|rest| rest.starts_with('"'))
 }
 
-/// Whether a reason is that of the admission plugin NamespaceLifecycle.
+/// Returns whether a reason comes from the admission plugin NamespaceLifecycle.
 fn is_of_terminating_namespace(reason: &str) -> bool {
     let rest = reason.strip_prefix("unable to create new content in namespace ");
     let namespace = rest.and_then(|rest| rest.split_once(' '));
     namespace.is_some_and(|(_, rest)| rest.starts_with("because it is being terminated"))
 }
 
-/// Returns what follows the end of a text in Go's quotes, the first of which has been read.
+/// Returns the text after a string in Go's quotes, given the text after the opening quote.
 fn after_quoted(text: &str) -> Option<&str> {
     let mut escaped = false;
     for (at, byte) in text.bytes().enumerate() {
@@ -108,15 +107,15 @@ fn after_quoted(text: &str) -> Option<&str> {
     None
 }
 
-/// Refusals of the same request by an authorizer, without another answer in between. After a namespace was deleted
-/// with the RoleBinding in it, they never end.
+/// Consecutive refusals of the same request by an authorizer. If a namespace was deleted together with its RoleBinding,
+/// they never end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LastingRefusal {
     since: Option<Instant>,
 }
 
 impl LastingRefusal {
-    /// Takes in an answer to the request, or that there was none.
+    /// Records an answer to the request, or its absence.
     pub(crate) fn note(&mut self, by_authorizer: bool) {
         self.since = by_authorizer.then(|| self.since.unwrap_or_else(Instant::now));
     }
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authorizer_is_known_by_the_start_of_its_reason() {
+    fn authorizer_is_recognized_by_the_start_of_its_reason() {
         for start in ["services is forbidden: ", "services \"web-default-ext\" is forbidden: "] {
             assert_eq!(of(&format!("{start}{RBAC}")), Forbidden::Authorizer, "{start}");
             assert_eq!(
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_for_another_verb_or_resource_isnt_an_authorizers() {
+    fn reason_for_another_request_isnt_an_authorizers() {
         let message = format!("services is forbidden: {RBAC}");
         for (verb, resource) in [("patch", "services"), ("create", "service"), ("create", "endpointslices")] {
             assert_eq!(
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policys_text_passes_for_nothing_else() {
+    fn policy_text_isnt_mistaken_for_another_reason() {
         let reasons = [
             RBAC,
             "exceeded quota: q, requested: services=1, used: services=1, limited: services=1",
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_and_a_terminating_namespace_are_no_missing_right() {
+    fn quota_and_terminating_namespace_are_no_missing_permission() {
         let quota = "services \"a\" is forbidden: exceeded quota: q, requested: services=1, used: services=0, \
                      limited: services=0";
         assert_eq!(of(quota), Forbidden::Quota);

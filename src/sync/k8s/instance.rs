@@ -1,58 +1,55 @@
-//! Which lb-linker installation an object of the target namespace belongs to.
+//! The lb-linker instance that an object of the target namespace belongs to.
 //!
-//! Several installations may share a target namespace. Each writes its name into the annotation
-//! [`INSTANCE`] of its external targets and EndpointSlices, and leaves the objects of another one alone.
+//! Several instances may share a target namespace. Each instance records its name in the annotation [`INSTANCE`] of its
+//! external targets and EndpointSlices, and leaves the objects of other instances alone.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// The annotation that names the instance that an external target or EndpointSlice belongs to.
+/// The annotation with the instance that an external target or EndpointSlice belongs to.
 pub const INSTANCE: &str = "linker.hsj.com/instance";
-/// The longest name of an instance: a namespace, a slash and the name of a Lease.
+/// Maximum length of an instance name: a namespace, a slash and the name of a Lease.
 const MAX_INSTANCE_BYTES: usize = 63 + 1 + 253;
 
-/// Returns whether `name` can be the name of an instance: 1 to 317 ASCII letters, digits and `-_./`.
+/// Returns whether `name` is a valid instance name: 1 to 317 ASCII letters, digits and `-_./`.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
     !name.is_empty() && name.len() <= MAX_INSTANCE_BYTES && name.chars().all(allowed)
 }
 
-/// Returns the instance that an object belongs to. An empty annotation names none.
+/// Returns the instance that an object belongs to. An empty annotation counts as none.
 #[must_use]
 pub fn instance_of(metadata: &ObjectMeta) -> Option<&str> {
     let instance = metadata.annotations.as_ref()?.get(INSTANCE)?;
     Some(instance.as_str()).filter(|instance| !instance.is_empty())
 }
 
-/// Returns the other instance that an object belongs to. `own` is this instance; without one every object
-/// counts as ours: files have no instances, and `--sync off` reads the objects of all.
+/// Returns the instance that an object belongs to, if it isn't `own`. Without `own` every object counts as ours: files
+/// have no instances, and `--sync off` reads the objects of all instances.
 #[must_use]
 pub fn other_instance<'a>(metadata: &'a ObjectMeta, own: Option<&str>) -> Option<&'a str> {
     instance_of(metadata).filter(|instance| own.is_some_and(|own| own != *instance))
 }
 
-/// The instance that owns more than half of the external targets and EndpointSlices of a target namespace,
-/// and isn't this one. Its text says what to do about it.
+/// Another instance, which owns more than half of the external targets and EndpointSlices of a target namespace. Its
+/// text tells the remedies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherOwner {
-    /// The target namespace.
     pub namespace: String,
-    /// This instance.
     pub own: String,
-    /// The other instance.
     pub other: String,
-    /// How many objects it owns.
+    /// The number of objects that the other instance owns.
     pub owned: usize,
-    /// How many objects there are.
+    /// The number of all objects.
     pub total: usize,
 }
 
 impl OtherOwner {
-    /// Returns the instance that owns more than half of the objects, if there is one that isn't `own`. Each
-    /// object is given by its instance.
+    /// Returns the instance that owns more than half of the objects, unless it is `own`. `objects` are the instances of
+    /// the objects.
     pub fn find<T: AsRef<str>>(
         namespace: &str,
         own: &str,
@@ -78,7 +75,7 @@ impl OtherOwner {
 impl fmt::Display for OtherOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { namespace, own, other, owned, total } = self;
-        // Any text can stand in an annotation; only a name can be a flag's value.
+        // An annotation may contain any text, but only a valid name can be the value of a flag.
         let (shown, flag) = if is_name(other) {
             (other.clone(), format!("--instance={other}"))
         } else {
@@ -118,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_names_both_remedies() {
+    fn text_names_both_remedies() {
         let found = |other: &str| OtherOwner::find("targets", "a/own", [Some(other)].into_iter()).unwrap();
         let text = found("old/lb-linker").to_string();
         assert!(text.contains("--instance=old/lb-linker;"), "{text}");
@@ -129,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_instances_are_short_and_plain() {
+    fn instance_names_are_short_and_plain() {
         for name in ["lb-linker/lb-linker", "a", "A_b.c/d", &"x".repeat(317)] {
             assert!(is_name(name), "{name}");
         }

@@ -3,8 +3,8 @@
 /// The field manager of every write.
 pub const FIELD_MANAGER: &str = "lb-linker";
 
-/// The label that names the controller of an object, and lb-linker's value of it (that of the earlier operator, whose
-/// objects are taken over in place).
+/// The label for the controller of an object, and lb-linker's value, which is that of the earlier operator: its objects
+/// are taken over in place.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "lb-linker-operator");
 
 /// The label that holds the name of the link's Service.
@@ -13,14 +13,14 @@ pub const ORIGINAL_NAME: &str = "original-service-name";
 /// The label that holds the namespace of the link's Service.
 pub const ORIGINAL_NAMESPACE: &str = "original-service-namespace";
 
-/// The annotation by which an ExternalName Service, whatever its name, follows a link.
+/// The annotation that makes an ExternalName Service of any name follow a link.
 pub const SOURCE: &str = "linker.hsj.com/source";
 
 /// The annotation that holds the uid of the link's Service.
 pub const SERVICE_UID: &str = "linker.hsj.com/service-uid";
 
-/// The label that ties an EndpointSlice to its Service.
+/// The label with the Service of an EndpointSlice.
 pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// The label that tells Kubernetes' own controllers to leave an EndpointSlice alone.
+/// The label that makes Kubernetes' own controllers leave an EndpointSlice alone.
 pub(crate) const SLICE_MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by", "lb-linker");

@@ -1,31 +1,31 @@
-//! Which lists of load balancers are complete. A leader lists everything in its term, and every replica after etcd was
-//! restored: nothing is written for a namespace on the strength of what was heard there before.
+//! Tracks the complete lists of load balancers. A new leader lists everything in its term, and so does every replica
+//! after a restore of etcd: nothing is written for a namespace based on earlier observations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Up to when something has been listed completely: in this term, and after so many rewinds.
+/// The term and the rewind count of a complete list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListedUpTo {
     /// The term in which the list began.
     pub term: u64,
-    /// [`super::rewinds::Rewinds::count`] when the list began.
+    /// The value of [`super::rewinds::Rewinds::count`] when the list began.
     pub rewinds: u64,
 }
 
-/// The lists of load balancers: one of all namespaces, or one of each namespace that is watched.
+/// The lists of load balancers: one for all namespaces, or one per watched namespace.
 #[derive(Clone, Debug, Default)]
 pub struct LinkLists(BTreeMap<Option<String>, LinkList>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct LinkList {
-    /// What the last complete list is good for.
+    /// The last complete list.
     complete: ListedUpTo,
-    /// What the last list that has failed would have been good for.
+    /// The last failed list.
     failed: Option<ListedUpTo>,
 }
 
 impl LinkLists {
-    /// Returns complete lists of these namespaces, or of all where none is named.
+    /// Returns complete lists of these namespaces, or of all namespaces if the set is empty.
     #[must_use]
     pub fn new(namespaces: &BTreeSet<String>, complete: ListedUpTo) -> Self {
         let list = LinkList { complete, failed: None };
@@ -35,7 +35,7 @@ impl LinkLists {
         Self(namespaces.iter().map(|namespace| (Some(namespace.clone()), list)).collect())
     }
 
-    /// Takes in that a list is complete, or that it has failed. Returns whether that changes anything.
+    /// Records that a list is complete, or that it has failed. Returns whether that changes anything.
     pub fn note(&mut self, namespace: Option<&str>, at: ListedUpTo, is_complete: bool) -> bool {
         let list = self.0.entry(namespace.map(ToOwned::to_owned)).or_default();
         let is_news = if is_complete { list.complete != at } else { list.failed != Some(at) };
@@ -47,21 +47,23 @@ impl LinkLists {
         is_news
     }
 
-    /// Returns what the last complete list of a namespace is good for; nothing where the namespace isn't watched.
+    /// Returns the term and rewind count of the last complete list of a namespace; `None` if the namespace isn't
+    /// watched.
     #[must_use]
     pub fn of(&self, namespace: &str) -> Option<ListedUpTo> {
         let list = self.0.get(&None).or_else(|| self.0.get(&Some(namespace.to_owned())))?;
         Some(list.complete)
     }
 
-    /// Returns whether what is known of a namespace is of a list that is good for this, or the namespace isn't watched.
+    /// Returns whether the last complete list of a namespace has this term and rewind count, or the namespace isn't
+    /// watched.
     #[must_use]
     pub fn covers(&self, namespace: &str, at: ListedUpTo) -> bool {
         self.of(namespace).is_none_or(|complete| complete == at)
     }
 
-    /// Returns whether each list that is due for this is complete or has failed: a failed list holds up
-    /// only what depends on it.
+    /// Returns whether each list for this term and rewind count is complete or has failed: a failed list delays only
+    /// the work that depends on it.
     #[must_use]
     pub fn is_settled(&self, at: ListedUpTo) -> bool {
         self.0.values().all(|list| list.complete == at || list.failed == Some(at))
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_list_holds_up_its_own_namespace_alone() {
+    fn failed_list_delays_its_own_namespace_only() {
         let namespaces = ["a", "b"].map(ToOwned::to_owned).into();
         let (before, now) = (ListedUpTo { term: 1, rewinds: 0 }, ListedUpTo { term: 2, rewinds: 0 });
         let mut lists = LinkLists::new(&namespaces, before);
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn one_list_is_of_all_namespaces() {
+    fn single_list_covers_all_namespaces() {
         let at = ListedUpTo { term: 1, rewinds: 1 };
         let mut lists = LinkLists::new(&BTreeSet::new(), ListedUpTo::default());
         lists.note(None, at, false);

@@ -1,10 +1,8 @@
-//! What is counted of the requests to the API server.
-
 use prometheus::{IntCounterVec, Opts, Registry};
 
 use crate::metrics::{MetricGroup, registered};
 
-/// What is counted of the requests to the API server.
+/// Metrics of the requests to the API server.
 #[derive(Debug)]
 pub struct ApiMetrics {
     writes: IntCounterVec,
@@ -19,7 +17,7 @@ impl MetricGroup for ApiMetrics {
 }
 
 impl ApiMetrics {
-    /// Counts a write of an object of this kind that was answered with this HTTP code; 0 is for no answer.
+    /// Counts a write to an object of this kind that was answered with this HTTP code; 0 means no answer.
     pub fn wrote(&self, verb: &str, kind: &str, code: u16) {
         self.writes.with_label_values(&[verb, kind, &code.to_string()]).inc();
     }

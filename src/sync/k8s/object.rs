@@ -1,5 +1,5 @@
-//! The objects that lb-linker keeps in the target namespace: Services and EndpointSlices, with just
-//! the fields that it reads and writes.
+//! The objects that lb-linker manages in the target namespace, Services and EndpointSlices, with only the fields that
+//! it reads and writes.
 
 use std::fmt;
 
@@ -9,22 +9,20 @@ use serde::Serialize;
 use super::service::Service;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 
-/// What the keys of lb-linker's annotations begin with.
+/// The prefix of lb-linker's annotations.
 const OUR_PREFIX: &str = "linker.hsj.com/";
 
-/// Which kind of object.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ObjectKind {
-    /// A Service.
     Service,
-    /// An EndpointSlice.
     EndpointSlice,
-    /// A load balancer itself, of which only our finalizer is written.
+    /// A load balancer itself. Only our finalizer is written to it.
     LoadBalancer,
 }
 
 impl ObjectKind {
-    /// Returns the resource of the API that objects of this kind are written by.
+    /// Returns the API resource of this kind.
     #[must_use]
     pub fn resource(self) -> &'static str {
         match self {
@@ -43,23 +41,21 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// Which object.
+/// The identity of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId {
-    /// Its kind.
     pub kind: ObjectKind,
-    /// Its name; of a load balancer with its namespace.
+    /// The name of the object; for a load balancer with its namespace.
     pub name: String,
 }
 
 impl ObjectId {
-    /// Returns the id of the Service of this name.
     #[must_use]
     pub fn service(name: &str) -> Self {
         Self { kind: ObjectKind::Service, name: name.to_owned() }
     }
 
-    /// Returns the id of the object of this kind with these metadata.
+    /// Returns the id of an object of this kind with these metadata.
     #[must_use]
     pub fn of(kind: ObjectKind, metadata: &ObjectMeta) -> Self {
         Self { kind, name: metadata.name.clone().unwrap_or_default() }
@@ -70,20 +66,17 @@ impl ObjectId {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Object {
-    /// A Service.
     Service(Box<Service>),
-    /// An EndpointSlice.
     EndpointSlice(Box<EndpointSlice>),
 }
 
 impl Object {
-    /// Returns which object it is.
     #[must_use]
     pub fn id(&self) -> ObjectId {
         ObjectId::of(self.kind(), self.meta())
     }
 
-    /// Returns the object with lb-linker's annotations alone: others are never read, and may have 256 KB.
+    /// Returns the object with lb-linker's annotations only: other annotations are never read, and may take 256 KB.
     #[must_use]
     pub fn without_foreign_annotations(mut self) -> Self {
         let metadata = match &mut self {
@@ -97,7 +90,6 @@ impl Object {
         self
     }
 
-    /// Returns its kind.
     #[must_use]
     pub fn kind(&self) -> ObjectKind {
         match self {
@@ -106,7 +98,6 @@ impl Object {
         }
     }
 
-    /// Returns its metadata.
     #[must_use]
     pub fn meta(&self) -> &ObjectMeta {
         match self {
@@ -115,7 +106,6 @@ impl Object {
         }
     }
 
-    /// Returns its metadata, to be changed.
     pub fn meta_mut(&mut self) -> &mut ObjectMeta {
         match self {
             Self::Service(service) => &mut service.metadata,
@@ -123,7 +113,6 @@ impl Object {
         }
     }
 
-    /// Returns the Service that it is.
     #[must_use]
     pub fn as_service(&self) -> Option<&Service> {
         match self {
@@ -132,7 +121,6 @@ impl Object {
         }
     }
 
-    /// Returns the EndpointSlice that it is.
     #[must_use]
     pub fn as_slice(&self) -> Option<&EndpointSlice> {
         match self {
@@ -141,25 +129,24 @@ impl Object {
         }
     }
 
-    /// Returns `metadata.uid`, or nothing.
+    /// Returns `metadata.uid`, or an empty string.
     #[must_use]
     pub fn uid(&self) -> &str {
         self.meta().uid.as_deref().unwrap_or_default()
     }
 
-    /// Returns the value of a label.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         self.meta().labels.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// Returns `metadata.resourceVersion` as a number: newer is larger.
+    /// Returns `metadata.resourceVersion` as a number, which increases with each change.
     #[must_use]
     pub fn version(&self) -> Option<u64> {
         self.meta().resource_version.as_deref()?.parse().ok()
     }
 
-    /// Returns whether it is being deleted.
+    /// Returns whether the object is being deleted.
     #[must_use]
     pub fn is_terminating(&self) -> bool {
         self.meta().deletion_timestamp.is_some()
@@ -186,13 +173,13 @@ mod tests {
     use super::*;
 
     fn decoded(slice: Value) -> EndpointSlice {
-        // What the API's own type takes, lb-linker's takes.
+        // lb-linker's type accepts everything that the API's own type accepts.
         serde_json::from_value::<v1::EndpointSlice>(slice.clone()).unwrap();
         serde_json::from_value(slice).unwrap()
     }
 
     #[test]
-    fn annotations_of_other_programs_are_dropped() {
+    fn foreign_annotations_are_dropped() {
         let service = |annotations: Value| -> Object {
             let service = json!({"metadata": {"name": "web", "annotations": annotations}});
             serde_json::from_value::<Service>(service).unwrap().into()

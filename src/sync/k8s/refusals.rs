@@ -1,4 +1,4 @@
-//! Writes of single objects that fail, as the log shows them: each reason once by name, and a bounded number of lines.
+//! Logs failed writes of single objects, at a limited rate.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -7,12 +7,11 @@ use tracing::warn;
 
 use crate::model::line_limit::LineLimit;
 
-/// Lines a minute about an object that fails for a reason that wasn't said of it yet.
+/// Maximum number of lines per minute about objects that fail for a new reason.
 const MAX_NEW_LINES: usize = 20;
-/// Lines a minute about objects that fail for the same reason again.
+/// Maximum number of lines per minute about objects that fail again for the same reason.
 const MAX_REPEATED_LINES: usize = 10;
 
-/// What of failed writes was said.
 #[derive(Debug)]
 pub(crate) struct RefusalLog {
     new: LineLimit,
@@ -26,8 +25,8 @@ impl Default for RefusalLog {
 }
 
 impl RefusalLog {
-    /// Logs why writing `what` has failed, and when it is tried again, unless many such lines were written in the last
-    /// minute. `is_new` says whether that reason wasn't given for it before.
+    /// Logs why a write of `what` failed, and when it is retried, unless the limit of lines per minute is reached.
+    /// `is_new` tells whether the reason is another than last time.
     pub(crate) fn report(&mut self, what: impl Display, reason: &str, pause: Duration, is_new: bool) {
         let limit = if is_new { &mut self.new } else { &mut self.again };
         match limit.take(Instant::now()) {

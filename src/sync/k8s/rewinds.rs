@@ -1,19 +1,19 @@
-//! How often etcd was seen to be restored to an earlier revision. Each watch notices that in its own time: in between,
-//! what one has heard is of the restored state and what another has heard is of the state before.
+//! Counts restores of etcd to an earlier revision. Each watch notices a restore at its own time: in between, some
+//! watches have observed the restored state, and some the state before.
 
 use tokio::sync::watch;
 use tracing::warn;
 
 use crate::model::service_key::ServiceKey;
 
-/// The number of times that any watch has heard a list older than what it heard before, or that a Service was found
-/// that counts as gone. Clones count together.
+/// The number of detected restores: a watch received a list older than its previous one, or a Service exists that
+/// counts as gone. Clones share the number.
 #[derive(Clone, Debug, Default)]
 pub struct Rewinds(watch::Sender<u64>);
 
 impl Rewinds {
-    /// Counts and logs another one, which the list of these objects has shown: nothing is written before everything
-    /// that writes depend on has been listed anew.
+    /// Counts and logs a restore that the list of these objects has revealed. Nothing is written until everything that
+    /// writes depend on has been listed again.
     pub fn note(&self, what: &str) {
         warn!(
             "the API server's list of {what} is older than what it sent before: etcd was probably restored from a \
@@ -22,7 +22,7 @@ impl Rewinds {
         self.count_another();
     }
 
-    /// Counts and logs another one, which a look at a Service has shown that counts as gone and is there.
+    /// Counts and logs a restore that a GET has revealed: the Service exists although it counts as gone.
     pub fn note_existing(&self, service: &ServiceKey) {
         warn!(
             "Service {service} counts as gone, but the API server has it, and the watch doesn't tell of it: etcd was \
@@ -36,15 +36,14 @@ impl Rewinds {
         self.0.send_modify(|count| *count += 1);
     }
 
-    /// Returns how many there were.
     #[must_use]
     pub fn count(&self) -> u64 {
         *self.0.borrow()
     }
 
-    /// Waits until there is another number of them than this one.
+    /// Waits until the number differs from `count`.
     pub async fn beyond(&self, count: u64) {
-        // The sender is alive as long as this is.
+        // The sender lives as long as `self`.
         let _ = self.0.subscribe().wait_for(|now| *now != count).await;
     }
 }

@@ -1,7 +1,7 @@
-//! A Service with just the fields that lb-linker reads and writes.
+//! A Service with only the fields that lb-linker reads and writes.
 //!
-//! The full type costs ten times the memory, and one more field that can't be decoded would be
-//! one more way to lose an object.
+//! The full type takes ten times the memory, and each further field that can't be decoded would make the whole object
+//! undecodable.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -23,7 +23,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
 
-/// `spec.type` of a Service whose hostname lb-linker follows.
+/// `spec.type` of the Services that lb-linker watches.
 pub const LOAD_BALANCER: &str = "LoadBalancer";
 /// `spec.type` of an external target for a hostname.
 pub const EXTERNAL_NAME: &str = "ExternalName";
@@ -38,13 +38,11 @@ pub struct Service {
     /// `Service`.
     #[serde(skip_deserializing)]
     pub kind: ServiceKind,
-    /// The fields of `metadata` that lb-linker needs; `managedFields` without their `fieldsV1`.
+    /// The fields of `metadata` that lb-linker needs; `managedFields` without `fieldsV1`.
     #[serde(default, deserialize_with = "slim_metadata")]
     pub metadata: ObjectMeta,
-    /// `spec`.
     #[serde(default, deserialize_with = "null_is_default")]
     pub spec: Spec,
-    /// `status`.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing)]
     pub status: Status,
 }
@@ -66,68 +64,56 @@ pub enum ServiceKind {
     Service,
 }
 
-/// `spec` of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spec {
-    /// `type`; the API server writes `ClusterIP` where none is given.
+    /// The API server sets `ClusterIP` by default.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<String>,
-    /// `externalName`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub external_name: Option<String>,
-    /// `clusterIP`.
     #[serde(rename = "clusterIP", skip_serializing_if = "Option::is_none")]
     pub cluster_ip: Option<String>,
-    /// `ports`, without what only matters to kube-proxy.
+    /// The ports, without the fields that only kube-proxy needs.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,
-    /// `selector`.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub selector: BTreeMap<String, String>,
 }
 
-/// `status` of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// `loadBalancer`.
     #[serde(default, deserialize_with = "null_is_default")]
     pub load_balancer: LoadBalancerStatus,
 }
 
-/// `status.loadBalancer` of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct LoadBalancerStatus {
-    /// `ingress`.
     #[serde(default, deserialize_with = "null_is_default")]
     pub ingress: Vec<IngressEntry>,
 }
 
-/// One entry of `status.loadBalancer.ingress`.
+/// An entry of `status.loadBalancer.ingress`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct IngressEntry {
-    /// `hostname`.
     pub hostname: Option<String>,
-    /// `ip`.
     pub ip: Option<String>,
 }
 
-/// The finalizer of a load balancer that stays until its external target is gone.
+/// The finalizer that keeps a load balancer until its external target is gone.
 pub const FINALIZER: &str = "lb-linker/finalizer";
-/// The annotation for the TTL of a link's records, in seconds.
+/// The annotation with the TTL of a link's records, in seconds.
 const TTL: &str = "linker.hsj.com/ttl";
-/// The annotation that lists the namespaces whose Services may follow a load balancer.
+/// The annotation with the namespaces of the Services that may follow a load balancer.
 const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
-/// How many entries of `status.loadBalancer.ingress` count: an EndpointSlice holds no more addresses.
+/// Maximum number of entries of `status.loadBalancer.ingress` that are read: an EndpointSlice holds no more addresses.
 pub(crate) const MAX_INGRESS: usize = 1000;
-/// The longest TTL in seconds that a Service may ask for: caches keep an old target for that long.
+/// The maximum TTL in seconds that a Service may request: caches keep an old target for that long.
 const MAX_TTL: u32 = 3600;
 
-// === impl Service ===
-
 impl Service {
-    /// Returns the key of the Service; no namespace means `default`, as with kubectl.
+    /// Returns the key of the Service; the namespace is `default` if missing, as in kubectl.
     #[must_use]
     pub fn key(&self) -> ServiceKey {
         ServiceKey::new(
@@ -136,45 +122,43 @@ impl Service {
         )
     }
 
-    /// Returns `metadata.uid`, or nothing.
+    /// Returns `metadata.uid`, or an empty string.
     #[must_use]
     pub fn uid(&self) -> &str {
         self.metadata.uid.as_deref().unwrap_or_default()
     }
 
-    /// Returns `metadata.resourceVersion` as a number: newer is larger (Kubernetes 1.35 made what
-    /// etcd always gave a promise).
+    /// Returns `metadata.resourceVersion` as a number, which increases with each change: etcd's revisions always have,
+    /// and Kubernetes 1.35 guarantees it.
     #[must_use]
     pub fn version(&self) -> Option<u64> {
         self.metadata.resource_version.as_deref()?.parse().ok()
     }
 
-    /// Returns the value of a label.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         self.metadata.labels.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// Returns the value of an annotation.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// Returns whether the Service is a living load balancer: one with a `deletionTimestamp` is
-    /// gone for lb-linker from that moment.
+    /// Returns whether the Service is a load balancer that isn't being deleted: with a `deletionTimestamp` it counts as
+    /// gone.
     #[must_use]
     pub fn is_living_load_balancer(&self) -> bool {
         self.spec.type_.as_deref() == Some(LOAD_BALANCER) && self.metadata.deletion_timestamp.is_none()
     }
 
-    /// Returns whether the Service carries our finalizer.
+    /// Returns whether the Service has our finalizer.
     #[must_use]
     pub fn is_guarded(&self) -> bool {
         self.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FINALIZER)
     }
 
-    /// Returns what the store needs to know, and what of it can't be served or isn't granted.
+    /// Returns the observation for the store, and the parts of the Service that are invalid or denied.
     #[must_use]
     pub fn observe(
         &self,
@@ -215,7 +199,7 @@ impl Service {
 }
 
 impl Service {
-    /// Returns the namespaces whose Services may follow this one, each once, and what of the annotation can't be used.
+    /// Returns the namespaces that may follow this Service, without duplicates, and the invalid part of the annotation.
     fn allow_from(&self) -> (Box<[Box<str>]>, Option<Rejection>) {
         let ListEntries { counted, ignored } =
             ListEntries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
@@ -264,7 +248,7 @@ fn usable(
             let parsed = text.parse::<IpAddr>().map_err(|_| "not an IPv4 or IPv6 address".to_owned());
             let checked = parsed.and_then(|ip| {
                 targets.check_address(ip).map_err(|refusal| refusal.to_string())?;
-                // An IPv4-mapped address is an IPv4 address, and an EndpointSlice takes no other form.
+                // An IPv4-mapped address is an IPv4 address, and EndpointSlices accept no other form.
                 Ok(ip.to_canonical())
             });
             match checked {
@@ -274,14 +258,14 @@ fn usable(
             }
         }
     }
-    // Many wait for their list to be complete, mostly with one each.
+    // Many Services are kept in memory until their list is complete, and most have a single entry.
     ingress.hostnames.shrink_to_fit();
     ingress.addresses.shrink_to_fit();
     let unusable = [hosts, addresses, rest].into_iter().filter_map(Rejection::into_complaint).collect();
     (ingress, unusable)
 }
 
-/// The API server accepts labels of 64 and more characters, which DNS can't carry.
+/// Parses a hostname. The API server accepts labels of 64 and more characters, which DNS can't carry.
 pub(crate) fn host_name(host: &str) -> Result<Name, String> {
     if host.strip_suffix('.').unwrap_or(host).len() > MAX_ENTRY_BYTES {
         return Err(format!("longer than {MAX_ENTRY_BYTES} characters"));
@@ -323,7 +307,7 @@ impl Resource for Service {
     }
 }
 
-/// Kubernetes takes an explicit `null` for "not given" everywhere.
+/// Kubernetes treats an explicit `null` as absent everywhere.
 pub(crate) fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -414,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_of_ingress_entries_are_bounded_in_all_that_is_kept() {
+    fn ingress_entries_and_their_rejections_are_bounded() {
         let entry = |i: usize| match i {
             0..=2000 => json!({"ip": format!("192.0.{}.{}", i / 250, i % 250)}),
             _ => json!({"ip": "x".repeat(i), "hostname": "y".repeat(i)}),
@@ -432,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_100_namespaces_of_allow_from_count_each_once() {
+    fn allow_from_counts_100_namespaces_without_duplicates() {
         let mut namespaces: Vec<String> = (0..14_000).map(|i| format!("ns-{i}")).collect();
         namespaces[0] = "*".to_owned();
         namespaces[1] = "Not One".to_owned();
@@ -450,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_being_deleted_is_gone() {
+    fn terminating_service_isnt_living() {
         let mut service = Service::default();
         service.spec.type_ = Some(LOAD_BALANCER.into());
         assert!(service.is_living_load_balancer());
@@ -459,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ttl_from_0_to_3600_seconds_is_taken_from_its_annotation() {
+    fn ttl_annotation_accepts_0_to_3600_seconds() {
         for (text, expected) in
             [("0", Some(0)), ("3600", Some(3600)), ("3601", None), ("5m", None), ("-1", None)]
         {

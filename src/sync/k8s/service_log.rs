@@ -10,12 +10,12 @@ use tracing::warn;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::allowance::{Allowance, Allowed};
 
-/// How many lines there may be about one Service, and about all Services of a namespace, in [`LINES_WINDOW`].
+/// Maximum numbers of lines about a Service, and about all Services of a namespace, in [`LINES_WINDOW`].
 const MAX_LINES_PER_SERVICE_AND_NAMESPACE: (usize, usize) = (10, 200);
 
 const LINES_WINDOW: Duration = Duration::from_secs(600);
 
-/// The lines about Services. All clones share one limit.
+/// The log lines about Services. All clones share the limits.
 #[derive(Clone, Debug)]
 pub struct ServiceLog(Arc<Mutex<ServiceLogLimits>>);
 
@@ -36,7 +36,7 @@ impl Default for ServiceLog {
 }
 
 impl ServiceLog {
-    /// Logs a sentence about a Service, which names it, unless there were too many.
+    /// Logs a sentence about a Service, at a limited rate. The sentence names the Service.
     pub fn warn(&self, key: &ServiceKey, sentence: &str) {
         match self.take(key, Instant::now()) {
             (Allowed::No, _) | (_, Allowed::No) => {}

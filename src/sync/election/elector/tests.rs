@@ -11,7 +11,7 @@ fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A Lease of `holder` in version `version`.
+/// Returns a Lease of `holder` in this version.
 fn lease(holder: &str, version: u64) -> Lease {
     serde_json::from_value(json!({
         "metadata": {"name": "lb-linker", "uid": "lease-uid", "resourceVersion": version.to_string()},
@@ -21,7 +21,7 @@ fn lease(holder: &str, version: u64) -> Lease {
     .unwrap()
 }
 
-/// A Lease that a Pod owns.
+/// Returns a Lease that a Pod owns.
 fn owned(holder: &str, version: u64, pod: &str, uid: &str) -> Lease {
     let owner = LeaseOwner { name: pod.to_owned(), uid: uid.to_owned() };
     let mut owned = claim(None, "lb-linker", holder, Some(&owner), T.lease, 0, Timestamp::UNIX_EPOCH);
@@ -51,7 +51,7 @@ fn for_life(now: BootInstant) -> Elector {
     Elector::new(ME.to_owned(), Some(pod), T, 0, now)
 }
 
-/// A candidate that has just created the Lease.
+/// Returns a candidate that has just created the Lease.
 fn leader(now: BootInstant) -> Elector {
     let mut elector = candidate(now);
     elector.saw(None, now, now);
@@ -62,14 +62,14 @@ fn leader(now: BootInstant) -> Elector {
 }
 
 #[tokio::test]
-async fn missing_lease_is_made_and_renewed_every_two_seconds() {
+async fn missing_lease_is_created_and_renewed_every_two_seconds() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     assert_eq!(elector.next(start), ElectionStep::Look);
     assert_eq!(elector.leader_status(), LeaderStatus::default());
     elector.saw(None, start, start);
     assert_eq!(elector.next(start), ElectionStep::Create);
-    // The answer takes a second. What counts is when it was asked.
+    // The answer takes a second. The lease counts from the request.
     elector.wrote(lease(ME, 1), start, start + seconds(1));
     assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
     let held = LeaseWindow::Until { renewed_by: start + seconds(10), end: start + seconds(15) };
@@ -95,7 +95,7 @@ async fn foreign_lease_unchanged_for_its_duration_is_taken() {
         elector.saw(Some(lease("other_2", version)), now, now);
         elector.next(now)
     };
-    // It is renewed at 4 s, whatever times are written in it.
+    // The Lease is renewed at 4 s, whatever timestamps it contains.
     assert_eq!(look(&mut elector, 2, 1), ElectionStep::Wait(start + seconds(4)));
     assert_eq!(look(&mut elector, 4, 2), ElectionStep::Wait(start + seconds(6)));
     assert_eq!(look(&mut elector, 18, 2), ElectionStep::Wait(start + seconds(19)), "no longer than it lasts");
@@ -107,7 +107,7 @@ async fn foreign_lease_unchanged_for_its_duration_is_taken() {
 }
 
 #[tokio::test]
-async fn who_was_stopped_looks_before_it_judges() {
+async fn candidate_reads_the_lease_again_after_a_long_stop() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
@@ -119,7 +119,7 @@ async fn who_was_stopped_looks_before_it_judges() {
 }
 
 #[tokio::test]
-async fn an_empty_holder_is_free_at_once() {
+async fn lease_with_empty_holder_is_taken_at_once() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("", 1)), start, start);
@@ -141,7 +141,7 @@ async fn lease_not_renewed_in_time_is_lost_until_another_term() {
     assert_eq!(elector.next(late), ElectionStep::Look);
     assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease couldn't be renewed for 10 s".to_owned())]);
     assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: None });
-    // No other replica has taken it.
+    // No other replica has taken the Lease.
     elector.saw(Some(lease(ME, 1)), late, late);
     assert_eq!(elector.next(late), ElectionStep::Replace);
     assert_eq!(elector.leader_status().held, None, "not before it is renewed");
@@ -165,7 +165,7 @@ async fn answer_during_a_stop_of_the_process_gives_no_lease() {
 }
 
 #[tokio::test]
-async fn a_lease_that_somebody_takes_is_lost_at_once() {
+async fn taken_lease_is_lost_at_once() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(2);
@@ -199,7 +199,7 @@ async fn labelled_lease_stays_ours_and_causes_no_hot_loop() {
 }
 
 #[tokio::test]
-async fn a_lease_that_somebody_deletes_is_made_anew_in_another_term() {
+async fn deleted_lease_is_created_again_in_another_term() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(2);
@@ -212,13 +212,13 @@ async fn a_lease_that_somebody_deletes_is_made_anew_in_another_term() {
 }
 
 #[tokio::test]
-async fn vanished_foreign_lease_is_made_when_it_would_have_expired() {
+async fn vanished_foreign_lease_is_created_after_its_expiry() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
     assert_eq!(elector.take_news(), [LeaderEvent::Leads("other_2".to_owned())]);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
-    // The holder may have renewed it right before it was deleted.
+    // The holder may have renewed the Lease right before its deletion.
     for at in [2, 4, 6, 8, 10, 12, 14] {
         let now = start + seconds(at);
         assert_eq!(elector.next(now), ElectionStep::Look, "{at}");
@@ -245,7 +245,7 @@ async fn vanished_foreign_lease_is_made_when_it_would_have_expired() {
 }
 
 #[tokio::test]
-async fn a_holder_that_makes_its_deleted_lease_again_is_respected() {
+async fn holder_may_create_its_deleted_lease_again() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
@@ -256,7 +256,7 @@ async fn a_holder_that_makes_its_deleted_lease_again_is_respected() {
     assert_eq!(elector.next(start + seconds(17)), ElectionStep::Look);
     elector.saw(Some(lease("other_2", 6)), now, start + seconds(17));
     assert_eq!(elector.next(start + seconds(17)), ElectionStep::Wait(start + seconds(19)));
-    // Also one that is quicker than our own request.
+    // The holder may also create the Lease before our own request arrives.
     elector.saw(None, start + seconds(19), start + seconds(19));
     elector.saw(None, start + seconds(34), start + seconds(34));
     assert_eq!(elector.next(start + seconds(34)), ElectionStep::Create);
@@ -265,14 +265,14 @@ async fn a_holder_that_makes_its_deleted_lease_again_is_respected() {
 }
 
 #[tokio::test]
-async fn vanished_lease_without_a_holder_is_made_at_once() {
+async fn vanished_lease_without_a_holder_is_created_at_once() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("", 1)), start, start);
     assert_eq!(elector.next(start), ElectionStep::Replace);
     elector.gone(start);
     assert_eq!(elector.next(start), ElectionStep::Create);
-    // One that runs out while it is taken over: another replica may have been quicker.
+    // The Lease expires and vanishes during the takeover: another replica may have been faster.
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
     let now = start + seconds(15);
@@ -296,7 +296,7 @@ async fn lease_vanished_after_its_loss_may_have_been_foreign() {
 }
 
 #[tokio::test]
-async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
+async fn vanished_lease_for_life_is_created_after_its_pods_end() {
     for (found, is_over) in [
         (Some(pod("their-uid", "Running")), false),
         (Some(pod("their-uid", "Failed")), true),
@@ -308,7 +308,7 @@ async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
         elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
         elector.saw_pod(Some(&pod("their-uid", "Running")));
         assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
-        // Its age is no matter.
+        // The age of the Lease doesn't matter.
         for now in [start + seconds(3600), start + seconds(7200)] {
             assert_eq!(elector.next(now), ElectionStep::Look);
             elector.saw(None, now, now);
@@ -321,7 +321,7 @@ async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
             assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "{found:?}");
         }
     }
-    // What ran in this Pod before has ended.
+    // The previous process in this Pod has ended.
     let start = by_hand::now();
     let mut elector = for_life(start);
     elector.saw(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
@@ -330,7 +330,7 @@ async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_pods_a_lease_for_life_is_awaited() {
+async fn timed_candidate_outwaits_a_vanished_lease_for_life() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
@@ -342,7 +342,7 @@ async fn without_the_right_to_pods_a_lease_for_life_is_awaited() {
 }
 
 #[tokio::test]
-async fn who_is_second_to_create_it_follows() {
+async fn second_creator_follows() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(None, start, start);
@@ -354,7 +354,7 @@ async fn who_is_second_to_create_it_follows() {
 }
 
 #[tokio::test]
-async fn after_a_failure_a_candidate_waits_as_long_as_it_is_told() {
+async fn failed_request_is_followed_by_the_given_pause() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(None, start, start);
@@ -362,14 +362,14 @@ async fn after_a_failure_a_candidate_waits_as_long_as_it_is_told() {
     elector.failed(seconds(9), seconds(1), start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(9)));
     assert_eq!(elector.next(start + seconds(9)), ElectionStep::Look, "somebody may have made it");
-    // The API server may ask for more, also of a leader.
+    // The API server may request a longer pause, also from a leader.
     let mut elector = leader(start);
     elector.failed(seconds(9), seconds(4), start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(4)));
 }
 
 #[tokio::test]
-async fn a_lease_is_written_and_left_as_client_go_does() {
+async fn lease_is_written_and_released_like_client_go() {
     let start = by_hand::now();
     let at = |text: &str| text.parse::<Timestamp>().unwrap();
     let show = |lease: &Lease| serde_json::to_value(lease.spec.as_ref().unwrap()).unwrap();
@@ -396,7 +396,7 @@ async fn a_lease_is_written_and_left_as_client_go_does() {
         "acquireTime": "2026-02-01T00:00:09.000000Z", "renewTime": "2026-02-01T00:00:09.000000Z"});
     assert_eq!(show(&taken), expected);
     assert_eq!(elector.release(Timestamp::UNIX_EPOCH), None);
-    // One that a Pod has left, with leader-for-life, mustn't end with that Pod.
+    // A released leader-for-life Lease mustn't end with the previous holder's Pod.
     elector.saw(Some(owned("", 6, "p", "u")), start, start);
     assert_eq!(elector.claim("lb-linker", Timestamp::UNIX_EPOCH).metadata.owner_references, None);
 }
@@ -418,7 +418,7 @@ async fn lease_for_life_is_owned_by_the_pod_and_only_read() {
     elector.saw(Some(owned(ME, 1, "my-pod", "my-uid")), now, now);
     let held = LeaseWindow::Until { renewed_by: now + seconds(10), end: now + seconds(15) };
     assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: Some(held) });
-    // Cut off, and back: it is still the Pod's, and another term.
+    // After a loss of connectivity the Lease still belongs to the Pod, in another term.
     let late = start + seconds(60);
     assert_eq!(elector.next(late), ElectionStep::Look);
     assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease couldn't be read for 10 s".to_owned())]);
@@ -429,7 +429,7 @@ async fn lease_for_life_is_owned_by_the_pod_and_only_read() {
 }
 
 #[tokio::test]
-async fn lease_for_life_is_deleted_only_when_its_pod_is_over() {
+async fn lease_for_life_is_deleted_only_after_its_pods_end() {
     for (found, is_over) in [
         (Some(pod("their-uid", "Running")), false),
         (Some(pod("their-uid", "Pending")), false),
@@ -442,7 +442,7 @@ async fn lease_for_life_is_deleted_only_when_its_pod_is_over() {
         let start = by_hand::now();
         let mut elector = for_life(start);
         elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
-        // Its age is no matter.
+        // The age of the Lease doesn't matter.
         let now = start + seconds(3600);
         assert_eq!(elector.next(now), ElectionStep::LookAtPod("their-pod".to_owned()));
         elector.saw_pod(found.as_ref());
@@ -463,7 +463,7 @@ async fn lease_for_life_is_deleted_only_when_its_pod_is_over() {
 }
 
 #[tokio::test]
-async fn for_life_the_next_process_in_the_same_pod_goes_on() {
+async fn lease_for_life_passes_to_the_next_process_of_the_pod() {
     let start = by_hand::now();
     let mut elector = for_life(start);
     elector.saw(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
@@ -471,17 +471,17 @@ async fn for_life_the_next_process_in_the_same_pod_goes_on() {
 }
 
 #[tokio::test]
-async fn the_two_kinds_of_leases_respect_each_other() {
+async fn both_kinds_of_leases_respect_each_other() {
     let start = by_hand::now();
     let late = start + seconds(3600);
-    // One that ends with its Pod has no time.
+    // A Lease that ends with its Pod has no duration.
     let mut elector = candidate(start);
     elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     assert_eq!(elector.next(late), ElectionStep::Look);
     elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), late, late);
     assert_eq!(elector.next(late), ElectionStep::Wait(late + seconds(2)));
-    // One that is renewed has no Pod.
+    // A Lease that is renewed has no Pod.
     let mut elector = for_life(start);
     elector.saw(Some(lease("other_2", 4)), start, start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
@@ -492,7 +492,7 @@ async fn the_two_kinds_of_leases_respect_each_other() {
 }
 
 #[tokio::test]
-async fn who_is_told_to_stop_says_so_once() {
+async fn resignation_is_reported_once() {
     let start = by_hand::now();
     let mut elector = leader(start);
     elector.resign();
@@ -501,7 +501,7 @@ async fn who_is_told_to_stop_says_so_once() {
     assert_eq!(elector.leader_status().held, None);
 }
 
-/// A Lease of ours in a term.
+/// Returns a Lease of this process in a term.
 fn in_term(term: &str, version: u64) -> Lease {
     let mut lease = lease(ME, version);
     lease.metadata.annotations = Some([(TERM.to_owned(), term.to_owned())].into());
@@ -512,7 +512,7 @@ fn term_in(lease: &Lease) -> &str {
     &lease.metadata.annotations.as_ref().unwrap()[TERM]
 }
 
-/// A leader in the term 1,000,000, which is its clock's time when it began.
+/// Returns a leader in the term 1,000,000, the Unix time at which it began.
 fn leader_in_term(now: BootInstant) -> Elector {
     let mut elector = candidate(now);
     elector.saw(None, now, now);
@@ -526,7 +526,7 @@ fn leader_in_term(now: BootInstant) -> Elector {
 }
 
 #[tokio::test]
-async fn a_term_is_above_all_seen_and_kept_by_renewals() {
+async fn term_is_above_all_seen_and_kept_by_renewals() {
     let start = by_hand::now();
     let mut elector = leader_in_term(start);
     let now = start + seconds(2);
@@ -557,9 +557,9 @@ async fn a_term_is_above_all_seen_and_kept_by_renewals() {
 }
 
 #[tokio::test]
-async fn a_higher_term_on_a_target_has_the_lease_read_at_once() {
+async fn higher_term_on_a_target_triggers_a_lease_read() {
     let start = by_hand::now();
-    // The Lease is still ours: a higher term.
+    // The Lease still belongs to this process: the term is raised.
     let mut elector = leader_in_term(start);
     let now = start + seconds(1);
     elector.see(1_000_000, now);
@@ -574,12 +574,12 @@ async fn a_higher_term_on_a_target_has_the_lease_read_at_once() {
     assert_eq!(elector.take_news(), [LeaderEvent::Raised(1_000_701)]);
     assert_eq!(elector.leader_status().term, 1_000_701);
     assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
-    // Again and again is no reason for more requests.
+    // Repeated higher terms cause no more requests.
     elector.see(1_000_800, now + seconds(1));
     assert_eq!(elector.next(now + seconds(1)), ElectionStep::Wait(now + seconds(2)));
     assert_eq!(elector.next(now + seconds(2)), ElectionStep::Look);
 
-    // It is ours in another term, or another one's: we lead no more.
+    // The Lease has another term, or another holder: this process doesn't lead any more.
     for there in [in_term("1000650", 7), in_term("x", 7), lease(ME, 7), lease("other_2", 7)] {
         let mut elector = leader_in_term(start);
         elector.see(1_000_700, now);
@@ -589,7 +589,7 @@ async fn a_higher_term_on_a_target_has_the_lease_read_at_once() {
         assert!(matches!(elector.take_news()[0], LeaderEvent::Lost(_)));
     }
 
-    // For life, too.
+    // With leader-for-life, too.
     let mut elector = for_life(start);
     elector.saw(None, start, start);
     assert_eq!(elector.next(start), ElectionStep::Create);
@@ -604,28 +604,28 @@ async fn a_higher_term_on_a_target_has_the_lease_read_at_once() {
 }
 
 #[tokio::test]
-async fn a_writer_that_asks_gets_a_renewal_that_is_sent_later() {
+async fn waiting_writer_gets_a_later_renewal() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(1);
     assert_eq!(elector.next(now), ElectionStep::Wait(start + seconds(2)));
     elector.ask(now);
     assert_eq!(elector.next(now), ElectionStep::Replace);
-    // One that was under way when it asked doesn't count.
+    // A renewal that was in flight when the writer asked doesn't count.
     elector.wrote(lease(ME, 2), start, now);
     assert_eq!(elector.confirmed(), None);
     elector.ask(now);
     assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.wrote(lease(ME, 3), now, now);
     assert_eq!(elector.confirmed(), Some(now));
-    // The next one comes a moment later, for all writers that ask until then.
+    // The next renewal comes after the interval, for all writers that ask until then.
     elector.ask(now);
     elector.ask(now + POLL_INTERVAL / 2);
     assert_eq!(elector.next(now + POLL_INTERVAL / 2), ElectionStep::Wait(now + POLL_INTERVAL));
     assert_eq!(elector.next(now + POLL_INTERVAL), ElectionStep::Replace);
     elector.wrote(lease(ME, 4), now + POLL_INTERVAL, now + POLL_INTERVAL);
     assert_eq!(elector.confirmed(), Some(now + POLL_INTERVAL));
-    // Where requests fail it waits as long as they do.
+    // If requests fail, the renewal waits for the backoff.
     let later = now + POLL_INTERVAL + seconds(2);
     assert_eq!(elector.next(later), ElectionStep::Replace);
     elector.failed(seconds(15), Duration::ZERO, later);
