@@ -1,4 +1,4 @@
-//! Keeps the external targets in step with the links.
+//! Keeps the external targets in sync with the links.
 
 pub mod backend;
 pub mod decision;

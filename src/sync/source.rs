@@ -1,4 +1,4 @@
-//! Where load balancers come from: the cluster, or files with manifests.
+//! The sources of load balancers: the cluster, or files with manifests.
 
 pub mod cluster;
 pub mod file_watcher;

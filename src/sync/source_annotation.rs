@@ -1,7 +1,7 @@
-//! ExternalName Services that follow a link because their annotation `linker.hsj.com/source` says
-//! so, whatever they are called and wherever they are.
+//! Keeps ExternalName Services with the annotation `linker.hsj.com/source` pointed at the target of the link that the
+//! annotation names.
 //!
-//! Only their `spec.externalName` is ever written, and they are never deleted.
+//! Only `spec.externalName` of these Services is ever written, and they are never deleted.
 
 mod decision;
 mod deleted_links;
@@ -48,42 +48,38 @@ use deleted_links::DeletedLinks;
 use index::{AnnotatedServices, FORBIDDEN_RETRY, IndexEvent};
 use write::{WritePlace, WriteResult};
 
-/// Writes under way at once.
+/// Maximum number of concurrent writes.
 const MAX_WRITES: usize = 8;
-/// How long a load balancer may come later than what follows it, as when both are applied together.
+/// How much later than an annotated Service its load balancer may arrive, as when both are applied together.
 const WATCH_LAG: Duration = Duration::from_secs(5);
 
-/// What following needs.
 #[derive(Clone)]
 pub struct SourceAnnotationContext {
-    /// Where the links are.
+    /// The source of the links.
     pub store: Arc<Store>,
-    /// The client.
     pub client: Client,
-    /// Where it is said that the API server is away.
+    /// Reports an unreachable API server.
     pub availability: ApiAvailability,
-    /// The namespaces that are looked at, and the one with the external targets.
+    /// The watched namespaces, and the target namespace.
     pub selection: Arc<Selection>,
-    /// What the user has decided.
     pub policy: SyncPolicy,
-    /// Where what happens is told.
+    /// The destination of reports.
     pub news: Telemetry,
-    /// What is counted of its writes.
     pub api: Arc<ApiMetrics>,
-    /// How old what its watches have heard is.
+    /// Tracks the age of the watches' data.
     pub staleness: Arc<Staleness>,
-    /// Whether it may write.
+    /// The permission to write.
     pub leadership: Leadership,
-    /// Which lists of load balancers are complete.
+    /// Tracks the complete lists of load balancers.
     pub links_listed: watch::Receiver<LinkLists>,
-    /// How often etcd was restored.
+    /// Counts restores of etcd.
     pub rewinds: Rewinds,
 }
 
-/// Runs until `stop`. Only the leader has anything to do here.
+/// Runs until `stop` is cancelled. Only the leader writes.
 ///
 /// # Errors
-/// If the Services can't be followed any more.
+/// If the Services can't be watched any more.
 pub async fn run(settings: SourceAnnotationContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = settings.store.subscribe();
     let mut memory = CrossTermState::default();
@@ -112,7 +108,7 @@ pub async fn run(settings: SourceAnnotationContext, stop: CancellationToken) -> 
     }
 }
 
-/// Keeps the followers in step for as long as a term lasts and etcd isn't restored: then everything is listed anew.
+/// Updates the annotated Services until the term ends or etcd is restored: then everything is listed again.
 async fn run_term(
     settings: &SourceAnnotationContext,
     feed: &mut broadcast::Receiver<LinkChange>,
@@ -158,15 +154,15 @@ async fn run_term(
         }
         Ok::<_, SyncError>(())
     };
-    // A write without an answer delays neither the stop nor another term.
+    // A write without an answer delays neither the shutdown nor the next term.
     tokio::time::timeout(SHUTDOWN_TIMEOUT, farewell).await.unwrap_or(Ok(()))?;
     Ok(following.memory)
 }
 
-/// What outlives a term.
+/// State that survives the end of a term.
 #[derive(Debug, Default)]
 struct CrossTermState {
-    /// What is wrong with single followers, as it was said.
+    /// The logged errors of annotated Services.
     object_errors: ObjectErrors,
     departed: DeletedLinks,
 }
@@ -174,26 +170,26 @@ struct CrossTermState {
 struct SourceAnnotationController {
     settings: SourceAnnotationContext,
     memory: CrossTermState,
-    /// What the lists are good for that writes rest on.
+    /// The term and the rewind count of the lists that writes are based on.
     lists: ListedUpTo,
     followers: AnnotatedServices,
-    /// What ends the watch of each scope.
+    /// Ends the watch of each scope.
     watches: HashMap<usize, AbortHandle>,
     writes: JoinSet<WriteResult>,
-    /// A write is about the name that is wanted.
+    /// The write that the queue tracks is the wanted name.
     work_queue: WorkQueue<String>,
     breakers: Breakers<WritePlace>,
     /// Log of the refusals of each namespace.
     troubles: HashMap<Arc<str>, ThrottledLog>,
     refusals: RefusalLog,
-    /// Followers as they were seen last of which the API server says that they have changed.
+    /// The versions of annotated Services for which the API server has returned a conflict, and since when.
     stale_versions: HashMap<ServiceKey, (Precondition, Instant)>,
     planned: HashMap<ServiceKey, String>,
-    /// Followers that haven't been looked at since the term began: how they stand is no news.
+    /// Annotated Services that haven't been reconciled in this term: their state isn't news.
     initial_pass: HashSet<ServiceKey>,
-    /// Followers whose load balancer has been there.
+    /// Annotated Services with a load balancer that has existed.
     resolved: HashSet<ServiceKey>,
-    /// Followers whose load balancer hasn't, and since when that is known.
+    /// Annotated Services without such a load balancer, and since when that is known.
     unknown: HashMap<ServiceKey, Instant>,
 }
 
@@ -220,19 +216,19 @@ impl SourceAnnotationController {
         }
     }
 
-    /// Returns whether the term lasts, and etcd hasn't been restored since it was listed what is known.
+    /// Returns whether the term lasts, and etcd hasn't been restored since the lists began.
     fn is_current(&self) -> bool {
         let ListedUpTo { term, rewinds } = self.lists;
         self.settings.leadership.current_term() == Some(term) && self.settings.rewinds.count() == rewinds
     }
 
-    /// Begins to list and watch a scope after a pause; what was followed there before isn't any more.
+    /// Starts to list and watch a scope after a pause, and ends its previous watch.
     fn watch(&mut self, number: usize, pause: Duration) -> Events {
         let query = self.followers.query(number);
         let (client, staleness) = (self.settings.client.clone(), Arc::clone(&self.settings.staleness));
         let events = async move {
             tokio::time::sleep(pause).await;
-            // Meanwhile there is no watch that could be too old.
+            // During the pause there is no watch with an age.
             let sign = staleness.watch(&in_namespace("sources", query.namespace.as_deref()));
             list_watch::<Service>(client, query, sign)
         };
@@ -243,9 +239,7 @@ impl SourceAnnotationController {
         events.boxed()
     }
 
-    // === what is heard ===
-
-    /// Takes over what a watch says. Returns whether it has to begin anew, and after how long.
+    /// Processes an item of a watch. If the watch has to start again, returns the pause before it.
     fn heed(&mut self, number: usize, event: WatchItem<Service>) -> Option<Duration> {
         let was_listed = self.followers.is_listed(number);
         let mut anew = None;
@@ -253,7 +247,7 @@ impl SourceAnnotationController {
             match heard {
                 IndexEvent::Answer => self.can_write(&WritePlace::Everywhere),
                 IndexEvent::Rewound(what) if self.is_current() => self.settings.rewinds.note(&what),
-                // Another watch has noticed it, or this replica leads no more.
+                // Another watch has noticed the restore, or this replica doesn't lead any more.
                 IndexEvent::Rewound(_) => {}
                 IndexEvent::Used => anew = Some(Duration::ZERO),
                 IndexEvent::Forbidden => anew = Some(FORBIDDEN_RETRY),
@@ -286,7 +280,7 @@ impl SourceAnnotationController {
         }
     }
 
-    /// Looks at all links and followers, because changes have been missed.
+    /// Reconciles all links and annotated Services, because changes have been missed.
     fn look_again(&mut self) {
         self.memory.departed.look_again(&self.settings.store);
         self.work_queue.end_pauses();
@@ -309,9 +303,7 @@ impl SourceAnnotationController {
         }
     }
 
-    // === what is done ===
-
-    /// Looks at queued followers and starts writes, as many as may be under way.
+    /// Reconciles queued Services and starts their writes, up to the limit.
     fn drain_queue(&mut self) {
         while self.is_current()
             && let Some(key) = self.work_queue.next()
@@ -320,7 +312,7 @@ impl SourceAnnotationController {
         }
     }
 
-    /// Looks at a follower. A defect that only one follower brings to light costs only that one.
+    /// Reconciles an annotated Service. A panic affects only this Service.
     fn reconcile_isolated(&mut self, key: &ServiceKey) {
         let looked = catch_unwind(AssertUnwindSafe(|| {
             if let Some(follower) = self.followers.get(key).cloned() {
@@ -377,7 +369,7 @@ impl SourceAnnotationController {
         }
     }
 
-    /// Says of a follower that there is no such load balancer, and hasn't been.
+    /// Reports that the load balancer of an annotated Service doesn't exist, and hasn't existed.
     fn unknown(&mut self, follower: &AnnotatedService) {
         let key = &follower.key;
         let since = self.unknown.entry(key.clone()).or_insert_with(Instant::now).elapsed();

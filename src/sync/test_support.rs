@@ -1,4 +1,4 @@
-//! What tests of several controllers need: an API server in this process, a policy, and metrics without Events.
+//! Test support for several controllers: an API server stub, a policy, and metrics without Events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::IpTargets;
 use crate::sync::k8s::service_log::ServiceLog;
 
-/// Returns a client of an API server that answers each request with this HTTP code and JSON.
+/// Returns a client for an API server stub that answers each request with this HTTP code and JSON.
 pub(crate) fn client(answer: impl Fn(&Request<Sent>) -> (u16, Value) + Send + Sync + 'static) -> Client {
     let service = tower::service_fn(move |request: Request<Sent>| {
         let (code, body) = answer(&request);
@@ -29,7 +29,8 @@ pub(crate) fn client(answer: impl Fn(&Request<Sent>) -> (u16, Value) + Send + Sy
     Client::new(service, "default")
 }
 
-/// Returns a client of an API server that refuses every request with this status, and the number of requests so far.
+/// Returns a client for an API server stub that refuses every request with this status, and the number of requests so
+/// far.
 pub(crate) fn refusing(code: u16, reason: &str, message: &str) -> (Client, Arc<AtomicUsize>) {
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
@@ -41,14 +42,14 @@ pub(crate) fn refusing(code: u16, reason: &str, message: &str) -> (Client, Arc<A
     (client, requests)
 }
 
-/// Returns the answer of an API server that refuses a request.
+/// Returns the code and the body of a failed request.
 pub(crate) fn status(code: u16, reason: &str, message: &str) -> (u16, Value) {
     let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
         "reason": reason, "message": message});
     (code, status)
 }
 
-/// Returns a policy under which everything is written, and removed at once, by this instance.
+/// Returns a policy with all writes enabled, immediate removals, and this instance.
 pub(crate) fn policy(instance: Option<&str>) -> SyncPolicy {
     SyncPolicy {
         sync: SyncMode::On,
@@ -63,12 +64,12 @@ pub(crate) fn policy(instance: Option<&str>) -> SyncPolicy {
     }
 }
 
-/// Returns metrics of their own.
+/// Returns a fresh set of metrics.
 pub(crate) fn metrics<F: MetricGroup>() -> Arc<F> {
     Metrics::new().unwrap().family().unwrap()
 }
 
-/// Returns metrics, and a recorder that drops all Events.
+/// Returns telemetry that drops all Events.
 pub(crate) fn news() -> Telemetry {
     Telemetry { metrics: metrics(), recorder: Recorder::none(), log: ServiceLog::default() }
 }

@@ -1,4 +1,4 @@
-//! The place where external targets are kept: a namespace of a cluster, or a directory.
+//! The storage of external targets: a namespace of a cluster, or a directory.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -32,43 +32,41 @@ use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{Event, Events, RequestQuery, list_watch};
 use crate::sync::k8s::watch::{key_of, readable};
 
-/// What 403 means in the target namespace: a ServiceAccount is told "forbidden" of a namespace that
-/// doesn't exist.
+/// The meaning of 403 in the target namespace: a ServiceAccount also gets 403 for a namespace that doesn't exist.
 const ABSENT: &str =
     "either the namespace doesn't exist or lb-linker has no Role in it, and deploy/ has both";
 
-/// What grants the right to put finalizers on load balancers.
+/// The manifest that grants the permission to change finalizers of load balancers.
 const FINALIZER_RIGHT: &str = "--finalizer needs the ClusterRole of deploy/finalizer/";
 
-/// What happened to the objects there.
+/// An event about the objects in the backend.
 #[derive(Debug)]
 pub enum ObjectEvent {
-    /// The objects of a kind are being listed from here on.
+    /// A list of the objects of a kind begins.
     ListBegins(ObjectKind),
-    /// A list of the objects of a kind is older than what was heard before: etcd was restored.
+    /// A list of the objects of a kind is older than earlier data: etcd was restored.
     Rewound(ObjectKind),
     /// A complete list of the objects of a kind.
     Listed(ObjectKind, Vec<Packed>),
-    /// The objects of some kind can't be seen now; the reason has been logged.
+    /// The objects of some kind can't be read at present; the reason has been logged.
     Unseen,
-    /// An object is new or changed.
+    /// An object was added or modified.
     Applied(Object),
-    /// An object is gone.
+    /// An object was deleted.
     Deleted {
-        /// Which one.
+        /// The deleted object.
         id: ObjectId,
-        /// Its uid; empty where there are none.
+        /// The uid of the object; empty for files.
         uid: String,
     },
 }
 
-/// Why a write failed.
+/// The reason why a write failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The object isn't as it was seen last, or exists already: the watch will say how it is.
+    /// The object has changed, or exists already: the watch will deliver its present state.
     #[error("the object has changed meanwhile")]
     Conflict,
-    /// The object is gone.
     #[error("the object is gone")]
     Gone,
     /// Another instance leads, or may lead by now.
@@ -77,37 +75,34 @@ pub enum WriteError {
     /// There was no answer, which has been logged.
     #[error("no answer")]
     Unanswered,
-    /// Every object of that kind may have the same trouble: the namespace or the right is missing, or the API server
-    /// is overloaded.
+    /// A failure that may concern every object of the kind: the namespace or the permission is missing, or the API
+    /// server is overloaded.
     #[error("{message}")]
     WholeClass {
         /// The HTTP code; 0 if there was no answer in time.
         code: u16,
-        /// One sentence.
         message: String,
-        /// When the API server asks to be left alone until then.
+        /// The pause that the API server requests.
         retry_after: Option<Duration>,
     },
-    /// The API server refuses this object: a policy, a webhook, a quota or the namespace's end.
+    /// The API server refuses this object: a policy, a webhook, a quota, or the namespace's termination.
     #[error("{message}")]
     Refused {
-        /// The part of the API server that refuses it.
+        /// The part of the API server that refuses the object.
         by: Forbidden,
-        /// One sentence.
         message: String,
     },
-    /// Anything else.
+    /// Any other failure.
     #[error("{message}")]
     Other {
-        /// One sentence.
         message: String,
-        /// When the API server asks to be left alone until then.
+        /// The pause that the API server requests.
         retry_after: Option<Duration>,
     },
 }
 
 impl WriteError {
-    /// A write that has panicked.
+    /// Returns the error for a write that has panicked.
     pub(crate) fn panicked() -> Self {
         Self::Other {
             message: "writing it has panicked, a defect of lb-linker".to_owned(),
@@ -115,7 +110,7 @@ impl WriteError {
         }
     }
 
-    /// Returns the HTTP status that the metrics show.
+    /// Returns the HTTP code for the metrics.
     fn code(error: &kube::Error) -> u16 {
         match error {
             kube::Error::Api(status) => status.code,
@@ -124,25 +119,21 @@ impl WriteError {
     }
 }
 
-/// Where external targets are kept.
+/// The storage of external targets.
 #[derive(Clone)]
 pub enum Backend {
-    /// A namespace of a cluster.
     Namespace {
-        /// The client.
         client: Client,
-        /// Where it is said that the API server is away.
+        /// Reports an unreachable API server.
         availability: ApiAvailability,
-        /// The target namespace.
         namespace: String,
     },
-    /// A directory of YAML files.
     Directory(OutputDirectory),
 }
 
 impl Backend {
-    /// Follows the objects that are there: first comes a complete list. `staleness` shows how long ago the watches
-    /// have heard something.
+    /// Returns the events about the objects in the backend, starting with complete lists. `staleness` tracks the age of
+    /// the watches' data.
     #[must_use]
     pub fn events(&self, staleness: &Staleness) -> BoxStream<'static, ObjectEvent> {
         match self {
@@ -162,7 +153,7 @@ impl Backend {
         }
     }
 
-    /// Returns where it is said that the API server is away, where there is one.
+    /// Returns the log for an unreachable API server, if there is an API server.
     #[must_use]
     pub fn availability(&self) -> Option<ApiAvailability> {
         match self {
@@ -171,7 +162,7 @@ impl Backend {
         }
     }
 
-    /// Returns how an object is called in the log.
+    /// Returns the name of an object for the log.
     #[must_use]
     pub fn describe(&self, object: &str) -> String {
         match self {
@@ -180,8 +171,8 @@ impl Backend {
         }
     }
 
-    /// Carries out one write, which leaves `stamp` on the object. Returns the object as it is afterwards, or
-    /// nothing if it is gone, and the HTTP code for the metrics.
+    /// Makes a write, which leaves `stamp` on the object. Returns the HTTP code for the metrics, and the object
+    /// afterwards, or `None` if the object is gone.
     pub async fn write(&self, write: Write, stamp: &Stamp) -> (u16, Result<Option<Object>, WriteError>) {
         let (client, availability, namespace) = match self {
             Self::Namespace { client, availability, namespace } => (client.clone(), availability, namespace),
@@ -214,8 +205,8 @@ impl Backend {
     }
 }
 
-/// Patches a Service outside the target namespace. Returns it as it is afterwards, and the HTTP code
-/// for the metrics; `right` says what grants it.
+/// Patches a Service outside the target namespace. Returns the HTTP code for the metrics, and the Service afterwards.
+/// `right` names the manifest that grants the permission.
 pub(crate) async fn patch_service(
     client: Client,
     availability: &ApiAvailability,
@@ -239,18 +230,18 @@ pub(crate) async fn patch_service(
     }
 }
 
-/// A write as the API server has been asked for it.
+/// A write request, for error messages.
 #[derive(Clone, Copy)]
 struct WriteRequest<'a> {
     verb: &'static str,
     resource: &'static str,
     /// Completes "can't …".
     doing: &'a str,
-    /// What grants the right to it.
+    /// The manifest that grants the permission.
     right: &'a str,
 }
 
-/// Sorts a request that failed, and reports that there was no answer.
+/// Classifies a failed request, and reports a missing answer.
 fn failed(
     error: kube::Error,
     availability: &ApiAvailability,
@@ -261,7 +252,7 @@ fn failed(
     if let kube::Error::Service(error) = &error
         && error.is::<Elapsed>()
     {
-        // Others may well be answered: an admission webhook can be slow, too.
+        // Requests for other objects may succeed: an admission webhook may be slow for this one.
         let message = format!("can't {doing}: the API server hasn't answered in time");
         return (0, Err(WriteError::WholeClass { code: 0, message, retry_after: None }));
     }
@@ -273,7 +264,7 @@ fn failed(
     (code, Err(sort(error, asked)))
 }
 
-/// A strategic merge patch leaves the finalizers of others alone; another uid is refused (422).
+/// Returns a strategic merge patch, which leaves other finalizers alone. Another uid is refused (422).
 fn finalizer_patch(uid: &str, add: bool) -> Value {
     let key = if add { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
     json!({"metadata": {"uid": uid, key: [FINALIZER]}})
@@ -310,7 +301,7 @@ where
             let left = api.delete(&id.name, &params).await?.left().map(Into::into);
             Ok(left.filter(Object::is_terminating))
         }
-        // It belongs to another namespace.
+        // Finalizers are written to another namespace.
         Write::Finalizer { .. } => Ok(None),
     }
 }
@@ -326,11 +317,11 @@ fn sort(error: kube::Error, WriteRequest { verb, resource, doing, right }: Write
     let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
     let retry_after = retry_after(&error);
     match code {
-        // For example a quota that was being updated: the watch can't explain it.
+        // For example, a quota was being updated: the watch can't explain this conflict.
         409 if created && status.reason != "AlreadyExists" => other(status, retry_after),
         409 => WriteError::Conflict,
         404 if !created => WriteError::Gone,
-        // Another uid: the object that was meant is gone.
+        // Another uid: the object of this write is gone.
         422 if is_another(&error) && !created => WriteError::Gone,
         404 => WriteError::WholeClass {
             code,
@@ -354,7 +345,7 @@ fn answered(status: &Status) -> String {
     format!("the API server answered {} {}", status.code, sentence(&status.message))
 }
 
-/// Returns what is kept of an object of the target namespace.
+/// Returns the part of an object of the target namespace that is kept.
 fn kept(object: impl Into<Object>) -> Object {
     object.into().without_foreign_annotations()
 }
@@ -369,7 +360,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     let mut object_errors = ObjectErrors::of_kind(kind);
     let mut list = Vec::new();
     events.filter_map(move |event| {
-        // What may pass is waited for; not a right or a namespace that is missing.
+        // Temporary failures are waited for, but not a missing permission or namespace.
         let unseen = event.as_ref().is_err_and(|error| matches!(error.code(), 401 | 403 | 404));
         let Some(event) = trouble.unless_failed(event) else {
             return std::future::ready(unseen.then_some(ObjectEvent::Unseen));
@@ -383,7 +374,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 list.extend(readable(object, &mut object_errors).map(|object| Packed::of(&kept(object))));
                 None
             }
-            // All is listed anew, so this list isn't needed.
+            // Everything is listed again, so this list isn't needed.
             Event::ListEnds { rewound: true, .. } => Some(ObjectEvent::Rewound(kind)),
             Event::ListEnds { rewound: false, .. } => {
                 Some(ObjectEvent::Listed(kind, std::mem::take(&mut list)))

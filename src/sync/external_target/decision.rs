@@ -1,4 +1,4 @@
-//! The pure half of the reconciler: which one write brings what is there closer to what should be.
+//! The pure part of the reconciler: decides the next write that brings the actual state closer to the desired state.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,40 +28,35 @@ pub(crate) type WriteClass = (&'static str, ObjectKind, Option<Arc<str>>);
 pub enum Write {
     /// Create this object.
     Create(Object),
-    /// Make the object of this name like this one, in the fields that are ours.
+    /// Set our fields of an existing object to those of this object.
     Change {
-        /// What it should be.
+        /// The desired object.
         desired: Object,
-        /// Which version of it.
+        /// The version of the object that the write is meant for.
         only: Precondition,
     },
-    /// Remove an object.
     Delete {
-        /// Which one.
         id: ObjectId,
-        /// Which version of it.
+        /// The version of the object that the write is meant for.
         only: Precondition,
     },
-    /// Write the annotations that each write of ours leaves, and nothing else.
+    /// Write only the annotations that every write leaves.
     Annotate {
-        /// Which object.
         id: ObjectId,
-        /// Which version of it.
+        /// The version of the object that the write is meant for.
         only: Precondition,
     },
-    /// Put our finalizer on a load balancer, or take it off.
+    /// Add our finalizer to a load balancer, or remove it.
     Finalizer {
-        /// Which load balancer.
         service: ServiceKey,
-        /// Its uid.
         uid: Box<str>,
-        /// Whether it is put on.
+        /// Whether to add the finalizer.
         add: bool,
     },
 }
 
 impl Write {
-    /// Returns which object is written.
+    /// Returns the id of the written object.
     #[must_use]
     pub fn id(&self) -> ObjectId {
         match self {
@@ -83,7 +78,7 @@ impl Write {
         }
     }
 
-    /// Returns the class of writes that it belongs to.
+    /// Returns the class of the write for the circuit breaker.
     #[must_use]
     pub(crate) fn class(&self) -> WriteClass {
         let namespace = match self {
@@ -93,8 +88,8 @@ impl Write {
         (self.verb(), self.id().kind, namespace)
     }
 
-    /// Returns whether nothing but the lease protects a write: it names no version of an object, or takes the object
-    /// away with the term that it bears.
+    /// Returns whether only the lease protects the write: it has no resourceVersion, or removes the object together
+    /// with its term.
     #[must_use]
     pub fn is_unprotected(&self) -> bool {
         match self {
@@ -103,7 +98,7 @@ impl Write {
         }
     }
 
-    /// Returns the uid of the object that the write is meant for, or nothing.
+    /// Returns the uid of the object that the write is meant for, or an empty string.
     #[must_use]
     pub fn uid(&self) -> &str {
         match self {
@@ -115,7 +110,7 @@ impl Write {
         }
     }
 
-    /// Returns the version of the object that the write is meant for.
+    /// Returns the resourceVersion that the write is meant for.
     #[must_use]
     pub fn resource_version(&self) -> Option<&str> {
         match self {
@@ -127,42 +122,41 @@ impl Write {
     }
 }
 
-/// What to do next about a link.
+/// The next step for a link.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NextStep {
-    /// Nothing differs.
+    /// Nothing to do.
     Done,
-    /// This write; then look again.
+    /// Make this write, then decide again.
     Write(Write),
-    /// Look again at this moment.
+    /// Decide again at this time.
     Wait(Instant),
-    /// The object of the link's name isn't ours and is left alone.
+    /// The object with the link's name isn't ours and is left alone.
     Conflict {
-        /// The object.
         object: ObjectId,
-        /// Why it isn't ours.
+        /// The reason why the object isn't ours.
         why: String,
     },
     /// The Service and its external target are gone: the store may forget the link.
     Forget,
 }
 
-/// What is there for a link.
+/// The actual objects of a link.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Actual<'a> {
-    /// The object that has the external target's name, whosever it is.
+    /// The object with the external target's name, of any owner.
     pub named: Option<&'a Service>,
-    /// Whether that one is labelled for the link and still none of ours: it is left alone.
+    /// Whether `named` is labelled for the link although it isn't ours: then it is left alone.
     pub is_orphan: bool,
-    /// Services of other names that are labelled for the link and that lb-linker has written.
+    /// Services of other names that lb-linker has written and labelled for the link.
     pub other_services: &'a [&'a Service],
-    /// EndpointSlices that are labelled for the link.
+    /// The EndpointSlices that are labelled for the link.
     pub slices: &'a [&'a EndpointSlice],
-    /// EndpointSlices of the names that the link wants, labelled for another link or for none.
+    /// EndpointSlices with names that the link needs, labelled for another link or for none.
     pub strange_slices: &'a [&'a EndpointSlice],
 }
 
-/// What happens to the external target of a deleted Service.
+/// The handling of the external target of a deleted Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnDelete {
     /// It is removed after --delete-delay.
@@ -184,41 +178,37 @@ pub enum SyncMode {
     Off,
 }
 
-/// What the user has decided.
+/// The user's settings.
 #[derive(Clone, Debug)]
 pub struct SyncPolicy {
-    /// What is done about writes.
     pub sync: SyncMode,
-    /// What becomes of external targets.
     pub on_delete: OnDelete,
-    /// How long an external target outlives its Service, where it is removed.
+    /// Time between the end of a Service and the removal of its external target.
     pub delete_delay: Duration,
     /// Whether a load balancer stays until its external target is gone.
     pub finalizer: bool,
     /// `deleted.<zone>`: the API server refuses an empty name.
     pub tombstone: String,
-    /// How many external targets may be removed in a while.
+    /// The limit of removals.
     pub max_deletes: MaxDeletes,
-    /// How addresses are shown.
+    /// The kind of external target for addresses.
     pub ip_targets: IpTargets,
-    /// Whether a foreign object with our labels counts as ours where its Service is
-    /// gone (`--prune`).
+    /// Whether a foreign object with our labels counts as ours when its Service is gone (`--prune`).
     pub prune: bool,
-    /// Which instance this is: the objects of another one are a stranger's. `None`: there are no instances.
+    /// The name of this instance: objects of other instances are foreign. `None` if there are no instances.
     pub instance: Option<String>,
 }
 
-/// Decides the next step for a link.
 #[must_use]
 pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> NextStep {
     let step = target_step(link, actual, policy, now);
     let settled = match (&step, link.is_gone()) {
         (NextStep::Done, false) | (NextStep::Forget, true) => true,
-        // What stays when its Service is gone is as it shall be.
+        // An external target that stays after the end of its Service is as it should be.
         (NextStep::Done, true) => policy.on_delete != OnDelete::Delete,
         _ => false,
     };
-    // A living Service shall carry the finalizer, one that is gone for us shall not.
+    // A living Service should have the finalizer, a gone Service should not.
     if policy.finalizer && settled && link.has_finalizer == link.is_gone() && !link.uid.is_empty() {
         let (service, uid, add) = (link.key.clone(), link.uid.to_string().into(), !link.has_finalizer);
         return NextStep::Write(Write::Finalizer { service, uid, add });
@@ -226,13 +216,12 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Inst
     step
 }
 
-/// Decides the next step for a link's objects.
 fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> NextStep {
     let own = policy.instance.as_deref();
     let ours = ours_of(link, actual, own);
     let desired = match (link.outlived_since(), &link.target) {
         (Some(since), _) => {
-            // EndpointSlices go after their Service, so that none is left behind.
+            // EndpointSlices are removed after their Service, so that none is left behind.
             let service = ours.or(actual.other_services.first().copied());
             let service = service.map(|service| (ObjectKind::Service, &service.metadata));
             let slice = || actual.slices.first().map(|slice| (ObjectKind::EndpointSlice, &slice.metadata));
@@ -241,7 +230,7 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
             };
             match policy.on_delete {
                 OnDelete::Retain => return NextStep::Done,
-                // It moves along when the link gets another name, as names become free.
+                // A tombstone moves along when the link gets another name because that has become free.
                 OnDelete::Tombstone if ours.is_some() || service.is_some() && actual.named.is_none() => {
                     Desired::tombstone(link, &policy.tombstone)
                 }
@@ -249,13 +238,13 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
                     return match since.checked_add(policy.delete_delay) {
                         Some(due) if due > now => NextStep::Wait(due),
                         Some(_) => remove(kind, metadata),
-                        // A delay past the end of the clock: never.
+                        // The end of the delay isn't representable: never remove.
                         None => NextStep::Done,
                     };
                 }
             }
         }
-        // Only a new target or the end of the Service replaces the last one.
+        // Only a new target or the end of the Service replaces the last target.
         (_, None) => return NextStep::Done,
         (_, Some(target)) => Desired::of(link, target, policy.ip_targets),
     };
@@ -264,8 +253,7 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
         None => ours.map_or(NextStep::Done, |ours| remove(ObjectKind::Service, &ours.metadata)),
     };
     if let conflict @ NextStep::Conflict { .. } = service() {
-        // An EndpointSlice leads clients of the Service whose name it bears to its addresses: a
-        // stranger's gets none of ours.
+        // kube-proxy routes a Service to the EndpointSlices that name it: a foreign Service mustn't get any of ours.
         let theirs = |slice: &&&EndpointSlice| {
             let name = slice.metadata.name.as_deref();
             [IPV4, IPV6].iter().any(|end| name == Some(&slice_name(&link.external_target(), end)))
@@ -273,15 +261,15 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
         let slice = actual.slices.iter().find(theirs);
         return slice.map_or(conflict, |slice| remove(ObjectKind::EndpointSlice, &slice.metadata));
     }
-    // What the link had under another name goes when the new one stands, and not before.
+    // Objects under a former name are removed only when the new external target exists.
     let stands =
         desired.service.is_none() || ours.is_some_and(|ours| ours.metadata.deletion_timestamp.is_none());
     let leftovers = || {
         let former = actual.other_services.first().filter(|_| stands);
         former.map_or(NextStep::Done, |service| remove(ObjectKind::Service, &service.metadata))
     };
-    // Addresses first, then the Service that leads to them; away from them the other way round. So
-    // the name always leads somewhere.
+    // When changing to addresses, write the slices before the Service; when changing away from addresses, in reverse
+    // order. So the name always resolves.
     let wanted_slices = || {
         let step = |desired| slice_step(desired, actual, own);
         desired.slices.iter().map(step).find(|step| *step != NextStep::Done).unwrap_or(NextStep::Done)
@@ -296,14 +284,14 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
     first_of([&wanted_slices, &service, &unwanted_slices, &leftovers])
 }
 
-/// Returns the Service that is the external target of a link and belongs to no other instance.
+/// Returns the Service that is the external target of a link and doesn't belong to another instance.
 fn ours_of<'a>(link: &Link, actual: Actual<'a>, own: Option<&str>) -> Option<&'a Service> {
     let named = actual.named.filter(|object| link_of_labels(&object.metadata).as_ref() == Some(&link.key));
     named.filter(|object| !actual.is_orphan && other_instance(&object.metadata, own).is_none())
 }
 
-/// Returns the write that puts this instance's name on an object of a living link that names no instance: the
-/// earlier operator's, or one that an older version has written.
+/// Returns the write that adds this instance's name to an object of a living link without one: an object of the earlier
+/// operator, or of an older version of lb-linker.
 #[must_use]
 pub fn adoption(link: &Link, actual: Actual<'_>, policy: &SyncPolicy) -> Option<Write> {
     let own = policy.instance.as_deref().filter(|_| !link.is_gone())?;
@@ -316,9 +304,9 @@ pub fn adoption(link: &Link, actual: Actual<'_>, policy: &SyncPolicy) -> Option<
     Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 
-/// Returns the write that puts right a term that can't be obeyed, on an object of a link: one that is no number, or
-/// more than a day ahead of `now` (Unix time in seconds). `term` is this leader's: where the clock was set back it may
-/// itself be too far ahead, and another write wouldn't change it.
+/// Returns the write that repairs an unusable term on an object of a link: no number, or more than a day ahead of `now`
+/// (Unix time in seconds). `term` is this leader's: after the clock was set back it may itself be too far ahead, and
+/// writing it again wouldn't help.
 #[must_use]
 pub fn term_repair(
     link: &Link,
@@ -342,7 +330,7 @@ pub fn term_repair(
     Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 
-/// Returns all the writes that would follow each other for a link.
+/// Returns the whole sequence of writes for a link.
 #[must_use]
 pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> Vec<Write> {
     let mut named = actual.named.cloned();
@@ -410,14 +398,13 @@ fn service_step(
         }
     };
     if ours.metadata.deletion_timestamp.is_some() || !service_differs(ours, desired) {
-        // One that is being deleted can't be saved: the watch says when it is gone, and it is made
-        // anew then.
+        // An object that is being deleted can't be kept: it is created again when the watch reports its deletion.
         return NextStep::Done;
     }
     let mut desired = desired.clone();
     let allocated = ours.spec.cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty() && ip != HEADLESS.1);
     if allocated && desired.spec.cluster_ip.is_some() {
-        // An address that was allocated can't become `None`: only by way of ExternalName.
+        // An allocated clusterIP can't be changed to `None` directly, only through type ExternalName.
         desired.spec = Spec {
             type_: Some(EXTERNAL_NAME.into()),
             external_name: Some(placeholder_name(&link.external_target())),
@@ -433,7 +420,7 @@ fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) ->
     let stranger = actual.strange_slices.iter().find(same_name);
     let there = match (ours, stranger) {
         (Some(ours), _) => ours,
-        // One of ours that has lost its labels.
+        // A slice of ours that has lost its labels.
         (None, Some(lost))
             if has_our_field_manager(&lost.metadata)
                 && link_of_labels(&lost.metadata).is_none()
@@ -457,7 +444,7 @@ fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) ->
         return NextStep::Done;
     }
     if there.address_type != desired.address_type {
-        // It can't be changed.
+        // The address type is immutable.
         return remove(ObjectKind::EndpointSlice, &there.metadata);
     }
     if !slice_differs(there, desired) {
@@ -476,8 +463,8 @@ fn remove(kind: ObjectKind, metadata: &ObjectMeta) -> NextStep {
     NextStep::Write(Write::Delete { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 
-/// Says why an object that isn't labelled for the link that wants its name is foreign. An ExternalName Service made by
-/// hand may be adopted, and an object of ours that has lost its labels is taken back.
+/// Returns the reason why an object that isn't labelled for the link is foreign. An ExternalName Service made by hand
+/// may be adopted, and an object of ours that has lost its labels is taken back.
 fn stranger(object: &Service, own: Option<&str>) -> Option<String> {
     let metadata = &object.metadata;
     if let Some(other) = other_instance(metadata, own) {
@@ -497,13 +484,13 @@ fn stranger(object: &Service, own: Option<&str>) -> Option<String> {
             Some(format!("it follows what its annotation {SOURCE} says"))
         }
         _ if object.spec.type_.as_deref() == Some(EXTERNAL_NAME) => None,
-        // No load balancer, though we have written our finalizer to it: what was a link is none of this.
+        // A headless Service that we have written. A load balancer, to which we write our finalizer, isn't headless.
         _ if object.spec.cluster_ip.as_deref() == Some(HEADLESS.1) && has_our_field_manager(metadata) => None,
         _ => Some(format!("it is no {EXTERNAL_NAME} Service and doesn't carry lb-linker's labels")),
     }
 }
 
-/// Says that an object belongs to another instance.
+/// Returns the reason for an object of another instance.
 fn belongs_to(instance: &str) -> String {
     format!("it belongs to the lb-linker instance {} (annotation {INSTANCE})", value(instance))
 }

@@ -1,4 +1,4 @@
-//! What keeps a mistake, of the API server or of a person, from removing everything at once.
+//! Limits removals, so that a mistake of the API server or of a user doesn't remove everything at once.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use crate::sync::source::relist_guard::{ALWAYS_SAFE_LOSS, max_safe_loss};
 
-/// The time in which removals are counted.
+/// The time window in which removals are counted.
 const WINDOW: Duration = Duration::from_secs(600);
-/// How many external targets may be removed in ten minutes.
+/// The maximum number of external targets that may be removed in ten minutes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MaxDeletes {
     /// Ten, or a fifth of all external targets, whichever is more.
     #[default]
     Share,
-    /// So many.
+    /// A fixed number.
     Number(usize),
-    /// Any number.
+    /// No limit.
     Unlimited,
 }
 
@@ -34,21 +34,19 @@ impl fmt::Display for MaxDeletes {
 #[derive(Debug, Default)]
 pub struct DeletionBudget {
     made: VecDeque<(Instant, String)>,
-    /// What they were about.
+    /// The objects in `made`.
     counted: HashSet<String>,
     /// Removals without an answer: their objects still exist.
     under_way: HashSet<String>,
 }
 
-// === impl Removals ===
-
 impl DeletionBudget {
-    /// Takes over that this process has found `waiting` external targets to be removed at its start, of
-    /// `present` ones. Where that is more than may be removed in ten minutes, the process before may
-    /// just have removed as many: one that is started again and again mustn't remove them all.
+    /// Records the number of external targets that wait for removal at the start, of `present` ones. If they exceed the
+    /// limit, the previous process may just have removed as many: then the budget counts as used up, so that a process
+    /// that restarts again and again doesn't remove them all.
     pub fn start(&mut self, max: MaxDeletes, waiting: usize, present: usize, now: Instant) {
         if waiting > limit(max, present) {
-            // A share grows with what was removed: this is more than it can grow to.
+            // A share grows with the number of removed targets: this is the most it can grow to.
             for number in 0..limit(max, 2 * present) {
                 // No object has such a name.
                 self.count(&format!("{number} before the start"), now);
@@ -56,10 +54,10 @@ impl DeletionBudget {
         }
     }
 
-    /// Returns whether this object may be removed now, while `present` external targets are there. Nothing is counted.
+    /// Returns whether this object may be removed now, with `present` external targets left. Doesn't count a removal.
     ///
     /// # Errors
-    /// How long it has to wait; `None`: for ever.
+    /// The time to wait; `None` means forever.
     pub fn allows(
         &mut self,
         max: MaxDeletes,
@@ -78,10 +76,10 @@ impl DeletionBudget {
         Err(self.made.front().map(|(first, _)| WINDOW.saturating_sub(now.duration_since(*first))))
     }
 
-    /// Does what [`DeletionBudget::allows`] does for a removal that is made at once: it counts, and counts once.
+    /// Like [`DeletionBudget::allows`], and counts the removal, once per object.
     ///
     /// # Errors
-    /// How long it has to wait; `None`: for ever.
+    /// The time to wait; `None` means forever.
     pub fn ask(
         &mut self,
         max: MaxDeletes,
@@ -95,8 +93,8 @@ impl DeletionBudget {
         Ok(())
     }
 
-    /// Takes over what has become of a removal; `refused` says that the object is still there for
-    /// certain, which a missing answer doesn't.
+    /// Records the answer to a removal. `refused` means that the object certainly still exists; a missing answer
+    /// doesn't.
     pub fn answered(&mut self, object: &str, refused: bool) {
         self.under_way.remove(object);
         if refused && self.counted.remove(object) {
@@ -104,7 +102,7 @@ impl DeletionBudget {
         }
     }
 
-    /// Takes over that an object is gone, perhaps by an earlier leader.
+    /// Records that an object is gone, perhaps removed by an earlier leader.
     pub fn seen(&mut self, object: &str, now: Instant) {
         self.expire(now);
         self.under_way.remove(object);
@@ -162,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_is_forgotten_after_ten_minutes() {
+    fn removal_is_forgotten_after_ten_minutes() {
         let mut deletion_budget = DeletionBudget::default();
         let start = Instant::now();
         let mut ask = |object, seconds| {

@@ -1,4 +1,4 @@
-//! What a link's external target should be: a pure function of the link.
+//! The desired external target of a link: a pure function of the link.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,12 +23,12 @@ use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec, host_name};
 /// `spec.type` and `spec.clusterIP` of a headless Service.
 pub(crate) const HEADLESS: (&str, &str) = ("ClusterIP", "None");
 
-/// What the names of EndpointSlices end in.
+/// The name suffix of EndpointSlices with IPv4 addresses.
 pub const IPV4: &str = "ipv4";
-/// What the names of EndpointSlices end in.
+/// The name suffix of EndpointSlices with IPv6 addresses.
 pub const IPV6: &str = "ipv6";
 
-/// Returns the name of an external target's EndpointSlice for a family.
+/// Returns the name of an external target's EndpointSlice for an address family.
 #[must_use]
 pub fn slice_name(external_target: &str, family: &str) -> String {
     format!("{external_target}-{family}")
@@ -45,17 +45,15 @@ pub enum IpTargets {
     Skip,
 }
 
-/// What there should be for a link.
+/// The desired objects of a link.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Desired {
-    /// The external target.
     pub service: Option<Service>,
-    /// The EndpointSlices behind it.
     pub slices: Vec<EndpointSlice>,
 }
 
 impl Desired {
-    /// Returns what there should be for a link with this target.
+    /// Returns the desired objects of a link with this target.
     #[must_use]
     pub fn of(link: &Link, target: &Target, ip_targets: IpTargets) -> Self {
         let alone = |service| Self { service, slices: Vec::new() };
@@ -80,7 +78,7 @@ impl Desired {
         }
     }
 
-    /// Returns what there should be for a link whose Service is gone and leaves a name that doesn't
+    /// Returns the desired objects of a link after the end of its Service: an ExternalName with a name that doesn't
     /// exist.
     #[must_use]
     pub fn tombstone(link: &Link, name: &str) -> Self {
@@ -138,8 +136,8 @@ fn slice<'a>(
     }
 }
 
-/// The names that a link has beside its own are noted on its external target, so that it has them
-/// after a restart too; and for which Service it was written, for a recreated one has another target.
+/// Returns the metadata of an external target. They record the custom hostnames of the link, so that it keeps them
+/// after a restart, and the uid of its Service, because a recreated Service has another target.
 fn service_metadata(link: &Link) -> ObjectMeta {
     let hostnames = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
     let uid = (!link.uid.is_empty()).then(|| (SERVICE_UID.to_owned(), link.uid.to_string()));
@@ -159,25 +157,25 @@ fn metadata(link: &Link, name: &str) -> ObjectMeta {
     }
 }
 
-/// Returns what an external target points at on its way from an allocated address, which can't be
-/// changed, to none: a name that never exists (RFC 6761 section 6.4).
+/// Returns the temporary name of an external target that changes from an allocated clusterIP, which is immutable, to
+/// none: a name that never exists (RFC 6761 section 6.4).
 pub(crate) fn placeholder_name(external_target: &str) -> String {
     format!("{external_target}.invalid")
 }
 
-/// Returns whether an object lacks a label that it should carry.
+/// Returns whether an object lacks a desired label.
 fn lacks_labels(actual: &ObjectMeta, desired: &ObjectMeta) -> bool {
     let has = |key, value| actual.labels.as_ref().and_then(|labels| labels.get(key)) == Some(value);
     !desired.labels.iter().flatten().all(|(key, value)| has(key, value))
 }
 
-/// Returns whether a Service differs from what it should be, in the fields that are ours.
+/// Returns whether a Service differs from the desired one, in the fields that are ours.
 #[must_use]
 pub fn service_differs(actual: &Service, desired: &Service) -> bool {
-    // The API server keeps a trailing dot of another client's write, and writes the type where none is given.
+    // The API server keeps a trailing dot that another client has written, and sets the default type.
     let name = |spec: &Spec| spec.external_name.as_deref().map(|name| name.trim_end_matches('.').to_owned());
     let ip = |spec: &Spec| spec.cluster_ip.clone().filter(|ip| !ip.is_empty());
-    // Where nothing else differs the uid alone, missing on what others have written, isn't worth a write.
+    // A missing uid alone, on an object of another client, isn't worth a write.
     let other_uid = match (actual.annotation(SERVICE_UID), desired.annotation(SERVICE_UID)) {
         (Some(actual), Some(desired)) => actual != desired,
         _ => false,
@@ -192,7 +190,7 @@ pub fn service_differs(actual: &Service, desired: &Service) -> bool {
         || !actual.spec.selector.is_empty()
 }
 
-/// Returns whether an EndpointSlice differs from what it should be, in the fields that are ours.
+/// Returns whether an EndpointSlice differs from the desired one, in the fields that are ours.
 #[must_use]
 pub fn slice_differs(actual: &EndpointSlice, desired: &EndpointSlice) -> bool {
     lacks_labels(&actual.metadata, &desired.metadata)
@@ -200,40 +198,37 @@ pub fn slice_differs(actual: &EndpointSlice, desired: &EndpointSlice) -> bool {
         || actual.ports != desired.ports
 }
 
-/// The version of an object that a write is meant for: another one is refused by the API server.
+/// The version of an object that a write is meant for: the API server refuses the write for any other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Precondition {
-    /// `metadata.uid`.
     pub uid: Option<String>,
-    /// `metadata.resourceVersion`.
     pub resource_version: Option<String>,
 }
 
 impl Precondition {
-    /// Returns the version that an object has.
+    /// Returns the version of an object.
     #[must_use]
     pub fn of(metadata: &ObjectMeta) -> Self {
         Self { uid: metadata.uid.clone(), resource_version: metadata.resource_version.clone() }
     }
 }
 
-/// What each write leaves in the annotations of an external target or EndpointSlice, beside what it is about.
+/// The annotations that every write leaves on an external target or EndpointSlice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
-    /// The instance that writes; none where there are no instances.
+    /// The name of this instance, if there are instances.
     pub instance: Option<String>,
-    /// The term of the leader that writes; none where there are no terms.
+    /// The term of this leader, if there are terms.
     pub term: Option<u64>,
 }
 
 impl Stamp {
-    /// Returns the annotations.
     fn annotations(&self) -> BTreeMap<String, String> {
         let instance = self.instance.iter().map(|instance| (INSTANCE.to_owned(), instance.clone()));
         instance.chain(self.term.map(|term| (TERM.to_owned(), term.to_string()))).collect()
     }
 
-    /// Puts the annotations on an object that is to be created.
+    /// Adds the annotations to an object that is to be created.
     pub(crate) fn put_on(&self, object: &mut Object) {
         let annotations = self.annotations();
         if !annotations.is_empty() {
@@ -241,8 +236,7 @@ impl Stamp {
         }
     }
 
-    /// Returns the JSON merge patch (RFC 7386) that sets these annotations and nothing else, with its
-    /// precondition.
+    /// Returns the JSON merge patch (RFC 7386) that sets only these annotations, with its precondition.
     #[must_use]
     pub fn patch(&self, only: &Precondition) -> Value {
         json!({"metadata": {
@@ -253,9 +247,8 @@ impl Stamp {
     }
 }
 
-/// Returns the JSON merge patch (RFC 7386) that sets every field that is ours and nulls what
-/// doesn't belong. It carries its precondition: the API server refuses it for another uid (422)
-/// and another version (409).
+/// Returns the JSON merge patch (RFC 7386) that sets all fields that are ours and nulls the fields that don't belong.
+/// It includes its precondition: the API server refuses it for another uid (422) and another resourceVersion (409).
 #[must_use]
 pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Value {
     let mut metadata = json!({
@@ -277,7 +270,7 @@ pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Valu
                 "clusterIP": cluster_ip,
                 "ports": (!ports.is_empty()).then_some(ports),
                 "selector": null,
-                // Only a LoadBalancer may have them; the other fields of one go by themselves.
+                // Only a LoadBalancer may have this field; its other fields are removed by the API server.
                 "loadBalancerSourceRanges": null,
             });
             if cluster_ip.is_none() {
@@ -291,7 +284,7 @@ pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Valu
     }
 }
 
-/// Returns the link that an object is labelled for, if it carries our managed-by label.
+/// Returns the link that an object is labelled for, if it has our managed-by label.
 #[must_use]
 pub fn link_of_labels(metadata: &ObjectMeta) -> Option<ServiceKey> {
     let labels = metadata.labels.as_ref()?;
@@ -311,7 +304,7 @@ pub fn has_our_field_manager(metadata: &ObjectMeta) -> bool {
     metadata.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
 }
 
-/// Returns the target that an external target with these EndpointSlices points at.
+/// Returns the present target of an external target with these EndpointSlices.
 #[must_use]
 pub fn current_target<'a>(
     service: &Service,
@@ -324,7 +317,7 @@ pub fn current_target<'a>(
             Err(_) => Target::Hostname(Hostname::from(&host_name(name).ok()?)),
         });
     }
-    // In their order: with another one they would be written again.
+    // Keep the order of the addresses: another order would cause a write.
     let ips: Vec<IpAddr> = slices
         .flat_map(|slice| &slice.endpoints)
         .flat_map(|endpoint| &endpoint.addresses)

@@ -1,4 +1,4 @@
-//! What the reconciler hears: of the objects in the target namespace, and of the links.
+//! Event handlers of the reconciler, for objects in the target namespace and for links.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -32,7 +32,7 @@ impl Reconciler {
     pub(crate) fn on_object_event(&mut self, event: ObjectEvent) {
         match event {
             ObjectEvent::ListBegins(kind) => self.objects.list_begins(kind),
-            // Another watch may have noticed it a moment before.
+            // Another watch has noticed the restore already.
             ObjectEvent::Rewound(_) if self.rewinds != self.settings.rewinds.count() => {}
             ObjectEvent::Rewound(kind) => {
                 self.settings.rewinds.note(&format!("{kind}s in the target namespace"));
@@ -41,14 +41,14 @@ impl Reconciler {
             ObjectEvent::Unseen => {
                 self.settings.store.set_holders_known();
                 if self.settings.policy.sync == SyncMode::Off {
-                    // Without the right to look, what isn't kept needn't be waited for.
+                    // Without the permission to read objects there is nothing to wait for.
                     self.listed.extend([ObjectKind::Service, ObjectKind::EndpointSlice]);
                 }
             }
             ObjectEvent::Applied(object) => {
                 let id = object.id();
                 let was_outdated = self.stale_versions.remove(&id).is_some();
-                // What the answer to a write of ours has said needs no other look.
+                // The answer to a write of ours contained this version already.
                 if was_outdated || self.objects.is_news(&object) {
                     let is_new = self.objects.get(&id).is_none_or(|known| known.uid() != object.uid());
                     self.change_object(&id, |objects| objects.apply(&object));
@@ -64,8 +64,7 @@ impl Reconciler {
         }
     }
 
-    /// Counts that the external target of a Service that is gone was removed: perhaps by an
-    /// earlier leader.
+    /// Counts the removal of the external target of a gone Service, perhaps by an earlier leader.
     fn note_removal(&mut self, id: &ObjectId, uid: &str) {
         let holder = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
         let outlived = |key: ServiceKey| {
@@ -110,7 +109,7 @@ impl Reconciler {
         }
     }
 
-    /// Takes over what the store says of a link.
+    /// Processes the change of a link.
     pub(crate) fn on_link_change(&mut self, change: &LinkChange) {
         if let (Some(before), Some(after)) = (&change.before, &change.after)
             && before.external_target_override != after.external_target_override
@@ -128,7 +127,7 @@ impl Reconciler {
         self.work_queue.add(&change.key);
     }
 
-    /// Tells the store which link the Service of a name is labelled for.
+    /// Passes the owner of an external target to the store.
     fn tell_holder(&self, id: &ObjectId, object: Option<&Object>) {
         if id.kind == ObjectKind::Service {
             let metadata = object.map(Object::meta);
@@ -138,12 +137,12 @@ impl Reconciler {
         }
     }
 
-    /// Returns the further names that are noted for a link and that it may still have.
+    /// Returns the custom hostnames recorded for a link that are still allowed.
     pub(crate) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Box<str>> {
         let objects = self.objects.of_link(key).into_iter();
         let services = objects.filter(|object| object.kind() == ObjectKind::Service);
         let mut noted: Vec<Box<str>> = Vec::new();
-        // There may be two, of which one is to take the place of the other.
+        // A link may have two external targets, of which one is to replace the other.
         for name in services.flat_map(|object| noted_hostnames(object.unpack().meta())) {
             if !noted.contains(&name) {
                 noted.push(name);
@@ -152,7 +151,7 @@ impl Reconciler {
         self.settings.hostname_policy.still_granted(key.namespace(), noted)
     }
 
-    /// Tells the store what an external target points at that an earlier process has left.
+    /// Passes the target of an external target of an earlier process to the store.
     fn tell_last_target(&self, object: &Object) {
         let (Some(service), Some(holder)) = (object.as_service(), self.owner_of(object.meta())) else {
             return;
@@ -173,30 +172,29 @@ impl Reconciler {
         log_changes(&self.settings.news, self.settings.store.set_last_target(&holder, last));
     }
 
-    /// Returns the target that the external target of a link records, if it may still be followed.
+    /// Returns the target that the external target of a link records, if it is still allowed.
     pub(crate) fn recorded_target(&self, key: &ServiceKey) -> Option<Target> {
         let objects = self.objects.of_link(key).into_iter().map(Packed::unpack);
         let services = objects.filter_map(|object| object.as_service().cloned());
         services.filter_map(|service| self.target_of(key, &service)).next()
     }
 
-    /// Returns the target that an external target of a link, of which this is the Service, points at.
+    /// Returns the present target of a link's external target, given its Service.
     fn target_of(&self, key: &ServiceKey, service: &Service) -> Option<Target> {
         let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
         let slices = objects.iter().filter_map(Object::as_slice);
         let name = service.metadata.name.as_deref().unwrap_or_default();
-        // The tombstone's name isn't a target, nor is the placeholder on the way to an address.
+        // The tombstone's name isn't a target, nor is the placeholder during a change of the clusterIP.
         let nobodys = |target: &Target| {
             let text = target.to_string();
             text == self.settings.policy.tombstone || text == placeholder_name(name)
         };
         let target = current_target(service, slices).filter(|target| !nobodys(target));
-        // Drop targets that the policy now denies; which names in our zones lead on, DNS asks with each answer.
+        // Drop targets that the policy now denies. Targets in our zones are checked by DNS for each answer.
         target.and_then(|target| self.settings.hostname_policy.targets.allowed(target))
     }
 
-    /// Changes what is known of an object, and queues the links that it mattered to before and
-    /// matters to now.
+    /// Changes the cached state of an object, and queues the links that the object concerned before and concerns now.
     pub(crate) fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut ObjectCache)) {
         self.queue_concerned(id);
         change(&mut self.objects);
@@ -216,7 +214,7 @@ impl Reconciler {
         }
     }
 
-    /// Takes over what is left of Services that aren't followed; and orphans, which no Service has. `begins`: at the start.
+    /// Adopts the external targets of gone Services, and updates the orphans. `begins`: whether this is the start.
     pub(crate) fn restore_deleted(&mut self, begins: bool) {
         let unknown = self.objects.links().filter(|key| !self.settings.store.contains(key));
         let mut keys: BTreeSet<ServiceKey> = unknown.collect();
@@ -227,14 +225,13 @@ impl Reconciler {
         }
     }
 
-    /// Whether an object of ours, in a namespace that is watched, is labelled for a link.
+    /// Returns whether an object of ours, from a watched namespace, is labelled for a link.
     pub(crate) fn left_something(&self, key: &ServiceKey) -> bool {
         self.settings.selection.watches(key.namespace())
             && self.objects.of_link(key).iter().any(|object| self.is_ours(object.unpack().meta()))
     }
 
-    /// Whether an object whose Service is gone is ours to remove. A foreign object is
-    /// only with `--prune`.
+    /// Returns whether an object of a gone Service is ours to remove. A foreign object is ours only with `--prune`.
     pub(crate) fn is_ours(&self, metadata: &ObjectMeta) -> bool {
         self.settings.policy.prune || has_our_field_manager(metadata)
     }
@@ -243,7 +240,7 @@ impl Reconciler {
         let ReconcilerContext { store, selection, policy, .. } = &self.settings;
         let own = policy.instance.as_deref();
         let mut orphans = Vec::new();
-        // An earlier Service of this name may have left one, too.
+        // A recreated Service may have an orphan of its predecessor.
         let recreated = || store.get(key).is_some_and(|link| matches!(link.state, LinkState::Recreated(_)));
         if policy.sync != SyncMode::Off && !policy.prune && (!store.contains(key) || recreated()) {
             let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();

@@ -1,5 +1,5 @@
-//! What is decided at a start where most external targets would go: a flag may leave their Services out by mistake, or
-//! the Services may all be gone. Pure functions, and the list of Services that they are decided by.
+//! Decisions at a start at which most external targets would be removed: a flag may leave their Services out by
+//! mistake, or the Services may all be gone. Pure functions, and the look-up of the Services.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -22,29 +22,25 @@ use crate::sync::source::file_watcher::DirectoryError;
 use crate::sync::source::manifests;
 use crate::sync::source::selection::{MANAGED, Selection};
 
-/// How much longer than `--delete-delay` an external target stays whose Service is gone with most others at a start.
+/// Additional delay, beyond `--delete-delay`, before the removal of an external target that would go with most others
+/// at a start.
 pub const EXTRA_DELETE_DELAY: Duration = Duration::from_secs(600);
 
 /// A flag that leaves Services out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Flag {
-    /// `--watch-namespaces`.
     WatchNamespaces,
-    /// `--service-selector`.
     ServiceSelector,
-    /// `--selection annotated`.
     Selection,
-    /// `--ip-targets`, which leaves only the external target out.
+    /// `--ip-targets`, which leaves out only the external target.
     IpTargets,
 }
 
 impl Flag {
-    /// All of them.
     pub const ALL: [Self; 4] =
         [Self::WatchNamespaces, Self::ServiceSelector, Self::Selection, Self::IpTargets];
 
-    /// Returns which flag leaves out a Service that exists, with these labels and this value of the annotation
-    /// [`MANAGED`]; `None` if none does.
+    /// Returns the flag that leaves out an existing Service with this metadata; `None` if none does.
     #[must_use]
     fn of(key: &ServiceKey, service: &Metadata, selection: &Selection) -> Option<Self> {
         if !selection.watches(key.namespace()) {
@@ -70,23 +66,23 @@ impl fmt::Display for Flag {
     }
 }
 
-/// What a list says of a load balancer that isn't followed.
+/// The result of the look-up of a load balancer that isn't selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It exists, or may exist where lb-linker may not look.
+    /// The Service exists, or may exist in a namespace that lb-linker may not read.
     Exists {
-        /// Its uid, where it could be listed.
+        /// The uid, if the Service could be listed.
         uid: Option<Uid>,
-        /// The flag that leaves it out.
+        /// The flag that leaves the Service out.
         flag: Option<Flag>,
     },
-    /// It exists and opts out by its annotation.
+    /// The Service exists and opts out by its annotation.
     OptedOut,
-    /// It is gone, is no load balancer any more, or is another one of its name.
+    /// The Service is gone, isn't a load balancer any more, or is another Service of the same name.
     Gone,
 }
 
-/// What the metadata of a load balancer says.
+/// Metadata of a load balancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     uid: Uid,
@@ -95,7 +91,7 @@ pub struct Metadata {
     managed: Option<String>,
 }
 
-/// Which of the load balancers in question exist.
+/// The looked-up load balancers that exist.
 #[derive(Clone, Debug, Default)]
 pub struct Existing {
     services: HashMap<ServiceKey, Metadata>,
@@ -104,8 +100,8 @@ pub struct Existing {
 }
 
 impl Existing {
-    /// Decides on a load balancer whose external target was written for `recorded`, which is empty where that isn't
-    /// noted: then a Service of the same name counts as the same.
+    /// Decides about a load balancer, given the uid `recorded` on its external target. Without a recorded uid any
+    /// Service of the same name counts as the same.
     #[must_use]
     pub fn judge(&self, key: &ServiceKey, recorded: &Uid, selection: &Selection) -> Verdict {
         if self.forbidden.contains(key.namespace()) {
@@ -124,7 +120,7 @@ impl Existing {
     fn add(&mut self, wanted: &HashSet<ServiceKey>, page: Vec<RawDeserializeGuard<Service>>) {
         for service in page {
             let key = ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any());
-            // One that is being deleted is gone for lb-linker.
+            // A Service that is being deleted counts as gone.
             if service.meta().deletion_timestamp.is_none() && wanted.contains(&key) {
                 let metadata = Metadata {
                     uid: service.uid().as_deref().unwrap_or_default().into(),
@@ -137,32 +133,29 @@ impl Existing {
     }
 }
 
-/// Why it can't be said which load balancers exist.
+/// The reason why a look-up failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LookUpError {
-    /// The API server doesn't list them.
     #[error(transparent)]
     List(#[from] ListError),
-    /// The directory of manifests can't be read.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// The task that reads it panicked.
+    /// The task that reads the directory panicked.
     #[error("{0}")]
     Panic(#[from] tokio::task::JoinError),
 }
 
-/// Where load balancers exist.
+/// The place to look up load balancers.
 #[derive(Clone)]
 pub enum Registry {
-    /// A cluster.
     Cluster(Client),
-    /// A directory of manifests.
     Manifests(PathBuf),
 }
 
 impl Registry {
-    /// Looks up which of these load balancers exist, whatever the flags leave out: by one list of the metadata of
-    /// all load balancers. Where only the watched namespaces may be listed, by one of each, and the others count as
+    /// Looks up which of these load balancers exist, regardless of the flags, by a single list of the metadata of all
+    /// load balancers. If only the watched namespaces may be listed, lists each of these, and all other namespaces
+    /// count as
     /// `Existing::forbidden`.
     ///
     /// # Errors
@@ -242,8 +235,8 @@ pub fn is_shown(target: &Target, how: IpTargets) -> bool {
     }
 }
 
-/// Returns what is done about a link whose Service is gone since then with most others: nothing for ten minutes more
-/// than `--delete-delay`, which counts where the external target is removed.
+/// Returns the postponed step for the link of a Service that is gone together with most other Services: the removal
+/// waits ten minutes longer than `--delete-delay`, and other writes wait ten minutes.
 #[must_use]
 pub fn postponed(step: NextStep, since: Instant, policy: &SyncPolicy, now: Instant) -> NextStep {
     if !matches!(step, NextStep::Write(_) | NextStep::Wait(_))
@@ -255,7 +248,7 @@ pub fn postponed(step: NextStep, since: Instant, policy: &SyncPolicy, now: Insta
     match since.checked_add(delay).and_then(|due| due.checked_add(EXTRA_DELETE_DELAY)) {
         Some(due) if due <= now => step,
         Some(due) => NextStep::Wait(due),
-        // Past the end of the clock: never.
+        // The end of the delay isn't representable: never.
         None => NextStep::Done,
     }
 }
@@ -294,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn existing_service_is_left_out_by_the_flag_that_does_it() {
+    fn verdict_names_the_flag_that_leaves_a_service_out() {
         let web = json!({"namespace": "shop", "name": "web", "uid": "u", "labels": {"tier": "web"}});
         let existing = existing(&[web], &["web"]);
         let key = ServiceKey::new("shop", "web");
@@ -315,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn opted_out_terminating_and_missing_services_are_told_apart() {
+    fn verdicts_of_opted_out_terminating_and_missing_services() {
         let managed = |value: &str| json!({MANAGED: value});
         let services = [
             json!({"namespace": "shop", "name": "out", "uid": "u", "annotations": managed("false")}),
@@ -339,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn removal_of_most_waits_ten_minutes_more() {
+    fn removal_of_most_targets_waits_ten_minutes_longer() {
         let since = Instant::now();
         let only = Precondition { uid: None, resource_version: None };
         let delete = NextStep::Write(Write::Delete {

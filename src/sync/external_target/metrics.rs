@@ -1,28 +1,25 @@
-//! What is counted of the reconciler's work.
-
 use std::time::Instant;
 
 use prometheus::{Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 use crate::metrics::{MetricGroup, registered};
 
-/// Buckets for the duration of a reconcile, in seconds: 1 ms doubled 15 times, past the timeout of
-/// a request.
+/// Buckets for the duration of a reconciliation, in seconds: 1 ms, doubled 15 times, beyond the timeout of a request.
 const RECONCILE_BUCKETS: (f64, f64, usize) = (0.001, 2.0, 15);
 
-/// What a look at a link has led to.
+/// The result of a reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReconcileResult {
-    /// Nothing had to be written.
+    /// No write was needed.
     Unchanged,
     /// A write was made.
     Written,
-    /// Something has to be written, and not yet: at the end of a delay or a pause, or when the
-    /// watch has shown the object as it is now.
+    /// A write is needed, but has to wait for the end of a delay or backoff, or for the watch to deliver the object's
+    /// present state.
     Waiting,
-    /// The object of the link's name isn't ours.
+    /// The object with the link's name isn't ours.
     Conflict,
-    /// A write failed; it will be tried again.
+    /// A write failed and will be retried.
     Failed,
 }
 
@@ -40,14 +37,14 @@ impl ReconcileResult {
     }
 }
 
-/// What is counted of the reconciler's work.
+/// Metrics of the reconciler.
 #[derive(Debug)]
 pub struct ReconcilerMetrics {
-    /// Links whose external target's name is taken by an object that isn't ours.
+    /// Links with an external target name that a foreign object has.
     pub conflicts: IntGauge,
-    /// External targets whose Service is gone and that lb-linker hasn't written.
+    /// External targets of gone Services that lb-linker hasn't written.
     pub orphans: IntGauge,
-    /// External targets whose removal is held back because there are too many at once.
+    /// External targets with a removal held back by the deletion budget.
     pub deletes_held: IntGauge,
     /// External targets that stay although a flag leaves their Services out, by `flag`.
     pub left_out: IntGaugeVec,
@@ -100,7 +97,7 @@ impl MetricGroup for ReconcilerMetrics {
 }
 
 impl ReconcilerMetrics {
-    /// Sets how many objects of the target namespace belong to other instances.
+    /// Sets the number of objects in the target namespace that belong to other instances.
     pub fn set_objects_of_others(&self, number: usize) {
         self.objects_of_others.set(i64::try_from(number).unwrap_or(i64::MAX));
     }
@@ -110,7 +107,7 @@ impl ReconcilerMetrics {
         self.reconciles.with_label_values(&[result.label()]).get()
     }
 
-    /// Counts a look at a link that was begun at `since` and has ended now.
+    /// Counts a reconciliation that began at `since` and has ended now.
     pub fn reconciled(&self, result: ReconcileResult, since: Instant) {
         self.reconciles.with_label_values(&[result.label()]).inc();
         self.reconcile_duration.observe(since.elapsed().as_secs_f64());

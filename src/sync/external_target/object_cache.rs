@@ -1,4 +1,4 @@
-//! What is in the target namespace, as far as lb-linker has heard.
+//! A cache of the objects in the target namespace.
 
 use std::borrow::Borrow;
 use std::collections::hash_map::Entry;
@@ -15,26 +15,26 @@ use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 /// The objects of the target namespace, by id and by the link that they are labelled for.
 #[derive(Debug, Default)]
 pub struct ObjectCache {
-    /// This instance: the objects of another one count as labelled for no link.
+    /// This instance: objects of other instances count as labelled for no link.
     instance: Option<String>,
     all: HashSet<CachedObject>,
-    /// Links' objects with names that aren't their links' first choice: nearly none.
+    /// Objects with other names than the default names of their links: nearly none.
     elsewhere: HashMap<ServiceKey, BTreeSet<ObjectId>>,
-    /// How many links there are objects of.
+    /// The number of links with objects.
     links: usize,
-    /// How many objects with our managed-by label belong to other instances.
+    /// The number of objects with our managed-by label that belong to other instances.
     of_others: usize,
-    /// Objects that lb-linker has deleted, by uid, until the watch says so too: an older event may
-    /// still be under way.
+    /// Objects that lb-linker has deleted, by uid, until the watch reports the deletion: an older event may still
+    /// arrive.
     deleted: HashMap<String, ObjectId>,
-    /// Writes under way, and what has been heard meanwhile.
+    /// The writes in flight, and the events that have arrived meanwhile.
     under_way: HashMap<ObjectId, PendingWrite>,
-    /// The kinds of which a list comes in, with the objects whose writes were answered since it began: the list may
-    /// have been made before.
+    /// The kinds with an incomplete list, and the objects with a write answered since the list began: the list may be
+    /// older than these answers.
     listing: HashMap<ObjectKind, HashSet<ObjectId>>,
 }
 
-/// An object, found by its kind and name as its first bytes have them.
+/// An object with its kind and name, the first bytes of its packed form, as key.
 #[derive(Debug)]
 struct CachedObject(Packed);
 
@@ -58,42 +58,41 @@ impl PartialEq for CachedObject {
 
 impl Eq for CachedObject {}
 
-/// What has been heard of an object while a write of it was under way.
+/// The events about an object during a write.
 #[derive(Debug, Default)]
 struct PendingWrite {
     /// The uids of removed objects.
     gone: Vec<String>,
-    /// A complete list came without it.
+    /// Whether a complete list lacked the object.
     unlisted: bool,
 }
 
 impl ObjectCache {
-    /// Returns that nothing is known, for this instance; `None`: all objects count as its own.
+    /// Returns an empty cache for this instance; for `None` all objects count as its own.
     #[must_use]
     pub fn new(instance: Option<String>) -> Self {
         Self { instance, ..Self::default() }
     }
 
-    /// Returns the link that an object is labelled for, unless it belongs to another instance.
+    /// Returns the link that an object is labelled for, unless the object belongs to another instance.
     #[must_use]
     pub fn owner_of(&self, object: &Packed) -> Option<ServiceKey> {
         object.labelled_for().filter(|_| !self.is_of_another(object))
     }
 
-    /// Returns whether an object belongs to another instance.
     #[must_use]
     pub fn is_of_another(&self, object: &Packed) -> bool {
         let Some(own) = &self.instance else { return false };
         object.annotation(INSTANCE).is_some_and(|instance| !instance.is_empty() && instance != *own)
     }
 
-    /// Returns how many external targets and EndpointSlices belong to other instances.
+    /// Returns the number of external targets and EndpointSlices that belong to other instances.
     #[must_use]
     pub fn number_of_others(&self) -> usize {
         self.of_others
     }
 
-    /// Returns the other instance that owns most of the external targets and EndpointSlices, if there is one.
+    /// Returns the other instance that owns most of the external targets and EndpointSlices, if any.
     #[must_use]
     pub fn other_owner(&self, namespace: &str) -> Option<OtherOwner> {
         if self.of_others == 0 {
@@ -104,7 +103,6 @@ impl ObjectCache {
         OtherOwner::find(namespace, self.instance.as_deref()?, instances)
     }
 
-    /// Returns an object.
     #[must_use]
     pub fn get(&self, id: &ObjectId) -> Option<&Packed> {
         self.find(id.kind, &id.name)
@@ -114,7 +112,7 @@ impl ObjectCache {
         self.all.get(&id_bytes(kind, name)[..]).map(|kept| &kept.0)
     }
 
-    /// Returns the objects that are labelled for a link, Services first, by name.
+    /// Returns the objects that are labelled for a link, Services first, sorted by name.
     #[must_use]
     pub fn of_link(&self, key: &ServiceKey) -> Vec<&Packed> {
         let usual = object_ids(&names::external_target(key.namespace(), key.name()));
@@ -126,31 +124,30 @@ impl ObjectCache {
         objects
     }
 
-    /// Returns the links that objects are labelled for, as often as they have objects.
+    /// Returns the links that objects are labelled for, one per object.
     pub fn links(&self) -> impl Iterator<Item = ServiceKey> {
         self.iter().filter_map(|object| self.owner_of(object))
     }
 
-    /// Returns how many links have objects here.
+    /// Returns the number of links with objects in the cache.
     #[must_use]
     pub fn number_of_links(&self) -> usize {
         self.links
     }
 
-    /// Returns all objects.
     pub fn iter(&self) -> impl Iterator<Item = &Packed> {
         self.all.iter().map(|kept| &kept.0)
     }
 
-    /// Takes over that a list of the objects of a kind begins.
+    /// Records that a list of the objects of a kind begins.
     pub fn list_begins(&mut self, kind: ObjectKind) {
         self.listing.insert(kind, HashSet::new());
     }
 
-    /// Replaces all objects of a kind by a complete list, which is the truth whatever its versions: after etcd was
-    /// restored they are older than what was known. Only an object of which the answer to a write has come since the
-    /// list began stays as it is, if it is newer than in the list. Of several versions of an object in the list the
-    /// last one counts. Returns the objects that are gone.
+    /// Replaces all objects of a kind by a complete list. The list counts regardless of its versions, which are older
+    /// than the cached ones after a restore of etcd. An object is kept only if it is newer than in the list because a
+    /// write was answered since the list began. The last of several versions of an object in the list counts. Returns
+    /// the objects that are gone.
     pub fn replace(&mut self, kind: ObjectKind, objects: Vec<Packed>) -> Vec<ObjectId> {
         self.deleted.retain(|_, id| id.kind != kind);
         let answered = self.listing.remove(&kind).unwrap_or_default();
@@ -176,18 +173,18 @@ impl ObjectCache {
         gone
     }
 
-    /// Notes that a write of an object begins.
+    /// Records that a write of an object begins.
     pub fn write_begins(&mut self, id: &ObjectId) {
         self.under_way.insert(id.clone(), PendingWrite::default());
     }
 
-    /// Notes that the answer to a write has come, or never will.
+    /// Records that a write was answered, or never will be.
     pub fn write_ended(&mut self, id: &ObjectId) {
         self.under_way.remove(id);
     }
 
-    /// Takes over an object from the answer to a write. The watch may have been faster, even with
-    /// its end; after a complete list without it only the watch can say whether it is there.
+    /// Applies an object from the answer to a write. The watch may have been faster, even with the object's deletion.
+    /// After a complete list without the object only the watch can tell whether it exists.
     pub fn answered(&mut self, object: &Object) {
         let id = object.id();
         let outdated = self.under_way.get(&id).is_some_and(|pending_write| {
@@ -202,14 +199,14 @@ impl ObjectCache {
         }
     }
 
-    /// Takes over an object from the watch or from the answer to a write, whichever is newer.
+    /// Applies an object from the watch or from the answer to a write, if it is newer than the cached one.
     pub fn apply(&mut self, object: &Object) {
         if self.is_news(object) {
             self.insert(Packed::of(object));
         }
     }
 
-    /// Returns whether nothing as new has been heard of an object.
+    /// Returns whether an object is newer than the cached one.
     #[must_use]
     pub fn is_news(&self, object: &Object) -> bool {
         let id = object.id();
@@ -221,7 +218,7 @@ impl ObjectCache {
         })
     }
 
-    /// Takes over from the watch that an object is gone.
+    /// Applies a deletion from the watch.
     pub fn remove(&mut self, id: &ObjectId, uid: &str) {
         self.deleted.remove(uid);
         // Files have no uid.
@@ -233,8 +230,8 @@ impl ObjectCache {
         }
     }
 
-    /// Takes over from the answer to a write of ours that the object with this uid is gone. Another
-    /// one may have its name by now.
+    /// Applies a deletion from the answer to our own write, for the object with this uid. Another object may have its
+    /// name by now.
     pub fn removed_by_us(&mut self, id: &ObjectId, uid: &str) {
         if self.get(id).is_some_and(|object| object.uid() == uid) {
             self.take(id);
@@ -273,13 +270,13 @@ impl ObjectCache {
     }
 }
 
-/// Returns the objects that an external target of this name may consist of.
+/// Returns the ids of the objects that an external target of this name may consist of.
 pub(crate) fn object_ids(external_target: &str) -> [ObjectId; 3] {
     let slice = |end| ObjectId { kind: ObjectKind::EndpointSlice, name: slice_name(external_target, end) };
     [ObjectId::service(external_target), slice(IPV4), slice(IPV6)]
 }
 
-/// Returns the name of the external target that an object of this id would be part of.
+/// Returns the name of the external target that an object with this id would be part of.
 pub(crate) fn external_target(id: &ObjectId) -> Option<&str> {
     match id.kind {
         ObjectKind::Service => Some(&id.name),
@@ -291,12 +288,12 @@ pub(crate) fn external_target(id: &ObjectId) -> Option<&str> {
     }
 }
 
-/// Whether an object of a link has the name that is found by the link's own.
+/// Returns whether an object has a default name of its link.
 fn is_usual(id: &ObjectId, key: &ServiceKey) -> bool {
     external_target(id) == Some(&names::external_target(key.namespace(), key.name()))
 }
 
-/// Whether `known` is a later version of the same object.
+/// Returns whether `known` is a later version of the same object.
 fn is_newer(known: &Packed, other: &Packed) -> bool {
     known.uid() == other.uid() && known.version() > other.version()
 }
@@ -322,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newer_of_watch_and_write_wins() {
+    fn newer_version_of_watch_and_write_wins() {
         let mut objects = ObjectCache::default();
         let mut version_after = |object| {
             objects.apply(&object);
@@ -335,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_the_truth_whatever_its_versions() {
+    fn list_replaces_objects_regardless_of_versions() {
         let mut objects = ObjectCache::default();
         objects.apply(&object("a", "1", 9, "new"));
         objects.answered(&object("a", "1", 10, "new"));
@@ -349,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_was_read_before_our_last_write_doesnt_undo_it() {
+    fn older_list_doesnt_undo_a_newer_write() {
         let mut objects = ObjectCache::default();
         objects.list_begins(ObjectKind::Service);
         objects.answered(&object("a", "1", 9, "new"));
@@ -363,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_event_doesnt_bring_back_what_we_deleted() {
+    fn late_event_doesnt_restore_an_object_that_we_deleted() {
         let mut objects = ObjectCache::default();
         objects.apply(&object("a", "1", 5, "web"));
         objects.removed_by_us(&id("a"), "another");
@@ -377,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_doesnt_bring_back_what_the_watch_said_is_gone() {
+    fn late_answer_doesnt_restore_a_deleted_object() {
         let mut objects = ObjectCache::default();
         objects.write_begins(&id("a"));
         objects.apply(&object("a", "1", 5, "web"));
@@ -398,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_found_by_the_link_they_are_labelled_for() {
+    fn objects_are_found_by_their_labels_link() {
         let mut objects = ObjectCache::default();
         objects.apply(&object("a", "1", 5, "web"));
         objects.apply(&object("a", "1", 6, "api"));
@@ -411,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_another_instance_are_of_no_link() {
+    fn objects_of_another_instance_have_no_link() {
         let of = |name: &str, instance: Option<&str>| {
             let mut object = object(name, name, 1, name);
             let annotations = instance.map(|instance| [(INSTANCE.to_owned(), instance.to_owned())].into());
@@ -451,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_a_link_are_found_and_a_link_counts_once() {
+    fn link_with_several_objects_counts_once() {
         let mut objects = ObjectCache::default();
         let web = ServiceKey::new("default", "web");
         let usual = "web-default-ext";

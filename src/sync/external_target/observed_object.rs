@@ -1,5 +1,5 @@
-//! External targets as they are kept: packed into some 150 bytes each, where the object itself takes 2 KB. There are
-//! as many of them as links, and one is only read when its link is looked at.
+//! External targets in packed form: some 150 bytes each, where the object itself takes 2 KB. There is one per link, and
+//! it is only unpacked when its link is reconciled.
 
 mod read;
 mod write;
@@ -19,7 +19,7 @@ use crate::sync::k8s::service::EXTERNAL_NAME;
 use read::Unpacker;
 use write::{Packer, has_more};
 
-/// What many of them have in common: one byte each. It is written nowhere, so it may change.
+/// Frequent strings, encoded in one byte each. The encoding is never persisted, so the table may change.
 const COMMON: [&str; 21] = [
     "",
     FIELD_MANAGER,
@@ -41,20 +41,20 @@ const COMMON: [&str; 21] = [
     "manager",
     INSTANCE,
     TERM,
-    // The default with deploy/.
+    // The default with the manifests in deploy/.
     "lb-linker/lb-linker",
 ];
 
-/// What the first byte of a text says. Below this it is one of [`COMMON`].
+/// Meaning of the first byte of a string. Smaller values are indexes into [`COMMON`].
 const PART_OF_NAME: u8 = 32;
 const UUID: u8 = 33;
 const NUMBER: u8 = 34;
 const NONE: u8 = 35;
-/// From here on: a text of so many bytes, but for the last, after which the number follows.
+/// From here on the value encodes the length of a string; the last value is followed by the length.
 const TEXT: u8 = 36;
 const LONG_TEXT: u8 = 255;
 
-/// What an object has, in one byte.
+/// Flags for the parts of an object, in one byte.
 const NAMELESS: u8 = 1;
 const LABELS: u8 = 1 << 1;
 const ANNOTATIONS: u8 = 1 << 2;
@@ -62,17 +62,16 @@ const MANAGERS: u8 = 1 << 3;
 const CREATED: u8 = 1 << 4;
 const DELETED: u8 = 1 << 5;
 const FINALIZERS_OR_OWNERS: u8 = 1 << 6;
-/// A Service with more than a name to point at.
+/// A Service with more fields than type and externalName.
 const MORE: u8 = 1 << 7;
 
-/// An object of the target namespace, in few bytes. It doesn't say its namespace.
+/// An object of the target namespace in packed form, without its namespace.
 ///
-/// First comes which object it is: the length of its name, its kind and the name.
+/// The form begins with the object's identity: the length of its name, its kind and the name.
 #[derive(Clone, Debug)]
 pub struct Packed(Box<[u8]>);
 
 impl Packed {
-    /// Packs an object.
     #[must_use]
     pub fn of(object: &Object) -> Self {
         let meta = object.meta();
@@ -86,7 +85,6 @@ impl Packed {
         Self(packer.bytes.into())
     }
 
-    /// Returns the object.
     #[must_use]
     pub fn unpack(&self) -> Object {
         let (kind, mut unpacker) = self.unpacker();
@@ -97,26 +95,24 @@ impl Packed {
         }
     }
 
-    /// Returns which object it is.
     #[must_use]
     pub fn id(&self) -> ObjectId {
         let (kind, unpacker) = self.unpacker();
         ObjectId { kind, name: unpacker.name.to_owned() }
     }
 
-    /// Returns its kind.
     #[must_use]
     pub fn kind(&self) -> ObjectKind {
         self.unpacker().0
     }
 
-    /// Returns which object it is, as [`id_bytes`] has it.
+    /// Returns the identity of the object in the form of [`id_bytes`].
     pub(crate) fn id_bytes(&self) -> &[u8] {
         let (_, unpacker) = self.unpacker();
         &self.0[..self.0.len() - unpacker.bytes.len()]
     }
 
-    /// Returns `metadata.uid`, or nothing.
+    /// Returns `metadata.uid`, or an empty string.
     #[must_use]
     pub fn uid(&self) -> Cow<'_, str> {
         let (_, mut unpacker) = self.unpacker();
@@ -124,7 +120,6 @@ impl Packed {
         unpacker.text()
     }
 
-    /// Returns `metadata.resourceVersion`.
     #[must_use]
     pub fn resource_version(&self) -> Option<Cow<'_, str>> {
         let (_, mut unpacker) = self.unpacker();
@@ -133,13 +128,13 @@ impl Packed {
         unpacker.optional()
     }
 
-    /// Returns `metadata.resourceVersion` as a number: newer is larger.
+    /// Returns `metadata.resourceVersion` as a number, which increases with each change.
     #[must_use]
     pub fn version(&self) -> Option<u64> {
         self.resource_version()?.parse().ok()
     }
 
-    /// Returns the link that it is labelled for, if it carries our managed-by label.
+    /// Returns the link that the object is labelled for, if it has our managed-by label.
     #[must_use]
     pub fn labelled_for(&self) -> Option<ServiceKey> {
         let (_, mut unpacker) = self.unpacker();
@@ -154,7 +149,6 @@ impl Packed {
         })
     }
 
-    /// Returns the value of an annotation.
     #[must_use]
     pub fn annotation(&self, wanted: &str) -> Option<Cow<'_, str>> {
         let (_, mut unpacker) = self.unpacker();
@@ -172,7 +166,7 @@ impl Packed {
         all.find(|(key, _)| key == wanted).map(|(_, value)| value)
     }
 
-    /// Returns its kind, and what comes behind its name.
+    /// Returns the kind, and an unpacker for the bytes after the name.
     fn unpacker(&self) -> (ObjectKind, Unpacker<'_>) {
         let mut unpacker = Unpacker { name: "", bytes: &self.0 };
         let length = unpacker.length();
@@ -182,9 +176,9 @@ impl Packed {
     }
 }
 
-/// Returns what a packed object of this kind and name begins with.
+/// Returns the first bytes of a packed object of this kind and name.
 pub(crate) fn id_bytes(kind: ObjectKind, name: &str) -> Vec<u8> {
-    // What most of them take.
+    // The capacity that most packed objects need.
     let mut packer = Packer { name: "", bytes: Vec::with_capacity(160) };
     packer.number(name.len() as u64);
     packer.bytes.push(u8::from(kind == ObjectKind::EndpointSlice));

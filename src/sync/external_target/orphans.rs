@@ -1,5 +1,5 @@
-//! External targets whose load balancer is gone and that lb-linker has never written to: they are
-//! written by the earlier operator, or by hand with its labels, and only the user knows whether they may go.
+//! Orphans: external targets of gone load balancers that lb-linker has never written to. The earlier operator wrote
+//! them, or a user with its labels, so only the user knows whether they may be removed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::k8s::instance::other_instance;
 use crate::sync::source::selection::Selection;
 
-/// How long a screen of lines has to last: many orphans may appear one by one.
+/// Time window of the log limit: many orphans may appear one by one.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Returns whose orphan a Service of the target namespace is, if that load balancer is gone.
-/// Objects for namespaces that aren't watched, and those of an instance other than `own`, aren't ours to judge.
+/// Returns the load balancer of a Service in the target namespace that is an orphan if that load balancer is gone.
+/// Objects for unwatched namespaces, and those of another instance than `own`, aren't ours to judge.
 #[must_use]
 pub fn orphan_of(metadata: &ObjectMeta, selection: &Selection, own: Option<&str>) -> Option<ServiceKey> {
     link_of_labels(metadata).filter(|key| {
@@ -31,34 +31,33 @@ pub fn orphan_of(metadata: &ObjectMeta, selection: &Selection, own: Option<&str>
     })
 }
 
-/// Returns the kubectl command that removes external targets.
 #[must_use]
 pub fn removal_command(namespace: &str, objects: &[&str]) -> String {
     format!("kubectl delete service -n {namespace} {}", objects.join(" "))
 }
 
-/// The orphans that there are, and what of them the log has said.
+/// The present orphans, and the state of their log lines.
 pub(crate) struct Orphans {
     metrics: Arc<ReconcilerMetrics>,
     known: BTreeMap<ServiceKey, Vec<String>>,
     news: Vec<(ServiceKey, String)>,
-    /// Since when how many lines were said.
+    /// The start of the time window, and the number of lines in it.
     said: (Instant, usize),
 }
 
 impl Orphans {
-    /// Returns that there are none.
+    /// Returns an empty set.
     pub(crate) fn new(metrics: Arc<ReconcilerMetrics>) -> Self {
         metrics.orphans.set(0);
         Self { metrics, known: BTreeMap::new(), news: Vec::new(), said: (Instant::now(), 0) }
     }
 
-    /// Returns the load balancers that orphans were of.
+    /// Returns the load balancers of the orphans.
     pub(crate) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
         self.known.keys()
     }
 
-    /// Takes over which orphans of a load balancer there are now.
+    /// Sets the orphans of a load balancer.
     pub(crate) fn set(&mut self, key: &ServiceKey, objects: Vec<String>) {
         if objects.is_empty() && !self.known.contains_key(key) {
             return;
@@ -73,7 +72,7 @@ impl Orphans {
         self.metrics.orphans.set(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
-    /// Says which orphans are new.
+    /// Logs the new orphans.
     pub(crate) fn report(&mut self, backend: &Backend) {
         let (lines, more) = self.take_news(Instant::now());
         for (key, object) in &lines {
@@ -96,7 +95,7 @@ impl Orphans {
         }
     }
 
-    /// Returns the new orphans that may be said, and how many there are beside.
+    /// Returns the new orphans to log, and the number of those above the limit.
     fn take_news(&mut self, now: Instant) -> (Vec<(ServiceKey, String)>, usize) {
         if self.news.is_empty() {
             return (Vec::new(), 0);
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn orphan_is_said_once_and_of_many_one_screen() {
+    fn orphan_is_logged_once_and_many_are_limited() {
         let mut orphans = Orphans::new(crate::sync::test_support::metrics());
         let now = Instant::now();
         assert_eq!(said(&mut orphans, now), (0, 0));
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_wrote_and_what_isnt_ours_to_judge_is_no_orphan() {
+    fn own_and_unwatched_objects_are_no_orphans() {
         let metadata = |managers: &[&str], more: Value| -> ObjectMeta {
             let managers: Vec<Value> = managers.iter().map(|name| json!({"manager": name})).collect();
             let mut metadata = json!({"name": "web-shop-ext", "managedFields": managers, "labels": {

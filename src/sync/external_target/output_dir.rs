@@ -1,5 +1,3 @@
-//! External targets as YAML files, for use without a cluster.
-
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -19,30 +17,29 @@ use crate::sync::k8s::object::{Object, ObjectKind};
 use crate::sync::k8s::service::Service;
 use crate::sync::source::file_watcher::{DirectoryError, changes};
 
-/// The ending of the files' names.
+/// The extension of the files.
 const EXTENSION: &str = "yaml";
-/// The ending of a file's name while it is written.
+/// The extension of a file while it is being written.
 const PARTIAL: &str = "lb-linker-partial";
 
-/// A directory with one file for each external target. Files without lb-linker's labels are
-/// foreign.
+/// A directory with a file per external target. Files without lb-linker's labels are foreign.
 #[derive(Clone, Debug)]
 pub struct OutputDirectory {
     path: PathBuf,
 }
 
 impl OutputDirectory {
-    /// Returns the directory at `path`, made if it isn't there.
+    /// Returns the directory at `path`, which is created if it doesn't exist.
     ///
     /// # Errors
-    /// If it can't be made.
+    /// If the directory can't be created.
     pub fn open(path: PathBuf) -> Result<Self, DirectoryError> {
         let directory = Self { path };
         directory.prepare()?;
         Ok(directory)
     }
 
-    /// Makes the directory, and removes what a crash may have left half-written.
+    /// Creates the directory, and removes partial files after a crash.
     fn prepare(&self) -> Result<(), DirectoryError> {
         std::fs::create_dir_all(&self.path).map_err(DirectoryError::at(&self.path))?;
         for entry in std::fs::read_dir(&self.path).map_err(DirectoryError::at(&self.path))? {
@@ -54,14 +51,14 @@ impl OutputDirectory {
         Ok(())
     }
 
-    /// Returns the path of the file for an object; no two kinds share a name.
+    /// Returns the path of the file for an object. Objects of different kinds have different names.
     #[must_use]
     pub fn file(&self, object: &str) -> PathBuf {
         self.path.join(format!("{object}.{EXTENSION}"))
     }
 
-    /// Follows the files; each round of events is a complete list of each kind. Ends when the
-    /// directory can't be followed any more.
+    /// Watches the files; each change yields complete lists of both kinds. Ends when the directory can't be watched any
+    /// more.
     pub fn events(&self) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         let directory = self.clone();
         let changes = self.prepare().and_then(|()| changes(&self.path));
@@ -99,10 +96,10 @@ impl OutputDirectory {
         Ok(objects)
     }
 
-    /// Carries out one write. Returns the object as it is afterwards, or nothing if it is gone.
+    /// Makes a write. Returns the object afterwards, or `None` if it is gone.
     ///
     /// # Errors
-    /// If the file has changed hands meanwhile, or can't be written.
+    /// If the file isn't ours any more, or can't be written.
     pub async fn write(&self, write: Write) -> Result<Option<Object>, WriteError> {
         let directory = self.clone();
         let done = tokio::task::spawn_blocking(move || directory.write_blocking(&write));
@@ -118,7 +115,7 @@ impl OutputDirectory {
         let as_expected = match write {
             Write::Create(_) => there.is_none(),
             Write::Change { .. } | Write::Delete { .. } => ours,
-            // Manifests are only read, and files have no instances.
+            // Manifests are read-only, and files have no instances.
             Write::Annotate { .. } | Write::Finalizer { .. } => return Ok(None),
         };
         if !as_expected {
@@ -131,7 +128,7 @@ impl OutputDirectory {
         match write {
             Write::Create(desired) | Write::Change { desired, .. } => {
                 let text = serde_saphyr::to_string(&desired).map_err(|error| failed(&error))?;
-                // Readers see the old file or the new one, never half of one.
+                // Readers see the old file or the new one, never a partial file.
                 let partial = self.path.join(format!(".{name}.{PARTIAL}"));
                 std::fs::write(&partial, text).map_err(|error| failed(&error))?;
                 std::fs::rename(&partial, &path).map_err(|error| failed(&error))?;
@@ -145,14 +142,14 @@ impl OutputDirectory {
     }
 }
 
-/// What tells the kinds of files apart: each type would take the text of the other kind.
+/// The kind of a file: each type would also accept the text of the other kind.
 #[derive(Default, Deserialize)]
 struct FileKind {
     kind: Option<String>,
 }
 
-/// Returns the object in a file, named after the file. A foreign file is a Service
-/// without labels: there, but left alone.
+/// Returns the object in a file, named after the file. A foreign file becomes a Service without labels, which occupies
+/// its name and is left alone.
 fn read(path: &Path) -> Option<Object> {
     let name = path.file_stem()?.to_str()?.to_owned();
     let text = match std::fs::read_to_string(path) {
@@ -176,7 +173,7 @@ fn read(path: &Path) -> Option<Object> {
         return Some(slice.into());
     }
     let service: Service = serde_saphyr::from_str(&text).unwrap_or_default();
-    // A file without our labels is no external target, whatever it says.
+    // A file without our labels isn't an external target, whatever its contents.
     let mut service = if link_of_labels(&service.metadata).is_some() { service } else { Service::default() };
     adopt(&mut service.metadata);
     Some(service.into())

@@ -1,8 +1,7 @@
 //! The reconciler: makes the external targets match the links.
 //!
-//! Level-triggered: whatever happened, a link is looked at again and the one write that brings
-//! its object closer is made. At most one write per link is under way, and one link's trouble
-//! holds up no other.
+//! Level-triggered: after any event the link is reconciled again, and the one write that brings its objects closer to
+//! the desired state is made. At most one write per link is in flight, and the failures of one link delay no other.
 
 mod adoption;
 pub mod context;
@@ -59,12 +58,12 @@ use departure::{Contradictions, is_end_told};
 use former::FormerLeaders;
 use start_check::StartCheck;
 
-/// Writes under way at once: each is a connection, and the API server has other clients too.
+/// Maximum number of concurrent writes: each takes a connection, and the API server has other clients, too.
 const MAX_WRITES: usize = 16;
 /// Runs until `stop`; then lets the writes under way end.
 ///
 /// # Errors
-/// If the objects can't be followed any more.
+/// If the objects can't be watched any more.
 pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = settings.store.subscribe();
     if stop.run_until_cancelled(settings.leadership.settled()).await.is_none() {
@@ -131,20 +130,20 @@ pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result
 pub(crate) struct Reconciler {
     pub(crate) settings: ReconcilerContext,
     pub(crate) objects: ObjectCache,
-    /// The kinds of objects of which a complete list has come.
+    /// The kinds of objects with a complete list.
     pub(crate) listed: HashSet<ObjectKind>,
-    /// The term that writes belong to, and the kinds of objects that have been listed in it: what was
-    /// heard before may have been changed by another leader since.
+    /// The term of the writes, and in `listed_in_term` the kinds of objects that have been listed in it: another leader
+    /// may have changed objects since earlier lists.
     pub(crate) term: u64,
-    /// How often etcd was restored before those lists began.
+    /// The number of restores of etcd before those lists began.
     pub(crate) rewinds: u64,
     pub(crate) listed_in_term: HashSet<ObjectKind>,
     /// Links that haven't been looked at since the start: how they stand is no news.
     initial_pass: HashSet<ServiceKey>,
     pub(crate) writes: JoinSet<WriteEnd>,
     pub(crate) work_queue: WorkQueue<Arc<Link>>,
-    /// Objects, with the version last seen, of which the API server says that it isn't the newest:
-    /// they aren't written before the watch has delivered another.
+    /// Objects for which the API server has returned a conflict, with the version last seen: they aren't written before
+    /// the watch delivers another version.
     pub(crate) stale_versions: HashMap<ObjectId, (Option<String>, Instant)>,
     pub(crate) report: StatusLog,
     pub(crate) breakers: Breakers<WriteClass>,
@@ -154,7 +153,7 @@ pub(crate) struct Reconciler {
     adoption: AdoptionQueue,
     pub(crate) former: FormerLeaders,
     pub(crate) contradictions: Contradictions,
-    /// Services that count as gone and of which the last look has failed.
+    /// Services that count as gone, with a failed last confirmation.
     pub(crate) refused_looks: HashMap<ServiceKey, LastingRefusal>,
     start_check: StartCheck,
     /// Whether the last write had no answer.
@@ -194,9 +193,7 @@ impl Reconciler {
         }
     }
 
-    // === leadership ===
-
-    /// Begins a term as the leader, or goes on after etcd was restored: with new lists.
+    /// Begins a term of this leader, or continues after a restore of etcd, with new lists.
     fn begin_term(&mut self) -> BoxStream<'static, ObjectEvent> {
         self.term = self.settings.leadership.term();
         self.rewinds = self.settings.rewinds.count();
@@ -206,8 +203,8 @@ impl Reconciler {
         self.settings.backend.events(&self.settings.staleness)
     }
 
-    /// Returns whether writes may be made: by the leader, once everything has been listed in its term, and since etcd
-    /// was restored. A list of load balancers that has failed holds up the links of its namespace alone.
+    /// Returns whether writes may be made: by the leader, after everything has been listed in its term and since the
+    /// last restore of etcd. A failed list of load balancers delays only the links of its namespace.
     pub(crate) fn may_write(&self) -> bool {
         self.settings.leadership.current_term() == Some(self.term)
             && self.listed_in_term.len() == self.listed.len()
@@ -215,20 +212,20 @@ impl Reconciler {
             && self.settings.links_listed.borrow().is_settled(self.lists())
     }
 
-    /// Returns what lists have to be good for that writes rest on.
+    /// Returns the term and the rewind count of the lists that writes are based on.
     fn lists(&self) -> ListedUpTo {
         ListedUpTo { term: self.term, rewinds: self.rewinds }
     }
 
-    /// Returns whether the load balancers of a namespace have been listed in this term, and since etcd was restored.
+    /// Returns whether the load balancers of a namespace have been listed in this term and since the last restore of
+    /// etcd.
     pub(crate) fn are_links_listed(&self, namespace: &str) -> bool {
         self.settings.links_listed.borrow().covers(namespace, self.lists())
     }
 
-    /// Returns whether writes may be made for a link.
     fn may_write_for(&self, link: &Link) -> bool {
         let namespace = link.key.namespace();
-        // The end of a Service is no less true in another term, and before such a write the Service is looked up.
+        // A Service that is gone stays gone in the next term, and is looked up before such a write.
         let is_gone = || {
             let listed = self.settings.links_listed.borrow().of(namespace);
             is_end_told(link) && listed.is_none_or(|listed| listed.rewinds == self.rewinds)
@@ -247,7 +244,7 @@ impl Reconciler {
         }
     }
 
-    /// Takes over that this process has begun or ceased to lead.
+    /// Processes the begin or the end of leadership.
     fn heed_standing(&mut self) {
         if self.settings.leadership.current_term().is_none() {
             self.report.cease();
@@ -255,7 +252,7 @@ impl Reconciler {
         }
     }
 
-    /// Takes over how much there is to be removed at the start.
+    /// Initializes the deletion budget with the number of removals that wait at the start.
     fn seed_budget(&mut self) {
         let links = self.settings.store.links();
         let goes = |link: &Arc<Link>| {
@@ -266,7 +263,7 @@ impl Reconciler {
         self.deletion_budget.lock().start(max, waiting, present, Instant::now());
     }
 
-    /// Looks at every link, and at links that were forgotten before the feed was subscribed to.
+    /// Queues all links, including those that were forgotten while the feed lagged.
     fn catch_up(&mut self) {
         self.queue_all();
         let known = self.report.links().chain(self.work_queue.known()).chain(self.orphans.links());
@@ -329,7 +326,7 @@ impl Reconciler {
             self.report.forget(&key);
             self.work_queue.forget(&key);
             self.adoption.forget(&key);
-            // A link that has left an object behind is looked at once more, as one whose Service is gone.
+            // A link that has left an object is reconciled once more, as a link with a gone Service.
             if self.left_something(&key) {
                 self.settings.store.insert_gone(&key, self.noted_hostnames(&key));
             }
@@ -350,7 +347,7 @@ impl Reconciler {
             .collect();
         let named: Vec<&Object> =
             labelled.iter().filter(|object| ids.contains(&object.id())).chain(&strange).collect();
-        // What a Service has left that this process may never have seen counts only where it is ours.
+        // Objects that this process may never have seen the Service of count only if they are ours.
         let strict = link.was_never_seen() || matches!(link.state, LinkState::Recreated(_));
         let counts = |object: &Object| !strict || self.is_ours(object.meta());
         let objects: Vec<&Object> = labelled.iter().filter(|object| counts(object)).collect();
@@ -388,7 +385,7 @@ impl Reconciler {
         let (repair, adoption) = self.wanted_annotations(&link, actual, &step);
         if !matches!(step, NextStep::Write(_)) {
             self.report.not_held(&key);
-            // A link that is as it shall be may have an annotation of which the last write has failed.
+            // The last write of an annotation may have failed although the link needs no other write.
             if repair.is_none() && adoption.is_none() {
                 self.work_queue.succeeded(&key);
             }
@@ -417,7 +414,7 @@ impl Reconciler {
                 }
                 ReconcileResult::Waiting
             }
-            // The leader does it. All links are looked at again when this replica leads and has listed them.
+            // The leader makes the write. All links are queued again when this replica leads and has listed them.
             NextStep::Write(_) if !self.may_write_for(&link) => ReconcileResult::Waiting,
             NextStep::Forget => {
                 if let Some(change) = self.settings.store.forget(&key) {
@@ -450,8 +447,8 @@ impl Reconciler {
 }
 
 impl Reconciler {
-    /// Returns the annotation-only writes of a link whose objects are right otherwise: the repair of a term that can't be
-    /// obeyed, and the adoption of an object by this instance.
+    /// Returns the annotation-only writes of a link that needs no other write: the repair of an unusable term, and the
+    /// adoption of an object by this instance.
     fn wanted_annotations(
         &self,
         link: &Link,
@@ -465,14 +462,14 @@ impl Reconciler {
         (term_repair(link, actual, policy, self.term, unix_now()), adoption(link, actual, policy))
     }
 
-    /// Returns the link that an object is labelled for, unless it belongs to another instance.
+    /// Returns the link that an object is labelled for, unless the object belongs to another instance.
     pub(crate) fn owner_of(&self, metadata: &ObjectMeta) -> Option<ServiceKey> {
         let own = self.settings.policy.instance.as_deref();
         link_of_labels(metadata).filter(|_| other_instance(metadata, own).is_none())
     }
 }
 
-/// A panic about one Service, for the tests that show that it stops no other one.
+/// Causes a panic for one Service, for tests of panic isolation.
 #[cfg(test)]
 pub(crate) mod defect {
     use std::cell::RefCell;
@@ -483,12 +480,10 @@ pub(crate) mod defect {
         static KEY: RefCell<Option<ServiceKey>> = const { RefCell::new(None) };
     }
 
-    /// Chooses the Service, for this thread.
     pub(crate) fn choose(key: ServiceKey) {
         KEY.set(Some(key));
     }
 
-    /// Panics if this Service was chosen.
     pub(crate) fn strike(key: &ServiceKey) {
         KEY.with_borrow(|chosen| assert_ne!(chosen.as_ref(), Some(key), "a defect on purpose"));
     }

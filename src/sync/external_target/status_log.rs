@@ -1,4 +1,4 @@
-//! What the reconciler says to people, in the log and in metrics: each thing once.
+//! Reports the state of external targets in the log, in Events and in metrics, each change once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -24,39 +24,39 @@ use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::refusals::RefusalLog;
 use crate::sync::k8s::service::{FINALIZER, Service};
 
-/// What has been said, so that it isn't said again.
+/// The state that was last reported.
 pub(crate) struct StatusLog {
     backend: Backend,
     news: Telemetry,
     metrics: Arc<ReconcilerMetrics>,
     api: Arc<ApiMetrics>,
     conflicts: BTreeMap<ServiceKey, String>,
-    /// Links whose external target would be removed if there hadn't been so many before.
+    /// Links with a removal held back by the deletion budget.
     held: HashSet<ServiceKey>,
     holding: ThrottledLog,
-    /// How long the next of them waits; without one for ever.
+    /// Time until the next removal; `None` means forever.
     next_removal: Option<Duration>,
-    /// Links that have lost the name of their external target, and the links that have it.
+    /// Links that have lost the name of their external target, and the links that own it.
     names_lost: HashMap<ServiceKey, Option<ServiceKey>>,
-    /// Links that have another target than the one they had, or their external target has still.
+    /// Links with a new target, and the target that they had before or that their external target still has.
     former: HashMap<ServiceKey, Option<Target>>,
     planned: HashMap<ServiceKey, Vec<Write>>,
     /// Links with an object that has a higher term than this leader's, and that term.
     higher_terms: HashMap<ServiceKey, u64>,
-    /// Whether it was said that another instance owns most objects.
+    /// Whether it was logged that another instance owns most objects.
     other_owner: bool,
-    /// What keeps objects of a kind from being written by a verb.
+    /// Errors that concern all writes of a kind by a verb.
     troubles: HashMap<(&'static str, ObjectKind), ThrottledLog>,
-    /// What keeps single objects from being written.
+    /// Errors that concern writes of single objects.
     refusals: RefusalLog,
-    /// What keeps Services from being looked up that count as gone.
+    /// Errors of the look-ups of Services that count as gone.
     looks: ThrottledLog,
     /// Services that count as gone because they may not be looked up.
     refused_looks: ThrottledLog,
 }
 
 impl StatusLog {
-    /// Returns a report in which nothing has been said.
+    /// Returns a log without any state.
     pub(crate) fn new(
         backend: Backend,
         news: Telemetry,
@@ -86,7 +86,7 @@ impl StatusLog {
         }
     }
 
-    /// Returns how an object is called in the log.
+    /// Returns the name of an object for the log.
     fn place(&self, id: &ObjectId) -> String {
         match id.kind {
             ObjectKind::LoadBalancer => id.name.clone(),
@@ -94,7 +94,7 @@ impl StatusLog {
         }
     }
 
-    /// Counts a write that has ended with this HTTP code, and the look at a link that led to it.
+    /// Counts a write that has ended with this HTTP code, and the reconciliation that led to it.
     pub(crate) fn count(
         &self,
         write: &Write,
@@ -113,8 +113,8 @@ impl StatusLog {
         }
     }
 
-    /// Says that a write was made: one line for an external target, of which its EndpointSlices are
-    /// part. Returns whether that ends trouble with writes of its sort.
+    /// Reports a successful write: a single line for an external target and its EndpointSlices. Returns whether this
+    /// ends an error of the whole class of writes.
     pub(crate) fn written(
         &mut self,
         link: Option<&Link>,
@@ -162,22 +162,22 @@ impl StatusLog {
         trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()))
     }
 
-    /// Says that a write failed for a reason that all of its sort have.
+    /// Reports an error that concerns the whole class of writes.
     pub(crate) fn trouble(&mut self, write: &Write, code: u16, sentence: &str) {
         self.troubles.entry((write.verb(), write.id().kind)).or_default().report(code, sentence);
     }
 
-    /// Says that it can't be found out whether a Service is gone whose external target would be removed.
+    /// Reports that the end of a Service can't be confirmed, so its external target stays.
     pub(crate) fn unconfirmed(&mut self, code: u16, sentence: &str) {
         self.looks.report(code, &format!("{sentence}; the external target stays until that is known"));
     }
 
-    /// Says that it can be found out again.
+    /// Reports that look-ups succeed again.
     pub(crate) fn confirmed(&mut self) {
         self.looks.over("Services that count as gone can be looked up again");
     }
 
-    /// Says that what a Service has left is removed although it can't be looked up.
+    /// Reports that the external target of a Service is removed although the Service can't be looked up.
     pub(crate) fn counts_as_gone(&mut self, key: &ServiceKey) {
         self.refused_looks.remind(&format!(
             "Service {key} counts as gone: the watch has told of its end, and for ten minutes the API server has \
@@ -185,7 +185,7 @@ impl StatusLog {
         ));
     }
 
-    /// Says that a write failed for a reason of its own; `is_new` says whether it is another one than before.
+    /// Reports an error that concerns this write alone; `is_new` tells whether it differs from the last one.
     pub(crate) fn failed(
         &mut self,
         key: &ServiceKey,
@@ -207,7 +207,7 @@ impl StatusLog {
         );
     }
 
-    /// Says which writes would be made.
+    /// Logs the planned writes.
     pub(crate) fn plan(&mut self, key: &ServiceKey, writes: Vec<Write>) {
         if self.planned.get(key) == Some(&writes) {
             return;
@@ -226,7 +226,7 @@ impl StatusLog {
         self.planned.insert(key.clone(), writes);
     }
 
-    /// Says that the object of a link's name isn't ours. How things stood at the start isn't recorded.
+    /// Reports that the object with a link's name isn't ours. Conflicts that exist at the start cause no Event.
     pub(crate) fn conflict(&mut self, link: &Link, object: &str, why: &str, is_news: bool) {
         let key = &link.key;
         let object = self.backend.describe(object);
@@ -244,7 +244,7 @@ impl StatusLog {
         self.count_conflicts();
     }
 
-    /// Says once that an object of a link has a higher term than this leader's, and isn't written.
+    /// Reports once that an object of a link has a higher term than this leader's, and isn't written.
     pub(crate) fn higher_term(&mut self, key: &ServiceKey, id: &ObjectId, term: u64, own: u64) {
         if self.higher_terms.insert(key.clone(), term) != Some(term) {
             warn!(
@@ -257,7 +257,7 @@ impl StatusLog {
         }
     }
 
-    /// Says that there is no such conflict any more, if there was one.
+    /// Reports the end of a conflict, if there was one.
     pub(crate) fn no_conflict(&mut self, key: &ServiceKey) {
         if self.conflicts.remove(key).is_some() {
             info!("link {key}: the name of its external target is free now, or not needed");
@@ -265,8 +265,8 @@ impl StatusLog {
         }
     }
 
-    /// Says once that another instance owns most objects of the target namespace, if it is so, and how many
-    /// objects other instances own.
+    /// Reports once that another instance owns most objects of the target namespace, and counts the objects of other
+    /// instances.
     pub(crate) fn other_owner(&mut self, number: usize, find: impl FnOnce(&str) -> Option<OtherOwner>) {
         self.metrics.set_objects_of_others(number);
         let Backend::Namespace { namespace, .. } = &self.backend else { return };
@@ -277,7 +277,7 @@ impl StatusLog {
         self.other_owner = found.is_some();
     }
 
-    /// Says that an external target isn't removed yet, because so many have been.
+    /// Reports that an external target isn't removed yet because of the deletion budget.
     pub(crate) fn held(&mut self, link: &Link, max: MaxDeletes, pause: Option<Duration>) {
         let key = &link.key;
         if self.held.insert(key.clone()) {
@@ -290,7 +290,7 @@ impl StatusLog {
         self.count_held();
     }
 
-    /// Says how many external targets are held back, if there are any.
+    /// Logs the number of held-back removals, if there are any.
     pub(crate) fn remind(&mut self, max: MaxDeletes) {
         if self.held.is_empty() {
             return;
@@ -306,14 +306,14 @@ impl StatusLog {
         ));
     }
 
-    /// Takes in that this process leads no more: what it held back is another's business.
+    /// Records that this process doesn't lead any more: held-back removals are the next leader's.
     pub(crate) fn cease(&mut self) {
         self.held.clear();
         self.count_held();
         self.former.clear();
     }
 
-    /// Says that nothing of a link is held back any more.
+    /// Reports that the removal of a link's external target isn't held back any more.
     pub(crate) fn not_held(&mut self, key: &ServiceKey) {
         if self.held.remove(key) {
             self.count_held();
@@ -327,7 +327,7 @@ impl StatusLog {
         self.metrics.deletes_held.set(i64::try_from(self.held.len()).unwrap_or(i64::MAX));
     }
 
-    /// Says that another link has the name that a link's external target would have, if it is so.
+    /// Reports that another link has the default name of a link's external target.
     pub(crate) fn whose_name(
         &mut self,
         link: &Link,
@@ -342,7 +342,7 @@ impl StatusLog {
         let first = names::external_target(namespace, name);
         let holder = holder(&first);
         if let Some(said) = self.names_lost.get_mut(&link.key) {
-            // The same holder may only become known, or its object be made again.
+            // The owner may become known later, or its object may be recreated.
             let (was, is) = (said.clone(), holder.clone().or(said.take()));
             *said = is.clone();
             if was.is_none() || was == is {
@@ -363,7 +363,7 @@ impl StatusLog {
         self.names_lost.insert(link.key.clone(), holder);
     }
 
-    /// Takes in that a link has another target: it is told when that is written.
+    /// Records a change of a link's target, which is reported when it has been written.
     pub(crate) fn heed(&mut self, change: &LinkChange) {
         match change.target_change() {
             Some((from, Some(_))) => {
@@ -374,8 +374,8 @@ impl StatusLog {
         }
     }
 
-    /// Takes in what the external target of a link points at before it is written. At the first look
-    /// that is the target from before this process led; later, a change made by hand.
+    /// Records the target of a link's external target before a write. At the first reconciliation this is the target
+    /// from before this process led; later it is a change made by hand.
     pub(crate) fn retargets(
         &mut self,
         key: &ServiceKey,
@@ -390,7 +390,7 @@ impl StatusLog {
         }
     }
 
-    /// Takes in that nothing is left to be written for a link.
+    /// Records that a link needs no more writes.
     pub(crate) fn settled(&mut self, link: &Link) {
         self.planned.remove(&link.key);
         if let Some(Some(from)) = self.former.remove(&link.key)
@@ -400,20 +400,19 @@ impl StatusLog {
         }
     }
 
-    /// Lets go of room that isn't needed any more.
     pub(crate) fn tidy(&mut self) {
         self.held.shrink_to_fit();
         self.former.shrink_to_fit();
     }
 
-    /// Returns the links of which something has been said.
+    /// Returns the links with reported state.
     pub(crate) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
         let Self { conflicts, held, names_lost, former, planned, .. } = self;
         let said = conflicts.keys().chain(held).chain(names_lost.keys());
         said.chain(former.keys()).chain(planned.keys())
     }
 
-    /// Forgets what was said of a link that is gone.
+    /// Forgets the reported state of a link that is gone.
     pub(crate) fn forget(&mut self, key: &ServiceKey) {
         self.no_conflict(key);
         self.not_held(key);
@@ -428,7 +427,7 @@ impl StatusLog {
     }
 }
 
-/// What an external target leads to.
+/// Returns the destination of an external target for the log.
 fn aim(service: &Service) -> &str {
     service.spec.external_name.as_deref().unwrap_or("its addresses")
 }

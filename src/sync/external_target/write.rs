@@ -1,4 +1,4 @@
-//! What the reconciler writes, and what comes of it.
+//! Makes the reconciler's writes, and processes the results.
 
 use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
@@ -22,28 +22,28 @@ pub(crate) use super::write_result::{SkipReason, WriteEnd, WriteResult};
 pub(crate) use crate::sync::controller::work_queue::CONFLICT_TIMEOUT;
 
 impl Reconciler {
-    /// Returns which external target a write removes for good, if it does: not one that has another
-    /// name now.
+    /// Returns the deletion budget's key if a write removes an external target for good, rather than an object under a
+    /// former name.
     pub(crate) fn removal(link: &Link, write: &Write) -> Option<String> {
         let Write::Delete { id, .. } = write else { return None };
         let leftover = link.outlived_since().is_none() && id.name != link.external_target();
         (id.kind == ObjectKind::Service && !leftover).then(|| removal_of(&id.name, write.uid()))
     }
 
-    /// Returns whether a removal may be made now; else the link waits for its turn. With [`SyncMode::Plan`] the removal
-    /// counts as made.
+    /// Returns whether a removal may be made now; otherwise the link waits. With [`SyncMode::Plan`] the removal counts
+    /// as made.
     pub(crate) fn may_remove(&mut self, link: &Link, object: &str) -> bool {
         let SyncPolicy { max_deletes: max, sync, .. } = self.settings.policy;
         let (present, now) = (self.objects.number_of_links(), Instant::now());
         let answer = match sync {
             SyncMode::Plan => self.deletion_budget.lock().ask(max, object, present, now),
-            // It counts when it is really made: first it is looked up whether the Service is gone.
+            // The removal counts when it is sent: first the end of the Service has to be confirmed.
             SyncMode::On | SyncMode::Off => self.deletion_budget.lock().allows(max, object, present, now),
         };
         answer.inspect_err(|pause| self.hold(link, *pause)).is_ok()
     }
 
-    /// Has a link wait for its turn to be removed; without a pause for ever.
+    /// Schedules a link that waits for its removal; `None` means forever.
     fn hold(&mut self, link: &Link, pause: Option<Duration>) {
         self.report.held(link, self.settings.policy.max_deletes, pause);
         if let Some(pause) = pause {
@@ -51,7 +51,7 @@ impl Reconciler {
         }
     }
 
-    /// Starts a write, unless its time hasn't come yet; returns whether it did.
+    /// Starts a write, unless it has to wait; returns whether it was started.
     pub(crate) fn start(&mut self, link: &Arc<Link>, write: Write, looked_at: Instant) -> bool {
         let (key, id) = (link.key.clone(), write.id());
         if let Some((outdated, since)) = self.stale_versions.get(&id) {
@@ -93,7 +93,7 @@ impl Reconciler {
         let present = self.objects.number_of_links();
         self.writes.spawn(async move {
             let request = async {
-                // Last of all: whatever the write has waited for, etcd may have been restored meanwhile.
+                // Confirm last, right before the write: etcd may have been restored during any earlier wait.
                 let confirmed = match &departure {
                     Some(departure) => Some(departure.confirm().await.map_err(SkipReason::Unconfirmed)?),
                     None => None,
@@ -138,7 +138,7 @@ impl Reconciler {
         }
     }
 
-    /// Takes over that a write wasn't made.
+    /// Processes a skipped write.
     fn dropped(&mut self, key: &ServiceKey, write: &Write, why: SkipReason) {
         self.work_queue.done(key);
         self.breakers.probe_ended(key);
@@ -151,14 +151,14 @@ impl Reconciler {
             }
         }
         self.objects.write_ended(&write.id());
-        // What has been heard meanwhile may have made it another decision.
+        // Events that arrived meanwhile may have changed the decision.
         if self.settings.store.get(key).is_none_or(|link| link.outlived_since().is_none()) {
             self.work_queue.succeeded(key);
             self.work_queue.add(key);
         }
     }
 
-    /// Takes over that it isn't known whether a Service is gone.
+    /// Processes an unconfirmed end of a Service.
     fn unconfirmed(&mut self, key: &ServiceKey, why: Unconfirmed) {
         self.report.not_held(key);
         let by_authorizer = matches!(why, Unconfirmed::Refused { by_authorizer: true, .. });
@@ -194,7 +194,7 @@ impl Reconciler {
         let WriteResult { key, looked_at, write, adopted, confirmed, removal, code, result } = written;
         self.report.not_held(&key);
         if let Some(object) = &removal {
-            // Without an answer it may well be gone.
+            // Without an answer the object may be gone.
             let refused = result.is_err() && code >= 400 && !matches!(result, Err(WriteError::Gone));
             self.deletion_budget.lock().answered(object, refused);
         }
@@ -251,13 +251,12 @@ impl Reconciler {
                 self.work_queue.add(&key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Finalizer { .. }) => {
-                // With the Service its finalizers have gone.
+                // The finalizers are gone with the Service.
                 self.settings.store.set_guarded(&key, write.uid(), false);
                 self.work_queue.add(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
-                // Another client's write came first. The watch brings the object as it is now; until
-                // then nothing is tried.
+                // Another client's write came first. Nothing is tried until the watch delivers the present version.
                 let sent = write.resource_version().map(ToOwned::to_owned);
                 if self.version_of(&id) == sent {
                     self.stale_versions.insert(id, (sent, Instant::now()));
@@ -296,14 +295,14 @@ impl Reconciler {
         self.objects.write_ended(&write.id());
     }
 
-    /// Has a link wait whose write has failed for a reason of its own.
+    /// Schedules the retry of a write that failed for a reason of this link alone.
     fn failed(&mut self, key: &ServiceKey, write: &Write, reason: &str, at_least: Option<Duration>) {
         let (pause, is_new) = self.work_queue.add_refused(key, at_least, reason);
         self.report.failed(key, write, reason, pause, is_new);
     }
 }
 
-/// Returns how the brake calls the removal of an external target: the next one of its name is another.
+/// Returns the deletion budget's key of an external target. The uid distinguishes successive targets of the same name.
 pub(crate) fn removal_of(name: &str, uid: &str) -> String {
     format!("{name} {uid}")
 }
@@ -320,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_external_target_that_goes_for_good_counts_as_removed() {
+    fn only_final_removals_of_external_targets_count() {
         let living = Link::new(ServiceKey::new("default", "web"), "u");
         let gone = Link { state: LinkState::Gone(Instant::now().into()), ..living.clone() };
         let (own, former) = ("web-default-ext", "former-ext");

@@ -1,9 +1,9 @@
 //! A list/watch loop on kube's client, for every watch of lb-linker.
 //!
-//! kube's own watcher hides bookmarks, fixes the size of pages, has no way back from a streamed list, begins a watch
-//! anew without a pause when one is answered 200 and closed, and never gives up a version that the API server has
-//! called gone in answer to the request. A watch that has died in silence, as after etcd was restored to an earlier
-//! revision, it doesn't notice. Here a watch has to prove that it lives: see `progress`.
+//! kube's own watcher hides bookmarks, has a fixed page size, doesn't fall back from streamed lists to pages, restarts
+//! a watch without a pause if it was answered with 200 and closed, and keeps using a resourceVersion for which the API
+//! server answers a watch request with 410. It doesn't notice a watch that is silently dead, as after a restore of etcd
+//! to an earlier revision. Here a watch has to prove that it is alive: see `progress`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,39 +29,36 @@ use wire::{Page, PageError, PageSize, WireEvent};
 mod progress;
 mod wire;
 
-/// Seconds after which the API server ends a watch.
+/// Time after which the API server ends a watch, in seconds.
 const WATCH_SECONDS: u32 = 50;
-/// How long a watch may last: when its end hasn't come by then, the connection has died. That keeps the silence of a
-/// dead connection below a minute.
+/// Maximum duration of a watch: if it hasn't ended by then, the connection is dead. This limits the silence of a dead
+/// connection to less than a minute.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
-/// How long a streamed list may pause.
+/// Maximum pause within a streamed list.
 const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the answer to a list of one object may take, with its body.
+/// Timeout for a list of one object, including the response body.
 const SINGLE_LIST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it is remembered that the API server can't stream lists.
+/// Time for which lists aren't streamed after the API server has refused to stream one.
 const STREAM_RETRY_INTERVAL: Duration = Duration::from_secs(3600);
-/// The first and the longest pause after trouble.
+/// The first and the longest pause after a failure.
 const RELIST_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// Why a list or a watch has failed. The next one follows, after a pause.
+/// The reason why a list or a watch has failed. The loop retries after a pause.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
-    /// The list was refused, or not answered.
     #[error("the list has failed: {0}")]
     List(#[source] kube::Error),
-    /// The watch was refused, or not answered.
     #[error("the watch has failed: {0}")]
     Watch(#[source] kube::Error),
-    /// The API server has ended the watch.
     #[error("the API server has ended the watch: {} {}", .0.code, .0.message)]
     Ended(Box<Status>),
-    /// An event doesn't say which object it is about, or which version of it.
+    /// An event lacks the name or the resourceVersion of its object.
     #[error("an event without a name or a resourceVersion")]
     Unidentified,
 }
 
 impl WatchError {
-    /// Returns the HTTP code; 0 if there was no answer, or none that is an error.
+    /// Returns the HTTP code; 0 if there was no answer, or no HTTP error.
     #[must_use]
     pub fn code(&self) -> u16 {
         match self {
@@ -71,7 +68,7 @@ impl WatchError {
         }
     }
 
-    /// Returns how long the API server asks to be left alone.
+    /// Returns the pause that the API server requests.
     fn retry_after(&self) -> Duration {
         match self {
             Self::List(error) | Self::Watch(error) => retry_after(error).unwrap_or_default(),
@@ -81,47 +78,44 @@ impl WatchError {
     }
 }
 
-/// What a list/watch loop tells.
+/// An event of a list/watch loop.
 #[derive(Clone, Debug)]
 pub enum Event<K> {
-    /// A list begins: what came of an earlier one that hasn't ended doesn't count.
+    /// A list begins: the objects of an unfinished list have to be discarded.
     ListBegins,
-    /// An object of the list. Of several versions of an object the last one counts.
+    /// An object of the list. The last of several versions of an object counts.
     Listed(K),
-    /// The list is complete. It is the truth, whatever its version.
+    /// The list is complete. It replaces all earlier state, whatever its version.
     ListEnds {
-        /// The list's version, if it is a number.
+        /// The list's resourceVersion, if it is a number.
         version: Option<u64>,
-        /// Whether that is older than what this watch heard before: etcd has been restored to an earlier revision.
+        /// Whether that is older than versions seen before: etcd has been restored to an earlier revision.
         rewound: bool,
     },
-    /// An object is new, or has changed.
+    /// An object was added or modified.
     Applied(K),
-    /// An object is gone, or isn't selected any more.
+    /// An object was deleted, or left the selection.
     Deleted(K),
 }
 
-/// What is said next: an event, or what has failed.
+/// An event, or the error of a list or watch.
 pub type WatchItem<K> = Result<Event<RawDeserializeGuard<K>>, WatchError>;
 
-/// The events of a list/watch loop; they never end.
+/// The endless stream of events of a list/watch loop.
 pub type Events<K> = BoxStream<'static, WatchItem<K>>;
 
-/// Which objects are listed and watched.
+/// The selection of objects to list and watch.
 #[derive(Clone, Debug, Default)]
 pub struct RequestQuery {
-    /// The namespace; without one it is all.
+    /// The namespace; `None` for all.
     pub namespace: Option<String>,
-    /// The field selector.
     pub fields: String,
-    /// The label selector.
     pub labels: String,
-    /// Whether only the metadata of objects is wanted.
+    /// Whether to request only the metadata of objects.
     pub metadata_only: bool,
 }
 
 impl RequestQuery {
-    /// Returns the query for one object.
     pub(crate) fn named(namespace: &str, name: &str) -> Self {
         let fields = format!("metadata.name={name}");
         Self { namespace: Some(namespace.to_owned()), fields, ..Self::default() }
@@ -183,7 +177,7 @@ async fn read_page<K: DeserializeOwned>(
     Page::read(client.request_stream(request?).await?, limit).await
 }
 
-/// Reads a list of at most one object, which mustn't stall.
+/// Reads a list of at most one object, with a timeout.
 async fn read_one<K: DeserializeOwned>(
     client: Client,
     request: kube::Result<HttpRequest>,
@@ -192,7 +186,7 @@ async fn read_one<K: DeserializeOwned>(
     answer.unwrap_or_else(|_| Err(PageError::Kube(broken("the list of one object doesn't come to its end"))))
 }
 
-/// Lists the objects of a query, and watches them from there on. `sign` learns when something has been heard.
+/// Lists the objects of a query, and watches them afterwards. `sign` records the time of each sign of life.
 pub fn list_watch<K>(client: Client, query: RequestQuery, sign: Arc<LastHeard>) -> Events<K>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
@@ -216,10 +210,10 @@ where
     items.boxed()
 }
 
-/// Lists the objects of a query once, in pages that are told one by one.
+/// Lists the objects of a query once, and passes them to `told` page by page.
 ///
 /// # Errors
-/// If a page can't be had: 410 where the list has taken too long.
+/// If a page can't be read; with code 410 if the list has taken too long.
 pub async fn list_pages<K>(
     client: Client,
     query: &RequestQuery,
@@ -248,10 +242,10 @@ where
     }
 }
 
-/// Finds the object of a query ([`RequestQuery::named`]), as it is now: with the right to list alone.
+/// Finds the object of a query ([`RequestQuery::named`]). Needs only the permission to list.
 ///
 /// # Errors
-/// If the API server refuses, or hasn't sent the whole answer after ten seconds.
+/// If the API server refuses, or doesn't complete its answer within ten seconds.
 pub(crate) async fn find<K>(
     client: Client,
     query: &RequestQuery,
@@ -262,14 +256,14 @@ where
     Ok(find_at::<K>(client, query, None).await?.0)
 }
 
-/// Does what [`find`] does, but believes etcd alone that there is no such object.
+/// Like [`find`], but trusts only etcd that the object doesn't exist.
 ///
-/// An API server answers from its watch cache once that has reached etcd's revision. After etcd was restored to an
-/// earlier state, the cache of an API server that wasn't restarted is ahead of it and counts as fresh. A list of one
-/// name in exactly one version is always read from etcd, which refuses a version that it hasn't reached (504).
+/// An API server answers from its watch cache if the cache has reached etcd's revision. After a restore of etcd to an
+/// earlier revision, the cache of an API server that wasn't restarted is ahead of etcd, and counts as fresh. A list of
+/// one name at an exact version is always read from etcd, which refuses a version that it hasn't reached (504).
 ///
 /// # Errors
-/// As of [`find`], and if etcd hasn't reached the version of the first answer.
+/// As for [`find`], and if etcd hasn't reached the version of the first answer.
 pub(crate) async fn find_in_etcd<K>(
     client: Client,
     query: &RequestQuery,
@@ -283,7 +277,8 @@ where
     }
 }
 
-/// Finds the object of a query, as it is now or was in a version. Returns also the version of the answer, if it has one.
+/// Finds the object of a query, at present or at a resourceVersion. Also returns the resourceVersion of the answer, if
+/// any.
 async fn find_at<K>(
     client: Client,
     query: &RequestQuery,
@@ -310,9 +305,9 @@ where
 /// Whether lists are streamed.
 #[derive(Debug, Default)]
 struct Streams {
-    /// Until when they aren't, because the API server can't.
+    /// The end of the time for which lists aren't streamed, because the API server can't.
     refused_until: Option<Instant>,
-    /// Whether the last one has failed, for whatever reason.
+    /// Whether the last streamed list failed, for any reason.
     failed: bool,
 }
 
@@ -321,8 +316,8 @@ impl Streams {
         !self.failed && self.refused_until.is_none_or(|until| now >= until)
     }
 
-    /// Takes over that a streamed list has failed: the next one comes in pages, and where the API server can't stream
-    /// them, those of the next hour.
+    /// Records that a streamed list has failed: the next list is read in pages, and, if the API server can't stream
+    /// lists, so are the lists of the next hour.
     fn note_failure(&mut self, refused: bool, now: Instant) {
         self.failed = true;
         if refused {
@@ -340,15 +335,15 @@ struct ListWatch<K> {
     pages: PageSize,
     streams: Streams,
     state: ListWatchState<K>,
-    /// What is told before anything else is done.
+    /// Items to return before the next step.
     said: VecDeque<WatchItem<K>>,
 }
 
-/// What a list has had so far.
+/// The counts of an incomplete list.
 #[derive(Debug, Default)]
 struct ListProgress {
     objects: u64,
-    /// The newest version; nothing once one was no number.
+    /// The newest resourceVersion; `None` if any isn't a number.
     newest: Option<u64>,
 }
 
@@ -362,7 +357,7 @@ impl ListProgress {
         self.see(object);
     }
 
-    /// Takes in another version of an object that is counted.
+    /// Adds another version of an object that has been counted already.
     fn see<K: Resource>(&mut self, object: &RawDeserializeGuard<K>) {
         let version = object.meta().resource_version.as_deref().and_then(number);
         self.newest = self.newest.zip(version).map(|(newest, version)| newest.max(version));
@@ -370,29 +365,29 @@ impl ListProgress {
 }
 
 enum ListWatchState<K> {
-    /// Nothing is asked before.
+    /// Waiting for the next request.
     Rest { until: Instant, step: WatchStep },
-    /// A streamed list is asked for.
+    /// About to request a streamed list.
     BeginStream,
-    /// A list is read page by page.
+    /// Reading a list page by page.
     Pages {
         token: Option<String>,
         items: VecDeque<RawDeserializeGuard<K>>,
         version: Option<String>,
         count: ListProgress,
     },
-    /// A streamed list is read, and after it the watch that it is part of. What has gone meanwhile is told later.
+    /// Reading a streamed list, which continues as a watch. Deletions are returned after the list.
     Stream { events: wire::Events<K>, over: Instant, count: ListProgress, gone: Vec<RawDeserializeGuard<K>> },
-    /// A watch is read.
+    /// Reading a watch.
     Watch { events: wire::Events<K>, over: Instant },
 }
 
-/// What comes of one step of the loop.
+/// The result of one step of the loop.
 #[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
 enum StepResult<K> {
-    /// Something to tell, now or later.
+    /// An item to return.
     Say(WatchItem<K>),
-    /// Nothing yet.
+    /// No item.
     Quiet,
 }
 
@@ -400,8 +395,7 @@ impl<K> ListWatch<K>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
-    /// Returns what is to be told next. A call that is given up loses nothing: the state is changed after what is
-    /// waited for has come.
+    /// Returns the next item. Cancel-safe: the state changes only after an await has completed.
     async fn next(&mut self) -> WatchItem<K> {
         loop {
             if let Some(said) = self.said.pop_front() {
@@ -440,7 +434,7 @@ where
                 _ => self.begin_watch().await,
             };
         }
-        // This is said before the request is made: what is written from here on may be newer than the list.
+        // Return `ListBegins` before the request: writes from here on may be newer than the list.
         self.state = if self.streams.may(Instant::now()) {
             ListWatchState::BeginStream
         } else {
@@ -455,10 +449,8 @@ where
         StepResult::Say(Ok(Event::ListBegins))
     }
 
-    // === lists ===
-
     async fn begin_stream(&mut self) -> StepResult<K> {
-        // Without a version: at least as new as this moment, whatever has been heard before.
+        // Without a resourceVersion the list is at least as new as this moment.
         let params = self.query.watch().initial_events();
         match open(self.client.clone(), self.query.watch_request(&self.request, &params, "")).await {
             Ok(events) => {
@@ -481,7 +473,7 @@ where
             Ok(Ok(None)) => return self.stream_failed(broken("the streamed list has no end")),
             Ok(Err(error)) => return self.stream_failed(kube::Error::ReadEvents(error)),
             Err(_) => {
-                // It looks like an API server that streams and never sends the bookmark at the end.
+                // Probably an API server that streams objects but never sends the bookmark at the end.
                 self.streams.note_failure(true, Instant::now());
                 return self
                     .stream_failed(broken("the streamed list goes on neither with an object nor its end"));
@@ -527,14 +519,14 @@ where
     fn stream_failed(&mut self, error: kube::Error) -> StepResult<K> {
         let now = Instant::now();
         let code = code(&error);
-        // An API server that doesn't know streamed lists, or has them switched off, refuses their parameters.
+        // An API server without streamed lists refuses their parameters.
         let refused = matches!(code, 400 | 422);
         if refused {
             self.streams.note_failure(true, now);
             self.state = ListWatchState::Rest { until: now, step: WatchStep::List(0) };
             return StepResult::Quiet;
         }
-        // These say nothing about streams.
+        // These codes are independent of streaming.
         if !matches!(code, 401 | 403 | 404 | 429) {
             self.streams.note_failure(false, now);
         }
@@ -578,7 +570,7 @@ where
         StepResult::Quiet
     }
 
-    /// Takes over that a list is complete.
+    /// Records that a list is complete.
     fn listed(&mut self, version: &str, count: &ListProgress) -> StepResult<K> {
         let rewound = self.progress.rewinds(version);
         let &ListProgress { objects, newest } = count;
@@ -588,7 +580,7 @@ where
         StepResult::Say(Ok(Event::ListEnds { version: number(version), rewound }))
     }
 
-    /// Asks for the newest resourceVersion, which a list of one object without a version tells.
+    /// Reads the newest resourceVersion from a list of one object without a resourceVersion.
     async fn ask_newest(&mut self) -> StepResult<K> {
         let request = self.query.list_request(&self.request, 1, None);
         match read_one::<K>(self.client.clone(), request).await {
@@ -596,15 +588,13 @@ where
                 let version = page.metadata.resource_version.unwrap_or_default();
                 self.go_on(WatchInput::Newest(&version))
             }
-            // It is the newest all the same, but only the whole list tells which.
+            // The answer contains the newest resourceVersion, but can't be read; a complete list can, in pages.
             Err(PageError::TooLarge) => self.go_on(WatchInput::Silence),
             Err(PageError::Kube(error)) => {
                 self.fail(WatchInput::WatchFailed(code(&error)), WatchError::List(error))
             }
         }
     }
-
-    // === watches ===
 
     async fn begin_watch(&mut self) -> StepResult<K> {
         let Some(version) = self.progress.version().map(ToOwned::to_owned) else {
@@ -626,7 +616,7 @@ where
         let deadline = self.progress.deadline();
         let ListWatchState::Watch { events, over } = &mut self.state else { return StepResult::Quiet };
         let sent = tokio::select! {
-            // What has come before it could be read counts first.
+            // Prefer events that have arrived to the timers.
             biased;
             sent = events.next() => sent,
             () = sleep_until(deadline) => return self.go_on(WatchInput::Silence),
@@ -668,8 +658,6 @@ where
         }
     }
 
-    // === what next ===
-
     fn go_on(&mut self, input: WatchInput<'_>) -> StepResult<K> {
         self.follow(input, Duration::ZERO);
         StepResult::Quiet
@@ -685,7 +673,7 @@ where
         let step = self.progress.take(input, now);
         let until = match step {
             WatchStep::Continue => return,
-            // However short the watches are, a list comes in its time.
+            // Even if the watches are short, the list isn't delayed beyond its deadline.
             WatchStep::Watch(doublings) | WatchStep::AskNewest(doublings) => {
                 (now + pause(doublings)).min(self.progress.deadline())
             }
@@ -695,7 +683,7 @@ where
     }
 }
 
-/// Returns the version of an object that says which one it is.
+/// Returns the resourceVersion of an object, if the object has a namespace, a name and a resourceVersion.
 fn identified<K: Resource>(object: &RawDeserializeGuard<K>) -> Option<&str> {
     let meta = object.meta();
     let text = |text: &'_ Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
@@ -703,14 +691,14 @@ fn identified<K: Resource>(object: &RawDeserializeGuard<K>) -> Option<&str> {
     meta.resource_version.as_deref().filter(|version| is_named && !version.is_empty())
 }
 
-/// Returns a pause, with jitter: the first one is doubled so often, less one.
+/// Returns a pause with jitter: zero for 0, else the first pause, doubled `doublings - 1` times.
 fn pause(doublings: u32) -> Duration {
     let Some(doublings) = doublings.checked_sub(1) else { return Duration::ZERO };
     let pause = RELIST_BACKOFF
         .0
         .saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX))
         .min(RELIST_BACKOFF.1);
-    // Half of it at random: many replicas shall not come back at the same moment.
+    // Half of the pause is random, so that many replicas don't reconnect at the same time.
     pause.mul_f64(rand::random_range(0.5..=1.0))
 }
 
@@ -725,12 +713,12 @@ fn broken(what: &'static str) -> kube::Error {
     kube::Error::ReadEvents(io::Error::new(io::ErrorKind::UnexpectedEof, what))
 }
 
-/// Returns how a watch of a namespace, or of all, is called in the metrics.
+/// Returns the name of a watch of a namespace, or of all, for the metrics.
 pub(crate) fn in_namespace(watch: &str, namespace: Option<&str>) -> String {
     namespace.map_or(watch.to_owned(), |namespace| format!("{watch}/{namespace}"))
 }
 
-/// Waits until a moment; without one, for ever.
+/// Waits until this time; forever if there is none.
 pub(crate) async fn sleep_until_opt(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,
@@ -738,7 +726,7 @@ pub(crate) async fn sleep_until_opt(moment: Option<Instant>) {
     }
 }
 
-/// Returns the object, or reports it: one that can't be read must not stop the others.
+/// Returns the object, or reports that it can't be decoded.
 pub(crate) fn readable<K: Resource>(
     object: RawDeserializeGuard<K>,
     object_errors: &mut ObjectErrors,

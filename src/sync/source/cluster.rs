@@ -1,4 +1,4 @@
-//! The source of links in a cluster: the watch of LoadBalancer Services.
+//! Watches the LoadBalancer Services of a cluster.
 
 mod leaving;
 
@@ -39,63 +39,61 @@ use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard, keep_unlisted};
 use leaving::{Deleted, Leaving};
 
-/// How long links wait until the owners of names are known.
+/// Maximum time that the first links wait until the owners of names are known.
 const OWNERS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the watch of LoadBalancer Services needs.
 #[derive(Clone)]
 pub struct ServiceWatcher {
-    /// The client.
     pub client: Client,
-    /// Where it is said that the API server is away.
+    /// Reports an unreachable API server.
     pub availability: ApiAvailability,
-    /// Which Services become links.
+    /// Selects the Services that become links.
     pub selection: Arc<Selection>,
-    /// What of their wishes is granted.
+    /// Decides which requested hostnames and targets are allowed.
     pub hostname_policy: Arc<HostnamePolicy>,
-    /// Whether Services carry our finalizer, and wait for us when they are deleted.
+    /// Whether Services have our finalizer, and wait for lb-linker when they are deleted.
     pub guards: bool,
-    /// Whether most external targets stay, at the start, until it is known that their Services are gone.
+    /// Whether most external targets stay after the start until it is certain that their Services are gone.
     pub keeps_unlisted: bool,
-    /// How long the links of Services are kept that aren't selected any more (`--delete-delay`).
+    /// Time for which the link of a Service is kept after the Service has left the selection (`--delete-delay`).
     pub delete_delay: Duration,
-    /// Where the links go.
+    /// The destination of the links.
     pub store: Arc<Store>,
-    /// Where changes are told.
+    /// The destination of reports about changes.
     pub news: Telemetry,
-    /// What is counted of its events.
     pub metrics: Arc<WatchMetrics>,
-    /// How old what its watches have heard is.
+    /// Tracks the age of the watches' data.
     pub staleness: Arc<Staleness>,
-    /// Whose terms begin with new lists: a leader writes nothing that it has heard before.
+    /// Each term begins with new lists: a leader writes nothing based on earlier observations.
     pub leadership: Leadership,
-    /// How often etcd was restored.
+    /// Counts restores of etcd.
     pub rewinds: Rewinds,
-    /// Which lists are complete.
+    /// Tracks the complete lists.
     pub listed: tokio::sync::watch::Sender<LinkLists>,
-    /// The Services whose target depends on another Service.
+    /// The Services with a target that depends on another Service.
     pub own_targets: Arc<Mutex<OwnTargets>>,
 }
 
-/// What one of several watches says, with its number.
+/// An item of one of several watches, with the number of the watch.
 type Tagged = BoxStream<'static, (usize, WatchItem<Service>)>;
 
-/// One of the watches: of a namespace, or of all.
+/// The state of the watch of a namespace, or of all namespaces.
 #[derive(Debug)]
 struct WatchState {
     namespace: Option<String>,
     list: PartialList,
-    /// Whether a list is coming in.
+    /// Whether a list is being received.
     listing: bool,
-    /// Whether a list is complete since the term began, and since etcd was restored; or the last one has failed.
+    /// Whether a list is complete since the begin of the term and the last restore of etcd. `failed`: whether the last
+    /// list failed.
     listed: bool,
     failed: bool,
-    /// Whether another watch has noticed since the last complete list that etcd was restored.
+    /// Whether another watch has noticed a restore of etcd since the last complete list.
     rewound: bool,
-    /// The version of the last list, or of what came after it: a term begins with a watch that knows neither.
+    /// The resourceVersion of the last list or event, which a new term compares its first list with.
     newest: Option<u64>,
     trouble: WatchTrouble,
-    /// When the Services are listed again, to confirm a list that isn't believed.
+    /// The time of the list that has to confirm a suspicious one.
     again: Option<Instant>,
     /// Ends the stream of events.
     end: Option<AbortHandle>,
@@ -122,12 +120,12 @@ impl WatchState {
         }
     }
 
-    /// Whether a list has come, or can't be had now, and no other one is coming in.
+    /// Returns whether a list is complete, or has failed, and none is being received.
     fn is_settled(&self) -> bool {
         (self.listed || self.failed) && !self.listing
     }
 
-    /// Takes in that a new list is due, before which nothing is written for these Services, and why.
+    /// Records that a new list is due, before which nothing is written for these Services, and why.
     fn expire(&mut self, why: &str) {
         (self.listed, self.failed) = (false, false);
         let links = match &self.namespace {
@@ -142,10 +140,10 @@ impl WatchState {
 }
 
 impl ServiceWatcher {
-    /// Keeps the store in step with the cluster.
+    /// Keeps the store in sync with the cluster.
     ///
     /// # Errors
-    /// If the watch ends, which it never should.
+    /// If a watch ends, which never should happen.
     pub async fn run(self) -> Result<(), SyncError> {
         let namespaces = &self.selection.namespaces;
         let mut scopes: Vec<WatchState> = if namespaces.is_empty() {
@@ -169,7 +167,7 @@ impl ServiceWatcher {
             leaving: Leaving::new(client, availability, Arc::clone(&self.selection), self.delete_delay),
         };
         loop {
-            // Of a list that comes in the Service that a target depends on may be one of the last.
+            // While a list is being received, the Service that a target depends on may still be missing.
             if self.heed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
                 log_changes(&self.news, self.reconsider(&mut heard.object_errors));
             }
@@ -210,7 +208,7 @@ impl ServiceWatcher {
             };
             let scope = &mut scopes[number];
             let Some(event) = scope.trouble.unless_failed(event) else {
-                // A list that has failed begins anew.
+                // After a failure the list starts again.
                 scope.listing = false;
                 scope.failed = true;
                 if !scope.listed {
@@ -219,7 +217,7 @@ impl ServiceWatcher {
                 continue;
             };
             if !matches!(event, Event::ListBegins) {
-                // That one isn't the API server's.
+                // `ListBegins` isn't an event of the API server.
                 self.metrics.event();
             }
             match event {
@@ -233,11 +231,12 @@ impl ServiceWatcher {
                     scope.trouble.set_waiting(None);
                     wait_for_owners(&self.store).await;
                     let list = std::mem::take(&mut scope.list);
-                    // Another watch may have noticed it first.
+                    // Another watch may have noticed the restore first.
                     let was_noticed = std::mem::take(&mut scope.rewound);
                     let rewound = rewound || was_noticed || version < scope.newest && version.is_some();
                     if rewound && !was_noticed && self.rewinds.count() == lists.rewinds {
-                        // Before the links change: no write is based on this list and an older one of external targets.
+                        // Note the restore before the links change, so that no write is based on this list and an older
+                        // list of external targets.
                         self.rewinds.note(scope.trouble.what());
                     }
                     if rewound {
@@ -266,17 +265,17 @@ impl ServiceWatcher {
         }
     }
 
-    /// Returns what lists that begin now are good for.
+    /// Returns the term and the rewind count for lists that begin now.
     fn lists(&self) -> ListedUpTo {
         ListedUpTo { term: self.leadership.term(), rewinds: self.rewinds.count() }
     }
 
-    /// Tells that a list is complete, or has failed.
+    /// Publishes that a list is complete, or has failed.
     fn note_list(&self, scope: &WatchState, lists: ListedUpTo, is_complete: bool) {
         self.listed.send_if_modified(|all| all.note(scope.namespace.as_deref(), lists, is_complete));
     }
 
-    /// Waits until new lists are due, after these.
+    /// Waits until new lists are due.
     async fn beyond(&self, ListedUpTo { term, rewinds }: ListedUpTo) {
         tokio::select! {
             () = self.leadership.beyond(term) => {}
@@ -284,7 +283,7 @@ impl ServiceWatcher {
         }
     }
 
-    /// Starts to list and watch anew; what was followed before isn't any more.
+    /// Starts to list and watch from the beginning, and ends the previous watch of this scope.
     fn follow(&self, number: usize, scope: &mut WatchState) -> Tagged {
         let query = RequestQuery {
             namespace: scope.namespace.clone(),
@@ -302,7 +301,7 @@ impl ServiceWatcher {
         events.boxed()
     }
 
-    /// Takes over a complete list. Of what it lacks too much isn't believed until another one agrees.
+    /// Applies a complete list. If too many links are missing, they are kept until another list confirms it.
     fn take_list(
         &self,
         scope: &mut WatchState,
@@ -325,7 +324,7 @@ impl ServiceWatcher {
         let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable).chain(&staying);
         let (known, missing) = self.store.missing_from(listed, namespace);
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
-        // The first list is compared with nothing.
+        // The first list has nothing to be compared with.
         let mut kept = if self.store.is_synced() {
             relist_guard.keeps(known, &missing, within, std::time::Instant::now())
         } else {
@@ -340,8 +339,8 @@ impl ServiceWatcher {
             );
         }
         kept.extend(staying);
-        // One of them may live and not be selected any more: the list lacks it all the same. After etcd was restored the
-        // list is the truth.
+        // A missing Service may exist and have left the selection: the list lacks it in either case. After a restore of
+        // etcd the list alone counts.
         if self.store.is_synced() && !rewound {
             for key in missing {
                 if let Some(link) = self.store.get(&key).filter(|_| !kept.contains(&key)) {
@@ -370,8 +369,7 @@ impl ServiceWatcher {
         }
     }
 
-    /// Returns what the store needs to know, and records what isn't granted; of the first list that is
-    /// no news.
+    /// Returns the observation for the store, and records Events for its denied parts, except during the first list.
     fn observe(&self, service: &Service, object_errors: &mut ObjectErrors) -> ObservedService {
         self.own_targets().note(service, &self.hostname_policy, Some(&self.store));
         let (observed, refused) = observe(service, &self.hostname_policy, &self.store, object_errors);
@@ -391,8 +389,8 @@ impl ServiceWatcher {
         observed
     }
 
-    /// Does what [`ServiceWatcher::observe`] does for a Service of a list, of which the rest isn't known yet: what is
-    /// wrong with a target that depends on another Service is said when [`ServiceWatcher::reconsider`] has looked again.
+    /// Like [`ServiceWatcher::observe`], for a Service of an incomplete list. Errors about a target that depends on
+    /// another Service are reported later, by [`ServiceWatcher::reconsider`].
     fn observe_listed(&self, service: &Service, object_errors: &mut ObjectErrors) -> ObservedService {
         if self.own_targets().note(service, &self.hostname_policy, None) {
             return service.observe(&self.hostname_policy, &self.store).0;
@@ -400,14 +398,14 @@ impl ServiceWatcher {
         self.observe(service, object_errors)
     }
 
-    /// Looks again at the Services whose target another Service allows now, or doesn't allow any more.
+    /// Observes the Services again for which another Service's permission of their target has changed.
     fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
         let mut again = |service: &Service| self.store.apply(self.observe(service, object_errors));
         services.iter().filter_map(&mut again).collect()
     }
 
-    /// Takes in which links have changed. Returns whether there are Services whose target depends on them.
+    /// Processes the changes of links. Returns whether Services depend on them.
     fn heed(&self, feed: &mut broadcast::Receiver<LinkChange>) -> bool {
         let mut own_targets = self.own_targets();
         loop {
@@ -438,18 +436,18 @@ impl ServiceWatcher {
         heard.object_errors.set(&key, None);
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
         if membership == Membership::NotSelected && self.is_left_out(&deleted.key) {
-            // It was left out before, too.
+            // The Service was left out before, too.
             return;
         }
         self.left(&deleted, membership, &mut heard.leaving);
         if self.guards && service.is_guarded() {
-            // It waits for us, also where we have never known it as a load balancer.
+            // The Service waits for us, even if this process has never known it as a load balancer.
             log_changes(&self.news, self.store.insert_terminating(&service.key(), service.uid(), true));
         }
     }
 
-    /// Ends the link of a Service that was called deleted and is back without a target: it has stopped being a load
-    /// balancer in between, which makes the API server clear its status.
+    /// Ends the link of a Service that was reported as deleted and is back without a target: it was of another type in
+    /// between, which makes the API server clear its status.
     fn end_if_blank(&self, observed: &ObservedService) -> Option<LinkChange> {
         let ObservedService { key, uid, ingress, .. } = observed;
         let is_blank = ingress.hostnames.is_empty() && ingress.addresses.is_empty();
@@ -457,8 +455,8 @@ impl ServiceWatcher {
         is_blank.then(|| self.store.delete_since(key, &uid.to_string(), None, now)).flatten()
     }
 
-    /// Takes over that a Service is gone, or left the selection: the event has the object as it was before, of which
-    /// only its key, uid and version are news.
+    /// Records that a Service was deleted or left the selection. The event contains the previous version of the object,
+    /// of which only key, uid and resourceVersion are used.
     fn deleted(&self, object: &RawDeserializeGuard<Service>, heard: &mut OtherServices) {
         let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
         let deleted = Deleted { key: key_of(object), uid, version };
@@ -471,21 +469,21 @@ impl ServiceWatcher {
         }
     }
 
-    /// Whether a Service has a link though the flags have left it out since this process began.
+    /// Returns whether the link of a Service has been left out by the flags since the start of this process.
     fn is_left_out(&self, key: &ServiceKey) -> bool {
         self.store.get(key).is_some_and(|link| link.is_left_out())
     }
 
-    /// Whether a Service has a living link.
+    /// Returns whether a Service has a link that isn't gone.
     fn is_followed(&self, Deleted { key, uid, .. }: &Deleted) -> bool {
         self.store.get(key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
     }
 
-    /// Takes over how a Service stands that isn't selected any more.
+    /// Applies the membership of a Service that has left the watch.
     fn left(&self, deleted: &Deleted, membership: Membership, leaving: &mut Leaving) {
         let Deleted { key, uid, version } = deleted;
         let since = match membership {
-            // The watch shows it again.
+            // The watch returns the Service again.
             Membership::Selected => return,
             Membership::NotSelected if self.is_left_out(key) => return,
             Membership::NotSelected if self.is_followed(deleted) => {
@@ -505,31 +503,31 @@ impl ServiceWatcher {
     }
 }
 
-/// What is remembered of the Services beside the links.
+/// State of Services outside the store.
 struct OtherServices {
     object_errors: ObjectErrors,
     leaving: Leaving,
 }
 
-/// A list as it comes in, page by page.
+/// An incomplete list.
 #[derive(Debug, Default)]
 struct PartialList {
     keys: HashSet<ServiceKey>,
     seen: Vec<ObservedService>,
-    /// Of those, which are many: most have the same.
+    /// Shares equal lists of ports: there are many Services, and most have the same ports.
     ports: PortInterner,
     unreadable: Vec<ServiceKey>,
-    /// Services that are no links and carry our finalizer, with their uid.
+    /// Services with our finalizer that aren't links, with their uid.
     departing: Vec<(ServiceKey, Box<str>)>,
-    /// Services that have a living link and aren't selected any more.
+    /// Services with a living link that have left the selection.
     unselected: Vec<(Deleted, Membership)>,
 }
 
-/// A list that has come in.
+/// A complete list.
 struct Complete {
     list: PartialList,
     version: Option<u64>,
-    /// Whether etcd was restored since the one before.
+    /// Whether etcd was restored since the previous list.
     rewound: bool,
 }
 
@@ -561,7 +559,8 @@ impl PartialList {
         }
     }
 
-    /// Drops an earlier version of an object: a streamed list may have several, of which the last one counts.
+    /// Removes an earlier version of an object: a streamed list may contain several versions, of which the last one
+    /// counts.
     fn drop_earlier(&mut self, key: &ServiceKey) {
         self.seen.retain(|observed| observed.key != *key);
         self.unreadable.retain(|unreadable| unreadable != key);
@@ -570,15 +569,15 @@ impl PartialList {
     }
 }
 
-/// Waits, for a while, until the owners of names are known: a name must not go to another link because Services were
-/// listed sooner than external targets.
+/// Waits, for at most [`OWNERS_TIMEOUT`], until the owners of names are known: a name mustn't go to another link
+/// because Services were listed before external targets.
 pub(crate) async fn wait_for_owners(store: &Store) {
-    // Where the API server answers the one list and not the other, DNS does without.
+    // After the timeout DNS starts without the owners: the API server may answer one list and not the other.
     let _ = tokio::time::timeout(OWNERS_TIMEOUT, store.holders_known()).await;
 }
 
-/// Returns what the store needs to know of a Service, reports what of it can't be served or isn't
-/// granted, and returns that too where it is news.
+/// Returns the observation of a Service for the store, logs its invalid or denied parts, and returns these if they have
+/// changed.
 pub(crate) fn observe(
     service: &Service,
     hostname_policy: &HostnamePolicy,
@@ -595,7 +594,6 @@ fn joined<'a>(object_errors: impl IntoIterator<Item = &'a Rejection>) -> String 
     object_errors.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Returns the resourceVersion of an object, if it is a number.
 fn version_of(object: &RawDeserializeGuard<Service>) -> Option<u64> {
     object.resource_version().and_then(|version| version.parse().ok())
 }

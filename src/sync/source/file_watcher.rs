@@ -1,4 +1,4 @@
-//! Noticing that files in a directory have changed.
+//! Watches the files of a directory for changes.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,33 +13,30 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Editors and ConfigMap mounts touch a file several times for one change: it is read when they
-/// have been quiet for this long.
+/// Quiet time after which changed files are read: editors and ConfigMap mounts touch a file several times for one
+/// change.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 
-/// The longest time that changes are waited out.
+/// Maximum time to wait for the quiet time.
 const MAX_DEBOUNCE: Duration = Duration::from_millis(500);
 
-/// How often it is looked whether it is still the same directory.
+/// Interval of checks whether the path still is the same directory.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Why a directory can't be used.
+/// The reason why a directory can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// It can't be read or written.
+    /// The directory can't be read or written.
     #[error("{}: {source}", path.display())]
     Io {
         /// The directory or file.
         path: PathBuf,
-        /// What the operating system said.
         source: std::io::Error,
     },
-    /// It can't be watched.
     #[error("{}: can't be watched for changes: {source}", path.display())]
     Watch {
         /// The directory.
         path: PathBuf,
-        /// What the operating system said.
         source: notify::Error,
     },
 }
@@ -51,22 +48,22 @@ impl From<DirectoryError> for SyncError {
 }
 
 impl DirectoryError {
-    /// Returns a closure that names `path` in an error of the operating system.
+    /// Returns a closure that adds `path` to an error of the operating system.
     pub(crate) fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
         let path = path.to_owned();
         |source| Self::Io { path, source }
     }
 }
 
-/// Returns a stream that yields once at the start and once after each burst of changes in
-/// `directory`. It ends when another directory, or none, has taken its place.
+/// Returns a stream that yields once at the start and once after each burst of changes in `directory`. The stream ends
+/// when the directory is removed or replaced.
 ///
 /// # Errors
-/// If the directory isn't there or can't be watched.
+/// If the directory doesn't exist or can't be watched.
 pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>, DirectoryError> {
-    // Events name their paths in full.
+    // Events contain absolute paths.
     let directory = std::path::absolute(directory).map_err(DirectoryError::at(directory))?;
-    // One unread notice is enough: all files are looked at.
+    // A single pending notice is enough: all files are read then.
     let (sender, receiver) = mpsc::channel(1);
     let failed = |source| DirectoryError::Watch { path: directory.clone(), source };
     let watched = directory.clone();
@@ -90,14 +87,14 @@ pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>
     let watched =
         FileWatcher { inode: inode(&directory), path: directory, replaced, watcher, notices: receiver };
     let later = futures::stream::unfold(watched, |mut watched| async move {
-        // A link to a directory can be pointed elsewhere without a notice.
+        // A symbolic link to a directory can be changed without a notice.
         while timeout(POLL_INTERVAL, watched.notices.recv()).await.is_err() {
             if watched.is_elsewhere() {
                 return None;
             }
         }
         let settled = async { while let Ok(Some(())) = timeout(DEBOUNCE, watched.notices.recv()).await {} };
-        // Where it is never quiet, it is read all the same.
+        // Read the files even if changes never pause.
         let _ = timeout(MAX_DEBOUNCE, settled).await;
         (!watched.is_elsewhere()).then_some(((), watched))
     });
@@ -111,9 +108,9 @@ fn is_rename(kind: EventKind) -> bool {
 struct FileWatcher {
     path: PathBuf,
     inode: Option<(u64, u64)>,
-    /// Whether it has been removed or renamed: the next one may have the same inode.
+    /// Whether the directory was removed or renamed: its successor may have the same inode.
     replaced: Arc<AtomicBool>,
-    /// Lives as long as the notices are wanted.
+    /// Must live as long as `notices` is used.
     #[expect(dead_code, reason = "dropping it ends the watch")]
     watcher: RecommendedWatcher,
     notices: mpsc::Receiver<()>,
@@ -125,7 +122,7 @@ impl FileWatcher {
     }
 }
 
-/// Which directory it is: the watch is on that, not on its name.
+/// Returns the device and inode of a directory: the watch is on the inode, not on the path.
 fn inode(path: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
@@ -135,7 +132,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_directory_that_is_removed_and_made_again_is_another_one() {
+    async fn recreated_directory_ends_the_stream() {
         // A path as a user types it: relative to the working directory.
         let parent = tempfile::tempdir_in(".").unwrap();
         let directory = Path::new(".").join(parent.path().file_name().unwrap()).join("watched");

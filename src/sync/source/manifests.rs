@@ -1,4 +1,4 @@
-//! The source of links without a cluster: Services in YAML or JSON files of a directory.
+//! A source of links without a cluster: Services in the YAML or JSON files of a directory.
 
 mod strings;
 
@@ -34,30 +34,28 @@ use crate::sync::k8s::service::Service;
 use crate::sync::source::relist_guard::keep_unlisted;
 use strings::{Document, Misread};
 
-/// The endings of file names that are read.
+/// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 
-/// The Services in a directory of manifests.
 #[derive(Clone)]
 pub struct ManifestSource {
-    /// The directory.
     pub directory: PathBuf,
-    /// Which Services become links.
+    /// Selects the Services that become links.
     pub selection: Arc<Selection>,
-    /// What of their wishes is granted.
+    /// Decides which requested hostnames and targets are allowed.
     pub hostname_policy: Arc<HostnamePolicy>,
-    /// Where the links go.
+    /// The destination of the links.
     pub store: Arc<Store>,
-    /// Where changes are told.
+    /// The destination of reports about changes.
     pub news: Telemetry,
-    /// The files as they were read last, also by a run of this source before.
+    /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
-    /// Whether most external targets stay, at the start, until it is known that their Services are gone.
+    /// Whether most external targets stay after the start until it is certain that their Services are gone.
     pub keeps_unlisted: bool,
 }
 
 impl ManifestSource {
-    /// Keeps the store in step with the files.
+    /// Keeps the store in sync with the files.
     ///
     /// # Errors
     /// If the directory can't be read or watched any more.
@@ -68,7 +66,7 @@ impl ManifestSource {
             let (files, directory) = (Arc::clone(&self.files), self.directory.clone());
             let read = move || files.lock().read(&directory);
             let read = tokio::task::spawn_blocking(read).await?;
-            // The lock isn't kept while anything is waited for.
+            // Don't hold the lock across an await.
             let (list, unread) = {
                 let mut files = self.files.lock();
                 for broken in std::mem::take(&mut files.errors) {
@@ -81,7 +79,7 @@ impl ManifestSource {
             };
             read?;
             wait_for_owners(&self.store).await;
-            // What can't be read yet may hold anything: nothing is gone because it isn't seen.
+            // A file that can't be read yet may contain any Service, so none may be considered gone.
             if !self.store.is_synced() && unread {
                 continue;
             }
@@ -100,17 +98,17 @@ impl ManifestSource {
     }
 }
 
-/// The largest file that is read, in bytes: more is no manifest.
+/// Maximum size of a file, in bytes: a larger file isn't a manifest.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// What a look at all manifests of a directory found.
+/// The result of checking all manifests of a directory.
 #[derive(Debug)]
 pub struct ManifestCheck {
-    /// How many Services would become links.
+    /// The number of Services that would become links.
     pub services: usize,
-    /// What can't be understood, with file, line and column.
+    /// The errors, with file, line and column.
     pub errors: Vec<String>,
-    /// What is passed over.
+    /// The Services that are ignored.
     pub notices: Vec<String>,
 }
 
@@ -130,7 +128,7 @@ pub fn check(
     Ok(ManifestCheck { services, errors, notices: files.notices })
 }
 
-/// Returns all load balancers in the manifests of a directory that can be understood, whatever the flags leave out.
+/// Returns all load balancers in the valid manifests of a directory, including those that the flags leave out.
 ///
 /// # Errors
 /// If the directory can't be read.
@@ -141,28 +139,28 @@ pub fn load_balancers(directory: &Path) -> Result<Vec<Service>, DirectoryError> 
     Ok(services.filter(Service::is_living_load_balancer).collect())
 }
 
-/// The files as they were read last.
+/// The files as last read.
 #[derive(Debug, Default)]
 pub struct ManifestFiles {
     by_name: BTreeMap<PathBuf, ManifestFile>,
     twice: BTreeSet<String>,
-    /// What couldn't be understood at the last look, with file, line and column.
+    /// The errors of the last read, with file, line and column.
     errors: Vec<FileError>,
-    /// What was passed over at the last look and not before.
+    /// The ignored Services that weren't reported before.
     notices: Vec<String>,
 }
 
-/// One file: its bytes as they are now, and the Services of its last good content.
+/// A file: its present bytes, and the Services of its last valid content.
 #[derive(Debug, Default)]
 struct ManifestFile {
     content: Vec<u8>,
     services: Vec<Service>,
-    /// Whether it has ever been understood.
+    /// Whether the file has ever been valid.
     good: bool,
 }
 
 impl ManifestFiles {
-    /// Looks at the directory again. A file that can't be read or understood keeps what it had.
+    /// Reads the directory again. A file that can't be read or parsed keeps its last valid content.
     fn read(&mut self, directory: &Path) -> Result<(), DirectoryError> {
         let paths = manifest_files(directory)?;
         let mut before = std::mem::take(&mut self.by_name);
@@ -177,7 +175,7 @@ impl ManifestFiles {
                     }
                     file.content = content;
                 }
-                // Gone since the directory was listed.
+                // The file was removed after the directory was listed.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => {
                     let error = format!("{}: {error}", path.display());
@@ -190,12 +188,12 @@ impl ManifestFiles {
         Ok(())
     }
 
-    /// Returns whether there is a file that has never been understood.
+    /// Returns whether there is a file that has never been valid.
     fn unread(&self) -> bool {
         self.by_name.values().any(|file| !file.good)
     }
 
-    /// The same Service in two files: the first file by name has it.
+    /// Reports Services that occur in several files: the first file by name counts.
     fn report_twice(&mut self) {
         let mut first: HashMap<ServiceKey, &Path> = HashMap::new();
         let mut twice = BTreeSet::new();
@@ -217,14 +215,14 @@ impl ManifestFiles {
         self.twice = twice;
     }
 
-    /// Returns the load balancers of all files, each once.
+    /// Returns the load balancers of all files, without duplicates.
     fn services(
         &self,
         selection: &Selection,
         hostname_policy: &HostnamePolicy,
         object_errors: &mut ObjectErrors,
     ) -> Vec<ObservedService> {
-        // Whether a name in our zones is followed depends on the load balancers of all files.
+        // Whether a target in our zones is allowed depends on the load balancers of all files.
         let all = Store::new(OnGone::Dropped).with_zones(&hostname_policy.targets.zones);
         let services = self.by_name.values().flat_map(|file| &file.services);
         if services.into_iter().any(|service| !own_hosts(service, hostname_policy).is_empty()) {
@@ -245,13 +243,13 @@ impl ManifestFiles {
             .flat_map(|file| &file.services)
             .filter(|service| seen.insert(service.key()))
             .filter(|service| selection.selects(service))
-            // A version that kubectl has exported doesn't say when the file was changed.
+            // The resourceVersion of an exported manifest doesn't change with the file.
             .map(|service| ObservedService { resource_version: None, ..observe(service) })
             .collect()
     }
 }
 
-/// What is wrong with a file, and whether it has been right before.
+/// The error of a file, and whether the file has been valid before.
 #[derive(Debug)]
 struct FileError {
     error: String,
@@ -272,7 +270,7 @@ fn manifest_files(directory: &Path) -> Result<Vec<PathBuf>, DirectoryError> {
         let path = entry.map_err(DirectoryError::at(directory))?.path();
         let hidden = path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
         let known = path.extension().is_some_and(|end| EXTENSIONS.iter().any(|known| end == *known));
-        // A pipe would be read for ever.
+        // Reading a named pipe would block.
         if known && !hidden && path.is_file() {
             files.push(path);
         }
@@ -288,7 +286,7 @@ fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
     std::fs::read(path)
 }
 
-/// One YAML document, whatever it is.
+/// The type of a YAML document.
 #[derive(Debug, Deserialize)]
 struct DocumentType {
     #[serde(rename = "apiVersion")]
@@ -296,7 +294,7 @@ struct DocumentType {
     kind: Option<String>,
 }
 
-/// A `ObjectList`, whose items may be of any kind: what each is has to be seen before it is decoded.
+/// A `List` with items of any kind: the kind of each item has to be checked before it is decoded.
 #[derive(Debug, Deserialize)]
 struct ObjectList {
     #[serde(default)]
@@ -304,9 +302,9 @@ struct ObjectList {
 }
 
 impl ObjectList {
-    /// Returns the Services in it, and where they begin.
+    /// Returns the Services of the list, and their positions.
     fn services(self, place: impl Fn(Location) -> String) -> Result<Vec<(String, Service)>, String> {
-        // Items of a ServiceList don't repeat what they are.
+        // Items of a ServiceList may omit apiVersion and kind.
         let is = |item: &Value, field, what| item.get(field).is_none_or(|found| found == what);
         self.items
             .into_iter()
@@ -325,7 +323,7 @@ impl ObjectList {
     }
 }
 
-/// Returns the YAML documents of a file. What looks like an infinite number may be a string to kubectl.
+/// Returns the YAML documents of a file. A plain infinite number may be a string to kubectl.
 fn documents<'a, T: DeserializeOwned + 'a>(
     content: &'a mut &[u8],
 ) -> impl Iterator<Item = Result<T, serde_saphyr::Error>> + 'a {
@@ -336,7 +334,7 @@ fn documents<'a, T: DeserializeOwned + 'a>(
     serde_saphyr::read_with_options(content, options)
 }
 
-/// Returns the Services of a file with one or more YAML documents, or with JSON, which is YAML.
+/// Returns the Services of a file with YAML documents, or with JSON, which is a subset of YAML.
 ///
 /// # Errors
 /// One sentence that begins with file, line and column.
@@ -352,7 +350,7 @@ fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
     let mut services = content;
     let mut lists = content;
     let mut strings = content;
-    // Four looks at the same documents: what it is decides which look counts.
+    // Parse each document in four ways: its kind decides which result counts.
     let documents = documents::<Spanned<DocumentType>>(&mut heads)
         .zip(documents::<Service>(&mut services))
         .zip(documents::<ObjectList>(&mut lists))
@@ -361,7 +359,7 @@ fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
         let head = head.map_err(at)?;
         let here = place(head.defined);
         let kind = (head.value.api_version.as_deref(), head.value.kind.as_deref());
-        // What can't be read at all the other looks tell.
+        // The other parsers report syntax errors.
         if let (Ok(strings), (Some("v1"), Some("Service" | "List" | "ServiceList"))) = (strings, kind)
             && let Some(Misread { place: at, why }) = strings.misread(text)
         {

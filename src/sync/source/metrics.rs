@@ -1,12 +1,10 @@
-//! What is counted of the watch of LoadBalancer Services.
-
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus::{Gauge, IntCounter, Registry};
 
 use crate::metrics::{MetricGroup, registered};
 
-/// What is counted of the watch of LoadBalancer Services.
+/// Metrics of the watch of LoadBalancer Services.
 #[derive(Debug)]
 pub struct WatchMetrics {
     events: IntCounter,
@@ -28,7 +26,7 @@ impl MetricGroup for WatchMetrics {
 }
 
 impl WatchMetrics {
-    /// Counts an event that has come now.
+    /// Counts an event at the present time.
     pub fn event(&self) {
         self.events.inc();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

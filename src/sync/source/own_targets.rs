@@ -1,5 +1,5 @@
-//! Services whose target is a host in our zones. Whether such a target is followed depends on the link that has the name,
-//! and on its `allow-from`: when these change, the Service is looked at again.
+//! Services with a target in our own zones. Whether such a target is allowed depends on the link that owns the name,
+//! and on its `allow-from`: when these change, the Service is checked again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -16,24 +16,24 @@ use crate::model::target_policy::Denied;
 use crate::store::{Lookup, Store};
 use crate::sync::k8s::service::{MAX_INGRESS, Service, host_name};
 
-/// How many Services are remembered, how many of one namespace, and about how many bytes they may take. A Service beyond
-/// that is looked at when it changes itself; DNS asks for `allow-from` with each answer anyway.
+/// Maximum numbers of tracked Services, in all and per namespace, and of the bytes that they take, roughly. A Service
+/// beyond these limits is checked only when it changes itself; DNS checks `allow-from` for each answer anyway.
 const MAX_SERVICES: usize = 1000;
 const MAX_SERVICES_OF_NAMESPACE: usize = 100;
 const MAX_BYTES: usize = 8 << 20;
 
-/// The Services whose target depends on another Service.
+/// The Services with a target that depends on another Service.
 #[derive(Debug, Default)]
 pub struct OwnTargets {
     services: BTreeMap<ServiceKey, ObservedTarget>,
     bytes: usize,
     of_namespace: HashMap<Box<str>, usize>,
-    /// By the link that has one of their hosts.
+    /// By the link that owns one of their hosts.
     by_link: Dependents<ServiceKey>,
-    /// By the label directly below the zone of one of their hosts. Where names appear or vanish, those with the same
-    /// label may have the host, or decide which wildcard does.
+    /// By the label directly below the zone of one of their hosts. When names appear or vanish, names with the same
+    /// label may be the host, or decide which wildcard matches it.
     by_label: Dependents<Box<[u8]>>,
-    /// Which of them are to be looked at.
+    /// The Services to check.
     due: BTreeSet<ServiceKey>,
 }
 
@@ -45,16 +45,16 @@ struct ObservedTarget {
     labels: BTreeSet<Box<[u8]>>,
 }
 
-/// What the last look at the hosts of a Service in our zones has shown.
+/// The result of the last check of a Service's hosts in our zones.
 #[derive(Debug, Default)]
 struct TargetCheck {
-    /// Why each of them isn't followed, if so; nothing if that isn't known.
+    /// The reason why each host is denied, if it is; `None` if unknown.
     refused: Option<Vec<Option<Denied>>>,
-    /// The links that have them.
+    /// The links that own the hosts.
     links: BTreeSet<ServiceKey>,
 }
 
-/// Services by what they depend on.
+/// Services by the item that they depend on.
 #[derive(Debug)]
 struct Dependents<K>(HashMap<K, BTreeSet<ServiceKey>>);
 
@@ -88,8 +88,8 @@ impl<K: Clone + Eq + Hash> Dependents<K> {
 }
 
 impl OwnTargets {
-    /// Remembers a Service, as it is looked at now, if its target depends on others; returns whether it does. Without a
-    /// store it is to be looked at again.
+    /// Tracks a Service and checks it, if its target depends on another Service; returns whether it does. Without a
+    /// store the check is made later.
     pub(crate) fn note(
         &mut self,
         service: &Service,
@@ -146,7 +146,7 @@ impl OwnTargets {
         }
     }
 
-    /// Takes in a change of a link: the Services that depend on it are to be looked at.
+    /// Processes the change of a link: the Services that depend on it have to be checked.
     pub(crate) fn heed(&mut self, change: &LinkChange, hostname_policy: &HostnamePolicy) {
         if self.services.is_empty() {
             return;
@@ -173,19 +173,19 @@ impl OwnTargets {
         }
     }
 
-    /// Takes in that any link may have changed.
+    /// Marks all Services to be checked, because any link may have changed.
     pub(crate) fn heed_all(&mut self) {
         self.due = self.services.keys().cloned().collect();
     }
 
-    /// Returns whether there are Services to look at.
+    /// Returns whether there are Services to check.
     pub(crate) fn is_due(&self) -> bool {
         !self.due.is_empty()
     }
 
-    /// Returns the Services of which other targets are followed now, or refused for another reason, and forgets the
-    /// ones without a living link. Looks only at what is due since the last call. Not to be called while a list comes
-    /// in: its Services have no links yet.
+    /// Checks the Services that are due, and returns those with other allowed or denied targets than before. Forgets
+    /// the Services without a living link. Not to be called while a list is being received: its Services have no links
+    /// yet.
     pub(crate) fn changed(&mut self, hostname_policy: &HostnamePolicy, store: &Store) -> Vec<Service> {
         let mut changed = Vec::new();
         for key in std::mem::take(&mut self.due) {
@@ -208,22 +208,22 @@ impl OwnTargets {
     }
 }
 
-/// Returns the label directly below the closest of our zones that a host is in, in lower case; nothing for a zone's own
-/// name.
+/// Returns the label directly below the closest of our zones above a host, in lower case; `None` for the name of a zone
+/// itself.
 fn label_below_zone(host: &Name, hostname_policy: &HostnamePolicy) -> Option<Box<[u8]>> {
     let zones = hostname_policy.targets.zones.iter().filter(|zone| zone.zone_of(host));
     let below = host.iter().count().checked_sub(zones.map(|zone| zone.iter().count()).max()?)?;
     Some(host.iter().nth(below.checked_sub(1)?)?.to_ascii_lowercase().into())
 }
 
-/// Returns the labels directly below a zone that names of a link have; nothing if it may be any.
+/// Returns the labels directly below a zone that a link's names have; `None` if they may have any.
 fn labels_of(link: &Link, hostname_policy: &HostnamePolicy) -> Option<BTreeSet<Box<[u8]>>> {
     let (namespace, service) = link.key.parts();
     let own = [names::dashed_label(namespace, service), namespace.to_owned()];
     let mut labels: BTreeSet<Box<[u8]>> = own.into_iter().map(|label| label.into_bytes().into()).collect();
     for name in &link.hostnames {
         let label = label_below_zone(&Name::from_ascii(format!("{name}.")).ok()?, hostname_policy);
-        // A wildcard there may have any of them.
+        // A wildcard directly below the zone matches any label.
         if label.as_deref() == Some(b"*") {
             return None;
         }
@@ -232,7 +232,7 @@ fn labels_of(link: &Link, hostname_policy: &HostnamePolicy) -> Option<BTreeSet<B
     Some(labels)
 }
 
-/// Returns the hosts in our zones that the status of a Service names.
+/// Returns the hosts in our zones that the status of a Service contains.
 pub(crate) fn own_hosts(service: &Service, hostname_policy: &HostnamePolicy) -> Vec<Name> {
     let zones = &hostname_policy.targets.zones;
     let entries = service.status.load_balancer.ingress.iter().take(MAX_INGRESS);
@@ -255,7 +255,7 @@ fn look(key: &ServiceKey, hosts: &[Name], hostname_policy: &HostnamePolicy, stor
     }
 }
 
-/// Returns about how many bytes a Service takes in memory.
+/// Returns the approximate size of a Service in memory, in bytes.
 fn weight(service: &Service) -> usize {
     let metadata = &service.metadata;
     let texts = metadata.annotations.iter().chain(&metadata.labels).flatten();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn service_is_looked_at_again_when_its_target_opens_or_closes() {
+    fn service_is_checked_again_when_its_target_opens_or_closes() {
         let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         store.set_zones(&hostname_policy.targets.zones);
         let mut own = OwnTargets::default();
@@ -313,10 +313,10 @@ mod tests {
         }
         own.heed(&store.delete(&ServiceKey::new("b", "host"), "u", None).unwrap(), &hostname_policy);
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/guest"]);
-        // One of a list is looked at again in any case.
+        // A Service of a list is always checked again.
         assert!(own.note(&guest, &hostname_policy, None));
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/guest"]);
-        // One of a list in which a later version opts out has no link, either.
+        // A Service of a list in which a later version opts out has no link, either.
         assert!(own.note(&service("a", "out", "host.b.lb.internal", ""), &hostname_policy, None));
         store.delete(&guest.key(), "u", None);
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0]);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn change_of_a_link_concerns_only_its_dependents() {
+    fn change_of_a_link_affects_only_its_dependents() {
         let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         store.set_zones(&hostname_policy.targets.zones);
         let mut own = OwnTargets::default();
@@ -344,7 +344,7 @@ mod tests {
             apply(&guest);
         }
         assert_eq!(own.services.len(), 990);
-        // Its guests, and no others: another target, another `allow-from`, its end and its return.
+        // Only its guests are checked: after a new target, a new `allow-from`, its end and its return.
         let mut due = |change: &LinkChange| {
             own.heed(change, &hostname_policy);
             let due = own.due.len();
@@ -355,13 +355,13 @@ mod tests {
         let gone = store.delete(&ServiceKey::new("b", "host3"), "u", None).unwrap();
         assert_eq!(due(&gone), (100, 100));
         assert_eq!(due(&apply(&service("b", "host3", "cloud.example", "*"))), (100, 100));
-        // A name in a new place concerns what is there.
+        // A new name concerns only the Services with the same label.
         assert_eq!(due(&apply(&service("c", "host", "cloud.example", "*"))), (0, 0));
         assert_eq!(due(&apply(&service("n1", "new", "cloud.example", "*"))), (0, 0));
     }
 
     #[test]
-    fn wildcard_names_concern_the_hosts_that_they_may_match() {
+    fn wildcard_names_affect_the_hosts_that_they_may_match() {
         let (mut hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         hostname_policy.targets.zones.push(Name::from_ascii("apps.example.").unwrap());
         store.set_zones(&hostname_policy.targets.zones);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn one_namespace_takes_a_share_of_the_room_only() {
+    fn single_namespace_gets_only_a_share_of_the_room() {
         let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         let mut own = OwnTargets::default();
         let mut note = |namespace: &str, name: &str, allow_from: &str| {

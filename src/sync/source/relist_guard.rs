@@ -1,4 +1,4 @@
-//! Lists that lack so many load balancers that they aren't believed at once.
+//! Guards against lists that lack suspiciously many load balancers.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -6,37 +6,34 @@ use std::time::{Duration, Instant};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 
-/// So many may always go: a small cluster is allowed to become empty.
+/// Number of load balancers that may always disappear at once, so that a small cluster can become empty.
 pub(crate) const ALWAYS_SAFE_LOSS: usize = 10;
 
-/// Beyond that, one of so many: 20 %.
+/// Beyond that number, one in so many may disappear: 20 %.
 const SAFE_LOSS_DIVISOR: usize = 5;
 
-/// How much later a second list has to agree with a first one that isn't believed.
+/// Time after which a second list has to confirm a suspicious one.
 pub const CONFIRM_AFTER: Duration = Duration::from_secs(30);
 
-/// Returns how many of `number` may disappear at once without suspicion.
+/// Returns how many of `number` load balancers may disappear at once without suspicion.
 #[must_use]
 pub fn max_safe_loss(number: usize) -> usize {
     ALWAYS_SAFE_LOSS.max(number / SAFE_LOSS_DIVISOR)
 }
 
-/// Load balancers that are missing from lists that aren't believed at once.
+/// Tracks the load balancers that are missing from suspicious lists.
 #[derive(Debug, Default)]
 pub struct RelistGuard {
-    /// Since when each has been missing.
+    /// The time since which each load balancer has been missing.
     missing: HashMap<ServiceKey, Instant>,
-    /// When how many were believed to be gone without another look.
+    /// The numbers of recent disappearances that were accepted at once, and their times.
     believed: VecDeque<(Instant, usize)>,
 }
 
-// === impl Doubt ===
-
 impl RelistGuard {
-    /// Returns which of the load balancers that are `missing` from a complete list of some namespaces
-    /// are kept for now: all of them, where they are too many of the `known` in all namespaces, but
-    /// for load balancers that were missing from another list, too, [`CONFIRM_AFTER`] ago or longer. `listed`
-    /// says which namespaces the list is of.
+    /// Returns which of the load balancers that are `missing` from a complete list are kept for now. If they are too
+    /// many of the `known` load balancers in all namespaces, these are all except those that another list lacked
+    /// already, at least [`CONFIRM_AFTER`] ago. `listed` tells which namespaces the list covers.
     pub fn keeps(
         &mut self,
         known: usize,
@@ -60,20 +57,19 @@ impl RelistGuard {
     }
 }
 
-/// Returns whether so many external targets would go that it may be a mistake: more than half of all, and
-/// more than one.
+/// Returns whether suspiciously many external targets would be removed: more than half of all, and more than one.
 #[must_use]
 pub fn are_most(going: usize, present: usize) -> bool {
     going > 1 && going > present / 2
 }
 
-/// Keeps the recorded targets of all Services that the first complete list lacks, if they are most of those with an
-/// external target: before DNS answers from that list, and until it is known whether the Services exist.
+/// Keeps the recorded targets of all Services that the first complete list lacks, if most external targets are
+/// affected: before DNS answers from that list, and until it is certain whether the Services exist.
 pub(crate) fn keep_unlisted(store: &Store) {
     let recorded = store.recorded();
     if are_most(recorded.unlisted.len(), recorded.listed + recorded.unlisted.len()) {
         for (key, last) in recorded.unlisted {
-            // Subscribers of the store's feed learn of it there.
+            // Subscribers of the change feed get the change.
             let _ = store.keep_left_out(&key, last.uid(), last.target, last.hostnames.into_vec());
         }
     }
@@ -100,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_is_believed_when_a_list_30_seconds_later_agrees() {
+    fn absence_is_accepted_after_a_second_list() {
         let mut relist_guard = RelistGuard::default();
         let start = Instant::now();
         let mut kept = |missing: std::ops::Range<usize>, seconds| {

@@ -1,4 +1,4 @@
-//! Which Services become links.
+//! Selects the Services that become links.
 
 use std::collections::BTreeSet;
 
@@ -7,43 +7,42 @@ use kube::core::{Selector, SelectorExt};
 use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::Service;
 
-/// The annotation by which a Service opts in (`"true"`) or out (`"false"`).
+/// The annotation with which a Service opts in (`"true"`) or out (`"false"`).
 pub const MANAGED: &str = "linker.hsj.com/managed";
 
-/// How a Service stands to the selection.
+/// The result of the selection for a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Membership {
-    /// It becomes a link.
+    /// The Service becomes a link.
     Selected,
-    /// It has asked not to be one by its annotation.
+    /// The Service opts out by its annotation.
     OptedOut,
-    /// It is a load balancer that isn't selected.
+    /// The Service is a load balancer that isn't selected.
     NotSelected,
-    /// It is no load balancer, or is being deleted.
+    /// The Service isn't a load balancer, or is being deleted.
     Gone,
 }
 
-/// Which Services become links.
+/// The rules that select Services.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Only Services that opt in; else all that don't opt out.
+    /// Selects only Services that opt in, instead of all that don't opt out.
     pub annotated_only: bool,
-    /// Only those in these namespaces; empty for all.
+    /// Selects only Services in these namespaces; empty for all.
     pub namespaces: BTreeSet<String>,
-    /// Only those with these labels.
+    /// Selects only Services with these labels.
     pub labels: Selector,
-    /// Where the external targets are: those are never links themselves.
+    /// The target namespace: external targets are never links themselves.
     pub target_namespace: Option<String>,
 }
 
 impl Selection {
-    /// Returns whether a Service becomes a link.
     #[must_use]
     pub fn selects(&self, service: &Service) -> bool {
         self.membership(service) == Membership::Selected
     }
 
-    /// Returns how a Service stands to the selection.
+    /// Returns the result of the selection for a Service.
     #[must_use]
     pub fn membership(&self, service: &Service) -> Membership {
         let namespace = service.metadata.namespace.as_deref().unwrap_or("default");
@@ -62,7 +61,7 @@ impl Selection {
         if selected { Membership::Selected } else { Membership::NotSelected }
     }
 
-    /// Returns whether a Service would become a link, did it not lack what the flags ask for.
+    /// Returns whether only the flags keep a Service from becoming a link.
     #[must_use]
     pub fn leaves_out(&self, service: &Service) -> bool {
         service.is_living_load_balancer()
@@ -70,7 +69,7 @@ impl Selection {
             && !self.selects(service)
     }
 
-    /// Returns whether Services of a namespace are looked at.
+    /// Returns whether the Services of a namespace are watched.
     #[must_use]
     pub fn watches(&self, namespace: &str) -> bool {
         self.namespaces.is_empty() || self.namespaces.contains(namespace)
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_and_labels_narrow_it_down() {
+    fn namespaces_and_labels_restrict_the_selection() {
         let labels = Selector::from_iter([("tier", "web")]);
         let selection = Selection { labels, namespaces: ["a".to_owned()].into(), ..Default::default() };
         assert!(selection.selects(&service("a", json!({"labels": {"tier": "web"}}))));

@@ -1,4 +1,4 @@
-//! What an ExternalName Service that follows a link should say: pure functions.
+//! Computes the wanted `spec.externalName` of annotated Services. Pure functions.
 
 use super::deleted_links::DeletedLink;
 use crate::model::excerpt::value;
@@ -10,34 +10,31 @@ use crate::sync::external_target::desired::{Precondition, link_of_labels};
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
 
-/// An ExternalName Service that follows a link.
+/// An ExternalName Service with the annotation `linker.hsj.com/source`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AnnotatedService {
-    /// Which Service it is.
     pub(super) key: ServiceKey,
-    /// The version that this was read from.
+    /// The version of the Service that this was read from.
     pub(super) version: Precondition,
     /// `spec.externalName`.
     pub(super) name: String,
-    /// The link that it follows.
+    /// The link that the annotation names.
     pub(super) source: ServiceKey,
 }
 
-/// What becomes of a follower.
+/// The decision about an annotated Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// It stays as it is.
+    /// Leave the Service unchanged.
     Leave,
-    /// Its `spec.externalName` becomes this.
+    /// Set `spec.externalName` to this value.
     Write(String),
-    /// It stays as it is though it should follow, and why.
+    /// Leave the Service unchanged although its annotation names a link, for this reason.
     Refuse(String),
 }
 
-// === impl Follower ===
-
 impl AnnotatedService {
-    /// Returns what a Service says that it follows; an error says what is wrong with that.
+    /// Reads the annotation of a Service; returns an error if the annotation is malformed.
     pub(super) fn of(service: &Service, target_namespace: Option<&str>) -> Option<Result<Self, String>> {
         let text = service.annotation(SOURCE)?;
         let key = service.key();
@@ -59,7 +56,7 @@ impl AnnotatedService {
         }))
     }
 
-    /// Decides what becomes of it; `gone` is what is known of a load balancer that is gone.
+    /// Decides about the Service; `gone` is the record of a deleted load balancer.
     pub(super) fn wish(
         &self,
         link: Option<&Link>,
@@ -72,7 +69,7 @@ impl AnnotatedService {
         };
         let Some(target) = &link.target else { return Decision::Leave };
         if link.is_left_out() {
-            // What its Service allows isn't known.
+            // The permissions of its Service are unknown.
             return Decision::Leave;
         }
         if !self.is_allowed(&link.annotations) {
@@ -88,16 +85,16 @@ impl AnnotatedService {
         }
     }
 
-    /// Whether it follows a load balancer that is gone to the tombstone. A Service that was never
-    /// allowed to follow stays as it is; where that isn't known any more, a Service that points at the load balancer's
-    /// last target counts as a follower.
+    /// Returns whether the Service moves to the tombstone when its load balancer is gone. A Service without the
+    /// permission to follow stays as it is; if the permission is unknown, a Service that points at the load balancer's
+    /// last target counts as permitted.
     fn moves_to_tombstone(&self, link: Option<&Link>, gone: Option<&DeletedLink>) -> bool {
         let followed = |gone: &DeletedLink| {
             external_name(&gone.target).as_deref() == Some(self.name.trim_end_matches('.'))
                 && gone.annotations.as_ref().is_none_or(|annotations| self.is_allowed(annotations))
         };
-        // As long as there is a link the tombstone is kept in force. Afterwards it is put in place
-        // once, and later writes of other clients stay.
+        // While the link exists, the tombstone is enforced. Afterwards it is written once, and later writes of other
+        // clients are left alone.
         link.is_some_and(|link| self.is_allowed(&link.annotations)) || gone.is_some_and(followed)
     }
 
@@ -106,12 +103,12 @@ impl AnnotatedService {
     }
 
     fn unless_it_says(&self, wanted: String) -> Decision {
-        // The API server keeps a trailing dot of another client's write.
+        // The API server keeps a trailing dot that another client has written.
         if wanted == self.name.trim_end_matches('.') { Decision::Leave } else { Decision::Write(wanted) }
     }
 }
 
-/// Returns what `spec.externalName` says of a target; nothing if there is no way to.
+/// Returns the `spec.externalName` for a target; `None` if the target can't be expressed.
 fn external_name(target: &Target) -> Option<String> {
     match target {
         Target::Hostname(host) => Some(host.to_string()),
@@ -188,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_gets_the_target_that_it_may_follow() {
+    fn service_gets_the_target_that_it_may_follow() {
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         let delete = policy(OnDelete::Delete);
@@ -215,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_of_what_is_gone_stays_or_points_at_the_tombstone() {
+    fn service_of_a_gone_link_stays_or_moves_to_the_tombstone() {
         let gone =
             |allow_from| Link { state: LinkState::Gone(Instant::now().into()), ..link(None, allow_from) };
         let own = follower(service("shop", "web")).unwrap().unwrap();
@@ -230,7 +227,7 @@ mod tests {
         assert_eq!(other.wish(Some(&gone(&[])), None, &tombstone), Decision::Leave);
     }
     #[test]
-    fn follower_of_an_unknown_link_moves_only_from_its_target() {
+    fn service_of_an_unknown_link_moves_only_from_its_target() {
         let tombstone = policy(OnDelete::Tombstone);
         let moved = Decision::Write("deleted.lb.internal".to_owned());
         let other = follower(service("app", "shop/web")).unwrap().unwrap();

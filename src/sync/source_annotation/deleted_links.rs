@@ -1,5 +1,5 @@
-//! What load balancers pointed at that are gone: the store forgets them as soon as their external
-//! targets are done with, and what follows them may be looked at only later.
+//! Remembers the targets of deleted load balancers: the store forgets a link as soon as its external target is
+//! finished, but the Services that follow it may be reconciled later.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -8,24 +8,22 @@ use crate::model::link::{Annotations, Link, LinkChange, Target};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 
-/// How many are remembered.
+/// Maximum number of remembered load balancers.
 const MAX_DELETED_LINKS: usize = 1000;
 
-/// A load balancer that is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DeletedLink {
-    /// What it pointed at last.
+    /// The last target.
     pub(super) target: Target,
-    /// Its `allow-from`; nothing if the link was never seen.
+    /// The annotations, for `allow-from`; `None` if this process has never observed the Service.
     pub(super) annotations: Option<Arc<Annotations>>,
 }
 
-/// The load balancers that have gone since this process is there, or were gone when it came and
-/// have left an external target.
+/// The load balancers that were deleted since the start of this process, or before it, with an external target left.
 #[derive(Debug, Default)]
 pub(super) struct DeletedLinks {
     gone: HashMap<ServiceKey, DeletedLink>,
-    /// In the order of their end, the oldest first.
+    /// In order of deletion, the oldest first.
     order: VecDeque<ServiceKey>,
 }
 
@@ -34,7 +32,7 @@ impl DeletedLinks {
         self.gone.get(key)
     }
 
-    /// Takes over what the store says of a link.
+    /// Processes the change of a link.
     pub(super) fn heed(&mut self, change: &LinkChange, store: &Store) {
         match (&change.before, &change.after) {
             (_, Some(link)) if !link.is_gone() || link.was_never_seen() => self.look_at(link, store),
@@ -50,7 +48,7 @@ impl DeletedLinks {
         }
     }
 
-    /// Looks at all links, because changes have been missed.
+    /// Processes all links, because changes have been missed.
     pub(super) fn look_again(&mut self, store: &Store) {
         for link in store.links() {
             self.look_at(&link, store);
@@ -117,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_so_many_are_remembered() {
+    fn number_of_remembered_links_is_bounded() {
         let mut departed = DeletedLinks::default();
         let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         for number in 0..=MAX_DELETED_LINKS {

@@ -1,4 +1,4 @@
-//! What the watches say: which Services follow what.
+//! Index of annotated Services, built from the watches.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -16,44 +16,44 @@ use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
 use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, key_of, readable};
 use crate::sync::source::selection::Selection;
 
-/// What grants the right to list.
+/// The manifest that grants the permission to list.
 const RIGHT: &str = "lb-linker needs the ClusterRole of deploy/";
-/// How long a refusal is taken for that of an API server that has just started and doesn't know all rights yet.
+/// Time for which a 403 may come from an API server that has just started and hasn't loaded all permissions yet.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often Services are asked for that may not be listed, where no use of the annotation is known.
+/// Interval of retries for forbidden lists of Services, while no use of the annotation is known.
 pub(super) const FORBIDDEN_RETRY: Duration = Duration::from_secs(600);
 
-/// What an event means.
+/// The meaning of a watch event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum IndexEvent {
-    /// A follower is new or has changed.
+    /// An annotated Service is new or has changed.
     Follower(ServiceKey),
-    /// A Service says that it follows something, but not what.
+    /// The annotation of a Service is malformed.
     Malformed { key: ServiceKey, uid: Box<str>, why: String },
-    /// A Service follows nothing, or not what it followed before.
+    /// A Service has no annotation, or names another link than before.
     NoFollower(ServiceKey),
-    /// The list of these objects is older than what was heard before: etcd was restored.
+    /// The list of these objects is older than earlier data: etcd was restored.
     Rewound(String),
-    /// The API server answers.
+    /// The API server has answered.
     Answer,
-    /// The annotation is used where only metadata were listed: the Services there have to be listed in full.
+    /// The annotation is used in a scope with metadata-only lists: its Services have to be listed in full.
     Used,
-    /// The Services may not be listed, for a while now, where no use of the annotation is known.
+    /// The Services have been forbidden to be listed for a while, and no use of the annotation is known.
     Forbidden,
 }
 
-/// Where a watch looks. External targets follow nothing, and there is one for each link: where they are is looked at
-/// apart, without them.
+/// The scope of a watch. External targets have no source annotation, and there is one per link: the target namespace
+/// has its own watch, without external targets.
 #[derive(Clone, Debug)]
 pub(super) enum WatchScope {
     All,
     AllBut(String),
-    /// A namespace, and whether external targets are kept there.
+    /// A namespace, and whether it is the target namespace.
     Only(String, bool),
 }
 
 impl WatchScope {
-    /// Returns where the Services stand that may follow a load balancer.
+    /// Returns the scopes to watch for annotated Services.
     fn of(selection: &Selection) -> Vec<Self> {
         let target = selection.target_namespace.as_ref();
         let only = |namespace: &String| Self::Only(namespace.clone(), target == Some(namespace));
@@ -64,7 +64,7 @@ impl WatchScope {
         }
     }
 
-    /// Returns the namespace to watch; without one it is all.
+    /// Returns the namespace to watch; `None` for all.
     fn namespace(&self) -> Option<&str> {
         match self {
             Self::All | Self::AllBut(_) => None,
@@ -72,7 +72,7 @@ impl WatchScope {
         }
     }
 
-    /// Returns what is listed and watched there.
+    /// Returns the query for the scope.
     fn query(&self, metadata_only: bool) -> RequestQuery {
         let mut fields = format!("spec.type={EXTERNAL_NAME}");
         if let Self::AllBut(namespace) = self {
@@ -103,23 +103,23 @@ impl fmt::Display for WatchScope {
     }
 }
 
-/// What is looked at.
+/// The state of the watch of a scope.
 struct IndexWatchState {
     within: WatchScope,
     trouble: WatchTrouble,
-    /// The list as it comes in, and the Services in it that can't be read.
+    /// The incomplete list. `unreadable`: the Services in it that can't be decoded.
     list: BTreeMap<ServiceKey, ObservedObjects>,
     unreadable: HashSet<ServiceKey>,
     listed: bool,
-    /// Whether no Service is known there that carries the annotation: then its metadata are enough.
+    /// Whether no annotated Service is known in this scope: then metadata are sufficient.
     unused: bool,
-    /// Since when they may not be listed, and whether that was said.
+    /// The time since which the list has been forbidden, and whether that was logged.
     forbidden: Option<(Instant, bool)>,
 }
 
 impl IndexWatchState {
-    /// Takes in that the Services may not be listed. Where the feature isn't used that is no trouble: installations
-    /// without it need not grant its rights.
+    /// Processes a 403. If the feature isn't used, this isn't an error: installations without it needn't grant its
+    /// permissions.
     fn forbid(&mut self, now: Instant) -> Vec<IndexEvent> {
         let (since, was_said) = *self.forbidden.get_or_insert((now, false));
         if now.duration_since(since) < STARTUP_TIMEOUT {
@@ -137,7 +137,7 @@ impl IndexWatchState {
         vec![IndexEvent::Forbidden]
     }
 
-    /// Takes in that the Services can be listed.
+    /// Records that the Services can be listed.
     fn allow(&mut self) {
         if let Some((_, true)) = self.forbidden.take() {
             info!("ExternalName Services in {} can be listed again", self.within);
@@ -145,7 +145,7 @@ impl IndexWatchState {
     }
 }
 
-/// What a Service says that it follows. The Service itself, with all its annotations, isn't kept.
+/// The annotated part of a Service. The whole Service, with all its annotations, isn't kept.
 struct ObservedObjects {
     key: ServiceKey,
     uid: Box<str>,
@@ -159,7 +159,6 @@ impl ObservedObjects {
     }
 }
 
-/// The followers, as they are known.
 pub(super) struct AnnotatedServices {
     target_namespace: Option<String>,
     scopes: Vec<IndexWatchState>,
@@ -190,23 +189,22 @@ impl AnnotatedServices {
         }
     }
 
-    /// Returns how many scopes there are to watch.
     pub(super) fn number_of_scopes(&self) -> usize {
         self.scopes.len()
     }
 
-    /// Returns what to list and watch in a scope: only metadata, until a Service there carries the annotation.
+    /// Returns the query for a scope: only metadata, until an annotated Service is found there.
     pub(super) fn query(&self, number: usize) -> RequestQuery {
         let IndexWatchState { within, unused, .. } = &self.scopes[number];
         within.query(*unused)
     }
 
-    /// Returns whether a complete list of a scope has come.
+    /// Returns whether a scope has been listed completely.
     pub(super) fn is_listed(&self, number: usize) -> bool {
         self.scopes[number].listed
     }
 
-    /// Returns the followers in a scope.
+    /// Returns the annotated Services of a scope.
     pub(super) fn within(&self, number: usize) -> impl Iterator<Item = &ServiceKey> {
         let within = &self.scopes[number].within;
         self.known.keys().filter(|key| within.contains(key))
@@ -224,12 +222,11 @@ impl AnnotatedServices {
         self.known.keys()
     }
 
-    /// Returns the Services that follow a link.
     pub(super) fn of(&self, source: &ServiceKey) -> impl Iterator<Item = &ServiceKey> {
         self.by_source.get(source).into_iter().flatten()
     }
 
-    /// Takes over what the watch of a scope says.
+    /// Processes an item of the watch of a scope.
     pub(super) fn heed(
         &mut self,
         number: usize,
@@ -249,7 +246,7 @@ impl AnnotatedServices {
             && let Event::Listed(object) | Event::Applied(object) = &event
         {
             if object.annotations().contains_key(SOURCE) {
-                // What comes of this list doesn't count: another one begins.
+                // This list is discarded: another one begins.
                 scope.unused = false;
                 heard.push(IndexEvent::Used);
             }
@@ -264,11 +261,11 @@ impl AnnotatedServices {
             }
             Event::Listed(object) => {
                 let key = key_of(&object);
-                // A streamed list may have several versions of a Service, of which the last one counts.
+                // A streamed list may contain several versions of a Service, of which the last one counts.
                 scope.list.remove(&key);
                 scope.unreadable.remove(&key);
                 match readable(object, object_errors) {
-                    // Nearly none of them follows anything.
+                    // Few Services have the annotation.
                     Some(service) if service.annotation(SOURCE).is_some() => {
                         scope
                             .list
@@ -278,7 +275,7 @@ impl AnnotatedServices {
                     None => drop(scope.unreadable.insert(key)),
                 }
             }
-            // Everything is listed anew, so this list isn't needed.
+            // Everything is listed again, so this list isn't needed.
             Event::ListEnds { rewound: true, .. } => {
                 heard.push(IndexEvent::Rewound(scope.trouble.what().to_owned()));
             }
@@ -288,7 +285,7 @@ impl AnnotatedServices {
                     (std::mem::take(&mut scope.list), std::mem::take(&mut scope.unreadable));
                 let within = scope.within.clone();
                 let mut listed: HashSet<ServiceKey> = list.keys().cloned().collect();
-                // What can't be read counts as it was.
+                // An undecodable Service stays as it was.
                 listed.extend(unreadable);
                 let is_gone = |key: &&ServiceKey| within.contains(key) && !listed.contains(key);
                 let gone: Vec<ServiceKey> = self.known.keys().filter(is_gone).cloned().collect();
@@ -308,7 +305,7 @@ impl AnnotatedServices {
             }
             Event::Deleted(object) => {
                 let key = key_of(&object);
-                // The end of an earlier Service of that name isn't the end of this one.
+                // The deletion of an earlier Service of the same name doesn't concern this one.
                 let is_another = |known: &AnnotatedService| known.version.uid != object.uid();
                 if !self.known.get(&key).is_some_and(is_another) {
                     self.forget(&key);
@@ -390,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn followers_are_listed_when_their_namespace_has_sent_its_list() {
+    fn scope_is_listed_after_its_own_list() {
         let mut followers = followers(&["a", "b"]);
         list(&mut followers, 1, vec![]);
         assert!(!followers.is_listed(0) && followers.is_listed(1));
@@ -401,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn follower_missing_from_a_list_ends_and_unreadable_one_stays() {
+    fn missing_service_ends_and_undecodable_one_stays() {
         let mut followers = followers(&[]);
         list(&mut followers, 0, ["db", "gone", "bad"].map(|name| service(name, "web")).into());
         let mut bad = service("bad", "web");
@@ -452,7 +449,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn forbidden_list_is_trouble_only_where_the_annotation_is_used() {
+    async fn forbidden_list_is_an_error_only_if_the_annotation_is_used() {
         let mut followers = followers(&["a", "b"]);
         let forbidden = || {
             let status = kube::core::Status::failure("services is forbidden: no", "Forbidden").with_code(403);
@@ -478,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_source_is_another_follower_and_a_malformed_one_none() {
+    fn new_source_restarts_and_malformed_source_ends_a_service() {
         let mut followers = followers(&[]);
         list(&mut followers, 0, vec![service("db", "web")]);
         let key = ServiceKey::new("a", "db");

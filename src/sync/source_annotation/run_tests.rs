@@ -1,4 +1,4 @@
-//! The following against an API server in this process that refuses everything.
+//! Tests of the controller with an API server stub that refuses everything.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,13 +11,13 @@ use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::watch::Event;
 use crate::sync::test_support;
 
-/// Returns what following needs, with an API server that refuses everything, and how often that was asked.
+/// Returns a context with a stub that refuses everything, and the number of its requests.
 fn refused() -> (SourceAnnotationContext, Arc<AtomicUsize>) {
     let (client, requests) = test_support::refusing(403, "Forbidden", "services is forbidden: no");
     (settings(client), requests)
 }
 
-/// Returns what following needs, with this API server.
+/// Returns a context with this client.
 fn settings(client: Client) -> SourceAnnotationContext {
     let leadership = Leadership::always();
     let lists = LinkLists::new(&BTreeSet::new(), ListedUpTo { term: leadership.term(), rewinds: 0 });
@@ -38,7 +38,7 @@ fn settings(client: Client) -> SourceAnnotationContext {
     settings
 }
 
-/// Has the store know a load balancer.
+/// Adds a load balancer to the store.
 fn load_balancer(settings: &SourceAnnotationContext, namespace: &str) {
     let web = service(json!({
         "metadata": {"namespace": namespace, "name": "web", "uid": "web"},
@@ -48,7 +48,7 @@ fn load_balancer(settings: &SourceAnnotationContext, namespace: &str) {
     settings.store.apply(web.observe(&Arc::default(), &settings.store).0);
 }
 
-/// Returns a Service of a namespace that follows another one.
+/// Returns an annotated Service in a namespace.
 fn follower(namespace: &str, name: &str, source: &str) -> Value {
     json!({
         "metadata": {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "5",
@@ -57,7 +57,7 @@ fn follower(namespace: &str, name: &str, source: &str) -> Value {
     })
 }
 
-/// Has the following hear a complete list of a scope, which shows that the annotation is used there.
+/// Sends a complete list of a scope, twice: the first one shows that the annotation is used.
 fn list(following: &mut SourceAnnotationController, number: usize, followers: &[Value]) {
     for _ in 0..2 {
         following.heed(number, Ok(Event::ListBegins));
@@ -79,7 +79,7 @@ async fn forbidden_list_of_an_unused_feature_is_seldom_retried() {
     };
     let first = run(settings.clone(), hours(1)).await;
     let all = run(settings, hours(10)).await;
-    // Within a minute often: an API server that starts refuses for a moment.
+    // The first minute has many requests, as an API server that is starting refuses for a moment.
     assert!((8..40).contains(&first), "{first} in an hour");
     assert!((6 * 9..first + 6 * 9 + 3).contains(&all), "{all} in ten hours, {first} in the first one");
 }
@@ -106,7 +106,7 @@ async fn panic_about_one_service_stops_no_other() {
     assert!(following.work_queue.is_backing_off(&key), "the next try comes later");
 }
 
-/// Returns a following of two namespaces, `a` and `b`, with a load balancer in each.
+/// Returns a controller for the namespaces `a` and `b`, with a load balancer in each.
 fn following_two() -> SourceAnnotationController {
     let (mut settings, _) = refused();
     let namespaces: BTreeSet<String> = ["a", "b"].map(ToOwned::to_owned).into();
@@ -118,7 +118,7 @@ fn following_two() -> SourceAnnotationController {
 }
 
 #[tokio::test(start_paused = true)]
-async fn followers_wait_for_the_list_of_their_load_balancer() {
+async fn services_wait_for_the_list_of_their_load_balancer() {
     let mut following = following_two();
     let (namespaces, now) = (&following.settings.selection.namespaces, following.lists);
     let mut lists = LinkLists::new(namespaces, now);
@@ -138,7 +138,7 @@ async fn followers_wait_for_the_list_of_their_load_balancer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_written_to_followers_listed_before_a_restore() {
+async fn services_listed_before_a_restore_arent_written() {
     for by_own_watch in [true, false] {
         let mut following = following_two();
         list(&mut following, 0, &[follower("a", "db", "web")]);
@@ -155,7 +155,7 @@ async fn nothing_is_written_to_followers_listed_before_a_restore() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn followers_are_listed_anew_after_a_restore() {
+async fn services_are_listed_again_after_a_restore() {
     let (mut settings, requests) = refused();
     let at =
         |rewinds| LinkLists::new(&BTreeSet::new(), ListedUpTo { term: settings.leadership.term(), rewinds });
@@ -180,7 +180,7 @@ async fn followers_are_listed_anew_after_a_restore() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn followers_dont_wait_for_the_list_of_another_namespace() {
+async fn services_dont_wait_for_the_list_of_another_namespace() {
     let mut following = following_two();
     list(&mut following, 0, &[follower("a", "db", "web")]);
     assert!(!following.followers.is_listed(1));

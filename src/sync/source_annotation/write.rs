@@ -1,4 +1,4 @@
-//! What is written to followers, and what comes of it.
+//! Writes annotated Services, and processes the results.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::sync::external_target::backend::{WriteError, patch_service};
 use crate::sync::external_target::desired::Precondition;
 use crate::sync::k8s::object::Object;
 
-/// What grants the right to write.
+/// The manifest that grants the permission to write.
 const RIGHT: &str = "the annotation linker.hsj.com/source needs the ClusterRole of deploy/source/";
 
 /// Services that can't be written together.
@@ -39,7 +39,7 @@ pub(super) struct WriteResult {
 }
 
 impl SourceAnnotationController {
-    /// Starts to write a follower, unless its time hasn't come yet.
+    /// Starts to write a Service, unless it has to wait.
     pub(super) fn start(&mut self, follower: AnnotatedService, name: String) {
         let key = &follower.key;
         if let Some((outdated, since)) = self.stale_versions.get(key) {
@@ -65,7 +65,7 @@ impl SourceAnnotationController {
                 "spec": {"externalName": name},
             }));
             let request = patch_service(client, &availability, &follower.key, &patch, RIGHT);
-            // A follower bears no term that would tell of another leader.
+            // These Services have no term that would reveal another leader.
             let request = AssertUnwindSafe(request).catch_unwind();
             let (code, result) = match leadership.write_confirmed(term, request).await {
                 Ok(Ok(answered)) => answered,
@@ -93,7 +93,7 @@ impl SourceAnnotationController {
         if result.is_ok() {
             info!("Service {key}, which follows {source}: {} → {name}", before.name);
         }
-        // Of one that is gone nothing is remembered.
+        // The Service is gone: there is nothing to update.
         let Some(known) = self.followers.get_mut(&key) else { return };
         let unseen = known.version == before.version;
         match result {
@@ -111,7 +111,7 @@ impl SourceAnnotationController {
                 }
                 self.work_queue.add(&key);
             }
-            // Another client's write came first: the watch brings the object as it is now.
+            // Another client's write came first: the watch will deliver the new version.
             Err(WriteError::Conflict | WriteError::Gone) => {
                 if unseen {
                     self.stale_versions.insert(key.clone(), (before.version, Instant::now()));
@@ -131,7 +131,7 @@ impl SourceAnnotationController {
                 self.work_queue.add(&key)
             }
             Err(WriteError::Refused { message, .. }) => self.failed(&key, &source, &message, None),
-            // An overloaded API server, or a webhook that is slow about this Service alone.
+            // An overloaded API server, or a webhook that is slow for this Service alone.
             Err(
                 WriteError::WholeClass { message, retry_after, .. }
                 | WriteError::Other { message, retry_after },
@@ -141,7 +141,7 @@ impl SourceAnnotationController {
         }
     }
 
-    /// Has a follower wait whose write has failed for a reason of its own.
+    /// Schedules the retry of a write that failed for a reason of this Service alone.
     fn failed(&mut self, key: &ServiceKey, source: &ServiceKey, reason: &str, at_least: Option<Duration>) {
         let (pause, is_new) = self.work_queue.add_refused(key, at_least, reason);
         self.refusals.report(format_args!("Service {key}, which follows {source}"), reason, pause, is_new);

@@ -45,7 +45,7 @@ fn gone(since: Instant) -> Link {
     Link { state: LinkState::Gone(since.into()), ..link(None) }
 }
 
-/// What the API server makes of an object that is written.
+/// Returns an object as the API server stores it.
 fn stored<K: serde::de::DeserializeOwned + serde::Serialize>(object: &K) -> K {
     let mut value = serde_json::to_value(object).unwrap();
     value["metadata"]["uid"] = "o".into();
@@ -71,7 +71,7 @@ fn step(link: &Link, named: Option<&Service>) -> NextStep {
     next_step(link, Actual { named, ..Default::default() }, &policy(), Instant::now())
 }
 
-/// A step in a few words: verb, kind, name.
+/// Returns a step in short form: verb, kind, name.
 fn show(step: NextStep) -> String {
     match step {
         NextStep::Write(write) => {
@@ -84,7 +84,7 @@ fn show(step: NextStep) -> String {
 }
 
 #[test]
-fn a_missing_object_is_created_with_labels_and_target() {
+fn missing_object_is_created_with_labels_and_target() {
     let NextStep::Write(Write::Create(made)) = step(&host("a.example."), None) else { panic!() };
     assert_eq!(
         serde_json::to_value(made).unwrap(),
@@ -100,7 +100,7 @@ fn a_missing_object_is_created_with_labels_and_target() {
 }
 
 #[test]
-fn nothing_is_written_where_nothing_differs() {
+fn nothing_is_written_if_nothing_differs() {
     assert_eq!(step(&host("a.example."), Some(&object("a.example."))), NextStep::Done);
     let mut dotted = object("a.example.");
     dotted.spec.external_name = Some("a.example.".into());
@@ -110,7 +110,7 @@ fn nothing_is_written_where_nothing_differs() {
 }
 
 #[test]
-fn whatever_differs_is_set_by_one_patch_with_its_precondition() {
+fn any_difference_is_patched_with_a_precondition() {
     let drifted = [
         json!({"externalName": "b.example"}),
         json!({"selector": {"app": "web"}}),
@@ -144,7 +144,7 @@ fn whatever_differs_is_set_by_one_patch_with_its_precondition() {
 }
 
 #[test]
-fn an_object_that_isnt_ours_is_left_alone_and_named() {
+fn foreign_object_is_left_alone_and_reported() {
     let relabelled = |label: &str, value: Value| {
         let mut object = serde_json::to_value(object("a.example.")).unwrap();
         object["metadata"]["labels"][label] = value;
@@ -199,7 +199,7 @@ fn hand_made_service_is_adopted_and_lost_labels_are_restored() {
 }
 
 #[test]
-fn the_names_that_a_link_has_are_noted_on_its_external_target() {
+fn custom_hostnames_are_recorded_on_the_external_target() {
     let named = Link { hostnames: ["a.example".into(), "*.b.example".into()].into(), ..host("t.example.") };
     let noted = service(&named, &policy());
     assert_eq!(noted.annotation("linker.hsj.com/hostname"), Some("a.example,*.b.example"));
@@ -223,7 +223,7 @@ fn uid_annotation_alone_causes_no_write_to_foreign_objects() {
 }
 
 #[test]
-fn a_gone_service_takes_its_objects_along_after_the_delay() {
+fn objects_of_a_gone_service_are_removed_after_the_delay() {
     let now = Instant::now();
     let (there, slices) = (object("a.example."), slices(&ips(&["192.0.2.1"])));
     let slices: Vec<&EndpointSlice> = slices.iter().collect();
@@ -244,14 +244,14 @@ fn a_gone_service_takes_its_objects_along_after_the_delay() {
 }
 
 #[test]
-fn an_object_that_is_being_deleted_is_waited_for() {
+fn terminating_object_is_waited_for() {
     let mut leaving = object("old.example.");
     leaving.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
     assert_eq!(step(&host("a.example."), Some(&leaving)), NextStep::Done);
 }
 
 #[test]
-fn object_of_a_former_name_goes_when_the_new_one_stands() {
+fn object_of_a_former_name_is_removed_after_its_successor() {
     let mut former = object("a.example.");
     former.metadata.name = Some("former".into());
     let with = |named: Option<&Service>| {
@@ -268,7 +268,7 @@ fn object_of_a_former_name_goes_when_the_new_one_stands() {
 }
 
 #[test]
-fn addresses_are_a_headless_service_and_a_slice_per_family() {
+fn addresses_become_a_headless_service_and_a_slice_per_family() {
     let link = ips(&["192.0.2.1", "2001:db8::1", "192.0.2.2"]);
     let desired = Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless);
     let service = serde_json::to_value(desired.service.unwrap()).unwrap();
@@ -286,8 +286,7 @@ fn addresses_are_a_headless_service_and_a_slice_per_family() {
     assert_eq!(slices.as_array().unwrap().len(), 2);
 }
 
-/// Carries out step after step, as the reconciler does, and returns them all. What is planned has to
-/// be the same.
+/// Makes one step after the other, like the reconciler, and returns them. [`all_writes`] has to return the same.
 fn run(
     link: &Link,
     policy: &SyncPolicy,
@@ -353,7 +352,7 @@ fn hostname_and_addresses_replace_each_other_without_a_gap() {
 }
 
 #[test]
-fn an_allocated_cluster_ip_is_left_by_way_of_an_external_name() {
+fn allocated_cluster_ip_is_changed_through_external_name() {
     let link = ips(&["192.0.2.1"]);
     let mut allocated = service(&link, &policy());
     allocated.spec.cluster_ip = Some("10.0.0.7".into());
@@ -364,14 +363,14 @@ fn an_allocated_cluster_ip_is_left_by_way_of_an_external_name() {
 }
 
 #[test]
-fn addresses_can_be_an_external_name_or_nothing_instead() {
+fn addresses_can_be_an_external_name_or_skipped() {
     let as_name = SyncPolicy { ip_targets: IpTargets::ExternalName, ..policy() };
     let skip = SyncPolicy { ip_targets: IpTargets::Skip, ..policy() };
     let both = ips(&["2001:db8::1", "192.0.2.1"]);
     assert_eq!(service(&both, &as_name).spec.external_name.as_deref(), Some("192.0.2.1"));
     let (mut named, mut there) = (None, Vec::new());
     assert_eq!(run(&both, &as_name, &mut named, &mut there), ["create Service web-default-ext"]);
-    // The policy changes: what was written before goes.
+    // After a change of the policy the previous objects are removed.
     assert_eq!(run(&both, &skip, &mut named, &mut there), ["delete Service web-default-ext"]);
     run(&both, &policy(), &mut named, &mut there);
     assert_eq!(
@@ -386,7 +385,7 @@ fn addresses_can_be_an_external_name_or_nothing_instead() {
 }
 
 #[test]
-fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
+fn objects_of_a_gone_service_can_be_retained_or_tombstoned() {
     let retain = SyncPolicy { on_delete: OnDelete::Retain, ..policy() };
     let tombstone = SyncPolicy { on_delete: OnDelete::Tombstone, ..policy() };
     let long_gone = gone(Instant::now());
@@ -398,7 +397,7 @@ fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
         ["patch Service web-default-ext", "delete EndpointSlice web-default-ext-ipv4"]
     );
     assert_eq!(named.as_ref().unwrap().spec.external_name.as_deref(), Some("deleted.lb.internal"));
-    // It comes back, pending first.
+    // The load balancer comes back, at first without a target.
     assert_eq!(run(&link(None), &tombstone, &mut named, &mut there), [""; 0]);
     assert_eq!(
         run(&host("b.example."), &tombstone, &mut named, &mut there),
@@ -411,7 +410,7 @@ fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
 }
 
 #[test]
-fn recreated_service_without_target_is_as_one_that_is_gone() {
+fn pending_recreated_service_is_handled_like_a_gone_service() {
     let since = Instant::now();
     let pending = Link { state: LinkState::Recreated(since.into()), ..link(None) };
     let retain = SyncPolicy { on_delete: OnDelete::Retain, ..policy() };
@@ -429,7 +428,7 @@ fn recreated_service_without_target_is_as_one_that_is_gone() {
     for policy in [&policy(), &retain, &tombstone, &at_once] {
         assert_eq!(decide(policy, None, DELAY), NextStep::Done, "the Service is there, and nothing else");
     }
-    // Its addresses go with it, and a target in time keeps it.
+    // The slices are removed with the Service; a target in time keeps the Service.
     let (mut named, mut there) = (None, Vec::new());
     run(&ips(&["192.0.2.1"]), &policy(), &mut named, &mut there);
     let (mut left, mut left_slices) = (named.clone(), there.clone());
@@ -444,7 +443,7 @@ fn recreated_service_without_target_is_as_one_that_is_gone() {
 }
 
 #[test]
-fn a_tombstone_goes_along_when_the_link_gets_another_name() {
+fn tombstone_moves_to_the_new_name_of_its_link() {
     let tombstone = SyncPolicy { on_delete: OnDelete::Tombstone, ..policy() };
     let mut former = object("deleted.lb.internal.");
     former.metadata.name = Some("former".into());
@@ -457,13 +456,13 @@ fn a_tombstone_goes_along_when_the_link_gets_another_name() {
 }
 
 #[test]
-fn a_service_of_somebody_else_gets_no_endpoint_slice_of_ours() {
+fn foreign_service_gets_no_endpoint_slice_of_ours() {
     let link = ips(&["192.0.2.1", "2001:db8::1"]);
     let mut theirs = object("theirs.example.");
     theirs.metadata.labels = Some([(MANAGED_BY.0.to_owned(), "helm".to_owned())].into());
     let (mut named, mut there) = (Some(theirs.clone()), Vec::new());
     assert_eq!(run(&link, &policy(), &mut named, &mut there), [""; 0]);
-    // Another client put it in the place of ours.
+    // Another client has replaced our Service.
     there = slices(&link);
     let steps = run(&link, &policy(), &mut named, &mut there);
     assert_eq!(
@@ -474,7 +473,7 @@ fn a_service_of_somebody_else_gets_no_endpoint_slice_of_ours() {
 }
 
 #[test]
-fn foreign_slice_is_a_conflict_and_unlabelled_own_slice_is_not() {
+fn foreign_slice_is_a_conflict_unlike_an_unlabelled_own_slice() {
     let link = ips(&["192.0.2.1"]);
     let mut slice = slices(&link).remove(0);
     slice.metadata.labels = None;
@@ -491,7 +490,7 @@ fn foreign_slice_is_a_conflict_and_unlabelled_own_slice_is_not() {
     assert_eq!(with(&slice), "patch EndpointSlice web-default-ext-ipv4");
 }
 
-/// The policy of the instance `own`.
+/// Returns the policy of the instance `own`.
 fn own() -> SyncPolicy {
     SyncPolicy { instance: Some("own".to_owned()), ..policy() }
 }
@@ -501,14 +500,14 @@ fn annotate(metadata: &mut ObjectMeta, key: &str, value: &str) {
 }
 
 #[test]
-fn objects_of_another_instance_are_in_conflict_and_left_alone() {
+fn objects_of_another_instance_are_conflicts() {
     let link = ips(&["192.0.2.1"]);
     let (mut service, mut slices) = (service(&link, &policy()), slices(&link));
     annotate(&mut service.metadata, INSTANCE, "other");
     let why = r#"it belongs to the lb-linker instance "other""#;
     for policy in [own(), SyncPolicy { on_delete: OnDelete::Tombstone, ..own() }] {
         let actual = Actual { named: Some(&service), ..Default::default() };
-        // The slice comes first, and leads nowhere without its Service.
+        // The slice comes first; it has no effect without its Service.
         assert!(show(next_step(&link, actual, &policy, Instant::now())).contains(why));
         let dead = gone(Instant::now());
         assert_eq!(next_step(&dead, actual, &policy, Instant::now()), NextStep::Forget, "not ours to remove");
@@ -525,13 +524,13 @@ fn objects_of_another_instance_are_in_conflict_and_left_alone() {
 }
 
 #[test]
-fn objects_without_an_instance_are_adopted_one_by_one() {
+fn objects_without_an_instance_are_adopted_in_turn() {
     let link = ips(&["192.0.2.1", "2001:db8::1"]);
     let (mut service, mut slices) = (service(&link, &policy()), slices(&link));
     let adopted = |service: &Service, slices: &[EndpointSlice], link: &Link, policy: &SyncPolicy| {
         let slices: Vec<&EndpointSlice> = slices.iter().collect();
         let actual = Actual { named: Some(service), slices: &slices, ..Default::default() };
-        // For the annotation alone nothing else is written.
+        // The missing annotation alone causes no other write.
         assert!(link.is_gone() || next_step(link, actual, policy, Instant::now()) == NextStep::Done);
         adoption(link, actual, policy).map(|write| write.id().name)
     };
@@ -547,7 +546,7 @@ fn objects_without_an_instance_are_adopted_one_by_one() {
 }
 
 #[test]
-fn a_term_is_no_reason_to_write_unless_it_cant_be_obeyed() {
+fn only_an_unusable_term_causes_a_write() {
     let (link, now) = (host("a.example."), 1_790_000_000);
     for (term, is_repaired) in [("1", false), ("1790086400", false), ("1790086401", true), ("x", true)] {
         let mut object = object("a.example.");
@@ -561,7 +560,7 @@ fn a_term_is_no_reason_to_write_unless_it_cant_be_obeyed() {
 }
 
 #[test]
-fn each_write_leaves_the_instance_and_the_term() {
+fn each_write_records_the_instance_and_the_term() {
     let stamp = Stamp { instance: Some("own".to_owned()), term: Some(7) };
     let link = ips(&["192.0.2.1"]);
     let only = Precondition { uid: Some("u".into()), resource_version: Some("1".into()) };

@@ -1,4 +1,4 @@
-//! Unpacking.
+//! Reads the packed form of an object.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use crate::model::link::Port;
 use crate::sync::k8s::endpoint_slice::{Conditions, Endpoint, EndpointPort, EndpointSlice};
 use crate::sync::k8s::service::{IngressEntry, LoadBalancerStatus, Service, Spec, Status};
 
-/// Reads what a [`Packer`](super::write::Packer) has written. What isn't there is read as nothing.
+/// Reads the bytes of a [`Packer`](super::write::Packer). Missing bytes read as empty values.
 #[derive(Clone, Copy)]
 pub(super) struct Unpacker<'a> {
     pub(super) name: &'a str,
@@ -23,7 +23,7 @@ pub(super) struct Unpacker<'a> {
 }
 
 impl<'a> Unpacker<'a> {
-    /// Returns the metadata, and whether a Service has more than a name to point at.
+    /// Returns the metadata, and whether a Service has more fields than type and externalName.
     pub(super) fn metadata(&mut self) -> (ObjectMeta, bool) {
         let flags = self.byte();
         let has = |flag| flags & flag != 0;

@@ -13,7 +13,7 @@ use crate::sync::external_target::observed_object::*;
 use crate::sync::k8s::endpoint_slice::{Conditions, Endpoint, EndpointPort, EndpointSlice};
 use crate::sync::k8s::service::{IngressEntry, LoadBalancerStatus, Service, Spec, Status};
 
-/// Objects of all sorts, ours and those of strangers.
+/// Generates objects of all kinds, ours and foreign ones.
 struct Any(StdRng);
 
 impl Any {
@@ -183,7 +183,7 @@ impl Any {
 }
 
 #[test]
-fn what_is_unpacked_is_what_was_packed() {
+fn packing_is_lossless() {
     for seed in 0..5_000 {
         let mut any = Any(StdRng::seed_from_u64(seed));
         let object: Object = if any.one_in(3) { any.slice().into() } else { any.service().into() };
@@ -208,7 +208,7 @@ fn what_is_unpacked_is_what_was_packed() {
 }
 
 #[test]
-fn one_of_ours_takes_few_bytes_and_loses_its_namespace() {
+fn object_of_ours_takes_few_bytes_and_loses_its_namespace() {
     let service: Service = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {
@@ -225,7 +225,7 @@ fn one_of_ours_takes_few_bytes_and_loses_its_namespace() {
     .unwrap();
     let mut object: Object = service.clone().into();
     let packed = Packed::of(&object);
-    // What the C library rounds up to 160.
+    // The C library rounds this up to 160 bytes.
     assert!(packed.0.len() <= 152, "{}", packed.0.len());
     if let Object::Service(service) = &mut object {
         service.metadata.namespace = None;

@@ -1,4 +1,4 @@
-//! Packing.
+//! Writes the packed form of an object.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::model::uid::uuid;
 use crate::sync::k8s::endpoint_slice::{EndpointPort, EndpointSlice};
 use crate::sync::k8s::service::{Service, Spec};
 
-/// Writes what an [`Unpacker`](super::read::Unpacker) reads.
+/// Writes bytes for an [`Unpacker`](super::read::Unpacker).
 pub(super) struct Packer<'a> {
     pub(super) name: &'a str,
     pub(super) bytes: Vec<u8>,
@@ -166,7 +166,7 @@ impl Packer<'_> {
         self.number(((number << 1) ^ (number >> 63)) as u64);
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// Writes seven bits per byte, the lowest bits first.
     #[expect(clippy::cast_possible_truncation, reason = "the rest follows")]
     pub(super) fn number(&mut self, mut number: u64) {
         while number > 0x7f {
@@ -177,7 +177,7 @@ impl Packer<'_> {
     }
 }
 
-/// Whether a Service has more than a name to point at.
+/// Returns whether a Service has more fields than type and externalName.
 pub(super) fn has_more(service: &Service) -> bool {
     let Service { spec, status, .. } = service;
     spec.cluster_ip.is_some()

@@ -1,5 +1,5 @@
-//! Paces the writes that put this instance's name on objects that name no instance: an upgrade is no reason for
-//! thousands of writes at once.
+//! Paces the writes that add this instance's name to objects without one: an upgrade mustn't cause thousands of writes
+//! at once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,23 +8,23 @@ use tokio::time::Instant;
 
 use crate::model::service_key::ServiceKey;
 
-/// How long the first of these writes waits: a start has more urgent writes.
+/// Delay of the first of these writes: a start has more urgent writes.
 pub(super) const FIRST_DELAY: Duration = Duration::from_secs(60);
-/// How long the next one waits after another.
+/// Pause between two of these writes.
 const NEXT_DELAY: Duration = Duration::from_secs(1);
 
-/// The links with an object that names no instance.
+/// The links with an object without an instance.
 #[derive(Debug, Default)]
 pub(super) struct AdoptionQueue {
     waiting: BTreeSet<ServiceKey>,
-    /// When the next link's turn comes.
+    /// The time of the next turn.
     due: Option<Instant>,
-    /// The link whose turn it is.
+    /// The link that may write.
     turn: Option<ServiceKey>,
 }
 
 impl AdoptionQueue {
-    /// Returns whether a link may write now; else it waits for its turn.
+    /// Returns whether a link may write now; otherwise it waits for its turn.
     pub(super) fn ask(&mut self, key: &ServiceKey, now: Instant) -> bool {
         if self.turn.take_if(|turn| turn == key).is_some() {
             return true;
@@ -34,15 +34,14 @@ impl AdoptionQueue {
         false
     }
 
-    /// Returns when the next turn begins.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Begins the next turn, and returns whose it is.
+    /// Begins the next turn, and returns its link.
     pub(super) fn next(&mut self, now: Instant) -> Option<ServiceKey> {
         self.turn = self.waiting.pop_first();
-        // The timer runs out once more after the last one: what is found a moment later is paced, too.
+        // The timer is set once more after the last link, so that links found a moment later are paced, too.
         self.due = self.turn.is_some().then(|| now + NEXT_DELAY);
         self.turn.clone()
     }
@@ -52,7 +51,7 @@ impl AdoptionQueue {
         self.waiting.remove(key);
     }
 
-    /// Forgets all: another process leads.
+    /// Forgets all links: another process leads.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -63,7 +62,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_object_a_second_is_adopted_a_minute_after_the_start() {
+    async fn objects_are_adopted_one_per_second_after_a_minute() {
         let (mut queue, start) = (AdoptionQueue::default(), Instant::now());
         let keys: Vec<ServiceKey> = (0..5).map(|i| ServiceKey::new("a", &i.to_string())).collect();
         for key in &keys {

@@ -1,5 +1,5 @@
-//! A live look at a Service that counts as gone, before what it has left is removed: after etcd was restored to an
-//! earlier state a watch may be silent while the Service is there again. The garbage collector of Kubernetes asks for
+//! Confirms the end of a Service by a live read before its external target is removed: after a restore of etcd to an
+//! earlier revision a watch may be silent although the Service exists again. The garbage collector of Kubernetes reads
 //! an owner in the same way before it deletes a dependent.
 
 use std::collections::HashMap;
@@ -21,46 +21,46 @@ use crate::sync::k8s::service::{LOAD_BALANCER, Service, Spec};
 use crate::sync::k8s::watch::{RequestQuery, find_in_etcd};
 use crate::sync::source::selection::{Membership, Selection};
 
-/// How long the watch of load balancers may take to tell of a Service that the API server has.
+/// Time within which the watch of load balancers should report a Service that the API server has.
 pub(crate) const WATCH_LAG: Duration = Duration::from_secs(5);
-/// How long after everything was listed anew for such a Service it is listed again for one.
+/// Minimum pause between two complete relists because of such Services.
 const RELIST_INTERVAL: Duration = Duration::from_secs(150);
 
-/// A Service that counts as gone, and where it is looked up whether it is.
+/// A Service that counts as gone, and the means to confirm it.
 pub(crate) struct Departure {
     client: Client,
     availability: ApiAvailability,
     selection: Arc<Selection>,
     key: ServiceKey,
-    /// The uid of the Service that has taken its place, where the watch has told of one.
+    /// The uid of the Service's successor, if the watch has reported one.
     successor: Option<Uid>,
-    /// Whether another refusal by an authorizer is as good as the answer that there is no such Service.
+    /// Whether another refusal by an authorizer counts as confirmation.
     accepts_refusal: bool,
 }
 
-/// That a Service is gone.
+/// The confirmation that a Service is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Confirmed {
-    /// The API server hasn't got it.
+    /// The API server doesn't have the Service.
     Absent,
-    /// The watch has told of its end, and an authorizer refuses every look.
+    /// The watch has reported the deletion, and an authorizer refuses every read.
     Refused,
 }
 
-/// Why a write isn't made that only a Service that is gone justifies.
+/// The reason why the end of a Service isn't confirmed.
 #[derive(Debug)]
 pub(crate) enum Unconfirmed {
-    /// The API server has the Service, in this resourceVersion, and the watch hasn't told of it.
+    /// The API server has the Service in this resourceVersion, and the watch hasn't reported it.
     Exists { version: String },
     /// There was no answer, which has been logged.
     Unanswered,
-    /// The API server has refused the look, with this HTTP code.
+    /// The API server has refused the read with this HTTP code.
     Refused { code: u16, by_authorizer: bool, message: String, retry_after: Option<Duration> },
 }
 
 impl Departure {
-    /// Returns what is to be confirmed before a write of a link; nothing where the write relies on no Service's end, and
-    /// where there is no cluster. `is_refused` says that an authorizer has refused every look for ten minutes.
+    /// Returns the confirmation that a write of a link needs; `None` if the write doesn't depend on the end of a
+    /// Service, or if there is no cluster. `is_refused`: whether an authorizer has refused every read for ten minutes.
     pub(crate) fn of(
         link: &Link,
         write: &Write,
@@ -69,7 +69,7 @@ impl Departure {
     ) -> Option<Self> {
         let Registry::Cluster(client) = &settings.registry else { return None };
         let relies = link.outlived_since().is_some() && !matches!(write, Write::Finalizer { add: true, .. });
-        // A Service that can't be read counts as it was, though it exists.
+        // An undecodable Service exists and stays as it was.
         if !relies || settings.store.is_unreadable(&link.key) {
             return None;
         }
@@ -84,7 +84,7 @@ impl Departure {
         })
     }
 
-    /// Looks the Service up, by a list with the right that the watch needs, too.
+    /// Looks up the Service by a LIST, which needs no other permission than the watch.
     pub(crate) async fn confirm(&self) -> Result<Confirmed, Unconfirmed> {
         let (namespace, name) = self.key.parts();
         let mut query = RequestQuery::named(namespace, name);
@@ -116,13 +116,13 @@ impl Departure {
         }
     }
 
-    /// Judges by the metadata of the load balancer that the API server has, if it has one.
+    /// Decides by the metadata of the load balancer in the API server, if it has one.
     fn judge(&self, found: Option<ObjectMeta>) -> Result<Confirmed, Unconfirmed> {
         let Some(metadata) = found else { return Ok(Confirmed::Absent) };
         let spec = Spec { type_: Some(LOAD_BALANCER.to_owned()), ..Spec::default() };
         let service = Service { metadata, spec, ..Service::default() };
         let is_successor = self.successor.as_ref().is_some_and(|uid| *uid == *service.uid());
-        // What opts out, isn't selected any more or is being deleted is no link of ours.
+        // A Service that opts out, has left the selection or is being deleted isn't a link.
         if self.selection.membership(&service) != Membership::Selected || is_successor {
             return Ok(Confirmed::Absent);
         }
@@ -130,38 +130,38 @@ impl Departure {
     }
 }
 
-/// Returns whether a watch of this process, or a list, has told of the end of a link's Service. A uid never comes back
-/// but after etcd was restored.
+/// Returns whether a watch or a list of this process has reported the end of a link's Service. A uid never comes back,
+/// except after a restore of etcd.
 pub(crate) fn is_end_told(link: &Link) -> bool {
     link.is_gone() && !link.was_never_seen()
 }
 
-/// Services that the API server has and that count as gone.
+/// Services that count as gone although the API server has them.
 #[derive(Debug, Default)]
 pub(crate) struct Contradictions {
-    /// In which resourceVersion each was found, and since when.
+    /// The resourceVersion of each Service, and since when it has been found.
     found: HashMap<ServiceKey, (String, Instant)>,
-    /// When everything was listed anew for one of them.
+    /// The time of the last complete relist because of such a Service.
     listed: Option<Instant>,
 }
 
-/// What is done about a Service that the API server has and that counts as gone.
+/// The reaction to a Service that counts as gone although the API server has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
-    /// The watch may tell of it any moment.
+    /// Wait: the watch may report the Service at any moment.
     Wait,
-    /// The watch says nothing: everything is listed anew.
+    /// List everything again, as the watch is silent.
     List,
-    /// That was done a short time ago and has changed nothing.
+    /// Wait longer: a recent relist changed nothing.
     WaitLonger,
 }
 
 impl Contradictions {
-    /// Takes in that the API server has a Service that counts as gone, in this resourceVersion.
+    /// Records that the API server has a Service that counts as gone, in this resourceVersion.
     pub(crate) fn note(&mut self, key: &ServiceKey, version: String, now: Instant) -> Remedy {
         let (known, since) = self.found.entry(key.clone()).or_insert_with(|| (version.clone(), now));
         if *known != version {
-            // It has just changed, so the watch couldn't say it sooner.
+            // The Service has just changed, so the watch couldn't report it earlier.
             (*known, *since) = (version, now);
         }
         if now.duration_since(*since) < WATCH_LAG {
@@ -175,7 +175,7 @@ impl Contradictions {
         Remedy::List
     }
 
-    /// Takes in that a Service doesn't count as gone any more, or is gone.
+    /// Records that a Service doesn't count as gone any more, or is gone.
     pub(super) fn over(&mut self, key: &ServiceKey) {
         self.found.remove(key);
     }
@@ -204,7 +204,8 @@ mod tests {
         }
     }
 
-    /// Returns whether a Service counts as gone where the API server has this, as it is and with other metadata.
+    /// Returns whether the end of a Service is confirmed if the API server has a Service with these changes of its
+    /// metadata.
     fn is_gone(successor: Option<&str>, changes: &[(&str, Value)]) -> bool {
         let mut metadata = json!({"namespace": "shop", "name": "web", "uid": "u", "resourceVersion": "7",
             "labels": {"tier": "web"}});
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_listed_anew_once_the_watch_is_late() {
+    fn late_watch_causes_a_single_relist() {
         let (mut contradictions, start) = (Contradictions::default(), Instant::now());
         let (web, api) = (ServiceKey::new("shop", "web"), ServiceKey::new("shop", "api"));
         let mut note = |key: &ServiceKey, version: &str, seconds| {

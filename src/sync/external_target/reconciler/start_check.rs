@@ -1,5 +1,5 @@
-//! What keeps a wrong flag from removing most external targets: a look, at the start and at the begin of each term, at
-//! how many would go, and at which of their Services exist.
+//! Protects most external targets from removal because of a wrong flag: checks, at the start and at the begin of each
+//! term, how many external targets would be removed, and which of their Services exist.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,7 +10,7 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::left_out::{Existing, Flag};
 use crate::sync::external_target::metrics::ReconcilerMetrics;
 
-/// What the looks have found.
+/// The results of the checks.
 #[derive(Default)]
 pub(super) struct StartCheck {
     /// Links whose Services aren't followed, and of which it isn't known whether they exist.
@@ -29,17 +29,18 @@ pub(super) struct StartCheck {
 }
 
 impl StartCheck {
-    /// Returns whether the external target of a link stays longer, as its Service is gone with most others.
+    /// Returns whether the external target of a link stays longer, because its Service is gone together with most
+    /// other Services.
     pub(super) fn postpones(&self, key: &ServiceKey) -> bool {
         self.postponed.contains(key)
     }
 
-    /// Returns whether the external target of a living link stays although `--ip-targets` doesn't show it.
+    /// Returns whether the external target of a living link stays although `--ip-targets` excludes it.
     pub(super) fn keeps(&self, key: &ServiceKey) -> bool {
         self.left_out.get(key) == Some(&Some(Flag::IpTargets))
     }
 
-    /// Takes over how a link stands now; `None`: it is forgotten.
+    /// Updates the state of a link; `None` if the link was forgotten.
     pub(super) fn settle(&mut self, key: &ServiceKey, link: Option<&Link>, metrics: &ReconcilerMetrics) {
         let is_alive = |link: &Link| link.outlived_since().is_none() && !link.is_left_out();
         if link.is_none_or(is_alive) {
@@ -58,7 +59,7 @@ impl StartCheck {
         }
     }
 
-    /// Returns the links that something is kept of.
+    /// Returns the links with external targets that are kept or postponed.
     pub(super) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
         self.left_out.keys().chain(&self.postponed)
     }

@@ -27,7 +27,7 @@ fn lists(term: u64, rewinds: u64) -> LinkLists {
     LinkLists::new(&BTreeSet::new(), ListedUpTo { term, rewinds })
 }
 
-/// Returns a reconciler with this API server.
+/// Returns a reconciler with this client.
 fn reconciler(client: Client) -> Reconciler {
     let leadership = Leadership::always();
     Reconciler::new(ReconcilerContext {
@@ -51,14 +51,14 @@ fn reconciler(client: Client) -> Reconciler {
     })
 }
 
-/// Returns a reconciler of which every write is denied by an admission policy, and how many there were.
+/// Returns a reconciler with a stub that refuses every write by an admission policy, and the number of requests.
 fn denied() -> (Reconciler, Arc<AtomicUsize>) {
     let (client, requests) =
         test_support::refusing(422, "Invalid", "ValidatingAdmissionPolicy 'no' denied request: no");
     (reconciler(client), requests)
 }
 
-/// Has the store know a load balancer, and returns its link.
+/// Adds a load balancer to the store, and returns its link.
 fn load_balancer(reconciler: &Reconciler, name: &str) -> Arc<Link> {
     let service: Service = serde_json::from_value(json!({
         "metadata": {"namespace": "shop", "name": name, "uid": name},
@@ -72,12 +72,12 @@ fn load_balancer(reconciler: &Reconciler, name: &str) -> Arc<Link> {
     store.get(&service.key()).unwrap()
 }
 
-/// Does what [`external_target_of`] does with the load balancer `web`.
+/// Like [`external_target_of`], for the load balancer `web`.
 fn external_target(reconciler: &Reconciler, term: &str) -> Object {
     external_target_of(reconciler, "web", term)
 }
 
-/// Has the store know a load balancer, and returns its external target as the API server keeps it, with this term.
+/// Adds a load balancer to the store, and returns its external target as the API server stores it, with this term.
 fn external_target_of(reconciler: &Reconciler, name: &str, term: &str) -> Object {
     let link = load_balancer(reconciler, name);
     let mut made: Object =
@@ -92,7 +92,7 @@ fn external_target_of(reconciler: &Reconciler, name: &str, term: &str) -> Object
 }
 
 #[tokio::test(start_paused = true)]
-async fn denied_annotation_is_written_ever_more_seldom() {
+async fn denied_annotation_write_backs_off() {
     let (mut reconciler, requests) = denied();
     let object = external_target(&reconciler, "no number");
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
@@ -113,7 +113,7 @@ async fn denied_annotation_is_written_ever_more_seldom() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_after_a_rewind_before_new_lists() {
+async fn nothing_is_written_between_a_rewind_and_new_lists() {
     let (mut reconciler, _) = denied();
     let object = external_target(&reconciler, "no number");
     let list = |reconciler: &mut Reconciler| {
@@ -125,7 +125,7 @@ async fn nothing_is_written_after_a_rewind_before_new_lists() {
     reconciler.settings.links_listed = links_listed.subscribe();
     list(&mut reconciler);
     assert!(reconciler.may_write());
-    // The watch of external targets notices it.
+    // The watch of external targets notices the restore.
     reconciler.on_object_event(ObjectEvent::Rewound(ObjectKind::Service));
     assert!(!reconciler.may_write());
     drop(reconciler.begin_term());
@@ -133,7 +133,7 @@ async fn nothing_is_written_after_a_rewind_before_new_lists() {
     assert!(!reconciler.may_write(), "the load balancers haven't been listed since");
     links_listed.send_replace(lists(term, 1));
     assert!(reconciler.may_write());
-    // The watch of load balancers notices it.
+    // The watch of load balancers notices the restore.
     reconciler.settings.rewinds.note("load balancers");
     links_listed.send_replace(lists(term, 2));
     assert!(!reconciler.may_write(), "the external targets haven't been listed since");
@@ -169,11 +169,11 @@ async fn panic_about_one_link_stops_no_other() {
     );
 }
 
-/// The message of RBAC about a look without the right to it.
+/// RBAC's message for a LIST without permission.
 const NO_RIGHT: &str = "services \"web\" is forbidden: User \"lb-linker\" cannot list resource \"services\" in API \
                         group \"\" in the namespace \"shop\"";
 
-/// Returns a reconciler that may look up no Service, and the names of the objects that it has deleted.
+/// Returns a reconciler without the permission to list Services, and the names of the objects that it has deleted.
 fn without_right_to_look(message: &'static str) -> (Reconciler, Arc<Mutex<Vec<String>>>) {
     let deleted = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&deleted);
@@ -187,7 +187,7 @@ fn without_right_to_look(message: &'static str) -> (Reconciler, Arc<Mutex<Vec<St
     (reconciler(client), deleted)
 }
 
-/// Does what is due for so many seconds.
+/// Runs the reconciler for this many seconds.
 async fn run_for(reconciler: &mut Reconciler, seconds: u64) {
     let end = tokio::time::Instant::now() + Duration::from_secs(seconds);
     while tokio::time::Instant::now() < end {
@@ -201,7 +201,7 @@ async fn run_for(reconciler: &mut Reconciler, seconds: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn end_told_by_the_watch_needs_no_right_to_look() {
+async fn end_reported_by_the_watch_needs_no_permission_to_list() {
     for (is_told, message, is_deleted) in [
         (true, NO_RIGHT, true),
         (false, NO_RIGHT, false),
@@ -214,7 +214,7 @@ async fn end_told_by_the_watch_needs_no_right_to_look() {
         let key = ServiceKey::new("shop", "web");
         store.delete(&key, "web", None);
         if !is_told {
-            // As another process has left it.
+            // An earlier process has left the external target.
             store.forget(&key);
         }
         reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
@@ -229,7 +229,7 @@ async fn end_told_by_the_watch_needs_no_right_to_look() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn restore_makes_a_refused_look_begin_anew() {
+async fn restore_resets_refused_lookups() {
     let (mut reconciler, deleted) = without_right_to_look(NO_RIGHT);
     let object = external_target(&reconciler, "1");
     reconciler.settings.store.delete(&ServiceKey::new("shop", "web"), "web", None);
@@ -244,7 +244,7 @@ async fn restore_makes_a_refused_look_begin_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_look_takes_no_place_of_max_deletes() {
+async fn failed_lookup_uses_no_deletion_budget() {
     let deleted = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&deleted);
     let client = test_support::client(move |request| {
@@ -269,13 +269,13 @@ async fn failed_look_takes_no_place_of_max_deletes() {
         .into();
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, objects));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
-    // The one whose look fails comes first.
+    // Queue the link with the failing look-up first.
     for name in ["api", "web"] {
         reconciler.work_queue.add(&ServiceKey::new("shop", name));
     }
     run_for(&mut reconciler, 60).await;
     assert!(deleted.lock().iter().all(|uri| uri.contains("web")) && deleted.lock().len() == 1, "{deleted:?}");
-    // Now that a removal has been made, another one waits.
+    // The next removal waits for the budget.
     assert!(
         reconciler
             .deletion_budget
@@ -286,7 +286,7 @@ async fn failed_look_takes_no_place_of_max_deletes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn namespace_that_isnt_listed_waits_alone() {
+async fn unlisted_namespace_delays_only_its_own_links() {
     let sent = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&sent);
     let client = test_support::client(move |request| {
@@ -306,7 +306,7 @@ async fn namespace_that_isnt_listed_waits_alone() {
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     assert!(reconciler.may_write_for(&link));
-    // Another term, in which the list of its namespace has failed.
+    // In the next term the list of the link's namespace has failed.
     all.note(Some("shop"), before, true);
     all.note(Some("shop"), now, false);
     links_listed.send_replace(all.clone());
@@ -316,12 +316,12 @@ async fn namespace_that_isnt_listed_waits_alone() {
     reconciler.queue_all();
     run_for(&mut reconciler, 60).await;
     assert!(sent.lock().is_empty(), "{sent:?}");
-    // The end of a Service that the watch has told of is looked up before each write.
+    // The end of a Service that the watch has reported is confirmed before each write.
     let gone = Link { state: LinkState::Gone(Instant::now().into()), ..Link::clone(&link) };
     assert!(reconciler.may_write_for(&gone));
     let never_seen = Link { created: crate::model::link::NEVER, ..gone.clone() };
     assert!(!reconciler.may_write_for(&never_seen));
-    // Not so after a restore: the Service may be there again.
+    // After a restore the Service may exist again.
     reconciler.rewinds = 1;
     reconciler.settings.rewinds.note("EndpointSlices");
     all.note(Some("open"), reconciler.lists(), true);
@@ -337,7 +337,7 @@ async fn namespace_that_isnt_listed_waits_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stale_cache_of_an_api_server_removes_nothing() {
+async fn stale_watch_cache_causes_no_removal() {
     let (is_stale, deleted) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Vec::new())));
     let (stale, log) = (Arc::clone(&is_stale), Arc::clone(&deleted));
     let client = test_support::client(move |request| {
@@ -346,7 +346,7 @@ async fn stale_cache_of_an_api_server_removes_nothing() {
             log.lock().push(uri);
             return test_support::status(200, "", "");
         }
-        // The cache is ahead of etcd, which was restored and which a list in one version asks.
+        // The cache is ahead of the restored etcd, which answers a list at an exact version.
         if uri.contains("resourceVersion=900&resourceVersionMatch=Exact") && stale.load(Ordering::Relaxed) {
             return test_support::status(504, "Timeout", "Too large resource version: 900, current: 500");
         }

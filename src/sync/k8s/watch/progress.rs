@@ -1,57 +1,53 @@
-//! What a list/watch loop does next: decisions without I/O.
+//! Decides the next step of a list/watch loop, without I/O.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a watch may stay without an event, a bookmark or a list before everything is listed again.
+/// Maximum time without an event, a bookmark or a list before everything is listed again.
 const MAX_SILENCE: Duration = Duration::from_secs(150);
-/// So many times as long after lists that have shown nothing new: the API server sends bookmarks only when the version
-/// has advanced, so a quiet cluster looks like a watch that has died.
+/// Factor by which that time grows after lists without changes: the API server sends bookmarks only if the
+/// resourceVersion has advanced, so a quiet cluster looks like a dead watch.
 const MAX_SILENCE_FACTOR: u32 = 4;
-/// A watch that ends sooner has been refused, whatever its HTTP status says.
+/// A watch that ends sooner counts as refused, whatever its HTTP status.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
-/// A watch that has lasted so long works: what went wrong before is forgotten.
+/// A watch that has lasted this long counts as healthy, and resets the failure counts.
 const HEALTHY_WATCH: Duration = Duration::from_secs(30);
 
-/// What has happened.
+/// An event for the state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchInput<'a> {
-    /// A complete list has come.
+    /// A list is complete.
     Listed {
         /// The list's resourceVersion.
         version: &'a str,
-        /// How many objects are in it.
+        /// The number of objects in the list.
         objects: u64,
-        /// The newest version of an object in it, if all are numbers.
+        /// The newest resourceVersion of an object in the list, if all are numbers.
         newest: Option<u64>,
     },
     /// A list has failed, with this HTTP code or 0.
     ListFailed(u16),
-    /// The API server has begun to answer a watch.
+    /// The API server has started to answer a watch.
     WatchBegan,
-    /// An event of the watch.
     Event {
         /// The object's resourceVersion.
         version: &'a str,
-        /// How it changes the number of objects.
         change: ObjectChange,
     },
-    /// A bookmark.
     Bookmark(&'a str),
-    /// An event that doesn't say which object it is about, or which version.
+    /// A watch event lacks the name or the resourceVersion of its object.
     Unidentified,
-    /// The watch was refused, or has sent an error, with this HTTP code or 0.
+    /// The watch was refused, or sent an error, with this HTTP code or 0.
     WatchFailed(u16),
-    /// The watch has ended in good order.
+    /// The watch has ended without an error.
     WatchEnded,
-    /// The deadline of [`WatchProgress::deadline`] has passed.
     Silence,
-    /// The API server has said which resourceVersion is its newest.
+    /// The API server's newest resourceVersion.
     Newest(&'a str),
 }
 
-/// How an event changes the number of objects.
+/// The kind of a watch event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ObjectChange {
     Added,
@@ -59,44 +55,43 @@ pub(super) enum ObjectChange {
     Deleted,
 }
 
-/// What the loop does next.
+/// The next step of the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchStep {
-    /// It reads on.
+    /// Continue to read.
     Continue,
-    /// It begins a watch, after a pause of this many doublings; 0 is at once.
+    /// Start a watch, after a pause with this many doublings; 0 means at once.
     Watch(u32),
-    /// It asks for the newest resourceVersion, after a pause of this many doublings; 0 is at once.
+    /// Request the newest resourceVersion, after a pause with this many doublings; 0 means at once.
     AskNewest(u32),
-    /// It lists everything, after a pause of this many doublings; 0 is at once.
+    /// List everything, after a pause with this many doublings; 0 means at once.
     List(u32),
 }
 
-/// The state of one list/watch loop.
 #[derive(Debug)]
 pub(super) struct WatchProgress {
-    /// The version that the next watch goes on from: of the last list, event or bookmark.
+    /// The resourceVersion from which the next watch continues: that of the last list, event or bookmark.
     version: Option<String>,
     objects: u64,
-    /// When an event, a bookmark or a list has come last.
+    /// The time of the last event, bookmark or list.
     last_sign: Instant,
-    /// How long it may be silent after that.
+    /// The maximum silence after that.
     silence: Duration,
-    /// When the watch began.
+    /// The start of the present watch.
     began: Option<Instant>,
-    /// Watches that ended within [`SHORT_WATCH`], one after the other, whether they had sent something or not.
+    /// The number of consecutive watches that ended within [`SHORT_WATCH`], with or without events.
     short: u32,
-    /// Requests that failed, one after the other.
+    /// The number of consecutive failed requests.
     failures: u32,
-    /// Lists that had to be repeated, until a watch has lasted.
+    /// The number of repeated lists since the last healthy watch.
     restarts: u32,
-    /// Whether a request has failed since the last sign of life: the API server may have been away while etcd was
-    /// restored, and then a watch that goes on after a version of the future stays silent.
+    /// Whether a request has failed since the last sign of life: the API server may have been down during a restore of
+    /// etcd, and then a watch from a future resourceVersion stays silent.
     may_be_restored: bool,
 }
 
 impl WatchProgress {
-    /// Returns the state of a loop that begins now, with a list.
+    /// Returns the state of a loop that begins with a list.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             version: None,
@@ -111,23 +106,23 @@ impl WatchProgress {
         }
     }
 
-    /// Returns the version that a watch begins after; nothing before the first list.
+    /// Returns the resourceVersion from which a watch starts; `None` before the first list.
     pub(super) fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
-    /// Returns when a watch that stays silent has to make way for a list.
+    /// Returns the time at which a silent watch is replaced by a list.
     pub(super) fn deadline(&self) -> Instant {
         self.last_sign + self.silence
     }
 
-    /// Returns whether a version is older than what has been seen, which it is after etcd has been restored to an
-    /// earlier revision. Versions are numbers since Kubernetes 1.35 (KEP-5504); of others nothing can be said.
+    /// Returns whether a resourceVersion is older than the last one, as after a restore of etcd to an earlier revision.
+    /// resourceVersions are numbers since Kubernetes 1.35 (KEP-5504); other values can't be compared.
     pub(super) fn rewinds(&self, version: &str) -> bool {
         number(version).zip(self.version().and_then(number)).is_some_and(|(new, known)| new < known)
     }
 
-    /// Takes over what has happened, and returns what to do next.
+    /// Processes an event, and returns the next step.
     pub(super) fn take(&mut self, input: WatchInput<'_>, now: Instant) -> WatchStep {
         match input {
             WatchInput::Listed { version, objects, newest } => {
@@ -176,7 +171,7 @@ impl WatchProgress {
             }
             WatchInput::WatchFailed(_) => {
                 let short = self.settle(now);
-                // The API server may come back with an earlier state: silence is suspicious again.
+                // The API server may come back with an earlier state, so silence is suspicious again.
                 self.silence = MAX_SILENCE;
                 self.may_be_restored = true;
                 let pause = self.failed().max(short);
@@ -190,8 +185,8 @@ impl WatchProgress {
         }
     }
 
-    /// Whether a list says something that wasn't known: to be certain of that it would have to be compared object by
-    /// object, but this much tells whether the watch has lost something.
+    /// Returns whether a list contains changes that the watch has missed. Certainty would need a comparison of all
+    /// objects; version and count are a sufficient hint.
     fn differs(&self, version: &str, objects: u64, newest: Option<u64>) -> bool {
         let Some(known) = self.version().and_then(number) else { return true };
         let is_older = number(version).is_none_or(|version| version < known);
@@ -229,8 +224,8 @@ impl WatchProgress {
         self.restarts
     }
 
-    /// Takes over that the watch is over: where it has lasted, all is well. Returns how many have been short, one after
-    /// the other, up to this one.
+    /// Records the end of a watch; a healthy watch resets the failure counts. Returns the number of consecutive short
+    /// watches.
     fn settle(&mut self, now: Instant) -> u32 {
         let Some(began) = self.began.take() else { return self.short };
         let lasted = now.duration_since(began);
@@ -242,7 +237,7 @@ impl WatchProgress {
     }
 }
 
-/// Returns a version as a number: newer is larger.
+/// Returns a resourceVersion as a number, which increases with each change.
 pub(super) fn number(version: &str) -> Option<u64> {
     version.parse().ok()
 }
@@ -259,7 +254,7 @@ mod tests {
         WatchInput::Event { version, change: ObjectChange::Modified }
     }
 
-    /// Takes each input so many milliseconds after the one before, and compares the steps.
+    /// Processes each input the given number of milliseconds after the previous one, and compares the steps.
     fn run(steps: &[(u64, WatchInput<'_>, WatchStep)]) -> (WatchProgress, Instant) {
         let mut now = Instant::now();
         let mut progress = WatchProgress::new(now);
@@ -275,7 +270,7 @@ mod tests {
     const BEGAN: (u64, WatchInput<'_>, WatchStep) = (0, WatchInput::WatchBegan, WatchStep::Continue);
 
     #[test]
-    fn a_watch_goes_on_after_the_last_version() {
+    fn watch_continues_from_the_last_version() {
         let (progress, _) = run(&[
             LISTED,
             BEGAN,
@@ -287,10 +282,10 @@ mod tests {
     }
 
     #[test]
-    fn short_watches_are_paced_ever_more_seldom() {
+    fn short_watches_back_off() {
         let short = |pause| (10, WatchInput::WatchEnded, WatchStep::Watch(pause));
         run(&[LISTED, BEGAN, short(1), BEGAN, short(2), BEGAN, short(3)]);
-        // An event or a bookmark makes no difference, and neither does the way in which it ends.
+        // Events, bookmarks and the kind of the end make no difference.
         let event = (10, modified("101"), WatchStep::Continue);
         let bookmark = (10, WatchInput::Bookmark("101"), WatchStep::Continue);
         let broken = |pause| (10, WatchInput::WatchFailed(0), WatchStep::AskNewest(pause));
@@ -298,7 +293,7 @@ mod tests {
         run(&[LISTED, BEGAN, event, short(1), BEGAN, bookmark, short(2), BEGAN, event, broken(3), newest]);
         let mut steps = vec![LISTED];
         (1..=9).for_each(|pause| steps.extend([BEGAN, event, broken(pause), newest]));
-        // A proxy that ends each watch after a second or more delays nothing.
+        // A proxy that ends each watch after a second or more causes no delay.
         steps.extend([
             BEGAN,
             event,
@@ -313,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn gone_leads_to_a_paced_list_wherever_it_is_said() {
+    fn code_410_causes_a_list_with_backoff() {
         let gone = |pause| (10, WatchInput::WatchFailed(410), WatchStep::List(pause));
         run(&[
             LISTED,
@@ -329,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_paced_until_something_comes() {
+    fn failures_back_off_until_a_sign_of_life() {
         let failed = |pause| (10, WatchInput::WatchFailed(0), WatchStep::AskNewest(pause));
         run(&[
             (0, WatchInput::ListFailed(403), WatchStep::List(1)),
@@ -349,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_version_is_asked_for_after_a_failure() {
+    fn newest_version_is_requested_after_a_failure() {
         let failed = (10, WatchInput::WatchFailed(0), WatchStep::AskNewest(1));
         run(&[
             LISTED,
@@ -359,7 +354,7 @@ mod tests {
             (10, WatchInput::WatchEnded, WatchStep::Watch(1)),
         ]);
         run(&[LISTED, BEGAN, failed, (10, WatchInput::Newest("99"), WatchStep::List(1))]);
-        // A watch that has gone on meanwhile is proof enough.
+        // A watch that has delivered an event meanwhile is sufficient proof.
         run(&[
             LISTED,
             failed,
@@ -370,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_goes_backwards_begins_a_list() {
+    fn decreasing_version_causes_a_list() {
         run(&[LISTED, BEGAN, (10, modified("99"), WatchStep::List(1))]);
         run(&[LISTED, BEGAN, (10, WatchInput::Bookmark("99"), WatchStep::List(1))]);
         run(&[
@@ -379,7 +374,7 @@ mod tests {
             (10, WatchInput::Bookmark("100"), WatchStep::Continue),
             (0, modified("9"), WatchStep::List(1)),
         ]);
-        // Nothing is known of versions that are no numbers.
+        // resourceVersions that aren't numbers can't be compared.
         let odd = (0, WatchInput::Listed { version: "b", objects: 0, newest: None }, WatchStep::Watch(0));
         run(&[odd, BEGAN, (10, modified("a"), WatchStep::Continue)]);
         let (progress, _) = run(&[LISTED]);
@@ -389,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_key_or_version_begins_a_paced_list() {
+    fn unidentified_event_causes_a_list_with_backoff() {
         run(&[
             LISTED,
             BEGAN,
@@ -401,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_without_news_double_the_silence() {
+    fn unchanged_lists_double_the_allowed_silence() {
         let silent = |seconds| {
             let (mut progress, now) = run(&[LISTED]);
             let mut steps = vec![];
@@ -432,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_were_heard_are_no_news_of_a_list() {
+    fn list_that_matches_the_events_counts_as_unchanged() {
         let (mut progress, now) = run(&[
             LISTED,
             BEGAN,

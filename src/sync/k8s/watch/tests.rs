@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::*;
 
-/// What an API server answers: a status and lines, after which it ends or stays silent.
+/// A stubbed response: a status and lines, after which the response ends or stays open.
 struct StubResponse {
     status: u16,
     lines: Vec<Value>,
@@ -33,7 +33,7 @@ fn failure(code: u16) -> Value {
         "message": "m"})
 }
 
-/// One page of a list.
+/// Returns a page of a list.
 fn page(version: &str, token: &str, names: &[&str]) -> StubResponse {
     let items: Vec<Value> = names.iter().map(|name| object(name, version)).collect();
     closed(vec![
@@ -54,7 +54,6 @@ fn bookmark(version: &str, ends_list: bool) -> Value {
     json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version, "annotations": annotations}}})
 }
 
-/// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestKind {
     Stream,
@@ -62,7 +61,7 @@ enum RequestKind {
     Watch,
 }
 
-/// The requests that an API server was sent: what each asks for, its query, and after how many seconds.
+/// The requests to the stub: kind, query, and the time in seconds.
 #[derive(Clone, Default)]
 struct RequestCounts(Arc<Mutex<Vec<(RequestKind, String, u64)>>>);
 
@@ -77,7 +76,7 @@ impl RequestCounts {
     }
 }
 
-/// An API server in this process. `answer` is told what is asked, and how many requests have asked the same before.
+/// Starts an API server stub. `answer` gets the kind of the request, and the number of earlier requests of this kind.
 fn api_server(
     answer: impl Fn(RequestKind, usize) -> StubResponse + Send + Sync + 'static,
 ) -> (RequestCounts, Events<Service>) {
@@ -109,7 +108,7 @@ fn api_server(
     (requests, list_watch(client, RequestQuery::default(), staleness.watch("test")))
 }
 
-/// What an item says, in short.
+/// Returns an item in short form.
 fn said(item: &WatchItem<Service>) -> String {
     match item {
         Ok(Event::ListBegins) => "begins".to_owned(),
@@ -123,7 +122,7 @@ fn said(item: &WatchItem<Service>) -> String {
     }
 }
 
-/// Returns what is said in so many seconds.
+/// Returns the items of the next `seconds` seconds.
 async fn said_for(events: &mut Events<Service>, seconds: u64) -> Vec<String> {
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut all = Vec::new();
@@ -134,7 +133,7 @@ async fn said_for(events: &mut Events<Service>, seconds: u64) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_streamed_list_goes_on_as_a_watch() {
+async fn streamed_list_continues_as_a_watch() {
     let (requests, mut events) = api_server(|asked, before| match (asked, before) {
         (RequestKind::Stream, 0) => open_ended(vec![
             event("ADDED", "web", "5"),
@@ -176,17 +175,17 @@ async fn modified_object_of_a_streamed_list_counts_once() {
         RequestKind::Stream => {
             open_ended(vec![event("ADDED", "web", "3"), event("MODIFIED", "web", "5"), bookmark("5", true)])
         }
-        // After which the next list is compared with it.
+        // The next list is compared with this one.
         RequestKind::Page => page("5", "", &["web"]),
         RequestKind::Watch => open_ended(vec![]),
     });
     said_for(&mut events, 2000).await;
-    // Lists that show nothing new: 150, 300, 600 and 600 s later.
+    // Lists without changes follow after 150, 300, 600 and 600 s.
     assert_eq!(requests.of(RequestKind::Stream), [0, 150, 450, 1050, 1650]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn unidentified_object_of_a_streamed_list_makes_way_for_pages() {
+async fn unidentified_object_in_a_streamed_list_causes_paging() {
     for field in ["namespace", "name", "resourceVersion"] {
         let (requests, mut events) = api_server(move |asked, _| match asked {
             RequestKind::Stream => {
@@ -207,12 +206,12 @@ async fn unidentified_object_of_a_streamed_list_makes_way_for_pages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lists_come_in_pages_for_an_hour_where_streams_are_refused() {
+async fn refused_stream_causes_paging_for_an_hour() {
     let (requests, mut events) = api_server(|asked, before| match (asked, before) {
         (RequestKind::Stream, _) => refused(422),
         (RequestKind::Page, before) if before % 2 == 0 => page("100", "next", &["web"]),
         (RequestKind::Page, _) => page("100", "", &["api"]),
-        // Which has everything listed again.
+        // The older version causes another list.
         (RequestKind::Watch, _) => open_ended(vec![event("MODIFIED", "web", "1")]),
     });
     let said = said_for(&mut events, 3500).await;
@@ -231,7 +230,7 @@ async fn lists_come_in_pages_for_an_hour_where_streams_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_without_an_end_makes_way_for_pages() {
+async fn stream_without_an_end_causes_paging() {
     let (requests, mut events) = api_server(|asked, _| match asked {
         RequestKind::Stream => open_ended(vec![event("ADDED", "web", "5")]),
         RequestKind::Page => page("100", "", &["web"]),
@@ -243,7 +242,7 @@ async fn a_stream_without_an_end_makes_way_for_pages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_is_answered_and_closed_is_paced() {
+async fn watch_that_closes_at_once_backs_off() {
     let (requests, mut events) = api_server(|asked, _| match asked {
         RequestKind::Stream => closed(vec![bookmark("5", true)]),
         RequestKind::Page => page("100", "", &[]),
@@ -255,7 +254,7 @@ async fn a_watch_that_is_answered_and_closed_is_paced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn gone_leads_to_paced_lists_wherever_it_is_said() {
+async fn code_410_causes_lists_with_backoff() {
     type Answers = fn(RequestKind, usize) -> StubResponse;
     let cases: [(&str, Answers); 4] = [
         ("at the start of the watch", |asked, _| match asked {
@@ -289,21 +288,21 @@ async fn gone_leads_to_paced_lists_wherever_it_is_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_watch_is_listed_again_ever_more_seldom() {
+async fn silent_watch_is_relisted_at_growing_intervals() {
     let (requests, mut events) = api_server(|asked, _| match asked {
         RequestKind::Stream => refused(400),
         RequestKind::Page => page("5", "", &["web"]),
         RequestKind::Watch => open_ended(vec![]),
     });
     said_for(&mut events, 2000).await;
-    // 150, 300, 600 and 600 s later.
+    // Lists follow after 150, 300, 600 and 600 s.
     assert_eq!(requests.of(RequestKind::Page), [0, 150, 450, 1050, 1650]);
     let watches = requests.of(RequestKind::Watch).len();
     assert!((36..45).contains(&watches), "each lasts for 55 s: {watches}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_older_list_is_the_truth_and_says_so() {
+async fn older_list_replaces_state_and_reports_a_rewind() {
     let (_, mut events) = api_server(|asked, before| match (asked, before) {
         (RequestKind::Stream, _) => refused(422),
         (RequestKind::Page, 0) => page("500", "", &["web", "api"]),
@@ -325,7 +324,7 @@ async fn an_older_list_is_the_truth_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn restore_of_etcd_is_noticed_when_the_api_server_is_back() {
+async fn restore_of_etcd_is_noticed_after_an_outage() {
     let (requests, mut events) = api_server(|asked, before| match (asked, before) {
         (RequestKind::Stream, 0) => closed(vec![event("ADDED", "new", "500"), bookmark("500", true)]),
         (RequestKind::Stream, _) => open_ended(vec![event("ADDED", "old", "90"), bookmark("100", true)]),
@@ -351,7 +350,7 @@ async fn restore_of_etcd_is_noticed_when_the_api_server_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_without_key_or_version_begins_a_list() {
+async fn event_without_key_or_version_causes_a_list() {
     for lost in [
         json!({"type": "ADDED", "object": {"metadata": {"namespace": "a", "resourceVersion": "9"}}}),
         json!({"type": "ADDED", "object": {"metadata": {"name": "web", "resourceVersion": "9"}}}),
@@ -370,7 +369,7 @@ async fn an_event_without_key_or_version_begins_a_list() {
         assert_eq!(said, ["begins", "ends", "unidentified", "begins", "listed web", "ends"], "{lost}");
         assert_eq!(requests.of(RequestKind::Stream).len(), 2);
     }
-    // One that has both and can't be decoded is passed on as such.
+    // An event with key and version that can't be decoded is passed on.
     let broken = json!({"type": "ADDED", "object": {"metadata": {"namespace": "a", "name": "web", "resourceVersion": "9"}, "spec": 5}});
     let (_, mut events) = api_server(move |_, _| open_ended(vec![bookmark("5", true), broken.clone()]));
     assert_eq!(said_for(&mut events, 40).await, ["begins", "ends", "applied web"]);
@@ -388,7 +387,7 @@ async fn retry_after_is_respected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn find_gives_up_a_body_that_stalls() {
+async fn find_times_out_on_a_stalled_body() {
     let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
         let begin = futures::stream::iter([Ok::<_, Infallible>("{\"items\": [")]);
         let body = Body::from_stream(begin.chain(futures::stream::pending()));

@@ -1,5 +1,5 @@
-//! What the API server sends: events of a watch, one a line, and pages of a list. Objects are decoded one by one into
-//! slim types.
+//! Decodes the API server's responses: watch events, one per line, and pages of lists. Objects are decoded one by one
+//! into slim types.
 
 use std::io;
 use std::marker::PhantomData;
@@ -15,23 +15,23 @@ use serde_json::value::RawValue;
 use super::progress::ObjectChange;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 
-/// The most bytes of one event or page. etcd takes objects of 1.5 MB, which are some more as JSON.
+/// Maximum size of an event or page. etcd accepts objects of 1.5 MB, which take somewhat more as JSON.
 const MAX_EVENT_BYTES: usize = 64 << 20;
-/// The most bytes of a page of several objects.
+/// Maximum size of a page of several objects.
 const MAX_PAGE_BYTES: usize = 8 << 20;
-/// The bytes that a page should have: then neither requests nor memory cost much.
+/// Target size of a page, at which both the number of requests and the memory are small.
 const TARGET_PAGE_BYTES: usize = 1 << 20;
-/// The objects of the first page, and of the largest.
+/// The number of objects in the first page, and the maximum.
 const PAGE_OBJECT_LIMITS: (u32, u32) = (10, 500);
-/// How much larger than the page before a page may be.
+/// Maximum growth factor from one page to the next.
 const MAX_PAGE_GROWTH: u32 = 8;
-/// A buffer that is larger isn't kept.
+/// Maximum capacity of a buffer that is reused.
 const MAX_KEPT_BUFFER_BYTES: usize = 64 << 10;
 
-/// The annotation of the bookmark that ends a streamed list.
+/// The annotation of the bookmark at the end of a streamed list.
 const LIST_END: &str = "k8s.io/initial-events-end";
 
-/// An event as the API server sends it.
+/// A watch event as the API server sends it.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
 pub(super) enum WireEvent<K> {
@@ -41,7 +41,7 @@ pub(super) enum WireEvent<K> {
         ends_list: bool,
     },
     Error(Box<Status>),
-    /// It doesn't say which object it is about.
+    /// The event doesn't identify its object.
     Unidentified,
 }
 
@@ -93,10 +93,10 @@ impl<K: DeserializeOwned> WireEvent<K> {
     }
 }
 
-/// The events of a watch as they come in.
+/// The events of a watch response.
 pub(super) struct Events<K> {
     reader: Pin<Box<dyn AsyncBufRead + Send>>,
-    /// The line that is being read.
+    /// The line read so far.
     line: Vec<u8>,
     decoded: PhantomData<fn() -> K>,
 }
@@ -106,12 +106,12 @@ impl<K: DeserializeOwned> Events<K> {
         Self { reader: Box::pin(reader), line: Vec::new(), decoded: PhantomData }
     }
 
-    /// Returns the next event; nothing at the end. A call that is given up loses nothing.
+    /// Returns the next event; `None` at the end. Cancel-safe.
     pub(super) async fn next(&mut self) -> io::Result<Option<WireEvent<K>>> {
         loop {
             let bytes = self.reader.fill_buf().await?;
             if bytes.is_empty() {
-                // A line without an end is cut off.
+                // An incomplete last line is discarded.
                 return Ok(None);
             }
             let end = bytes.iter().position(|byte| *byte == b'\n');
@@ -133,7 +133,6 @@ impl<K: DeserializeOwned> Events<K> {
     }
 }
 
-/// A page of a list.
 #[derive(Debug, Deserialize)]
 #[serde(bound = "K: DeserializeOwned")]
 pub(super) struct Page<K> {
@@ -151,10 +150,10 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Why there is no page.
+/// The reason why a page can't be read.
 #[derive(Debug)]
 pub(super) enum PageError {
-    /// It is too large, and fewer objects would be less.
+    /// The page is too large, and a smaller limit would help.
     TooLarge,
     Kube(kube::Error),
 }
@@ -166,7 +165,7 @@ impl From<kube::Error> for PageError {
 }
 
 impl<K: DeserializeOwned> Page<K> {
-    /// Reads a page of at most so many objects. Returns it with its size in bytes.
+    /// Reads a page of at most `limit` objects. Returns the page and its size in bytes.
     pub(super) async fn read(
         reader: impl AsyncBufRead + Send,
         limit: u32,
@@ -183,7 +182,8 @@ impl<K: DeserializeOwned> Page<K> {
             });
         }
         let page: Self = serde_json::from_slice(&bytes).map_err(kube::Error::SerdeError)?;
-        // Every list of Kubernetes has a version. Another answer, as of a proxy, doesn't say that there are no objects.
+        // Every list of the Kubernetes API has a resourceVersion. Another answer, such as a proxy's, must not count as
+        // an empty list.
         if page.metadata.resource_version.as_deref().unwrap_or_default().is_empty() {
             return Err(kube::Error::ReadEvents(no_list()).into());
         }
@@ -191,7 +191,7 @@ impl<K: DeserializeOwned> Page<K> {
     }
 }
 
-/// How many objects the next page has, by what they weigh.
+/// The number of objects to request in the next page, adapted to their size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageSize(u32);
 
@@ -202,19 +202,18 @@ impl Default for PageSize {
 }
 
 impl PageSize {
-    /// Returns the objects of the next page.
     pub(super) fn objects(self) -> u32 {
         self.0
     }
 
-    /// Returns the size of the page after one of so many objects that has had so many bytes.
+    /// Returns the size of the next page, after a page with this many objects and bytes.
     pub(super) fn after(self, objects: usize, bytes: usize) -> Self {
         let each = (bytes / objects.max(1)).max(1);
         let fitting = u32::try_from(TARGET_PAGE_BYTES / each).unwrap_or(u32::MAX);
         Self(fitting.clamp(1, PAGE_OBJECT_LIMITS.1.min(self.0.saturating_mul(MAX_PAGE_GROWTH))))
     }
 
-    /// Returns the size to try where a page was too large.
+    /// Returns the size to retry with after a page was too large.
     pub(super) fn smaller(self) -> Self {
         Self((self.0 / 4).max(1))
     }
@@ -282,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_event_is_unidentified() {
+    async fn malformed_lines_are_unidentified() {
         for line in [
             "nonsense",
             "[]",
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_grow_and_shrink_with_what_they_weigh() {
+    fn page_size_adapts_to_object_size() {
         let first = PageSize::default();
         assert_eq!(first.objects(), 10);
         assert_eq!(first.after(10, 20_000).objects(), 80);
@@ -323,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_of_several_objects_is_bounded() {
+    async fn page_of_several_objects_is_bounded() {
         let page = |padding: usize| {
             let padding = "x".repeat(padding);
             format!(

@@ -1,6 +1,6 @@
-//! Services that have left the selection. The API server sends the same event for a deleted Service, so one
-//! LIST by name decides: a Service that lives and isn't selected any more keeps its link for a while. A list lacks both
-//! as well, where the watch was away when they left.
+//! Services that have left the watch. The API server sends the same event for a deleted Service and for one that has
+//! left the selection, so a LIST by name decides: a Service that exists and isn't selected any more keeps its link for
+//! a while. A list lacks both as well if they left during an interruption of the watch.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::{RequestQuery, find};
 use crate::sync::source::selection::{Membership, Selection};
 
-/// LISTs under way at once: many Services may be deleted together.
+/// Maximum number of concurrent LISTs: many Services may be deleted together.
 const MAX_CONCURRENT_LOOKUPS: usize = 8;
-/// The first and the longest pause after a LIST that has failed.
+/// The first and the longest pause after a failed LIST.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// A Service that an event has called deleted, or that a list lacks.
+/// A Service that was reported as deleted, or that a list lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Deleted {
     pub(super) key: ServiceKey,
@@ -36,19 +36,19 @@ pub(super) struct Deleted {
     pub(super) version: Option<u64>,
 }
 
-/// A Service that is looked up.
+/// A Service with a pending LIST.
 struct PendingLookUp {
     deleted: Deleted,
-    /// Which call of [`Leaving::ask`] it comes from: the answer to an earlier one doesn't count.
+    /// The number of the call of [`Leaving::ask`]: answers to an earlier call are ignored.
     number: u64,
-    /// When its LIST is sent; nothing while one is under way.
+    /// The time of the LIST; `None` while it is in flight.
     due: Option<Due>,
     pauses: Backoff,
     trouble: ThrottledLog,
     refusal: LastingRefusal,
 }
 
-/// What a LIST has come to: the number of the [`PendingLookUp`], what was looked up, and the answer.
+/// The result of a LIST: the number of the [`PendingLookUp`], the Service, and the answer.
 type LookUpResult = (u64, Deleted, kube::Result<Membership>);
 
 /// The Services that have left the selection, or may have.
@@ -56,18 +56,18 @@ pub(super) struct Leaving {
     client: Client,
     availability: ApiAvailability,
     selection: Arc<Selection>,
-    /// How long links of Services are kept that aren't selected any more.
+    /// Time for which the link of a Service is kept after the Service has left the selection.
     delay: Duration,
-    /// Services whose LIST hasn't been answered.
+    /// The Services without an answer to their LIST.
     asked: HashMap<ServiceKey, PendingLookUp>,
-    /// Those of them whose LIST isn't under way, by the time when it is due.
+    /// Those of `asked` without a LIST in flight, by the time of their next LIST.
     waiting: BTreeSet<(Due, ServiceKey)>,
     asking: FuturesUnordered<BoxFuture<'static, LookUpResult>>,
-    /// How often [`Leaving::ask`] has begun to ask.
+    /// The number of the last look-up.
     numbers: u64,
-    /// Services that the LIST has shown as selected again, and the watch hasn't yet.
+    /// Services that are selected again according to the LIST, but not yet according to the watch.
     back: HashSet<ServiceKey>,
-    /// Services that live and aren't selected, with their uid, since then.
+    /// Services that exist and aren't selected, with their uid, and since when.
     kept: HashMap<ServiceKey, (String, Instant)>,
 }
 
@@ -92,7 +92,7 @@ impl Leaving {
         }
     }
 
-    /// Asks whether a Service is gone, or only not selected any more. One that is asked about already keeps its turn.
+    /// Looks up whether a Service is gone, or has only left the selection. A pending look-up keeps its schedule.
     pub(super) fn ask(&mut self, deleted: Deleted) {
         if let Some(asked) = self.asked.get_mut(&deleted.key) {
             asked.deleted = deleted;
@@ -108,7 +108,7 @@ impl Leaving {
         self.ask_next();
     }
 
-    /// Sends the LISTs that are due, as far as there is room for them.
+    /// Sends the LISTs that are due, up to the limit.
     fn ask_next(&mut self) {
         let now = Due::now();
         while self.asking.len() < MAX_CONCURRENT_LOOKUPS
@@ -128,7 +128,7 @@ impl Leaving {
         }
     }
 
-    /// Waits for the next answer to [`Leaving::ask`]. Of a Service that has been heard of since there is none.
+    /// Waits for the next answer to [`Leaving::ask`]. A Service that was observed again meanwhile gets no answer.
     pub(super) async fn answer(&mut self) -> (Deleted, Membership) {
         loop {
             self.ask_next();
@@ -151,7 +151,7 @@ impl Leaving {
         }
     }
 
-    /// Takes in what a LIST has come to. Returns the answer, if it is one to what is asked now.
+    /// Processes the result of a LIST. Returns the answer, unless it is outdated or an error.
     fn take(&mut self, (number, deleted, answer): LookUpResult) -> Option<(Deleted, Membership)> {
         let asked = self.asked.get_mut(&deleted.key).filter(|asked| asked.number == number)?;
         let pause = match answer {
@@ -162,7 +162,7 @@ impl Leaving {
                 }
                 return Some((deleted, membership));
             }
-            // Another event has come since the LIST was sent.
+            // Another event has arrived since the LIST was sent.
             Ok(_) => {
                 asked.refusal.note(false);
                 Duration::ZERO
@@ -170,7 +170,7 @@ impl Leaving {
             Err(error) => {
                 asked.refusal.note(Forbidden::lists_services(&error));
                 if asked.refusal.is_lasting() {
-                    // With its namespace the right to list there is gone, too.
+                    // The permission to list may have gone with its namespace.
                     warn!(
                         "Service {} counts as gone: it has left the watch, and for ten minutes the API server has \
                          refused every look at it",
@@ -192,7 +192,7 @@ impl Leaving {
         None
     }
 
-    /// Stops asking about a Service. Returns whether it was asked about.
+    /// Cancels the look-up of a Service. Returns whether there was one.
     fn stop_asking(&mut self, key: &ServiceKey) -> bool {
         let Some(asked) = self.asked.remove(key) else { return false };
         if let Some(due) = asked.due {
@@ -201,7 +201,7 @@ impl Leaving {
         true
     }
 
-    /// Keeps the link of a Service that isn't selected any more. Returns whether that is news.
+    /// Keeps the link of a Service that has left the selection. Returns whether it wasn't kept before.
     pub(super) fn keep(&mut self, key: &ServiceKey, uid: &str) -> bool {
         self.stop_asking(key);
         if self.kept.get(key).is_some_and(|(known, _)| known == uid) {
@@ -211,44 +211,44 @@ impl Leaving {
         true
     }
 
-    /// Takes over that it is known again how a Service stands. Returns whether an event has called it deleted since the
-    /// watch showed it last.
+    /// Forgets a Service in a known state. Returns whether the Service was reported as deleted since the
+    /// watch last returned it.
     pub(super) fn forget(&mut self, key: &ServiceKey) -> bool {
         self.kept.remove(key);
         let (was_asked, is_back) = (self.stop_asking(key), self.back.remove(key));
         was_asked || is_back
     }
 
-    /// Returns the Services that a list lacks and whose links stay all the same.
+    /// Returns the Services with links that stay although a list lacks them.
     pub(super) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
         self.asked.keys().chain(self.kept.keys())
     }
 
-    /// Returns when the next link has been kept long enough.
+    /// Returns the end of the earliest delay.
     pub(super) fn due(&self) -> Option<Instant> {
         self.kept.values().filter_map(|(_, since)| since.checked_add(self.delay)).min()
     }
 
-    /// Returns the Services whose links have been kept long enough, with their uid and since when.
+    /// Returns the Services with an expired delay, their uids, and since when they have been kept.
     pub(super) fn over(&mut self, now: Instant) -> Vec<(ServiceKey, String, Instant)> {
         let is_over = |since: &Instant| since.checked_add(self.delay).is_some_and(|due| due <= now);
         let over = self.kept.extract_if(|_, (_, since)| is_over(since));
         over.map(|(key, (uid, since))| (key, uid, since)).collect()
     }
 
-    /// Returns how long links are kept.
+    /// Returns the time for which links are kept.
     pub(super) fn delay(&self) -> Duration {
         self.delay
     }
 
-    /// Returns since when a Service counts as gone whose external target goes at once.
+    /// Returns a time far enough in the past for an external target to be removed at once.
     pub(super) fn long_ago(&self) -> Instant {
         let now = Instant::now();
         now.checked_sub(self.delay).unwrap_or(now)
     }
 }
 
-/// Asks once.
+/// Sends a LIST.
 async fn look_up(
     client: Client,
     availability: &ApiAvailability,
@@ -266,7 +266,7 @@ async fn look_up(
     if kube::Resource::meta(&found).uid.as_deref() != Some(&*deleted.uid) {
         return Ok(Membership::Gone);
     }
-    // What can't be read lives.
+    // An undecodable Service exists.
     Ok(found.0.map_or(Membership::NotSelected, |service| selection.membership(&service)))
 }
 
@@ -282,11 +282,11 @@ mod tests {
 
     use super::*;
 
-    /// The namespaces and queries of the requests that an API server was sent.
+    /// The URIs of the requests to the API server stub.
     type Requests = Arc<Mutex<Vec<String>>>;
 
-    /// Returns what asks an API server in this process. It answers per namespace: it has no Services in "open", forbids
-    /// "closed", has revoked the right to list "revoked", is too busy for "busy", and says nothing about any other.
+    /// Returns a `Leaving` with an API server stub, which answers by namespace: "open" has no Services, "closed" gets
+    /// 403, "revoked" gets 403 for lack of permission, "busy" gets 429, and any other namespace gets no answer.
     fn leaving(delay: u64) -> (Leaving, Requests) {
         let requests = Requests::default();
         let log = Arc::clone(&requests);
@@ -329,7 +329,7 @@ mod tests {
         Deleted { key: ServiceKey::new(namespace, name), uid: uid.to_owned(), version: None }
     }
 
-    /// Returns the answers of so many seconds.
+    /// Returns the answers of the next `seconds` seconds.
     async fn answers(leaving: &mut Leaving, seconds: u64) -> Vec<(Deleted, Membership)> {
         let end = Due::now() + Duration::from_secs(seconds);
         let mut all = Vec::new();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn refused_lookups_dont_hold_up_the_others() {
+    async fn refused_lookups_dont_delay_other_lookups() {
         let (mut leaving, requests) = leaving(0);
         let refused: Vec<Deleted> =
             (0..=MAX_CONCURRENT_LOOKUPS).map(|number| deleted("closed", &number.to_string(), "u")).collect();
@@ -350,7 +350,7 @@ mod tests {
         let answer = timeout(Duration::from_millis(100), leaving.answer()).await;
         assert_eq!(answer.ok(), Some((granted, Membership::Gone)));
 
-        // 0.5, 1, 2, 4, 8, 16, 30 s and so on, with jitter on top that is as long at most.
+        // Pauses of 0.5, 1, 2, 4, 8, 16, 30 s and so on, each with a jitter of at most its own length.
         assert_eq!(answers(&mut leaving, 300).await, []);
         for refused in &refused {
             let named = format!("metadata.name%3D{}", refused.key.parts().1);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lookup_without_the_right_to_it_ends_after_ten_minutes() {
+    async fn lookup_without_permission_ends_after_ten_minutes() {
         let (mut leaving, _) = leaving(0);
         let (web, denied) = (deleted("revoked", "web", "u"), deleted("closed", "web", "u"));
         leaving.ask(web.clone());
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lookups_heed_retry_after() {
+    async fn lookups_honor_retry_after() {
         let (mut leaving, requests) = leaving(0);
         leaving.ask(deleted("busy", "web", "u"));
         assert_eq!(answers(&mut leaving, 99).await, []);
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn key_that_is_asked_about_twice_makes_one_request() {
+    async fn repeated_lookup_of_a_key_makes_one_request() {
         let (mut leaving, requests) = leaving(0);
         let web = deleted("open", "web", "u");
         leaving.ask(web.clone());
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(answers(&mut leaving, 60).await, [(web.clone(), Membership::Gone)]);
         assert_eq!(requests.lock().len(), 1);
 
-        // The second event comes after the LIST was sent, so that counts for the first one alone.
+        // The second event arrives after the LIST was sent, so this LIST answers only the first one.
         let another = deleted("open", "web", "another");
         leaving.ask(web);
         leaving.ask(another.clone());
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kept_link_is_over_after_the_delay() {
+    async fn kept_link_expires_after_the_delay() {
         let ((mut leaving, _), key) = (leaving(600), ServiceKey::new("a", "web"));
         assert!(leaving.keep(&key, "1"));
         assert!(!leaving.keep(&key, "1"), "the delay counts from the first time");
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn few_are_asked_about_at_once_and_each_once() {
+    async fn concurrent_lookups_are_limited_and_deduplicated() {
         let (mut leaving, requests) = leaving(0);
         for number in 0..20 {
             leaving.ask(deleted("a", &(number % 15).to_string(), &number.to_string()));

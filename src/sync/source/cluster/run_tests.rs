@@ -1,4 +1,4 @@
-//! The watch of load balancers against an API server in this process.
+//! Tests of the watch of load balancers with an API server stub.
 
 use std::convert::Infallible;
 
@@ -12,7 +12,7 @@ use crate::store::OnGone;
 use crate::sync::source::cluster::*;
 use crate::sync::test_support;
 
-/// Answers each streamed list with the next of these lines, and what else is asked with silence.
+/// Returns a watcher with a stub that answers each streamed list with the next of these lines, and nothing else.
 fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
     let lists = Mutex::new(lists.into_iter());
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
@@ -71,13 +71,13 @@ fn list_ends() -> Value {
     json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "5", "annotations": annotations}}})
 }
 
-/// Has everything listed again.
+/// Returns an event that causes a new list.
 fn gone() -> Value {
     json!({"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
         "code": 410, "reason": "Expired", "message": "too old"}})
 }
 
-/// Returns the store as it is after so many seconds.
+/// Returns the store after this many seconds.
 async fn after(source: ServiceWatcher, seconds: u64) -> Arc<Store> {
     let store = Arc::clone(&source.store);
     assert!(tokio::time::timeout(Duration::from_secs(seconds), source.run()).await.is_err());
@@ -111,9 +111,9 @@ async fn last_version_of_a_listed_load_balancer_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_service_stays_until_it_is_known_to_be_gone() {
+async fn missing_service_stays_until_confirmed_gone() {
     let first = vec![added("a/web"), added("a/api"), list_ends(), gone()];
-    // The lists by name aren't answered.
+    // The LISTs by name aren't answered.
     let store = after(source(vec![first, vec![added("a/api"), list_ends()]]), 60).await;
     assert_eq!(links(&store), ["a/api", "a/web"]);
     assert!(store.links().iter().all(|link| !link.is_gone()));
@@ -148,7 +148,7 @@ async fn own_target_is_not_judged_before_the_list_is_complete() {
     let host = event("ADDED", "b/host", "cloud.example", &json!({"linker.hsj.com/allow-from": "a"}));
     let link_of = |store: &Store| store.get(&ServiceKey::new("a", "guest")).unwrap();
     let before = link_of(&*after(source(vec![first()]), 3).await);
-    // The second list stands still before the host.
+    // The second list stops before the host.
     let store = after(source(vec![first(), vec![guest.clone()]]), 8).await;
     assert_eq!(link_of(&store).target, before.target);
     assert_eq!(link_of(&store).state, before.state);
@@ -183,7 +183,7 @@ async fn serial_advances_when_another_watch_notices_a_restore() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn forbidden_namespace_holds_up_its_own_links_alone() {
+async fn forbidden_namespace_delays_its_own_links_only() {
     let is_forbidden = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let forbids = Arc::clone(&is_forbidden);
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {

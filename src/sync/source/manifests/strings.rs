@@ -1,5 +1,5 @@
-//! Strings of manifests that kubectl reads as something else: it reads YAML 1.1, in which an unquoted `n` is a boolean
-//! and `1e3` a number. A manifest means the same here and there, or is refused here with its place.
+//! Finds strings in manifests that kubectl reads as another type: it reads YAML 1.1, in which a plain `n` is a boolean
+//! and `1e3` is a number. A manifest that kubectl would read differently is rejected with the position.
 
 use std::fmt;
 
@@ -72,23 +72,21 @@ struct Ingress {
     ip: Option<Text>,
 }
 
-/// A scalar as it is spelled; nothing for null.
+/// A scalar as spelled; `None` for null.
 type Text = Spanned<Option<String>>;
 
-/// The entries of a map of strings, in order.
 #[derive(Debug, Default)]
 struct StringMap(Vec<(Text, Text)>);
 
-/// A scalar that kubectl reads as something else.
+/// A scalar that kubectl reads as another type.
 #[derive(Debug)]
 pub(super) struct Misread {
-    /// Where it is.
     pub(super) place: Location,
-    /// What is wrong with it, and what would be right.
+    /// The error, and the correct spelling.
     pub(super) why: String,
 }
 
-/// What kubectl reads an unquoted scalar as.
+/// The type as which kubectl reads a plain scalar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScalarKind {
     String,
@@ -97,10 +95,8 @@ enum ScalarKind {
     Null,
 }
 
-// === impl Document ===
-
 impl Document {
-    /// Returns the first scalar, by its place in the content, that kubectl reads as something else.
+    /// Returns the first scalar in the content that kubectl reads as another type.
     pub(super) fn misread(&self, content: &str) -> Option<Misread> {
         let mut found = Vec::new();
         let mut check = Check { content, found: &mut found };
@@ -113,7 +109,7 @@ impl Document {
         found.into_iter().min_by_key(|misread| (misread.place.line(), misread.place.column()))
     }
 
-    /// Items of a ServiceList don't repeat what they are.
+    /// Returns whether an item is a Service. Items of a ServiceList may omit apiVersion and kind.
     fn is_service(&self) -> bool {
         let is = |field: &Option<String>, what| field.as_deref().is_none_or(|found| found == what);
         is(&self.api_version, "v1") && is(&self.kind, "Service")
@@ -151,7 +147,7 @@ impl Document {
     }
 }
 
-/// The look through a document.
+/// A pass through a document.
 struct Check<'a> {
     content: &'a str,
     found: &'a mut Vec<Misread>,
@@ -162,7 +158,7 @@ impl Check<'_> {
         text.iter().for_each(|text| self.text(field, text));
     }
 
-    /// A string has to be one to kubectl, too.
+    /// Checks that a string is a string to kubectl, too.
     fn text(&mut self, field: &str, text: &Text) {
         let Some(value) = &text.value else { return };
         let kind = kind(value);
@@ -175,7 +171,8 @@ impl Check<'_> {
         }
     }
 
-    /// Keys are made strings by kubectl, which may be other ones: `on` is `true`, and `017` is `15`.
+    /// Checks a map. kubectl converts keys to strings, which may differ from the spelling: `on` becomes `true`, and
+    /// `017` becomes `15`.
     fn entries(&mut self, field: &str, entries: &StringMap) {
         for (key, value) in &entries.0 {
             if key.value.as_deref().is_some_and(|key| !is_same_key(key)) {
@@ -185,7 +182,7 @@ impl Check<'_> {
         }
     }
 
-    /// A number in quotes is a string to kubectl.
+    /// Checks a number: in quotes it is a string to kubectl.
     fn number(&mut self, field: &str, text: &Option<Text>) {
         let Some(Spanned { value: Some(value), referenced, defined }) = text else { return };
         if length(*defined) != value.chars().count() && !self.is_tagged(*defined) {
@@ -194,12 +191,12 @@ impl Check<'_> {
         }
     }
 
-    /// Returns whether a scalar stands there without quotes, and without a tag that says what it is.
+    /// Returns whether a scalar has neither quotes nor a tag.
     fn is_plain(&self, value: &str, defined: Location) -> bool {
         length(defined) == value.chars().count() && !self.is_tagged(defined)
     }
 
-    /// Returns whether a tag, or the header of a block scalar, stands before a scalar. An anchor may be between.
+    /// Returns whether a tag, or the header of a block scalar, precedes a scalar, perhaps with an anchor in between.
     fn is_tagged(&self, scalar: Location) -> bool {
         let offset = usize::try_from(scalar.span().offset()).unwrap_or(usize::MAX);
         let end = self.content.char_indices().nth(offset).map_or(self.content.len(), |(at, _)| at);
@@ -220,12 +217,12 @@ impl ScalarKind {
     }
 }
 
-/// Returns how many characters a scalar takes in the file, quotes included.
+/// Returns the number of characters of a scalar in the file, including quotes.
 fn length(scalar: Location) -> usize {
     usize::try_from(scalar.span().len()).unwrap_or(usize::MAX)
 }
 
-/// Returns whether kubectl makes the same string of an unquoted key.
+/// Returns whether kubectl converts a plain key to the same string.
 fn is_same_key(key: &str) -> bool {
     match kind(key) {
         ScalarKind::String => true,
@@ -235,8 +232,8 @@ fn is_same_key(key: &str) -> bool {
     }
 }
 
-/// Returns what kubectl reads an unquoted scalar as: `resolve` of go-yaml v2, which sigs.k8s.io/yaml uses. Dates are
-/// strings in the end.
+/// Returns the type as which kubectl reads a plain scalar, like `resolve` of go-yaml v2, which sigs.k8s.io/yaml uses.
+/// Dates are strings in the end.
 fn kind(plain: &str) -> ScalarKind {
     match plain {
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" | "n" | "N"
@@ -258,7 +255,7 @@ fn kind(plain: &str) -> ScalarKind {
     }
 }
 
-/// Returns whether Go's `strconv.ParseInt` or `ParseUint` takes it, with base 0 and 64 bits.
+/// Returns whether Go's `strconv.ParseInt` or `ParseUint` accepts the text, with base 0 and 64 bits.
 fn is_integer(text: &str) -> bool {
     let (digits, largest) = match text.as_bytes().first() {
         Some(b'-') => (&text[1..], 1 << 63),
@@ -276,13 +273,13 @@ fn is_integer(text: &str) -> bool {
     is_digits && u128::from_str_radix(digits, radix).is_ok_and(|number| number <= largest)
 }
 
-/// Returns whether it is a decimal number that 64 bits can hold, such as `1.5`, `.5`, `1.` or `1e3`.
+/// Returns whether the text is a finite decimal number of 64 bits, such as `1.5`, `.5`, `1.` or `1e3`.
 fn is_float(text: &str) -> bool {
     let only = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'+' | b'-' | b'.' | b'e' | b'E');
     text.bytes().all(only) && text.parse::<f64>().is_ok_and(f64::is_finite)
 }
 
-/// Returns whether each underscore stands between two digits, as Go's `strconv.ParseFloat` wants it.
+/// Returns whether each underscore stands between two digits, as Go's `strconv.ParseFloat` requires.
 fn has_digits_around_underscores(text: &str) -> bool {
     let bytes = text.as_bytes();
     let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_digit);
@@ -322,7 +319,7 @@ impl<'de> Deserialize<'de> for StringMap {
 mod tests {
     use super::*;
 
-    /// A Service whose annotation `k` has this value, and what is wrong with it.
+    /// Returns the error for a Service with this value of the annotation `k`.
     fn misread(value: &str) -> Option<String> {
         let content = format!("metadata:\n  annotations:\n    \u{e4}: \u{f6}\n    k: {value}\n");
         let document = serde_saphyr::read::<_, Document>(&mut content.as_bytes()).next()?.ok()?;
@@ -331,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_scalars_are_what_they_are_to_kubectl() {
+    fn plain_scalars_have_the_type_that_kubectl_reads() {
         for (kind_, scalars) in [
             (
                 ScalarKind::Boolean,
@@ -380,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_misread_where_kubectl_makes_another_string_of_them() {
+    fn keys_are_misread_if_kubectl_changes_them() {
         for (key, same) in
             [("on", false), ("017", false), ("1e3", false), ("true", true), ("17", true), ("a", true)]
         {
