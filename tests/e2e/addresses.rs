@@ -1,4 +1,4 @@
-//! Load balancers that have addresses instead of a hostname.
+//! Load balancers with addresses instead of a hostname.
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
@@ -35,7 +35,7 @@ async fn headless(cluster: &Cluster, namespace: &str, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn hostname_and_addresses_follow_each_other_in_the_same_object() {
+async fn hostname_and_addresses_alternate_in_the_same_object() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;
     let object = format!("web-{namespace}-ext");
@@ -65,7 +65,7 @@ async fn hostname_and_addresses_follow_each_other_in_the_same_object() {
     slice_holds(&cluster, &target, &ipv6, None).await;
     assert_eq!(short(linker.dns, &format!("web-{namespace}.lb.internal. A")).await, "192.0.2.9");
 
-    // What somebody does to them by hand is repaired.
+    // A slice that is deleted by hand is restored.
     let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), &target);
     api.delete(&ipv4, &Default::default()).await.unwrap();
     slice_holds(&cluster, &target, &ipv4, Some(&["192.0.2.9"])).await;
@@ -94,7 +94,7 @@ async fn restart_over_addresses_writes_nothing() {
     linker.ready().await;
     let answer = short(linker.dns, &format!("web-{namespace}.lb.internal. A")).await;
     assert_eq!(answer, "192.0.2.1 192.0.2.2");
-    // Had its addresses another order for lb-linker, it would be written before this one is.
+    // If lb-linker compared the addresses in another order, it would write the first slice before this one.
     cluster.create_load_balancer(&namespace, "other").await;
     cluster.set_ingress(&namespace, "other", &[Ingress::Ip("192.0.2.3")]).await;
     headless(&cluster, &target, &format!("other-{namespace}-ext")).await;
@@ -104,7 +104,7 @@ async fn restart_over_addresses_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_hand_made_cluster_ip_object_of_ours_becomes_headless() {
+async fn hand_made_cluster_ip_object_of_ours_becomes_headless() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;
     let object = format!("web-{namespace}-ext");
@@ -123,7 +123,7 @@ async fn a_hand_made_cluster_ip_object_of_ours_becomes_headless() {
 }
 
 #[tokio::test]
-async fn addresses_can_be_written_as_the_earlier_operator_did() {
+async fn addresses_can_be_written_like_the_earlier_operator() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;
     let args = ["--upstream", "none", "--ip-targets", "external-name"];
@@ -157,7 +157,7 @@ async fn foreign_endpoint_slice_is_reported_until_its_name_is_free() {
     slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
     headless(&cluster, &target, &object).await;
 
-    // Our own, without its labels and with another address.
+    // An EndpointSlice of ours, without its labels and with another address.
     let stolen = json!({"metadata": {"labels": {"original-service-name": null}}, "endpoints": [{"addresses": ["192.0.2.66"]}]});
     api.patch(&format!("{object}-ipv4"), &Default::default(), &kube::api::Patch::Merge(stolen))
         .await
@@ -166,7 +166,7 @@ async fn foreign_endpoint_slice_is_reported_until_its_name_is_free() {
 }
 
 #[tokio::test]
-async fn an_endpoint_slice_port_without_number_is_repaired() {
+async fn endpoint_slice_port_without_number_is_repaired() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;
     let slice = format!("web-{namespace}-ext-ipv4");
@@ -175,7 +175,7 @@ async fn an_endpoint_slice_port_without_number_is_repaired() {
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
     slice_holds(&cluster, &target, &slice, Some(&["192.0.2.1"])).await;
     let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), &target);
-    // Without a number, and with one that no port has: the API server takes both.
+    // A port without a number, and one with an invalid number: the API server accepts both.
     for port in [json!({"name": "any"}), json!({"name": "none", "port": 70000})] {
         let patch = kube::api::Patch::Merge(json!({"ports": [port]}));
         let patched = api.patch(&slice, &Default::default(), &patch).await.unwrap();

@@ -1,4 +1,4 @@
-//! Questions and whole answers, over real UDP and TCP, with a real CoreDNS as the upstream.
+//! Queries and complete answers, over UDP and TCP, with a real CoreDNS as the upstream.
 
 use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::A;
@@ -14,19 +14,19 @@ use crate::harness::dns::{
 };
 use crate::harness::linker::Linker;
 
-/// lb-linker on manifests.
+/// An lb-linker that reads manifests.
 pub(crate) struct Fixture {
     pub(crate) linker: Linker,
     pub(crate) directory: tempfile::TempDir,
 }
 
 impl Fixture {
-    /// Gives the links other ingress entries.
+    /// Replaces the links by these, given by name and ingress entries.
     pub(crate) fn set(&self, links: &[(&str, &str)]) {
         self.write(&manifests(links));
     }
 
-    /// Replaces the manifests, as a whole: half a file would be other load balancers.
+    /// Replaces the manifests atomically: a partial file would contain other load balancers.
     pub(crate) fn write(&self, manifests: &str) {
         let path = |name| self.directory.path().join(name);
         std::fs::write(path("next"), manifests).unwrap();
@@ -34,7 +34,7 @@ impl Fixture {
     }
 }
 
-/// On manifests in which the Service `name` of `default` has each of these ingress entries.
+/// Starts lb-linker with manifests of these Services in `default`, given by name and ingress entries.
 pub(crate) async fn fixture(links: &[(&str, &str)], args: &[&str]) -> Fixture {
     serving(&manifests(links), args, &[]).await
 }
@@ -51,7 +51,7 @@ pub(crate) fn manifests(links: &[(&str, &str)]) -> String {
     text
 }
 
-/// On these manifests, with these arguments and variables.
+/// Starts lb-linker with these manifests, arguments and environment variables.
 pub(crate) async fn serving(manifests: &str, args: &[&str], variables: &[(&str, &str)]) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("services.yaml"), manifests).unwrap();
@@ -80,7 +80,7 @@ const LINKS: [(&str, &str); 12] = [
     ("pending", ""),
 ];
 
-/// The SOA's serial counts from the clock, so it is left out.
+/// Removes the SOA's serial, which depends on the clock.
 pub(crate) fn without_serial(answer: &str) -> String {
     let parts: Vec<&str> = answer.split(" hostmaster.lb.internal. ").collect();
     parts
@@ -96,13 +96,13 @@ pub(crate) const SOA: &str =
 const CLOUD_SOA: &str = "example.com. TTL IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600";
 
 #[tokio::test]
-async fn every_question_has_its_answer_by_udp_and_by_tcp() {
+async fn queries_are_answered_by_udp_and_tcp() {
     let upstream = CoreDns::cloud().await;
     let fixture = with_upstream(&LINKS, upstream.address).await;
     let nodata = format!("No Error aa rd ra |  | {SOA} | ");
     let nxdomain = format!("Non-Existent Domain aa rd ra |  | {SOA} | ");
     let table: Vec<(&str, String)> = vec![
-        // RFC 1034 section 3.6.2: an alias, and what is behind it.
+        // RFC 1034 section 3.6.2: an alias and its target's records.
         ("web-default.lb.internal. CNAME", "No Error aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. |  | ".into()),
         (
             "web.default.lb.internal. A",
@@ -112,7 +112,7 @@ async fn every_question_has_its_answer_by_udp_and_by_tcp() {
             "both-default.lb.internal. AAAA",
             "No Error aa rd ra | b.example.com. TTL IN AAAA 2001:db8::20, both-default.lb.internal. 5 IN CNAME b.example.com. |  | ".into(),
         ),
-        // RFC 4343: case is kept and doesn't matter.
+        // RFC 4343: names are compared regardless of case, and their case is preserved.
         (
             "WEB-Default.LB.internal. CNAME",
             "No Error aa rd ra | WEB-Default.LB.internal. 5 IN CNAME a.example.com. |  | ".into(),
@@ -122,12 +122,13 @@ async fn every_question_has_its_answer_by_udp_and_by_tcp() {
             "No Error aa rd ra | a.example.com. TTL IN A 192.0.2.10, chain-default.lb.internal. 5 IN CNAME \
              chain.example.com., chain.example.com. TTL IN CNAME a.example.com. |  | ".into(),
         ),
-        // RFC 2308 section 2.2: the target has no such type; its SOA lives no longer than our records.
+        // RFC 2308 section 2.2: the target has no records of this type; the TTL of its SOA is at most that of our
+        // records.
         (
             "web-default.lb.internal. AAAA",
             format!("No Error aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. | {CLOUD_SOA} | "),
         ),
-        // RFC 6604 section 3: the last rcode of the chain is the answer's.
+        // RFC 6604 section 3: the last rcode of the chain becomes the answer's.
         (
             "missing-default.lb.internal. A",
             format!("Non-Existent Domain aa rd ra | missing-default.lb.internal. 5 IN CNAME missing.example.com. | {CLOUD_SOA} | "),
@@ -155,7 +156,7 @@ async fn every_question_has_its_answer_by_udp_and_by_tcp() {
         ("ips.default.lb.internal. CNAME", nodata.clone()),
         ("ips.default.lb.internal. MX", nodata.clone()),
         ("pending-default.lb.internal. A", nodata.clone()),
-        // RFC 8020: what is above an existing name exists.
+        // RFC 8020: a name above an existing name exists.
         ("default.lb.internal. A", nodata.clone()),
         ("nothing-default.lb.internal. A", nxdomain.clone()),
         ("below.web-default.lb.internal. A", nxdomain.clone()),
@@ -169,7 +170,7 @@ async fn every_question_has_its_answer_by_udp_and_by_tcp() {
         ("ns.dns.lb.internal. A", "No Error aa rd ra | ns.dns.lb.internal. 5 IN A 127.0.0.1 |  | ".into()),
         // RFC 8482.
         ("web-default.lb.internal. ANY", "No Error aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. |  | ".into()),
-        // Transfers aren't offered.
+        // Zone transfers aren't offered.
         ("lb.internal. AXFR", "Query Refused rd |  |  | ".into()),
     ];
     for (question, expected) in table {
@@ -182,10 +183,10 @@ async fn every_question_has_its_answer_by_udp_and_by_tcp() {
 }
 
 #[tokio::test]
-async fn other_names_are_forwarded_as_the_upstream_answers_them() {
+async fn names_outside_the_zone_are_forwarded_unchanged() {
     let upstream = CoreDns::cloud().await;
     let fixture = with_upstream(&LINKS, upstream.address).await;
-    // A cached answer has AA set, and TTLs that count down.
+    // A cached answer has AA set, and decreasing TTLs.
     let records = |answer: &Message| without_foreign_ttls(&show(answer)).replacen(" aa", "", 1);
     for question in [
         "a.example.com. A",
@@ -202,7 +203,7 @@ async fn other_names_are_forwarded_as_the_upstream_answers_them() {
 }
 
 #[tokio::test]
-async fn without_an_upstream_only_links_are_answered() {
+async fn only_links_are_answered_without_an_upstream() {
     let fixture = fixture(&LINKS, &["--upstream", "none"]).await;
     let answer = ask_udp(fixture.linker.dns, &query("a.example.com. A")).await;
     assert_eq!(show(&answer), "Query Refused rd |  |  | ");
@@ -211,7 +212,7 @@ async fn without_an_upstream_only_links_are_answered() {
 }
 
 #[tokio::test]
-async fn who_doesnt_want_recursion_gets_the_alias_alone() {
+async fn query_without_rd_gets_only_the_alias() {
     let upstream = CoreDns::cloud().await;
     let fixture = with_upstream(&LINKS, upstream.address).await;
     let mut asked = query("web-default.lb.internal. A");
@@ -221,7 +222,7 @@ async fn who_doesnt_want_recursion_gets_the_alias_alone() {
 }
 
 #[tokio::test]
-async fn targets_that_lead_in_a_circle_fail_and_say_so() {
+async fn circular_targets_give_servfail_with_an_extended_error() {
     let fixture = fixture(&LINKS, &["--upstream", "none"]).await;
     let answer = ask_udp(fixture.linker.dns, &query("egg-default.lb.internal. A")).await;
     assert!(show(&answer).starts_with("Server Failure aa rd | "), "{}", show(&answer));
@@ -229,7 +230,7 @@ async fn targets_that_lead_in_a_circle_fail_and_say_so() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_too_long_is_truncated_and_whole_by_tcp() {
+async fn long_answer_is_truncated_by_udp_and_complete_by_tcp() {
     let upstream = CoreDns::cloud().await;
     let fixture = with_upstream(&LINKS, upstream.address).await;
     let question = query("many-default.lb.internal. A");
@@ -250,7 +251,7 @@ async fn an_answer_that_is_too_long_is_truncated_and_whole_by_tcp() {
 }
 
 #[tokio::test]
-async fn messages_that_arent_questions_are_refused_or_passed_over() {
+async fn unsupported_messages_are_refused_or_ignored() {
     let fixture = fixture(&LINKS, &["--upstream", "none"]).await;
     let server = fixture.linker.dns;
     let expect = |bytes: Vec<u8>, expected: &'static str| async move {
@@ -267,7 +268,7 @@ async fn messages_that_arent_questions_are_refused_or_passed_over() {
     notify.metadata.op_code = OpCode::Notify;
     expect(notify.to_vec().unwrap(), "Not Implemented rd |  |  | ").await;
 
-    // Types of records that belong to a message: OPT, TKEY, TSIG.
+    // OPT, TKEY and TSIG are record types that belong to a message.
     for qtype in [41, 249, 250] {
         let mut odd = query("web-default.lb.internal. A");
         odd.queries[0].set_query_type(RecordType::from(qtype));
@@ -285,7 +286,7 @@ async fn messages_that_arent_questions_are_refused_or_passed_over() {
     chaos.queries[0].set_query_class(DNSClass::CH);
     expect(chaos.to_vec().unwrap(), "Query Refused rd |  |  | ").await;
 
-    // RFC 1035 section 7.3, and common sense: neither answers nor scraps are answered. What comes after them is.
+    // RFC 1035 section 7.3: responses are ignored, and so are fragments. The server answers the next query.
     let mut answer = whole.clone();
     answer[2] |= 0x80;
     assert_eq!(send_udp(server, &answer, Duration::from_millis(200)).await, None);
@@ -294,7 +295,7 @@ async fn messages_that_arent_questions_are_refused_or_passed_over() {
 }
 
 #[tokio::test]
-async fn a_slow_answer_on_a_connection_holds_up_no_other() {
+async fn slow_answer_doesnt_delay_others_on_the_connection() {
     // An upstream that never answers.
     let upstream = FaultyUpstream::start(|_, _| vec![]).await;
     let fixture = with_upstream(&LINKS, upstream.address).await;
@@ -311,7 +312,7 @@ async fn a_slow_answer_on_a_connection_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_is_silent_ends_in_servfail_with_the_alias() {
+async fn silent_upstream_gives_servfail_with_the_alias() {
     let upstream = FaultyUpstream::start(|_, _| vec![]).await;
     let fixture = with_upstream(&LINKS, upstream.address).await;
     let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
@@ -320,14 +321,14 @@ async fn an_upstream_that_is_silent_ends_in_servfail_with_the_alias() {
         "Server Failure aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. |  | "
     );
     assert_eq!(ede(&answer), Some(22));
-    // RFC 8914 section 2: not to who doesn't speak EDNS.
+    // RFC 8914 section 2: no extended error for clients without EDNS.
     let mut plain = query("web-default.lb.internal. A");
     plain.edns = None;
     assert!(ask_udp(fixture.linker.dns, &plain).await.edns.is_none());
 }
 
 #[tokio::test]
-async fn answers_that_dont_match_the_question_are_passed_over() {
+async fn mismatched_responses_are_ignored() {
     let upstream = FaultyUpstream::start(|asked, _| {
         let mut wrong_id = address(asked, 1, 60);
         wrong_id.metadata.id = asked.metadata.id.wrapping_add(1);
@@ -343,7 +344,7 @@ async fn answers_that_dont_match_the_question_are_passed_over() {
 }
 
 #[tokio::test]
-async fn a_truncated_answer_of_the_upstream_is_asked_for_by_tcp() {
+async fn truncated_upstream_answer_is_retried_by_tcp() {
     let upstream = FaultyUpstream::start(|asked, tcp| {
         let mut answer = address(asked, if tcp { 2 } else { 1 }, 60);
         answer.metadata.truncation = !tcp;
@@ -356,7 +357,7 @@ async fn a_truncated_answer_of_the_upstream_is_asked_for_by_tcp() {
 }
 
 #[tokio::test]
-async fn another_upstream_is_asked_when_one_is_silent_or_fails() {
+async fn failing_upstream_causes_failover() {
     let silent = FaultyUpstream::start(|_, _| vec![]).await;
     let failing = FaultyUpstream::start(|asked, _| vec![error(asked, ResponseCode::ServFail)]).await;
     let refusing = FaultyUpstream::start(|asked, _| vec![error(asked, ResponseCode::Refused)]).await;
@@ -364,7 +365,7 @@ async fn another_upstream_is_asked_when_one_is_silent_or_fails() {
     for bad in [silent.address, failing.address, refusing.address] {
         let upstreams = format!("{bad},{}", good.address);
         let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
-        // Which one is asked first is left to chance.
+        // The first upstream is chosen at random.
         for _ in 0..8 {
             assert_eq!(
                 short(fixture.linker.dns, "web-default.lb.internal. A").await,
@@ -372,7 +373,7 @@ async fn another_upstream_is_asked_when_one_is_silent_or_fails() {
             );
         }
     }
-    // "I can't" says more than "I won't".
+    // SERVFAIL takes precedence over REFUSED.
     let upstreams = format!("{},{}", failing.address, refusing.address);
     let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
     for _ in 0..8 {
@@ -393,7 +394,7 @@ async fn late_good_answer_wins_over_an_early_error() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_doesnt_know_edns_is_asked_without() {
+async fn upstream_without_edns_is_retried_without_edns() {
     let old = FaultyUpstream::start(|asked, _| {
         if asked.edns.is_some() {
             vec![error(asked, ResponseCode::FormErr)]
@@ -408,7 +409,7 @@ async fn an_upstream_that_doesnt_know_edns_is_asked_without() {
 }
 
 #[tokio::test]
-async fn an_error_without_the_question_is_an_answer_all_the_same() {
+async fn upstream_error_without_a_question_is_accepted() {
     let terse = FaultyUpstream::start(|asked, _| {
         vec![Message::error_msg(asked.metadata.id, OpCode::Query, ResponseCode::ServFail)]
     })
@@ -419,7 +420,7 @@ async fn an_error_without_the_question_is_an_answer_all_the_same() {
 }
 
 #[tokio::test]
-async fn nothing_but_the_chain_is_taken_from_an_upstream() {
+async fn only_records_of_the_chain_are_taken_from_an_upstream() {
     let liar = FaultyUpstream::start(|asked, _| {
         let mut answer = address(asked, 9, 60);
         for name in ["web-default.lb.internal.", "www.bank.example."] {
@@ -455,7 +456,7 @@ async fn chain_back_into_the_zone_is_answered_from_the_zone() {
 }
 
 #[tokio::test]
-async fn the_upper_bits_of_an_rcode_arent_lost() {
+async fn extended_rcode_is_preserved() {
     let cookie = FaultyUpstream::start(|asked, _| {
         let mut answer = error(asked, ResponseCode::BADCOOKIE);
         answer.edns = Some(hickory_proto::op::Edns::new());

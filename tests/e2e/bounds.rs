@@ -1,4 +1,4 @@
-//! What a tenant's Services may cost: memory, lines of the log, Kubernetes Events.
+//! Limits of a tenant's Services: memory, log lines, Kubernetes Events.
 
 use std::collections::HashMap;
 
@@ -11,15 +11,15 @@ use crate::harness::eventually;
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, cluster_with_target};
 
-/// How many Services a tenant changes, and how often each.
+/// The number of Services that a tenant changes, and the number of changes of each.
 const SERVICES: usize = 10;
 const ROUNDS: usize = 12;
-/// What all annotations of an object may take together is 256 KiB.
+/// All annotations of an object together may take 256 KiB.
 const ANNOTATION: usize = 250_000;
-/// The limit of the Deployment in `deploy/`, in KiB.
+/// The memory limit of the Deployment in `deploy/`, in KiB.
 const MEMORY_LIMIT: usize = 128 * 1024;
 
-/// Some 14,000 names that no load balancer may have, other ones in each round.
+/// Returns about 14,000 names that no load balancer may have, different in each round.
 fn names(round: usize) -> String {
     let mut text = String::new();
     for i in 0.. {
@@ -32,7 +32,7 @@ fn names(round: usize) -> String {
     text
 }
 
-/// How many Events lb-linker has recorded in a namespace, by Service and reason.
+/// Returns the numbers of Events that lb-linker has recorded in a namespace, by Service and reason.
 fn events(plane: &ControlPlane, namespace: &str) -> HashMap<(String, String), usize> {
     let mut number = HashMap::new();
     for item in plane.list(&format!("/api/v1/namespaces/{namespace}/events")) {
@@ -48,7 +48,7 @@ fn events(plane: &ControlPlane, namespace: &str) -> HashMap<(String, String), us
 
 #[tokio::test]
 async fn huge_annotations_cost_bounded_memory_log_and_events() {
-    // Its Events are counted: no other lb-linker may record any.
+    // A separate control plane, because Events of other lb-linkers would be counted, too.
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
@@ -66,7 +66,7 @@ async fn huge_annotations_cost_bounded_memory_log_and_events() {
         for i in 0..SERVICES {
             let mut annotations = annotations.clone();
             if i == 0 {
-                // The same for the other annotations that are read.
+                // Use the other annotations that are read, alternately.
                 annotations["linker.hsj.com/hostname"] = Value::Null;
                 let field = if round % 2 == 0 { "linker.hsj.com/ttl" } else { "linker.hsj.com/allow-from" };
                 annotations[field] = names(round).into();
@@ -74,12 +74,12 @@ async fn huge_annotations_cost_bounded_memory_log_and_events() {
             let patch = json!({"metadata": {"annotations": annotations}});
             cluster.patch_service(&tenant, &format!("svc-{i}"), patch).await;
         }
-        // Another Service's change doesn't wait for that.
+        // The change of another Service isn't delayed.
         let host = format!("round-{round}.example.com");
         cluster.set_ingress(&other, "web", &[Ingress::Hostname(&host)]).await;
         answers(linker.dns, &format!("web-{other}.lb.internal. CNAME"), &format!("{host}.")).await;
     }
-    // Its external target has followed, too; then the tenant's last change has been heard long since.
+    // Its external target has been updated, too; by then the tenant's last change has been processed.
     crate::story::external_target(
         &cluster,
         "external-targets",
@@ -108,7 +108,7 @@ async fn huge_annotations_cost_bounded_memory_log_and_events() {
 }
 
 #[tokio::test]
-async fn the_first_100_hostnames_of_a_service_are_served() {
+async fn only_the_first_100_hostnames_of_a_service_are_served() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("names").await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
@@ -142,7 +142,7 @@ async fn thousands_of_ingress_entries_are_bounded() {
     assert!(line.contains(&format!("Service {namespace}/web: ")), "{line}");
     let line = linker.line(&format!("link {namespace}/web: pending → ")).await;
     assert!(line.ends_with("192.0.0.7 and 992 more"), "{line}");
-    // An EndpointSlice takes that many and no more.
+    // An EndpointSlice holds no more addresses.
     let slice = format!("web-{namespace}-ext-ipv4");
     let written = || async {
         let ips =

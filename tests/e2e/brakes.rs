@@ -1,4 +1,4 @@
-//! What keeps a mistake from removing everything at once.
+//! Limits that keep a mistake from removing everything at once.
 
 use std::time::{Duration, Instant};
 
@@ -35,13 +35,13 @@ async fn there_are(cluster: &Cluster, target: &str, number: usize) {
     .await;
 }
 
-/// Returns the flags with which three external targets of a namespace may go, at once.
+/// Returns flags that allow the removal of three external targets of a namespace, without delay.
 fn three_removals(namespace: &str) -> [&str; 8] {
     ["--upstream", "none", "--watch-namespaces", namespace, "--delete-delay", "0s", "--max-deletes", "3"]
 }
 
 #[tokio::test]
-async fn no_more_external_targets_are_removed_than_max_deletes_allows() {
+async fn removals_are_limited_by_max_deletes() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("brake").await;
     balancers(&cluster, &namespace, 8).await;
@@ -65,7 +65,7 @@ async fn no_more_external_targets_are_removed_than_max_deletes_allows() {
     };
     eventually("the Events", reasons).await;
     assert_eq!(external_targets(&cluster, &target).await, 5);
-    // One that comes back isn't held any more, and has its name and its object.
+    // The removal of a load balancer that comes back isn't held back any more; its name and its object stay.
     let left = cluster.services(&target).list(&ListParams::default()).await.unwrap();
     let kept = left.items[0].metadata.labels.clone().unwrap()["original-service-name"].clone();
     let question = format!("{kept}.{namespace}.lb.internal. CNAME");
@@ -78,10 +78,10 @@ async fn no_more_external_targets_are_removed_than_max_deletes_allows() {
 }
 
 #[tokio::test]
-async fn an_lb_linker_that_is_started_again_and_again_removes_no_more() {
+async fn repeated_restarts_dont_exceed_max_deletes() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("brake").await;
-    // Fewer than half of them go: more would have to wait for another reason.
+    // Fewer than half of the external targets are removed: a larger share would be held back for another reason.
     balancers(&cluster, &namespace, 20).await;
     let args = three_removals(&namespace);
     let mut linker = Linker::in_cluster(plane, &target, &args);
@@ -101,7 +101,8 @@ async fn an_lb_linker_that_is_started_again_and_again_removes_no_more() {
     }
 }
 
-/// A load balancer `web` whose external target points at `a.example.com`, and what it is called.
+/// Creates a load balancer `web` with an external target for `a.example.com`, and returns the namespace and the
+/// object's name.
 async fn linked(cluster: &Cluster, target: &str) -> (String, String) {
     let namespace = cluster.create_namespace("recreated").await;
     cluster.create_load_balancer(&namespace, "web").await;
@@ -119,7 +120,7 @@ async fn recreate(cluster: &Cluster, namespace: &str) {
 #[tokio::test]
 async fn pending_service_loses_its_predecessors_external_target() {
     let (plane, cluster, target) = cluster_with_target().await;
-    // With a delay a running lb-linker sees the new Service long before the end of the delay.
+    // With a delay, a running lb-linker observes the new Service long before the delay ends.
     for (running, args) in [
         (false, ["--upstream", "none", "--delete-delay", "0s"]),
         (true, ["--upstream", "none", "--delete-delay", "3s"]),
@@ -139,10 +140,10 @@ async fn pending_service_loses_its_predecessors_external_target() {
         })
         .await;
         linker.line(&format!("external target {target}/{object}: removed")).await;
-        // The name of a Service that is gone wouldn't exist any more.
+        // If the Service counted as gone, its name wouldn't exist any more.
         let question = format!("web.{namespace}.lb.internal. CNAME");
         assert_eq!(short(linker.dns, &question).await, "No Error");
-        // Its own target makes it one of its own.
+        // The new Service's own target gets a new external target.
         cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
         external_target(&cluster, &target, &object, "b.example.com").await;
         answers(linker.dns, &question, "b.example.com.").await;
@@ -179,7 +180,7 @@ async fn target_in_time_keeps_the_predecessors_external_target() {
 }
 
 #[tokio::test]
-async fn tombstone_replaces_what_a_recreated_service_finds() {
+async fn tombstone_replaces_the_target_of_a_recreated_service() {
     let (plane, cluster, target) = cluster_with_target().await;
     let args = ["--upstream", "none", "--on-delete", "tombstone"];
     let mut linker = Linker::in_cluster(plane, &target, &args);
@@ -194,7 +195,7 @@ async fn tombstone_replaces_what_a_recreated_service_finds() {
     external_target(&cluster, &target, &object, "b.example.com").await;
 }
 
-/// Sets a label on Services, or takes it away.
+/// Sets or removes a label of Services.
 async fn label(cluster: &Cluster, namespace: &str, names: impl Iterator<Item = usize>, value: Option<&str>) {
     for i in names {
         let patch = json!({"metadata": {"labels": {"tier": value}}});
@@ -203,8 +204,8 @@ async fn label(cluster: &Cluster, namespace: &str, names: impl Iterator<Item = u
 }
 
 #[tokio::test]
-async fn list_that_lacks_too_much_isnt_believed_until_another_agrees() {
-    // The API server is restarted, so it is one of its own.
+async fn suspicious_list_is_ignored_until_a_second_list_agrees() {
+    // A separate control plane, because the API server is restarted.
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
@@ -215,8 +216,8 @@ async fn list_that_lacks_too_much_isnt_believed_until_another_agrees() {
     let mut linker = Linker::in_cluster(&plane, "external-targets", &args);
     there_are(&cluster, "external-targets", 15).await;
 
-    // The labels go while lb-linker can't watch; a fresh API server doesn't know how it was before, so the next
-    // thing that is seen is a list.
+    // Remove the labels while lb-linker can't watch. A restarted API server has no history, so lb-linker has to list
+    // next.
     plane.kill_apiserver();
     linker.line("the API server can't be reached").await;
     linker.signal(Signal::SIGSTOP);

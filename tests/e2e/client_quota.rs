@@ -1,4 +1,4 @@
-//! How many look-ups and sockets to upstreams one client may have: the other clients must not notice it.
+//! Limits of the look-ups and upstream sockets of a client: other clients aren't affected.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -22,18 +22,18 @@ use crate::harness::{PATIENCE, eventually};
 
 /// Names in this zone are never answered.
 const SILENT: &str = "silent.example.";
-/// Look-ups that may be under way with the default flags.
+/// The maximum number of concurrent look-ups with the default flags.
 const MAX_CONCURRENT: usize = 1000;
-/// What the process has open beside sockets to upstreams: listeners, probes and its own plumbing. Far more than it
-/// needs, and far fewer than the sockets that a flood would open.
+/// An upper bound of the open files besides upstream sockets: listeners, probes and internal files. Far more than
+/// needed, and far fewer than the sockets that a flood would open.
 const OTHER_FILES: usize = 60;
-/// How long a client waits for an answer before it asks again.
+/// Time after which a client repeats a query.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Names in this zone are never answered by TCP, and by UDP they are told to come by TCP.
+/// Names in this zone are never answered by TCP, and get truncated answers by UDP.
 const CUT: &str = "cut.silent.example.";
 
-/// An upstream that answers all names but those in [`SILENT`], with addresses that no cache keeps.
+/// Starts an upstream that answers all names except those in [`SILENT`], with TTL 0.
 async fn upstream() -> FaultyUpstream {
     FaultyUpstream::start(|asked, by_tcp| {
         let name = asked.queries[0].name().to_ascii();
@@ -48,20 +48,20 @@ async fn upstream() -> FaultyUpstream {
     .await
 }
 
-/// The names in [`SILENT`] that the upstream was asked for.
+/// Returns the names in [`SILENT`] that the upstream has received.
 fn silent_names(upstream: &FaultyUpstream) -> HashSet<String> {
     let names = upstream.names().into_iter().map(|name| name.to_ascii());
     names.filter(|name| name.ends_with(SILENT)).collect()
 }
 
-/// Links `web0` to `web9`, each with a target of its own, at target names of this generation.
+/// Returns manifests of the links `web0` to `web9`, with different targets, which contain the generation.
 fn links(generation: &str) -> String {
     let links: Vec<(String, String)> =
         (0..10).map(|i| (format!("web{i}"), format!("{{hostname: {generation}{i}.example.com}}"))).collect();
     manifests(&links.iter().map(|(name, ingress)| (&**name, &**ingress)).collect::<Vec<_>>())
 }
 
-/// lb-linker with the default flags, which may open so many files.
+/// Starts lb-linker with the default flags and a limit of open files.
 async fn linker(upstream: SocketAddr, files: usize) -> (Linker, TempDir) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("services.yaml"), links("a")).unwrap();
@@ -72,7 +72,7 @@ async fn linker(upstream: SocketAddr, files: usize) -> (Linker, TempDir) {
     (linker, directory)
 }
 
-/// A client with an address of its own.
+/// A client with its own address.
 struct Client(UdpSocket);
 
 impl Client {
@@ -94,7 +94,7 @@ impl Client {
         Message::from_vec(&bytes[..length]).unwrap()
     }
 
-    /// Asks as a stub resolver does: a datagram may be lost.
+    /// Sends a query and repeats it like a stub resolver: a datagram may be lost.
     async fn ask(&self, question: &str) -> Message {
         for id in 1..10 {
             self.send(id, question).await;
@@ -120,7 +120,7 @@ impl Client {
     }
 }
 
-/// The EXTRA-TEXT of a refusal.
+/// Returns the EXTRA-TEXT of a REFUSED answer.
 fn ede_text(answer: &Message) -> Option<String> {
     let edns = answer.edns.as_ref().filter(|_| answer.metadata.response_code == ResponseCode::Refused)?;
     edns.options().as_ref().iter().find_map(|(_, option)| match option {
@@ -133,14 +133,14 @@ fn loopback(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(127, 0, 0, last)
 }
 
-/// A client that asks for different names that are never answered, until this is dropped.
+/// A client that sends queries for different names that are never answered, until it is dropped.
 struct Flood {
     sent: Arc<AtomicUsize>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Flood {
-    /// Starts one that sends so many questions each 10 ms, at most.
+    /// Starts a flood of at most `rate` queries per 10 ms.
     async fn start(last: u8, server: SocketAddr, rate: usize) -> Self {
         let client = Client::new(loopback(last), server).await;
         let sent = Arc::new(AtomicUsize::new(0));
@@ -159,13 +159,13 @@ impl Flood {
         Self { sent, _task: AbortOnDropHandle::new(task) }
     }
 
-    /// Waits until so many questions were sent.
+    /// Waits until this many queries have been sent.
     async fn has_sent(&self, number: usize) {
         eventually("a flood", || async { (self.sent.load(Ordering::SeqCst) >= number).then_some(()) }).await;
     }
 }
 
-/// Notes how many files are open at most.
+/// Records the maximum number of open files.
 struct Watch {
     most: Arc<AtomicUsize>,
     _task: AbortOnDropHandle<()>,
@@ -190,7 +190,7 @@ impl Watch {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_client_leaves_look_ups_and_sockets_to_others() {
+async fn flooding_client_leaves_look_ups_and_sockets_to_other_clients() {
     const FILES: usize = 4000;
     let upstream = upstream().await;
     let (linker, _directory) = linker(upstream.address, FILES).await;
@@ -224,7 +224,7 @@ async fn upstream_sockets_stay_below_60_percent_of_the_files() {
     linker.line("the process may open 700 files, and 3400 are needed").await;
     let watch = Watch::start(&linker);
     let other = Client::new(loopback(3), linker.dns).await;
-    // Clients have asked for these links a moment ago.
+    // A client has queried these links a moment ago.
     for link in 0..10 {
         other.resolves(&format!("web{link}-default.lb.internal. A")).await;
     }
@@ -237,11 +237,11 @@ async fn upstream_sockets_stay_below_60_percent_of_the_files() {
         sockets.filter(|refused| *refused > 100.0)
     };
     eventually("look-ups without a socket", refused).await;
-    // All sockets for other names are in use, and links resolve.
+    // All sockets for other names are in use, and links still resolve.
     for link in 0..10 {
         other.resolves(&format!("web{link}-default.lb.internal. A")).await;
     }
-    // New targets are looked up before a client asks for them.
+    // New targets are looked up before a client queries them.
     std::fs::write(directory.path().join("services.yaml"), links("b")).unwrap();
     for link in 0..10 {
         eventually("a look-up without a client", || async {
@@ -249,7 +249,7 @@ async fn upstream_sockets_stay_below_60_percent_of_the_files() {
         })
         .await;
     }
-    // A client that asks for more than half of all sockets is told why it is refused.
+    // A client that uses more than half of all sockets gets a REFUSED answer with the reason.
     for number in 0..FILES {
         other.send(1, &format!("n{number}.of3.{SILENT} A")).await;
     }
@@ -261,16 +261,16 @@ async fn upstream_sockets_stay_below_60_percent_of_the_files() {
     assert!(watch.most() > FILES * 30 / 100, "{} files open", watch.most());
     assert_eq!(linker.logged("Too many open files"), 0);
     drop(floods);
-    // The upstream was never taken for one that is down.
+    // The upstream was never considered down.
     assert_eq!(linker.metric("coredns_forward_healthcheck_broken_total"), Some(0.0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_server_blocks_together_have_one_bound_on_sockets() {
+async fn server_blocks_share_the_limit_of_sockets() {
     const FILES: usize = 800;
-    /// A lone client's, half of 30 %.
+    /// The share of a single client: half of 30 %.
     const SHARE: usize = FILES * 15 / 100;
-    /// Sockets that wait for their next question.
+    /// Sockets that are idle between two queries.
     const IDLE: usize = FILES * 10 / 100;
     let upstream = upstream().await;
     let directory = tempfile::tempdir().unwrap();
@@ -291,7 +291,7 @@ async fn all_server_blocks_together_have_one_bound_on_sockets() {
         }
     }
     linker.line("no socket to an upstream is free").await;
-    // Repeated questions and connections that follow on cut answers are under way by then.
+    // Repeated queries, and TCP connections after truncated answers, are in flight at this time.
     eventually("the end of all look-ups", || async {
         let names = upstream.names().len();
         sleep(RETRY).await;
@@ -303,8 +303,8 @@ async fn all_server_blocks_together_have_one_bound_on_sockets() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lone_client_reaches_500_look_ups_and_keeps_them() {
-    /// 30 % of them are far more than the look-ups need: the bound on look-ups is what is reached.
+async fn single_client_reaches_500_look_ups_and_keeps_them() {
+    /// 30 % of these are far more than the look-ups need, so that the limit of look-ups is reached first.
     const FILES: usize = 10_000;
     let upstream = upstream().await;
     let directory = tempfile::tempdir().unwrap();
@@ -318,7 +318,7 @@ async fn a_lone_client_reaches_500_look_ups_and_keeps_them() {
     linker.ready().await;
 
     let mut refused = HashSet::new();
-    // Asks for each of these names until the upstream is asked for it, or it is refused.
+    // Repeats queries for these names until each has reached the upstream or was refused.
     let mut ask = async |client: &Client, names: Range<usize>, expected: usize| {
         let name = |number: usize| format!("n{number}.{SILENT}");
         loop {
@@ -343,7 +343,7 @@ async fn a_lone_client_reaches_500_look_ups_and_keeps_them() {
     };
     let client = Client::new(loopback(2), linker.dns).await;
     ask(&client, 0..600, 500).await;
-    // Each datagram may be lost, so each question is repeated: there aren't as many spare sockets.
+    // Each query is repeated by another socket, as each datagram may be lost: there aren't as many spare sockets.
     eventually("each question for the second time", || async {
         let mut names = HashMap::new();
         upstream.names().into_iter().for_each(|name| *names.entry(name).or_insert(0) += 1);
@@ -351,7 +351,7 @@ async fn a_lone_client_reaches_500_look_ups_and_keeps_them() {
         (names.len() == 500 && names.values().all(|times| *times > 1)).then_some(())
     })
     .await;
-    // A client by TCP that has gone leaves its look-ups behind.
+    // The look-ups of a closed TCP connection continue.
     drop(client);
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((loopback(4), 0).into()).unwrap();
@@ -365,10 +365,10 @@ async fn a_lone_client_reaches_500_look_ups_and_keeps_them() {
     })
     .await;
     drop(gone);
-    // The next client has half of what is free, and the first one still has its share.
+    // The next client gets half of the free look-ups, and the first client keeps its share.
     ask(&Client::new(loopback(3), linker.dns).await, 1000..1300, 200).await;
     ask(&Client::new(loopback(2), linker.dns).await, 2000..2010, 0).await;
-    // It may join: a look-up that is under way costs nothing.
+    // Joining a look-up in flight is free.
     let joined = Client::new(loopback(2), linker.dns).await;
     joined.send(1, &format!("n0.{SILENT} A")).await;
     assert!(timeout(Duration::from_millis(500), joined.receive()).await.is_err(), "it waits");

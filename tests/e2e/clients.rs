@@ -1,4 +1,4 @@
-//! Which clients get what: links for every client, names outside the zones for those of `--client-nets`.
+//! Access by client: links for every client, names outside the zones for the clients in `--client-nets`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -15,7 +15,7 @@ const LISTED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
 const WEB: [(&str, &str); 1] = [("web", "{hostname: a.example.com}")];
 
-/// An upstream that has a record of each of these types for every name.
+/// Starts an upstream with a record of each of these types for every name.
 async fn upstream() -> FaultyUpstream {
     FaultyUpstream::start(|asked, _| {
         let name = asked.queries[0].name().clone();
@@ -33,7 +33,7 @@ async fn upstream() -> FaultyUpstream {
     .await
 }
 
-/// Asks from an address, by UDP and TCP, each several times.
+/// Sends a query from an address, by UDP and TCP, several times each.
 async fn ask_from(source: IpAddr, server: SocketAddr, question: &str) -> Vec<Message> {
     ask_repeatedly_from(source, server, &query(question)).await
 }
@@ -54,7 +54,7 @@ fn is_prohibited(answer: &Message) -> bool {
 async fn links_are_followed_for_every_client() {
     let upstream = upstream().await;
     let fixture = start(&upstream, &[]).await;
-    // What was given to one client is never given to another that may have less, or more.
+    // A cached answer for one client is never given to a client with other permissions.
     for source in [OTHER, LISTED, OTHER, LISTED] {
         for qtype in ["A", "AAAA", "HTTPS", "SVCB"] {
             for answer in
@@ -107,7 +107,7 @@ async fn names_outside_the_zones_are_for_listed_clients() {
 async fn mapped_addresses_are_unmapped_before_the_check() {
     let upstream = upstream().await;
     let fixture = start(&upstream, &["--listen", "[::]:0"]).await;
-    // The harness's own --listen comes first in the log, this test's after it.
+    // The harness's own --listen precedes this test's in the log.
     let of_line = |line: String| line.split_once("DNS on ")?.1.split_once(',')?.0.parse::<SocketAddr>().ok();
     let port = fixture.linker.log().into_iter().filter_map(of_line).next_back().unwrap().port();
     let mut sources = vec![(OTHER, false), (LISTED, true)];
@@ -126,7 +126,7 @@ async fn mapped_addresses_are_unmapped_before_the_check() {
 }
 
 #[tokio::test]
-async fn any_client_may_ask_where_the_flag_says_so() {
+async fn client_nets_any_allows_every_client() {
     let upstream = upstream().await;
     let address = upstream.address.to_string();
     let fixture = fixture(&WEB, &["--upstream", &address, "--client-nets", "any"]).await;

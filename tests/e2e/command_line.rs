@@ -1,4 +1,4 @@
-//! The program as somebody uses it from a shell.
+//! The command line.
 
 use std::process::Output;
 
@@ -16,7 +16,7 @@ fn stdout(output: &Output) -> String {
 }
 
 #[test]
-fn bad_input_ends_the_program_with_one_sentence_and_exit_code_2() {
+fn bad_input_gives_one_sentence_and_exit_code_2() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = directory.path().join(name);
@@ -108,13 +108,13 @@ fn check_prints_the_flags_in_force_and_opens_no_port() {
 }
 
 #[test]
-fn the_corefile_in_deploy_is_right() {
+fn corefile_in_deploy_is_valid() {
     let text =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/corefile/configmap.yaml"));
     let map: k8s_openapi::api::core::v1::ConfigMap = serde_saphyr::from_str(&text.unwrap()).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let corefile = directory.path().join("Corefile");
-    // Not every machine has one.
+    // Some machines have no resolv.conf.
     let resolv_conf = directory.path().join("resolv.conf");
     std::fs::write(&resolv_conf, "nameserver 192.0.2.53\n").unwrap();
     let text = &map.data.unwrap()["Corefile"];
@@ -125,7 +125,7 @@ fn the_corefile_in_deploy_is_right() {
 }
 
 #[test]
-fn check_wants_the_files_that_a_corefile_names_to_be_there() {
+fn check_requires_the_files_in_a_corefile_to_exist() {
     let directory = tempfile::tempdir().unwrap();
     let corefile = directory.path().join("Corefile");
     for (line, sentence) in [
@@ -146,7 +146,7 @@ fn check_wants_the_files_that_a_corefile_names_to_be_there() {
 }
 
 #[test]
-fn a_corefile_that_is_wrong_is_named_with_its_place() {
+fn corefile_error_is_reported_with_its_position() {
     let directory = tempfile::tempdir().unwrap();
     let corefile = directory.path().join("Corefile");
     let (path, manifests) = (corefile.to_str().unwrap(), directory.path().to_str().unwrap());
@@ -178,7 +178,7 @@ fn a_corefile_that_is_wrong_is_named_with_its_place() {
 }
 
 #[test]
-fn check_finds_what_is_wrong_with_manifests() {
+fn check_reports_errors_in_manifests() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("web.yaml");
     std::fs::write(&file, "apiVersion: v1\nkind: Service\nmetadata: [\n").unwrap();
@@ -189,7 +189,7 @@ fn check_finds_what_is_wrong_with_manifests() {
 }
 
 #[tokio::test]
-async fn check_cluster_names_every_missing_right() {
+async fn check_cluster_reports_every_missing_permission() {
     let (plane, cluster, target) = cluster_with_target().await;
     let check = |namespace: &str, account: &str| {
         let kubeconfig = plane.kubeconfig_for_service_account(namespace, account);
@@ -224,7 +224,7 @@ async fn check_cluster_names_every_missing_right() {
         let sentence = format!("lb-linker: the right to {verb} {resource} in namespace {target} is missing");
         assert!(stderr(&output).contains(&sentence), "{}", stderr(&output));
     }
-    // Reading Services in all namespaces doesn't include EndpointSlices.
+    // The permission to read Services in all namespaces doesn't include EndpointSlices.
     assert_eq!(stderr(&output).lines().count(), 8, "{}", stderr(&output));
 }
 
@@ -238,7 +238,7 @@ async fn check_cluster_tries_an_external_target() {
         let sync: &[&str] = if args.contains(&"--sync") { &[] } else { &["--sync", "on"] };
         run_to_end([&common[..], sync, args].concat())
     };
-    // Rights can be there for a namespace that isn't: everywhere, for one.
+    // Permissions may exist for a missing namespace, for example by a ClusterRoleBinding.
     let home = cluster.create_namespace("everywhere").await;
     plane.kubectl(&["-n", &home, "create", "serviceaccount", "admin"]);
     let subject = format!("--serviceaccount={home}:admin");
@@ -254,7 +254,7 @@ async fn check_cluster_tries_an_external_target() {
     let full = cluster.create_namespace("full").await;
     crate::harness::grant(plane, &full);
     plane.kubectl(&["create", "quota", "none", "--hard=services=0", "-n", &full]);
-    // What a controller does that doesn't run here.
+    // Sets the status, which a controller that doesn't run here would set.
     let status = r#"{"status": {"hard": {"services": "0"}, "used": {"services": "0"}}}"#;
     let patch = ["patch", "quota", "none", "--subresource=status", "--type=merge", "-p", status, "-n", &full];
     plane.kubectl(&patch);
@@ -265,7 +265,7 @@ async fn check_cluster_tries_an_external_target() {
     };
     let output = crate::harness::eventually("the quota to be in force", refused).await;
     assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
-    // Who writes nothing tries nothing.
+    // Without writes no external target is tried.
     let plan = ["--target-namespace", &full, "--sync", "plan"];
     assert_eq!(check("lb-linker", "lb-linker", &plan).status.code(), Some(0));
     for namespace in [&full, &target] {
@@ -275,7 +275,7 @@ async fn check_cluster_tries_an_external_target() {
 }
 
 #[tokio::test]
-async fn signals_stop_it_in_good_order() {
+async fn signals_cause_a_clean_shutdown() {
     let directory = tempfile::tempdir().unwrap();
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let mut linker =
@@ -288,9 +288,9 @@ async fn signals_stop_it_in_good_order() {
 }
 
 #[tokio::test]
-async fn the_log_can_be_json() {
+async fn log_format_json_writes_json_lines() {
     let directory = tempfile::tempdir().unwrap();
-    // The lines that tell the ports are looked for as text, so this one is started to its end.
+    // The harness finds the ports by text search, which also works in JSON.
     let args =
         ["--upstream", "none", "--log-format", "json", "--manifests", directory.path().to_str().unwrap()];
     let linker = Linker::start(args);
@@ -302,7 +302,7 @@ async fn the_log_can_be_json() {
 }
 
 #[test]
-fn help_tells_every_flag_its_default_and_its_variable() {
+fn help_shows_defaults_and_environment_variables() {
     let help = stdout(&run_to_end(["--help"]));
     for part in [
         "--delete-delay <DURATION>",

@@ -1,4 +1,4 @@
-//! Crowds of connections, and clients that take more than their share: others must not notice.
+//! Many connections, and clients that exceed their share: other clients aren't affected.
 //!
 //! Memory and times are printed (`-- --nocapture connections::`).
 
@@ -16,13 +16,13 @@ use crate::harness::dns::{ask_udp, query, read_message, show, write_message};
 use crate::harness::linker::Linker;
 use crate::harness::{PATIENCE, eventually};
 
-/// What one address may have.
+/// The maximum number of connections per client address.
 const MAX_OF_A_CLIENT: usize = 1000;
-/// What lb-linker may have in all, where files allow it.
+/// The maximum number of all connections, if the limit of open files allows it.
 const MAX: usize = 10_000;
-/// How long one may be idle.
+/// The idle timeout of a connection.
 const IDLE: Duration = Duration::from_secs(30);
-/// Far more than lb-linker needs with all of them.
+/// Maximum resident memory in KiB, far more than lb-linker needs with all connections.
 const MAX_RESIDENT: usize = 100 << 10;
 
 const TOO_MANY: &str = "TCP: too many connections: ";
@@ -35,14 +35,14 @@ fn linker() -> (Linker, tempfile::TempDir) {
     (linker, directory)
 }
 
-/// Raises this process's limit of open files as far as it goes, and returns it. lb-linker has the same.
+/// Raises this process's limit of open files to the maximum, and returns it. lb-linker inherits it.
 fn files() -> usize {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     hard.try_into().unwrap_or(usize::MAX)
 }
 
-/// One of many clients, which have an address each.
+/// Returns the address of a client.
 fn client(number: usize) -> IpAddr {
     Ipv4Addr::new(127, 0, 77, u8::try_from(number).unwrap()).into()
 }
@@ -75,15 +75,15 @@ async fn half_asked(from: IpAddr, to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Waits until the other side has ended a connection.
+/// Waits until the peer has closed a connection.
 async fn ended(stream: &mut TcpStream) {
     let mut rest = [0; 4096];
     while timeout(PATIENCE, stream.read(&mut rest)).await.expect("an end").is_ok_and(|read| read > 0) {}
 }
 
 #[tokio::test]
-async fn idle_connections_and_half_questions_lock_no_client_out() {
-    // Some for the tests beside this one.
+async fn idle_and_half_sent_connections_lock_no_client_out() {
+    // Leave some files for concurrent tests.
     let files = files();
     let total = (MAX + MAX_OF_A_CLIENT).min(files.saturating_sub(2000));
     let (idle, half) = (total - total / 11, total / 11);
@@ -119,8 +119,8 @@ async fn idle_connections_and_half_questions_lock_no_client_out() {
     );
     assert!(most < MAX_RESIDENT, "{most} KiB");
 
-    // Who was idle longest had to go, and who came last stays.
-    // On a machine so slow that their time is up by itself, nobody had to.
+    // The connection that was idle longest is closed, and the newest one stays. On a very slow machine the idle timeout
+    // may close connections before any has to be evicted.
     assert!(evicted >= 1.0 || opened > IDLE, "{evicted} in {opened:?}");
     assert_eq!(linker.metric("lb_linker_dns_tcp_refused_total"), Some(0.0));
     if evicted > 0.0 {
@@ -133,7 +133,7 @@ async fn idle_connections_and_half_questions_lock_no_client_out() {
 }
 
 #[tokio::test]
-async fn one_client_has_a_thousand_connections_and_no_more() {
+async fn client_has_at_most_1000_connections() {
     let files = files();
     if files < 8 * MAX_OF_A_CLIENT {
         eprintln!("connections: only {files} files may be open: nothing is tested");
@@ -149,11 +149,11 @@ async fn one_client_has_a_thousand_connections_and_no_more() {
         ended(&mut connect(client(20), linker.dns).await).await;
     }
     linker.counts("lb_linker_dns_tcp_refused_total", 3.0).await;
-    // One line for all of them.
+    // A single log line for all of them.
     linker.line(TOO_MANY).await;
     assert_eq!(linker.logged(TOO_MANY), 1);
     asked(client(21), linker.dns).await;
-    // Its own are served on, and one that ends makes room.
+    // Existing connections are still served, and closing one makes room for another.
     ask_on(&mut all[0]).await.expect("an answer");
     all.truncate(MAX_OF_A_CLIENT - 1);
     eventually("room for one more", || async {
@@ -163,7 +163,7 @@ async fn one_client_has_a_thousand_connections_and_no_more() {
 }
 
 #[tokio::test]
-async fn clients_that_never_read_are_cut_off_and_hold_no_memory() {
+async fn clients_that_never_read_are_closed_and_use_no_memory() {
     const CLIENTS: usize = 200;
     let (linker, _directory) = linker();
     linker.ready().await;
@@ -180,7 +180,7 @@ async fn clients_that_never_read_are_cut_off_and_hold_no_memory() {
             socket.bind((client(i % 10), 0).into()).unwrap();
             let mut stream = socket.connect(linker.dns).await.unwrap();
             let mut sent = 0;
-            // It ends with an error, when lb-linker has ended the connection.
+            // The write fails when lb-linker closes the connection.
             while let Ok(written) = stream.write(&many[sent % many.len()..]).await {
                 sent += written;
             }

@@ -1,4 +1,4 @@
-//! The control plane that the other tests stand on.
+//! Tests of the test control plane.
 
 use std::process::Command;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::programs::programs;
 
 #[tokio::test]
-async fn a_load_balancer_gets_an_ingress_and_goes() {
+async fn load_balancer_gets_an_ingress_and_is_deleted() {
     let cluster = ControlPlane::shared().cluster().await;
     let namespace = cluster.create_namespace("smoke").await;
     cluster.create_load_balancer(&namespace, "web").await;
@@ -33,7 +33,7 @@ async fn a_load_balancer_gets_an_ingress_and_goes() {
 }
 
 #[tokio::test]
-async fn a_service_account_has_the_rights_it_was_given_only() {
+async fn service_account_has_only_its_permissions() {
     let plane = ControlPlane::shared();
     let namespace = plane.cluster().await.create_namespace("smoke").await;
     plane.kubectl(&["create", "serviceaccount", "reader", "-n", &namespace]);
@@ -49,7 +49,7 @@ async fn a_service_account_has_the_rights_it_was_given_only() {
 }
 
 #[test]
-fn kubectl_speaks_to_it() {
+fn kubectl_works() {
     let plane = ControlPlane::shared();
     assert!(plane.kubectl(&["version"]).contains("Server Version: v1."));
     let applied = plane.kubectl_stdin(
@@ -69,7 +69,7 @@ fn coredns_is_a_1_14_release() {
 }
 
 #[tokio::test]
-async fn an_api_server_comes_back_with_its_data() {
+async fn api_server_restarts_with_its_data() {
     let plane = ControlPlane::start(Options::default());
     let cluster = plane.cluster().await;
     let namespace = cluster.create_namespace("smoke").await;
@@ -92,14 +92,14 @@ async fn an_api_server_comes_back_with_its_data() {
 }
 
 #[tokio::test]
-async fn the_audit_log_tells_who_wrote_what() {
+async fn audit_log_contains_requests_and_users() {
     let plane = ControlPlane::shared();
     let cluster = plane.cluster().await;
     let namespace = cluster.create_namespace("smoke").await;
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
     plane.kubectl(&["get", "service", "web", "-n", &namespace]);
-    // An event is entered a moment after the answer.
+    // An event is logged a moment after the answer.
     let mut events = Vec::new();
     for _ in 0..100 {
         events = plane.audit_events();

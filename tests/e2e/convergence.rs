@@ -1,4 +1,4 @@
-//! An API server that goes away, comes back, or falls silent.
+//! An API server that stops, restarts, or doesn't answer.
 
 use nix::sys::signal::Signal;
 
@@ -11,7 +11,7 @@ use crate::harness::{apply_deploy, eventually};
 const TARGETS: &str = "external-targets";
 
 #[tokio::test]
-async fn returning_api_server_is_followed_again() {
+async fn restarted_api_server_is_watched_again() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;

@@ -1,4 +1,4 @@
-//! What clients on the link, and forged packets, can make of answers by UDP.
+//! Effects of clients on the link, and of forged packets, on answers by UDP.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -19,14 +19,14 @@ use crate::harness::dns::query;
 use crate::harness::forging::Forger;
 use crate::harness::network::{self, FAR, NEAR, ROUTED};
 
-/// The send buffer of a socket where no limit was raised (net.core.wmem_default).
+/// The default send buffer of a socket (net.core.wmem_default).
 const STOCK_SEND_BUFFER: usize = 212_992;
 
-/// The largest answer: with its headers it has room in a packet of 1,500 bytes, which is the MTU of the link, and has none
-/// in one of 1,280.
+/// The size of the largest answers: with its headers it fits into a packet of 1,500 bytes, the MTU of the link, but not
+/// into one of 1,280.
 const LARGE: u16 = 1452;
 
-/// A server for UDP on every address. It ends when this is dropped.
+/// A UDP server on all addresses. It stops on drop.
 struct Served {
     handler: Arc<Handler>,
     port: u16,
@@ -34,8 +34,8 @@ struct Served {
 }
 
 impl Served {
-    /// Answers for `few.example` with one address, for `many.example` with 66, which make 1,097 bytes, and for
-    /// `more.example` with 85, which make 1,401 bytes.
+    /// Starts a server that answers `few.example` with one address, `many.example` with 66 (1,097 bytes), and
+    /// `more.example` with 85 (1,401 bytes).
     fn start() -> Self {
         let addresses = |number, name: &str| -> String {
             (1..=number).map(|last| format!("192.0.2.{last} {name}.example\n")).collect()
@@ -48,7 +48,7 @@ impl Served {
         let handler = first_handler(&text, &ServerContext::silent(Arc::clone(&store)).unwrap()).unwrap();
         let sockets = udp::bind("[::]:0".parse().unwrap()).unwrap();
         for socket in &sockets {
-            // The kernel doubles it.
+            // The kernel doubles this value.
             setsockopt(socket, sockopt::SndBuf, &(STOCK_SEND_BUFFER / 2)).unwrap();
             assert_eq!(getsockopt(socket, sockopt::SndBuf).unwrap(), STOCK_SEND_BUFFER);
         }
@@ -62,7 +62,7 @@ impl Served {
         SocketAddrV4::new(NEAR.0, self.port)
     }
 
-    /// How many questions had no answer for a reason.
+    /// Returns the number of queries without an answer for this reason.
     fn dropped(&self, reason: &str) -> f64 {
         let page = self.handler.metrics.render().unwrap();
         let name = format!("lb_linker_dns_udp_dropped_total{{reason=\"{reason}\"}} ");
@@ -70,8 +70,8 @@ impl Served {
     }
 }
 
-/// Asks 100 questions a second from a living host, and 1,500 from dead addresses on the link, in turns. Returns which
-/// part of the living host's questions had no answer.
+/// Sends 100 queries per second from a live host, alternating with 1,500 from dead addresses on the link. Returns the
+/// share of the live host's queries without an answer.
 fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) -> f64 {
     const STEP: Duration = Duration::from_millis(10);
     const STEPS: u16 = 800;
@@ -85,7 +85,7 @@ fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) ->
     thread::scope(|scope| {
         let answered = scope.spawn(|| {
             let (mut ids, mut answer) = (HashSet::new(), [0; 1232]);
-            // Until there has been silence for two seconds.
+            // Until no answer has arrived for two seconds.
             while ids.len() < usize::from(STEPS)
                 && let Ok(length) = client.recv(&mut answer)
             {
@@ -99,12 +99,12 @@ fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) ->
             for forged in 0..FORGED {
                 let number = (u32::from(step) * FORGED + forged) % dead;
                 let address = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 9, 1, 0)) + number);
-                // Another port each time: the kernel has to choose another of our sockets.
+                // A different port each time, so that the kernel chooses different sockets of the server.
                 let port = 1024 + step * 15 + u16::try_from(forged).unwrap();
                 forger.udp(SocketAddrV4::new(address, port), server, &ask(step));
             }
             client.send_to(&ask(step), server).unwrap();
-            // A busy machine makes it slower, never a burst.
+            // A busy machine reduces the rate, but never causes a burst.
             next = (next + STEP).max(Instant::now());
             thread::sleep(next.saturating_duration_since(Instant::now()));
         }
@@ -122,9 +122,10 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
         (client(FAR.0), client(ROUTED.1), Forger::new())
     });
     network::add_route();
-    // With 12,000 each one is asked for once. The last client is within the prefix of the link, but behind a router.
+    // With 12,000 dead addresses each is used once. The last client is within the prefix of the link, but behind a
+    // router.
     for (dead, client) in [(100, &neighbor), (1, &neighbor), (12_000, &neighbor), (12_000, &routed)] {
-        // A run in which the machine was too busy to take all questions tells nothing.
+        // A run is inconclusive if the machine was too busy to accept all queries.
         let judged = (0..5).find_map(|_| {
             let served = Served::start();
             let loss = loss(served.near(), client, &forger, dead);
@@ -160,8 +161,8 @@ async fn only_this_host_reports_a_client_unreachable() {
         client.recv(&mut answer).expect("an answer, whatever was forged");
     }
     assert_eq!(served.dropped("unreachable"), 0.0);
-    // So few answers wait that the send buffer is no reason to look for dead addresses: ARP fails after three seconds,
-    // and the kernel reports that on the socket.
+    // So few answers are pending that the send buffer gives no reason to look for dead addresses: ARP fails after three
+    // seconds, and the kernel reports that on the socket.
     let dead = SocketAddrV4::new(Ipv4Addr::new(10, 9, 1, 1), 1024);
     let deadline = Instant::now() + PATIENCE;
     while served.dropped("unreachable") == 0.0 {
@@ -173,7 +174,7 @@ async fn only_this_host_reports_a_client_unreachable() {
     client.recv(&mut answer).expect("an answer to another client");
 }
 
-/// The same by IPv6, where an ICMP error with an address of this host as its source may come from elsewhere.
+/// The same for IPv6, where an ICMP error with an address of this host as its source may come from another host.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_this_host_reports_an_ipv6_client_unreachable() {
     if !network::is_own("datagrams::only_this_host_reports_an_ipv6_client_unreachable") {
@@ -203,7 +204,7 @@ async fn only_this_host_reports_an_ipv6_client_unreachable() {
     client.recv(&mut answer).expect("an answer to another client");
 }
 
-/// How many fragments this host has made (`Ip` and `Ip6` of snmp).
+/// Returns the number of fragments that this host has created (`Ip` and `Ip6` of snmp).
 fn fragments() -> (u64, u64) {
     let ipv4 = std::fs::read_to_string("/proc/net/snmp").unwrap();
     let mut rows = ipv4.lines().filter(|line| line.starts_with("Ip:")).map(str::split_whitespace);
@@ -214,7 +215,7 @@ fn fragments() -> (u64, u64) {
     (ipv4.parse().unwrap(), ipv6.trim().parse().unwrap())
 }
 
-/// Asks for a large answer; returns how many bytes it has.
+/// Queries a large answer; returns its length in bytes.
 fn ask_for(name: &str, client: &UdpSocket, server: SocketAddr) -> usize {
     let mut question = query(&format!("{name}. A"));
     question.edns.as_mut().unwrap().set_max_payload(LARGE);
@@ -223,7 +224,7 @@ fn ask_for(name: &str, client: &UdpSocket, server: SocketAddr) -> usize {
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     client.send_to(&question, server).unwrap();
     loop {
-        // What a plain socket of the server has sent is all zeros.
+        // Datagrams from a plain socket of the server are all zeros.
         let length = client.recv(&mut answer).unwrap();
         if answer[..2] == question[..2] && answer[2] & 0x80 != 0 {
             return length;
@@ -239,7 +240,7 @@ async fn forged_icmp_makes_no_answer_fragment() {
     let (ipv4, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
     let served = Served::start();
     let SocketAddr::V4(client) = ipv4.local_addr().unwrap() else { panic!("it is IPv4") };
-    // Any socket of the host lowers the MTU of the route for all of them.
+    // Any socket of the host lowers the MTU of the route for all sockets.
     let plain = UdpSocket::bind((NEAR.0, 0)).unwrap();
     let SocketAddr::V4(local) = plain.local_addr().unwrap() else { panic!("it is IPv4") };
     let fragments_of_plain = || {
@@ -251,7 +252,7 @@ async fn forged_icmp_makes_no_answer_fragment() {
     let deadline = Instant::now() + PATIENCE;
     while fragments_of_plain() == 0 {
         assert!(Instant::now() < deadline, "the forged packet has no effect");
-        // The kernel need not take the first one.
+        // The kernel may ignore the first one.
         forger.fragmentation_needed(local, client, 552);
         thread::sleep(Duration::from_millis(10));
     }
@@ -263,8 +264,8 @@ async fn forged_icmp_makes_no_answer_fragment() {
     assert_eq!(fragments(), before);
 }
 
-/// The same by IPv6, where no packet of up to 1,280 bytes is ever fragmented, so that only `bufsize` makes answers that
-/// could be.
+/// The same for IPv6, where no packet of up to 1,280 bytes is ever fragmented: only a large `bufsize` allows answers
+/// that can be.
 #[tokio::test(flavor = "multi_thread")]
 async fn forged_icmpv6_makes_no_answer_fragment() {
     if !network::is_own("datagrams::forged_icmpv6_makes_no_answer_fragment") {
@@ -291,7 +292,7 @@ async fn forged_icmpv6_makes_no_answer_fragment() {
     let deadline = Instant::now() + PATIENCE;
     while fragments_of_plain() == 0 {
         assert!(Instant::now() < deadline, "the forged packet has no effect");
-        // The kernel need not take the first one.
+        // The kernel may ignore the first one.
         forger.packet_too_big(local, client, 1280);
         thread::sleep(Duration::from_millis(10));
     }

@@ -1,7 +1,7 @@
-//! What `kubectl` shows of Events, and what becomes of lb-linker when it can't record any.
+//! Kubernetes Events in `kubectl`, and lb-linker without the permission to record Events.
 //!
-//! Each test has a control plane of its own: on the shared one every lb-linker would record its
-//! Events on the load balancers of all tests.
+//! Each test has its own control plane: on the shared one every lb-linker would record Events on the load balancers of
+//! all tests.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -25,20 +25,20 @@ async fn own_cluster() -> (ControlPlane, Cluster) {
     (plane, cluster)
 }
 
-/// An Event, as `kubectl get events` knows it.
+/// An Event in the form of `kubectl get events`.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
-    /// `Normal TargetChanged: a → b`
+    /// Type, reason and note, such as `Normal TargetChanged: a → b`.
     text: String,
     uid: String,
     count: u64,
 }
 
-/// lb-linker's Events of a namespace on Services of this name, in the order in which they happened.
+/// Returns lb-linker's Events on Services of this name in a namespace, in the order in which they happened.
 fn events(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<Seen> {
     let selector = format!("involvedObject.name={name},involvedObject.kind=Service");
     let mut items = plane.list(&format!("/api/v1/namespaces/{namespace}/events?fieldSelector={selector}"));
-    // The API server has some of its own: addresses that it finds unallocated soon after a start.
+    // The API server records Events of its own, about clusterIPs that it finds unallocated soon after a start.
     items.retain(|item| item["reportingComponent"] == "lb-linker");
     items.sort_by_key(|item| item["eventTime"].as_str().unwrap().to_owned());
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -56,7 +56,7 @@ fn texts(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<String> {
     events(plane, namespace, name).into_iter().map(|event| event.text).collect()
 }
 
-/// Waits for an Event. They are sent in their order: whatever came before it has been sent, too.
+/// Waits for an Event. Events are sent in order, so all earlier ones have been sent, too.
 async fn event(plane: &ControlPlane, namespace: &str, name: &str, text: &str) -> Seen {
     let look = || async { events(plane, namespace, name).into_iter().find(|event| event.text == text) };
     eventually(&format!("{text:?} on {namespace}/{name}"), look).await
@@ -69,7 +69,7 @@ async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, host: &st
 }
 
 #[tokio::test]
-async fn the_life_of_a_load_balancer_can_be_read_in_its_events() {
+async fn events_show_the_history_of_a_load_balancer() {
     let (plane, cluster) = own_cluster().await;
     let (here, there) = (cluster.create_namespace("here").await, cluster.create_namespace("there").await);
     let mut linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
@@ -90,7 +90,7 @@ async fn the_life_of_a_load_balancer_can_be_read_in_its_events() {
     assert_eq!(event(&plane, &here, "web", expected.last().unwrap()).await.uid, uid);
     assert_eq!(texts(&plane, &here, "web"), expected);
 
-    // The recreated one says what its predecessor's target was.
+    // The Event of the recreated Service contains its predecessor's target.
     external_target(&cluster, TARGETS, &object, "c.example.com").await;
     cluster.delete_service(&here, "web").await;
     let uid = load_balancer(&cluster, &here, "web", "d.example.com").await;
@@ -104,7 +104,7 @@ async fn the_life_of_a_load_balancer_can_be_read_in_its_events() {
         .unwrap_or_else(|| panic!("{described}"));
     assert!(line.contains("lb-linker") && line.ends_with("c.example.com → d.example.com"), "{line}");
 
-    // A restart is no news.
+    // A restart causes no Events.
     assert!(linker.stop().success());
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none", "--delete-delay", "0s"]);
     linker.ready().await;
@@ -127,23 +127,22 @@ async fn the_life_of_a_load_balancer_can_be_read_in_its_events() {
 }
 
 #[tokio::test]
-async fn the_same_again_is_counted_and_no_event_of_its_own() {
+async fn repeated_event_is_counted_in_a_series() {
     let (plane, cluster) = own_cluster().await;
     let _linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     load_balancer(&cluster, "default", "web", "a.example.com").await;
     let created = format!("Normal ExternalTargetCreated: {TARGETS}/web-default-ext → a.example.com");
     event(&plane, "default", "web", &created).await;
-    // It is deleted by hand, and made again.
+    // The external target is deleted by hand, and recreated.
     cluster.delete_service(TARGETS, "web-default-ext").await;
     let count = || async { (events(&plane, "default", "web").first()?.count == 2).then_some(()) };
     eventually("a series", count).await;
     assert_eq!(texts(&plane, "default", "web"), std::slice::from_ref(&created));
 
-    // The API server has forgotten it, as it does after an hour: then it is an Event again.
+    // Delete the Events, as the API server does after an hour: the next occurrence is a new Event.
     plane.kubectl(&["delete", "events", "--all", "-n", "default"]);
     assert!(texts(&plane, "default", "web").is_empty());
-    // Each change waits for the Event of the one before: what changes while that is being written is
-    // told with it.
+    // Each change waits for the Event of the previous change, because changes during a write are merged.
     let change = async |host: &str| {
         cluster.set_ingress("default", "web", &[Ingress::Hostname(&format!("{host}.example.com"))]).await;
     };
@@ -162,13 +161,13 @@ async fn the_same_again_is_counted_and_no_event_of_its_own() {
     };
     eventually("there and back: two Events, one of them twice", again).await;
     plane.kubectl(&["delete", "events", "--all", "-n", "default"]);
-    // "b → a" had been sent once: the second time is a PATCH, which finds nothing.
+    // "b → a" has been sent once: the second occurrence is a PATCH, which finds no Event.
     change("a").await;
     event(&plane, "default", "web", back).await;
 }
 
 #[tokio::test]
-async fn name_with_another_holder_is_a_conflict_event() {
+async fn name_of_another_link_causes_a_conflict_event() {
     let (plane, cluster) = own_cluster().await;
     let theirs = json!({
         "metadata": {"name": "web-default-ext", "labels": {"app.kubernetes.io/managed-by": "somebody"}},
@@ -184,7 +183,7 @@ async fn name_with_another_holder_is_a_conflict_event() {
     );
     assert_eq!(event(&plane, "default", "web", &conflict).await.uid, uid);
 
-    // x-y in z, and x in y-z: both want x-y-z-ext.
+    // Service x-y in z, and Service x in y-z: both claim x-y-z-ext.
     for namespace in ["z", "y-z"] {
         plane.kubectl(&["create", "namespace", namespace]);
     }
@@ -202,7 +201,7 @@ async fn name_with_another_holder_is_a_conflict_event() {
     linker.counts("lb_linker_names_lost", 1.0).await;
     assert!(linker.metric("lb_linker_reconciles_total{result=\"conflict\"}").unwrap() >= 1.0);
 
-    // Nor is it news that they still are.
+    // After a restart these conflicts cause no Events, either.
     linker.kill();
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     linker.line("external target external-targets/web-default-ext of link default/web is left alone").await;
@@ -216,7 +215,7 @@ async fn name_with_another_holder_is_a_conflict_event() {
 }
 
 #[tokio::test]
-async fn missing_right_to_record_events_is_named_once() {
+async fn missing_permission_for_events_is_logged_once() {
     let (plane, cluster) = own_cluster().await;
     let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
     let without = rights.replace("resources: [events]", "resources: [others]");
@@ -250,7 +249,7 @@ async fn missing_right_to_record_events_is_named_once() {
     linker.line("Events can be recorded again in namespace default").await;
 }
 
-/// Changes a target until there is an Event: a namespace that has refused some is left alone for a while.
+/// Changes a target until there is an Event: a namespace that has refused Events is skipped for a while.
 async fn changes_are_told_again(plane: &ControlPlane, cluster: &Cluster, namespace: &str, name: &str) {
     let number = AtomicUsize::new(0);
     eventually("an Event", || async {
@@ -262,7 +261,7 @@ async fn changes_are_told_again(plane: &ControlPlane, cluster: &Cluster, namespa
 }
 
 #[tokio::test]
-async fn right_missing_in_some_namespaces_is_named_once_for_each() {
+async fn permission_missing_in_some_namespaces_is_logged_once_each() {
     let (plane, cluster) = own_cluster().await;
     let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
     plane.apply(&rights.replace("resources: [events]", "resources: [others]"));
@@ -284,7 +283,7 @@ async fn right_missing_in_some_namespaces_is_named_once_for_each() {
     for refused in &namespaces[1..] {
         linker.line(&format!("can't create Events in namespace {refused}")).await;
     }
-    // In turns, and longer than the first pauses.
+    // Alternate between the namespaces for longer than the first pauses.
     changes_are_told_again(&plane, &cluster, &namespaces[0], "web").await;
     let start = Instant::now();
     let mut round = 0;
@@ -314,8 +313,8 @@ async fn right_missing_in_some_namespaces_is_named_once_for_each() {
 }
 
 #[tokio::test]
-async fn what_is_to_be_told_at_the_end_is_told_or_counted() {
-    // More than are sent at once; 20 a second follow, within two seconds at the end.
+async fn events_at_shutdown_are_sent_or_counted() {
+    // More Events than a burst; 20 per second follow, within the two seconds at shutdown.
     const FEW: usize = 75;
     const TOO_MANY: usize = 250;
     let (plane, cluster) = own_cluster().await;
@@ -346,11 +345,11 @@ async fn what_is_to_be_told_at_the_end_is_told_or_counted() {
         });
         let sent = sent.count();
         let left = services - sent;
-        // A busy API server takes less than 20 a second: then some of the few are left, too.
+        // A busy API server accepts fewer than 20 Events per second: then some of the few are left, too.
         if services == TOO_MANY || left > 0 {
             assert!(left > 0, "{sent} are more than the limits allow");
             let line = linker.line("Kubernetes Events haven't been sent").await;
-            // The answer to the last one may not have been waited for.
+            // The answer to the last request may be missing.
             let said = [left, left + 1].map(|number| format!("stopping although {number} Kubernetes Events"));
             assert!(said.iter().any(|said| line.contains(said)), "{line}, of which {left} weren't");
         }
@@ -358,14 +357,14 @@ async fn what_is_to_be_told_at_the_end_is_told_or_counted() {
 }
 
 #[tokio::test]
-async fn events_refused_by_a_terminating_namespace_are_no_trouble() {
+async fn events_refused_by_a_terminating_namespace_arent_logged() {
     let (plane, cluster) = own_cluster().await;
     let going = cluster.create_namespace("going").await;
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     load_balancer(&cluster, &going, "web", "a.example.com").await;
     let created = format!("Normal ExternalTargetCreated: {TARGETS}/web-{going}-ext → a.example.com");
     event(&plane, &going, "web", &created).await;
-    // Nobody finishes it here: it stays in Terminating.
+    // No controller finishes the deletion here: the namespace stays in Terminating.
     plane.kubectl(&["delete", "namespace", &going, "--wait=false"]);
     cluster.set_ingress(&going, "web", &[Ingress::Hostname("b.example.com")]).await;
     external_target(&cluster, TARGETS, &format!("web-{going}-ext"), "b.example.com").await;
@@ -379,7 +378,7 @@ async fn events_refused_by_a_terminating_namespace_are_no_trouble() {
 }
 
 #[tokio::test]
-async fn who_doesnt_write_external_targets_records_no_events() {
+async fn sync_plan_and_off_record_no_events() {
     let (plane, cluster) = own_cluster().await;
     for mode in ["plan", "off"] {
         let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none", "--sync", mode]);
@@ -397,7 +396,7 @@ async fn who_doesnt_write_external_targets_records_no_events() {
 }
 
 #[tokio::test]
-async fn what_the_reconciler_does_is_counted_and_timed() {
+async fn reconciliations_are_counted_and_timed() {
     let (plane, cluster) = own_cluster().await;
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     linker.ready().await;
@@ -411,11 +410,11 @@ async fn what_the_reconciler_does_is_counted_and_timed() {
     load_balancer(&cluster, "default", "web", "a.example.com").await;
     external_target(&cluster, TARGETS, "web-default-ext", "a.example.com").await;
     eventually("a write", || async { (result("written") == Some(1.0)).then_some(()) }).await;
-    // The watch shows what was written.
+    // The watch delivers the written object.
     eventually("a look at it", || async { (result("unchanged")? > 0.0).then_some(()) }).await;
     cluster.delete_service("default", "web").await;
     eventually("the delay", || async { (result("waiting")? > 0.0).then_some(()) }).await;
-    // Each is read by itself, and there may be one more meanwhile.
+    // The counters are read one by one, and may change in between.
     eventually("as many durations as looks", || async {
         let all = ["unchanged", "written", "waiting", "conflict", "failed"].into_iter().filter_map(result);
         (linker.metric("lb_linker_reconcile_duration_seconds_count") == Some(all.sum())).then_some(())

@@ -1,5 +1,4 @@
-//! `--finalizer`: a Service goes only after its external target. And without it nothing ever waits for
-//! lb-linker.
+//! `--finalizer`: a Service is deleted only after its external target. Without the flag no Service waits for lb-linker.
 
 use serde_json::json;
 
@@ -35,11 +34,11 @@ async fn balancer(cluster: &Cluster, namespace: &str, name: &str) {
 }
 
 #[tokio::test]
-async fn service_goes_after_its_external_target_without_delay() {
+async fn service_is_deleted_after_its_external_target() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("guarded").await;
     grant_optional(plane, "finalizer", &namespace);
-    // The delay of ten minutes doesn't count.
+    // The delay of ten minutes isn't applied.
     let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
     let mut linker = Linker::in_cluster(plane, &target, &args);
     for name in ["web", "opted", "typed", "foreign"] {
@@ -51,7 +50,7 @@ async fn service_goes_after_its_external_target_without_delay() {
     is_gone(&cluster, &namespace, "web").await;
     assert!(cluster.get_service(&target, &object("web")).await.is_none(), "its external target went first");
 
-    // Who opts out, or is no load balancer any more, is let go as well.
+    // The finalizer is also removed from a Service that opts out, or isn't a load balancer any more.
     let managed = json!({"metadata": {"annotations": {"linker.hsj.com/managed": "false"}}});
     cluster.patch_service(&namespace, "opted", managed).await;
     is_guarded(&cluster, &namespace, "opted", false).await;
@@ -59,7 +58,7 @@ async fn service_goes_after_its_external_target_without_delay() {
     cluster.patch_service(&namespace, "typed", json!({"spec": {"type": "ClusterIP"}})).await;
     is_guarded(&cluster, &namespace, "typed", false).await;
 
-    // What happens while lb-linker is away waits, and is made up for.
+    // Changes during lb-linker's downtime are processed after its start.
     linker.kill();
     let others = json!({"metadata": {"finalizers": [FINALIZER, "example.com/other"]}});
     cluster.patch_service(&namespace, "foreign", others).await;
@@ -78,7 +77,7 @@ async fn service_goes_after_its_external_target_without_delay() {
 }
 
 #[tokio::test]
-async fn an_external_target_that_somebody_else_holds_is_waited_for() {
+async fn foreign_finalizer_of_an_external_target_is_waited_for() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("guarded").await;
     grant_optional(plane, "finalizer", &namespace);
@@ -92,7 +91,7 @@ async fn an_external_target_that_somebody_else_holds_is_waited_for() {
     cluster.patch_service(&target, &object, held).await;
     cluster.delete_service(&namespace, "web").await;
     linker.line(&format!("external target {target}/{object}: deleted, and held by example.com/other")).await;
-    // Whatever is done about another one comes after what would be done about this one.
+    // Work on a later Service happens after any work on this one.
     balancer(&cluster, &namespace, "later").await;
     is_guarded(&cluster, &namespace, "later", true).await;
     is_guarded(&cluster, &namespace, "web", true).await;
@@ -102,7 +101,7 @@ async fn an_external_target_that_somebody_else_holds_is_waited_for() {
 }
 
 #[tokio::test]
-async fn what_is_retained_or_a_tombstone_holds_no_service_up() {
+async fn retained_or_tombstoned_target_doesnt_delay_its_service() {
     let (plane, cluster, target) = cluster_with_target().await;
     for (on_delete, left) in [("retain", "a.example.com"), ("tombstone", "deleted.lb.internal")] {
         let namespace = cluster.create_namespace("guarded").await;
@@ -119,7 +118,7 @@ async fn what_is_retained_or_a_tombstone_holds_no_service_up() {
 }
 
 #[tokio::test]
-async fn missing_finalizer_right_is_named_once_and_targets_are_kept() {
+async fn missing_finalizer_permission_is_logged_once() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("unguarded").await;
     let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
@@ -137,7 +136,7 @@ async fn missing_finalizer_right_is_named_once_and_targets_are_kept() {
 }
 
 #[tokio::test]
-async fn without_the_flag_no_service_ever_waits_for_lb_linker() {
+async fn service_doesnt_wait_for_lb_linker_without_the_flag() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("plain").await;
     let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);

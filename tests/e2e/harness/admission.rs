@@ -1,28 +1,29 @@
-//! Admission policies that a test puts into an API server.
+//! Admission policies for tests.
 
 use serde_json::{Value, json};
 
 use super::control_plane::ControlPlane;
 
-/// Which requests about Services an admission policy looks at.
+/// The requests about Services that an admission policy applies to.
 pub struct AdmissionPolicy<'a> {
     /// The name of the policy, and of its binding.
     pub name: &'a str,
     /// The operations, such as `CREATE`.
     pub operations: &'a [&'a str],
-    /// A CEL expression that is true for the requests that it looks at.
+    /// A CEL expression that is true for these requests.
     pub condition: &'a str,
 }
 
 impl AdmissionPolicy<'_> {
-    /// Has the API server refuse the requests for which a validation isn't true: `{"expression": …}`, with `reason` and
-    /// `message` where the test needs them. It is in force a moment later.
+    /// Makes the API server refuse the requests for which a validation isn't true: `{"expression": …}`, with `reason`
+    /// and `message` if the test needs them. The policy takes effect a moment later.
     pub fn validate(&self, plane: &ControlPlane, validation: &Value) {
         let spec = json!({"validations": [validation]});
         self.apply(plane, "ValidatingAdmissionPolicy", spec, json!({"validationActions": ["Deny"]}));
     }
 
-    /// Has the API server apply a CEL expression, such as `Object{…}`, to the objects. It is in force a moment later.
+    /// Makes the API server apply a CEL expression, such as `Object{…}`, to the objects. The policy takes effect a
+    /// moment later.
     pub fn mutate(&self, plane: &ControlPlane, expression: &str) {
         let mutation =
             json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}});

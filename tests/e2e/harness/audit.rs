@@ -1,4 +1,4 @@
-//! What the API server was asked, by whom: its audit log.
+//! The API server's audit log.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Writes with their bodies, the rest without; nothing of what the API server asks itself.
+/// Logs writes with their bodies, other requests without, and no requests of the API server to itself.
 pub(super) const POLICY: &str = r#"{
   "apiVersion": "audit.k8s.io/v1",
   "kind": "Policy",
@@ -19,47 +19,45 @@ pub(super) const POLICY: &str = r#"{
   ]
 }"#;
 
-/// A request that was answered in full, or a watch that has begun.
+/// A completed request, or a started watch.
 #[derive(Clone, Debug)]
 pub struct AuditEvent {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
     pub verb: String,
     pub user: String,
     pub user_agent: String,
-    /// The path with its query.
+    /// The path with the query.
     pub uri: String,
-    /// Empty for the core group.
+    /// The API group; empty for the core group.
     pub api_group: String,
-    /// In the plural: `services`.
+    /// The plural name, such as `services`.
     pub resource: String,
-    /// `status`, or empty.
     pub subresource: String,
-    /// Empty for what belongs to no namespace, and for requests about all of them.
+    /// The namespace; empty for cluster-scoped resources, and for requests about all namespaces.
     pub namespace: String,
-    /// Empty for requests about more than one object, and for a create without a name.
+    /// The name; empty for requests about several objects, and for a create without a name.
     pub name: String,
     /// The HTTP status.
     pub code: u16,
-    /// What was sent, for writes.
+    /// The request body, for writes.
     pub request: Option<Value>,
 }
 
 impl AuditEvent {
-    /// Whether it asked for all objects: in pages, or streamed at the beginning of a watch.
+    /// Returns whether the request lists all objects, in pages or streamed at the beginning of a watch.
     pub fn is_list(&self) -> bool {
         self.verb == "list" || self.uri.contains("sendInitialEvents=true")
     }
 
-    /// Whether it asked for a change.
     pub fn is_write(&self) -> bool {
         ["create", "update", "patch", "delete", "deletecollection"].contains(&self.verb.as_str())
     }
 }
 
-/// Reads an audit log, in the order in which the requests were done with, and watches began.
+/// Reads an audit log, in the order in which requests completed and watches started.
 pub(super) fn read(log: &Path) -> Vec<AuditEvent> {
     let text = fs::read_to_string(log).expect("the audit log can be read");
-    // A line that is being written has no line end yet.
+    // A line without a line end is still being written.
     text.split_inclusive('\n')
         .filter(|line| line.ends_with('\n'))
         .map(|line| serde_json::from_str::<Line>(line).expect("an audit log has a JSON object per line"))
@@ -90,7 +88,7 @@ struct Line {
 
 #[derive(Deserialize)]
 struct User {
-    /// Absent from a request that was refused before it was authenticated.
+    /// Missing if the request was refused before its authentication.
     #[serde(default)]
     username: String,
 }

@@ -1,4 +1,4 @@
-//! Ways to speak to a control plane: clients, kubeconfigs, kubectl.
+//! Access to a control plane: clients, kubeconfigs, kubectl.
 
 use std::fs;
 use std::io::{self, Write};
@@ -22,22 +22,22 @@ use super::control_plane::ControlPlane;
 use super::programs::programs;
 
 impl ControlPlane {
-    /// The kubeconfig of a user who may do everything.
+    /// Returns the path of a kubeconfig with all permissions.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.file("admin.kubeconfig")
     }
 
-    /// A client with all rights, for the runtime that it is asked for in.
+    /// Returns a client with all permissions, for the present runtime.
     pub async fn admin_client(&self) -> Client {
         client(&self.admin_kubeconfig()).await
     }
 
-    /// The cluster with all rights, for the runtime that it is asked for in.
+    /// Returns the cluster with all permissions, for the present runtime.
     pub async fn cluster(&self) -> Cluster {
         Cluster::new(self.admin_client().await)
     }
 
-    /// A kubeconfig with the rights of a ServiceAccount, which must exist. Its token is valid for a day.
+    /// Returns a kubeconfig with the permissions of a ServiceAccount, which must exist. Its token is valid for a day.
     pub fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> PathBuf {
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
@@ -57,8 +57,8 @@ impl ControlPlane {
         path
     }
 
-    /// Does `work` with a client with all rights, and waits for it: in a runtime of its own, so that it may be called
-    /// inside another one. Costs a tenth of the processor time of a kubectl.
+    /// Runs `work` with a client with all permissions, and waits for it. `work` runs in a separate runtime, so that
+    /// this can be called within another one. Takes a tenth of the processor time of kubectl.
     fn with_client<T: Send>(&self, work: impl AsyncFnOnce(Client) -> T + Send) -> T {
         let work = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -67,7 +67,7 @@ impl ControlPlane {
         thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Whether the API server says that it is ready.
+    /// Returns whether the API server is ready.
     pub(super) fn is_ready(&self) -> bool {
         self.with_client(async |client| {
             let request = Request::get("/readyz").body(Vec::new()).expect("a request");
@@ -75,10 +75,10 @@ impl ControlPlane {
         })
     }
 
-    /// The objects of a list, such as `/api/v1/namespaces/default/events`.
+    /// Returns the objects of a list, such as `/api/v1/namespaces/default/events`.
     ///
     /// # Panics
-    /// When they can't be listed, with the server's reason.
+    /// If they can't be listed, with the API server's reason.
     pub fn list(&self, path: &str) -> Vec<Value> {
         let mut list: Value = self.with_client(async |client| {
             let request = Request::get(path).body(Vec::new()).expect("a path");
@@ -90,25 +90,25 @@ impl ControlPlane {
         }
     }
 
-    /// The reasons of the Events of a namespace.
+    /// Returns the reasons of the Events in a namespace.
     pub fn event_reasons(&self, namespace: &str) -> Vec<String> {
         let events = self.list(&format!("/api/v1/namespaces/{namespace}/events"));
         events.iter().map(|event| event["reason"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
-    /// Applies the objects of YAML documents on the server's side, with all rights.
+    /// Applies the objects of YAML documents by server-side apply, with all permissions.
     ///
     /// # Panics
-    /// When one is refused, with the server's reason.
+    /// If one is refused, with the API server's reason.
     pub fn apply(&self, manifests: &str) {
         let objects: Vec<DynamicObject> = serde_saphyr::from_multiple(manifests).expect("objects in YAML");
         self.apply_objects(&objects);
     }
 
-    /// Applies these objects on the server's side, with all rights.
+    /// Applies these objects by server-side apply, with all permissions.
     ///
     /// # Panics
-    /// When one is refused, with the server's reason.
+    /// If one is refused, with the API server's reason.
     pub fn apply_objects(&self, objects: &[DynamicObject]) {
         let params = PatchParams::apply("tests").force();
         self.with_client(async |client| {
@@ -127,36 +127,36 @@ impl ControlPlane {
         });
     }
 
-    /// A kubectl with all rights, for uses that the methods below don't serve. `KUBECONFIG` can be set to
-    /// another.
+    /// Returns a kubectl command with all permissions, for uses that the methods below don't cover. `KUBECONFIG` can be
+    /// changed.
     pub fn kubectl_command(&self) -> Command {
         let mut kubectl = Command::new(&programs().kubectl);
-        // A home of its own: kubectl caches what a server offers under the server's port, and reads settings
-        // there.
+        // A separate home directory: kubectl caches the server's API under its port, and reads settings there.
         kubectl.env("HOME", self.file("home")).env("KUBECONFIG", self.admin_kubeconfig());
         kubectl
     }
 
-    /// Runs kubectl with all rights and returns what it prints. It takes processor time: not for what is repeated.
+    /// Runs kubectl with all permissions and returns its output. Use a client for repeated requests, as kubectl takes
+    /// much processor time.
     ///
     /// # Panics
-    /// When it fails, with what it says.
+    /// If kubectl fails, with its error message.
     pub fn kubectl(&self, args: &[&str]) -> String {
         self.try_kubectl(args).unwrap_or_else(|error| panic!("kubectl {}: {error}", args.join(" ")))
     }
 
-    /// Runs kubectl with all rights.
+    /// Runs kubectl with all permissions.
     ///
     /// # Errors
-    /// What it prints on standard error when it fails.
+    /// The standard error of kubectl if it fails.
     pub fn try_kubectl(&self, args: &[&str]) -> Result<String, String> {
         self.run_kubectl(args, "")
     }
 
-    /// Runs kubectl with all rights and with this standard input (`-f -`), and returns what it prints.
+    /// Runs kubectl with all permissions and this standard input (`-f -`), and returns its output.
     ///
     /// # Panics
-    /// When it fails, with what it says.
+    /// If kubectl fails, with its error message.
     pub fn kubectl_stdin(&self, args: &[&str], input: &str) -> String {
         self.run_kubectl(args, input).unwrap_or_else(|error| panic!("kubectl {}: {error}", args.join(" ")))
     }
@@ -167,7 +167,7 @@ impl ControlPlane {
         let mut child = kubectl.spawn().expect("kubectl can be started");
         let mut stdin = child.stdin.take().expect("its standard input is a pipe");
         let Output { status, stdout, stderr } = thread::scope(|scope| {
-            // Fails when kubectl ends without reading it all, and then its status tells more.
+            // The write fails if kubectl exits early; its status tells more then.
             scope.spawn(move || drop(stdin.write_all(input.as_bytes())));
             child.wait_with_output().expect("kubectl can be waited for")
         });
@@ -189,22 +189,22 @@ impl ControlPlane {
             "contexts": [{ "name": "test", "context": context }],
             "current-context": "test",
         });
-        // Another test may be reading it: whole, or not at all.
+        // Replace the file atomically: another test may be reading it.
         let partial = path.with_extension(format!("{:016x}", rand::random::<u64>()));
         fs::write(&partial, kubeconfig.to_string())?;
         fs::rename(partial, path)
     }
 }
 
-/// A client with the rights of a kubeconfig, for the runtime that it is asked for in.
+/// Returns a client with the permissions of a kubeconfig, for the present runtime.
 ///
 /// # Panics
-/// When the kubeconfig can't be used.
+/// If the kubeconfig can't be used.
 pub async fn client(kubeconfig: &Path) -> Client {
     let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("a kubeconfig");
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let mut config = config.expect("a kubeconfig that can be used");
-    // It may come from the environment, where loopback isn't meant.
+    // The environment may set a proxy, which isn't meant for loopback.
     config.proxy_url = None;
     Client::try_from(config).expect("a client")
 }

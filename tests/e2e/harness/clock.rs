@@ -1,7 +1,7 @@
-//! Clocks that stand still for one process: what a suspend or a paused virtual machine does to all of them.
+//! Clocks that stop for one process, as they do in a suspend or in a paused virtual machine.
 //!
 //! A library that is loaded into lb-linker before libc (`tests/stopped-clock/`) sets its clocks back. Time namespaces
-//! can't do it: their offsets are fixed when the first process is in.
+//! can't do this: their offsets are fixed once the first process has entered.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -15,20 +15,20 @@ use tempfile::TempDir;
 
 use super::linker::Linker;
 
-/// The clocks of one lb-linker.
+/// The clocks of an lb-linker process.
 pub struct StoppedClock {
     directory: TempDir,
-    /// By how much CLOCK_MONOTONIC and CLOCK_BOOTTIME are behind.
+    /// How far CLOCK_MONOTONIC and CLOCK_BOOTTIME are behind.
     behind: [Duration; 2],
     stopped: Option<Instant>,
 }
 
-/// What stands still.
+/// The kind of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// CLOCK_MONOTONIC, as in a suspend.
+    /// CLOCK_MONOTONIC stops, as in a suspend.
     Suspend,
-    /// CLOCK_BOOTTIME, too, as in a virtual machine that is paused.
+    /// CLOCK_BOOTTIME stops as well, as in a paused virtual machine.
     Pause,
 }
 
@@ -53,7 +53,7 @@ impl StoppedClock {
         self.directory.path().join("clock.so")
     }
 
-    /// The variables of the process whose clocks these are.
+    /// Returns the environment variables for the process with these clocks.
     pub fn variables(&self) -> [(&'static str, String); 2] {
         [
             ("LD_PRELOAD", self.library().display().to_string()),
@@ -61,13 +61,12 @@ impl StoppedClock {
         ]
     }
 
-    /// Stops the process.
     pub fn stop(&mut self, linker: &mut Linker) {
         linker.signal(Signal::SIGSTOP);
         self.stopped = Some(Instant::now());
     }
 
-    /// Has the process go on, which doesn't notice by these clocks that it was stopped.
+    /// Continues the process. These clocks don't show that it was stopped.
     pub fn go_on(&mut self, linker: &mut Linker, how: Stop) {
         let elapsed = self.stopped.take().expect("it was stopped").elapsed();
         self.behind[0] += elapsed;

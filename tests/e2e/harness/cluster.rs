@@ -1,11 +1,11 @@
-//! Short ways to put objects into a control plane and to read them back.
+//! Shortcuts to create and read objects of a control plane.
 
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-/// One entry of a load balancer's status.
+/// An entry of a load balancer's status.
 #[derive(Clone, Copy, Debug)]
 pub enum Ingress<'a> {
     Hostname(&'a str),
@@ -21,7 +21,7 @@ impl Ingress<'_> {
     }
 }
 
-/// A control plane, with the rights of one client. What isn't possible panics with the server's reason.
+/// A control plane with the permissions of a client. Failed requests panic with the API server's reason.
 #[derive(Clone)]
 pub struct Cluster {
     pub client: Client,
@@ -32,7 +32,7 @@ impl Cluster {
         Self { client }
     }
 
-    /// Makes a namespace that nobody else has: `prefix` and a random end. It is never deleted: without a
+    /// Creates a namespace with a unique name: `prefix` and a random suffix. It is never deleted, because without a
     /// controller-manager a namespace stays in Terminating.
     pub async fn create_namespace(&self, prefix: &str) -> String {
         let mut namespace = Namespace::default();
@@ -43,7 +43,7 @@ impl Cluster {
         created.metadata.name.expect("a created object has a name")
     }
 
-    /// Makes a Service of type LoadBalancer with port 80, which has no ingress yet.
+    /// Creates a Service of type LoadBalancer with port 80 and no ingress.
     pub async fn create_load_balancer(&self, namespace: &str, name: &str) -> Service {
         self.create_service(
             namespace,
@@ -52,7 +52,7 @@ impl Cluster {
                 "spec": {
                     "type": "LoadBalancer",
                     "ports": [{ "port": 80 }],
-                    // There are 2,768 node ports, for all tests together.
+                    // All tests share 2,768 node ports.
                     "allocateLoadBalancerNodePorts": false,
                 },
             }),
@@ -60,7 +60,6 @@ impl Cluster {
         .await
     }
 
-    /// Makes a Service as it is given.
     pub async fn create_service(&self, namespace: &str, service: Value) -> Service {
         let service: Service = serde_json::from_value(service).expect("a Service");
         self.services(namespace)
@@ -69,7 +68,7 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("create {:?} in {namespace}: {error}", service.metadata.name))
     }
 
-    /// Does what a cloud does once its load balancer stands or changes. No entries: its status becomes blank.
+    /// Sets the load balancer status, as a cloud provider does. An empty list makes the status blank.
     pub async fn set_ingress(&self, namespace: &str, name: &str, ingress: &[Ingress<'_>]) -> Service {
         let ingress: Vec<_> = ingress.iter().map(|entry| entry.to_json()).collect();
         let patch = json!({ "status": { "loadBalancer": { "ingress": ingress } } });
@@ -79,7 +78,7 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("set the ingress of {namespace}/{name}: {error}"))
     }
 
-    /// Merges `patch` into a Service.
+    /// Applies a JSON merge patch to a Service.
     pub async fn patch_service(&self, namespace: &str, name: &str, patch: Value) -> Service {
         self.services(namespace)
             .patch(name, &PatchParams::default(), &Patch::Merge(patch))
@@ -87,7 +86,7 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("patch {namespace}/{name}: {error}"))
     }
 
-    /// Deletes a Service that is there.
+    /// Deletes an existing Service.
     pub async fn delete_service(&self, namespace: &str, name: &str) {
         self.services(namespace)
             .delete(name, &DeleteParams::default())
@@ -95,7 +94,7 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("delete {namespace}/{name}: {error}"));
     }
 
-    /// Reads a Service, if it is there.
+    /// Returns a Service, if it exists.
     pub async fn get_service(&self, namespace: &str, name: &str) -> Option<Service> {
         self.services(namespace)
             .get_opt(name)
@@ -103,7 +102,7 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("get {namespace}/{name}: {error}"))
     }
 
-    /// The Services of a namespace, for whatever isn't offered here.
+    /// Returns the API for Services of a namespace, for other requests.
     pub fn services(&self, namespace: &str) -> Api<Service> {
         Api::namespaced(self.client.clone(), namespace)
     }

@@ -1,8 +1,7 @@
-//! A kube-apiserver with etcd behind it, as child processes on loopback, with RBAC on and an audit log.
+//! A kube-apiserver with etcd as child processes on loopback, with RBAC and an audit log.
 //!
-//! There is no controller-manager: namespaces never finish deleting, nothing is collected by ownerReferences,
-//! no namespace gets a default ServiceAccount. Tests therefore share one control plane and keep to namespaces
-//! of their own.
+//! There is no controller-manager: namespaces are never deleted completely, objects aren't garbage-collected, and
+//! namespaces get no default ServiceAccount. Therefore tests share a control plane and use their own namespaces.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,38 +21,38 @@ use super::port::HeldPort;
 use super::process::Process;
 use super::programs::programs;
 
-/// For everything that a start waits for. It takes 2 to 3 s on an idle machine.
+/// Timeout for each step of a start, which takes 2 to 3 s on an idle machine.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a kube-apiserver may take to end after SIGTERM. It waits for requests, but not for watches.
+/// Maximum time for a kube-apiserver to exit after SIGTERM. It waits for requests, but not for watches.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// What may differ between control planes.
+/// The settings of a control plane.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Further flags for kube-apiserver; they come last, so they win.
+    /// Additional flags for kube-apiserver; they come last, so they override others.
     pub apiserver_args: Vec<String>,
 }
 
-/// A running control plane. Dropping it ends it and removes its data.
+/// A running control plane. Dropping it stops it and removes its data.
 #[derive(Debug)]
 pub struct ControlPlane {
     options: Options,
     pub(super) port: HeldPort,
-    // In this order they are dropped.
+    // The fields are dropped in this order.
     apiserver: Mutex<Option<Process>>,
     etcd: Mutex<Option<Process>>,
     data: DataDir,
 }
 
-//--- Start and end
+// Start and end.
 
 impl ControlPlane {
-    /// The control plane that all tests of this process share. The first call starts it, blocking; it ends
+    /// Returns the control plane that all tests of this process share. The first call starts it, blocking; it stops
     /// with the process.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If it can't be started.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Result<ControlPlane, String>> = OnceLock::new();
 
@@ -66,8 +65,8 @@ impl ControlPlane {
 
         let shared = SHARED.get_or_init(|| {
             let started = Self::try_start(Options::default());
-            // SAFETY: `end_shared` has the type that atexit wants and doesn't unwind. It runs in `exit`,
-            // after which no test is waited for, and uses only what a static holds or what it makes itself.
+            // SAFETY: `end_shared` has the type that atexit requires and doesn't unwind. It runs in `exit`, after which
+            // no test is waited for, and uses only what a static holds or what it creates itself.
             #[allow(unsafe_code)]
             let registered = unsafe { nix::libc::atexit(end_shared) };
             assert_eq!(registered, 0, "atexit takes at least 32 functions");
@@ -76,11 +75,10 @@ impl ControlPlane {
         shared.as_ref().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Starts one for a test that stops it, changes its flags, or counts everything that it is asked.
-    /// Blocking.
+    /// Starts a control plane for a test that stops it, changes its flags, or counts all its requests. Blocking.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If it can't be started.
     pub fn start(options: Options) -> Self {
         Self::try_start(options).unwrap_or_else(|error| panic!("{error}"))
     }
@@ -107,7 +105,7 @@ impl ControlPlane {
         let mut etcd = Command::new(&programs().etcd);
         etcd.arg("--data-dir").arg(self.file("etcd"));
         etcd.arg(format!("--listen-client-urls=unix://{}", socket.display()));
-        // Addresses for peers, of which there are none; it wants them all the same. Port 0 is any free one.
+        // etcd requires peer addresses, although there are no peers. Port 0 means any free port.
         etcd.args(["--listen-peer-urls=http://127.0.0.1:0", "--advertise-client-urls=http://127.0.0.1:0"]);
         etcd.args(["--unsafe-no-fsync", "--log-level=warn"]);
         let mut etcd = self.spawn(etcd, "etcd.log")?;
@@ -133,19 +131,20 @@ impl ControlPlane {
             "--permit-port-sharing".to_owned(),
             format!("--cert-dir={}", path("certs")),
             "--service-cluster-ip-range=10.0.0.0/16".to_owned(),
-            // The key that it makes for TLS serves for tokens as well.
+            // The generated TLS key also serves for tokens.
             format!("--service-account-key-file={}", path("certs/apiserver.key")),
             format!("--service-account-signing-key-file={}", path("certs/apiserver.key")),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             format!("--token-auth-file={}", path("tokens.csv")),
             "--authorization-mode=RBAC".to_owned(),
-            // It would want a default ServiceAccount, which a controller-manager makes.
+            // This plugin would require a default ServiceAccount, which a controller-manager creates.
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             format!("--audit-policy-file={}", path("audit-policy.json")),
             format!("--audit-log-path={}", path("audit.log")),
-            // In megabytes: one file, that is.
+            // In megabytes: all in a single file.
             "--audit-log-maxsize=100000".to_owned(),
-            // It would enter its address into the Service `kubernetes`, where loopback isn't allowed.
+            // The reconciler would enter the API server's address into the Service `kubernetes`, where loopback isn't
+            // allowed.
             "--endpoint-reconciler-type=none".to_owned(),
         ]);
         command.args(&self.options.apiserver_args);
@@ -170,7 +169,7 @@ impl ControlPlane {
         let deadline = Instant::now() + READY_TIMEOUT;
         let mut listens = false;
         loop {
-            // A client needs the certificate, which is there before the port is open.
+            // A client needs the certificate, which exists before the port is open.
             listens = listens || TcpStream::connect(self.port.local()).is_ok();
             if listens && self.is_ready() {
                 return Ok(());
@@ -183,7 +182,7 @@ impl ControlPlane {
         }
     }
 
-    /// The end of a log, for who has to find out why.
+    /// Returns an error with the end of a log.
     fn not_ready(&self, log: &str) -> String {
         let text = fs::read(self.file(log)).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -192,58 +191,57 @@ impl ControlPlane {
         format!("the control plane isn't ready; the end of {log}:\n{tail}")
     }
 
-    /// Where its etcd listens, for who puts into it what the API server would take too long to take.
+    /// Returns the path of etcd's socket, for tests that write to etcd directly because the API server is too slow.
     pub fn etcd_socket(&self) -> PathBuf {
         self.file("etcd.sock")
     }
 
-    /// A file of its data directory.
+    /// Returns the path of a file in the data directory.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.data.path().join(name)
     }
 
     fn end(&self) {
-        // No data of theirs is wanted any more, so there is nothing to wait for.
+        // The data isn't needed any more, so there is nothing to wait for.
         *lock(&self.apiserver) = None;
         *lock(&self.etcd) = None;
         self.data.remove();
     }
 }
 
-//--- The API server, stopped and started
+// Stop and restart of the API server.
 
 impl ControlPlane {
-    /// Stops the API server as an upgrade does. Its port stays reserved: connections to it are refused.
+    /// Stops the API server as an upgrade does. Its port stays reserved: connections are refused.
     pub fn stop_apiserver(&self) {
         if let Some(mut apiserver) = lock(&self.apiserver).take() {
             apiserver.stop(STOP_GRACE);
         }
     }
 
-    /// Kills the API server.
     pub fn kill_apiserver(&self) {
         *lock(&self.apiserver) = None;
     }
 
-    /// Sends the API server a signal: SIGSTOP makes it a peer that no longer answers, until SIGCONT.
+    /// Sends a signal to the API server: after SIGSTOP it doesn't answer until SIGCONT.
     pub fn signal_apiserver(&self, signal: Signal) {
         if let Some(apiserver) = lock(&self.apiserver).as_mut() {
             apiserver.signal(signal);
         }
     }
 
-    /// Starts it again, on the same port, with the same data, and waits until it is ready. Blocking.
+    /// Starts the API server again, on the same port with the same data, and waits until it is ready. Blocking.
     ///
     /// # Panics
-    /// When it runs already, or can't be started.
+    /// If it is running already, or can't be started.
     pub fn start_apiserver(&self) {
         self.try_start_apiserver().unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Stops all, copies what etcd has stored, and starts all again. Blocking.
+    /// Stops API server and etcd, copies etcd's data, and starts both again. Blocking.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If they can't be started.
     pub fn back_up(&self) {
         self.stop_apiserver();
         self.stop_etcd();
@@ -251,21 +249,22 @@ impl ControlPlane {
         self.start_again();
     }
 
-    /// Stops all, puts what [`ControlPlane::back_up`] has copied in the place of what etcd has stored since, and starts
-    /// all again: versions go backwards. Blocking.
+    /// Stops API server and etcd, restores the data that [`ControlPlane::back_up`] has copied, and starts both again:
+    /// resourceVersions go backwards. Blocking.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If they can't be started.
     pub fn restore(&self) {
         self.stop_apiserver();
         self.restore_etcd();
         self.start_apiserver();
     }
 
-    /// Does the same with etcd alone: the API server runs on, with its watch cache of the state before. Blocking.
+    /// Like [`ControlPlane::restore`] for etcd alone: the API server keeps running, with its watch cache of the earlier
+    /// state. Blocking.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If etcd can't be started.
     pub fn restore_etcd(&self) {
         self.stop_etcd();
         fs::remove_dir_all(self.file("etcd")).expect("etcd's data can be removed");
@@ -284,21 +283,21 @@ impl ControlPlane {
         self.start_apiserver();
     }
 
-    /// Everything that it was asked so far, but for what it asks itself. A request is entered when it is done
-    /// with, which may be a moment after its answer came.
+    /// Returns all requests so far, except those of the API server to itself. A request is logged when it completes,
+    /// perhaps a moment after its answer arrives.
     pub fn audit_events(&self) -> Vec<AuditEvent> {
         audit::read(&self.file("audit.log"))
     }
 }
 
-/// A lock that a panicking test leaves usable: what it guards is never half changed.
+/// Locks a mutex even after a panic of another test: the protected value is never half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
-    // etcd refuses data that others may read.
+    // etcd refuses data that other users may read.
     fs::set_permissions(to, fs::metadata(from)?.permissions())?;
     for entry in fs::read_dir(from)? {
         let (entry, to) = (entry?, to);

@@ -1,4 +1,4 @@
-//! A data directory that goes with its user: at the latest when the next one is made.
+//! A data directory that is removed with its process, at the latest when the next one is created.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -10,7 +10,7 @@ use tempfile::{Builder, TempDir};
 const PREFIX: &str = "lb-linker-control-plane-";
 const LOCK: &str = "lock";
 
-/// A directory below the system's temporary one, for this user's eyes only.
+/// A directory in the system's temporary directory, readable only by this user.
 #[derive(Debug)]
 pub struct DataDir {
     directory: TempDir,
@@ -18,16 +18,16 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Makes one, and removes those whose user was killed or interrupted before it could.
+    /// Creates a directory, and removes those of processes that were killed or interrupted.
     ///
     /// # Errors
-    /// When the file system refuses.
+    /// If the file system refuses.
     pub fn create() -> io::Result<Self> {
         remove_abandoned();
-        // It will hold tokens.
+        // The directory will contain tokens.
         let private = Permissions::from_mode(0o700);
         let directory = Builder::new().prefix(PREFIX).permissions(private).tempdir()?;
-        // It gets its name once it is locked, so that nobody finds it unlocked while we live.
+        // The lock file gets its name after it is locked, so that no other process finds it unlocked.
         let unnamed = directory.path().join("lock.new");
         let lock = File::create(&unnamed)?;
         lock.lock()?;
@@ -35,14 +35,13 @@ impl DataDir {
         Ok(Self { directory, _lock: lock })
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Removes it, for those that are never dropped.
+    /// Removes the directory, for instances that are never dropped.
     pub fn remove(&self) {
-        // What stays is for `remove_abandoned`.
+        // `remove_abandoned` removes any rest later.
         let _ = fs::remove_dir_all(self.path());
     }
 }
@@ -50,7 +49,7 @@ impl DataDir {
 fn remove_abandoned() {
     let entries = fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
-        // Other users' can't be opened.
+        // Directories of other users can't be opened.
         let lock = File::open(entry.path().join(LOCK));
         if lock.is_ok_and(|lock| lock.try_lock().is_ok()) {
             let _ = fs::remove_dir_all(entry.path());

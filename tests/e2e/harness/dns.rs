@@ -1,4 +1,4 @@
-//! Questions over real sockets, and upstream resolvers to ask behind lb-linker.
+//! DNS queries over real sockets, and upstream resolvers for lb-linker.
 
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -21,7 +21,7 @@ use super::process::Process;
 use super::programs::programs;
 use super::{PATIENCE, eventually};
 
-/// A question with RD and EDNS, as `dig` asks it. `question` is a name and a type.
+/// Returns a query with RD and EDNS, like `dig`. `question` is a name and a type.
 pub fn query(question: &str) -> Message {
     let (name, qtype) = question.split_once(' ').expect("a name and a type");
     let mut message = Message::query();
@@ -33,7 +33,7 @@ pub fn query(question: &str) -> Message {
     message
 }
 
-/// Sends bytes by UDP and returns what comes back, or nothing if `patience` ends first.
+/// Sends bytes by UDP and returns the response, or `None` after `patience`.
 pub async fn send_udp(server: SocketAddr, bytes: &[u8], patience: Duration) -> Option<Vec<u8>> {
     let any = if server.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
     let socket = UdpSocket::bind(any).await.unwrap();
@@ -45,7 +45,7 @@ pub async fn send_udp(server: SocketAddr, bytes: &[u8], patience: Duration) -> O
     Some(answer)
 }
 
-/// Asks by UDP. No answer at all is another failure than one that [`answers`] has waited for in vain.
+/// Sends a query by UDP. A missing answer panics with another message than a wrong answer in [`answers`].
 pub async fn ask_udp(server: SocketAddr, message: &Message) -> Message {
     let bytes = send_udp(server, &message.to_vec().unwrap(), PATIENCE / 4).await;
     let bytes = bytes.unwrap_or_else(|| panic!("no answer by UDP: {:?}", message.queries));
@@ -54,7 +54,6 @@ pub async fn ask_udp(server: SocketAddr, message: &Message) -> Message {
     answer
 }
 
-/// Asks by TCP.
 pub async fn ask_tcp(server: SocketAddr, message: &Message) -> Message {
     let mut stream = TcpStream::connect(server).await.unwrap();
     write_message(&mut stream, &message.to_vec().unwrap()).await;
@@ -62,13 +61,12 @@ pub async fn ask_tcp(server: SocketAddr, message: &Message) -> Message {
     Message::from_vec(&answer).unwrap()
 }
 
-/// Asks by UDP and by TCP, each several times from one socket: an answer that was given before may come from elsewhere
-/// than a first one.
+/// Sends a query by UDP and by TCP, several times each from the same socket: a repeated answer may come from a cache.
 pub async fn ask_repeatedly(server: SocketAddr, message: &Message) -> Vec<Message> {
     ask_repeatedly_from(Ipv4Addr::LOCALHOST.into(), server, message).await
 }
 
-/// Does what [`ask_repeatedly`] does, from an address of this machine.
+/// Like [`ask_repeatedly`], from this local address.
 pub async fn ask_repeatedly_from(source: IpAddr, server: SocketAddr, message: &Message) -> Vec<Message> {
     let bytes = message.to_vec().unwrap();
     let udp = UdpSocket::bind((source, 0)).await.unwrap();
@@ -89,13 +87,13 @@ pub async fn ask_repeatedly_from(source: IpAddr, server: SocketAddr, message: &M
     answers
 }
 
-/// Writes one message as TCP frames it (RFC 1035 section 4.2.2).
+/// Writes a message with its TCP length prefix (RFC 1035 section 4.2.2).
 pub async fn write_message(stream: &mut TcpStream, message: &[u8]) {
     let length = u16::try_from(message.len()).unwrap();
     stream.write_all(&[&length.to_be_bytes(), message].concat()).await.unwrap();
 }
 
-/// Reads one message; nothing at the end of the connection.
+/// Reads a message; `None` at the end of the connection.
 pub async fn read_message(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let length = stream.read_u16().await.ok()?;
     let mut message = vec![0; length.into()];
@@ -103,7 +101,7 @@ pub async fn read_message(stream: &mut TcpStream) -> Option<Vec<u8>> {
     Some(message)
 }
 
-/// An answer in one line: rcode, flags, then the sections, sorted, as name, TTL, type and data.
+/// Returns an answer in one line: rcode, flags, then the sorted sections, with name, TTL, type and data of each record.
 pub fn show(answer: &Message) -> String {
     let flags = [
         ("aa", answer.metadata.authoritative),
@@ -121,7 +119,7 @@ pub fn show(answer: &Message) -> String {
     format!("{} {} | {}", answer.metadata.response_code, flags.join(" "), sections.join(" | "))
 }
 
-/// An answer as [`show`] shows it, without the TTLs of records of other zones: those of cached ones count down.
+/// Removes the TTLs of records of other zones from the result of [`show`]: those of cached records decrease.
 pub fn without_foreign_ttls(shown: &str) -> String {
     let (mut shown, mut rest) = (String::new(), shown);
     while let Some((before, after)) = rest.split_once(" IN ") {
@@ -133,8 +131,8 @@ pub fn without_foreign_ttls(shown: &str) -> String {
     shown + rest
 }
 
-/// Asks by UDP for one name and type, and shows the data of the answer section alone, the addresses sorted:
-/// `a.example. 192.0.2.1 192.0.2.2`.
+/// Queries a name and type by UDP, and returns the data of the answer section, with sorted addresses: `a.example.
+/// 192.0.2.1 192.0.2.2`.
 pub async fn short(server: SocketAddr, question: &str) -> String {
     let answer = ask_udp(server, &query(question)).await;
     let addresses = answer.answers.iter().filter_map(|record| record.data.ip_addr());
@@ -148,7 +146,7 @@ pub async fn short(server: SocketAddr, question: &str) -> String {
     if data.is_empty() { answer.metadata.response_code.to_string() } else { data.join(" ") }
 }
 
-/// Waits until the answer, as [`short`] shows it, is this.
+/// Waits until [`short`] returns this answer.
 pub async fn answers(server: SocketAddr, question: &str, expected: &str) {
     let last = Cell::new(String::new());
     let look = || async {
@@ -164,22 +162,22 @@ pub async fn answers(server: SocketAddr, question: &str, expected: &str) {
     }
 }
 
-/// A real CoreDNS.
+/// A CoreDNS process.
 pub struct CoreDns {
     process: Process,
     directory: TempDir,
     _port: HeldPort,
-    /// Where it answers.
+    /// The address for queries.
     pub address: SocketAddr,
 }
 
 impl CoreDns {
-    /// Starts CoreDNS with this server block's plugins; `file` finds its zone `db` beside the Corefile.
+    /// Starts CoreDNS with the plugins of a server block; the plugin `file` can use the zone file `db`.
     pub async fn start(plugins: &str, db: &str) -> Self {
         Self::start_with_scheme("", plugins, db).await
     }
 
-    /// Does what [`CoreDns::start`] does, with `tls://` before the port, or nothing.
+    /// Like [`CoreDns::start`], with a scheme such as `tls://` before the port, or an empty string.
     pub async fn start_with_scheme(scheme: &str, plugins: &str, db: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let port = HeldPort::take().unwrap();
@@ -189,7 +187,7 @@ impl CoreDns {
         Self { process, directory, _port: port, address }
     }
 
-    /// Ends it and starts it again at the same address, with these plugins instead.
+    /// Restarts CoreDNS at the same address, with these plugins.
     pub async fn restart(&mut self, plugins: &str) {
         self.process.kill();
         self.process = Self::run(&self.directory, "", plugins, self.address).await;
@@ -205,12 +203,12 @@ impl CoreDns {
         process
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Starts CoreDNS as the resolver that knows the cloud's names.
+    /// Starts CoreDNS as the resolver for the cloud provider's names.
     pub async fn cloud() -> Self {
         Self::start(
             "file db example.com
@@ -229,7 +227,7 @@ impl CoreDns {
     }
 }
 
-/// What the cloud's resolver knows. Absence may be kept for an hour, as big clouds have it.
+/// The zone of the cloud provider's resolver. Negative answers may be cached for an hour, as at large cloud providers.
 const CLOUD: &str = "$ORIGIN example.com.
 @     3600 IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600
 @     3600 IN NS ns.example.com.
@@ -240,22 +238,22 @@ chain   60 IN CNAME a.example.com.
 back    60 IN CNAME web-default.lb.internal.
 ";
 
-/// An upstream that does what a real one can't be made to do. It ends when it is dropped.
+/// An upstream with behavior that a real resolver can't be made to show. It stops on drop.
 pub struct FaultyUpstream {
     _tasks: JoinSet<()>,
-    /// Where it answers.
+    /// The address for queries.
     pub address: SocketAddr,
     asked: Arc<Mutex<Vec<Message>>>,
 }
 
 impl FaultyUpstream {
-    /// Starts it. `fault` says how a question that came by UDP (`false`) or TCP is answered: by several messages,
-    /// or none.
+    /// Starts the upstream. `fault` returns the responses, perhaps none, to a query that arrived by UDP (`false`) or
+    /// TCP.
     pub async fn start(fault: impl Fn(&Message, bool) -> Vec<Message> + Send + Sync + 'static) -> Self {
         Self::late(Duration::ZERO, fault).await
     }
 
-    /// Starts one whose answers come so late. No question waits for another.
+    /// Starts an upstream that delays each response. No query waits for another.
     pub async fn late(
         delay: Duration,
         fault: impl Fn(&Message, bool) -> Vec<Message> + Send + Sync + 'static,
@@ -286,7 +284,7 @@ impl FaultyUpstream {
                 under_way.spawn(async move {
                     sleep(delay).await;
                     for answer in answers {
-                        // Who has given up doesn't listen any more.
+                        // The client may have closed its socket.
                         let _ = udp.send_to(&answer, client).await;
                     }
                 });
@@ -311,13 +309,13 @@ impl FaultyUpstream {
         Self { _tasks: tasks, address, asked }
     }
 
-    /// The names that it was asked for so far, as often as it was asked.
+    /// Returns the names of all queries so far, with repetitions.
     pub fn names(&self) -> Vec<Name> {
         let asked = self.asked.lock().unwrap();
         asked.iter().flat_map(|message| &message.queries).map(|query| query.name().clone()).collect()
     }
 
-    /// The messages that asked a question, a name and a type, so far.
+    /// Returns the queries so far for this name and type.
     pub fn asked(&self, question: &str) -> Vec<Message> {
         let wanted = query(question).queries;
         let asked = self.asked.lock().unwrap();
@@ -325,7 +323,7 @@ impl FaultyUpstream {
     }
 }
 
-/// Answers a question for addresses with 192.0.2.`last`, or 2001:db8::`last`, and this TTL.
+/// Returns an answer with the address 192.0.2.`last` or 2001:db8::`last`, and this TTL.
 pub fn address(asked: &Message, last: u8, ttl: u32) -> Message {
     let mut answer = Message::response(asked.metadata.id, OpCode::Query);
     answer.add_queries(asked.queries.clone());
@@ -337,14 +335,14 @@ pub fn address(asked: &Message, last: u8, ttl: u32) -> Message {
     answer
 }
 
-/// Answers a question with a code and nothing else.
+/// Returns an empty answer with this rcode.
 pub fn error(asked: &Message, rcode: ResponseCode) -> Message {
     let mut answer = Message::error_msg(asked.metadata.id, OpCode::Query, rcode);
     answer.add_queries(asked.queries.clone());
     answer
 }
 
-/// Answers a question with NXDOMAIN or, with another code, NODATA, which may be kept for an hour.
+/// Returns a negative answer, NXDOMAIN or NODATA, that may be cached for an hour.
 pub fn absence(asked: &Message, rcode: ResponseCode) -> Message {
     let mut answer = error(asked, rcode);
     let name = |text| Name::from_ascii(text).unwrap();
@@ -353,7 +351,7 @@ pub fn absence(asked: &Message, rcode: ResponseCode) -> Message {
     answer
 }
 
-/// The INFO-CODE of an Extended DNS Error (RFC 8914).
+/// Returns the INFO-CODE of an Extended DNS Error (RFC 8914).
 pub fn ede(answer: &Message) -> Option<u16> {
     answer.edns.as_ref()?.options().as_ref().iter().find_map(|(_, option)| match option {
         EdnsOption::Unknown(15, data) => Some(u16::from_be_bytes([data[0], data[1]])),

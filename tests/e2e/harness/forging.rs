@@ -1,33 +1,33 @@
-//! Packets with a forged source or content, by raw sockets (raw(7)). Only in a network of our own, see
+//! Packets with a forged source or content, sent by raw sockets (raw(7)). Only for use in an isolated network, see
 //! [`super::network`].
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// A raw socket of the host that forges, and another one for IPv6.
+/// The raw sockets of the forging host, for IPv4 and IPv6.
 #[derive(Debug)]
 pub struct Forger(Socket, Socket);
 
 impl Forger {
-    /// Opens the socket.
+    /// Opens the sockets.
     ///
     /// # Panics
-    /// Without the right to do so.
+    /// Without the permission to open raw sockets.
     pub fn new() -> Self {
-        // IPPROTO_RAW: the header comes with each packet.
+        // IPPROTO_RAW: each packet includes its header.
         let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255)));
         let raw6 = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::from(255)));
         Self(raw.expect("a raw socket can be opened"), raw6.expect("a raw socket can be opened"))
     }
 
-    /// Sends a datagram by IPv6 from an address that needn't be ours.
+    /// Sends an IPv6 datagram from any address.
     pub fn udp6(&self, from: SocketAddrV6, to: SocketAddrV6, data: &[u8]) {
         self.ip6(17, *from.ip(), *to.ip(), &udp6(from, to, data));
     }
 
-    /// Sends ICMPv6 "address unreachable" (RFC 4443 section 3.1) about a datagram of `server` to `client`, as if
-    /// `server` itself had sent it.
+    /// Sends ICMPv6 "address unreachable" (RFC 4443 section 3.1) about a datagram from `server` to `client`, with
+    /// `server` itself as the source.
     pub fn address_unreachable(&self, server: SocketAddrV6, client: SocketAddrV6) {
         let quoted = udp6(server, client, &[]);
         let quoted = [ip6(17, *server.ip(), *client.ip(), quoted.len()), quoted].concat();
@@ -37,10 +37,10 @@ impl Forger {
         self.ip6(58, *server.ip(), *server.ip(), &message);
     }
 
-    /// Sends ICMPv6 "packet too big" (RFC 4443 section 3.2) about a datagram of `server` to `client`, as if `client` could
-    /// be reached by packets of so many bytes only. Linux takes no less than 1,280.
+    /// Sends ICMPv6 "packet too big" (RFC 4443 section 3.2) about a datagram from `server` to `client`, with `client`
+    /// as the source and this MTU in bytes. Linux accepts no value below 1,280.
     pub fn packet_too_big(&self, server: SocketAddrV6, client: SocketAddrV6, mtu: u32) {
-        // RFC 4443 section 2.4 (c): as much of the packet as 1,280 bytes have room for.
+        // RFC 4443 section 2.4 (c): as much of the packet as fits into 1,280 bytes.
         let quoted = udp6(server, client, &[0; 1184]);
         let quoted = [ip6(17, *server.ip(), *client.ip(), 1400), quoted].concat();
         let mut message = [&[2, 0, 0, 0][..], &mtu.to_be_bytes(), &quoted].concat();
@@ -54,18 +54,18 @@ impl Forger {
         self.1.send_to(&packet, &SocketAddrV6::new(to, 0, 0, 0).into()).expect("a raw packet can be sent");
     }
 
-    /// Sends a datagram from an address that needn't be ours.
+    /// Sends a datagram from any address.
     pub fn udp(&self, from: SocketAddrV4, to: SocketAddrV4, data: &[u8]) {
         self.ip(17, *from.ip(), *to.ip(), &udp(from, to, data));
     }
 
-    /// Sends ICMP "fragmentation needed" (RFC 792, RFC 1191) about a datagram of `server` to `client`, as if `client`
-    /// could be reached by packets of so many bytes only.
+    /// Sends ICMP "fragmentation needed" (RFC 792, RFC 1191) about a datagram from `server` to `client`, with `client`
+    /// as the source and this MTU in bytes.
     pub fn fragmentation_needed(&self, server: SocketAddrV4, client: SocketAddrV4, mtu: u16) {
         self.icmp_unreachable(4, server, client, mtu);
     }
 
-    /// Sends ICMP "host unreachable" about a datagram of `server` to `client`.
+    /// Sends ICMP "host unreachable" about a datagram from `server` to `client`.
     pub fn host_unreachable(&self, server: SocketAddrV4, client: SocketAddrV4) {
         self.icmp_unreachable(1, server, client, 0);
     }
@@ -84,7 +84,7 @@ impl Forger {
     }
 }
 
-/// An IPv4 header (RFC 791).
+/// Returns an IPv4 header (RFC 791).
 fn ip(protocol: u8, from: Ipv4Addr, to: Ipv4Addr, payload: usize) -> Vec<u8> {
     let length = u16::try_from(20 + payload).expect("packets are short").to_be_bytes();
     let start = [0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, protocol, 0, 0];
@@ -94,21 +94,21 @@ fn ip(protocol: u8, from: Ipv4Addr, to: Ipv4Addr, payload: usize) -> Vec<u8> {
     header
 }
 
-/// A datagram (RFC 768) without a checksum.
+/// Returns a UDP datagram (RFC 768) without a checksum.
 fn udp(from: SocketAddrV4, to: SocketAddrV4, data: &[u8]) -> Vec<u8> {
     let length = u16::try_from(8 + data.len()).expect("datagrams are short");
     let header = [from.port(), to.port(), length, 0].map(u16::to_be_bytes).concat();
     [&header, data].concat()
 }
 
-/// An IPv6 header (RFC 8200 section 3).
+/// Returns an IPv6 header (RFC 8200 section 3).
 fn ip6(protocol: u8, from: Ipv6Addr, to: Ipv6Addr, payload: usize) -> Vec<u8> {
     let length = u16::try_from(payload).expect("packets are short").to_be_bytes();
     let start = [0x60, 0, 0, 0, length[0], length[1], protocol, 64];
     [&start[..], &from.octets(), &to.octets()].concat()
 }
 
-/// A datagram with the checksum that IPv6 needs.
+/// Returns a UDP datagram with the checksum that IPv6 requires.
 fn udp6(from: SocketAddrV6, to: SocketAddrV6, data: &[u8]) -> Vec<u8> {
     let length = u16::try_from(8 + data.len()).expect("datagrams are short");
     let mut datagram = [&[from.port(), to.port(), length, 0].map(u16::to_be_bytes).concat(), data].concat();
@@ -117,13 +117,13 @@ fn udp6(from: SocketAddrV6, to: SocketAddrV6, data: &[u8]) -> Vec<u8> {
     datagram
 }
 
-/// The checksum with the pseudo-header of IPv6 (RFC 8200 section 8.1).
+/// Returns the checksum with the pseudo-header of IPv6 (RFC 8200 section 8.1).
 fn checksum6(protocol: u8, from: Ipv6Addr, to: Ipv6Addr, payload: &[u8]) -> u16 {
     let length = u32::try_from(payload.len()).expect("packets are short").to_be_bytes();
     checksum(&[&from.octets()[..], &to.octets(), &length, &[0, 0, 0, protocol], payload].concat())
 }
 
-/// The Internet checksum (RFC 1071).
+/// Returns the Internet checksum (RFC 1071).
 fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|word| u32::from_be_bytes([0, 0, word[0], *word.get(1).unwrap_or(&0)]));
     let mut sum: u32 = words.sum();

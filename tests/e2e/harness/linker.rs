@@ -1,4 +1,4 @@
-//! A running lb-linker, and short ways to look at it.
+//! A running lb-linker process.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,22 +15,22 @@ use super::control_plane::ControlPlane;
 use super::process::Process;
 use super::{PATIENCE, eventually};
 
-/// The path of the program under test, unless `LB_LINKER_TEST_PROGRAM` names another.
+/// The path of the tested program, unless `LB_LINKER_TEST_PROGRAM` is set.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_lb-linker");
 
-/// A running lb-linker on ports of its own.
+/// A running lb-linker with its own ports.
 pub struct Linker {
     process: Process,
     log: Arc<Mutex<Vec<String>>>,
-    /// Where it answers DNS.
+    /// The address for DNS queries.
     pub dns: SocketAddr,
     metrics: SocketAddr,
-    /// Where `/health` is.
+    /// The address of `/health`.
     pub health: SocketAddr,
     ready: SocketAddr,
 }
 
-/// A failed test shows how the log ends.
+/// Prints the end of the log if the test fails.
 impl Drop for Linker {
     fn drop(&mut self) {
         if thread::panicking() {
@@ -41,12 +41,12 @@ impl Drop for Linker {
     }
 }
 
-/// Runs lb-linker with these arguments until it ends by itself.
+/// Runs lb-linker with these arguments until it exits.
 pub fn run_to_end<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     run_to_end_with(&[], args)
 }
 
-/// Does what [`run_to_end`] does, with these variables.
+/// Like [`run_to_end`], with these environment variables.
 pub fn run_to_end_with<S: AsRef<OsStr>>(
     variables: &[(&str, &str)],
     args: impl IntoIterator<Item = S>,
@@ -56,7 +56,7 @@ pub fn run_to_end_with<S: AsRef<OsStr>>(
     command.args(args).stdin(Stdio::null()).output().expect("lb-linker can be started")
 }
 
-/// The program without anything that the environment of the tests would add.
+/// Returns a command for the program, without variables from the environment of the tests.
 pub(crate) fn bare() -> Command {
     let program = std::env::var_os("LB_LINKER_TEST_PROGRAM").unwrap_or_else(|| PROGRAM.into());
     let mut command = Command::new(program);
@@ -81,7 +81,7 @@ pub(crate) fn bare() -> Command {
     command
 }
 
-/// The same where it may open so many files.
+/// Like [`bare`], with this limit of open files.
 fn limited(files: usize) -> Command {
     let program = bare();
     let mut command = Command::new("sh");
@@ -102,13 +102,13 @@ fn with_ports(command: &mut Command) {
 }
 
 impl Linker {
-    /// Starts lb-linker with these arguments beside those for its ports, and waits until its ports are open.
+    /// Starts lb-linker with these arguments and those for its ports, and waits until its ports are open.
     pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Self {
         Self::start_with(&[], args)
     }
 
-    /// Does what [`Linker::start`] does, with these variables. It writes, unless an argument says otherwise: tests run
-    /// outside a Pod, where lb-linker has to be told to.
+    /// Like [`Linker::start`], with these environment variables. Writes are enabled unless an argument disables them:
+    /// outside a Pod, as in tests, lb-linker doesn't write by default.
     pub fn start_with<S: AsRef<OsStr>>(
         variables: &[(&str, &str)],
         args: impl IntoIterator<Item = S>,
@@ -116,8 +116,8 @@ impl Linker {
         Self::start_bare(&[&[("LB_LINKER_SYNC", "on")], variables].concat(), args)
     }
 
-    /// Starts lb-linker with these variables and arguments, beside those for its ports, and waits until its ports are
-    /// open.
+    /// Starts lb-linker with only these environment variables, and these arguments besides those for its ports, and
+    /// waits until its ports are open.
     pub fn start_bare<S: AsRef<OsStr>>(
         variables: &[(&str, &str)],
         args: impl IntoIterator<Item = S>,
@@ -129,7 +129,7 @@ impl Linker {
         Self::spawn(command)
     }
 
-    /// Does what [`Linker::start`] does, where it may open so many files.
+    /// Like [`Linker::start`], with this limit of open files.
     pub fn start_with_files<S: AsRef<OsStr>>(files: usize, args: impl IntoIterator<Item = S>) -> Self {
         let mut command = limited(files);
         with_ports(&mut command);
@@ -137,8 +137,8 @@ impl Linker {
         Self::spawn(command)
     }
 
-    /// Starts lb-linker on a Corefile, which says where DNS, `/metrics`, `/health` and `/ready` are; where it may open
-    /// so many files, if that is given.
+    /// Starts lb-linker with a Corefile, which sets the addresses of DNS, `/metrics`, `/health` and `/ready`, and with
+    /// this limit of open files, if given.
     pub fn start_on_corefile(corefile: &str, directory: &Path, files: Option<usize>) -> Self {
         let path = directory.join("Corefile");
         std::fs::write(&path, corefile).unwrap();
@@ -176,16 +176,16 @@ impl Linker {
         Self { dns, metrics, health, ready, log, process }
     }
 
-    /// Starts lb-linker against a cluster, with just the rights of `deploy/` and this target namespace. It may
-    /// remove as many external targets as it likes unless the arguments say otherwise: on the shared control plane
-    /// all tests delete load balancers, and together more than the brake lets pass.
+    /// Starts lb-linker in a cluster, with the permissions of `deploy/` and this target namespace. Removals of external
+    /// targets are unlimited unless the arguments limit them: on the shared control plane all tests delete load
+    /// balancers, together more than the deletion budget allows.
     pub fn in_cluster(cluster: &ControlPlane, target_namespace: &str, args: &[&str]) -> Self {
         let unlimited = ["--max-deletes", "unlimited"];
         let default = if args.contains(&"--max-deletes") { &[][..] } else { &unlimited[..] };
         Self::in_cluster_as_given(cluster, target_namespace, &[default, args].concat())
     }
 
-    /// Does what [`Linker::in_cluster`] does, without a `--max-deletes` of its own.
+    /// Like [`Linker::in_cluster`], without a default for `--max-deletes`.
     pub fn in_cluster_as_given(cluster: &ControlPlane, target_namespace: &str, args: &[&str]) -> Self {
         let kubeconfig = cluster.kubeconfig_for_service_account("lb-linker", "lb-linker");
         let mut all = vec!["--kubeconfig", kubeconfig.to_str().expect("a path of ours")];
@@ -194,52 +194,50 @@ impl Linker {
         Self::start(all)
     }
 
-    /// The log so far.
     pub fn log(&self) -> Vec<String> {
         self.log.lock().unwrap().clone()
     }
 
-    /// How many lines of the log contain `text`.
+    /// Returns the number of log lines that contain `text`.
     pub fn logged(&self, text: &str) -> usize {
         self.log().iter().filter(|line| line.contains(text)).count()
     }
 
-    /// Waits for a line of the log that contains `text`, and returns it.
+    /// Waits for a log line that contains `text`, and returns it.
     pub async fn line(&self, text: &str) -> String {
         let found = || async { self.log().into_iter().find(|line| line.contains(text)) };
         eventually(&format!("a log line with {text:?} in {:#?}", self.log()), found).await
     }
 
-    /// Waits until the load balancers are known.
+    /// Waits until lb-linker is ready.
     pub async fn ready(&self) {
         eventually("readiness", || async { (self.get_ready().0 == 200).then_some(()) }).await;
     }
 
-    /// What `/ready` answers.
+    /// Returns the status and body of `/ready`.
     pub fn get_ready(&self) -> (u16, String) {
         get(self.ready, "/ready")
     }
 
-    /// What `/health` answers.
+    /// Returns the status and body of `/health`.
     pub fn get_health(&self) -> (u16, String) {
         get(self.health, "/health")
     }
 
-    /// The value of a metric, written as Prometheus writes it with its labels.
+    /// Returns the value of a metric, given with its labels as in Prometheus's text format.
     pub fn metric(&self, name: &str) -> Option<f64> {
         let (code, page) = get(self.metrics, "/metrics");
         assert_eq!(code, 200);
         page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// Waits until a metric has this value: a line of the log may come a moment before.
+    /// Waits until a metric has this value: a log line may appear a moment earlier.
     pub async fn counts(&self, name: &str, value: f64) {
         eventually(&format!("{name} {value}"), || async { (self.metric(name) == Some(value)).then_some(()) })
             .await;
     }
 
-    /// The writes that it has made, whatever came of them, without its Events, which may come late, and its Lease,
-    /// which is renewed.
+    /// Returns the number of attempted writes, except Events, which may be late, and renewals of the Lease.
     pub fn writes(&self) -> f64 {
         let (code, page) = get(self.metrics, "/metrics");
         assert_eq!(code, 200);
@@ -251,34 +249,33 @@ impl Linker {
         page.lines().filter_map(value).sum()
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// The memory that it has in use (`VmRSS` of proc(5)), or has had at most (`VmHWM`), in KiB.
+    /// Returns the resident memory (`VmRSS` of proc(5)), or its maximum (`VmHWM`), in KiB.
     pub fn memory(&self, field: &str) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
         let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
         value.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    /// Sends it a signal.
     pub fn signal(&mut self, signal: Signal) {
         self.process.signal(signal);
     }
 
-    /// Asks it to stop by SIGTERM and waits for its end.
+    /// Sends SIGTERM and waits for the process to exit.
     pub fn stop(&mut self) -> ExitStatus {
         self.process.stop(PATIENCE)
     }
 
-    /// Ends it without a chance to do anything more.
+    /// Kills the process.
     pub fn kill(&mut self) {
         self.process.kill();
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has exited by itself.
     pub async fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -294,7 +291,7 @@ impl Linker {
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect("the port is open");
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    // Of HTTP/1.0: then the answer comes in one piece.
+    // HTTP/1.0, so that the response isn't chunked.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: test\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();

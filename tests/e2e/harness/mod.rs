@@ -1,4 +1,4 @@
-//! What the tests stand on: a real control plane, real resolvers, and short ways to use them.
+//! The test harness: a real control plane, real resolvers, and shortcuts to use them.
 
 pub mod admission;
 pub mod audit;
@@ -24,12 +24,12 @@ use std::time::{Duration, Instant};
 use cluster::Cluster;
 use control_plane::ControlPlane;
 
-/// How long a test waits for what has to happen: far longer than it takes, so that only a defect gets there.
+/// Timeout for expected events: far longer than they take, so that only a defect reaches it.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-/// How long between two looks at what can only be looked at.
+/// Polling interval.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Waits until `look` finds something.
+/// Polls `look` until it returns a value.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn() -> F) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -41,13 +41,13 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, look: impl
     }
 }
 
-/// The folder `deploy/`.
+/// Returns the path of `deploy/`.
 pub fn deploy() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy"))
 }
 
-/// The shared control plane with `deploy/` applied, and a target namespace for one test in which lb-linker has
-/// the rights of `deploy/`.
+/// Returns the shared control plane with `deploy/` applied, and a target namespace for one test in which lb-linker has
+/// the permissions of `deploy/`.
 pub async fn cluster_with_target() -> (&'static ControlPlane, Cluster, String) {
     static DEPLOYED: OnceLock<()> = OnceLock::new();
     let plane = ControlPlane::shared();
@@ -58,19 +58,18 @@ pub async fn cluster_with_target() -> (&'static ControlPlane, Cluster, String) {
     (plane, cluster, target)
 }
 
-/// Applies `deploy/`, as a user would.
 pub fn apply_deploy(plane: &ControlPlane) {
     plane.kubectl(&["apply", "-f", deploy().to_str().unwrap()]);
 }
 
-/// Gives lb-linker the optional rights of a folder of `deploy/` in one namespace alone, by a RoleBinding, as the
-/// comments there say.
+/// Grants lb-linker the optional permissions of a folder of `deploy/` in a single namespace, by a RoleBinding, as the
+/// comments there describe.
 pub fn grant_optional(plane: &ControlPlane, folder: &str, namespace: &str) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let rights = std::fs::read_to_string(deploy().join(folder).join("rbac.yaml")).unwrap();
     let role = rights.split("---").next().unwrap();
     {
-        // Two that create the same object at once: one of them would fail.
+        // If two tests created the same object at once, one of them would fail.
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         plane.apply(role);
     }
@@ -80,7 +79,7 @@ pub fn grant_optional(plane: &ControlPlane, folder: &str, namespace: &str) {
     plane.kubectl(&["-n", namespace, "create", "rolebinding", &name, &role, account]);
 }
 
-/// Gives lb-linker the rights of `deploy/` in another target namespace, which must exist.
+/// Grants lb-linker the permissions of `deploy/` in another target namespace, which must exist.
 pub fn grant(plane: &ControlPlane, target_namespace: &str) {
     let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
     let of_the_target = rights.split("---\n").filter(|document| document.contains("external-targets"));

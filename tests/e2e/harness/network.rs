@@ -1,4 +1,4 @@
-//! A network of its own for a test: only there does a test have port 53 and an `/etc/resolv.conf`.
+//! An isolated network for a test, in which the test can use port 53 and its own `/etc/resolv.conf`.
 
 use std::env::{current_exe, var_os};
 use std::fs;
@@ -13,10 +13,10 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
 
-/// Says that this process is in a network of its own.
+/// Set in a process that runs in an isolated network.
 const INSIDE: &str = "LB_LINKER_TEST_NETWORK";
-/// Puts the files of the directory $0 over those of /etc that are there. Where there is no resolv.conf, every stub
-/// resolver asks 127.0.0.1, too; a name service cache would answer from outside.
+/// Mounts the files of the directory $0 over the existing ones in /etc. Without a resolv.conf every stub resolver
+/// queries 127.0.0.1, too. The name service cache is hidden, because it would answer from outside.
 const PREPARE: &str = r#"
     for file in resolv.conf nsswitch.conf; do
         [ ! -e "/etc/$file" ] || mount --bind "$0/$file" "/etc/$file"
@@ -25,11 +25,11 @@ const PREPARE: &str = r#"
     exec "$@"
 "#;
 
-/// Returns whether this process is in a network of its own, with nothing but a loopback interface, where stub
-/// resolvers ask 127.0.0.1. Otherwise runs the test `name` once more there.
+/// Returns whether this process is in an isolated network, with only a loopback interface, in which stub resolvers
+/// query 127.0.0.1. Otherwise runs the test `name` again in such a network.
 ///
 /// # Panics
-/// When that run fails, or there can't be one.
+/// If that run fails, or isn't possible.
 pub fn is_own(name: &str) -> bool {
     if var_os(INSIDE).is_some() {
         loopback_up().expect("the loopback interface can be turned on");
@@ -53,37 +53,38 @@ pub fn is_own(name: &str) -> bool {
     false
 }
 
-/// This host on the link to another one, with 65,534 and more addresses that no host has.
+/// This host's addresses on the link to the other host. Each prefix has at least 65,534 other addresses, without a
+/// host.
 pub const NEAR: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(10, 9, 0, 1), Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 1));
-/// The other host.
+/// The other host's addresses.
 pub const FAR: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(10, 9, 0, 2), Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 2));
 
-/// A network behind the other host as a router, and an address of the other host in it. The network lies within the prefix
+/// A network behind the other host as a router, and the other host's address in it. The network lies within the prefix
 /// of the link.
 pub const ROUTED: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 9, 200, 0), Ipv4Addr::new(10, 9, 200, 1));
 
-/// Has this host reach [`ROUTED`] by the other host. Only after [`on_far_host`].
+/// Adds a route to [`ROUTED`] through the other host. Call it after [`on_far_host`].
 ///
 /// # Panics
-/// When the kernel refuses.
+/// If the kernel refuses.
 pub fn add_route() {
     const RTM_NEWROUTE: u16 = 24;
     const RTA_DST: u16 = 1;
     const RTA_GATEWAY: u16 = 5;
-    // struct rtmsg: IPv4, a prefix of 24; the main table, static, anywhere, unicast.
+    // struct rtmsg: IPv4, prefix length 24; main table, static, universe, unicast.
     let route = [[2, 24, 0, 0], [254, 4, 0, 1], [0; 4]].concat();
     let to = attribute(RTA_DST, &ROUTED.0.octets());
     let by = attribute(RTA_GATEWAY, &FAR.0.octets());
     ask_kernel(RTM_NEWROUTE, CREATE, &[route, to, by].concat()).expect("the route can be added");
 }
 
-/// Connects this network with another host, [`FAR`], and runs `there` on it. Sockets that `there` returns stay on that
-/// host, which is there as long as they are. Only in a network of our own, see [`is_own`].
+/// Connects this network with another host, [`FAR`], and runs `there` on it. The other host exists as long as the
+/// sockets that `there` returns. Only for use in an isolated network, see [`is_own`].
 ///
 /// # Panics
-/// When the kernel refuses.
+/// If the kernel refuses.
 pub fn on_far_host<T: Send>(there: impl FnOnce() -> T + Send) -> T {
     let far = || {
         unshare(CloneFlags::CLONE_NEWNET).expect("another network can be made");
@@ -103,11 +104,12 @@ pub fn on_far_host<T: Send>(there: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Gives this end of the link its addresses, from the other end's thread: another thread is still in this network.
+/// Adds the addresses of this end of the link, called in the other end's thread: other threads are still in this
+/// network.
 fn add_addresses_of_near() {
     let near = || add_addresses("near", NEAR).expect("the near interface takes addresses");
     let process = fs::File::open("/proc/self/ns/net").expect("this process has a network");
-    // A thread of its own, which enters the network of the process.
+    // A separate thread enters the network of the process.
     thread::scope(|scope| {
         scope.spawn(|| {
             setns(process.as_fd(), CloneFlags::CLONE_NEWNET).expect("the network can be entered");
@@ -130,7 +132,7 @@ fn up(interface: u32) -> nix::Result<()> {
     ask_kernel(RTM_NEWLINK, 0, &interface_message(interface, IFF_UP))
 }
 
-/// Makes a veth pair: `here` in the network of this thread, `there` in that of the process.
+/// Creates a veth pair: `here` in the network of this thread, `there` in the network of the process.
 fn add_link(here: &str, there: &str) -> nix::Result<()> {
     const IFLA_IFNAME: u16 = 3;
     const IFLA_LINKINFO: u16 = 18;
@@ -146,7 +148,7 @@ fn add_link(here: &str, there: &str) -> nix::Result<()> {
     ask_kernel(RTM_NEWLINK, CREATE, &[interface_message(0, 0), name(here), info].concat())
 }
 
-/// Turns an interface on, with these addresses and the networks that they are in.
+/// Enables an interface, with these addresses and their networks.
 fn add_addresses(interface: &str, (ipv4, ipv6): (Ipv4Addr, Ipv6Addr)) -> nix::Result<()> {
     let index = if_nametoindex(interface)?;
     up(index)?;
@@ -157,20 +159,20 @@ fn add_addresses(interface: &str, (ipv4, ipv6): (Ipv4Addr, Ipv6Addr)) -> nix::Re
 fn add_address(interface: u32, family: u8, prefix: u8, address: &[u8]) -> nix::Result<()> {
     const IFA_ADDRESS: u16 = 1;
     const IFA_LOCAL: u16 = 2;
-    /// No detection of duplicates, which takes a second.
+    /// Disables duplicate address detection, which takes a second.
     const IFA_F_NODAD: u8 = 2;
-    // struct ifaddrmsg: family, length of the prefix, flags, scope, index.
+    // struct ifaddrmsg: family, prefix length, flags, scope, index.
     let message = [&[family, prefix, IFA_F_NODAD, 0][..], &interface.to_ne_bytes()].concat();
     let addresses = [attribute(IFA_LOCAL, address), attribute(IFA_ADDRESS, address)].concat();
     ask_kernel(RTM_NEWADDR, CREATE, &[message, addresses].concat())
 }
 
-/// struct ifinfomsg: family and type, index, flags, which of them change.
+/// struct ifinfomsg: family and type, index, flags, change mask.
 fn interface_message(index: u32, flags: u32) -> Vec<u8> {
     [0, index, flags, flags].map(u32::to_ne_bytes).concat()
 }
 
-/// struct rtattr: length, type, value; the next one is aligned.
+/// struct rtattr: length, type, value, padding.
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let length = u16::try_from(4 + value.len()).expect("attributes are short");
     let mut attribute = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
@@ -178,7 +180,7 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     attribute
 }
 
-/// Asks the kernel by rtnetlink(7), so that no `ip` is needed.
+/// Sends a request to the kernel by rtnetlink(7), so that no `ip` is needed.
 fn ask_kernel(kind: u16, flags: u16, message: &[u8]) -> nix::Result<()> {
     /// NLM_F_REQUEST | NLM_F_ACK
     const FLAGS: u16 = 0x1 | 0x4;
@@ -188,7 +190,7 @@ fn ask_kernel(kind: u16, flags: u16, message: &[u8]) -> nix::Result<()> {
         SockFlag::SOCK_CLOEXEC,
         Some(SockProtocol::NetlinkRoute),
     )?;
-    // struct nlmsghdr: length, type, flags, number, sender.
+    // struct nlmsghdr: length, type, flags, sequence number, port.
     let length = u32::try_from(16 + message.len()).expect("messages are short");
     let header = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &(FLAGS | flags).to_ne_bytes(), &[0; 8]];
     let request = [&header.concat(), message].concat();

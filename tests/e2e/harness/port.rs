@@ -1,4 +1,4 @@
-//! Port numbers for programs and tests that have to know one before they listen.
+//! Port numbers for programs and tests that need to know one before they listen.
 //!
 //! The library's unit tests use this file, too.
 
@@ -8,12 +8,12 @@ use std::num::NonZeroU32;
 
 use socket2::{Domain, Socket, Type};
 
-/// A port that is held for TCP and UDP, on every address, until this is dropped.
+/// A port that is reserved for TCP and UDP, on every address, until this is dropped.
 ///
-/// The kernel gives its number to no connection and to no socket that is bound to port 0. A program can listen on it if
-/// it sets SO_REUSEADDR or SO_REUSEPORT for TCP, and SO_REUSEPORT for UDP: lb-linker and CoreDNS do, kube-apiserver does
-/// with `--permit-port-sharing`. While no program listens, connections are refused and datagrams are answered by ICMP
-/// "port unreachable".
+/// The kernel assigns the number to no connection and to no socket that is bound to port 0. A program can listen on it
+/// if it sets SO_REUSEADDR or SO_REUSEPORT for TCP, and SO_REUSEPORT for UDP: lb-linker and CoreDNS do, kube-apiserver
+/// does with `--permit-port-sharing`. While no program listens, connections are refused and datagrams are answered by
+/// ICMP "port unreachable".
 #[derive(Debug)]
 pub struct HeldPort {
     number: u16,
@@ -24,10 +24,10 @@ pub struct HeldPort {
 }
 
 impl HeldPort {
-    /// Takes a port that is free for TCP and UDP.
+    /// Reserves a port that is free for TCP and UDP.
     ///
     /// # Errors
-    /// When the system has no free port or no more sockets.
+    /// If the system has no free port or no more sockets.
     pub fn take() -> io::Result<Self> {
         loop {
             let tcp = exclusive(Type::STREAM, 0)?;
@@ -37,7 +37,7 @@ impl HeldPort {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
                 Err(error) => return Err(error),
             };
-            // Set after both are bound: until here no other socket could have the number, whatever its options.
+            // Set after both are bound: until here no other socket can get the number, whatever its options.
             for socket in [&tcp, &udp] {
                 socket.set_reuse_address(true)?;
                 socket.set_reuse_port(true)?;
@@ -46,18 +46,17 @@ impl HeldPort {
         }
     }
 
-    /// Returns the number of the port.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// Returns the port on 127.0.0.1.
+    /// Returns the address of the port on 127.0.0.1.
     pub fn local(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.number).into()
     }
 }
 
-/// Returns a socket that is bound on every address. It shares the port with no other socket.
+/// Returns a socket that is bound on every address and shares the port with no other socket.
 fn exclusive(kind: Type, port: u16) -> io::Result<Socket> {
     let (socket, everywhere) = match Socket::new(Domain::IPV6, kind, None) {
         Ok(socket) => {

@@ -1,4 +1,4 @@
-//! Child processes that never outlive the test process, however that ends.
+//! Child processes that never outlive the test process.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
@@ -11,21 +11,21 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid, getppid};
 
-/// A running child. Dropping it kills it.
+/// A running child process. Dropping it kills it.
 #[derive(Debug)]
 pub struct Process(Child);
 
 impl Process {
-    /// Starts `command`, without standard input. The kernel kills the child when the test process ends
-    /// without getting to its destructors (a signal, `process::exit`).
+    /// Starts `command`, without standard input. The kernel kills the child when the test process ends without running
+    /// its destructors (by a signal or `process::exit`).
     ///
     /// # Errors
-    /// When the program can't be started.
+    /// If the program can't be started.
     pub fn spawn(mut command: Command) -> io::Result<Self> {
         command.stdin(Stdio::null());
         die_with_parent(&mut command);
-        // The death signal comes when the *thread* that started the child ends, and a test's thread ends with
-        // the test. So one thread, which lives as long as the process, starts them all.
+        // The death signal is sent when the *thread* that started the child ends, and a test's thread ends with the
+        // test. So a single thread, which lives as long as the process, starts all children.
         type Order = (Command, mpsc::Sender<io::Result<Child>>);
         static KEEPER: OnceLock<mpsc::Sender<Order>> = OnceLock::new();
         let keeper = KEEPER.get_or_init(|| {
@@ -34,7 +34,7 @@ impl Process {
                 .name("keeper".to_owned())
                 .spawn(move || {
                     for (mut command, reply) in inbox {
-                        // Nobody waits for the reply: then the child has no owner, and mustn't stay.
+                        // Without a receiver for the reply the child has no owner, and must be killed.
                         if let Err(mpsc::SendError(Ok(child))) = reply.send(command.spawn()) {
                             drop(Process(child));
                         }
@@ -48,47 +48,47 @@ impl Process {
         answer.recv().expect("the keeper answers").map(Self)
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.0.id()
     }
 
-    /// Its standard error, the first time and if it is piped.
+    /// Returns the standard error, if it is piped; only once.
     pub fn stderr(&mut self) -> Option<ChildStderr> {
         self.0.stderr.take()
     }
 
-    /// What it writes to its standard output, if that is a pipe; once.
+    /// Returns the standard output, if it is piped; only once.
     pub fn stdout(&mut self) -> Option<ChildStdout> {
         self.0.stdout.take()
     }
 
-    /// Sends a signal; nothing happens when it has ended already.
+    /// Sends a signal; does nothing if the process has ended already.
     pub fn signal(&mut self, signal: Signal) {
-        // Not reaped yet, so that its id can't have become another process's.
+        // The process isn't reaped yet, so its id can't belong to another process.
         if self.ended().is_none() {
             let pid = Pid::from_raw(self.id().try_into().expect("process ids fit"));
             kill(pid, signal).expect("a child of ours can be signalled");
-            // Its threads stop one after the other.
+            // The threads stop one after the other.
             while signal == Signal::SIGSTOP && self.ended().is_none() && !self.is_stopped() {
                 thread::sleep(Duration::from_millis(1));
             }
         }
     }
 
-    /// Whether every thread is stopped: `T` is the third field of its stat, after a name in parentheses.
+    /// Returns whether every thread is stopped: `T` is the third field of its stat, after a name in parentheses.
     fn is_stopped(&self) -> bool {
         let threads = fs::read_dir(format!("/proc/{}/task", self.id())).into_iter().flatten().flatten();
         let stats = threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());
         stats.into_iter().all(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, if the process has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.0.try_wait().expect("a child of ours can be waited for")
     }
 
-    /// Asks it to end by SIGTERM, and kills it when it hasn't within `grace`.
+    /// Sends SIGTERM, and kills the process if it hasn't ended within `grace`.
     pub fn stop(&mut self, grace: Duration) -> ExitStatus {
         self.signal(Signal::SIGTERM);
         let deadline = Instant::now() + grace;
@@ -101,9 +101,9 @@ impl Process {
         self.kill()
     }
 
-    /// Kills it and waits for its end.
+    /// Kills the process and waits for its end.
     pub fn kill(&mut self) -> ExitStatus {
-        // Fails only for a process that has ended.
+        // Fails only if the process has ended.
         let _ = self.0.kill();
         self.0.wait().expect("a child of ours can be waited for")
     }
@@ -119,7 +119,7 @@ fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let prepare = move || {
         set_pdeathsig(Signal::SIGKILL)?;
-        // A parent that ended before the line above sends no signal any more.
+        // If the parent ended before the line above, no signal is sent any more.
         if getppid() == parent { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
     // SAFETY: between fork and exec only async-signal-safe calls are allowed. `prepare` makes two system

@@ -1,5 +1,5 @@
-//! Where the programs of the test control plane and those that look names up are, built from
-//! `tests/control-plane/` and `tests/stubs/` when they aren't there yet.
+//! The programs of the test control plane, and programs that resolve names, built from `tests/control-plane/` and
+//! `tests/stubs/` if they don't exist yet.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -14,11 +14,10 @@ pub struct Programs {
     pub coredns: PathBuf,
 }
 
-/// Finds them. The first call of all builds them, which takes some minutes; `make control-plane` does so
-/// ahead of time.
+/// Returns the programs. The first call builds them, which takes some minutes; `make control-plane` does so in advance.
 ///
 /// # Panics
-/// When they can't be built; the reason then stands on standard error.
+/// If they can't be built; the reason is on standard error.
 pub fn programs() -> &'static Programs {
     static PROGRAMS: OnceLock<Programs> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
@@ -32,7 +31,7 @@ pub fn programs() -> &'static Programs {
     })
 }
 
-/// Programs that look a name up, each with a stub resolver of its own.
+/// Programs that resolve a name, each with another stub resolver.
 #[derive(Debug)]
 pub struct Stubs {
     pub glibc: PathBuf,
@@ -40,10 +39,10 @@ pub struct Stubs {
     pub go: PathBuf,
 }
 
-/// Finds them; the first call of all builds them.
+/// Returns the programs; the first call builds them.
 ///
 /// # Panics
-/// As [`programs`] does.
+/// As for [`programs`].
 pub fn stubs() -> &'static Stubs {
     static STUBS: OnceLock<Stubs> = OnceLock::new();
     STUBS.get_or_init(|| {
@@ -52,7 +51,7 @@ pub fn stubs() -> &'static Stubs {
     })
 }
 
-/// Lets a script build what is missing, and returns its `NAME=path` lines.
+/// Runs a script that builds missing programs, and returns its `NAME=path` lines.
 fn build(script: &str) -> String {
     let output = Command::new(script)
         .arg("--env")

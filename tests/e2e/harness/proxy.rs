@@ -1,4 +1,4 @@
-//! An API server that does what a real one can't be made to do: a real one behind a proxy that meddles.
+//! A real API server behind a proxy that injects faults.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -15,35 +15,35 @@ use tokio::task::JoinSet;
 use super::control_plane::ControlPlane;
 use super::process::Process;
 
-/// What becomes of a request.
+/// The handling of a request.
 #[derive(Clone, Debug)]
 pub enum Meddling {
-    /// It is answered as it should be.
+    /// Forwards the request and the response unchanged.
     Pass,
-    /// It never reaches the API server; this status and `reason` are the answer.
+    /// Answers with this status and `reason`, without forwarding the request.
     Answer(u16, &'static str),
-    /// The API server answers, and nobody hears it.
+    /// Forwards the request and drops the response.
     LoseAnswer,
-    /// In the answer these bytes become those, which are as many.
+    /// Replaces bytes in the response by as many others.
     Garble(&'static [u8], &'static [u8]),
 }
 
-/// What becomes of each request, by its first line: `GET /api/v1/… HTTP/1.1`.
+/// Decides about each request by its first line: `GET /api/v1/… HTTP/1.1`.
 pub type Meddler = Arc<dyn Fn(&str) -> Meddling + Send + Sync>;
 
-/// A real API server behind a proxy. It ends when it is dropped.
+/// A real API server behind a proxy. It stops on drop.
 pub struct MeddledApi {
     _kubectl: Process,
     _tasks: JoinSet<()>,
     kubeconfig: NamedTempFile,
-    /// Ends the connections that there are.
+    /// Closes the open connections.
     end: watch::Sender<()>,
 }
 
 impl MeddledApi {
-    /// Starts it, with all rights for whoever connects.
+    /// Starts the proxy, with all permissions for every client.
     pub async fn start(plane: &ControlPlane, meddler: Meddler) -> Self {
-        // It speaks TLS to the API server, and with us plain HTTP.
+        // kubectl uses TLS to the API server, and plain HTTP to this proxy.
         let mut command = plane.kubectl_command();
         command.args(["proxy", "--port=0"]).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut kubectl = Process::spawn(command).unwrap();
@@ -80,18 +80,18 @@ impl MeddledApi {
         Self { _kubectl: kubectl, _tasks: tasks, kubeconfig, end }
     }
 
-    /// Ends all connections, watches among them.
+    /// Closes all connections, including watches.
     pub fn disconnect(&self) {
         self.end.send_replace(());
     }
 
-    /// The path of a kubeconfig for it.
+    /// Returns the path of a kubeconfig for the proxy.
     pub fn kubeconfig(&self) -> &str {
         self.kubeconfig.path().to_str().unwrap()
     }
 }
 
-/// Serves one request; the client has to connect anew for the next.
+/// Serves one request; the client has to reconnect for the next.
 async fn serve(mut client: TcpStream, behind: SocketAddr, meddler: Meddler) {
     let Some(request) = read_request(&mut client).await else { return };
     let line = String::from_utf8_lossy(&request[..request.iter().position(|byte| *byte == b'\r').unwrap()]);
@@ -132,7 +132,7 @@ async fn serve(mut client: TcpStream, behind: SocketAddr, meddler: Meddler) {
     }
 }
 
-/// Reads a request with its body, without the header that would keep the connection.
+/// Reads a request with its body.
 async fn read_request(client: &mut TcpStream) -> Option<Vec<u8>> {
     let mut request = Vec::new();
     let head = loop {
@@ -152,7 +152,7 @@ async fn read_request(client: &mut TcpStream) -> Option<Vec<u8>> {
     Some(request)
 }
 
-/// Replaces bytes, and returns how many at the end may be the beginning of some that are to be replaced.
+/// Replaces bytes, and returns the length of a possible partial match at the end.
 fn garble(bytes: &mut [u8], from: &[u8], to: &[u8]) -> usize {
     while let Some(at) = bytes.windows(from.len()).position(|window| window == from) {
         bytes[at..at + from.len()].copy_from_slice(to);
