@@ -593,7 +593,7 @@ impl Store {
     fn write(&self) -> MutexGuard<'_, NameAllocator> {
         // A panic of another writer leaves claims and maps usable: each step is complete in itself.
         let mut allocator = self.allocator.lock();
-        // Send the changes that a panicked writer has left.
+        // Send the changes that a panicked writer has left unsent.
         allocator.pending_changes.take().into_iter().flatten().for_each(|change| self.tell(change));
         allocator
     }

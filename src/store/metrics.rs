@@ -17,7 +17,6 @@ pub struct LinkMetrics {
 }
 
 impl LinkMetrics {
-    ///
     /// # Errors
     /// Only if a metric can't be one: a defect of lb-linker.
     pub fn new(store: Arc<Store>) -> Result<Self, prometheus::Error> {

@@ -348,7 +348,7 @@ fn gone_service_keeps_its_names_until_forgotten() {
 }
 
 #[test]
-fn gone_service_takes_no_name_from_a_living_one() {
+fn gone_service_takes_no_name_of_a_living_service() {
     let store = Store::new(OnGone::Kept);
     let ghost = ServiceKey::new("z", "x-y");
     let object = |key: &ServiceKey| store.get(key).unwrap().external_target().into_owned();

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn follower_records_nothing_and_drops_nothing() {
+    fn non_leader_records_and_drops_no_events() {
         let dropped = IntCounter::new("dropped", "dropped").unwrap();
         let (leadership, lead) = Leadership::by_hand();
         let recorder = Recorder::new(dropped.clone(), leadership);

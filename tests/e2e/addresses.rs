@@ -76,7 +76,7 @@ async fn hostname_and_addresses_alternate_in_the_same_object() {
 }
 
 #[tokio::test]
-async fn restart_over_addresses_writes_nothing() {
+async fn restart_with_address_targets_causes_no_write() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;
     let object = format!("web-{namespace}-ext");

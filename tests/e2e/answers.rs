@@ -295,7 +295,7 @@ async fn unsupported_messages_are_refused_or_ignored() {
 }
 
 #[tokio::test]
-async fn slow_answer_doesnt_delay_others_on_the_connection() {
+async fn slow_answer_delays_no_other_query_on_the_connection() {
     // An upstream that never answers.
     let upstream = FaultyUpstream::start(|_, _| vec![]).await;
     let fixture = with_upstream(&LINKS, upstream.address).await;

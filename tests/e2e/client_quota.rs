@@ -304,7 +304,7 @@ async fn server_blocks_share_the_limit_of_sockets() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn single_client_reaches_500_look_ups_and_keeps_them() {
-    /// 30 % of these are far more than the look-ups need, so that the limit of look-ups is reached first.
+    /// 30 % of these are more than the look-ups need, so the limit of look-ups is reached first.
     const FILES: usize = 10_000;
     let upstream = upstream().await;
     let directory = tempfile::tempdir().unwrap();
@@ -343,7 +343,7 @@ async fn single_client_reaches_500_look_ups_and_keeps_them() {
     };
     let client = Client::new(loopback(2), linker.dns).await;
     ask(&client, 0..600, 500).await;
-    // Each query is repeated by another socket, as each datagram may be lost: there aren't as many spare sockets.
+    // lb-linker repeats each query, because a datagram may be lost, even without a spare socket for each repetition.
     eventually("each question for the second time", || async {
         let mut names = HashMap::new();
         upstream.names().into_iter().for_each(|name| *names.entry(name).or_insert(0) += 1);

@@ -314,7 +314,7 @@ async fn permission_missing_in_some_namespaces_is_logged_once_each() {
 
 #[tokio::test]
 async fn events_at_shutdown_are_sent_or_counted() {
-    // More Events than a burst; 20 per second follow, within the two seconds at shutdown.
+    // More Events than a burst: the rest is sent at 20 per second, within the two seconds at shutdown.
     const FEW: usize = 75;
     const TOO_MANY: usize = 250;
     let (plane, cluster) = own_cluster().await;

@@ -47,7 +47,7 @@ pub(crate) struct NameAllocator {
     /// Every link has at least one claim here.
     objects: Claims,
     labels: Claims,
-    /// All claims of the links that don't have just their default name; the last claim is the name that the link has.
+    /// The claims of links with other names than their default; the last claim is the name in use.
     losers: HashMap<ServiceKey, Vec<ArcStr>>,
     holders: CurrentOwners,
     pub(crate) custom_hostnames: CustomHostnames,

@@ -20,7 +20,7 @@ impl Backoff {
     }
 
     pub(crate) fn next(&mut self) -> Duration {
-        // The jitter is added to the pause, so it may exceed the maximum.
+        // backon adds the jitter after its own limit, so the sum is limited here.
         self.backoff.next().unwrap_or(self.longest).min(self.longest)
     }
 }

@@ -226,8 +226,6 @@ impl Elector {
         self.held.map(|(renewed_by, _)| renewed_by)
     }
 
-    // === what to do ===
-
     /// Decides the next step.
     pub(super) fn next(&mut self, now: BootInstant) -> ElectionStep {
         self.expire(now);
@@ -319,8 +317,6 @@ impl Elector {
         }
     }
 
-    // === what writers say ===
-
     /// Records that a writer waits for a renewal that is sent from now on.
     pub(super) fn ask(&mut self, now: BootInstant) {
         if self.held.is_some() {
@@ -351,8 +347,6 @@ impl Elector {
             self.due = self.due.min(due);
         }
     }
-
-    // === what was seen ===
 
     /// Processes the answer to [`ElectionStep::Look`]; the request was sent at `sent`.
     pub(super) fn saw(&mut self, lease: Option<Lease>, sent: BootInstant, now: BootInstant) {
@@ -495,8 +489,6 @@ impl Elector {
             observed.fresh = false;
         }
     }
-
-    // === the lease ===
 
     /// Counts from the time at which the request was sent: other replicas count from the time at which they saw its
     /// effect, which is later.

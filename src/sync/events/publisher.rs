@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn queued_events_are_sent_at_shutdown_and_late_ones_counted() {
+    async fn events_queued_at_shutdown_are_sent_or_counted() {
         let (sender, mut requests) = idle_sender(&[], Leadership::always());
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         let stop = CancellationToken::new();

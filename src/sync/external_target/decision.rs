@@ -88,8 +88,8 @@ impl Write {
         (self.verb(), self.id().kind, namespace)
     }
 
-    /// Returns whether only the lease protects the write: it has no resourceVersion, or removes the object together
-    /// with its term.
+    /// Returns whether only the lease protects the write: the write has no resourceVersion, or removes the object
+    /// together with its term.
     #[must_use]
     pub fn is_unprotected(&self) -> bool {
         match self {
@@ -420,7 +420,7 @@ fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) ->
     let stranger = actual.strange_slices.iter().find(same_name);
     let there = match (ours, stranger) {
         (Some(ours), _) => ours,
-        // A slice of ours that has lost its labels.
+        // lb-linker has written this EndpointSlice, which has lost its labels.
         (None, Some(lost))
             if has_our_field_manager(&lost.metadata)
                 && link_of_labels(&lost.metadata).is_none()

@@ -41,12 +41,12 @@ pub struct DeletionBudget {
 }
 
 impl DeletionBudget {
-    /// Records the number of external targets that wait for removal at the start, of `present` ones. If they exceed the
+    /// Records that `waiting` of the `present` external targets wait for removal at the start. If these exceed the
     /// limit, the previous process may just have removed as many: then the budget counts as used up, so that a process
     /// that restarts again and again doesn't remove them all.
     pub fn start(&mut self, max: MaxDeletes, waiting: usize, present: usize, now: Instant) {
         if waiting > limit(max, present) {
-            // A share grows with the number of removed targets: this is the most it can grow to.
+            // `MaxDeletes::Share` grows with the number of removed targets, at most to this limit.
             for number in 0..limit(max, 2 * present) {
                 // No object has such a name.
                 self.count(&format!("{number} before the start"), now);
@@ -93,8 +93,8 @@ impl DeletionBudget {
         Ok(())
     }
 
-    /// Records the answer to a removal. `refused` means that the object certainly still exists; a missing answer
-    /// doesn't.
+    /// Records the answer to a removal. `refused` means that the object certainly still exists; after a
+    /// missing answer this is unknown.
     pub fn answered(&mut self, object: &str, refused: bool) {
         self.under_way.remove(object);
         if refused && self.counted.remove(object) {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_removal_doesnt_count_and_unanswered_one_does() {
+    fn unanswered_removal_counts_and_refused_does_not() {
         let mut deletion_budget = DeletionBudget::default();
         let now = Instant::now();
         let max = MaxDeletes::Number(2);

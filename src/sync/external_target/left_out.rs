@@ -1,4 +1,4 @@
-//! Decisions at a start at which most external targets would be removed: a flag may leave their Services out by
+//! Decides about the external targets at a start that would remove most of them: a flag may leave their Services out by
 //! mistake, or the Services may all be gone. Pure functions, and the look-up of the Services.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -155,8 +155,7 @@ pub enum Registry {
 impl Registry {
     /// Looks up which of these load balancers exist, regardless of the flags, by a single list of the metadata of all
     /// load balancers. If only the watched namespaces may be listed, lists each of these, and all other namespaces
-    /// count as
-    /// `Existing::forbidden`.
+    /// count as `Existing::forbidden`.
     ///
     /// # Errors
     /// If a list fails.

@@ -244,7 +244,7 @@ impl Reconciler {
         }
     }
 
-    /// Processes the begin or the end of leadership.
+    /// Processes the beginning or the end of leadership.
     fn heed_standing(&mut self) {
         if self.settings.leadership.current_term().is_none() {
             self.report.cease();
@@ -347,7 +347,7 @@ impl Reconciler {
             .collect();
         let named: Vec<&Object> =
             labelled.iter().filter(|object| ids.contains(&object.id())).chain(&strange).collect();
-        // Objects that this process may never have seen the Service of count only if they are ours.
+        // If this process may never have observed the Service of a link, only objects of ours count.
         let strict = link.was_never_seen() || matches!(link.state, LinkState::Recreated(_));
         let counts = |object: &Object| !strict || self.is_ours(object.meta());
         let objects: Vec<&Object> = labelled.iter().filter(|object| counts(object)).collect();

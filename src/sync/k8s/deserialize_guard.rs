@@ -41,7 +41,6 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for RawDeserializeGuard<K> {
 }
 
 impl<K: DeserializeOwned> RawDeserializeGuard<K> {
-    ///
     /// # Errors
     /// If the metadata can't be decoded, either.
     pub(crate) fn from_json(text: &str) -> serde_json::Result<Self> {
@@ -102,7 +101,7 @@ mod tests {
     use crate::sync::k8s::service::Service;
 
     #[test]
-    fn undecodable_object_is_known_by_name_and_stops_no_other() {
+    fn list_with_an_undecodable_object_is_decoded() {
         let list: ObjectList<RawDeserializeGuard<Service>> = serde_json::from_str(
             r#"{"kind": "ServiceList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": [
                 {"metadata": {"namespace": "a", "name": "broken", "uid": "u", "resourceVersion": "7",

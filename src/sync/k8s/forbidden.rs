@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long an authorizer has to refuse every GET of a Service until the watch's deletion event is trusted alone. RBAC
-/// that is being changed, or an API server that is starting, has settled by then.
+/// How long an authorizer has to refuse every look-up of a Service until the watch's deletion event suffices alone.
+/// RBAC that is being changed, or an API server that is starting, has settled by then.
 const LASTING_AFTER: Duration = Duration::from_secs(600);
 
 /// The part of the API server that refused a request with 403.

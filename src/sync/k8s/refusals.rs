@@ -26,7 +26,7 @@ impl Default for RefusalLog {
 
 impl RefusalLog {
     /// Logs why a write of `what` failed, and when it is retried, unless the limit of lines per minute is reached.
-    /// `is_new` tells whether the reason is another than last time.
+    /// `is_new` tells whether the reason differs from the last one.
     pub(crate) fn report(&mut self, what: impl Display, reason: &str, pause: Duration, is_new: bool) {
         let limit = if is_new { &mut self.new } else { &mut self.again };
         match limit.take(Instant::now()) {

@@ -22,7 +22,7 @@ impl Rewinds {
         self.count_another();
     }
 
-    /// Counts and logs a restore that a GET has revealed: the Service exists although it counts as gone.
+    /// Counts and logs a restore that a look-up has revealed: the Service exists although it counts as gone.
     pub fn note_existing(&self, service: &ServiceKey) {
         warn!(
             "Service {service} counts as gone, but the API server has it, and the watch doesn't tell of it: etcd was \

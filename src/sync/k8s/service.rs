@@ -366,7 +366,7 @@ mod tests {
     use crate::store::OnGone;
 
     #[test]
-    fn fields_that_matter_are_read_and_nulls_taken_for_absent() {
+    fn needed_fields_are_decoded_and_null_means_absent() {
         let service: Service = serde_json::from_value(json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {

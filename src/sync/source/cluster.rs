@@ -84,8 +84,8 @@ struct WatchState {
     list: PartialList,
     /// Whether a list is being received.
     listing: bool,
-    /// Whether a list is complete since the begin of the term and the last restore of etcd. `failed`: whether the last
-    /// list failed.
+    /// Whether a list is complete since the beginning of the term and the last restore of etcd. `failed`: whether the
+    /// last list failed.
     listed: bool,
     failed: bool,
     /// Whether another watch has noticed a restore of etcd since the last complete list.
@@ -606,7 +606,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn undecodable_object_is_reported_by_name_and_stops_no_other() {
+    fn undecodable_object_is_reported_by_name() {
         let list: Vec<RawDeserializeGuard<Service>> = serde_json::from_str(
             r#"[{"metadata": {"namespace": "default", "name": "broken"}, "spec": {"type": 5}},
                 {"metadata": {"namespace": "default", "name": "whole"}, "spec": {"type": "LoadBalancer"}}]"#,

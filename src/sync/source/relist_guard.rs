@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn most_are_more_than_half_and_more_than_one() {
+    fn most_means_over_half_and_at_least_two() {
         for (present, first_most) in
             [(1, None), (2, Some(2)), (3, Some(2)), (4, Some(3)), (5, Some(3)), (30, Some(16))]
         {

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn service_gets_the_target_that_it_may_follow() {
+    fn service_gets_the_target_if_allowed() {
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         let delete = policy(OnDelete::Delete);

@@ -261,7 +261,7 @@ impl AnnotatedServices {
             }
             Event::Listed(object) => {
                 let key = key_of(&object);
-                // A streamed list may contain several versions of a Service, of which the last one counts.
+                // A streamed list may contain several versions of a Service; the last version counts.
                 scope.list.remove(&key);
                 scope.unreadable.remove(&key);
                 match readable(object, object_errors) {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_service_ends_and_undecodable_one_stays() {
+    fn missing_service_is_removed_and_undecodable_kept() {
         let mut followers = followers(&[]);
         list(&mut followers, 0, ["db", "gone", "bad"].map(|name| service(name, "web")).into());
         let mut bad = service("bad", "web");

@@ -89,7 +89,7 @@ fn service(value: Value) -> Service {
 }
 
 #[tokio::test(start_paused = true)]
-async fn panic_about_one_service_stops_no_other() {
+async fn panic_affects_only_its_service() {
     let (settings, requests) = refused();
     load_balancer(&settings, "shop");
     let lists = ListedUpTo { term: settings.leadership.term(), rewinds: 0 };

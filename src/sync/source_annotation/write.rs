@@ -65,7 +65,7 @@ impl SourceAnnotationController {
                 "spec": {"externalName": name},
             }));
             let request = patch_service(client, &availability, &follower.key, &patch, RIGHT);
-            // These Services have no term that would reveal another leader.
+            // These Services carry no term that would reveal another leader.
             let request = AssertUnwindSafe(request).catch_unwind();
             let (code, result) = match leadership.write_confirmed(term, request).await {
                 Ok(Ok(answered)) => answered,

@@ -24,7 +24,7 @@ pub enum Meddling {
     Answer(u16, &'static str),
     /// Forwards the request and drops the response.
     LoseAnswer,
-    /// Replaces bytes in the response by as many others.
+    /// Replaces bytes in the response by other bytes of the same length.
     Garble(&'static [u8], &'static [u8]),
 }
 

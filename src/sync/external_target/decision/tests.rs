@@ -100,7 +100,7 @@ fn missing_object_is_created_with_labels_and_target() {
 }
 
 #[test]
-fn nothing_is_written_if_nothing_differs() {
+fn equal_objects_cause_no_write() {
     assert_eq!(step(&host("a.example."), Some(&object("a.example."))), NextStep::Done);
     let mut dotted = object("a.example.");
     dotted.spec.external_name = Some("a.example.".into());

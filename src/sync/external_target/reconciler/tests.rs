@@ -113,7 +113,7 @@ async fn denied_annotation_write_backs_off() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_between_a_rewind_and_new_lists() {
+async fn no_write_between_a_rewind_and_new_lists() {
     let (mut reconciler, _) = denied();
     let object = external_target(&reconciler, "no number");
     let list = |reconciler: &mut Reconciler| {
@@ -145,7 +145,7 @@ async fn nothing_is_written_between_a_rewind_and_new_lists() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn panic_about_one_link_stops_no_other() {
+async fn panic_affects_only_its_link() {
     let (mut reconciler, requests) = denied();
     for name in ["before", "defect", "zafter"] {
         load_balancer(&reconciler, name);

@@ -211,8 +211,8 @@ impl Leaving {
         true
     }
 
-    /// Forgets a Service in a known state. Returns whether the Service was reported as deleted since the
-    /// watch last returned it.
+    /// Forgets a Service after an event has shown its state. Returns whether the Service was reported as deleted since
+    /// the watch last returned it.
     pub(super) fn forget(&mut self, key: &ServiceKey) -> bool {
         self.kept.remove(key);
         let (was_asked, is_back) = (self.stop_asking(key), self.back.remove(key));
