@@ -180,14 +180,14 @@ pub fn build(
             Some((name, None)) => {
                 return Err(line.error(format!(
                     "CoreDNS's plugin {name} isn't supported here; supported are {}",
-                    supported()
+                    supported_list()
                 )));
             }
             None => {
                 return Err(line.error(format!(
                     "there is no plugin {:?}; {}",
                     line.name(),
-                    instead_of(line.name())
+                    suggestion(line.name())
                 )));
             }
         }
@@ -203,7 +203,7 @@ pub fn build(
 }
 
 /// Returns a hint for an unknown plugin: the closest name, or all names.
-fn instead_of(name: &str) -> String {
+fn suggestion(name: &str) -> String {
     /// Counts wrong, missing, extra and transposed letters.
     const MAX_TYPOS: usize = 2;
     let known = names();
@@ -214,7 +214,7 @@ fn instead_of(name: &str) -> String {
     }
 }
 
-fn supported() -> String {
+fn supported_list() -> String {
     names().join(", ")
 }
 

@@ -94,7 +94,7 @@ use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use prometheus::{IntCounterVec, Opts, Registry};
 
-use super::clients::is_of_client;
+use super::clients::is_client_query;
 use super::nets::Nets;
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
@@ -212,7 +212,7 @@ fn is_let_through(decision: Option<(Action, &Name)>) -> bool {
 impl Rule {
     fn fits(&self, qtype: RecordType, client: IpAddr) -> bool {
         self.types.as_ref().is_none_or(|types| types.contains(&qtype))
-            && self.nets.as_ref().is_none_or(|nets| nets.contain(client))
+            && self.nets.as_ref().is_none_or(|nets| nets.contains(client))
     }
 }
 
@@ -234,7 +234,7 @@ impl Plugin for Acl {
         };
         // Clients share the look-up of a target: *lb_linker* checks the rules for each client, at each name of the
         // chain.
-        let is_of_client = is_of_client(request);
+        let is_of_client = is_client_query(request);
         match self.decide(name, qtype, request.client.ip()).filter(|_| is_of_client) {
             None | Some((Action::Allow, _)) => {
                 let allowed = self.counts.allowed.with(&[server, ""]);

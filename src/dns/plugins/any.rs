@@ -70,11 +70,11 @@ impl Plugin for Any {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     #[tokio::test]
     async fn only_any_is_answered_with_hinfo() {
-        let context = TestSite::block("whoami\nany");
+        let context = TestServer::block("whoami\nany");
         assert_eq!(
             context.ask("Example.org. ANY").await,
             "NOERROR | Example.org. 8482 IN HINFO ANY obsoleted See RFC 8482 | |"
@@ -89,7 +89,7 @@ mod tests {
             ("any {\n}", "Corefile:2:1: any takes no braces"),
             ("any\nany", "Corefile:3:1: any can be there only once in a block, and it is on line 2 already"),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
     }
 }

@@ -68,13 +68,13 @@ fn addresses(line: &Directive) -> Result<Vec<IpAddr>, CorefileError> {
     for word in line.some("an address or the name of an interface")? {
         match word.text.parse() {
             Ok(ip) => all.push(ip),
-            Err(_) => all.extend(of_interface(word)?),
+            Err(_) => all.extend(interface_addresses(word)?),
         }
     }
     Ok(all)
 }
 
-fn of_interface(word: &Token) -> Result<Vec<IpAddr>, CorefileError> {
+fn interface_addresses(word: &Token) -> Result<Vec<IpAddr>, CorefileError> {
     let interfaces = interfaces().map_err(|error| {
         word.error(format!("{:?} isn't an address, and interfaces can't be listed: {error}", word.text))
     })?;
@@ -89,7 +89,7 @@ fn of_interface(word: &Token) -> Result<Vec<IpAddr>, CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     #[test]
     fn invalid_addresses_are_rejected() {
@@ -102,13 +102,13 @@ mod tests {
             ("bind 127.0.0.1 {\nbut 127.0.0.1\n}", "Corefile:3:1: bind has no option \"but\"; it has except"),
             ("bind 127.0.0.1 {\nexcept 127.0.0.1\n}", "Corefile:2:1: bind leaves no address to listen on"),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
     }
 
     #[test]
     fn addresses_and_interfaces_of_all_lines_are_merged() {
-        let context = TestSite::block("bind 127.0.0.2\nbind lo {\nexcept ::1\n}\nwhoami");
+        let context = TestServer::block("bind 127.0.0.2\nbind lo {\nexcept ::1\n}\nwhoami");
         assert_eq!(context.listeners[0], "dns://127.0.0.2:53");
         assert!(context.listeners.contains(&"dns://127.0.0.1:53".to_owned()), "{:?}", context.listeners);
         assert!(!context.listeners.contains(&"dns://[::1]:53".to_owned()), "{:?}", context.listeners);

@@ -82,12 +82,12 @@ impl Plugin for Bufsize {
 mod tests {
     use hickory_proto::op::Edns;
 
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
     use crate::dns::chain::server::Server;
 
     /// Returns the announced size after the plugin has changed it, and the resulting limit of the answer.
     async fn sizes(lines: &str, payload: Option<u16>) -> (Option<u16>, u16) {
-        let mut context = TestSite::block(&format!("{lines}\nwhoami"));
+        let mut context = TestServer::block(&format!("{lines}\nwhoami"));
         if let Some(payload) = payload {
             context = context.edns(payload);
         }
@@ -120,7 +120,7 @@ mod tests {
             ("bufsize 512 512", "Corefile:2:13: bufsize takes 1 argument at most, and here is \"512\""),
             ("bufsize {\n}", "Corefile:2:1: bufsize takes no braces"),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
     }
 }

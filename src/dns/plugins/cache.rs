@@ -172,7 +172,7 @@ use crate::dns::plugins::cache::store::{CacheHit, CacheStore as Answers, Freshne
 use invalidated::InvalidatedNames;
 use options::{NAME, ParsedOptions, parse};
 use query::CacheQuery;
-use state::{CacheState, RefreshGuard, failing};
+use state::{CacheState, StoredReply, cached_failure};
 
 /// How many entries are refreshed at once. Above that the present answer is given, and a later query refreshes it.
 const MAX_REFRESHES: usize = 1024;
@@ -188,14 +188,14 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let ParsedOptions { options, zones, without_success, without_denial } = parse(setup)?;
     let labels: Vec<String> = zones.all().iter().map(ToString::to_string).collect();
     let shared = CacheState {
-        has_recheck: !options.recheck.is_zero(),
+        has_recheck: !options.failure_recheck.is_zero(),
         prefer_positive: options.prefer_positive,
-        answers: Answers::new(options),
+        store: Answers::new(options),
         zones,
         zones_label: labels.join(","),
         without_success,
         without_denial,
-        forgotten: InvalidatedNames::default(),
+        invalidated: InvalidatedNames::default(),
         metrics: setup.metrics()?,
     };
     setup.add(Cache { shared: Arc::new(shared), refreshes: Mutex::default() });
@@ -221,8 +221,8 @@ impl Plugin for Cache {
         let counters = shared.counters(&asked);
         let Some(found) = shared.find(request, &asked) else {
             let counted = counters.answered(None);
-            let mark = shared.forgotten.mark();
-            let mut reply = shared.take_or_note(&asked, mark, ask(request, next).await)?;
+            let mark = shared.invalidated.mark();
+            let mut reply = shared.store_outcome(&asked, mark, ask(request, next).await)?;
             // The response cache may reuse the reply even if it isn't stored here.
             if let Some(repeat) = &mut reply.repeat {
                 repeat.counts.extend(counted);
@@ -231,7 +231,7 @@ impl Plugin for Cache {
         };
         let counted = counters.answered(Some(found.kind));
         if found.kind == ResponseKind::NoAnswer {
-            return Err(failing());
+            return Err(cached_failure());
         }
         match found.freshness {
             Freshness::Fresh => {}
@@ -245,18 +245,18 @@ impl Plugin for Cache {
         if matches!(found.freshness, Freshness::Stale(_)) {
             counters.served_stale();
         }
-        let mut reply = asked.given(request, &found);
-        reply.repeat = asked.repeat(request, &found, &reply, counted);
+        let mut reply = asked.reply_from(request, &found);
+        reply.repeat = asked.validity(request, &found, &reply, counted);
         Ok(reply)
     }
 
     fn invalidate(&self, name: Option<&[u8]>) {
         // Mark first, then remove: an answer that arrives in between is either rejected because of the mark, or
         // removed.
-        self.shared.forgotten.add(name);
+        self.shared.invalidated.add(name);
         match name {
-            Some(name) => self.shared.answers.remove_name(name),
-            None => self.shared.answers.clear(),
+            Some(name) => self.shared.store.remove_name(name),
+            None => self.shared.store.clear(),
         }
     }
 }
@@ -268,16 +268,16 @@ impl Cache {
         self.spawn(|| {
             let place = found.begin_refresh()?;
             let (shared, asked) = (Arc::clone(&self.shared), asked.clone());
-            let (mut request, next) = (request_of_ours(request), next.detached());
+            let (mut request, next) = (background_request(request), next.detached());
             shared.counters(&asked).prefetch();
             Some(async move {
-                let mark = shared.forgotten.mark();
+                let mark = shared.invalidated.mark();
                 let outcome = next.serve(&mut request).await;
                 if !is_stale {
                     // A refresh of an unexpired entry takes any outcome.
-                    let _ = shared.take_or_note(&asked, mark, outcome);
+                    let _ = shared.store_outcome(&asked, mark, outcome);
                     place.succeed();
-                } else if shared.take_news(&asked, mark, outcome).is_some() {
+                } else if shared.store_refreshed(&asked, mark, outcome).is_some() {
                     place.succeed();
                 }
             })
@@ -300,9 +300,9 @@ impl Cache {
         };
         if patience.is_zero() {
             let place = place()?;
-            let mark = shared.forgotten.mark();
+            let mark = shared.invalidated.mark();
             let outcome = ask(request, next).await;
-            let taken = shared.take_news(asked, mark, outcome)?;
+            let taken = shared.store_refreshed(asked, mark, outcome)?;
             if let Some(place) = place {
                 place.succeed();
             }
@@ -312,11 +312,11 @@ impl Cache {
         self.spawn(|| {
             let place = place()?;
             let (shared, asked) = (Arc::clone(shared), asked.clone());
-            let (mut request, next) = (request_of_ours(request), next.detached());
+            let (mut request, next) = (background_request(request), next.detached());
             Some(async move {
-                let mark = shared.forgotten.mark();
+                let mark = shared.invalidated.mark();
                 let outcome = next.serve(&mut request).await;
-                let taken = shared.take_news(&asked, mark, outcome);
+                let taken = shared.store_refreshed(&asked, mark, outcome);
                 if let (Some(place), true) = (place, taken.is_some()) {
                     place.succeed();
                 }
@@ -324,7 +324,7 @@ impl Cache {
                 let _ = tell.send(taken);
             })
         });
-        let RefreshGuard { mut reply, is_kept, .. } = timeout(patience, told).await.ok()?.ok()??;
+        let StoredReply { mut reply, is_kept, .. } = timeout(patience, told).await.ok()?.ok()??;
         // As in CoreDNS, a stored answer counts as given from the cache, which sets AA.
         reply.metadata.authoritative |= is_kept;
         Some(reply)
@@ -355,7 +355,7 @@ async fn ask(request: &mut Request, next: Next<'_>) -> PluginResult {
 }
 
 /// Returns the client's query for a background refresh: over TCP, because a UDP answer might be truncated.
-fn request_of_ours(request: &Request) -> Request {
+fn background_request(request: &Request) -> Request {
     let mut request = request.clone();
     request.protocol = Protocol::Tcp;
     request.metadata.authentic_data = true;

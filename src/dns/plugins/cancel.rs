@@ -92,7 +92,7 @@ mod tests {
     use hickory_proto::rr::{Name, RecordType};
     use tokio::time::Instant;
 
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
     use super::*;
     use crate::dns::chain::server::{Server, ServerBlock};
     use crate::dns::message::zone_set::ZoneSet;
@@ -117,7 +117,7 @@ mod tests {
     /// Returns the rcode and the time of the answer of `cancel` before a slow plugin, and the query name of the request
     /// afterwards.
     async fn ask(lines: &str, slow: Duration) -> (ResponseCode, Duration, String) {
-        let context = TestSite::block(lines);
+        let context = TestServer::block(lines);
         let (zone, block) = context.server.blocks().next().unwrap();
         let mut plugins = block.plugins.clone();
         plugins.push(Arc::new(Slow(slow)));
@@ -157,7 +157,7 @@ mod tests {
             ("cancel 1s 2s", "Corefile:2:11: cancel takes 1 argument at most, and here is \"2s\""),
             ("cancel {\n}", "Corefile:2:1: cancel takes no braces"),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
     }
 }

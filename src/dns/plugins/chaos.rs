@@ -119,12 +119,12 @@ fn record(request: &Request, text: &str) -> Record {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
     use super::*;
 
     #[tokio::test]
     async fn version_and_host_are_answered() {
-        let context = TestSite::block("chaos \"v 1\" b a b\nwhoami");
+        let context = TestServer::block("chaos \"v 1\" b a b\nwhoami");
         for (question, expected) in [
             ("Version.bind. CH TXT", "NOERROR | Version.bind. 0 CH TXT v 1 | |".to_owned()),
             ("version.SERVER. CH TXT", "NOERROR | version.SERVER. 0 CH TXT v 1 | |".to_owned()),
@@ -142,7 +142,7 @@ mod tests {
 
     #[tokio::test]
     async fn authors_are_deduplicated_and_shuffled() {
-        let context = TestSite::block("chaos v b a b");
+        let context = TestServer::block("chaos v b a b");
         let mut seen = BTreeSet::new();
         for _ in 0..200 {
             seen.insert(context.ask("authors.bind. CH TXT").await);
@@ -154,7 +154,7 @@ mod tests {
 
     #[tokio::test]
     async fn defaults_name_lb_linker_and_long_texts_are_cut() {
-        let context = TestSite::block("chaos");
+        let context = TestServer::block("chaos");
         assert_eq!(
             context.ask("version.bind. CH TXT").await,
             format!("NOERROR | version.bind. 0 CH TXT lb-linker-{} | |", env!("CARGO_PKG_VERSION"))
@@ -162,7 +162,7 @@ mod tests {
         let authors = "NOERROR | authors.bind. 0 CH TXT the authors of lb-linker | |";
         assert_eq!(context.ask("authors.bind. CH TXT").await, authors);
         let long = "x".repeat(300);
-        let context = TestSite::block(&format!("chaos {long} {long}"));
+        let context = TestServer::block(&format!("chaos {long} {long}"));
         for name in ["version.bind.", "authors.bind."] {
             let expected = format!("NOERROR | {name} 0 CH TXT {} | |", &long[..255]);
             assert_eq!(context.ask(&format!("{name} CH TXT")).await, expected);
@@ -171,6 +171,6 @@ mod tests {
 
     #[test]
     fn braces_are_rejected() {
-        assert_eq!(TestSite::error("chaos v {\n}"), "Corefile:2:1: chaos takes no braces");
+        assert_eq!(TestServer::error("chaos v {\n}"), "Corefile:2:1: chaos takes no braces");
     }
 }

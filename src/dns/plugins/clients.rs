@@ -90,19 +90,19 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 struct ClientNets {
     /// The allowed networks; `None` for all clients.
     nets: Option<Arc<Nets>>,
-    prohibited: Arc<Prohibited>,
+    prohibited: Arc<ProhibitedQueries>,
 }
 
 /// Counts and logs the refused queries of all blocks.
 #[derive(Debug)]
-pub(super) struct Prohibited {
+pub(super) struct ProhibitedQueries {
     requests: IntCounterVec,
     /// The number of refused queries since the last log line.
     unlogged: AtomicU64,
     last_line: Mutex<Option<Instant>>,
 }
 
-impl MetricGroup for Prohibited {
+impl MetricGroup for ProhibitedQueries {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let options = Opts::new(
             "lb_linker_dns_prohibited_requests_total",
@@ -135,19 +135,19 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 impl ClientNets {
     fn allows(&self, client: IpAddr) -> bool {
-        self.nets.as_ref().is_none_or(|nets| nets.contain(client))
+        self.nets.as_ref().is_none_or(|nets| nets.contains(client))
     }
 
     /// Returns the clients for which names are resolved, or the clients for which they aren't.
-    fn clients_that_are(&self, allowed: bool) -> Option<ClientScope> {
+    fn client_scope(&self, allowed: bool) -> Option<ClientScope> {
         let nets = Arc::clone(self.nets.as_ref()?);
-        Some(ClientScope(Arc::new(move |client| nets.contain(client) == allowed)))
+        Some(ClientScope(Arc::new(move |client| nets.contains(client) == allowed)))
     }
 }
 
 /// Returns whether a request is a client's query. Look-ups for links are shared by clients, and internal look-ups, such
 /// as the probe of *loop*, have no client.
-pub(super) fn is_of_client(request: &Request) -> bool {
+pub(super) fn is_client_query(request: &Request) -> bool {
     request.purpose == Purpose::Client && !request.is_own()
 }
 
@@ -158,9 +158,9 @@ pub(super) fn refusal(request: &Request, plugin: &'static str) -> Reply {
     reply
 }
 
-impl Prohibited {
+impl ProhibitedQueries {
     /// Counts a refused query, and logs it if `LOG_INTERVAL` has passed.
-    pub(super) fn note(&self, request: &Request) {
+    pub(super) fn record(&self, request: &Request) {
         self.requests.with_label_values(&[&request.server.label]).inc();
         self.unlogged.fetch_add(1, Ordering::Relaxed);
         // If another thread is writing the line, that line or the next one counts this query.
@@ -188,16 +188,16 @@ impl Plugin for ClientNets {
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
-        if !is_of_client(request) || next.has_links_at(request.query.name()) {
+        if !is_client_query(request) || next.has_links_at(request.query.name()) {
             return next.serve(request).await;
         }
         if !self.allows(request.client.ip()) {
-            self.prohibited.note(request);
+            self.prohibited.record(request);
             return Ok(refusal(request, NAME));
         }
         let mut reply = next.serve(request).await?;
         if let Some(repeat) = &mut reply.repeat {
-            repeat.clients.extend(self.clients_that_are(true));
+            repeat.clients.extend(self.client_scope(true));
         }
         Ok(reply)
     }
@@ -207,7 +207,7 @@ impl Plugin for ClientNets {
     }
 
     fn clients(&self, request: &Request, _query: &Query) -> Option<ClientScope> {
-        self.clients_that_are(self.allows(request.client.ip()))
+        self.client_scope(self.allows(request.client.ip()))
     }
 
     fn decides_on_targets(&self) -> bool {

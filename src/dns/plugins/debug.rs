@@ -43,11 +43,11 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     #[test]
     fn debug_applies_to_its_own_block() {
-        let context = TestSite::corefile("a {\ndebug\nwhoami\n}\nb {\nwhoami\n}\n");
+        let context = TestServer::corefile("a {\ndebug\nwhoami\n}\nb {\nwhoami\n}\n");
         let debugged = context.server.blocks().filter(|(_, block)| block.debug);
         assert_eq!(debugged.map(|(zone, _)| zone.to_ascii()).collect::<Vec<_>>(), ["a."]);
     }
@@ -55,9 +55,9 @@ mod tests {
     #[test]
     fn arguments_and_braces_are_rejected() {
         assert_eq!(
-            TestSite::error("debug off"),
+            TestServer::error("debug off"),
             "Corefile:2:7: debug takes no arguments, and here is \"off\""
         );
-        assert_eq!(TestSite::error("debug {\n}"), "Corefile:2:1: debug takes no braces");
+        assert_eq!(TestServer::error("debug {\n}"), "Corefile:2:1: debug takes no braces");
     }
 }

@@ -125,10 +125,10 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     }
     let patterns = line.options().iter().map(pattern).collect::<Result<Vec<_>, _>>()?;
     let patterns: Arc<[Pattern]> = patterns.into();
-    let log = ErrorLog { lines: setup.context.lines.clone(), debug: setup.builder.debug };
+    let log = ErrorLog { lines: setup.context.query_log.clone(), debug: setup.builder.debug };
     if !patterns.is_empty() {
         let (patterns, log) = (Arc::clone(&patterns), log.clone());
-        setup.run(|_, stop| async move {
+        setup.add_task(|_, stop| async move {
             futures::future::join_all(patterns.iter().map(|pattern| pattern.run(&log, &stop))).await;
         });
     }
@@ -191,16 +191,16 @@ impl Plugin for Errors {
         if let Err(PluginError::Error { rcode, why, .. }) = &outcome
             && !why.is_empty()
         {
-            self.note(request, *rcode, why);
+            self.log_error(request, *rcode, why);
         }
         outcome
     }
 }
 
 impl Errors {
-    fn note(&self, request: &Request, rcode: ResponseCode, why: &str) {
+    fn log_error(&self, request: &Request, rcode: ResponseCode, why: &str) {
         let pattern = self.patterns.iter().find(|pattern| pattern.pattern.is_match(why));
-        if pattern.is_some_and(|pattern| pattern.takes(&self.log)) {
+        if pattern.is_some_and(|pattern| pattern.consolidates(&self.log)) {
             return;
         }
         let level = pattern.map_or(Level::Error, |pattern| pattern.level);
@@ -228,7 +228,7 @@ impl ErrorLog {
 
 impl Pattern {
     /// Counts an error; returns whether the error needs no line of its own.
-    fn takes(&self, log: &ErrorLog) -> bool {
+    fn consolidates(&self, log: &ErrorLog) -> bool {
         if self.ended.load(Ordering::SeqCst) {
             return false;
         }
@@ -238,7 +238,7 @@ impl Pattern {
         }
         // If the task has ended in between, only this call can log the count.
         if self.ended.load(Ordering::SeqCst) {
-            self.tell(log);
+            self.log_count(log);
         }
         !(is_first && self.show_first)
     }
@@ -249,20 +249,20 @@ impl Pattern {
             loop {
                 self.first.notified().await;
                 sleep(self.period).await;
-                self.tell(log);
+                self.log_count(log);
             }
         };
         stop.run_until_cancelled(telling).await;
         self.ended.store(true, Ordering::SeqCst);
-        self.tell(log);
+        self.log_count(log);
     }
 
-    fn tell(&self, log: &ErrorLog) {
+    fn log_count(&self, log: &ErrorLog) {
         let count = self.count.swap(0, Ordering::SeqCst);
         if count == 0 || (count == 1 && self.show_first) {
             return;
         }
-        let (pattern, period) = (self.pattern.as_str(), go_text(self.period));
+        let (pattern, period) = (self.pattern.as_str(), format_go_duration(self.period));
         let text = format!("{count} errors like '{pattern}' occurred in last {period}");
         log.write(self.level, &text, || {
             vec![
@@ -275,7 +275,7 @@ impl Pattern {
 }
 
 /// Formats a duration as Go does: `5m0s`, `1.5s`, `250ms`.
-fn go_text(duration: Duration) -> String {
+fn format_go_duration(duration: Duration) -> String {
     let (nanos, seconds) = (duration.as_nanos(), duration.as_secs());
     #[expect(
         clippy::cast_precision_loss,

@@ -226,11 +226,11 @@ struct Forward {
     from: Name,
     except: ZoneSet,
     upstreams: Arc<Upstreams>,
-    flights: ForwardGroup,
+    look_ups: ForwardGroup,
     /// The response codes that pass the query to the next line.
-    next: Vec<ResponseCode>,
+    next_rcodes: Vec<ResponseCode>,
     next_on_nodata: bool,
-    looping: Option<Arc<LoopState>>,
+    loop_state: Option<Arc<LoopState>>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
@@ -243,19 +243,19 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         setup.builder.upstreams.extend(addresses);
         if to.iter().any(|to| matches!(to, UpstreamAddr::Host(..))) {
             let upstreams = Arc::clone(&upstreams);
-            setup.run(move |_, stop| resolve(upstreams, to, resolvers, stop));
+            setup.add_task(move |_, stop| resolve(upstreams, to, resolvers, stop));
         }
         // The plugin after the last line isn't `forward`.
         let is_last = number + 1 == lines.len();
-        let looping = setup.builder.looping.clone();
+        let looping = setup.builder.loop_state.clone();
         setup.add(Forward {
             from,
             except,
             upstreams,
-            flights: ForwardGroup::default(),
-            next: if is_last { Vec::new() } else { next },
+            look_ups: ForwardGroup::default(),
+            next_rcodes: if is_last { Vec::new() } else { next },
             next_on_nodata: next_on_nodata && !is_last,
-            looping,
+            loop_state: looping,
         });
     }
     Ok(())
@@ -274,12 +274,12 @@ impl Plugin for Forward {
         if is_transfer(request.query.query_type()) {
             return Err(PluginError::new(ResponseCode::Refused, ""));
         }
-        if self.looping.as_ref().is_some_and(|looping| looping.refuses(&request.query)) {
+        if self.loop_state.as_ref().is_some_and(|looping| looping.refuses(&request.query)) {
             return Err(PluginError::servfail("what is forwarded comes back: see plugin/loop").with_ede(LOOP));
         }
         match self.look_up(request).await {
-            Ok(answer) if self.leaves(&answer) => next.serve(request).await,
-            Ok(answer) => Ok(pass_back(request, answer)),
+            Ok(answer) if self.passes_to_next(&answer) => next.serve(request).await,
+            Ok(answer) => Ok(to_reply(request, answer)),
             Err(error) => Err(failure(&error)),
         }
     }
@@ -289,7 +289,7 @@ impl Plugin for Forward {
     }
 
     fn invalidate(&self, name: Option<&[u8]>) {
-        self.flights.forget(name);
+        self.look_ups.forget(name);
     }
 }
 
@@ -306,7 +306,7 @@ impl Forward {
             (Purpose::Client, _) => Asked::ForwardByTcp,
         };
         let answer =
-            self.flights.look_up(&self.upstreams, request.question().key(), asked, request.account());
+            self.look_ups.look_up(&self.upstreams, request.question().key(), asked, request.account());
         let query = &request.query;
         if query.name().is_root() && query.query_type() == RecordType::NS {
             return timeout(HEALTH_CHECK_TIMEOUT, answer).await.unwrap_or(Err(ForwardError::Late));
@@ -315,10 +315,10 @@ impl Forward {
     }
 
     /// Returns whether the next line has to answer instead.
-    fn leaves(&self, answer: &Message) -> bool {
+    fn passes_to_next(&self, answer: &Message) -> bool {
         let rcode = answer.metadata.response_code;
         let no_data = rcode == ResponseCode::NoError && answer.answers.is_empty();
-        self.next.contains(&rcode) || self.next_on_nodata && no_data
+        self.next_rcodes.contains(&rcode) || self.next_on_nodata && no_data
     }
 }
 
@@ -333,7 +333,7 @@ fn failure(error: &ForwardError) -> PluginError {
 }
 
 /// Converts an upstream's answer to a reply for this client.
-fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
+fn to_reply(request: &Request, answer: Arc<Message>) -> Reply {
     // Usually no other client shares the answer, and no copy is made.
     let answer = Arc::unwrap_or_clone(answer);
     let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
@@ -354,7 +354,7 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
     let understood = request.metadata.authentic_data || request.dnssec_ok();
     reply.metadata.authentic_data = authentic_data && understood;
     reply.metadata.truncation = truncation;
-    reply.options = errors_of(&answer);
+    reply.options = extended_errors(&answer);
     reply.answers = answer.answers;
     reply.authorities = answer.authorities;
     reply.additionals = answer.additionals;
@@ -370,7 +370,7 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
 }
 
 /// Returns the upstream's extended errors, which a forwarder passes on (RFC 8914 section 3).
-fn errors_of(answer: &Message) -> Vec<EdnsOption> {
+fn extended_errors(answer: &Message) -> Vec<EdnsOption> {
     const EDE: u16 = 15;
     let options = answer.edns.iter().flat_map(|edns| edns.options().get_all(EdnsCode::from(EDE)));
     options.cloned().collect()

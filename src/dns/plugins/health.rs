@@ -59,7 +59,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     #[test]
     fn invalid_lines_are_rejected_with_their_position() {
@@ -72,7 +72,7 @@ mod tests {
             ("health {\nlameduck 5\n}", "Corefile:3:10: \"5\" isn't a duration such as 30s, 1m30s or 500ms"),
             ("health {\nlame 5s\n}", "Corefile:3:1: health has no option \"lame\"; it has lameduck"),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
     }
 }

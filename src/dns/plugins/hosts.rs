@@ -124,9 +124,9 @@ struct Hosts {
     zones: ZoneSet,
     ttl: u32,
     /// The zones in which names without addresses fall through.
-    through: Option<ZoneSet>,
+    fallthrough: Option<ZoneSet>,
     /// Whether queries for unsupported types fall through, too.
-    unsupported: bool,
+    fallthrough_unsupported: bool,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
@@ -136,7 +136,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         [] => (FILE.into(), setup.zones_or_own(&[])?),
         [path, zones @ ..] => {
             let file = setup.path(&path.text);
-            let warning = look_at(&file)
+            let warning = check_file(&file)
                 .map_err(|error| path.error(format!("can't look at {}: {error}", file.display())))?;
             warnings.extend(warning.map(|warning| path.error(warning)));
             (file, setup.zones_or_own(zones)?)
@@ -189,13 +189,19 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     }
     let file = Arc::new(HostsFile::new(path, zones.clone(), reverse, inline));
     let counters = setup.metrics()?;
-    setup.add(Hosts { file: Arc::clone(&file), zones, ttl, through, unsupported });
-    setup.run(move |_, stop| async move { file.follow(reload, &counters, &stop).await });
+    setup.add(Hosts {
+        file: Arc::clone(&file),
+        zones,
+        ttl,
+        fallthrough: through,
+        fallthrough_unsupported: unsupported,
+    });
+    setup.add_task(move |_, stop| async move { file.watch(reload, &counters, &stop).await });
     Ok(())
 }
 
 /// Returns a warning about a file, which needn't exist yet.
-fn look_at(path: &Path) -> std::io::Result<Option<String>> {
+fn check_file(path: &Path) -> std::io::Result<Option<String>> {
     let name = path.display();
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(Some(format!("the hosts file {name} is a directory"))),
@@ -227,7 +233,7 @@ impl Plugin for Hosts {
                 Ok(reply)
             }
             HostsResult::Nothing => Err(PluginError::servfail("")),
-            HostsResult::Elsewhere => next.serve(request).await,
+            HostsResult::FallThrough => next.serve(request).await,
         }
     }
 }
@@ -236,7 +242,7 @@ enum HostsResult {
     Records(Vec<Record>),
     Nothing,
     /// The next plugin has to answer.
-    Elsewhere,
+    FallThrough,
 }
 
 impl Hosts {
@@ -245,18 +251,18 @@ impl Hosts {
         if qtype == RecordType::PTR {
             let pointers: Vec<RData> =
                 self.file.names(name).into_iter().map(|target| RData::PTR(PTR(target))).collect();
-            return if pointers.is_empty() { HostsResult::Elsewhere } else { self.records(name, pointers) };
+            return if pointers.is_empty() { HostsResult::FallThrough } else { self.records(name, pointers) };
         }
         if !self.zones.hold(name) {
-            return HostsResult::Elsewhere;
+            return HostsResult::FallThrough;
         }
-        let falls = self.through.as_ref().is_some_and(|zones| zones.hold(name));
-        if falls && self.unsupported && !matches!(qtype, RecordType::A | RecordType::AAAA) {
-            return HostsResult::Elsewhere;
+        let falls = self.fallthrough.as_ref().is_some_and(|zones| zones.hold(name));
+        if falls && self.fallthrough_unsupported && !matches!(qtype, RecordType::A | RecordType::AAAA) {
+            return HostsResult::FallThrough;
         }
         let addresses = self.file.addresses(name);
         if addresses.is_empty() {
-            return if falls { HostsResult::Elsewhere } else { HostsResult::Nothing };
+            return if falls { HostsResult::FallThrough } else { HostsResult::Nothing };
         }
         let data = |address: IpAddr| match (address, qtype) {
             (IpAddr::V4(ip), RecordType::A) => Some(RData::A(ip.into())),

@@ -105,7 +105,7 @@ use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 use prometheus::{IntCounter, IntGauge, Registry};
 use tokio::time::Instant;
 
-use super::clients::{self, Prohibited};
+use super::clients::{self, ProhibitedQueries};
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
@@ -139,7 +139,7 @@ pub struct LbLinker {
     store: Arc<Store>,
     policy: Arc<TargetPolicy>,
     denials: Arc<Denials>,
-    prohibited: Arc<Prohibited>,
+    prohibited: Arc<ProhibitedQueries>,
     targets: TargetResolvers,
     stale_answers: IntCounter,
 }
@@ -219,7 +219,7 @@ impl Plugin for LbLinker {
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
         if is_missing && falls_through {
             if self.prohibits(request) {
-                self.prohibited.note(request);
+                self.prohibited.record(request);
                 return Ok(clients::refusal(request, NAME));
             }
             let mut reply = next.serve(request).await?;
@@ -259,7 +259,7 @@ impl LbLinker {
     }
 
     /// Resolves a link's new target before clients query it.
-    pub async fn look_ahead(&self, server: &Arc<Server>, query: Query) {
+    pub async fn prefetch(&self, server: &Arc<Server>, query: Query) {
         let absence = self.zones.iter().map(Zone::ttl).min().unwrap_or_default();
         if self.policy.check_name(query.name()).is_err() {
             return;
@@ -269,12 +269,12 @@ impl LbLinker {
         if server.offers_recursion(&request.query, &request, LookUp::Target) == Some(false) {
             return;
         }
-        self.targets.of(server).look_ahead(&request, Duration::from_secs(absence.into())).await;
+        self.targets.of(server).prefetch(&request, Duration::from_secs(absence.into())).await;
     }
 
     /// Returns whether *clients* refuses a name that falls through, because such a name counts as outside the zones.
     fn prohibits(&self, request: &Request) -> bool {
-        clients::is_of_client(request)
+        clients::is_client_query(request)
             && request.server.offers_recursion(&request.query, request, LookUp::Question) == Some(false)
     }
 
@@ -286,10 +286,10 @@ impl LbLinker {
     /// Answers with authority, and resolves a CNAME's target, which a stub resolver can't. Returns whether the queried
     /// name itself doesn't exist.
     async fn answer(&self, request: &Request, reply: &mut Reply, zone: (&Zone, Vec<u8>)) -> bool {
-        let mut chase = Chase {
-            until: Instant::now() + CLIENT_TIMEOUT,
-            absence: zone.0.ttl(),
-            denied: false,
+        let mut chase = ChaseState {
+            deadline: Instant::now() + CLIENT_TIMEOUT,
+            negative_ttl: zone.0.ttl(),
+            alias_only_is_denial: false,
             link: None,
         };
         let qtype = request.query.query_type();
@@ -302,14 +302,14 @@ impl LbLinker {
                     let mut answer = zone.answer(&self.store, &name, &relative, qtype);
                     if chase.link.as_ref().is_some_and(|link| !answer.is_open_to(link.key.namespace())) {
                         answer.answers.clear();
-                        self.rest_on(reply, &mut answer);
+                        self.add_dependencies(reply, &mut answer);
                         self.deny(reply, &mut chase, Denial::Namespace);
                         return false;
                     }
                     answer.link.iter().for_each(|link| note(link, qtype));
-                    self.rest_on(reply, &mut answer);
+                    self.add_dependencies(reply, &mut answer);
                     if !answer.hops.is_empty() {
-                        self.look_at_services(request, reply, zone, &mut answer);
+                        self.check_services(request, reply, zone, &mut answer);
                     }
                     reply.metadata.response_code = answer.rcode;
                     // If an earlier part of the chain is stale, its EDE stays.
@@ -318,16 +318,16 @@ impl LbLinker {
                     reply.authorities = answer.authorities;
                     reply.additionals = answer.additionals;
                     chase.link = answer.link;
-                    answer.chase
+                    answer.target
                 }
                 // Boxed, because this future is large and most queries don't need it.
                 None => Box::pin(self.chase(request, reply, &name, &mut chase)).await,
             };
             let Some(next) = next else {
-                chase.bound(reply);
+                chase.cap_alias_ttls(reply);
                 return seen.is_empty() && reply.metadata.response_code == ResponseCode::NXDomain;
             };
-            place = self.place_of(request, &next);
+            place = self.find_zone(request, &next);
             match self.step(request, reply, &next, place.is_some()) {
                 Ok(true) => {}
                 Ok(false) => return false,
@@ -381,7 +381,7 @@ impl LbLinker {
     }
 
     /// Ends a chain at a denied name: the client gets the CNAME records before that name.
-    fn deny(&self, reply: &mut Reply, chase: &mut Chase, denial: Denial) {
+    fn deny(&self, reply: &mut Reply, chase: &mut ChaseState, denial: Denial) {
         reply.metadata.response_code = ResponseCode::NoError;
         reply.authorities.clear();
         reply.additionals.clear();
@@ -390,13 +390,13 @@ impl LbLinker {
         }
         self.denials.count(reply, denial);
         // Caches must not keep a denial longer than `absence`: `allow-from` may change.
-        chase.denied = true;
-        chase.bound(reply);
+        chase.alias_only_is_denial = true;
+        chase.cap_alias_ttls(reply);
     }
 
     /// Removes a link's services if their host is denied, or is reached through a denied name. Removes the addresses of
     /// a service's host or of a zone's name server that the client may not query.
-    fn look_at_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
+    fn check_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
         let mut looked = HopCheck::default();
         let denial = match self.address_types(request, &answer.hops, &mut looked) {
             Ok(types) => {
@@ -406,7 +406,7 @@ impl LbLinker {
             }
             // All services of a link have the same host, so the answer becomes empty.
             Err(denial) if answer.link.is_some() => {
-                zone.empty(&self.store, answer);
+                zone.clear(&self.store, answer);
                 Some(denial)
             }
             Err(denial) => {
@@ -417,16 +417,16 @@ impl LbLinker {
         if let Some(denial) = denial {
             self.denials.count(reply, denial);
         }
-        looked.bind(reply);
+        looked.limit_reuse(reply);
         if answer.answers.is_empty()
             && let Some(repeat) = &mut reply.repeat
         {
-            repeat.serial = serial(&self.store, 0, &[], &answer.authorities);
+            repeat.serial = soa_position(&self.store, 0, &[], &answer.authorities);
         }
     }
 
     /// Adds the dependencies of a zone's answer to the reply; must run before the records are added to the reply.
-    fn rest_on(&self, reply: &mut Reply, answer: &mut ZoneAnswer) {
+    fn add_dependencies(&self, reply: &mut Reply, answer: &mut ZoneAnswer) {
         let (Some(repeat), Some(dependencies)) = (&mut reply.repeat, answer.dependencies.take()) else {
             reply.repeat = None;
             return;
@@ -434,7 +434,7 @@ impl LbLinker {
         repeat.links.extend(dependencies.links);
         repeat.rest_on_names(dependencies.names);
         repeat.replace_authority(0, None, u32::MAX);
-        repeat.serial = serial(&self.store, reply.answers.len(), &answer.answers, &answer.authorities);
+        repeat.serial = soa_position(&self.store, reply.answers.len(), &answer.answers, &answer.authorities);
     }
 
     /// Adds a target's records; returns the next name if the chain leads back to a name in our zones. The response code
@@ -444,21 +444,21 @@ impl LbLinker {
         request: &Request,
         reply: &mut Reply,
         name: &Name,
-        chase: &mut Chase,
+        chase: &mut ChaseState,
     ) -> Option<Name> {
         let query = query_for(request, name);
-        let mut found = self.ask(request, &query, chase, true).await;
+        let mut found = self.resolve_target(request, &query, chase, true).await;
         // The cache doesn't see every denial as such, for example if all addresses of an answer are denied.
         let is_outdated = |found: &TargetAnswer| {
             found.is_absence(&query) && !found.age().is_zero() && found.age() >= chase.absence()
         };
         if found.as_ref().is_ok_and(is_outdated)
-            && let Ok(fresh) = self.ask(request, &query, chase, false).await
+            && let Ok(fresh) = self.resolve_target(request, &query, chase, false).await
         {
             found = Ok(fresh);
         }
         let is_absence = found.as_ref().is_ok_and(|found| found.is_absence(&query));
-        let TargetAnswer { known, mut followed, looked } = match found {
+        let TargetAnswer { resolved: known, chain: mut followed, check: looked } = match found {
             Ok(found) => found,
             Err(ede) => {
                 reply.metadata.response_code = ResponseCode::ServFail;
@@ -471,7 +471,7 @@ impl LbLinker {
             self.stale_answers.inc();
             reply.ede = Some(Ede::STALE);
         } else if matches!(followed.end, ChainEnd::BackToOurZone(_)) {
-            self.targets.of(&request.server).keep(request, &query, &known.reply);
+            self.targets.of(&request.server).remember(request, &query, &known.reply);
         }
         if known.stale || followed.end == ChainEnd::Unresolved {
             reply.repeat = None;
@@ -480,13 +480,13 @@ impl LbLinker {
             self.denials.count(reply, denial);
         }
         let denial = looked.denial;
-        looked.bind(reply);
-        rest_on_target(reply, &known.reply, &followed, chase, is_absence);
+        looked.limit_reuse(reply);
+        add_target_dependencies(reply, &known.reply, &followed, chase, is_absence);
         reply.answers.append(&mut followed.answers);
         reply.authorities = followed.authorities;
         reply.metadata.truncation |= known.reply.metadata.truncation;
         let refused = known.reply.metadata.response_code == ResponseCode::Refused;
-        chase.denied = !refused;
+        chase.alias_only_is_denial = !refused;
         match followed.end {
             ChainEnd::Final(rcode) => reply.metadata.response_code = rcode,
             ChainEnd::BackToOurZone(name) => return Some(name),
@@ -502,14 +502,14 @@ impl LbLinker {
     }
 
     /// Resolves a target, and extracts the records that belong to it.
-    async fn ask(
+    async fn resolve_target(
         &self,
         request: &Request,
         query: &Query,
-        chase: &Chase,
+        chase: &ChaseState,
         cached: bool,
     ) -> Result<TargetAnswer, Ede> {
-        let wanted = ResolveOptions { until: chase.until, absence: chase.absence(), cached };
+        let wanted = ResolveOptions { deadline: chase.deadline, max_negative_age: chase.absence(), cached };
         let known = self.targets.of(&request.server).resolve(request, query, wanted).await?;
         let mut looked = HopCheck::default();
         let step = |name: &Name| {
@@ -521,7 +521,7 @@ impl LbLinker {
                 ChainStep::Denied
             }
         };
-        let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.absence, step);
+        let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.negative_ttl, step);
         // A chain outside our zones started at a link.
         let namespace = chase.link.as_ref().map_or("", |link| link.key.namespace());
         let allows = |name: &Name| self.allows_data(request, namespace, name, &mut looked);
@@ -533,46 +533,52 @@ impl LbLinker {
         if drop_hints(&mut followed.answers, allows) {
             looked.denial.get_or_insert(Denial::Acl);
         }
-        Ok(TargetAnswer { known, followed, looked })
+        Ok(TargetAnswer { resolved: known, chain: followed, check: looked })
     }
 }
 
 /// The state that all look-ups of a query share.
-struct Chase {
+struct ChaseState {
     /// The time at which the client gives up.
-    until: Instant,
+    deadline: Instant,
     /// The maximum negative TTL, in seconds.
-    absence: u32,
+    negative_ttl: u32,
     /// Whether a reply that has only aliases denies the data, instead of leaving the look-up to the client.
-    denied: bool,
+    alias_only_is_denial: bool,
     /// The link that leads to the current name of the chain.
     link: Option<Arc<Link>>,
 }
 
-impl Chase {
+impl ChaseState {
     fn absence(&self) -> Duration {
-        Duration::from_secs(self.absence.into())
+        Duration::from_secs(self.negative_ttl.into())
     }
 
     /// Limits the TTLs of a reply that has only aliases: without an SOA record, some caches use the aliases' TTL as the
     /// negative TTL.
-    fn bound(&self, reply: &mut Reply) {
+    fn cap_alias_ttls(&self, reply: &mut Reply) {
         let alias = |record: &Record| {
             // The signature of an alias counts as an alias.
             let of = type_covered(record).unwrap_or_else(|| record.record_type());
             matches!(of, RecordType::CNAME | RecordType::DNAME)
         };
-        if self.denied && reply.authorities.is_empty() && reply.answers.iter().all(alias) {
-            reply.answers.iter_mut().for_each(|record| record.ttl = record.ttl.min(self.absence));
+        if self.alias_only_is_denial && reply.authorities.is_empty() && reply.answers.iter().all(alias) {
+            reply.answers.iter_mut().for_each(|record| record.ttl = record.ttl.min(self.negative_ttl));
             for countdown in reply.repeat.iter_mut().flat_map(|repeat| &mut repeat.countdown) {
-                countdown.cap = countdown.cap.min(self.absence);
+                countdown.cap = countdown.cap.min(self.negative_ttl);
             }
         }
     }
 }
 
 /// Adds the dependencies of a target's answer to the reply; must run before the records are added to the reply.
-fn rest_on_target(reply: &mut Reply, target: &Reply, followed: &CnameChain, chase: &Chase, is_absence: bool) {
+fn add_target_dependencies(
+    reply: &mut Reply,
+    target: &Reply,
+    followed: &CnameChain,
+    chase: &ChaseState,
+    is_absence: bool,
+) {
     let (start, number) = (reply.answers.len(), followed.answers.len());
     let Some(repeat) = &mut reply.repeat else { return };
     let runs_down = target.repeat.as_deref().and_then(|target| Some((target, target.runs_down()?)));
@@ -588,16 +594,21 @@ fn rest_on_target(reply: &mut Reply, target: &Reply, followed: &CnameChain, chas
         let records = start..start + number;
         repeat.countdown.push(TtlCountdown { section: Section::Answer, records, since, ttl, cap: u32::MAX });
     }
-    repeat.replace_authority(followed.authorities.len(), runs_down, chase.absence);
+    repeat.replace_authority(followed.authorities.len(), runs_down, chase.negative_ttl);
     // The target is a name in a zone of another server block.
     if let Some(Serial { store, .. }) = &target_repeat.serial {
-        repeat.serial = serial(store, start, &followed.answers, &followed.authorities);
+        repeat.serial = soa_position(store, start, &followed.answers, &followed.authorities);
     }
 }
 
 /// Returns the position of our zone's SOA record after the records are added: the answers follow `start` other records,
 /// and `authorities` replace the authority section.
-fn serial(store: &Arc<Store>, start: usize, answers: &[Record], authorities: &[Record]) -> Option<Serial> {
+fn soa_position(
+    store: &Arc<Store>,
+    start: usize,
+    answers: &[Record],
+    authorities: &[Record],
+) -> Option<Serial> {
     let soa = |records: &[Record]| records.iter().position(|record| record.record_type() == RecordType::SOA);
     let authority = soa(authorities).map(|at| (Section::Authority, at));
     let (section, record) = authority.or_else(|| soa(answers).map(|at| (Section::Answer, start + at)))?;
@@ -605,22 +616,22 @@ fn serial(store: &Arc<Store>, start: usize, answers: &[Record], authorities: &[R
 }
 
 struct TargetAnswer {
-    known: Resolved,
-    followed: CnameChain,
+    resolved: Resolved,
+    chain: CnameChain,
     /// The result of checking the names, with the reason if records were left out.
-    looked: HopCheck,
+    check: HopCheck,
 }
 
 impl TargetAnswer {
     fn age(&self) -> Duration {
-        self.known.reply.age
+        self.resolved.reply.age
     }
 
     /// Returns whether there are no records of the queried type.
     fn is_absence(&self, query: &Query) -> bool {
         let qtype = query.query_type();
         let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
-        matches!(self.followed.end, ChainEnd::Final(_)) && !self.followed.answers.iter().any(wanted)
+        matches!(self.chain.end, ChainEnd::Final(_)) && !self.chain.answers.iter().any(wanted)
     }
 }
 

@@ -207,7 +207,7 @@ fn weighted(
     let weights = Arc::new(ArcSwap::from_pointee(weights));
     if !reload.is_zero() {
         let weights = Arc::clone(&weights);
-        setup.run(move |_, stop| async move {
+        setup.add_task(move |_, stop| async move {
             stop.run_until_cancelled(weights::follow(&path, reload, text, &weights)).await;
         });
     }

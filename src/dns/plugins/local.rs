@@ -193,13 +193,13 @@ impl Local {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     const SOA: &str = "604800 IN SOA localhost. root.localhost. 1 0 0 0 604800";
 
     #[tokio::test]
     async fn local_names_are_answered_and_other_names_pass() {
-        let context = TestSite::block("local\nwhoami");
+        let context = TestServer::block("local\nwhoami");
         let nodata = |owner: &str| format!("NOERROR | | {owner} {SOA} |");
         let nothing = |owner: &str| format!("NXDOMAIN | | {owner} {SOA} |");
         let answer = |record: &str| format!("NOERROR | {record} | |");
@@ -232,13 +232,13 @@ mod tests {
 
     #[tokio::test]
     async fn localhost_prefix_off_passes_names_on() {
-        let context = TestSite::block("local {\nlocalhost_prefix off\n}\nwhoami");
+        let context = TestServer::block("local {\nlocalhost_prefix off\n}\nwhoami");
         assert!(context.ask("localhost.example.org. A").await.starts_with("NOERROR aa"));
         for question in ["localhost. A", "a.localhost. A"] {
             assert!(context.ask(question).await.ends_with("604800 IN A 127.0.0.1 | |"), "{question}");
         }
         assert_eq!(context.metrics("coredns_local"), ["coredns_local_localhost_requests_total 1"]);
-        let context = TestSite::block("local {\nlocalhost_prefix on\n}\nwhoami");
+        let context = TestServer::block("local {\nlocalhost_prefix on\n}\nwhoami");
         assert!(context.ask("localhost.example.org. A").await.ends_with("127.0.0.1 | |"));
     }
 
@@ -254,7 +254,7 @@ mod tests {
                 "Corefile:3:21: localhost_prefix takes 1 argument at most, and here is \"off\"",
             ),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
     }
 }

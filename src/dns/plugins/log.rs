@@ -101,7 +101,7 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::query_log::{Level, QueryLog};
 use class::Class;
-use format::{Format, Seen};
+use format::{Format, LogEntry};
 
 const NAME: &str = "log";
 const OPTIONS: [&str; 1] = ["class"];
@@ -122,7 +122,7 @@ struct Rule {
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let rules = setup.lines.iter().map(rule).collect::<Result<_, _>>()?;
-    let lines = setup.context.lines.clone();
+    let lines = setup.context.query_log.clone();
     setup.add(LogPlugin { rules, lines });
     Ok(())
 }
@@ -190,7 +190,7 @@ impl Plugin for LogPlugin {
         };
         let reply = outcome.as_ref().ok().or(failed.as_ref());
         if rule.classes.contains(&Class::of(request, reply)) {
-            let seen = Seen { request, name: &name, reply, duration: began.elapsed() };
+            let seen = LogEntry { request, name: &name, reply, duration: began.elapsed() };
             self.lines.write(Level::Info, &rule.format.text(&seen), || rule.format.parts(&seen));
         }
         outcome

@@ -152,7 +152,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         return Err(line.error(format!("{zone} has no room for two labels more")));
     }
     let state = Arc::<LoopState>::default();
-    setup.builder.looping = Some(Arc::clone(&state));
+    setup.builder.loop_state = Some(Arc::clone(&state));
     let detector = Arc::new(Detector {
         zone,
         state,
@@ -161,7 +161,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         metrics: setup.metrics()?,
     });
     let own = Arc::clone(&detector);
-    setup.run(|server, stop| async move { own.run(&server, &stop).await });
+    setup.add_task(|server, stop| async move { own.run(&server, &stop).await });
     setup.add(Loop(detector));
     Ok(())
 }
@@ -184,7 +184,7 @@ impl Plugin for Loop {
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
-        self.0.see(request);
+        self.0.observe(request);
         next.serve(request).await
     }
 
@@ -287,7 +287,7 @@ impl Detector {
     }
 
     /// Counts a returned probe, and reports a loop.
-    fn see(&self, request: &Request) {
+    fn observe(&self, request: &Request) {
         if request.query.query_type() != RecordType::HINFO {
             return;
         }
@@ -346,7 +346,7 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::task::JoinHandle;
 
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
     use super::*;
     use crate::dns::chain::plugin::PluginError;
     use crate::dns::chain::request::Purpose;
@@ -402,7 +402,7 @@ mod tests {
 
     /// A block with or without a loop, its upstreams, and the task of the plugin.
     struct ProbedBlock {
-        context: TestSite,
+        context: TestServer,
         upstreams: Arc<Upstreams>,
         plugin: Arc<dyn Plugin>,
         stop: CancellationToken,
@@ -410,9 +410,9 @@ mod tests {
     }
 
     fn block(mood: UpstreamsState) -> ProbedBlock {
-        let (mut context, configuration) = TestSite::configured(". {\nloop\n}\n");
+        let (mut context, configuration) = TestServer::configured(". {\nloop\n}\n");
         let mut builder = configuration.blocks.into_iter().next().unwrap().builder;
-        let state = builder.looping.clone().unwrap();
+        let state = builder.loop_state.clone().unwrap();
         let upstreams = Arc::new(Upstreams { mood: Mutex::new(mood), probes: AtomicU32::new(0), state });
         let plugin = Arc::clone(&builder.plugins[0]);
         let plugins = vec![Arc::clone(&plugin), Arc::clone(&upstreams) as Arc<dyn Plugin>];
@@ -520,7 +520,7 @@ mod tests {
     async fn forward_refuses_all_but_probes_during_a_loop() {
         let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = upstream.local_addr().unwrap();
-        let (context, tasks) = TestSite::with_tasks(&format!("loop\nforward . {address}"));
+        let (context, tasks) = TestServer::with_tasks(&format!("loop\nforward . {address}"));
         let stop = CancellationToken::new();
         let tasks: Vec<_> = tasks
             .into_iter()
@@ -570,7 +570,7 @@ mod tests {
                 "Corefile:3:1: loop can be there only once in a block, and it is on line 2 already",
             ),
         ] {
-            assert_eq!(TestSite::error(lines), error, "{lines}");
+            assert_eq!(TestServer::error(lines), error, "{lines}");
         }
     }
 }

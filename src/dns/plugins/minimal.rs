@@ -76,7 +76,7 @@ mod tests {
     use hickory_proto::rr::rdata::{A, NS, NULL, SOA};
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
     use super::*;
 
     fn record(data: RData) -> Record {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     fn is_stripped(
-        context: &TestSite,
+        context: &TestServer,
         rcode: ResponseCode,
         answers: &[Record],
         authorities: &[Record],
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn only_positive_answers_lose_sections() {
         use ResponseCode::{NXDomain, NoError, Refused, ServFail};
-        let context = TestSite::block("whoami");
+        let context = TestServer::block("whoami");
         for (rcode, answers, authorities, expected) in [
             (NoError, &[address()][..], &[ns(), soa()][..], true),
             (NoError, &[], &[], true),
@@ -140,7 +140,7 @@ mod tests {
     fn answer_with_an_invalid_signature_stays_unchanged() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
         let day = 24 * 3600;
-        let plain = TestSite::block("whoami");
+        let plain = TestServer::block("whoami");
         let mut wants_dnssec = plain.clone().edns(1232);
         wants_dnssec.request.edns.as_mut().unwrap().set_dnssec_ok(true);
         for (from, to, expected) in [
@@ -158,16 +158,16 @@ mod tests {
 
     #[tokio::test]
     async fn unneeded_sections_are_removed() {
-        let context = TestSite::block("minimal\nwhoami");
+        let context = TestServer::block("minimal\nwhoami");
         assert_eq!(context.ask("example.org. A").await, "NOERROR aa | | |");
     }
 
     #[test]
     fn arguments_and_braces_are_rejected() {
         assert_eq!(
-            TestSite::error("minimal x"),
+            TestServer::error("minimal x"),
             "Corefile:2:9: minimal takes no arguments, and here is \"x\""
         );
-        assert_eq!(TestSite::error("minimal {\n}"), "Corefile:2:1: minimal takes no braces");
+        assert_eq!(TestServer::error("minimal {\n}"), "Corefile:2:1: minimal takes no braces");
     }
 }

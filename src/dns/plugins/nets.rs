@@ -17,7 +17,7 @@ impl Nets {
         Self(nets)
     }
 
-    pub(super) fn contain(&self, client: IpAddr) -> bool {
+    pub(super) fn contains(&self, client: IpAddr) -> bool {
         let behind = self.0.partition_point(|net| net.network() <= client);
         self.0[..behind].last().is_some_and(|net| net.contains(&client))
     }

@@ -95,15 +95,15 @@ impl Plugin for Nsid {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
     use super::*;
 
-    async fn told(context: &TestSite) -> Vec<EdnsOption> {
+    async fn told(context: &TestServer) -> Vec<EdnsOption> {
         context.reply("example.org. A").await.unwrap().options
     }
 
-    fn asking(lines: &str) -> TestSite {
-        let mut context = TestSite::block(lines).edns(1232);
+    fn asking(lines: &str) -> TestServer {
+        let mut context = TestServer::block(lines).edns(1232);
         let nothing = EdnsOption::NSID(NSIDPayload::new([]).unwrap());
         context.request.edns.as_mut().unwrap().options_mut().insert(nothing);
         context
@@ -118,8 +118,8 @@ mod tests {
         assert_eq!(told(&asking("nsid Use  The \"Force  !\"\nwhoami")).await, nsid("Use The Force  !"));
         assert_eq!(told(&asking("nsid\nwhoami")).await, nsid(&hostname()));
         assert_eq!(told(&asking("nsid \"\"\nwhoami")).await, nsid(""));
-        assert!(told(&TestSite::block("nsid x\nwhoami").edns(1232)).await.is_empty());
-        assert!(told(&TestSite::block("nsid x\nwhoami")).await.is_empty());
+        assert!(told(&TestServer::block("nsid x\nwhoami").edns(1232)).await.is_empty());
+        assert!(told(&TestServer::block("nsid x\nwhoami")).await.is_empty());
     }
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
                 "Corefile:3:1: nsid can be there only once in a block, and it is on line 2 already",
             ),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
     }
 }

@@ -115,11 +115,11 @@ impl Plugin for Prometheus {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     #[tokio::test]
     async fn queries_are_counted_with_names_and_labels_of_coredns() {
-        let context = TestSite::corefile("example.org {\nprometheus\nwhoami\n}\n");
+        let context = TestServer::corefile("example.org {\nprometheus\nwhoami\n}\n");
         context.ask("www.example.org. A").await;
         context.clone().edns(1232).ask("www.example.org. NAPTR").await;
         context.ask("example.com. A").await;
@@ -147,7 +147,7 @@ mod tests {
                 "Corefile:3:1: CoreDNS's option tls of prometheus isn't supported here",
             ),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     #[test]
     fn invalid_lines_are_rejected_with_their_position() {
@@ -68,7 +68,7 @@ mod tests {
             ("ready {\nmonitor once\n}", "Corefile:3:9: \"once\" isn't until-ready or continuously"),
             ("ready {\nwhen x\n}", "Corefile:3:1: ready has no option \"when\"; it has monitor"),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
     }
 }

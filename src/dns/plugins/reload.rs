@@ -70,7 +70,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     #[test]
     fn too_short_durations_are_rejected() {
@@ -80,8 +80,8 @@ mod tests {
             ("reload often", "Corefile:2:8: \"often\" isn't a duration such as 30s, 1m30s or 500ms"),
             ("reload 2s 1s 1s", "Corefile:2:14: reload takes 2 arguments at most, and here is \"1s\""),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
-        TestSite::block("reload 2s 0\nwhoami");
+        TestServer::block("reload 2s 0\nwhoami");
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     #[test]
     fn only_a_missing_directory_is_accepted_with_a_warning() {
@@ -56,8 +56,8 @@ mod tests {
             ("root a b", "Corefile:2:8: root takes 1 argument at most, and here is \"b\""),
             ("root /dev/null", "Corefile:2:6: \"/dev/null\" isn't a directory"),
         ] {
-            assert_eq!(TestSite::error(lines), expected);
+            assert_eq!(TestServer::error(lines), expected);
         }
-        TestSite::block("root /nowhere/to/be/found\nwhoami");
+        TestServer::block("root /nowhere/to/be/found\nwhoami");
     }
 }

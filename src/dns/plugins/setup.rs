@@ -39,7 +39,7 @@ pub struct ServerContext {
     /// all addresses.
     pub own_addresses: fn(&[IpAddr]) -> Vec<IpAddr>,
     /// The queue of the lines that `log` and `errors` write.
-    pub lines: QueryLog,
+    pub query_log: QueryLog,
 }
 
 /// The input and output of a plugin's set-up function.
@@ -73,11 +73,11 @@ pub struct BlockBuilder {
     /// The upstreams that the Corefile names by address, with their positions: none of them may be a listener of this
     /// process.
     pub upstreams: Vec<(SocketAddr, Position)>,
-    pub looping: Option<Arc<LoopState>>,
+    pub loop_state: Option<Arc<LoopState>>,
     /// Possible mistakes, such as a file that doesn't exist yet and is looked for again later.
     pub warnings: Vec<CorefileError>,
     /// The files that were read during set-up, and their contents.
-    pub read: Vec<(PathBuf, Vec<u8>)>,
+    pub files_read: Vec<(PathBuf, Vec<u8>)>,
 }
 
 /// A task that runs as long as a block is served, until the token is cancelled. The task starts once, with a server
@@ -88,7 +88,7 @@ pub type Task = Box<dyn FnOnce(Arc<Server>, CancellationToken) -> BoxFuture<'sta
 pub struct HttpEndpoint {
     pub kind: HttpKind,
     pub address: SocketAddr,
-    pub place: Position,
+    pub position: Position,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,7 +128,7 @@ impl ServerContext {
                 stale_caches: StaleCaches::default(),
                 upstream_sockets: Arc::default(),
                 metrics,
-                lines,
+                query_log: lines,
                 own_addresses: |_| Vec::new(),
             },
             queue,
@@ -198,7 +198,7 @@ impl Setup<'_> {
     /// Fails if the file can't be read.
     pub fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         let bytes = std::fs::read(path)?;
-        self.builder.read.push((path.to_owned(), bytes.clone()));
+        self.builder.files_read.push((path.to_owned(), bytes.clone()));
         Ok(bytes)
     }
 
@@ -216,7 +216,7 @@ impl Setup<'_> {
         let wrong = || word.map_or_else(|| line.error(what), |word| word.isnt(what));
         let address = http_address(text).ok_or_else(wrong)?;
         let place = line.place().clone();
-        self.builder.endpoints.push(HttpEndpoint { kind, address, place });
+        self.builder.endpoints.push(HttpEndpoint { kind, address, position: place });
         Ok(())
     }
 
@@ -225,7 +225,7 @@ impl Setup<'_> {
     }
 
     /// Adds a task that runs as long as the block is served.
-    pub fn run<F>(&mut self, task: impl FnOnce(Arc<Server>, CancellationToken) -> F + Send + 'static)
+    pub fn add_task<F>(&mut self, task: impl FnOnce(Arc<Server>, CancellationToken) -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
     {

@@ -116,17 +116,17 @@ fn queries(word: &Token) -> Result<u64, CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
     use super::*;
 
     #[test]
     fn options_are_parsed_and_missing_ones_stay_unset() {
         let seconds = |number| Some(Duration::from_secs(number));
         assert_eq!(
-            TestSite::builder("timeouts {\nread 1s\nwrite 90\nidle 24h\nmaxtcpqueries 128\n}").timeouts,
+            TestServer::builder("timeouts {\nread 1s\nwrite 90\nidle 24h\nmaxtcpqueries 128\n}").timeouts,
             Timeouts { read: seconds(1), write: seconds(90), idle: seconds(86400), queries: Some(128) }
         );
-        let unlimited = TestSite::builder("timeouts {\nmaxtcpqueries -1\n}").timeouts;
+        let unlimited = TestServer::builder("timeouts {\nmaxtcpqueries -1\n}").timeouts;
         assert_eq!(unlimited, Timeouts { queries: Some(u64::MAX), ..Timeouts::default() });
     }
 
@@ -155,7 +155,7 @@ mod tests {
                 "5:1: timeouts can be there only once in a block, and it is on line 2 already",
             ),
         ] {
-            assert_eq!(TestSite::error(lines), format!("Corefile:{error}"), "{lines}");
+            assert_eq!(TestServer::error(lines), format!("Corefile:{error}"), "{lines}");
         }
     }
 }

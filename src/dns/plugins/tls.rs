@@ -130,7 +130,7 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
     use tempfile::TempDir;
 
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     /// Creates a certificate and key in `crt` and `key`, another certificate in `other`, and no PEM in `junk`.
     fn files() -> TempDir {
@@ -153,9 +153,9 @@ mod tests {
         for (ca, clients) in [("", "nocert"), ("crt", "require"), ("crt", "verify_if_given")] {
             let ca = if ca.is_empty() { String::new() } else { format!("{at}/{ca}") };
             let builder =
-                TestSite::builder(&format!("tls {at}/crt {at}/key {ca} {{\nclient_auth {clients}\n}}"));
+                TestServer::builder(&format!("tls {at}/crt {at}/key {ca} {{\nclient_auth {clients}\n}}"));
             assert!(builder.tls.is_some(), "{clients}");
-            let read: Vec<_> = builder.read.iter().map(|(file, _)| file.file_name().unwrap()).collect();
+            let read: Vec<_> = builder.files_read.iter().map(|(file, _)| file.file_name().unwrap()).collect();
             assert_eq!(read[..2], ["crt", "key"]);
             assert_eq!(read.get(2).is_some(), !ca.is_empty());
         }
@@ -169,7 +169,7 @@ mod tests {
         let error = |names: &str| {
             let files: Vec<String> = names.split(' ').map(|name| format!("{at}/{name}")).collect();
             let line = format!("tls {}", files.join(" "));
-            let error = TestSite::error(&line);
+            let error = TestServer::error(&line);
             let (column, message) = error.strip_prefix("Corefile:2:").unwrap().split_once(": ").unwrap();
             let before = &line[..column.parse::<usize>().unwrap() - 1];
             (before.matches(' ').count() - 1, message.replace(&format!("{at}/"), ""))
@@ -212,7 +212,7 @@ mod tests {
                 "3:1: tls can be there only once in a block, and it is on line 2 already".to_owned(),
             ),
         ] {
-            assert_eq!(TestSite::error(lines), format!("Corefile:{error}"), "{lines}");
+            assert_eq!(TestServer::error(lines), format!("Corefile:{error}"), "{lines}");
         }
     }
 }

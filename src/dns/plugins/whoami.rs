@@ -83,11 +83,11 @@ impl Plugin for Whoami {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::TestSite;
+    use super::super::tests::support::TestServer;
 
     #[tokio::test]
     async fn client_gets_its_address_port_and_transport() {
-        let context = TestSite::block("whoami");
+        let context = TestServer::block("whoami");
         assert_eq!(
             context.ask("example.org. A").await,
             "NOERROR aa | | | example.org. 0 IN A 10.0.0.1, _udp.example.org. 0 IN SRV 0 0 5353 ."
@@ -100,6 +100,9 @@ mod tests {
 
     #[test]
     fn arguments_are_rejected() {
-        assert_eq!(TestSite::error("whoami x"), "Corefile:2:8: whoami takes no arguments, and here is \"x\"");
+        assert_eq!(
+            TestServer::error("whoami x"),
+            "Corefile:2:8: whoami takes no arguments, and here is \"x\""
+        );
     }
 }

@@ -271,7 +271,7 @@ impl BlockFingerprint {
     fn new(zones: &[Name], lines: &[Directive], builder: &BlockBuilder) -> Self {
         let mut text = String::new();
         write_lines(&mut text, lines, 0);
-        Self { zones: zones.to_vec(), lines: text, read: builder.read.clone() }
+        Self { zones: zones.to_vec(), lines: text, read: builder.files_read.clone() }
     }
 }
 

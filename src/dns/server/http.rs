@@ -133,7 +133,7 @@ impl Http {
                 };
                 let beside = share(true);
                 let (bound, listener) =
-                    open_http(endpoint.address, &endpoint.place, beside).inspect_err(|_| {
+                    open_http(endpoint.address, &endpoint.position, beside).inspect_err(|_| {
                         share(false);
                     })?;
                 opened.push(OpenedPort { place, bound, listener });

@@ -44,7 +44,7 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
                 for (server, links, query) in heed(&change, &servers) {
                     let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
                     let look_up = async move {
-                        links.look_ahead(&server, query).await;
+                        links.prefetch(&server, query).await;
                         drop(place);
                     };
                     look_ups.spawn_on(look_up, &dns);

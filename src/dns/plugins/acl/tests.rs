@@ -1,12 +1,12 @@
 use hickory_proto::op::ResponseCode;
 
 use crate::dns::chain::server::Server;
-use crate::dns::plugins::tests::support::TestSite;
+use crate::dns::plugins::tests::support::TestServer;
 
 const WHOAMI: &str = "NOERROR aa | | | ";
 
 async fn ask(lines: &str, client: &str, question: &str) -> String {
-    let context = TestSite::block(&format!("acl {lines}\nwhoami")).from(client);
+    let context = TestServer::block(&format!("acl {lines}\nwhoami")).from(client);
     let answer = context.ask(question).await;
     if answer.starts_with(WHOAMI) { "allowed".to_owned() } else { answer }
 }
@@ -31,7 +31,7 @@ async fn first_matching_rule_decides() {
 #[tokio::test]
 async fn internal_query_is_not_denied() {
     let context =
-        TestSite::block("acl {\nallow net 10.0.0.0/8\nblock\n}\ntemplate IN ANY {\nrcode NOERROR\n}");
+        TestServer::block("acl {\nallow net 10.0.0.0/8\nblock\n}\ntemplate IN ANY {\nrcode NOERROR\n}");
     let question = context.request("a. HINFO").query;
     let reply = Server::serve(&mut context.server.own_request(question)).await.unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::NoError);
@@ -65,7 +65,7 @@ async fn types_and_networks_are_parsed_in_all_forms() {
 
 #[tokio::test]
 async fn lists_apply_to_their_zones_from_the_top() {
-    let context = TestSite::corefile(
+    let context = TestServer::corefile(
         "example.org {\nacl A.example.org b.example.org {\nallow type MX\nblock net 10.0.0.1\n}\n\
          acl {\ndrop type TXT MX\n}\nwhoami\n}\n",
     );
@@ -93,7 +93,7 @@ async fn lists_apply_to_their_zones_from_the_top() {
 
 #[tokio::test]
 async fn clients_with_edns_get_an_extended_error() {
-    let context = TestSite::block("acl {\nblock type A\nfilter\n}\nwhoami").edns(1232);
+    let context = TestServer::block("acl {\nblock type A\nfilter\n}\nwhoami").edns(1232);
     for (question, code) in [("a. A", 15), ("a. MX", 17)] {
         let ede = context.reply(question).await.unwrap().ede.unwrap();
         assert_eq!((ede.code, ede.text), (code, ""));
@@ -107,7 +107,7 @@ async fn clients_with_edns_get_an_extended_error() {
 #[test]
 fn denied_client_is_offered_no_recursion() {
     let stops = |lines: &str, client: &str| {
-        let context = TestSite::block(&format!("acl {lines}\nwhoami")).from(client);
+        let context = TestServer::block(&format!("acl {lines}\nwhoami")).from(client);
         let request = context.request("www.example. A");
         let plugins: Vec<_> = context.server.blocks().flat_map(|(_, block)| block.plugins.clone()).collect();
         let acl = plugins.iter().find(|plugin| plugin.name() == "acl").unwrap();
@@ -153,6 +153,6 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("acl {\nallow {\nx\n}\n}", "Corefile:3:1: allow takes no braces"),
         ("acl a..b", "Corefile:2:5: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
     ] {
-        assert_eq!(TestSite::error(lines), expected);
+        assert_eq!(TestServer::error(lines), expected);
     }
 }

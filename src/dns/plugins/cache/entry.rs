@@ -37,7 +37,7 @@ impl ResponseKind {
             // alias.
             ResponseCode::NXDomain if has(RecordType::SOA) && message.answers.is_empty() => Self::Denial,
             ResponseCode::NXDomain => Self::Other,
-            ResponseCode::NoError if answers(message) => Self::Success,
+            ResponseCode::NoError if has_answer(message) => Self::Success,
             ResponseCode::NoError if has(RecordType::SOA) => Self::Denial,
             // As in CoreDNS, an empty answer without an SOA is a success. A CNAME chain without data at its end is
             // `Other`.
@@ -50,7 +50,7 @@ impl ResponseKind {
 
 /// Returns whether the end of the CNAME chain has records of the queried type. An alias with two different targets has
 /// none (RFC 2181 section 10.1).
-fn answers(message: &Message) -> bool {
+fn has_answer(message: &Message) -> bool {
     let [query] = &*message.queries else { return false };
     let (qtype, class) = (query.query_type(), query.query_class());
     let mut owner: &Name = query.name();
@@ -93,20 +93,20 @@ pub(crate) fn has_expired_signature(message: &Message, now: u32) -> bool {
 /// Returns the lowest TTL of all records, which applies to the whole answer; `None` without records.
 pub(crate) fn lowest_ttl(message: &Message) -> Option<u32> {
     let sections = [&message.answers, &message.authorities, &message.additionals];
-    sections.into_iter().flatten().map(|record| plain_ttl(record.ttl)).min()
+    sections.into_iter().flatten().map(|record| effective_ttl(record.ttl)).min()
 }
 
 /// Estimates the memory of a cached answer in bytes.
-pub(crate) fn weight(message: &Message) -> usize {
+pub(crate) fn memory_size(message: &Message) -> usize {
     /// The size of a `Record` in bytes; most record data is stored inline.
-    const RECORD: usize = 300;
+    const RECORD_BYTES: usize = 300;
     let records = message.answers.len() + message.authorities.len() + message.additionals.len();
     let wire = message.to_vec().map_or(0, |bytes| bytes.len());
-    RECORD * (records + 1) + 2 * wire
+    RECORD_BYTES * (records + 1) + 2 * wire
 }
 
 /// Returns the effective TTL: a TTL with the top bit set is zero (RFC 2181 section 8).
-pub(crate) fn plain_ttl(ttl: u32) -> u32 {
+pub(crate) fn effective_ttl(ttl: u32) -> u32 {
     if i32::try_from(ttl).is_ok() { ttl } else { 0 }
 }
 
@@ -119,10 +119,10 @@ pub(crate) struct CacheEntry {
     pub(crate) stored: Instant,
     /// The last positive answer with data, if this entry is an empty answer that counts as a success.
     last_good: Option<Arc<Self>>,
-    pub(crate) used: Arc<CacheEntryUse>,
+    pub(crate) usage: Arc<CacheEntryUse>,
     refreshing: AtomicBool,
     /// The earliest time of the next refresh, in milliseconds after `stored`.
-    retry: AtomicU64,
+    retry_at_ms: AtomicU64,
 }
 
 impl CacheEntry {
@@ -140,31 +140,31 @@ impl CacheEntry {
             ttl: worth.ttl,
             stored,
             last_good,
-            used: Arc::new(CacheEntryUse::new(stored, hits)),
+            usage: Arc::new(CacheEntryUse::new(stored, hits)),
             refreshing: AtomicBool::new(false),
-            retry: AtomicU64::new(0),
+            retry_at_ms: AtomicU64::new(0),
         }
     }
 
     /// Returns the use count that the next entry inherits: this entry's if a refresh is under way, otherwise 0.
     pub(crate) fn inherited_hits(&self) -> u32 {
-        if self.refreshing.load(Ordering::Relaxed) { self.used.hits() } else { 0 }
+        if self.refreshing.load(Ordering::Relaxed) { self.usage.hits() } else { 0 }
     }
 
     /// Returns whether the answer is positive and has data.
-    pub(crate) fn says_something(&self) -> bool {
+    pub(crate) fn has_data(&self) -> bool {
         self.kind == ResponseKind::Success && !self.message.answers.is_empty()
     }
 
     /// Returns this entry if it has data, otherwise the last entry with data.
-    pub(crate) fn good(self: Arc<Self>) -> Option<Arc<Self>> {
-        if self.says_something() { Some(self) } else { self.last_good.clone() }
+    pub(crate) fn newest_with_data(self: Arc<Self>) -> Option<Arc<Self>> {
+        if self.has_data() { Some(self) } else { self.last_good.clone() }
     }
 
     /// Counts a use with `left` seconds to live, and returns whether to prefetch the entry.
     pub(crate) fn is_due(&self, prefetch: &Prefetch, left: u32, now: Instant) -> bool {
-        let hits = self.used.note(1, prefetch.within, now);
-        hits >= prefetch.amount && left <= self.threshold(prefetch)
+        let hits = self.usage.note(1, prefetch.window, now);
+        hits >= prefetch.min_hits && left <= self.threshold(prefetch)
     }
 
     /// Returns how long the entry is neither expired nor due for a prefetch, even if it is popular.
@@ -175,19 +175,19 @@ impl CacheEntry {
 
     /// Returns the remaining TTL in seconds at which a prefetch is due.
     fn threshold(&self, prefetch: &Prefetch) -> u32 {
-        let threshold = (u64::from(self.ttl) * u64::from(prefetch.percentage)).div_ceil(100);
+        let threshold = (u64::from(self.ttl) * u64::from(prefetch.ttl_percent)).div_ceil(100);
         u32::try_from(threshold).unwrap_or(u32::MAX)
     }
 
     /// Claims the refresh of the entry, unless a refresh is under way or has just failed.
     pub(crate) fn begin_refresh(&self) -> bool {
-        self.millis(Instant::now()) >= self.retry.load(Ordering::Relaxed)
+        self.millis(Instant::now()) >= self.retry_at_ms.load(Ordering::Relaxed)
             && !self.refreshing.swap(true, Ordering::AcqRel)
     }
 
     /// Ends the refresh; the next refresh may begin after `pause`.
     pub(crate) fn end_refresh(&self, pause: Duration) {
-        self.retry.store(self.millis(Instant::now() + pause), Ordering::Relaxed);
+        self.retry_at_ms.store(self.millis(Instant::now() + pause), Ordering::Relaxed);
         self.refreshing.store(false, Ordering::Release);
     }
 

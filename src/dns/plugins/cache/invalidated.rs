@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// How long an invalidated name is remembered: no query takes longer.
-const REMEMBER_FOR: Duration = Duration::from_secs(10);
+const RETENTION: Duration = Duration::from_secs(10);
 const MAX_NAMES: usize = 4096;
 
 /// The invalidated names, oldest first.
@@ -50,7 +50,7 @@ impl InvalidatedNames {
         };
         inner.names.push_back(InvalidatedName { number, at: Instant::now(), name: name.into() });
         while inner.names.len() > MAX_NAMES
-            || inner.names.front().is_some_and(|oldest| oldest.at.elapsed() > REMEMBER_FOR)
+            || inner.names.front().is_some_and(|oldest| oldest.at.elapsed() > RETENTION)
         {
             // The removed entry may be of any name, so all older queries count as invalidated.
             if let Some(oldest) = inner.names.pop_front() {
@@ -60,7 +60,7 @@ impl InvalidatedNames {
     }
 
     /// Returns whether a name was invalidated after a query for it was sent.
-    pub(super) fn since(&self, asked: QueryMark, name: &[u8]) -> bool {
+    pub(super) fn is_invalidated_since(&self, asked: QueryMark, name: &[u8]) -> bool {
         let inner = self.0.lock();
         let later = inner.names.iter().rev().take_while(|entry| entry.number >= asked.0);
         asked.0 < inner.all_before || later.into_iter().any(|entry| *entry.name == *name)
@@ -79,12 +79,12 @@ mod tests {
         let before = forgotten.mark();
         forgotten.add(Some(b"a"));
         let after = forgotten.mark();
-        assert!(forgotten.since(before, b"a"));
-        assert!(!forgotten.since(before, b"b"));
-        assert!(!forgotten.since(after, b"a"));
+        assert!(forgotten.is_invalidated_since(before, b"a"));
+        assert!(!forgotten.is_invalidated_since(before, b"b"));
+        assert!(!forgotten.is_invalidated_since(after, b"a"));
         forgotten.add(None);
-        assert!(forgotten.since(after, b"b"));
-        assert!(!forgotten.since(forgotten.mark(), b"b"));
+        assert!(forgotten.is_invalidated_since(after, b"b"));
+        assert!(!forgotten.is_invalidated_since(forgotten.mark(), b"b"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -95,12 +95,12 @@ mod tests {
             forgotten.add(Some(i.to_string().as_bytes()));
         }
         assert_eq!(forgotten.0.lock().names.len(), MAX_NAMES);
-        assert!(forgotten.since(before, b"a"));
+        assert!(forgotten.is_invalidated_since(before, b"a"));
         let after = forgotten.mark();
-        advance(REMEMBER_FOR + Duration::from_secs(1)).await;
+        advance(RETENTION + Duration::from_secs(1)).await;
         forgotten.add(Some(b"a"));
         assert_eq!(forgotten.0.lock().names.len(), 1);
-        assert!(forgotten.since(after, b"a"));
-        assert!(!forgotten.since(after, b"b"));
+        assert!(forgotten.is_invalidated_since(after, b"a"));
+        assert!(!forgotten.is_invalidated_since(after, b"b"));
     }
 }

@@ -68,7 +68,7 @@ pub(super) fn parse(setup: &Setup<'_>) -> Result<ParsedOptions, CorefileError> {
                 }
                 options.prefer_positive = true;
             }
-            "servfail" => options.servfail = failure(option.one("a duration such as 5s")?)?,
+            "servfail" => options.servfail = failure_duration(option.one("a duration such as 5s")?)?,
             "disable" => disable(option, &mut parsed)?,
             "keepttl" => {
                 option.no_arguments()?;
@@ -126,7 +126,7 @@ fn prefetch(option: &Directive) -> Result<Option<Prefetch>, CorefileError> {
             .ok_or_else(|| word.isnt("a percentage from 10% to 90%"))
     });
     let percentage = percentage.transpose()?.unwrap_or(PREFETCH_PERCENT);
-    Ok((amount > 0).then_some(Prefetch { amount, within, percentage }))
+    Ok((amount > 0).then_some(Prefetch { min_hits: amount, window: within, ttl_percent: percentage }))
 }
 
 /// Parses `[DURATION] [immediate [TTL [RECHECK]] | verify [TIMEOUT [TTL [RECHECK]]]]`.
@@ -150,10 +150,10 @@ fn serve_stale(option: &Directive, options: &mut CacheOptions) -> Result<(), Cor
         )));
     }
     let ttl = rest.first().map(whole_seconds).transpose()?.unwrap_or(0);
-    options.recheck = rest.get(1).map(failure).transpose()?.unwrap_or_default();
+    options.failure_recheck = rest.get(1).map(failure_duration).transpose()?.unwrap_or_default();
     // As for all TTLs, only whole seconds count.
     let up_to = Duration::from_secs(up_to.as_secs());
-    options.serve_stale = (!up_to.is_zero()).then_some(ServeStale { up_to, verify, ttl });
+    options.serve_stale = (!up_to.is_zero()).then_some(ServeStale { max_stale: up_to, verify, ttl });
     Ok(())
 }
 
@@ -164,7 +164,7 @@ fn whole_seconds(word: &Token) -> Result<u32, CorefileError> {
 }
 
 /// Parses the time that a failure is cached or delays the next refresh, at most 5 minutes.
-fn failure(word: &Token) -> Result<Duration, CorefileError> {
+fn failure_duration(word: &Token) -> Result<Duration, CorefileError> {
     let duration = word.duration()?;
     if duration > MAX_FAILURE { Err(word.isnt("a duration of at most 5m")) } else { Ok(duration) }
 }
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
     use crate::dns::corefile::{self, FileSources};
     use crate::dns::plugins::setup::BlockBuilder;
-    use crate::dns::plugins::tests::support::TestSite;
+    use crate::dns::plugins::tests::support::TestServer;
 
     #[test]
     fn invalid_lines_are_rejected_with_their_position() {
@@ -270,7 +270,7 @@ mod tests {
                 "3:16: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8",
             ),
         ] {
-            assert_eq!(TestSite::error(lines), format!("Corefile:{message}"), "{lines}");
+            assert_eq!(TestServer::error(lines), format!("Corefile:{message}"), "{lines}");
         }
     }
 
@@ -279,9 +279,9 @@ mod tests {
         let seconds = Duration::from_secs;
         let bounds = |capacity, min_ttl, max_ttl| CacheLimits { capacity, min_ttl, max_ttl };
         let default = CacheOptions::default;
-        let stale = |verify, ttl| Some(ServeStale { up_to: DEFAULT_STALE_FOR, verify, ttl });
+        let stale = |verify, ttl| Some(ServeStale { max_stale: DEFAULT_STALE_FOR, verify, ttl });
         let popular = |amount, within, percentage| {
-            Some(Prefetch { amount, within: Duration::from_secs(within), percentage })
+            Some(Prefetch { min_hits: amount, window: Duration::from_secs(within), ttl_percent: percentage })
         };
         for (lines, options) in [
             ("cache", default()),
@@ -302,7 +302,7 @@ mod tests {
                 "cache {\nserve_stale 1h Immediate 30s 10s\nserve_stale_policy prefer_positive\n}",
                 CacheOptions {
                     serve_stale: stale(None, 30),
-                    recheck: seconds(10),
+                    failure_recheck: seconds(10),
                     prefer_positive: true,
                     ..default()
                 },
@@ -313,7 +313,11 @@ mod tests {
             ),
             (
                 "cache {\nserve_stale 1h verify 2s 30s 5m\n}",
-                CacheOptions { serve_stale: stale(Some(seconds(2)), 30), recheck: seconds(300), ..default() },
+                CacheOptions {
+                    serve_stale: stale(Some(seconds(2)), 30),
+                    failure_recheck: seconds(300),
+                    ..default()
+                },
             ),
             ("cache {\nservfail 0\n}", CacheOptions { servfail: Duration::ZERO, ..default() }),
             ("cache {\nservfail 5m\n}", CacheOptions { servfail: seconds(300), ..default() }),
@@ -333,7 +337,7 @@ mod tests {
             glob: &|_| Vec::new(),
         };
         let blocks = corefile::parse(Path::new("Corefile"), &text, &sources).unwrap();
-        let context = TestSite::block("whoami").shared;
+        let context = TestServer::block("whoami").shared;
         let (zones, mut builder) = ([Name::root()], BlockBuilder::default());
         parse(&Setup { lines: &blocks[0].lines, zones: &zones, builder: &mut builder, context: &context })
             .unwrap()

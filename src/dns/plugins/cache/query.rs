@@ -56,17 +56,17 @@ impl CacheQuery {
     }
 
     /// Returns whether to set AD: only for clients that set AD or DO (RFC 6840 sections 5.7 and 5.8).
-    pub(super) fn authentic(&self, metadata: &Metadata) -> bool {
+    pub(super) fn shows_ad(&self, metadata: &Metadata) -> bool {
         metadata.authentic_data && (self.question.authentic_data || self.question.dnssec_ok)
     }
 
     /// Builds the reply from a cache entry. As in CoreDNS, AA is set, because some clients accept no other answer.
-    pub(super) fn given(&self, request: &Request, found: &CacheHit) -> Reply {
+    pub(super) fn reply_from(&self, request: &Request, found: &CacheHit) -> Reply {
         let message = &*found.message;
         let mut reply = request.reply(NAME);
         reply.metadata.response_code = message.metadata.response_code;
         reply.metadata.recursion_available = message.metadata.recursion_available;
-        reply.metadata.authentic_data = self.authentic(&message.metadata);
+        reply.metadata.authentic_data = self.shows_ad(&message.metadata);
         reply.metadata.authoritative = true;
         reply.age = found.age;
         self.refill(&mut reply, message, found.ttl);
@@ -77,14 +77,14 @@ impl CacheQuery {
     }
 
     /// Returns the conditions under which the response cache may reuse this reply.
-    pub(super) fn repeat(
+    pub(super) fn validity(
         &self,
         request: &Request,
         found: &CacheHit,
         reply: &Reply,
         counted: [Arc<ShardedCounters>; 2],
     ) -> Option<Box<Validity>> {
-        let kept = found.kept()?;
+        let kept = found.reusable_ref()?;
         let sections = [reply.answers.len(), reply.authorities.len(), reply.additionals.len()];
         let mut repeat = Validity::of_cached(kept, found.countdown(), sections);
         repeat.counts.extend(counted);
@@ -98,7 +98,7 @@ impl CacheQuery {
 }
 
 /// Returns whether an answer may replace an expired one (RFC 8767 section 4).
-pub(super) fn is_news(reply: &Reply) -> bool {
+pub(super) fn replaces_stale(reply: &Reply) -> bool {
     let Metadata { response_code, truncation, .. } = reply.metadata;
     matches!(response_code, ResponseCode::NoError | ResponseCode::NXDomain)
         && !(truncation && reply.answers.is_empty())

@@ -6,7 +6,7 @@ use hickory_proto::op::ResponseCode;
 
 use super::invalidated::{InvalidatedNames, QueryMark};
 use super::metrics::{CacheCounters, CacheMetrics};
-use super::query::{CacheQuery, is_news};
+use super::query::{CacheQuery, replaces_stale};
 use crate::dns::chain::plugin::{PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::message::query::is_transfer;
@@ -17,7 +17,7 @@ use crate::dns::plugins::cache::store::{CacheHit, CacheStore as Answers, Freshne
 
 #[derive(Debug)]
 pub(super) struct CacheState {
-    pub(super) answers: Answers,
+    pub(super) store: Answers,
     pub(super) zones: ZoneSet,
     pub(super) zones_label: String,
     pub(super) without_success: ZoneSet,
@@ -26,12 +26,12 @@ pub(super) struct CacheState {
     /// a failure.
     pub(super) has_recheck: bool,
     pub(super) prefer_positive: bool,
-    pub(super) forgotten: InvalidatedNames,
+    pub(super) invalidated: InvalidatedNames,
     pub(super) metrics: Arc<CacheMetrics>,
 }
 
 /// A received answer, and whether it was stored.
-pub(super) struct RefreshGuard {
+pub(super) struct StoredReply {
     pub(super) reply: Reply,
     pub(super) kind: ResponseKind,
     pub(super) is_kept: bool,
@@ -46,108 +46,108 @@ impl CacheState {
     /// expired answer isn't good enough, and neither is a denial older than `absence`.
     pub(super) fn find(&self, request: &Request, asked: &CacheQuery) -> Option<CacheHit> {
         match request.purpose {
-            Purpose::Client => self.answers.get(&asked.key),
-            Purpose::Target { cached: true, absence } => self.answers.get(&asked.key).filter(|found| {
+            Purpose::Client => self.store.get(&asked.key),
+            Purpose::Target { cached: true, absence } => self.store.get(&asked.key).filter(|found| {
                 !matches!(found.freshness, Freshness::Stale(_))
                     && (found.kind == ResponseKind::Success || found.age < absence)
             }),
             // A cached failure prevents an immediate retry.
-            Purpose::Target { cached: false, .. } => self.answers.failure(&asked.key),
+            Purpose::Target { cached: false, .. } => self.store.failure(&asked.key),
         }
     }
 
     /// Stores the result of a query, and returns the result for the client.
-    pub(super) fn take_or_note(
+    pub(super) fn store_outcome(
         &self,
         asked: &CacheQuery,
         mark: QueryMark,
         outcome: PluginResult,
     ) -> PluginResult {
         match outcome {
-            Ok(reply) => Ok(self.take(asked, mark, reply).reply),
+            Ok(reply) => Ok(self.store_reply(asked, mark, reply).reply),
             Err(failure) => {
-                self.note(asked, mark, &failure);
+                self.store_failure(asked, mark, &failure);
                 Err(failure)
             }
         }
     }
 
     /// Stores an answer if it is cacheable.
-    fn take(&self, asked: &CacheQuery, mark: QueryMark, mut reply: Reply) -> RefreshGuard {
+    fn store_reply(&self, asked: &CacheQuery, mark: QueryMark, mut reply: Reply) -> StoredReply {
         if !reply.is_cacheable || is_transfer(asked.question.query.query_type()) {
-            reply.metadata.authentic_data = asked.authentic(&reply.metadata);
-            return RefreshGuard { reply, kind: ResponseKind::Other, is_kept: false };
+            reply.metadata.authentic_data = asked.shows_ad(&reply.metadata);
+            return StoredReply { reply, kind: ResponseKind::Other, is_kept: false };
         }
         let message = take_message(&mut reply, &asked.question.query);
-        let worth = self.answers.classify(&message, asked.question.dnssec_ok);
+        let worth = self.store.classify(&message, asked.question.dnssec_ok);
         let is_kept = is_kept(&asked.key, &message, worth) && self.may_keep(asked, mark, worth.kind);
         if is_kept {
             let message = Arc::new(message);
-            self.store(asked, mark, worth.kind, || self.answers.put(&asked.key, &message, worth));
+            self.insert(asked, mark, worth.kind, || self.store.put(&asked.key, &message, worth));
             asked.refill(&mut reply, &message, worth.ttl);
         } else {
             asked.put_back(&mut reply, message, worth.ttl);
         }
-        reply.metadata.authentic_data = asked.authentic(&reply.metadata);
-        RefreshGuard { reply, kind: worth.kind, is_kept }
+        reply.metadata.authentic_data = asked.shows_ad(&reply.metadata);
+        StoredReply { reply, kind: worth.kind, is_kept }
     }
 
     /// Stores the result of refreshing an expired entry. Returns the new answer if it is better (RFC 8767 section 4);
     /// otherwise the expired entry stays.
-    pub(super) fn take_news(
+    pub(super) fn store_refreshed(
         &self,
         asked: &CacheQuery,
         mark: QueryMark,
         outcome: PluginResult,
-    ) -> Option<RefreshGuard> {
+    ) -> Option<StoredReply> {
         let reply = outcome.ok()?;
-        if !reply.is_cacheable && is_news(&reply) {
-            return Some(self.take(asked, mark, reply));
+        if !reply.is_cacheable && replaces_stale(&reply) {
+            return Some(self.store_reply(asked, mark, reply));
         }
         let truncated = reply.metadata.truncation;
         let has_answers = !reply.answers.is_empty();
         if self.prefer_positive {
-            let taken = self.take(asked, mark, reply);
+            let taken = self.store_reply(asked, mark, reply);
             return (taken.kind == ResponseKind::Success && has_answers && !truncated).then_some(taken);
         }
-        if !is_news(&reply) {
+        if !replaces_stale(&reply) {
             return None;
         }
-        let taken = self.take(asked, mark, reply);
+        let taken = self.store_reply(asked, mark, reply);
         let is_denial = taken.reply.metadata.response_code == ResponseCode::NXDomain;
         if !taken.is_kept && !truncated && (taken.kind != ResponseKind::Other || is_denial) {
             // The expired entry is outdated, even though the new answer isn't cacheable.
-            self.answers.remove(&asked.key);
+            self.store.remove(&asked.key);
         }
         Some(taken)
     }
 
     /// Caches the failure if no upstream has answered. A plugin's own failure isn't cached: it doesn't show that the
     /// upstreams are down, and may depend on the client.
-    fn note(&self, asked: &CacheQuery, mark: QueryMark, failure: &PluginError) {
+    fn store_failure(&self, asked: &CacheQuery, mark: QueryMark, failure: &PluginError) {
         let no_upstream = matches!(failure, PluginError::Error { no_upstream: true, .. });
         if no_upstream && self.may_keep(asked, mark, ResponseKind::NoAnswer) {
-            self.store(asked, mark, ResponseKind::NoAnswer, || self.answers.put_silence(&asked.key));
+            self.insert(asked, mark, ResponseKind::NoAnswer, || self.store.put_no_answer(&asked.key));
         }
     }
 
     fn may_keep(&self, asked: &CacheQuery, mark: QueryMark, kind: ResponseKind) -> bool {
         let without =
             if kind == ResponseKind::Success { &self.without_success } else { &self.without_denial };
-        !without.hold(asked.name()) && !self.forgotten.since(mark, asked.key.name())
+        !without.hold(asked.name()) && !self.invalidated.is_invalidated_since(mark, asked.key.name())
     }
 
-    fn store(&self, asked: &CacheQuery, mark: QueryMark, kind: ResponseKind, put: impl FnOnce() -> usize) {
+    fn insert(&self, asked: &CacheQuery, mark: QueryMark, kind: ResponseKind, put: impl FnOnce() -> usize) {
         let evicted = put();
-        if self.forgotten.since(mark, asked.key.name()) {
+        if self.invalidated.is_invalidated_since(mark, asked.key.name()) {
             // The name was invalidated after `may_keep`.
-            self.answers.remove(&asked.key);
+            self.store.remove(&asked.key);
         }
-        self.counters(asked).stored(kind, evicted, self.answers.len());
+        self.counters(asked).stored(kind, evicted, self.store.len());
     }
 }
 
 /// Returns the error for a query while the failure of all upstreams is cached (RFC 9520).
-pub(super) fn failing() -> PluginError {
+pub(super) fn cached_failure() -> PluginError {
     PluginError::no_upstream("no upstream has answered just now")
 }

@@ -13,7 +13,7 @@ use crate::dns::message::rrsig::now;
 use crate::dns::message::validity::CacheEntryRef;
 use crate::dns::plugins::cache::entry::CacheEntry;
 use crate::dns::plugins::cache::entry::ResponseKind;
-use crate::dns::plugins::cache::entry::weight;
+use crate::dns::plugins::cache::entry::memory_size;
 use crate::dns::upstream::sharded_cache::ShardedCache;
 
 /// CoreDNS's default capacity of each of the two parts.
@@ -41,18 +41,18 @@ pub struct CacheLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetch {
     /// The minimum number of uses.
-    pub amount: u32,
+    pub min_hits: u32,
     /// The longest gap between two uses; a longer gap resets the use count.
-    pub within: Duration,
+    pub window: Duration,
     /// The remaining part of the TTL at which the refresh starts, in percent.
-    pub percentage: u32,
+    pub ttl_percent: u32,
 }
 
 /// The options for serving expired answers (RFC 8767).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServeStale {
     /// How long an answer is served after it has expired.
-    pub up_to: Duration,
+    pub max_stale: Duration,
     /// The timeout of `serve_stale verify`, zero for no timeout; `None` serves the expired answer immediately.
     pub verify: Option<Duration>,
     /// The TTL of expired answers, in seconds.
@@ -69,7 +69,7 @@ pub struct CacheOptions {
     pub prefetch: Option<Prefetch>,
     pub serve_stale: Option<ServeStale>,
     /// How long an expired answer isn't refreshed after a failed refresh.
-    pub recheck: Duration,
+    pub failure_recheck: Duration,
     /// Whether an expired positive answer is preferred to a denial.
     pub prefer_positive: bool,
     /// Whether answers are served with their original TTL.
@@ -100,20 +100,20 @@ pub struct CacheHit {
     pub kind: ResponseKind,
     pub age: Duration,
     pub freshness: Freshness,
-    item: Arc<CacheEntry>,
+    entry: Arc<CacheEntry>,
     recheck: Duration,
     /// The time at which the entry expires, or at which a prefetch may become due.
-    until: Instant,
+    fresh_until: Instant,
     /// The start time and the start value of the TTL countdown; `None` with `keepttl`.
     countdown: Option<(Instant, u32)>,
     /// The longest gap between two uses of a popular answer; `None` without `prefetch`.
-    within: Option<Duration>,
+    prefetch_window: Option<Duration>,
 }
 
 /// The claimed refresh of an entry; an entry has at most one refresh at a time. A refresh that is dropped without a
-/// call of [`Refresh::succeed`] counts as failed.
+/// call of [`RefreshGuard::succeed`] counts as failed.
 #[derive(Debug)]
-pub struct Refresh {
+pub struct RefreshGuard {
     item: Arc<CacheEntry>,
     pause: Duration,
 }
@@ -135,7 +135,7 @@ impl Default for CacheOptions {
             servfail: Duration::from_secs(MIN_TTL.into()),
             prefetch: None,
             serve_stale: None,
-            recheck: Duration::ZERO,
+            failure_recheck: Duration::ZERO,
             prefer_positive: false,
             keep_ttl: false,
         }
@@ -170,15 +170,15 @@ impl CacheStore {
     pub fn get(&self, key: &QueryKey) -> Option<CacheHit> {
         let now = Instant::now();
         if self.options.prefer_positive
-            && let Some(item) = self.success.get(key).and_then(CacheEntry::good)
-            && let Some(found) = self.found(item, now)
+            && let Some(item) = self.success.get(key).and_then(CacheEntry::newest_with_data)
+            && let Some(found) = self.to_hit(item, now)
         {
             return Some(found);
         }
-        let denial = self.denial.get(key).and_then(|item| self.found(item, now));
+        let denial = self.denial.get(key).and_then(|item| self.to_hit(item, now));
         match denial {
             Some(denial) if denial.kind == ResponseKind::Denial => Some(denial),
-            failure => self.success.get(key).and_then(|item| self.found(item, now)).or(failure),
+            failure => self.success.get(key).and_then(|item| self.to_hit(item, now)).or(failure),
         }
     }
 
@@ -189,10 +189,10 @@ impl CacheStore {
             .denial
             .get(key)
             .filter(|item| matches!(item.kind, ResponseKind::Failure | ResponseKind::NoAnswer));
-        item.and_then(|item| self.found(item, Instant::now()))
+        item.and_then(|item| self.to_hit(item, Instant::now()))
     }
 
-    fn found(&self, item: Arc<CacheEntry>, now: Instant) -> Option<CacheHit> {
+    fn to_hit(&self, item: Arc<CacheEntry>, now: Instant) -> Option<CacheHit> {
         let age = now.duration_since(item.stored);
         let left = item.ttl.saturating_sub(u32::try_from(age.as_secs()).unwrap_or(u32::MAX));
         let options = &self.options;
@@ -203,7 +203,9 @@ impl CacheStore {
             let stale = options.serve_stale?;
             let expired = age.saturating_sub(Duration::from_secs(item.ttl.into()));
             // An expired failure is never served.
-            if expired >= stale.up_to || matches!(item.kind, ResponseKind::Failure | ResponseKind::NoAnswer) {
+            if expired >= stale.max_stale
+                || matches!(item.kind, ResponseKind::Failure | ResponseKind::NoAnswer)
+            {
                 return None;
             }
             (stale.ttl, Freshness::Stale(stale.verify))
@@ -211,18 +213,18 @@ impl CacheStore {
         let is_stale = matches!(freshness, Freshness::Stale(_));
         // An explicit TTL for expired answers overrides `keepttl`.
         let ttl = if options.keep_ttl && !(is_stale && ttl > 0) { item.ttl } else { ttl };
-        let recheck = if is_stale { options.recheck } else { Duration::ZERO };
+        let recheck = if is_stale { options.failure_recheck } else { Duration::ZERO };
         let countdown = (!options.keep_ttl).then_some((item.stored, item.ttl));
         Some(CacheHit {
-            until: item.stored + item.fresh_for(options.prefetch.as_ref()),
+            fresh_until: item.stored + item.fresh_for(options.prefetch.as_ref()),
             countdown,
-            within: options.prefetch.map(|prefetch| prefetch.within),
+            prefetch_window: options.prefetch.map(|prefetch| prefetch.window),
             message: Arc::clone(&item.message),
             ttl,
             kind: item.kind,
             age,
             freshness,
-            item,
+            entry: item,
             recheck,
         })
     }
@@ -234,7 +236,7 @@ impl CacheStore {
 
     /// Stores the failure of all upstreams, so that the query isn't retried at once (RFC 9520 section 3.2). Returns the
     /// number of evicted entries.
-    pub fn put_silence(&self, key: &QueryKey) -> usize {
+    pub fn put_no_answer(&self, key: &QueryKey) -> usize {
         let nothing = Arc::new(Message::response(0, OpCode::Query));
         let worth = Cacheability { kind: ResponseKind::NoAnswer, ttl: NO_ANSWER_TTL.min(self.servfail()) };
         if is_kept(key, &nothing, worth) { self.store(key, &nothing, worth) } else { 0 }
@@ -250,18 +252,20 @@ impl CacheStore {
             ResponseKind::Success => {
                 let prefer = self.options.prefer_positive;
                 let is_empty = message.answers.is_empty();
-                let last_good = if prefer && is_empty { success.and_then(CacheEntry::good) } else { None };
+                let last_good =
+                    if prefer && is_empty { success.and_then(CacheEntry::newest_with_data) } else { None };
                 if !(prefer && is_empty) {
                     self.denial.remove(key);
                 }
-                let bytes = weight(message) + last_good.as_ref().map_or(0, |good| weight(&good.message));
+                let bytes =
+                    memory_size(message) + last_good.as_ref().map_or(0, |good| memory_size(&good.message));
                 self.success.put(key.clone(), item(last_good), bytes)
             }
             ResponseKind::Denial => {
                 if !self.options.prefer_positive {
                     self.success.remove(key);
                 }
-                self.denial.put(key.clone(), item(None), weight(message))
+                self.denial.put(key.clone(), item(None), memory_size(message))
             }
             ResponseKind::Failure | ResponseKind::NoAnswer | ResponseKind::Other => {
                 // A failure doesn't replace a denial that is still usable.
@@ -269,13 +273,13 @@ impl CacheStore {
                 if denial.is_some_and(|before| self.is_usable(&before)) {
                     return 0;
                 }
-                self.denial.put(key.clone(), item(None), weight(message))
+                self.denial.put(key.clone(), item(None), memory_size(message))
             }
         }
     }
 
     fn is_usable(&self, item: &CacheEntry) -> bool {
-        let stale = self.options.serve_stale.map_or(Duration::ZERO, |stale| stale.up_to);
+        let stale = self.options.serve_stale.map_or(Duration::ZERO, |stale| stale.max_stale);
         item.stored.elapsed() < Duration::from_secs(item.ttl.into()) + stale
     }
 
@@ -283,7 +287,7 @@ impl CacheStore {
     #[must_use]
     pub fn classify(&self, message: &Message, dnssec_ok: bool) -> Cacheability {
         if dnssec_ok && crate::dns::plugins::cache::entry::has_expired_signature(message, now()) {
-            return Cacheability { kind: ResponseKind::Other, ttl: self.options.success.hold(MIN_TTL) };
+            return Cacheability { kind: ResponseKind::Other, ttl: self.options.success.clamp(MIN_TTL) };
         }
         let kind = ResponseKind::of(message);
         let rcode = message.metadata.response_code;
@@ -299,7 +303,7 @@ impl CacheStore {
             || (rcode == ResponseCode::NoError && !crate::dns::plugins::cache::entry::is_referral(message));
         let lowest =
             crate::dns::plugins::cache::entry::lowest_ttl(message).filter(|_| counts).unwrap_or(MIN_TTL);
-        Cacheability { kind, ttl: bounds.hold(lowest) }
+        Cacheability { kind, ttl: bounds.clamp(lowest) }
     }
 
     fn servfail(&self) -> u32 {
@@ -347,7 +351,7 @@ pub fn is_kept(key: &QueryKey, message: &Message, worth: Cacheability) -> bool {
 
 impl CacheLimits {
     /// Clamps a TTL to the bounds.
-    fn hold(self, ttl: u32) -> u32 {
+    fn clamp(self, ttl: u32) -> u32 {
         ttl.max(self.min_ttl).min(self.max_ttl)
     }
 }
@@ -355,13 +359,13 @@ impl CacheLimits {
 impl CacheHit {
     /// Returns the conditions for reusing the reply; `None` if each query needs a cache look-up.
     #[must_use]
-    pub fn kept(&self) -> Option<CacheEntryRef> {
+    pub fn reusable_ref(&self) -> Option<CacheEntryRef> {
         /// The response cache counts uses once a second, which is too coarse for a shorter prefetch window.
-        const OFTEN: Duration = Duration::from_secs(2);
-        let is_countable = self.within.is_none_or(|within| within >= OFTEN);
+        const MIN_MEASURABLE_WINDOW: Duration = Duration::from_secs(2);
+        let is_countable = self.prefetch_window.is_none_or(|within| within >= MIN_MEASURABLE_WINDOW);
         let may_be =
             self.freshness == Freshness::Fresh && self.kind != ResponseKind::NoAnswer && is_countable;
-        may_be.then(|| CacheEntryRef::new(&self.item.used, self.until, self.within))
+        may_be.then(|| CacheEntryRef::new(&self.entry.usage, self.fresh_until, self.prefetch_window))
     }
 
     /// Returns the start time and the start value in seconds of the TTL countdown; `None` if the TTL is constant.
@@ -372,19 +376,19 @@ impl CacheHit {
 
     /// Claims the refresh of the entry, unless a refresh is under way or has just failed.
     #[must_use]
-    pub fn begin_refresh(&self) -> Option<Refresh> {
+    pub fn begin_refresh(&self) -> Option<RefreshGuard> {
         let pause = self.recheck;
-        self.item.begin_refresh().then(|| Refresh { item: Arc::clone(&self.item), pause })
+        self.entry.begin_refresh().then(|| RefreshGuard { item: Arc::clone(&self.entry), pause })
     }
 }
 
-impl Refresh {
+impl RefreshGuard {
     pub fn succeed(mut self) {
         self.pause = Duration::ZERO;
     }
 }
 
-impl Drop for Refresh {
+impl Drop for RefreshGuard {
     fn drop(&mut self) {
         self.item.end_refresh(self.pause);
     }

@@ -18,7 +18,7 @@ use crate::dns::message::ede::Ede;
 use crate::dns::message::query::wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::cache::*;
-use crate::dns::plugins::tests::support::{TestSite, record, show};
+use crate::dns::plugins::tests::support::{TestServer, record, show};
 
 /// The plugin after the cache.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ struct Source {
 }
 
 /// A server block with a cache and a [`Source`], and a client.
-struct Bench {
-    context: TestSite,
+struct CacheFixture {
+    context: TestServer,
     source: Arc<Source>,
 }
 
@@ -84,9 +84,9 @@ fn failure() -> Reply {
 
 const A_60: &str = "NOERROR aa,ra | a.example. 60 IN A 192.0.2.1 | |";
 
-impl Bench {
+impl CacheFixture {
     fn new(cache: &str, first: Reply) -> Self {
-        let mut context = TestSite::block(&format!("{cache}\nwhoami"));
+        let mut context = TestServer::block(&format!("{cache}\nwhoami"));
         let source = Arc::new(Source {
             outcome: Mutex::new(Ok(first)),
             delay: Mutex::default(),
@@ -152,7 +152,7 @@ async fn settled() {
 
 #[tokio::test(start_paused = true)]
 async fn cached_answer_has_aa_and_the_case_of_the_query() {
-    let bench = Bench::new("cache", address(60));
+    let bench = CacheFixture::new("cache", address(60));
     assert_eq!(bench.ask().await, A_60.replace("aa,", ""));
     seconds(1).await;
     assert_eq!(bench.context.ask("A.example. A").await, "NOERROR aa,ra | A.example. 59 IN A 192.0.2.1 | |");
@@ -181,14 +181,16 @@ async fn all_records_have_one_ttl_from_the_first_answer_on() {
         ("cache {\nsuccess 1 600 30\n}", 30),
         ("cache {\nsuccess 1 600 30\nservfail 0\n}", 30),
     ] {
-        let bench = Bench::new(lines, reply(ResponseCode::NoError, &chain, &["example. 300 NS ns.example."]));
+        let bench =
+            CacheFixture::new(lines, reply(ResponseCode::NoError, &chain, &["example. 300 NS ns.example."]));
         let all = format!(
             "| a.example. {ttl} IN CNAME b.example., b.example. {ttl} IN A 192.0.2.1 | example. {ttl} IN NS ns.example. |"
         );
         assert_eq!(bench.ask().await, format!("NOERROR ra {all}"), "{lines}");
         assert_eq!(bench.ask().await, format!("NOERROR aa,ra {all}"), "{lines}");
     }
-    let bench = Bench::new("cache", reply(ResponseCode::Refused, &[], &["example. 300 NS ns.example."]));
+    let bench =
+        CacheFixture::new("cache", reply(ResponseCode::Refused, &[], &["example. 300 NS ns.example."]));
     for _ in 0..2 {
         assert_eq!(bench.ask().await, "REFUSED ra | | example. 5 IN NS ns.example. |");
     }
@@ -199,7 +201,7 @@ async fn all_records_have_one_ttl_from_the_first_answer_on() {
 async fn ad_is_cached_and_shown_to_clients_with_ad_or_do() {
     let mut authentic = address(60);
     authentic.metadata.authentic_data = true;
-    let bench = Bench::new("cache", authentic);
+    let bench = CacheFixture::new("cache", authentic);
     let mut with_ad = bench.context.clone();
     with_ad.request.metadata.authentic_data = true;
     assert_eq!(bench.ask().await, A_60.replace("aa,", ""));
@@ -226,11 +228,11 @@ async fn ad_is_cached_and_shown_to_clients_with_ad_or_do() {
 
 #[tokio::test(start_paused = true)]
 async fn uncacheable_answers_pass_unchanged() {
-    let bench = Bench::new("cache example.org", address(9999));
+    let bench = CacheFixture::new("cache example.org", address(9999));
     let passed = "NOERROR ra | a.example. 9999 IN A 192.0.2.1 | |";
     assert_eq!(bench.ask().await, passed, "another zone");
     assert!(bench.context.metrics("coredns_cache").is_empty());
-    let bench = Bench::new("cache", Reply { is_cacheable: false, ..address(9999) });
+    let bench = CacheFixture::new("cache", Reply { is_cacheable: false, ..address(9999) });
     for _ in 0..2 {
         assert_eq!(bench.ask().await, passed, "a name of ours");
     }
@@ -248,7 +250,7 @@ async fn uncacheable_answers_pass_unchanged() {
 async fn records_are_copied_up_to_the_client_limit() {
     let records: Vec<String> = (0..200).map(|i| format!("a.example. 60 A 192.0.2.{i}")).collect();
     let records: Vec<&str> = records.iter().map(String::as_str).collect();
-    let bench = Bench::new("cache", reply(ResponseCode::NoError, &records, &[]));
+    let bench = CacheFixture::new("cache", reply(ResponseCode::NoError, &records, &[]));
     for _ in 0..2 {
         let given = bench.context.reply("a.example. A").await.unwrap();
         assert!(given.answers.len() < 100 && given.metadata.truncation);
@@ -262,7 +264,7 @@ async fn records_are_copied_up_to_the_client_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn no_upstream_is_cached_for_a_second_and_refused_is_not() {
-    let bench = Bench::new("cache", address(60));
+    let bench = CacheFixture::new("cache", address(60));
     bench.no_upstream();
     assert_eq!(bench.context.reply("a.example. A").await.unwrap().ede, Some(Ede::NO_UPSTREAM));
     let again = bench.context.reply("a.example. A").await.unwrap();
@@ -276,7 +278,7 @@ async fn no_upstream_is_cached_for_a_second_and_refused_is_not() {
         assert_eq!(bench.ask().await, "REFUSED | | |");
     }
     assert_eq!(bench.asked(), 2);
-    let bench = Bench::new("cache {\nservfail 0\n}", failure());
+    let bench = CacheFixture::new("cache {\nservfail 0\n}", failure());
     for outcome in [Ok(failure()), Err(PluginError::no_upstream("why"))] {
         *bench.source.outcome.lock() = outcome;
         bench.ask().await;
@@ -287,11 +289,11 @@ async fn no_upstream_is_cached_for_a_second_and_refused_is_not() {
 
 #[tokio::test(start_paused = true)]
 async fn failures_of_plugins_are_never_kept() {
-    let hosts = TestSite::block("cache\nhosts /dev/null {\n192.0.2.1 here.example\n}").edns(1232);
-    let template = TestSite::block("cache\ntemplate IN A {\nmatch ^here\n}").edns(1232);
-    let servfail = TestSite::block("cache\ntemplate IN A {\nrcode SERVFAIL\n}").edns(1232);
-    let no_record = TestSite::block("cache\ntemplate IN A {\nanswer \"no record\"\n}").edns(1232);
-    let nothing_behind = TestSite::block("cache").edns(1232);
+    let hosts = TestServer::block("cache\nhosts /dev/null {\n192.0.2.1 here.example\n}").edns(1232);
+    let template = TestServer::block("cache\ntemplate IN A {\nmatch ^here\n}").edns(1232);
+    let servfail = TestServer::block("cache\ntemplate IN A {\nrcode SERVFAIL\n}").edns(1232);
+    let no_record = TestServer::block("cache\ntemplate IN A {\nanswer \"no record\"\n}").edns(1232);
+    let nothing_behind = TestServer::block("cache").edns(1232);
     for context in [&hosts, &template, &servfail, &no_record, &nothing_behind] {
         for purpose in [Purpose::Client, Purpose::Target { absence: Duration::from_secs(5), cached: false }] {
             for _ in 0..2 {
@@ -308,14 +310,14 @@ async fn failures_of_plugins_are_never_kept() {
 #[tokio::test(start_paused = true)]
 async fn rcode_that_needs_edns_is_no_upstream_failure() {
     // BADCOOKIE needs EDNS, so a client without EDNS gets SERVFAIL; the next client has EDNS.
-    let context = TestSite::block("cache\ntemplate IN A {\nrcode BADCOOKIE\n}");
+    let context = TestServer::block("cache\ntemplate IN A {\nrcode BADCOOKIE\n}");
     assert_eq!(context.ask("a.example. A").await, "SERVFAIL | | |");
     assert_eq!(context.edns(1232).ask("a.example. A").await, "BADCOOKIE aa | | |");
 }
 
 #[tokio::test(start_paused = true)]
 async fn cached_servfail_has_no_extended_error() {
-    let bench = Bench::new("cache", failure());
+    let bench = CacheFixture::new("cache", failure());
     bench.ask().await;
     let mut request = bench.context.request("a.example. A");
     request.purpose = Purpose::Target { absence: Duration::from_secs(5), cached: false };
@@ -326,7 +328,7 @@ async fn cached_servfail_has_no_extended_error() {
 
 #[tokio::test(start_paused = true)]
 async fn target_gets_no_expired_answer_and_no_old_absence() {
-    let bench = Bench::new("cache {\nserve_stale\n}", absence());
+    let bench = CacheFixture::new("cache {\nserve_stale\n}", absence());
     assert!(bench.target(5, true).await.starts_with("NXDOMAIN ra"));
     seconds(4).await;
     assert!(bench.target(5, true).await.starts_with("NXDOMAIN aa"));
@@ -351,7 +353,7 @@ async fn target_gets_no_expired_answer_and_no_old_absence() {
 
 #[tokio::test(start_paused = true)]
 async fn answer_to_a_query_before_invalidation_is_not_stored() {
-    let bench = Bench::new("cache", address(60));
+    let bench = CacheFixture::new("cache", address(60));
     bench.ask().await;
     bench.forget("a.example.");
     bench.ask().await;
@@ -384,7 +386,7 @@ async fn disable_turns_a_part_off_for_zones() {
         ("disable denial org", 1, 1),
     ] {
         for (answer, expected) in [(address(60), success), (absence(), denial), (failure(), denial)] {
-            let bench = Bench::new(&format!("cache {{\n{line}\n}}"), answer);
+            let bench = CacheFixture::new(&format!("cache {{\n{line}\n}}"), answer);
             bench.ask().await;
             bench.ask().await;
             assert_eq!(bench.asked(), expected, "{line}");
@@ -394,7 +396,7 @@ async fn disable_turns_a_part_off_for_zones() {
 
 #[tokio::test(start_paused = true)]
 async fn keepttl_keeps_the_ttl() {
-    let bench = Bench::new("cache {\nkeepttl\n}", address(60));
+    let bench = CacheFixture::new("cache {\nkeepttl\n}", address(60));
     bench.ask().await;
     seconds(59).await;
     assert_eq!(bench.ask().await, A_60);
@@ -405,7 +407,7 @@ async fn keepttl_keeps_the_ttl() {
 
 #[tokio::test(start_paused = true)]
 async fn metrics_have_the_names_and_labels_of_coredns() {
-    let bench = Bench::new("cache example org", address(60));
+    let bench = CacheFixture::new("cache example org", address(60));
     bench.ask().await;
     bench.ask().await;
     seconds(60).await;
@@ -427,7 +429,7 @@ async fn metrics_have_the_names_and_labels_of_coredns() {
         expected.push(format!("coredns_cache_{metric}{{{labels},{part}{zones}}} {value}"));
     }
     assert_eq!(bench.context.metrics("coredns_cache"), expected);
-    let bench = Bench::new("cache {\nsuccess 1\n}", reply(ResponseCode::NoError, &[], &[]));
+    let bench = CacheFixture::new("cache {\nsuccess 1\n}", reply(ResponseCode::NoError, &[], &[]));
     for i in 0..3000 {
         bench.context.ask(&format!("{i}.example. A")).await;
     }

@@ -5,12 +5,12 @@ use hickory_proto::rr::Name;
 use super::LOG_INTERVAL;
 use crate::dns::chain::server::Server;
 use crate::dns::message::ede::Ede;
-use crate::dns::plugins::tests::support::{TestSite, link};
+use crate::dns::plugins::tests::support::{TestServer, link};
 
 const ANSWER: &str = "template IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}";
 
-fn block(lines: &str) -> TestSite {
-    TestSite::block(&format!("{lines}\n{ANSWER}")).edns(1232)
+fn block(lines: &str) -> TestServer {
+    TestServer::block(&format!("{lines}\n{ANSWER}")).edns(1232)
 }
 
 #[tokio::test]
@@ -44,8 +44,8 @@ async fn acl_comes_first_and_keeps_its_extended_error() {
 }
 
 /// Returns a server with one link, `web` in `default`, which has the target `t.example`.
-fn with_link(corefile: &str) -> TestSite {
-    let context = TestSite::corefile(corefile).edns(1232);
+fn with_link(corefile: &str) -> TestServer {
+    let context = TestServer::corefile(corefile).edns(1232);
     let store = &context.shared.store;
     store.set_zones([&Name::from_ascii("lb.internal.").unwrap()]);
     store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
@@ -135,7 +135,7 @@ async fn acl_applies_to_look_ups_for_links_and_clients_does_not() {
 #[tokio::test(start_paused = true)]
 async fn refusals_are_all_counted_and_logged_once_a_minute() {
     let context = block("clients 10.0.0.0/8").from("192.0.2.7");
-    let prohibited = context.shared.metrics.family::<super::Prohibited>().unwrap();
+    let prohibited = context.shared.metrics.family::<super::ProhibitedQueries>().unwrap();
     let unlogged = || prohibited.unlogged.load(std::sync::atomic::Ordering::Relaxed);
     for (pause, expected) in [(0, 0), (0, 1), (1, 2), (LOG_INTERVAL.as_secs(), 0)] {
         tokio::time::advance(Duration::from_secs(pause)).await;
@@ -157,8 +157,8 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("clients 10.0.0.0/8 any", "20: any stands alone: it is all clients"),
         ("clients any {\n}", "1: clients takes no braces"),
     ] {
-        assert_eq!(TestSite::error(line), format!("Corefile:2:{error}"));
+        assert_eq!(TestServer::error(line), format!("Corefile:2:{error}"));
     }
-    let twice = TestSite::error("clients any\nclients any");
+    let twice = TestServer::error("clients any\nclients any");
     assert_eq!(twice, "Corefile:3:1: clients can be there only once in a block, and it is on line 2 already");
 }

@@ -1,19 +1,19 @@
 use crate::dns::plugins::errors::*;
-use crate::dns::plugins::tests::support::TestSite;
+use crate::dns::plugins::tests::support::TestServer;
 
 /// The error of a block without a plugin after `errors`.
 const WHY: &str = "no next plugin found";
 
-fn consolidating(rest: &str) -> (TestSite, CancellationToken, tokio::task::JoinSet<()>) {
-    TestSite::running(&format!("errors {{\nconsolidate {rest}\n}}"))
+fn consolidating(rest: &str) -> (TestServer, CancellationToken, tokio::task::JoinSet<()>) {
+    TestServer::running(&format!("errors {{\nconsolidate {rest}\n}}"))
 }
 
 #[tokio::test]
 async fn error_is_logged_as_in_coredns() {
-    let context = TestSite::block("errors stdout");
+    let context = TestServer::block("errors stdout");
     assert_eq!(context.ask("WWW.Example.org. AAAA").await, "SERVFAIL | | |");
     assert_eq!(context.lines(), [format!("[ERROR] plugin/errors: 2 www.example.org. AAAA: {WHY}")]);
-    let fine = TestSite::block("errors\nwhoami");
+    let fine = TestServer::block("errors\nwhoami");
     fine.ask("example.org. A").await;
     assert!(fine.lines().is_empty());
 }
@@ -54,8 +54,9 @@ async fn show_first_logs_the_first_error_but_no_count_of_one() {
 
 #[tokio::test(start_paused = true)]
 async fn first_matching_expression_counts_the_error() {
-    let (context, _stop, _tasks) =
-        TestSite::running("errors {\nconsolidate 1s timeout\nconsolidate 2s next\nconsolidate 3s plugin\n}");
+    let (context, _stop, _tasks) = TestServer::running(
+        "errors {\nconsolidate 1s timeout\nconsolidate 2s next\nconsolidate 3s plugin\n}",
+    );
     context.ask("example.org. A").await;
     sleep(Duration::from_secs(10)).await;
     assert_eq!(context.lines(), ["[ERROR] plugin/errors: 1 errors like 'next' occurred in last 2s"]);
@@ -79,7 +80,8 @@ async fn counted_errors_are_logged_at_the_end_of_the_block() {
 #[tokio::test]
 async fn debug_lines_need_the_plugin_debug() {
     for (debug, expected) in [("", 0), ("debug\n", 1)] {
-        let context = TestSite::block(&format!("{debug}errors {{\nconsolidate 1h next debug show_first\n}}"));
+        let context =
+            TestServer::block(&format!("{debug}errors {{\nconsolidate 1h next debug show_first\n}}"));
         context.ask("example.org. A").await;
         assert_eq!(context.lines().len(), expected);
     }
@@ -99,7 +101,11 @@ fn durations_are_written_as_in_go() {
         ("1h", "1h0m0s"),
         ("25h1m1.25s", "25h1m1.25s"),
     ] {
-        assert_eq!(go_text(crate::dns::corefile::arguments::go_duration(text).unwrap()), expected, "{text}");
+        assert_eq!(
+            format_go_duration(crate::dns::corefile::arguments::go_duration(text).unwrap()),
+            expected,
+            "{text}"
+        );
     }
 }
 
@@ -142,6 +148,6 @@ fn invalid_lines_are_rejected_with_their_position() {
         (consolidate("5m x info error"), "3:23: consolidate has one level, and this is a second".to_owned()),
         (consolidate("5m x show_first info"), "3:29: the level has to stand before show_first".to_owned()),
     ] {
-        assert_eq!(TestSite::error(&lines), format!("Corefile:{error}"), "{lines}");
+        assert_eq!(TestServer::error(&lines), format!("Corefile:{error}"), "{lines}");
     }
 }

@@ -65,7 +65,7 @@ pub(super) struct ParsedOptions {
 }
 
 /// The options in braces during parsing.
-struct Braces {
+struct OptionsParser {
     except: Vec<Name>,
     next: Vec<ResponseCode>,
     next_on_nodata: bool,
@@ -93,7 +93,7 @@ struct Pem {
 /// Returns the default of `max_concurrent`: about the number of sockets for client queries (see
 /// [`SocketBudget`](crate::dns::upstream::socket_budget::SocketBudget)). For targets of links, which have fewer
 /// sockets, the number of sockets is the limit.
-fn under_way() -> usize {
+fn default_max_concurrent() -> usize {
     (max_files() / 4).clamp(MAX_CONCURRENT.0, MAX_CONCURRENT.1)
 }
 
@@ -117,12 +117,12 @@ pub(super) fn parse(
         );
     }
     let options = ForwardOptions {
-        max_concurrent: under_way(),
+        max_concurrent: default_max_concurrent(),
         sockets: Arc::clone(&setup.context.upstream_sockets),
         metrics: Some(metrics),
         ..ForwardOptions::default()
     };
-    let mut braces = Braces {
+    let mut braces = OptionsParser {
         except: Vec::new(),
         next: Vec::new(),
         next_on_nodata: false,
@@ -157,7 +157,7 @@ pub(super) fn parse(
     if upstreams.is_empty() {
         return Err(first.error(format!("{:?} has no line such as: nameserver 192.0.2.1", first.text)));
     }
-    let Braces { except, next, next_on_nodata, resolvers, options, .. } = braces;
+    let OptionsParser { except, next, next_on_nodata, resolvers, options, .. } = braces;
     Ok(ParsedOptions {
         from,
         to: upstreams,
@@ -184,7 +184,7 @@ fn zone(word: &Token, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
     Ok(first.zone.clone())
 }
 
-impl Braces {
+impl OptionsParser {
     fn take(&mut self, line: &Directive, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let options = &mut self.options;
         match line.name() {
@@ -218,7 +218,7 @@ impl Braces {
             "max_connect_attempts" => options.max_attempts = Some(number::<u32>(line)? as usize),
             "max_concurrent" => {
                 let number: usize = number(line)?;
-                options.max_concurrent = if number == 0 { under_way() } else { number };
+                options.max_concurrent = if number == 0 { default_max_concurrent() } else { number };
             }
             "tls" => self.tls.take(line, setup)?,
             "tls_servername" => {

@@ -14,7 +14,7 @@ use super::{Asked, Upstreams};
 use crate::dns::chain::request::INTERNAL_ADDRESS;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::net::Protocol;
-use crate::dns::plugins::tests::support::TestSite;
+use crate::dns::plugins::tests::support::TestServer;
 use crate::dns::upstream::config::ForwardOptions;
 use crate::dns::upstream::endpoint::{Transport, UpstreamEndpoint};
 use crate::dns::upstream::policy::SelectionPolicy;
@@ -147,7 +147,7 @@ async fn answers_keep_their_flags_and_the_clients_spelling() {
         Some(answer)
     })
     .await;
-    let mut context = TestSite::block(&format!("forward . {}", upstream.address));
+    let mut context = TestServer::block(&format!("forward . {}", upstream.address));
     assert_eq!(context.ask("WwW.example. A").await, "NOERROR aa,ra | WwW.example. 60 IN A 192.0.2.1 | |");
     assert_eq!(
         context.ask("www.example. CH TXT").await,
@@ -170,7 +170,7 @@ async fn upper_rcode_bits_and_ede_need_edns() {
         Some(answer)
     })
     .await;
-    let context = TestSite::block(&format!("forward . {}", upstream.address));
+    let context = TestServer::block(&format!("forward . {}", upstream.address));
     let reply = context.reply("a.example. A").await.unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
     let reply = context.edns(1232).reply("a.example. A").await.unwrap();
@@ -189,7 +189,7 @@ async fn stream_answer_has_to_match_the_query() {
         })
         .await;
         let good = Fake::good(1).await;
-        let context = TestSite::block(&format!(
+        let context = TestServer::block(&format!(
             "forward . {} {} {{\nforce_tcp\npolicy sequential\n}}",
             without_question.address, good.address
         ));
@@ -200,7 +200,7 @@ async fn stream_answer_has_to_match_the_query() {
 #[tokio::test]
 async fn names_in_other_zones_go_to_the_next_plugin() {
     let (one, two) = (Fake::good(1).await, Fake::good(2).await);
-    let context = TestSite::block(&format!(
+    let context = TestServer::block(&format!(
         "forward lab.example {} {{\nexcept a.lab.example lab.example\nexcept b.lab.example\n}}\n\
          forward example {}\nwhoami",
         one.address, two.address
@@ -226,13 +226,13 @@ async fn next_line_is_asked_for_names_that_a_line_denies() {
         Fake::good(3).await,
     );
     let [a, b, c] = [&gone, &empty, &good].map(|fake| fake.address);
-    let context = TestSite::block(&format!(
+    let context = TestServer::block(&format!(
         "forward . {a} {{\nnext SERVFAIL nxdomain\n}}\nforward . {b} {{\nnext_on_nodata\n}}\nforward . {c}"
     ));
     assert_eq!(context.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.3 | |");
-    let context = TestSite::block(&format!("forward . {a} {{\nnext NXDOMAIN\n}}\nwhoami"));
+    let context = TestServer::block(&format!("forward . {a} {{\nnext NXDOMAIN\n}}\nwhoami"));
     assert_eq!(context.ask("x. A").await, "NXDOMAIN ra | | |", "only for another forward");
-    let context = TestSite::block(&format!("forward . {b}\nforward . {c}"));
+    let context = TestServer::block(&format!("forward . {b}\nforward . {c}"));
     assert_eq!(context.ask("x. A").await, "NOERROR ra | | |", "only where it says so");
 }
 
@@ -245,7 +245,7 @@ async fn error_is_an_answer_unless_failover_names_it() {
     );
     let [a, b, c] = [&failing, &refusing, &good].map(|fake| fake.address);
     let ask = async |to: &str, codes: &str| {
-        let context = TestSite::block(&format!("forward . {to} {{\npolicy sequential\n{codes}\n}}"));
+        let context = TestServer::block(&format!("forward . {to} {{\npolicy sequential\n{codes}\n}}"));
         context.ask("x. A").await
     };
     assert_eq!(ask(&format!("{a} {c}"), "").await, "SERVFAIL ra | | |");
@@ -278,7 +278,7 @@ async fn transport_is_the_clients_unless_configured() {
         ("force_tcp\nprefer_udp", Protocol::Udp, true),
     ] {
         let upstream = Fake::good(1).await;
-        let mut context = TestSite::block(&format!("forward . {} {{\n{options}\n}}", upstream.address));
+        let mut context = TestServer::block(&format!("forward . {} {{\n{options}\n}}", upstream.address));
         context.request.protocol = protocol;
         assert!(context.ask("x. A").await.starts_with("NOERROR"));
         assert_eq!(upstream.transports(), [by_tcp], "{options} {protocol}");
@@ -293,7 +293,7 @@ async fn truncated_answer_is_requested_again_by_tcp() {
         Some(answer)
     })
     .await;
-    let context = TestSite::block(&format!("forward . {}", upstream.address));
+    let context = TestServer::block(&format!("forward . {}", upstream.address));
     assert_eq!(context.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.1 | |");
     assert_eq!(upstream.transports(), [false, true]);
 }
@@ -301,7 +301,7 @@ async fn truncated_answer_is_requested_again_by_tcp() {
 #[tokio::test]
 async fn queries_above_max_concurrent_are_refused_and_counted() {
     let upstream = Fake::silent().await;
-    let context = Arc::new(TestSite::block(&format!(
+    let context = Arc::new(TestServer::block(&format!(
         "forward . {} {{\nmax_concurrent 1\nread_timeout 1m\n}}",
         upstream.address
     )));
@@ -340,7 +340,7 @@ async fn error_names_the_silent_upstream_as_in_coredns() {
     let why =
         Upstreams::new(vec![endpoint], options).ask(&plain("x."), Asked::Forward, INTERNAL_ADDRESS).await;
     assert_eq!(why.unwrap_err().to_string(), format!("dial tcp {dead}: connect: connection refused"));
-    let context = TestSite::block(&format!("forward . {dead}"));
+    let context = TestServer::block(&format!("forward . {dead}"));
     let reply = context.reply("x. A").await.unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
     assert_eq!(reply.ede.unwrap().code, 22);
@@ -352,7 +352,7 @@ async fn attempts_are_limited_to_two_per_upstream_by_default() {
     let attempts = async |option: &str| {
         let options = format!("read_timeout 50ms\nmax_fails 0\n{option}");
         let context =
-            TestSite::block(&format!("forward . {} {{\n{options}\n}}", silent.local_addr().unwrap()));
+            TestServer::block(&format!("forward . {} {{\n{options}\n}}", silent.local_addr().unwrap()));
         assert!(context.ask("x. A").await.starts_with("SERVFAIL"));
         let sockets = context.metrics("cache_misses").remove(0);
         sockets.rsplit(' ').next().unwrap().parse::<u32>().unwrap()
@@ -367,7 +367,7 @@ async fn attempts_are_limited_to_two_per_upstream_by_default() {
 #[tokio::test(start_paused = true)]
 async fn health_check_query_is_answered_within_half_a_second() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    let context = TestSite::block(&format!("forward . {}", silent.local_addr().unwrap()));
+    let context = TestServer::block(&format!("forward . {}", silent.local_addr().unwrap()));
     let begun = Instant::now();
     let reply = context.reply(". NS").await.unwrap();
     assert_eq!((reply.metadata.response_code, reply.ede.unwrap().code), (ResponseCode::ServFail, 22));
@@ -379,7 +379,7 @@ async fn upstream_is_down_after_failed_checks() {
     let silent = Fake::silent().await;
     let options = "max_fails 1\nread_timeout 10ms\nhealth_check 10ms no_rec domain example.org\n\
                    failfast_all_unhealthy_upstreams";
-    let context = TestSite::block(&format!("forward . {} {{\n{options}\n}}", silent.address));
+    let context = TestServer::block(&format!("forward . {} {{\n{options}\n}}", silent.address));
     assert!(context.ask("x. A").await.starts_with("SERVFAIL"));
     let broken = "coredns_forward_healthcheck_broken_total 1";
     while context.metrics("broken") != [broken] {
@@ -401,7 +401,7 @@ async fn upstream_is_down_after_failed_checks() {
 #[tokio::test]
 async fn answers_and_connections_are_counted() {
     let upstream = Fake::erring(ResponseCode::YXDomain).await;
-    let mut context = TestSite::block(&format!("forward . {}", upstream.address));
+    let mut context = TestServer::block(&format!("forward . {}", upstream.address));
     context.ask("a. A").await;
     context.request.protocol = Protocol::Tcp;
     context.ask("b. A").await;
@@ -444,7 +444,7 @@ async fn upstreams_of_a_file_are_checked_against_our_listeners() {
     let lines = format!(
         "forward . {file} {empty} dns://192.0.2.1 tls://192.0.2.2%a.example:8853 [2001:db8::1]:5353 tls://[::2%a.b]:1"
     );
-    let (_, configuration) = TestSite::configured(&format!(". {{\n{lines}\n}}\n"));
+    let (_, configuration) = TestServer::configured(&format!(". {{\n{lines}\n}}\n"));
     let builder = &configuration.blocks[0].builder;
     let addresses: Vec<String> = builder.upstreams.iter().map(|(address, _)| address.to_string()).collect();
     assert_eq!(
@@ -459,8 +459,8 @@ async fn upstreams_of_a_file_are_checked_against_our_listeners() {
         ]
     );
     assert!(builder.tasks.is_empty());
-    assert_eq!(builder.read.len(), 2, "when they change, so does the block");
-    let error = TestSite::error(&format!("forward . {empty}"));
+    assert_eq!(builder.files_read.len(), 2, "when they change, so does the block");
+    let error = TestServer::error(&format!("forward . {empty}"));
     assert_eq!(error, format!("Corefile:2:11: {empty:?} has no line such as: nameserver 192.0.2.1"));
 }
 
@@ -479,7 +479,7 @@ async fn upstream_by_name_is_asked_after_its_resolution() {
     let upstream = Fake::good(7).await;
     let (port, resolver) = (upstream.address.port(), resolver.address);
     let (context, tasks) =
-        TestSite::with_tasks(&format!("forward . dns.example:{port} {{\nresolver {resolver}\n}}"));
+        TestServer::with_tasks(&format!("forward . dns.example:{port} {{\nresolver {resolver}\n}}"));
     assert!(context.ask("x. A").await.starts_with("SERVFAIL"), "nobody is known yet");
     for task in tasks {
         task(Arc::clone(&context.server), CancellationToken::new()).await;
@@ -492,7 +492,7 @@ async fn queries_are_sent_from_the_source_address() {
     let upstream = Fake::good(1).await;
     let ask = async |source: &str| {
         let line = format!("forward . {} {{\nsource_address {source}\n}}", upstream.address);
-        TestSite::block(&line).ask("x. A").await
+        TestServer::block(&line).ask("x. A").await
     };
     assert!(ask("127.0.0.2").await.starts_with("NOERROR"));
     // An address that this machine doesn't have (RFC 5737).
@@ -504,7 +504,7 @@ fn only_a_forward_of_the_root_offers_recursion() {
     for (lines, recurses) in
         [("forward . 192.0.2.1", true), ("forward example 192.0.2.1", false), ("whoami", false)]
     {
-        let context = TestSite::block(lines);
+        let context = TestServer::block(lines);
         assert_eq!(
             context.server.offers_recursion(
                 &Query::query(Name::root(), RecordType::A),

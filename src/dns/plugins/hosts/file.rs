@@ -30,7 +30,7 @@ pub(super) struct HostsFile {
     inline: HostsMap,
     map: ArcSwap<HostsMap>,
     /// The version of the file that was read last.
-    read: Mutex<Option<Version>>,
+    last_read: Mutex<Option<Version>>,
 }
 
 /// The metadata that shows a change of the file.
@@ -64,7 +64,8 @@ impl MetricGroup for FileCounters {
 impl HostsFile {
     /// Returns the entries of a file, which is read if it exists.
     pub(super) fn new(path: PathBuf, zones: ZoneSet, reverse: bool, inline: HostsMap) -> Self {
-        let file = Self { path, zones, reverse, inline, map: ArcSwap::default(), read: Mutex::default() };
+        let file =
+            Self { path, zones, reverse, inline, map: ArcSwap::default(), last_read: Mutex::default() };
         // An unreadable file may become readable later; `set_up` has warned about a missing file.
         let _ = file.refresh();
         file
@@ -83,7 +84,7 @@ impl HostsFile {
     }
 
     /// Reads the file whenever it has changed, until `stop` is cancelled; with a zero interval, never.
-    pub(super) async fn follow(
+    pub(super) async fn watch(
         self: Arc<Self>,
         every: Duration,
         counters: &FileCounters,
@@ -113,7 +114,7 @@ impl HostsFile {
         let mut file = File::open(&self.path)?;
         let metadata = file.metadata()?;
         let version = Version { modified: metadata.modified()?, size: metadata.len() };
-        if *self.read.lock() == Some(version) {
+        if *self.last_read.lock() == Some(version) {
             return Ok(false);
         }
         let mut bytes = Vec::new();
@@ -121,13 +122,13 @@ impl HostsFile {
         let map = HostsMap::parse(&String::from_utf8_lossy(&bytes), &self.zones, self.reverse);
         debug!(path = %self.path.display(), entries = map.len(), "hosts file read");
         self.map.store(Arc::new(map));
-        *self.read.lock() = Some(version);
+        *self.last_read.lock() = Some(version);
         Ok(true)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a hosts file has fewer than 2^53 entries")]
     fn count(&self, counters: &FileCounters) {
-        let Some(version) = *self.read.lock() else { return };
+        let Some(version) = *self.last_read.lock() else { return };
         let entries = self.inline.len() + self.map.load().len();
         counters.entries.with_label_values(&[&*self.path.to_string_lossy()]).set(entries as f64);
         let modified = version.modified.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -8,7 +8,7 @@ use super::file::{FileCounters, HostsFile};
 use super::map::HostsMap;
 use crate::dns::message::presentation::parse_name;
 use crate::dns::message::zone_set::ZoneSet;
-use crate::dns::plugins::tests::support::TestSite;
+use crate::dns::plugins::tests::support::TestServer;
 
 const LINES: &str = "
 127.0.0.1 localhost localhost.domain # both
@@ -25,11 +25,11 @@ reload 5s
 ";
 
 /// Returns a block with `LINES` as its file, and with these options.
-fn context(options: &str) -> (TestSite, tempfile::TempDir) {
+fn context(options: &str) -> (TestServer, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hosts");
     fs::write(&path, LINES).unwrap();
-    (TestSite::block(&format!("hosts {} {options}\nwhoami", path.display())), directory)
+    (TestServer::block(&format!("hosts {} {options}\nwhoami", path.display())), directory)
 }
 
 #[tokio::test]
@@ -123,7 +123,7 @@ async fn corefile_entries_come_after_the_file() {
 
 #[tokio::test]
 async fn reverse_names_have_to_be_complete() {
-    let context = TestSite::block("hosts /nonexistent {\n10.0.0.1 four\n2001:db8::1 six\n}\nwhoami");
+    let context = TestServer::block("hosts /nonexistent {\n10.0.0.1 four\n2001:db8::1 six\n}\nwhoami");
     let six = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.ip6.arpa.";
     let mapped = "1.0.0.0.0.0.a.0.f.f.f.f.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.ip6.arpa.";
     for (name, expected) in [
@@ -143,7 +143,7 @@ async fn reverse_names_have_to_be_complete() {
 async fn changed_file_is_read_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hosts");
-    let context = TestSite::block("whoami");
+    let context = TestServer::block("whoami");
     let counters: Arc<FileCounters> = context.shared.metrics.family().unwrap();
     let zones = ZoneSet::new([parse_name(".").unwrap()]);
     let inline = HostsMap::parse("192.0.2.1 inline", &zones, true);
@@ -151,7 +151,7 @@ async fn changed_file_is_read_again() {
     let stop = CancellationToken::new();
     let task = {
         let (file, stop) = (Arc::clone(&file), stop.clone());
-        tokio::spawn(async move { file.follow(Duration::from_secs(5), &counters, &stop).await })
+        tokio::spawn(async move { file.watch(Duration::from_secs(5), &counters, &stop).await })
     };
     let first = || file.addresses(&parse_name("a").unwrap()).first().map(ToString::to_string);
     let pause = || tokio::time::sleep(Duration::from_secs(6));
@@ -189,10 +189,10 @@ async fn file_without_reload_is_read_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hosts");
     fs::write(&path, "192.0.2.2 a\n").unwrap();
-    let context = TestSite::block("whoami");
+    let context = TestServer::block("whoami");
     let counters: Arc<FileCounters> = context.shared.metrics.family().unwrap();
     let file = HostsFile::new(path, ZoneSet::new([parse_name(".").unwrap()]), false, HostsMap::default());
-    Arc::new(file).follow(Duration::ZERO, &counters, &CancellationToken::new()).await;
+    Arc::new(file).watch(Duration::ZERO, &counters, &CancellationToken::new()).await;
     assert!(context.metrics("hosts_entries")[0].ends_with(" 1"));
 }
 
@@ -229,6 +229,6 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         ("hosts {\nttl 5 {\n}\n}", "Corefile:3:1: ttl takes no braces"),
     ] {
-        assert_eq!(TestSite::error(lines), expected, "{lines}");
+        assert_eq!(TestServer::error(lines), expected, "{lines}");
     }
 }

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::type_covered;
-use crate::dns::plugins::cache::entry::plain_ttl;
+use crate::dns::plugins::cache::entry::effective_ttl;
 use crate::model::target_policy::TargetPolicy;
 
 /// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; hundreds would be an
@@ -64,7 +64,7 @@ pub fn follow(
     mut step: impl FnMut(&Name) -> ChainStep,
 ) -> CnameChain {
     let followed = |mut answers: Vec<Record>, authorities, end| {
-        answers.iter_mut().for_each(|record| record.ttl = plain_ttl(record.ttl));
+        answers.iter_mut().for_each(|record| record.ttl = effective_ttl(record.ttl));
         CnameChain { answers, authorities, end }
     };
     let mut owner = name.clone();
@@ -136,7 +136,7 @@ pub fn drop_denied(
     answers.retain(|record| {
         let is_address_denied = has_denied_address(&record.data, targets);
         has_addresses |= is_address_denied;
-        let is_denied = is_address_denied || named(&record.data).is_some_and(|name| !allows(name));
+        let is_denied = is_address_denied || host_of(&record.data).is_some_and(|name| !allows(name));
         if is_denied {
             cut.push((record.name.clone(), record.record_type()));
         }
@@ -207,7 +207,7 @@ fn has_denied_address(data: &RData, targets: &TargetPolicy) -> bool {
 
 /// Returns the host that a record names. The root means that there is no host (RFC 2782, RFC 7505 section 3), or stands
 /// for the owner (RFC 9460 section 2.5).
-fn named(data: &RData) -> Option<&Name> {
+fn host_of(data: &RData) -> Option<&Name> {
     let name = match data {
         RData::SRV(srv) => &srv.target,
         RData::MX(mx) => &mx.exchange,
@@ -231,7 +231,7 @@ fn negative_proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
     };
     let mut proof: Vec<Record> = answer.authorities.iter().filter(belongs).cloned().collect();
     for record in &mut proof {
-        record.ttl = plain_ttl(record.ttl).min(ttl);
+        record.ttl = effective_ttl(record.ttl).min(ttl);
     }
     proof
 }

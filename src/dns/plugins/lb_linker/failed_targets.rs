@@ -32,7 +32,7 @@ struct FailureState {
     /// The start of the rate limit's window, the lines in it, and the number of suppressed lines.
     since: Instant,
     lines: u32,
-    unsaid: u64,
+    suppressed: u64,
     /// This set's share of the gauge.
     counted: i64,
 }
@@ -49,8 +49,13 @@ impl fmt::Display for UnloggedFailures {
 impl FailedTargets {
     /// Returns an empty set that adds its size to `number`, which several sets share.
     pub(crate) fn new(number: IntGauge) -> Self {
-        let state =
-            FailureState { failing: HashMap::new(), since: Instant::now(), lines: 0, unsaid: 0, counted: 0 };
+        let state = FailureState {
+            failing: HashMap::new(),
+            since: Instant::now(),
+            lines: 0,
+            suppressed: 0,
+            counted: 0,
+        };
         Self { state: Mutex::new(state), number }
     }
 
@@ -69,7 +74,7 @@ impl FailedTargets {
         if state.failing.len() < MAX_FAILED_TARGETS {
             state.failing.insert(key.clone(), now);
             self.count(&mut state);
-            if let Some(unsaid) = state.say() {
+            if let Some(unsaid) = state.take_log_slot() {
                 warn!("target {}: {why}{unsaid}", name_of(question));
             }
         }
@@ -80,7 +85,7 @@ impl FailedTargets {
         let mut state = self.state.lock();
         if state.failing.remove(key).is_some() {
             self.count(&mut state);
-            if let Some(unsaid) = state.say() {
+            if let Some(unsaid) = state.take_log_slot() {
                 info!("target {}: it can be resolved again{unsaid}", name_of(question));
             }
         }
@@ -116,16 +121,16 @@ impl Drop for FailedTargets {
 
 impl FailureState {
     /// Returns the number of suppressed lines if a line may be written.
-    fn say(&mut self) -> Option<UnloggedFailures> {
+    fn take_log_slot(&mut self) -> Option<UnloggedFailures> {
         if self.since.elapsed() >= LINES_WINDOW {
             (self.since, self.lines) = (Instant::now(), 0);
         }
         if self.lines >= MAX_LINES_PER_MINUTE {
-            self.unsaid += 1;
+            self.suppressed += 1;
             return None;
         }
         self.lines += 1;
-        Some(UnloggedFailures(std::mem::take(&mut self.unsaid)))
+        Some(UnloggedFailures(std::mem::take(&mut self.suppressed)))
     }
 }
 
@@ -154,7 +159,7 @@ mod tests {
         assert_eq!(number.get(), 30);
         let lines = || {
             let state = failing.state.lock();
-            (state.lines, state.unsaid)
+            (state.lines, state.suppressed)
         };
         assert_eq!(lines(), (MAX_LINES_PER_MINUTE, 10));
         failing.mark_resolved(&question(1).key(), &question(1));

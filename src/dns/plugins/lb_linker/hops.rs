@@ -86,13 +86,13 @@ pub(super) struct HopCheck {
     clients: Vec<ClientScope>,
     dependencies: Vec<ZoneDependencies>,
     /// Whether the answer must not be reused, because a dependency is unknown.
-    is_for_now: bool,
+    is_uncacheable: bool,
 }
 
 impl HopCheck {
     /// Makes the reuse of an answer depend on this result.
-    pub(super) fn bind(self, reply: &mut Reply) {
-        reply.repeat.take_if(|_| self.is_for_now);
+    pub(super) fn limit_reuse(self, reply: &mut Reply) {
+        reply.repeat.take_if(|_| self.is_uncacheable);
         let Some(repeat) = &mut reply.repeat else { return };
         repeat.clients.extend(self.clients);
         for ZoneDependencies { links, names } in self.dependencies {
@@ -105,7 +105,7 @@ impl HopCheck {
 impl LbLinker {
     /// Returns the zone of this listener that contains a name, and the name relative to the zone. This plugin's zones
     /// go first.
-    pub(super) fn place_of<'a>(&'a self, request: &'a Request, name: &Name) -> Option<(&'a Zone, Vec<u8>)> {
+    pub(super) fn find_zone<'a>(&'a self, request: &'a Request, name: &Name) -> Option<(&'a Zone, Vec<u8>)> {
         let other = || {
             let plugins = request.server.plugins().map(|plugin| -> &dyn Any { &**plugin });
             plugins.filter_map(<dyn Any>::downcast_ref::<Self>).find_map(|plugin| plugin.zone_of(name))
@@ -179,12 +179,12 @@ impl LbLinker {
         if self.policy.check_name(name).is_err() {
             return Some(Denial::Name);
         }
-        if let Some((zone, relative)) = self.place_of(request, name) {
+        if let Some((zone, relative)) = self.find_zone(request, name) {
             let found = zone.answer(&self.store, name, &relative, RecordType::ANY);
             let is_open = found.is_open_to(namespace);
             match found.dependencies {
                 Some(dependencies) => looked.dependencies.push(dependencies),
-                None => looked.is_for_now = true,
+                None => looked.is_uncacheable = true,
             }
             if !is_open {
                 return Some(Denial::Namespace);
@@ -202,7 +202,7 @@ impl LbLinker {
     ) -> bool {
         let mut query = query_for(request, name);
         query.set_query_type(qtype);
-        let is_ours = self.place_of(request, name).is_some();
+        let is_ours = self.find_zone(request, name).is_some();
         let look_up = if is_ours { LookUp::Stored } else { LookUp::Target };
         let access = request.server.access(&query, request, look_up);
         looked.clients.extend(access.clients);

@@ -202,7 +202,7 @@ impl LinkZoneOptions {
 
 #[cfg(test)]
 mod tests {
-    use crate::dns::plugins::tests::support::TestSite;
+    use crate::dns::plugins::tests::support::TestServer;
 
     #[test]
     fn invalid_lines_are_rejected_with_their_position() {
@@ -240,7 +240,7 @@ mod tests {
                 "Corefile:3:1: lb_linker can be there only once in a block, and it is on line 2 already",
             ),
         ] {
-            assert_eq!(TestSite::error(lines), expected, "{lines}");
+            assert_eq!(TestServer::error(lines), expected, "{lines}");
         }
     }
 }

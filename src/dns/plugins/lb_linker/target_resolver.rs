@@ -39,8 +39,8 @@ pub(super) struct TargetResolvers {
 /// The look-ups in flight and the last known answers in one view.
 #[derive(Debug)]
 pub(super) struct TargetResolver {
-    flights: Group<TargetRoute, (IpAddr, LookupResult)>,
-    memory: Arc<StaleCache>,
+    look_ups: Group<TargetRoute, (IpAddr, LookupResult)>,
+    stale_cache: Arc<StaleCache>,
     failing: Arc<FailedTargets>,
 }
 
@@ -60,9 +60,9 @@ pub(super) struct Resolved {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResolveOptions {
     /// The time at which the client stops waiting.
-    pub(super) until: Instant,
+    pub(super) deadline: Instant,
     /// The maximum age of a cached denial.
-    pub(super) absence: Duration,
+    pub(super) max_negative_age: Duration,
     /// Whether a cached answer is acceptable.
     pub(super) cached: bool,
 }
@@ -79,14 +79,14 @@ impl TargetResolvers {
         }
         let failing = Arc::clone(&self.failing);
         let memory = Arc::clone(&self.stale_caches.entry(server.view.clone()).or_default());
-        let new = || Arc::new(TargetResolver { flights: Group::default(), memory, failing });
+        let new = || Arc::new(TargetResolver { look_ups: Group::default(), stale_cache: memory, failing });
         Arc::clone(&self.targets.entry(server.view.clone()).or_insert_with(new))
     }
 
     /// Abandons the look-ups in flight for a name, and removes its failure; `None` stands for all names.
     pub(super) fn forget(&self, name: Option<&[u8]>) {
         for targets in &self.targets {
-            targets.flights.forget(|(key, _)| name.is_none_or(|name| *key.name() == *name));
+            targets.look_ups.forget(|(key, _)| name.is_none_or(|name| *key.name() == *name));
         }
         match name {
             Some(name) => self.failing.forget(name),
@@ -109,8 +109,8 @@ impl TargetResolver {
     ) -> Result<Resolved, Ede> {
         let question = UpstreamQuery { query: query.clone(), ..request.question() };
         let flight = match self.start(request, &question, wanted, None) {
-            Started::Landed(landing) => return self.judge(&question, landing),
-            Started::Flying(flight) => flight,
+            LookupStart::Completed(landing) => return self.choose_answer(&question, landing),
+            LookupStart::InFlight(flight) => flight,
         };
         let mut landed = self.wait(&question, wanted, flight).await;
         // If another client has exceeded its quota, the result doesn't apply to this client: start a look-up for it
@@ -120,15 +120,15 @@ impl TargetResolver {
             && *begun_for != request.account()
         {
             landed = match self.start(request, &question, wanted, Some(request.account())) {
-                Started::Landed(landing) => return self.judge(&question, landing),
-                Started::Flying(flight) => self.wait(&question, wanted, flight).await,
+                LookupStart::Completed(landing) => return self.choose_answer(&question, landing),
+                LookupStart::InFlight(flight) => self.wait(&question, wanted, flight).await,
             };
         }
         match landed {
-            Some(landing) => self.judge(&question, landing.and_then(|(_, landing)| landing)),
+            Some(landing) => self.choose_answer(&question, landing.and_then(|(_, landing)| landing)),
             None => {
-                self.memory.set_failing(&question, true);
-                self.memory.get(&question).map(given).ok_or(Ede::NO_UPSTREAM)
+                self.stale_cache.set_failing(&question, true);
+                self.stale_cache.get(&question).map(stale_reply).ok_or(Ede::NO_UPSTREAM)
             }
         }
     }
@@ -140,13 +140,13 @@ impl TargetResolver {
         wanted: ResolveOptions,
         flight: Call<(IpAddr, LookupResult)>,
     ) -> Option<Option<(IpAddr, LookupResult)>> {
-        let last = self.memory.get(question);
+        let last = self.stale_cache.get(question);
         let until = match &last {
             // The previous look-up failed: serve the stale answer at once unless this look-up has already ended.
             Some(StaleEntry { failing: true, .. }) => Instant::now(),
             // With a stale answer available, each client waits only for the rest of the look-up's time limit.
-            Some(_) => wanted.until.min(Instant::now() + CLIENT_TIMEOUT.saturating_sub(flight.age())),
-            None => wanted.until,
+            Some(_) => wanted.deadline.min(Instant::now() + CLIENT_TIMEOUT.saturating_sub(flight.age())),
+            None => wanted.deadline,
         };
         if until <= Instant::now() {
             flight.landed().now_or_never()
@@ -156,10 +156,10 @@ impl TargetResolver {
     }
 
     /// Prefers the stale answer to an answer that doesn't resolve the target (RFC 8767 section 4).
-    fn judge(&self, question: &UpstreamQuery, landing: LookupResult) -> Result<Resolved, Ede> {
-        let remembered = || self.memory.get(question).map(given);
+    fn choose_answer(&self, question: &UpstreamQuery, landing: LookupResult) -> Result<Resolved, Ede> {
+        let remembered = || self.stale_cache.get(question).map(stale_reply);
         match landing {
-            Some(reply) if is_lame(&reply, question) => {
+            Some(reply) if is_unresolved(&reply, question) => {
                 let failed = reply.metadata.response_code == ResponseCode::ServFail || is_busy(&reply);
                 let why = reply.ede.filter(|_| failed);
                 match (remembered(), why) {
@@ -174,16 +174,20 @@ impl TargetResolver {
     }
 
     /// Keeps an answer that leads back to our zones as a stale answer; on its own it looks unresolved.
-    pub(super) fn keep(&self, request: &Request, query: &Query, reply: &Arc<Reply>) {
+    pub(super) fn remember(&self, request: &Request, query: &Query, reply: &Arc<Reply>) {
         let question = UpstreamQuery { query: query.clone(), ..request.question() };
-        self.memory.keep(&question.key(), reply);
+        self.stale_cache.keep(&question.key(), reply);
     }
 
     /// Resolves a target before a client queries it.
-    pub(super) async fn look_ahead(&self, request: &Request, absence: Duration) {
+    pub(super) async fn prefetch(&self, request: &Request, absence: Duration) {
         let question = request.question();
-        let wanted = ResolveOptions { until: Instant::now() + CLIENT_TIMEOUT, absence, cached: true };
-        if let Started::Flying(flight) = self.start(request, &question, wanted, None) {
+        let wanted = ResolveOptions {
+            deadline: Instant::now() + CLIENT_TIMEOUT,
+            max_negative_age: absence,
+            cached: true,
+        };
+        if let LookupStart::InFlight(flight) = self.start(request, &question, wanted, None) {
             // If the look-up fails, the query of a client repeats it.
             let _ = flight.landed().await;
         }
@@ -197,46 +201,50 @@ impl TargetResolver {
         question: &UpstreamQuery,
         wanted: ResolveOptions,
         only_for: Option<IpAddr>,
-    ) -> Started {
+    ) -> LookupStart {
         let route = (question.key(), only_for);
-        if let Some(flight) = self.flights.under_way(&route) {
-            return Started::Flying(flight);
+        if let Some(flight) = self.look_ups.under_way(&route) {
+            return LookupStart::InFlight(flight);
         }
         let account = request.account();
         let (asked, query) = (request.clone(), question.query.clone());
-        let purpose = Purpose::Target { absence: wanted.absence, cached: wanted.cached };
+        let purpose = Purpose::Target { absence: wanted.max_negative_age, cached: wanted.cached };
         let mut looking = async move { Server::look_up(&asked, query, purpose).await.map(Arc::new) }.boxed();
-        let news = self.news(&route.0, question);
+        let news = self.outcome_recorder(&route.0, question);
         if let Some(landing) = (&mut looking).now_or_never() {
             news(&landing);
-            return Started::Landed(landing);
+            return LookupStart::Completed(landing);
         }
         let look_up = || Ok::<_, std::convert::Infallible>(looking.map(move |landing| (account, landing)));
-        match self.flights.join_or_start(&route, look_up, |(_, landing)| news(landing)) {
-            Ok(flight) => Started::Flying(flight),
+        match self.look_ups.join_or_start(&route, look_up, |(_, landing)| news(landing)) {
+            Ok(flight) => LookupStart::InFlight(flight),
             Err(never) => match never {},
         }
     }
 
     /// Returns a callback that records the outcome of a look-up.
-    fn news(&self, key: &QueryKey, question: &UpstreamQuery) -> impl FnOnce(&LookupResult) + Send + 'static {
-        let (memory, failing) = (Arc::clone(&self.memory), Arc::clone(&self.failing));
+    fn outcome_recorder(
+        &self,
+        key: &QueryKey,
+        question: &UpstreamQuery,
+    ) -> impl FnOnce(&LookupResult) + Send + 'static {
+        let (memory, failing) = (Arc::clone(&self.stale_cache), Arc::clone(&self.failing));
         let (key, question) = (key.clone(), question.clone());
         move |landing| {
-            let good = landing.as_deref().is_some_and(is_news);
+            let good = landing.as_deref().is_some_and(replaces_stale);
             // Only an uncached answer within the quota shows the present state of the upstreams.
             if landing.as_deref().is_none_or(|reply| reply.age.is_zero() && !is_busy(reply)) {
                 memory.set_failing(&question, !good);
                 match landing.as_deref() {
                     Some(_) if good => failing.mark_resolved(&key, &question),
-                    Some(reply) => failing.mark_failed(&key, &question, why(reply)),
+                    Some(reply) => failing.mark_failed(&key, &question, failure_reason(reply)),
                     None => failing.mark_failed(&key, &question, Ede::NO_UPSTREAM.text),
                 }
             }
             let Some(reply) = landing else { return };
             if reply.metadata.response_code == ResponseCode::NXDomain {
                 memory.forget(&question);
-            } else if good && let Some(positive) = worth(reply, &question) {
+            } else if good && let Some(positive) = cacheable_polarity(reply, &question) {
                 memory.remember(&key, reply, positive);
             }
         }
@@ -244,14 +252,14 @@ impl TargetResolver {
 }
 
 /// The state of a look-up after its start.
-enum Started {
+enum LookupStart {
     /// The look-up has completed.
-    Landed(LookupResult),
+    Completed(LookupResult),
     /// The look-up is in flight.
-    Flying(Call<(IpAddr, LookupResult)>),
+    InFlight(Call<(IpAddr, LookupResult)>),
 }
 
-fn given(last: StaleEntry) -> Resolved {
+fn stale_reply(last: StaleEntry) -> Resolved {
     let mut reply = (*last.reply).clone();
     // The age is 0 because there is no newer answer.
     reply.age = Duration::ZERO;
@@ -262,7 +270,7 @@ fn given(last: StaleEntry) -> Resolved {
 }
 
 /// Returns the reason of a failed look-up for the log.
-fn why(reply: &Reply) -> String {
+fn failure_reason(reply: &Reply) -> String {
     match (reply.ede, reply.metadata.response_code) {
         (Some(ede), ResponseCode::ServFail | ResponseCode::Refused) => ede.text.to_owned(),
         // An empty plugin name means that a plugin failed, or that no block answered.
@@ -277,7 +285,7 @@ fn is_busy(reply: &Reply) -> bool {
 }
 
 /// Returns whether an answer may replace a stale one (RFC 8767 section 4).
-fn is_news(reply: &Reply) -> bool {
+fn replaces_stale(reply: &Reply) -> bool {
     let metadata = &reply.metadata;
     matches!(metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
         && !(metadata.truncation && reply.answers.is_empty())
@@ -288,12 +296,12 @@ fn followed(reply: &Reply, question: &UpstreamQuery) -> CnameChain {
     follow(reply, question.query.name(), question.query.query_type(), 0, |_| ChainStep::Upstream)
 }
 
-fn is_lame(reply: &Reply, question: &UpstreamQuery) -> bool {
+fn is_unresolved(reply: &Reply, question: &UpstreamQuery) -> bool {
     followed(reply, question).end == ChainEnd::Unresolved
 }
 
 /// Returns `true` for an answer with data, `false` for a denial; `None` if it can't be cached.
-fn worth(reply: &Reply, question: &UpstreamQuery) -> Option<bool> {
+fn cacheable_polarity(reply: &Reply, question: &UpstreamQuery) -> Option<bool> {
     let followed = followed(reply, question);
     let qtype = question.query.query_type();
     let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
@@ -320,12 +328,12 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::dns::plugins::tests::support::TestSite;
+    use crate::dns::plugins::tests::support::TestServer;
 
     #[tokio::test]
     async fn quota_of_one_client_does_not_affect_another() {
         let context =
-            TestSite::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
+            TestServer::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
         let targets =
             TargetResolvers::new(Arc::default(), IntGauge::new("failing", "-").unwrap()).of(&context.server);
         for (client, is_answered) in [("10.0.0.1", false), ("10.0.0.2", true)] {
@@ -339,10 +347,10 @@ mod tests {
                 (IpAddr::from([10, 0, 0, 1]), Some(Arc::new(refused)))
             };
             let route = (request.question().key(), None);
-            let Ok(begun) = targets.flights.join_or_start(&route, || Ok::<_, Infallible>(busy), |_| {});
+            let Ok(begun) = targets.look_ups.join_or_start(&route, || Ok::<_, Infallible>(busy), |_| {});
             let wanted = ResolveOptions {
-                until: Instant::now() + CLIENT_TIMEOUT,
-                absence: Duration::from_secs(5),
+                deadline: Instant::now() + CLIENT_TIMEOUT,
+                max_negative_age: Duration::from_secs(5),
                 cached: true,
             };
             let mut joined = pin!(targets.resolve(&request, &request.query, wanted));

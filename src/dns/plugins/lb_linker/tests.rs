@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::dns::chain::request::Request;
 use crate::dns::message::ede::Ede;
 use crate::dns::plugins::lb_linker::LbLinker;
-use crate::dns::plugins::tests::support::{TestSite, link, show};
+use crate::dns::plugins::tests::support::{TestServer, link, show};
 use crate::model::link::ObservedService;
 use crate::model::service_key::ServiceKey;
 
@@ -30,8 +30,8 @@ fn web() -> ObservedService {
 }
 
 /// Returns a context for each listener of a Corefile, with one link in the store.
-fn sites(text: &str) -> Vec<TestSite> {
-    let (context, configuration) = TestSite::configured(text);
+fn sites(text: &str) -> Vec<TestServer> {
+    let (context, configuration) = TestServer::configured(text);
     let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
     store.replace(None, vec![web()], vec![], &Default::default());
@@ -47,7 +47,7 @@ fn sites(text: &str) -> Vec<TestSite> {
     configuration.listeners.iter().map(of_listener).collect()
 }
 
-fn context(text: &str) -> TestSite {
+fn context(text: &str) -> TestServer {
     sites(text).remove(0)
 }
 
@@ -106,7 +106,7 @@ async fn slow_look_up_counts_against_the_client_quota() {
 async fn prefetch_without_a_block_is_no_failure() {
     let context = context(LINKS);
     let links = LbLinker::all_of(&context.server).remove(0);
-    links.look_ahead(&context.server, Query::query(name("t.example."), RecordType::A)).await;
+    links.prefetch(&context.server, Query::query(name("t.example."), RecordType::A)).await;
     assert_eq!(context.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
 }
 
@@ -118,7 +118,7 @@ async fn prefetch_fills_the_cache_regardless_of_acl() {
     ));
     let links = LbLinker::all_of(&context.server).remove(0);
     let hits = || context.metrics("coredns_cache_hits_total{");
-    links.look_ahead(&context.server, Query::query(name("t.example."), RecordType::A)).await;
+    links.prefetch(&context.server, Query::query(name("t.example."), RecordType::A)).await;
     assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
     // The acl applies to the client.
     let denied = context.clone().from("192.0.2.7").ask("web.default.lb.internal. A").await;
@@ -166,7 +166,13 @@ async fn signed_aliases_of_a_denied_chain_expire_as_a_denial() {
     for (covered, ttl) in [(RecordType::CNAME, 5), (RecordType::DNAME, 5), (RecordType::A, 900)] {
         let mut reply = context.request.reply("");
         reply.answers = records(covered);
-        super::Chase { until: Instant::now(), absence: 5, denied: true, link: None }.bound(&mut reply);
+        super::ChaseState {
+            deadline: Instant::now(),
+            negative_ttl: 5,
+            alias_only_is_denial: true,
+            link: None,
+        }
+        .cap_alias_ttls(&mut reply);
         let ttls: Vec<u32> = reply.answers.iter().map(|record| record.ttl).collect();
         assert_eq!(ttls, [ttl; 2], "{covered}");
     }

@@ -78,7 +78,7 @@ pub struct ZoneAnswer {
     pub authorities: Vec<Record>,
     pub additionals: Vec<Record>,
     /// The target of the CNAME in the answer, if the query is for more than the CNAME.
-    pub chase: Option<Name>,
+    pub target: Option<Name>,
     pub ede: Option<Ede>,
     /// The link that has the name, or the service at the name.
     pub link: Option<Arc<Link>>,
@@ -257,7 +257,7 @@ impl Zone {
                 let host = host.name();
                 answer.answers.push(record(name, self.ttl_of(link), RData::CNAME(CNAME(host.clone()))));
                 if !matches!(qtype, RecordType::CNAME | RecordType::ANY) {
-                    answer.chase = Some(host);
+                    answer.target = Some(host);
                 }
             }
             // Only a link's own names have SRV records.
@@ -272,7 +272,7 @@ impl Zone {
     }
 
     /// Turns an answer into NODATA.
-    pub fn empty(&self, store: &Store, answer: &mut ZoneAnswer) {
+    pub fn clear(&self, store: &Store, answer: &mut ZoneAnswer) {
         answer.answers.clear();
         answer.additionals.clear();
         answer.authorities = vec![self.soa(store, &self.origin)];
@@ -319,7 +319,7 @@ impl ZoneAnswer {
             answers: Vec::new(),
             authorities: Vec::new(),
             additionals: Vec::new(),
-            chase: None,
+            target: None,
             ede: None,
             link: None,
             hops: Vec::new(),

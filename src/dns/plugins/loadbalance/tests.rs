@@ -4,7 +4,7 @@ use hickory_proto::rr::rdata::{CNAME, MX, TXT};
 use hickory_proto::rr::{Name, RData};
 
 use crate::dns::plugins::loadbalance::*;
-use crate::dns::plugins::tests::support::TestSite;
+use crate::dns::plugins::tests::support::TestServer;
 
 fn record(text: &str) -> Record {
     let name = Name::from_ascii("a.example.").unwrap();
@@ -63,7 +63,7 @@ fn addresses_and_exchangers_are_shuffled_after_aliases() {
 fn weights_change_only_the_first_address() {
     let weighted = |qtype, text: &str| {
         let change = |section: &mut Vec<Record>| {
-            let mut reply = TestSite::block("whoami").request("a.example. A").reply("");
+            let mut reply = TestServer::block("whoami").request("a.example. A").reply("");
             reply.answers = mem::take(section);
             weigh(&Weights::default(), qtype, &mut reply);
             *section = reply.answers;
@@ -101,7 +101,7 @@ async fn only_successful_answers_are_reordered() {
     // The records of `whoami` are an address and an SRV record, which is put before the address.
     let changed = "NOERROR aa | | | _udp.a. 0 IN SRV 0 0 5353 ., a. 0 IN A 10.0.0.1";
     for lines in ["loadbalance", "loadbalance round_robin"] {
-        let context = TestSite::block(&format!("{lines}\nwhoami"));
+        let context = TestServer::block(&format!("{lines}\nwhoami"));
         assert_eq!(context.ask("a. A").await, changed);
         assert_ne!(context.ask("a. AXFR").await, changed);
     }
@@ -109,13 +109,14 @@ async fn only_successful_answers_are_reordered() {
     let file = directory.path().join("weights");
     std::fs::write(&file, "a.\n192.0.2.1 3\n").unwrap();
     for options in ["", "{\nreload 0s\n}"] {
-        let context = TestSite::block(&format!("loadbalance weighted {} {options}\nwhoami", file.display()));
+        let context =
+            TestServer::block(&format!("loadbalance weighted {} {options}\nwhoami", file.display()));
         assert_eq!(context.ask("a. A").await, changed);
         assert_ne!(context.ask("a. MX").await, changed);
     }
     let line = format!("loadbalance weighted {} {{\nprefer 10.0.0.0/8\n}}", file.display());
     let preferred = "NOERROR aa | | | a. 0 IN A 10.0.0.1, _udp.a. 0 IN SRV 0 0 5353 .";
-    assert_eq!(TestSite::block(&format!("{line}\nwhoami")).ask("a. A").await, preferred);
+    assert_eq!(TestServer::block(&format!("{line}\nwhoami")).ask("a. A").await, preferred);
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,9 +155,9 @@ async fn changed_file_is_loaded_and_an_invalid_one_is_ignored() {
 
 #[tokio::test]
 async fn missing_file_is_awaited_unless_reload_is_off() {
-    let context = TestSite::block("loadbalance weighted /nowhere/weights\nwhoami");
+    let context = TestServer::block("loadbalance weighted /nowhere/weights\nwhoami");
     assert!(context.ask("a. A").await.starts_with("NOERROR aa"));
-    let error = TestSite::error("loadbalance weighted /nowhere/weights {\nreload 0s\n}");
+    let error = TestServer::error("loadbalance weighted /nowhere/weights {\nreload 0s\n}");
     assert!(error.starts_with("Corefile:2:22: /nowhere/weights can't be read: No such file"), "{error}");
 }
 
@@ -200,6 +201,6 @@ fn invalid_lines_are_rejected_with_their_position() {
             format!("Corefile:2:22: {file}:2: \"0\" isn't a weight from 1 to 255"),
         ),
     ] {
-        assert_eq!(TestSite::error(lines), expected);
+        assert_eq!(TestServer::error(lines), expected);
     }
 }

@@ -56,7 +56,7 @@ impl Weights {
 
     /// Returns the index of the address that comes first. `addresses` must not be empty.
     pub(super) fn choose(&self, addresses: &[Record], random: &mut impl Rng) -> usize {
-        let weights: Vec<u64> = addresses.iter().map(|address| self.of(address).into()).collect();
+        let weights: Vec<u64> = addresses.iter().map(|address| self.weight_of(address).into()).collect();
         let mut left = random.random_range(0..weights.iter().sum::<u64>().max(1));
         let chosen = weights.iter().position(|weight| match left.checked_sub(*weight) {
             Some(rest) => {
@@ -68,7 +68,7 @@ impl Weights {
         chosen.unwrap_or_default()
     }
 
-    fn of(&self, address: &Record) -> u8 {
+    fn weight_of(&self, address: &Record) -> u8 {
         let find = || {
             let ip = address.data.ip_addr()?.to_canonical();
             self.0.get(&address.name)?.iter().find(|(known, _)| *known == ip)
@@ -152,7 +152,7 @@ mod tests {
             ("other.", "192.0.2.1", 1),
             ("nobody.", "192.0.2.1", 1),
         ] {
-            assert_eq!(weights.of(&address(name, ip)), expected, "{name} {ip}");
+            assert_eq!(weights.weight_of(&address(name, ip)), expected, "{name} {ip}");
         }
         assert_eq!(Weights::parse(b""), Ok(Weights::default()));
     }

@@ -36,7 +36,7 @@ mod tests {
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
     use super::*;
-    use crate::dns::plugins::tests::support::TestSite;
+    use crate::dns::plugins::tests::support::TestServer;
 
     fn record(data: RData) -> Record {
         Record::from_rdata(Name::root(), 5, data)
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn answers_are_classed_as_in_coredns() {
-        let context = TestSite::block("whoami");
+        let context = TestServer::block("whoami");
         let request = context.request("example.org. A");
         let a = || record(RData::A(A::new(192, 0, 2, 1)));
         let ns = || record(RData::NS(NS(Name::root())));
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn expired_signatures_are_errors_for_clients_with_do() {
-        let mut context = TestSite::block("whoami").edns(1232);
+        let mut context = TestServer::block("whoami").edns(1232);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let (past, future) = (now - 1000, now + 1000);
         for (inception, expiration, valid) in [

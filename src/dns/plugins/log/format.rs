@@ -71,7 +71,7 @@ enum Piece {
 
 /// The data of a log line.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen<'a> {
+pub(super) struct LogEntry<'a> {
     pub request: &'a Request,
     /// The name in the original query.
     pub name: &'a str,
@@ -81,7 +81,7 @@ pub(super) struct Seen<'a> {
 
 /// The value of a placeholder.
 #[derive(Clone, Debug, PartialEq)]
-enum Shown<'a> {
+enum LogValue<'a> {
     Text(Cow<'a, str>),
     Number(u64),
     Flag(bool),
@@ -134,7 +134,7 @@ impl Format {
         Ok(Self(pieces))
     }
 
-    pub fn text(&self, seen: &Seen<'_>) -> String {
+    pub fn text(&self, seen: &LogEntry<'_>) -> String {
         let mut text = String::with_capacity(128);
         for piece in &self.0 {
             match piece {
@@ -147,7 +147,7 @@ impl Format {
     }
 
     /// Returns the values of the placeholders, for JSON.
-    pub fn parts(&self, seen: &Seen<'_>) -> Vec<JsonField> {
+    pub fn parts(&self, seen: &LogEntry<'_>) -> Vec<JsonField> {
         let labels = self.0.iter().filter_map(|piece| match piece {
             Piece::Literal(_) => None,
             Piece::Label(name, label) => Some((*name, seen.show(*label).into())),
@@ -158,36 +158,38 @@ impl Format {
 
 // === impl Seen ===
 
-impl<'a> Seen<'a> {
-    fn show(&self, label: Label) -> Shown<'a> {
+impl<'a> LogEntry<'a> {
+    fn show(&self, label: Label) -> LogValue<'a> {
         let Self { request, name, reply, duration } = *self;
         let is_udp = request.protocol == Protocol::Udp;
-        let number = |number: usize| Shown::Number(number as u64);
+        let number = |number: usize| LogValue::Number(number as u64);
         match label {
-            Label::Type => Shown::Text(type_text(request.query.query_type())),
-            Label::Name => Shown::Text(name.into()),
-            Label::Class => Shown::Text(class_text(request.query.query_class())),
-            Label::Proto => Shown::Text(if is_udp { "udp" } else { "tcp" }.into()),
+            Label::Type => LogValue::Text(type_text(request.query.query_type())),
+            Label::Name => LogValue::Text(name.into()),
+            Label::Class => LogValue::Text(class_text(request.query.query_class())),
+            Label::Proto => LogValue::Text(if is_udp { "udp" } else { "tcp" }.into()),
             Label::Size => number(request.length()),
-            Label::Remote => Shown::Address(request.client.ip().to_canonical()),
-            Label::Port => Shown::Number(request.client.port().into()),
-            Label::Local => Shown::Address(request.local.ip().to_canonical()),
-            Label::Id => Shown::Number(request.metadata.id.into()),
-            Label::Opcode => Shown::Number(u8::from(request.metadata.op_code).into()),
-            Label::Do => Shown::Flag(request.dnssec_ok()),
+            Label::Remote => LogValue::Address(request.client.ip().to_canonical()),
+            Label::Port => LogValue::Number(request.client.port().into()),
+            Label::Local => LogValue::Address(request.local.ip().to_canonical()),
+            Label::Id => LogValue::Number(request.metadata.id.into()),
+            Label::Opcode => LogValue::Number(u8::from(request.metadata.op_code).into()),
+            Label::Do => LogValue::Flag(request.dnssec_ok()),
             Label::Bufsize if is_udp => {
                 let advertised = request.edns.as_ref().map_or(MIN_UDP, Edns::max_payload);
-                Shown::Number(advertised.max(MIN_UDP).into())
+                LogValue::Number(advertised.max(MIN_UDP).into())
             }
-            Label::Bufsize => Shown::Number(u16::MAX.into()),
-            Label::Rcode => reply.map_or(Shown::Nothing, |reply| {
+            Label::Bufsize => LogValue::Number(u16::MAX.into()),
+            Label::Rcode => reply.map_or(LogValue::Nothing, |reply| {
                 let rcode = reply.metadata.response_code;
                 rcode_name(rcode)
-                    .map_or(Shown::Number(u16::from(rcode).into()), |name| Shown::Text(name.into()))
+                    .map_or(LogValue::Number(u16::from(rcode).into()), |name| LogValue::Text(name.into()))
             }),
             Label::Rsize => number(reply.map_or(0, |reply| wire_length(reply, &request.query))),
-            Label::Duration => Shown::Seconds(duration.as_secs_f64()),
-            Label::Rflags => reply.map_or(Shown::Nothing, |reply| Shown::Text(flags(request, reply).into())),
+            Label::Duration => LogValue::Seconds(duration.as_secs_f64()),
+            Label::Rflags => {
+                reply.map_or(LogValue::Nothing, |reply| LogValue::Text(flags(request, reply).into()))
+            }
         }
     }
 }
@@ -222,7 +224,7 @@ fn is_cut(request: &Request, reply: &Reply) -> bool {
 // === impl Shown ===
 
 /// Formats the value as CoreDNS does.
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for LogValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => f.write_str(text),
@@ -236,15 +238,15 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-impl From<Shown<'_>> for Value {
-    fn from(shown: Shown<'_>) -> Self {
+impl From<LogValue<'_>> for Value {
+    fn from(shown: LogValue<'_>) -> Self {
         match shown {
-            Shown::Text(text) => text.into(),
-            Shown::Number(number) => number.into(),
-            Shown::Flag(flag) => flag.into(),
-            Shown::Address(address) => address.to_string().into(),
-            Shown::Seconds(seconds) => seconds.into(),
-            Shown::Nothing => Self::Null,
+            LogValue::Text(text) => text.into(),
+            LogValue::Number(number) => number.into(),
+            LogValue::Flag(flag) => flag.into(),
+            LogValue::Address(address) => address.to_string().into(),
+            LogValue::Seconds(seconds) => seconds.into(),
+            LogValue::Nothing => Self::Null,
         }
     }
 }

@@ -6,10 +6,10 @@ use serde_json::json;
 
 use crate::dns::net::Protocol;
 use crate::dns::plugins::log::*;
-use crate::dns::plugins::tests::support::TestSite;
+use crate::dns::plugins::tests::support::TestServer;
 
 /// Sends the query of CoreDNS's example, and returns the log lines.
-async fn logged(context: &TestSite, question: &str) -> Vec<String> {
+async fn logged(context: &TestServer, question: &str) -> Vec<String> {
     let mut context = context.clone();
     (context.request.metadata.id, context.request.size) = (1234, 41);
     context.ask(question).await;
@@ -18,7 +18,7 @@ async fn logged(context: &TestSite, question: &str) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn line_has_the_format_of_coredns() {
-    let context = TestSite::block("log\nwhoami");
+    let context = TestServer::block("log\nwhoami");
     let expected =
         "[INFO] 10.0.0.1:5353 - 1234 \"A IN example.org. udp 41 false 4096\" NOERROR qr,aa,rd 91 0s";
     assert_eq!(logged(&context.clone().edns(4096), "Example.ORG. A").await, [expected]);
@@ -36,7 +36,7 @@ async fn line_has_the_format_of_coredns() {
 #[tokio::test(start_paused = true)]
 async fn failure_is_logged_with_its_rcode() {
     let expected = "[INFO] 10.0.0.1:5353 - 1234 \"A IN example.org. udp 41 false 512\" SERVFAIL qr,rd 29 0s";
-    assert_eq!(logged(&TestSite::block("log"), "example.org. A").await, [expected]);
+    assert_eq!(logged(&TestServer::block("log"), "example.org. A").await, [expected]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -46,14 +46,14 @@ async fn formats_are_applied() {
         ("\"{proto} Request: {name} {type} {>id}\"", "udp Request: a. A 1234"),
         ("\"{local} {nothing}\"", "127.0.0.1 {nothing}"),
     ] {
-        let context = TestSite::block(&format!("log . {format}\nwhoami"));
+        let context = TestServer::block(&format!("log . {format}\nwhoami"));
         assert_eq!(logged(&context, "a. A").await, [format!("[INFO] {expected}")]);
     }
 }
 
 #[tokio::test]
 async fn first_line_with_a_matching_name_counts() {
-    let context = TestSite::block(
+    let context = TestServer::block(
         "log example.org B.example \"1 {name}\" {\nclass error\n}\nlog example \"2 {name}\"\nwhoami",
     );
     for (question, expected) in [
@@ -77,7 +77,7 @@ async fn only_the_given_classes_are_logged() {
         ("", 1, 1),
     ] {
         for (plugin, expected) in [("whoami", success), ("", error)] {
-            let context = TestSite::block(&format!("log . {{\n{classes}\n}}\n{plugin}"));
+            let context = TestServer::block(&format!("log . {{\n{classes}\n}}\n{plugin}"));
             assert_eq!(logged(&context, "a. A").await.len(), expected, "{classes:?} {plugin}");
         }
     }
@@ -85,18 +85,18 @@ async fn only_the_given_classes_are_logged() {
 
 fn shown(request: &Request, reply: Option<&Reply>, format: &str) -> String {
     let duration = Duration::from_nanos(307_024);
-    Format::parse(format).unwrap().text(&Seen { request, name: "a.", reply, duration })
+    Format::parse(format).unwrap().text(&LogEntry { request, name: "a.", reply, duration })
 }
 
 #[test]
 fn dropped_query_has_neither_rcode_nor_flags() {
-    let request = TestSite::block("whoami").request("a. A");
+    let request = TestServer::block("whoami").request("a. A");
     assert_eq!(shown(&request, None, "{rcode} {>rflags} {rsize} {duration}"), "- - 0 0.000307024s");
 }
 
 #[test]
 fn rsize_is_of_the_whole_answer_and_flags_show_truncation() {
-    let context = TestSite::block("whoami");
+    let context = TestServer::block("whoami");
     let format = "{>rflags} {rsize}";
     let (plain, large) = (context.request("a. A"), context.edns(1232).request("a. A"));
     let address =
@@ -112,19 +112,19 @@ fn rsize_is_of_the_whole_answer_and_flags_show_truncation() {
 
 #[test]
 fn internal_look_up_has_the_size_of_its_wire_form() {
-    let mut request = TestSite::block("whoami").edns(1232).request("a. A");
+    let mut request = TestServer::block("whoami").edns(1232).request("a. A");
     (request.depth, request.size) = (1, 41);
     assert_eq!(shown(&request, None, "{size}"), "30");
 }
 
 #[test]
 fn json_has_numbers_and_booleans() {
-    let mut request = TestSite::block("whoami").from("::1").request("a. A");
+    let mut request = TestServer::block("whoami").from("::1").request("a. A");
     (request.metadata.id, request.size) = (7, 19);
     let reply = request.reply("");
     let seen =
-        Seen { request: &request, name: "a.", reply: Some(&reply), duration: Duration::from_millis(5) };
-    let parts = |seen: &Seen<'_>, format| -> serde_json::Map<_, _> {
+        LogEntry { request: &request, name: "a.", reply: Some(&reply), duration: Duration::from_millis(5) };
+    let parts = |seen: &LogEntry<'_>, format| -> serde_json::Map<_, _> {
         let parts = Format::parse(format).unwrap().parts(seen);
         parts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     };
@@ -137,7 +137,7 @@ fn json_has_numbers_and_booleans() {
         })
     );
     assert_eq!(
-        serde_json::Value::from(parts(&Seen { reply: None, ..seen }, "{rcode} {name}")),
+        serde_json::Value::from(parts(&LogEntry { reply: None, ..seen }, "{rcode} {name}")),
         json!({"rcode": null, "name": "a."})
     );
 }
@@ -160,6 +160,6 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("log {\nclass good\n}", "3:7: \"good\" isn't one of success, denial, error, all".to_owned()),
         ("log {\nclass all {\n}\n}", "3:1: class takes no braces".to_owned()),
     ] {
-        assert_eq!(TestSite::error(lines), format!("Corefile:{error}"), "{lines}");
+        assert_eq!(TestServer::error(lines), format!("Corefile:{error}"), "{lines}");
     }
 }

@@ -5,7 +5,7 @@ use hickory_proto::rr::RData;
 use tracing::error;
 
 use super::name_matcher::NameMatcher;
-use super::names::renamed;
+use super::names::parse_rewritten;
 use super::response::ResponseEditor;
 use crate::dns::chain::plugin::PluginError;
 use crate::dns::chain::request::Request;
@@ -30,7 +30,7 @@ impl CnameRule {
         let RData::CNAME(target) = &open.records[number].data else { return Ok(()) };
         let old = name_text(&target.0);
         let Some(new) = self.from.replace(&old, &self.to) else { return Ok(()) };
-        let new = renamed(&new)?;
+        let new = parse_rewritten(&new)?;
         let query = Query::query(new.clone(), request.query.query_type());
         let Some(mut found) = Server::look_up_alias(request, query).await else {
             error!("the target {new} of a rewritten CNAME can't be looked up");

@@ -9,12 +9,12 @@ use crate::dns::message::presentation::parse_name;
 ///
 /// # Errors
 /// Fails if the name is invalid (RFC 1035 section 2.3.4).
-pub(super) fn renamed(text: &str) -> Result<Name, PluginError> {
+pub(super) fn parse_rewritten(text: &str) -> Result<Name, PluginError> {
     parse_name(text).ok_or_else(|| PluginError::servfail(format!("invalid name after rewrite: {text}")))
 }
 
 /// Returns the form that names are matched in: lower case, with a dot at the end.
-pub(super) fn normal(text: &str) -> String {
+pub(super) fn normalize(text: &str) -> String {
     let dot = if is_absolute(text) { "" } else { "." };
     format!("{}{dot}", text.to_lowercase())
 }
@@ -44,13 +44,13 @@ mod tests {
             &long,
             &format!("{long}{long}{long}{}.", "x".repeat(61)),
         ] {
-            let name = renamed(text_of).unwrap_or_else(|_| panic!("{text_of}"));
+            let name = parse_rewritten(text_of).unwrap_or_else(|_| panic!("{text_of}"));
             assert_eq!(name_text(&name), text_of);
             assert!(name.is_fqdn());
         }
         for (written, meant) in [("a.b", "a.b."), (r"\097.", "a."), (r"a\.", r"a\.."), ("ü.", r"\195\188.")]
         {
-            assert_eq!(name_text(&renamed(written).unwrap()), meant);
+            assert_eq!(name_text(&parse_rewritten(written).unwrap()), meant);
         }
     }
 
@@ -60,7 +60,7 @@ mod tests {
         let name = format!("{}{}.", format!("{}.", "x".repeat(63)).repeat(3), "x".repeat(62));
         for text in ["", "..", ".a.", "a..b.", "a..", r"a\", r"\999.", &label, &name] {
             let why = format!("invalid name after rewrite: {text}");
-            assert_eq!(renamed(text), Err(PluginError::servfail(why)));
+            assert_eq!(parse_rewritten(text), Err(PluginError::servfail(why)));
         }
     }
 
@@ -68,7 +68,7 @@ mod tests {
     fn normal_form_is_lower_case_with_a_dot() {
         for (text, meant) in [("", "."), ("A.b", "a.b."), ("a.", "a."), (r"a\.", r"a\.."), (r"a\\.", r"a\\.")]
         {
-            assert_eq!(normal(text), meant);
+            assert_eq!(normalize(text), meant);
         }
     }
 }

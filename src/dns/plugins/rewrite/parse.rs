@@ -116,7 +116,7 @@ impl MatchKind {
     }
 
     fn of_names(self, word: &Token) -> Result<NameMatcher, CorefileError> {
-        let text = if self == Self::Regex { word.text.clone() } else { names::normal(&word.text) };
+        let text = if self == Self::Regex { word.text.clone() } else { names::normalize(&word.text) };
         self.of(text, word)
     }
 }
@@ -191,7 +191,7 @@ fn name(kind: &Token, arguments: &[&Token]) -> Result<RuleChange, CorefileError>
     if let NameMatcher::Regex(regex) = &matching {
         check_groups(regex, to)?;
     }
-    let to = names::normal(&to.text);
+    let to = names::normalize(&to.text);
     let (mut auto, mut answers) = answers_of(rest)?;
     match &matching {
         NameMatcher::Exact(_) => auto = true,
@@ -234,7 +234,7 @@ fn answers_of(mut words: &[&Token]) -> Result<(bool, Vec<ResponseRule>), Corefil
                 let regex = regex(&from.text, from)?;
                 check_groups(&regex, to)?;
                 let renaming =
-                    NameRenaming::Match { from: NameMatcher::Regex(regex), to: names::normal(&to.text) };
+                    NameRenaming::Match { from: NameMatcher::Regex(regex), to: names::normalize(&to.text) };
                 name |= kind == "name";
                 answers.push(if kind == "name" {
                     ResponseRule::Name(renaming)
@@ -263,7 +263,7 @@ fn cname(kind: &Token, arguments: &[&Token]) -> Result<ResponseRule, CorefileErr
         }
     }
     let normal = |word: &Token| match how {
-        MatchKind::Exact => names::normal(&word.text),
+        MatchKind::Exact => names::normalize(&word.text),
         _ => word.text.to_lowercase(),
     };
     Ok(ResponseRule::Cname(CnameRule { from: how.of(normal(from), from)?, to: normal(to) }))

@@ -9,7 +9,7 @@ use hickory_proto::serialize::binary::{BinDecodable, BinEncodable};
 
 use super::cname::CnameRule;
 use super::name_matcher::NameRenaming;
-use super::names::renamed;
+use super::names::parse_rewritten;
 use super::rcode::RcodeRule;
 use super::ttl::Range;
 use crate::dns::chain::plugin::{PluginError, PluginResult};
@@ -47,7 +47,7 @@ pub(super) async fn rewrite(
         }
         Err(PluginError::Error { mut rcode, why, ede, no_upstream }) => {
             let before = rcode;
-            recode(response_rules, &mut rcode);
+            rewrite_rcode(response_rules, &mut rcode);
             check(request, before, rcode)?;
             Err(PluginError::Error { rcode, why, ede, no_upstream })
         }
@@ -55,7 +55,7 @@ pub(super) async fn rewrite(
     }
 }
 
-fn recode(response_rules: &[Cow<'_, ResponseRule>], rcode: &mut ResponseCode) {
+fn rewrite_rcode(response_rules: &[Cow<'_, ResponseRule>], rcode: &mut ResponseCode) {
     for step in response_rules.iter().rev() {
         if let ResponseRule::Rcode(recode) = &**step {
             recode.apply(rcode);
@@ -113,7 +113,7 @@ impl<'a> ResponseEditor<'a> {
         request: &Request,
     ) -> Result<(), PluginError> {
         if self.records.is_empty() {
-            recode(response_rules, &mut self.reply.metadata.response_code);
+            rewrite_rcode(response_rules, &mut self.reply.metadata.response_code);
             return Ok(());
         }
         for number in self.authorities.clone() {
@@ -151,7 +151,7 @@ impl<'a> ResponseEditor<'a> {
 fn rename(name: &mut Name, renaming: &NameRenaming) -> Result<(), PluginError> {
     let before = name_text(name);
     if let Some(after) = renaming.apply(&before).filter(|after| *after != before) {
-        *name = renamed(&after)?;
+        *name = parse_rewritten(&after)?;
     }
     Ok(())
 }

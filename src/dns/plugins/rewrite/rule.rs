@@ -6,7 +6,7 @@ use hickory_proto::op::Query;
 use hickory_proto::rr::{DNSClass, RecordType};
 
 use super::name_matcher::{NameMatcher, NameRenaming};
-use super::names::renamed;
+use super::names::parse_rewritten;
 use super::response::ResponseRule;
 use crate::dns::chain::plugin::PluginError;
 use crate::dns::message::presentation::lower_name_text;
@@ -90,7 +90,7 @@ impl NameChange {
     ) -> Result<bool, PluginError> {
         let before = matched(query);
         let Some(after) = self.from.replace(&before, &self.to) else { return Ok(false) };
-        query.set_name(renamed(&after)?);
+        query.set_name(parse_rewritten(&after)?);
         if self.auto {
             let back = NameRenaming::Tree { from: after, to: before };
             response_rules

@@ -14,7 +14,7 @@ use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::{Server, ServerBlock};
 use crate::dns::message::zone_set::ZoneSet;
-use crate::dns::plugins::tests::support::{TestSite, record};
+use crate::dns::plugins::tests::support::{TestServer, record};
 
 /// The plugin after `rewrite`.
 #[derive(Clone, Copy, Debug)]
@@ -71,8 +71,8 @@ impl Plugin for Behind {
 }
 
 /// Returns a server with these rules for all names.
-fn context(rules: &str, behind: Behind) -> TestSite {
-    let mut context = TestSite::block(rules);
+fn context(rules: &str, behind: Behind) -> TestServer {
+    let mut context = TestServer::block(rules);
     let (zone, block) = context.server.blocks().next().unwrap();
     let plugins = vec![Arc::clone(&block.plugins[0]), Arc::new(behind) as Arc<dyn Plugin>];
     let block =
@@ -84,7 +84,7 @@ fn context(rules: &str, behind: Behind) -> TestSite {
 }
 
 /// Returns `RCODE flags | answers | authorities | additionals`, without trailing empty sections.
-async fn shown(context: &TestSite, question: &str) -> String {
+async fn shown(context: &TestServer, question: &str) -> String {
     context.ask(question).await.trim_end_matches([' ', '|']).to_owned()
 }
 
@@ -138,7 +138,7 @@ async fn invalid_name_is_an_error_and_restores_the_query() {
         ("regex (.*) {1}.x", "a.b. A", "a.b..x."),
     ] {
         let rules = format!("rewrite continue type A AAAA\nrewrite name {rule}\nwhoami");
-        let context = TestSite::block(&rules);
+        let context = TestServer::block(&rules);
         let mut request = context.request(question);
         let (_, block) = context.server.blocks().next().unwrap();
         let outcome = Next::first(block).serve(&mut request).await;

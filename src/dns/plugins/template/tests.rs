@@ -2,11 +2,11 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
 use crate::dns::chain::server::Server;
-use crate::dns::plugins::tests::support::TestSite;
+use crate::dns::plugins::tests::support::TestServer;
 
 /// Returns a block with a template.
-fn template(head: &str, lines: &str) -> TestSite {
-    TestSite::block(&format!("template {head} {{\n{lines}\n}}\nwhoami"))
+fn template(head: &str, lines: &str) -> TestServer {
+    TestServer::block(&format!("template {head} {{\n{lines}\n}}\nwhoami"))
 }
 
 const IP: &str = r#"match (^|[.])ip-10-(?P<b>[0-9]*)-(?P<c>[0-9]*)-(?P<d>[0-9]*)[.]example[.]$
@@ -54,7 +54,7 @@ async fn other_classes_types_zones_and_names_are_skipped() {
 
 #[tokio::test]
 async fn templates_are_tried_in_order() {
-    let context = TestSite::block(
+    let context = TestServer::block(
         "template IN A example {\nmatch ^a[.]\nanswer \"a. A 192.0.2.1\"\nfallthrough\n}
          template IN TXT\n
          template IN A {\nmatch ^b[.] ^c[.]\nmatch ^d[.]\nanswer \"b A 192.0.2.2\"\n}",
@@ -67,7 +67,7 @@ async fn templates_are_tried_in_order() {
     ] {
         assert_eq!(context.ask(question).await, expected, "{question}");
     }
-    let context = TestSite::block(
+    let context = TestServer::block(
         "template IN A {\nmatch ^b[.] ^c[.]\nmatch ^d[.]\nanswer \"{{ index .Match 0 }} A 192.0.2.2\"\n}",
     );
     for name in ["b", "c", "d"] {
@@ -113,7 +113,7 @@ async fn servfail_has_no_records_and_a_long_rcode_needs_edns() {
 async fn cname_target_is_looked_up_for_address_queries() {
     let cname = "template IN ANY foogle.com {\nanswer \"foogle.com 60 IN CNAME target.example\"\n}";
     let target = "template IN A target.example {\nanswer \"target.example 60 A 192.0.2.1\"\n}";
-    let context = TestSite::block(&format!("{cname}\n{target}"));
+    let context = TestServer::block(&format!("{cname}\n{target}"));
     for (question, expected) in [
         (
             "foogle.com. A",
@@ -150,7 +150,7 @@ async fn alias_through_cache_is_followed_for_each_client() {
         ("", drop, inner),
         ("", drop, retarget),
     ] {
-        let context = TestSite::corefile(&format!(
+        let context = TestServer::corefile(&format!(
             "alias {{\n{alias}}}\ninner {{\n{of_inner}{inner}}}\nend {{\n{of_end}{end}}}\n"
         ));
         // Alternating clients, in both orders.
@@ -161,7 +161,8 @@ async fn alias_through_cache_is_followed_for_each_client() {
         }
     }
     // If all clients get the same answer, the answer is cached.
-    let context = TestSite::corefile(&format!("alias {{\n{alias}}}\ninner {{\n{inner}}}\nend {{\n{end}}}\n"));
+    let context =
+        TestServer::corefile(&format!("alias {{\n{alias}}}\ninner {{\n{inner}}}\nend {{\n{end}}}\n"));
     assert!(!context.reply("www.alias. A").await.unwrap().answers.is_empty());
     assert_eq!(context.reply("www.alias. A").await.unwrap().plugin, "cache");
 }
@@ -259,6 +260,6 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         ("template ANY ANY {\nrcode NXDOMAIN {\n}\n}", "Corefile:3:1: rcode takes no braces"),
     ] {
-        assert_eq!(TestSite::error(lines), expected, "{lines}");
+        assert_eq!(TestServer::error(lines), expected, "{lines}");
     }
 }

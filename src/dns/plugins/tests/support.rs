@@ -49,7 +49,7 @@ pub(crate) fn link(service: &str, target: &str) -> ObservedService {
 
 /// The blocks of a Corefile, and a client: 10.0.0.1, port 5353, by UDP, RD set, without EDNS.
 #[derive(Clone, Debug)]
-pub(crate) struct TestSite {
+pub(crate) struct TestServer {
     /// The server of the first listener.
     pub(crate) server: Arc<Server>,
     pub(crate) listeners: Vec<String>,
@@ -67,7 +67,7 @@ fn shared() -> (setup::ServerContext, LineQueue) {
     (shared, queue)
 }
 
-impl TestSite {
+impl TestServer {
     /// Builds one block for the root zone with these lines, which begin at line 2 of the Corefile.
     pub(crate) fn block(lines: &str) -> Self {
         Self::corefile(&format!(". {{\n{lines}\n}}\n"))
@@ -200,7 +200,7 @@ pub(crate) fn record(text: &str) -> Record {
     Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
 }
 
-/// Formats a reply as [`TestSite::ask`] does.
+/// Formats a reply as [`TestServer::ask`] does.
 pub(crate) fn show(reply: &Reply) -> String {
     let metadata = &reply.metadata;
     let flags: Vec<&str> = [

@@ -164,7 +164,7 @@ async fn newest_answer_wins_but_a_failure_hides_no_good_one() {
 async fn no_answer_is_cached_for_a_second() {
     let cache = CacheStore::new(CacheOptions::default());
     let asked = question("a.example.", RecordType::A);
-    cache.put_silence(&asked.key());
+    cache.put_no_answer(&asked.key());
     assert_eq!(
         cache.get(&asked.key()).map(|found| (found.kind, found.ttl)),
         Some((ResponseKind::NoAnswer, 1))
@@ -172,14 +172,14 @@ async fn no_answer_is_cached_for_a_second() {
     advance(Duration::from_secs(1)).await;
     assert!(cache.get(&asked.key()).is_none());
     let cache = CacheStore::new(CacheOptions { servfail: Duration::ZERO, ..CacheOptions::default() });
-    cache.put_silence(&asked.key());
+    cache.put_no_answer(&asked.key());
     put(&cache, &asked.key(), &failure());
     assert!(cache.get(&asked.key()).is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn popular_answer_is_prefetched_before_it_expires() {
-    let prefetch = Prefetch { amount: 3, within: Duration::from_secs(60), percentage: 10 };
+    let prefetch = Prefetch { min_hits: 3, window: Duration::from_secs(60), ttl_percent: 10 };
     let cache = CacheStore::new(CacheOptions { prefetch: Some(prefetch), ..CacheOptions::default() });
     let key = question("a.example.", RecordType::A).key();
     let freshness = || cache.get(&key).map(|found| found.freshness);
@@ -204,7 +204,7 @@ async fn popular_answer_is_prefetched_before_it_expires() {
 #[tokio::test(start_paused = true)]
 async fn expired_answer_is_served_for_a_while_but_a_failure_never() {
     for verify in [None, Some(Duration::from_millis(100))] {
-        let stale = ServeStale { up_to: Duration::from_secs(3600), verify, ttl: 30 };
+        let stale = ServeStale { max_stale: Duration::from_secs(3600), verify, ttl: 30 };
         let cache = CacheStore::new(CacheOptions { serve_stale: Some(stale), ..CacheOptions::default() });
         let [a, aaaa] = [RecordType::A, RecordType::AAAA].map(|qtype| question("a.example.", qtype).key());
         put(&cache, &a, &address(60));
@@ -281,7 +281,7 @@ async fn failure_does_not_replace_an_unexpired_denial() {
     let key = question("a.example.", RecordType::A).key();
     put(&cache, &key, &absence());
     put(&cache, &key, &failure());
-    cache.put_silence(&key);
+    cache.put_no_answer(&key);
     assert_eq!(cache.get(&key).map(|found| found.kind), Some(ResponseKind::Denial));
     advance(Duration::from_secs(30)).await;
     put(&cache, &key, &failure());
@@ -289,10 +289,10 @@ async fn failure_does_not_replace_an_unexpired_denial() {
 }
 
 fn stale(recheck: u64) -> CacheOptions {
-    let stale = ServeStale { up_to: Duration::from_secs(3600), verify: None, ttl: 0 };
+    let stale = ServeStale { max_stale: Duration::from_secs(3600), verify: None, ttl: 0 };
     CacheOptions {
         serve_stale: Some(stale),
-        recheck: Duration::from_secs(recheck),
+        failure_recheck: Duration::from_secs(recheck),
         ..CacheOptions::default()
     }
 }
@@ -335,7 +335,7 @@ async fn prefer_positive_keeps_answers_with_data() {
 #[tokio::test(start_paused = true)]
 async fn keepttl_keeps_the_ttl_except_of_expired_answers() {
     for (own, later) in [(0, 60), (30, 30)] {
-        let stale = ServeStale { up_to: Duration::from_secs(3600), verify: None, ttl: own };
+        let stale = ServeStale { max_stale: Duration::from_secs(3600), verify: None, ttl: own };
         let options = CacheOptions { keep_ttl: true, serve_stale: Some(stale), ..CacheOptions::default() };
         let cache = CacheStore::new(options);
         let key = question("a.example.", RecordType::A).key();

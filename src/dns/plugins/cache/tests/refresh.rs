@@ -4,7 +4,7 @@ use crate::dns::plugins::cache::tests::*;
 
 #[tokio::test(start_paused = true)]
 async fn popular_answer_has_one_prefetch_at_a_time() {
-    let bench = Bench::new("cache {\nprefetch 2 1m 50%\n}", address(60));
+    let bench = CacheFixture::new("cache {\nprefetch 2 1m 50%\n}", address(60));
     bench.ask().await;
     bench.ask().await;
     seconds(30).await;
@@ -33,7 +33,7 @@ async fn popular_answer_has_one_prefetch_at_a_time() {
 #[tokio::test(start_paused = true)]
 async fn immediate_serves_an_expired_answer_and_refreshes_it() {
     for (line, ttl) in [("serve_stale", "0"), ("serve_stale 1h immediate 30s", "30")] {
-        let bench = Bench::new(&format!("cache {{\n{line}\n}}"), address(60));
+        let bench = CacheFixture::new(&format!("cache {{\n{line}\n}}"), address(60));
         bench.ask().await;
         seconds(60).await;
         for answer in
@@ -57,7 +57,7 @@ async fn immediate_serves_an_expired_answer_and_refreshes_it() {
         settled().await;
         assert_eq!(bench.ask().await, "NXDOMAIN ra | | |");
     }
-    let bench = Bench::new("cache {\nserve_stale 10s\n}", address(60));
+    let bench = CacheFixture::new("cache {\nserve_stale 10s\n}", address(60));
     bench.ask().await;
     seconds(70).await;
     bench.fail(ResponseCode::Refused);
@@ -67,7 +67,7 @@ async fn immediate_serves_an_expired_answer_and_refreshes_it() {
 #[tokio::test(start_paused = true)]
 async fn verify_serves_an_expired_answer_without_a_better_one() {
     for (timeout, first) in [("", "ra"), (" 100ms", "aa,ra")] {
-        let bench = Bench::new(&format!("cache {{\nserve_stale 1h verify{timeout}\n}}"), address(60));
+        let bench = CacheFixture::new(&format!("cache {{\nserve_stale 1h verify{timeout}\n}}"), address(60));
         let old = A_60.replace("60", "0");
         bench.ask().await;
         seconds(60).await;
@@ -94,7 +94,7 @@ async fn verify_serves_an_expired_answer_without_a_better_one() {
 
 #[tokio::test(start_paused = true)]
 async fn slow_verification_refreshes_the_entry_for_the_next_client() {
-    let bench = Bench::new("cache {\nserve_stale 1h verify 100ms 30s\n}", address(60));
+    let bench = CacheFixture::new("cache {\nserve_stale 1h verify 100ms 30s\n}", address(60));
     bench.ask().await;
     seconds(60).await;
     bench.take(Duration::from_secs(1));
@@ -106,7 +106,7 @@ async fn slow_verification_refreshes_the_entry_for_the_next_client() {
 #[tokio::test(start_paused = true)]
 async fn failed_refresh_waits_for_the_recheck_time() {
     for mode in ["immediate 0s 10s", "verify 0 0s 10s", "verify 100ms 0s 10s"] {
-        let bench = Bench::new(&format!("cache {{\nserve_stale 1h {mode}\n}}"), address(60));
+        let bench = CacheFixture::new(&format!("cache {{\nserve_stale 1h {mode}\n}}"), address(60));
         bench.ask().await;
         seconds(60).await;
         bench.no_upstream();
@@ -129,7 +129,7 @@ async fn failed_refresh_waits_for_the_recheck_time() {
 async fn prefer_positive_serves_expired_data_before_a_denial() {
     for mode in ["immediate", "verify", "verify 100ms"] {
         let lines = format!("cache {{\nserve_stale 1h {mode}\nserve_stale_policy prefer_positive\n}}");
-        let bench = Bench::new(&lines, address(60));
+        let bench = CacheFixture::new(&lines, address(60));
         bench.ask().await;
         seconds(60).await;
         for other in [absence(), failure(), reply(ResponseCode::NoError, &[], &[])] {

@@ -1,6 +1,6 @@
 //! Tests of invalid `forward` lines and their errors.
 
-use super::TestSite;
+use super::TestServer;
 
 const TO: &str = "an address such as 192.0.2.1, [2001:db8::1]:53 or tls://192.0.2.1%dns.example.com, a file like \
                   /etc/resolv.conf, or a host's name";
@@ -44,11 +44,11 @@ fn invalid_line_is_rejected_with_its_position() {
             "11: behind tls:// stands an address or a host's name, and no file".to_owned(),
         ),
     ] {
-        assert_eq!(TestSite::error(line), format!("Corefile:2:{error}"), "{line}");
+        assert_eq!(TestServer::error(line), format!("Corefile:2:{error}"), "{line}");
     }
     let sixteen: Vec<String> = (1..=16).map(|last| format!("192.0.2.{last}")).collect();
     assert_eq!(
-        TestSite::error(&format!("forward . {}", sixteen.join(" "))),
+        TestServer::error(&format!("forward . {}", sixteen.join(" "))),
         "Corefile:2:167: forward takes 15 upstreams at most, and here are 16"
     );
 }
@@ -92,7 +92,7 @@ fn invalid_option_is_rejected_with_its_position() {
         ("tls_servername a..b", "16: \"a..b\" isn't a name that a certificate can bear"),
         ("policy random {\n}", "1: policy takes no braces"),
     ] {
-        let found = TestSite::error(&format!("forward . 192.0.2.1 {{\n{option}\n}}"));
+        let found = TestServer::error(&format!("forward . 192.0.2.1 {{\n{option}\n}}"));
         assert_eq!(found, format!("Corefile:3:{error}"), "{option}");
     }
     for (options, error) in [
@@ -105,9 +105,9 @@ fn invalid_option_is_rejected_with_its_position() {
         ("fore_tcp", format!("3:1: forward has no option \"fore_tcp\"; it has {OPTIONS}")),
         ("expire 10s\nmax_age 9s", "2:1: max_age (9s) has to be at least as long as expire (10s)".to_owned()),
     ] {
-        let found = TestSite::error(&format!("forward . 192.0.2.1 {{\n{options}\n}}"));
+        let found = TestServer::error(&format!("forward . 192.0.2.1 {{\n{options}\n}}"));
         assert_eq!(found, format!("Corefile:{error}"), "{options}");
     }
-    let clash = TestSite::error("forward . tls://192.0.2.1%a.example {\ntls_servername b.example\n}");
+    let clash = TestServer::error("forward . tls://192.0.2.1%a.example {\ntls_servername b.example\n}");
     assert_eq!(clash, "Corefile:2:11: tls_servername \"b.example\" is there, too: one name is enough");
 }

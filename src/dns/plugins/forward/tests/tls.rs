@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use super::{address, converse};
-use crate::dns::plugins::tests::support::TestSite;
+use crate::dns::plugins::tests::support::TestServer;
 
 /// A directory with a CA, a server certificate and a client certificate.
 struct Certificates(tempfile::TempDir);
@@ -90,7 +90,7 @@ async fn both_ends_verify_certificates() {
         (format!("tls://{ip}%other.example:{port}"), identity.clone(), false),
         (format!("tls://{ip}%server.example:{port}"), without_identity, false),
     ] {
-        let context = TestSite::block(&format!("forward . {to} {{\n{options}\n}}"));
+        let context = TestServer::block(&format!("forward . {to} {{\n{options}\n}}"));
         for name in ["a. A", "b. A"] {
             let answer = context.ask(name).await;
             assert_eq!(answer.starts_with("NOERROR"), answers, "{to} {options}: {answer}");
@@ -106,7 +106,7 @@ async fn both_ends_verify_certificates() {
 fn invalid_certificate_files_are_rejected() {
     let certificates = Certificates::new();
     let path = |name| certificates.path(name);
-    let error = |files: &str| TestSite::error(&format!("forward . tls://192.0.2.1 {{\ntls {files}\n}}"));
+    let error = |files: &str| TestServer::error(&format!("forward . tls://192.0.2.1 {{\ntls {files}\n}}"));
     let no_ca = error(&path("client.key"));
     assert!(
         no_ca.starts_with(&format!("Corefile:3:5: {}: there is no certificate in PEM", path("client.key")))

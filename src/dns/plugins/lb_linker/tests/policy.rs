@@ -4,7 +4,7 @@ use super::name;
 use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::Server;
 use crate::dns::message::reply::Reply;
-use crate::dns::plugins::tests::support::{TestSite, link};
+use crate::dns::plugins::tests::support::{TestServer, link};
 use crate::model::link::{Annotations, ObservedService, Port};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
@@ -72,13 +72,13 @@ fn balancer(namespace: &str, service: &str, target: &str, allow_from: &[&str]) -
     ObservedService { key: ServiceKey::new(namespace, service), annotations, ..link(service, target) }
 }
 
-fn context(links: Vec<ObservedService>) -> TestSite {
+fn context(links: Vec<ObservedService>) -> TestServer {
     site_with("lb.internal {\nlb_linker\n}\n", links)
 }
 
-fn site_with(blocks: &str, links: Vec<ObservedService>) -> TestSite {
+fn site_with(blocks: &str, links: Vec<ObservedService>) -> TestServer {
     let policy = TargetPolicy { cluster_domain: name("cluster.local."), ..TargetPolicy::default() };
-    let context = TestSite::with_targets(&format!("{blocks}{UPSTREAM}"), policy);
+    let context = TestServer::with_targets(&format!("{blocks}{UPSTREAM}"), policy);
     let store = &context.shared.store;
     store.set_zones([&name("lb.internal."), &name("zone.example.")]);
     store.replace(None, links, vec![], &Default::default());
@@ -92,11 +92,11 @@ fn data(reply: &Reply) -> String {
     format!("{:?} {}{ede}", reply.metadata.response_code, data.join(" "))
 }
 
-async fn ask(context: &TestSite, question: &str) -> String {
+async fn ask(context: &TestServer, question: &str) -> String {
     data(&context.reply(question).await.unwrap())
 }
 
-fn denied(context: &TestSite, reason: &str) -> Vec<String> {
+fn denied(context: &TestServer, reason: &str) -> Vec<String> {
     context.metrics(&format!("lb_linker_dns_targets_denied_total{{reason=\"{reason}\"}}"))
 }
 
@@ -267,7 +267,7 @@ fn with_http(observed: ObservedService) -> ObservedService {
 }
 
 /// Returns an SRV answer: the records, the extended error, and the addresses in the additional section.
-async fn ask_service(context: &TestSite, name: &str) -> String {
+async fn ask_service(context: &TestServer, name: &str) -> String {
     let reply = context.reply(name).await.unwrap();
     assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "absence has its SOA: {name}");
     let addresses = reply.additionals.iter().map(|record| format!(" + {}", record.data));
@@ -353,7 +353,7 @@ async fn acl_of_one_family_applies_to_hints_of_https() {
     }
 }
 "#;
-    let context = TestSite::corefile(text);
+    let context = TestServer::corefile(text);
     let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
     let links = ["other", "own"].map(|host| balancer("default", host, &format!("{host}.example."), &[]));
@@ -378,7 +378,7 @@ async fn acl_of_one_family_applies_to_hints_of_https() {
 async fn acl_of_one_family_applies_to_addresses_for_ns() {
     let text = "lb.internal {\nacl {\nfilter type AAAA net 10.0.0.1\nfilter type A net 10.0.0.3\n\
                 filter type A AAAA net 10.0.0.4\n}\nlb_linker {\nns 192.0.2.53 2001:db8::53\n}\n}\n";
-    let context = TestSite::corefile(text);
+    let context = TestServer::corefile(text);
     context.shared.store.set_zones([&name("lb.internal.")]);
     context.shared.store.set_synced();
     let server = "NoError ns.dns.lb.internal.";
@@ -430,7 +430,7 @@ lb.internal {
     }
 }
 "#;
-    let context = TestSite::corefile(text);
+    let context = TestServer::corefile(text);
     let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
     let links = vec![
@@ -484,7 +484,7 @@ async fn shared_look_up_ignores_the_acl_of_clients() {
     let text = "lb.internal {\nlb_linker\n}\n\
                 t.example {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN CNAME www.hidden.example.\"\n}\n}\n\
                 hidden.example {\nacl {\nblock net 10.0.0.1\n}\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.9\"\n}\n}\n";
-    let context = TestSite::corefile(text);
+    let context = TestServer::corefile(text);
     let mut request = context.request("t.example. A");
     request.purpose = Purpose::Target { absence: std::time::Duration::from_secs(5), cached: true };
     let reply = Server::serve(&mut request).await.unwrap();
@@ -509,7 +509,7 @@ async fn denied_addresses_are_left_out_and_counted() {
         allowed_nets: nets("127.0.0.0/8"),
         ..Default::default()
     };
-    let context = TestSite::with_targets(text, policy);
+    let context = TestServer::with_targets(text, policy);
     context.shared.store.set_zones([&name("lb.internal.")]);
     context.shared.store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
     context.shared.store.set_synced();

@@ -87,7 +87,7 @@ fn ask_in(zone: &Zone, store: &Store, question: &str) -> String {
     let sections = [&answer.answers, &answer.authorities, &answer.additionals];
     let records =
         sections.iter().map(|section| section.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
-    let chase = answer.chase.map(|host| format!(" → {host}")).unwrap_or_default();
+    let chase = answer.target.map(|host| format!(" → {host}")).unwrap_or_default();
     let ede = answer.ede.map(|ede| format!(" EDE {}", ede.code)).unwrap_or_default();
     format!("{:?}{chase}{ede} | {}", answer.rcode, records.collect::<Vec<_>>().join(" | "))
 }

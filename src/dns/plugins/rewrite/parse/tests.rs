@@ -1,5 +1,5 @@
 use crate::dns::plugins::rewrite::parse::*;
-use crate::dns::plugins::tests::support::TestSite;
+use crate::dns::plugins::tests::support::TestServer;
 
 #[test]
 fn invalid_lines_are_rejected_with_their_position() {
@@ -141,7 +141,11 @@ fn invalid_lines_are_rejected_with_their_position() {
         (" cname regex a) b", "2:21: \"a)\" isn't a regular expression: unopened group"),
         (" cname prefix \"\" b", "2:22: \"\" isn't a name, or a part of one"),
     ] {
-        assert_eq!(TestSite::error(&format!("rewrite{line}")), format!("Corefile:{error}"), "rewrite{line}");
+        assert_eq!(
+            TestServer::error(&format!("rewrite{line}")),
+            format!("Corefile:{error}"),
+            "rewrite{line}"
+        );
     }
     for rule in [
         "name regex L b",
@@ -150,13 +154,13 @@ fn invalid_lines_are_rejected_with_their_position() {
         "rcode regex L 0 1",
         "cname regex L b",
     ] {
-        let error = TestSite::error(&format!("rewrite {}", rule.replace('L', &long)));
+        let error = TestServer::error(&format!("rewrite {}", rule.replace('L', &long)));
         assert!(
             error.ends_with("a regular expression has 10000 bytes at most, and this one has 10001"),
             "{error}"
         );
     }
-    assert!(TestSite::error(&format!("rewrite cname {too_long}")).contains("10001"));
+    assert!(TestServer::error(&format!("rewrite cname {too_long}")).contains("10001"));
 }
 
 #[test]
@@ -186,7 +190,7 @@ fn lines_that_coredns_accepts_are_accepted() {
         "rcode a.b 15 23",
         "cname prefix a b",
     ] {
-        TestSite::block(&format!("rewrite {rule}"));
+        TestServer::block(&format!("rewrite {rule}"));
     }
 }
 
@@ -205,7 +209,7 @@ fn invalid_ttls_are_rejected() {
         "2147483648-",
         "1.5",
     ] {
-        let error = TestSite::error(&format!("rewrite ttl a.b \"{ttl}\""));
+        let error = TestServer::error(&format!("rewrite ttl a.b \"{ttl}\""));
         assert!(error.contains(&format!("{ttl:?} isn't a TTL in seconds")), "{error}");
     }
 }
