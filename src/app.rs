@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::cli::flags::Flags;
-use crate::dns::net::{ENOUGH_FILES, max_files};
+use crate::dns::net::{RECOMMENDED_FILE_LIMIT, max_files};
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::corefile_source::CorefileSource;
@@ -66,7 +66,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     }
     let mut background = JoinSet::new();
     let ahead =
-        invalidation::run(Arc::clone(&store), reloader.serving.servers(), Handle::current(), stop.clone());
+        invalidation::run(Arc::clone(&store), reloader.instance.servers(), Handle::current(), stop.clone());
     // Runs on the sync runtime: every change of the store wakes this task, but few changes cause a look-up.
     background.spawn_on(ahead, sync.runtime());
     let syncing = SyncTasks { flags, store, metrics, zones: reloader.zones() };
@@ -100,11 +100,11 @@ fn raise_file_limit() {
         warn!("the limit of open files can't be raised: {error}");
     }
     let files = max_files();
-    if files < ENOUGH_FILES {
+    if files < RECOMMENDED_FILE_LIMIT {
         warn!(
-            "the process may open {files} files, and {ENOUGH_FILES} are needed for 500 look-ups of one client at a \
+            "the process may open {files} files, and {RECOMMENDED_FILE_LIMIT} are needed for 500 look-ups of one client at a \
              time: with fewer, look-ups and clients' connections are refused sooner. Raise the hard limit: \
-             `ulimit -Hn {ENOUGH_FILES}`, or LimitNOFILE={ENOUGH_FILES} in a systemd unit"
+             `ulimit -Hn {RECOMMENDED_FILE_LIMIT}`, or LimitNOFILE={RECOMMENDED_FILE_LIMIT} in a systemd unit"
         );
     }
 }

@@ -480,8 +480,8 @@ impl Store {
                 }
             }
             Some(known) => match same {
-                Some(link) => (link.target.clone(), link.outlived_since()),
-                None => (None, Some(known.outlived_since().unwrap_or_else(Instant::now))),
+                Some(link) => (link.target.clone(), link.service_gone_since()),
+                None => (None, Some(known.service_gone_since().unwrap_or_else(Instant::now))),
             },
         };
         let chosen = ingress.choose(in_use.as_ref());
@@ -533,7 +533,7 @@ impl Store {
             OnGone::Dropped => self.remove(allocator, link),
             OnGone::Kept => {
                 // A Service that never had a target itself still has its predecessor's external target.
-                let since = link.outlived_since().map_or(since, |outlived| outlived.min(since));
+                let since = link.service_gone_since().map_or(since, |outlived| outlived.min(since));
                 let state = LinkState::Gone(since.into());
                 let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
                 self.upsert(allocator, Some(Arc::clone(link)), gone)

@@ -24,7 +24,7 @@ use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::{FINALIZER, LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::selection::Selection;
-use crate::takeover::finalizers::{BlockedService, bound, remove_finalizer};
+use crate::takeover::finalizers::{BlockedService, list_blocked, remove_finalizer};
 
 /// The maximum number of concurrent patches, each on a connection of its own.
 const AT_ONCE: usize = 8;
@@ -87,9 +87,9 @@ async fn find(
     progress: &impl Fn(&str),
 ) -> Result<Vec<BlockedService>, ListError> {
     let code = |error: &ListError| error.code();
-    persist(code, || async {
+    retry(code, || async {
         let mut looked_at = 0;
-        bound(client, &selection.namespaces, |services| {
+        list_blocked(client, &selection.namespaces, |services| {
             let before = looked_at / PROGRESS;
             looked_at += services;
             if looked_at / PROGRESS > before {
@@ -177,7 +177,7 @@ impl std::fmt::Display for Freed {
 }
 
 async fn free_one(client: &Client, bound: &BlockedService) -> Freed {
-    let freed = persist(code, || remove_finalizer(client, bound)).await;
+    let freed = retry(code, || remove_finalizer(client, bound)).await;
     match freed {
         Ok(_) if bound.stuck && bound.others.is_empty() => Freed::Deleted,
         Ok(service) if service.metadata.deletion_timestamp.is_some() => {
@@ -213,7 +213,7 @@ fn code(error: &kube::Error) -> u16 {
 
 /// Retries a request a few times after temporary API errors, conflicts with other writers (409), and expired pages of a
 /// list (410), which is then begun again.
-async fn persist<T, E, F: Future<Output = Result<T, E>>>(
+async fn retry<T, E, F: Future<Output = Result<T, E>>>(
     code: impl Fn(&E) -> u16,
     request: impl Fn() -> F,
 ) -> Result<T, E> {
@@ -277,7 +277,7 @@ async fn list(
         list_pages(client.clone(), &query, |page| all.extend(page)).await?;
         Ok(all)
     };
-    persist(code, all)
+    retry(code, all)
         .await
         .map_err(|source| ListError { what: in_place(what, place), source: Box::new(source) })
 }
@@ -349,7 +349,7 @@ mod tests {
                 tried.set(tried.get() + 1);
                 Err::<(), u16>(answer)
             };
-            assert_eq!(persist(|code| *code, request).await, Err(answer));
+            assert_eq!(retry(|code| *code, request).await, Err(answer));
             assert_eq!(tried.get(), tries, "{answer}");
         }
     }

@@ -139,7 +139,7 @@ impl SyncSource {
         let leadership = self.elect(tasks, flags, metrics, &end);
         let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
         let writers = end.writers.clone();
-        tasks.spawn(end.follow(stop.clone()));
+        tasks.spawn(end.run(stop.clone()));
         let news = Telemetry { metrics: Arc::clone(&metrics.events), recorder, log: ServiceLog::default() };
         // Manifests have no leader election, so the first list already counts for the current term.
         let rewinds = Rewinds::default();
@@ -288,7 +288,7 @@ impl SyncSource {
             election_config.clone(),
         );
         let leadership = election.leadership();
-        let release = end.told.clone();
+        let release = end.events_sent.clone();
         tasks.spawn(supervise(
             "the leader election",
             release.clone(),
@@ -308,13 +308,13 @@ struct ShutdownOrder {
     written: CancellationToken,
     senders: TaskTracker,
     /// Cancelled when the senders have stopped, too.
-    told: CancellationToken,
+    events_sent: CancellationToken,
 }
 
 impl ShutdownOrder {
-    async fn follow(self, stop: CancellationToken) {
+    async fn run(self, stop: CancellationToken) {
         stop.cancelled().await;
-        for (tasks, ended) in [(self.writers, self.written), (self.senders, self.told)] {
+        for (tasks, ended) in [(self.writers, self.written), (self.senders, self.events_sent)] {
             tasks.close();
             tasks.wait().await;
             ended.cancel();

@@ -16,7 +16,7 @@ use crate::dns::plugins::lb_linker::LinkZone;
 use crate::store::Store;
 
 /// The pause before the source is opened again after an error.
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Everything that sync needs to run and to restart.
 pub(super) struct SyncTasks {
@@ -66,7 +66,7 @@ impl SyncTasks {
                 }
                 Err(problem) => {
                     error!("the zones have changed, and Services can't be listed again yet: {problem}");
-                    stop.run_until_cancelled(tokio::time::sleep(RETRY)).await;
+                    stop.run_until_cancelled(tokio::time::sleep(RETRY_INTERVAL)).await;
                 }
             }
         }

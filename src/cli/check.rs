@@ -53,7 +53,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
             dry_run::dry_run_create(&mut findings, client.clone(), &flags.target_namespace).await;
         }
         if flags.sync_mode() != SyncMode::Off {
-            instance::look(&mut findings, client, &flags.target_namespace, &flags.instance()).await;
+            instance::check_owners(&mut findings, client, &flags.target_namespace, &flags.instance()).await;
         }
     } else {
         let connection = connect(flags.kubeconfig.clone(), flags.context.clone()).await;

@@ -68,7 +68,7 @@ pub(crate) struct Environment {
 
 impl Environment {
     /// Reads the environment.
-    pub(crate) fn look() -> Self {
+    pub(crate) fn detect() -> Self {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Self {
             in_cluster: variable("KUBERNETES_SERVICE_HOST").is_some(),
@@ -90,10 +90,13 @@ impl Flags {
     /// # Errors
     /// If leader-for-life is set outside a Pod.
     pub fn election_config(&self) -> Result<Option<ElectionConfig>, ConfigError> {
-        self.candidacy_in(Environment::look())
+        self.election_config_in(Environment::detect())
     }
 
-    pub(crate) fn candidacy_in(&self, around: Environment) -> Result<Option<ElectionConfig>, ConfigError> {
+    pub(crate) fn election_config_in(
+        &self,
+        around: Environment,
+    ) -> Result<Option<ElectionConfig>, ConfigError> {
         let usual = if self.is_own_cluster(&around) { LeaderElection::Lease } else { LeaderElection::Off };
         let how = self.election.leader_election.unwrap_or(usual);
         let writes = self.sync_mode_in(&around) == SyncMode::On;
@@ -117,7 +120,7 @@ impl Flags {
     /// Returns the sync mode. Outside a Pod the current kubeconfig may name any cluster, so writes need a flag.
     #[must_use]
     pub fn sync_mode(&self) -> SyncMode {
-        self.sync_mode_in(&Environment::look())
+        self.sync_mode_in(&Environment::detect())
     }
 
     fn sync_mode_in(&self, around: &Environment) -> SyncMode {
@@ -149,7 +152,7 @@ impl Flags {
     /// Returns the name of the installation that owns the external targets.
     #[must_use]
     pub fn instance(&self) -> String {
-        self.instance_in(&Environment::look())
+        self.instance_in(&Environment::detect())
     }
 
     fn instance_in(&self, around: &Environment) -> String {
@@ -160,7 +163,7 @@ impl Flags {
     /// Returns the name of this replica in the Lease and in Events.
     #[must_use]
     pub fn identity(&self) -> String {
-        self.identity_in(&Environment::look())
+        self.identity_in(&Environment::detect())
     }
 
     fn identity_in(&self, around: &Environment) -> String {
@@ -211,7 +214,7 @@ mod tests {
     /// Returns the namespace, Lease, identity and Pod.
     fn election_config(around: Environment, arguments: &[&str]) -> Result<Option<[String; 4]>, String> {
         let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
-        let election_config = flags.candidacy_in(around).map_err(|error| error.to_string())?;
+        let election_config = flags.election_config_in(around).map_err(|error| error.to_string())?;
         Ok(election_config.map(|ElectionConfig { namespace, lease, identity, pod }| {
             [namespace, lease, identity, pod.unwrap_or_default()]
         }))

@@ -355,7 +355,7 @@ pub enum ConfigError {
     },
     /// Services with the finalizer could never be deleted.
     #[error("--finalizer with --max-deletes 0: a Service would never go, for its external target never does")]
-    NeverGo,
+    FinalizerWithoutDeletes,
     /// The API server would refuse the externalName of a tombstone.
     #[error(
         "--on-delete tombstone with --zone {0}: deleted.{0} can't be an externalName, which has letters, digits and \
@@ -375,7 +375,7 @@ pub enum ConfigError {
     #[error(
         "--upstream {upstream} is lb-linker's own --listen {listen}: every question would go round in circles"
     )]
-    Ourselves {
+    OwnListener {
         /// The upstream's address.
         upstream: SocketAddr,
         listen: SocketAddr,
@@ -400,7 +400,7 @@ impl Flags {
             }
         }
         if self.finalizer && self.max_deletes == Some(MaxDeletes::Number(0)) {
-            return Err(ConfigError::NeverGo);
+            return Err(ConfigError::FinalizerWithoutDeletes);
         }
         self.check_tombstone()?;
         if self.client_nets.contains(&ClientNet::Any) && self.client_nets.len() > 1 {

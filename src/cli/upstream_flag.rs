@@ -93,7 +93,7 @@ impl Flags {
         }
         for upstream in &servers {
             if let Some(listen) = self.listen.iter().find(|listen| is_own_listener(**listen, *upstream)) {
-                return Err(ConfigError::Ourselves { upstream: *upstream, listen: *listen });
+                return Err(ConfigError::OwnListener { upstream: *upstream, listen: *listen });
             }
         }
         Ok(servers)

@@ -20,14 +20,14 @@ pub use tokens::{Position, Token, tokenize};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorefileError {
-    pub place: Position,
+    pub position: Position,
     /// What is wrong, and a valid alternative.
     pub message: String,
 }
 
 impl fmt::Display for CorefileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Position { file, line, column } = &self.place;
+        let Position { file, line, column } = &self.position;
         write!(f, "{}:{line}:{column}: {}", file.display(), self.message)
     }
 }
@@ -37,6 +37,6 @@ impl std::error::Error for CorefileError {}
 impl Position {
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
-        CorefileError { place: self.clone(), message: message.into() }
+        CorefileError { position: self.clone(), message: message.into() }
     }
 }

@@ -37,17 +37,17 @@ pub(crate) fn max_files() -> usize {
 
 /// The limit of open files that 500 concurrent look-ups of one client need, which is half of `max_concurrent` by
 /// default: each look-up takes a socket, sockets of look-ups are 30 % of the files, and a client may hold half of them.
-pub(crate) const ENOUGH_FILES: usize = 3400;
+pub(crate) const RECOMMENDED_FILE_LIMIT: usize = 3400;
 
 /// Returns a percentage of the limit of open files, at least 1. Sockets to upstreams have 60 %
 /// ([`crate::dns::upstream`]), clients' connections 30 % ([`crate::dns::transport::tcp`]), and probes 6 %
 /// ([`crate::dns::server::probes`]); the rest is for listeners, the API server and files.
-pub(crate) fn part_of_files(percent: usize) -> usize {
-    part_of(max_files(), percent)
+pub(crate) fn percent_of_file_limit(percent: usize) -> usize {
+    percent_of(max_files(), percent)
 }
 
 /// Returns a percentage of a number, at least 1.
-pub(crate) fn part_of(number: usize, percent: usize) -> usize {
+pub(crate) fn percent_of(number: usize, percent: usize) -> usize {
     (number / 100 * percent).max(1)
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn is_fatal(error: &std::io::Error) -> bool {
 }
 
 /// Returns whether file descriptors or memory are exhausted.
-pub(crate) fn is_shortage(error: &std::io::Error) -> bool {
+pub(crate) fn is_out_of_resources(error: &std::io::Error) -> bool {
     is_one_of(error, &[Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM])
 }
 

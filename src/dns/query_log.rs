@@ -65,7 +65,7 @@ struct LogState {
     format: LineFormat,
     dropped: Arc<DroppedLines>,
     /// The time of the last warning about lost lines.
-    said: Mutex<Option<Instant>>,
+    last_warning: Mutex<Option<Instant>>,
     closed: AtomicBool,
 }
 
@@ -121,7 +121,7 @@ impl QueryLog {
         let (sender, receiver) = sync_channel(QUEUE_CAPACITY);
         let dropped = metrics.family()?;
         let (said, closed) = Default::default();
-        let shared = Arc::new(LogState { sender, format, dropped, said, closed });
+        let shared = Arc::new(LogState { sender, format, dropped, last_warning: said, closed });
         Ok((Self(Arc::clone(&shared)), LineQueue { receiver, shared }))
     }
 
@@ -139,7 +139,7 @@ impl QueryLog {
         }
         let is_closed = self.0.closed.load(Ordering::SeqCst);
         if is_closed || self.0.sender.try_send(QueueEntry::Line(line)).is_err() {
-            self.0.lose(1, "the reader of standard output is too slow");
+            self.0.count_lost(1, "the reader of standard output is too slow");
         }
     }
 }
@@ -156,10 +156,10 @@ fn object(level: &'static str, message: &str, parts: Vec<JsonField>) -> String {
 // === impl LogState ===
 
 impl LogState {
-    fn lose(&self, number: u64, why: &str) {
+    fn count_lost(&self, number: u64, why: &str) {
         self.dropped.0.inc_by(number);
         // If the lock is taken, another thread is logging the warning.
-        let Some(mut said) = self.said.try_lock() else { return };
+        let Some(mut said) = self.last_warning.try_lock() else { return };
         if said.is_none_or(|said| said.elapsed() >= LOG_INTERVAL) {
             *said = Some(Instant::now());
             let total = self.dropped.0.get();
@@ -206,7 +206,7 @@ impl LineQueue {
                 next = if has_room { self.receiver.try_recv().ok() } else { None };
             }
             if let Err(error) = out.write_all(&batch).and_then(|()| out.flush()) {
-                self.shared.lose(number, &format!("standard output can't be written: {error}"));
+                self.shared.count_lost(number, &format!("standard output can't be written: {error}"));
             }
             if is_last && batch.len() < BATCH_BYTES {
                 return;

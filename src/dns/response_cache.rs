@@ -51,7 +51,7 @@ pub struct ResponseCache {
     /// This thread's shards of all counters that answers increment, keyed by the address of the counters.
     cells: HashMap<usize, (Arc<ShardedCounters>, Arc<LocalCounters>)>,
     /// The increments of the duration metrics for a hit, from the average duration of recent hits.
-    took: [(usize, u64); 2],
+    hit_duration_deltas: [(usize, u64); 2],
 }
 
 /// The reason why a question has no cached answer.
@@ -74,8 +74,8 @@ struct CacheSlot {
     /// The client of the last hit, which is usually also the client of the next one.
     client: IpAddr,
     /// The number of hits since the last report, and the time of that report.
-    unnoted: u32,
-    noted: Instant,
+    unreported_hits: u32,
+    reported_at: Instant,
 }
 
 /// The index of each counter, and the increment.
@@ -100,7 +100,7 @@ impl ResponseCache {
             bytes: 0,
             hand: 0,
             cells: HashMap::new(),
-            took: duration(Duration::ZERO),
+            hit_duration_deltas: duration(Duration::ZERO),
         }
     }
 
@@ -132,12 +132,13 @@ impl ResponseCache {
             |place: &&mut Option<Box<CacheSlot>>| place.as_ref().is_some_and(|e| e.is_of(key, server));
         let place = set.iter_mut().find(is_it).ok_or(Miss::Unknown)?;
         let entry = place.as_deref_mut().ok_or(Miss::Unknown)?;
-        if !entry.wire_response.any_spelling && !self.key.is_spelled_so(question) {
+        if !entry.wire_response.is_case_independent && !self.key.is_lower_case(question) {
             return Err(Miss::Unknown);
         }
-        if !entry.wire_response.repeat.is_valid(now) {
-            let miss = if entry.wire_response.repeat.is_outdated() { Miss::Outdated } else { Miss::Unknown };
-            entry.note(now);
+        if !entry.wire_response.validity.is_valid(now) {
+            let miss =
+                if entry.wire_response.validity.is_outdated() { Miss::Outdated } else { Miss::Unknown };
+            entry.report_hits(now);
             self.bytes -= entry.weight();
             *place = None;
             return Err(miss);
@@ -150,19 +151,27 @@ impl ResponseCache {
         }
         let written = entry.wire_response.write(question, self.key.name_length(), now, &mut self.random, out);
         let length = written.ok_or(Miss::Unknown)?;
-        entry.record_hit(now, &self.took);
+        entry.record_hit(now, &self.hit_duration_deltas);
         Ok(length)
     }
 
     /// Sets the average duration of recent hits, which later hits add to the metrics.
-    pub fn set_took(&mut self, took: Duration) {
-        self.took = duration(took);
+    pub fn set_hit_duration(&mut self, took: Duration) {
+        self.hit_duration_deltas = duration(took);
     }
 
     /// Stores the answer to a client's question under the question's key.
-    pub fn keep(&mut self, key: Box<[u8]>, client: IpAddr, mut wire_response: WireResponse, now: Instant) {
+    pub fn insert(&mut self, key: Box<[u8]>, client: IpAddr, mut wire_response: WireResponse, now: Instant) {
         let deltas = self.deltas(&mut wire_response);
-        let entry = CacheSlot { key, wire_response, deltas, is_used: false, client, unnoted: 0, noted: now };
+        let entry = CacheSlot {
+            key,
+            wire_response,
+            deltas,
+            is_used: false,
+            client,
+            unreported_hits: 0,
+            reported_at: now,
+        };
         let weight = entry.weight();
         self.make_room(weight, now);
         let place = place_of(&self.hasher, &entry.key, self.sets.len());
@@ -194,11 +203,11 @@ impl ResponseCache {
             self.hand = (hand + 1) % self.sets.len();
             for place in &mut self.sets[hand] {
                 let Some(entry) = place else { continue };
-                if entry.is_used && entry.wire_response.repeat.is_valid(now) {
+                if entry.is_used && entry.wire_response.validity.is_valid(now) {
                     entry.is_used = false;
                     continue;
                 }
-                entry.note(now);
+                entry.report_hits(now);
                 self.bytes -= entry.weight();
                 *place = None;
             }
@@ -208,14 +217,14 @@ impl ResponseCache {
     fn deltas(&mut self, wire_response: &mut WireResponse) -> ThreadDeltas {
         let mut adds = Vec::new();
         let mut durations = Vec::new();
-        for charge in std::mem::take(&mut wire_response.repeat.charges) {
+        for charge in std::mem::take(&mut wire_response.validity.query_metrics) {
             let cells = self.cells_of(&charge.counters);
             let places =
                 charge.adds.iter().filter_map(|(at, number)| Some((u16::try_from(*at).ok()?, *number)));
             adds.push((Arc::clone(&cells), places.collect()));
             durations.push(cells);
         }
-        for counter in std::mem::take(&mut wire_response.repeat.counts) {
+        for counter in std::mem::take(&mut wire_response.validity.counters) {
             adds.push((self.cells_of(&counter), Box::from([(0, 1)])));
         }
         ThreadDeltas { adds: adds.into(), durations: durations.into() }
@@ -256,23 +265,27 @@ impl CacheSlot {
         for cells in &self.deltas.durations {
             took.iter().for_each(|(at, number)| cells.add(*at, *number));
         }
-        let repeat = &self.wire_response.repeat;
+        let repeat = &self.wire_response.validity;
         if let Some(family) = repeat.family {
             repeat.links.iter().for_each(|link| link.last_queried.note_at(family, now.into_std()));
         }
-        if repeat.kept.iter().any(CacheEntryRef::is_counted) {
-            self.unnoted += 1;
-            if now.duration_since(self.noted) >= HIT_REPORT_INTERVAL {
-                self.note(now);
+        if repeat.cache_entries.iter().any(CacheEntryRef::is_counted) {
+            self.unreported_hits += 1;
+            if now.duration_since(self.reported_at) >= HIT_REPORT_INTERVAL {
+                self.report_hits(now);
             }
         }
     }
 
     /// Reports the hits to the entries of the plugin `cache`.
-    fn note(&mut self, now: Instant) {
-        if self.unnoted > 0 {
-            self.wire_response.repeat.kept.iter().for_each(|kept| kept.note(self.unnoted, now));
-            (self.unnoted, self.noted) = (0, now);
+    fn report_hits(&mut self, now: Instant) {
+        if self.unreported_hits > 0 {
+            self.wire_response
+                .validity
+                .cache_entries
+                .iter()
+                .for_each(|kept| kept.record_hits(self.unreported_hits, now));
+            (self.unreported_hits, self.reported_at) = (0, now);
         }
     }
 }

@@ -13,9 +13,9 @@ use super::{MetricGroup, registered};
 
 /// The time of the last event, bookmark or complete list of a watch.
 #[derive(Debug)]
-pub struct LastHeard(Mutex<Instant>);
+pub struct LastActivity(Mutex<Instant>);
 
-impl LastHeard {
+impl LastActivity {
     /// Records an event, a bookmark or a complete list.
     pub fn note(&self) {
         *self.0.lock() = Instant::now();
@@ -30,7 +30,7 @@ impl LastHeard {
 #[derive(Clone, Debug)]
 pub struct Staleness {
     gauge: GaugeVec,
-    watches: Arc<Mutex<BTreeMap<String, Weak<LastHeard>>>>,
+    watches: Arc<Mutex<BTreeMap<String, Weak<LastActivity>>>>,
 }
 
 impl MetricGroup for Staleness {
@@ -58,11 +58,11 @@ impl Collector for Staleness {
 impl Staleness {
     /// Returns the recorder for the watch of this name. The age starts at 0, or continues if a watch of the same name
     /// still exists; the metric is exported as long as the recorder is held.
-    pub fn watch(&self, name: &str) -> Arc<LastHeard> {
+    pub fn watch(&self, name: &str) -> Arc<LastActivity> {
         let mut watches = self.watches.lock();
         let known = watches.get(name).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
-            let sign = Arc::new(LastHeard(Mutex::new(Instant::now())));
+            let sign = Arc::new(LastActivity(Mutex::new(Instant::now())));
             watches.insert(name.to_owned(), Arc::downgrade(&sign));
             sign
         })

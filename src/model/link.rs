@@ -361,7 +361,7 @@ impl Link {
     /// Returns when the Service that the external target was written for was gone: this Service, or an earlier one with
     /// the same name that was recreated without a target.
     #[must_use]
-    pub fn outlived_since(&self) -> Option<Instant> {
+    pub fn service_gone_since(&self) -> Option<Instant> {
         match self.state {
             LinkState::Recreated(since) | LinkState::Gone(since) => Some(since.into()),
             LinkState::Live | LinkState::Stale | LinkState::LeftOut => None,

@@ -127,7 +127,7 @@ fn late_external_target_restores_the_target_of_a_blank_service() {
 
 /// Returns the time since which the Service behind default/web's external target is gone.
 fn outlived_since(store: &Store) -> Option<Instant> {
-    store.get(&ServiceKey::new("default", "web")).unwrap().outlived_since()
+    store.get(&ServiceKey::new("default", "web")).unwrap().service_gone_since()
 }
 
 fn key(name: &str) -> ServiceKey {
@@ -208,7 +208,7 @@ fn left_out_service_can_be_deleted_and_forgotten() {
         assert!(change.is_some());
         let link = store.get(&key("web")).unwrap();
         assert!(link.is_gone());
-        assert_eq!(link.outlived_since() == Some(since), !by_event);
+        assert_eq!(link.service_gone_since() == Some(since), !by_event);
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
         assert!(store.end_left_out(&key("web"), since).is_none());
     }

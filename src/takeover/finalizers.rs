@@ -28,7 +28,7 @@ use crate::sync::source::selection::Selection;
 /// The first and the longest pause before the Services are listed again after an error.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// How long the search is delayed for the lists that DNS waits for: it reads all Services a second time.
-const MANIFEST_PRECEDENCE_WAIT: Duration = Duration::from_secs(10);
+const DNS_LISTS_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedService {
@@ -90,7 +90,7 @@ pub async fn remove_finalizer(
 ///
 /// # Errors
 /// If a page can't be read.
-pub async fn bound(
+pub async fn list_blocked(
     client: &Client,
     namespaces: &BTreeSet<String>,
     mut looked_at: impl FnMut(usize),
@@ -128,11 +128,11 @@ pub async fn scan(
     store: Arc<Store>,
     is_ours: bool,
 ) -> Result<(), SyncError> {
-    let _ = tokio::time::timeout(MANIFEST_PRECEDENCE_WAIT, store.synced()).await;
+    let _ = tokio::time::timeout(DNS_LISTS_TIMEOUT, store.synced()).await;
     let mut pauses = Backoff::new(RETRY_BACKOFF);
     let mut said = BTreeSet::new();
     let found = loop {
-        let error = match bound(&client, &selection.namespaces, |_| {}).await {
+        let error = match list_blocked(&client, &selection.namespaces, |_| {}).await {
             Ok(found) => break found,
             Err(error) => error,
         };
@@ -157,8 +157,9 @@ pub async fn scan(
     store.synced().await;
     store.holders_known().await;
     // The finalizer may belong to another lb-linker with other labels and another target namespace.
-    let belongs =
-        |bound: &BlockedService| selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key);
+    let belongs = |bound: &BlockedService| {
+        selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key)
+    };
     for bound in found.iter().filter(|bound| belongs(bound)) {
         if let Some(change) = store.insert_terminating(&bound.key, &bound.uid, true) {
             info!("link {}: it is no load balancer any more, and still carries {FINALIZER}", change.key);

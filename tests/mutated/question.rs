@@ -41,7 +41,7 @@ impl Server {
         let protocol = PROTOCOLS[which % PROTOCOLS.len()];
         let client: SocketAddr = CLIENTS[which / PROTOCOLS.len() % CLIENTS.len()].parse().unwrap();
         let answer = self.runtime.block_on(self.handler.answer(message.to_vec(), client, None, protocol));
-        let outcome = if self.handler.report.panics.get() > 0 {
+        let outcome = if self.handler.server_metrics.panics.get() > 0 {
             Err("it panicked".to_owned())
         } else {
             check(message, answer.as_ref().map(|answer| &*answer.bytes), protocol)

@@ -34,7 +34,7 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     let zone = Name::from_ascii("lb.internal.").unwrap();
     let ours = |name: &Name| zone.zone_of(name);
     let step = |name: &Name| if ours(name) { ChainStep::Ours } else { ChainStep::Upstream };
-    let mut followed = follow(&Answer::of(*message, ""), &name, qtype.into(), TTL, step);
+    let mut followed = follow(&Answer::from_message(*message, ""), &name, qtype.into(), TTL, step);
     check(&followed, &name, qtype.into(), ours)
         .and_then(|()| check_encoded(&mut followed, &name, qtype.into()))
         .map_err(|rule| format!("{rule}\n{bytes:02x?}\n{followed:#?}"))?;

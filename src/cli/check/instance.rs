@@ -15,19 +15,19 @@ use crate::sync::k8s::instance::{OtherOwner, instance_of};
 use crate::sync::k8s::labels::MANAGED_BY;
 
 /// The timeout for all pages of both lists.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The number of objects in a page of a list; only the objects' metadata is read.
 const PAGE_SIZE: u32 = 500;
 
 /// Adds a finding if another instance owns most external targets and EndpointSlices. Reports no missing rights, because
 /// [`super::permissions`] reports them.
-pub(super) async fn look(findings: &mut CheckReport, client: Client, namespace: &str, own: &str) {
+pub(super) async fn check_owners(findings: &mut CheckReport, client: Client, namespace: &str, own: &str) {
     let lists = async {
         let mut instances = instances::<Service>(&client, namespace).await?;
         instances.extend(self::instances::<EndpointSlice>(&client, namespace).await?);
         Ok::<_, kube::Error>(instances)
     };
-    match tokio::time::timeout(LOOK_TIMEOUT, lists).await {
+    match tokio::time::timeout(LIST_TIMEOUT, lists).await {
         Ok(Ok(instances)) => {
             let other = OtherOwner::find(namespace, own, instances.into_iter());
             findings.cluster.extend(other.map(|other| other.to_string()));
@@ -37,7 +37,7 @@ pub(super) async fn look(findings: &mut CheckReport, client: Client, namespace: 
             findings.lines.push(format!("can't list the external targets in namespace {namespace}: {error}"));
         }
         Err(_) => findings.lines.push(format!(
-            "no answer within {LOOK_TIMEOUT:?} to lists of the objects in namespace {namespace}"
+            "no answer within {LIST_TIMEOUT:?} to lists of the objects in namespace {namespace}"
         )),
     }
 }

@@ -119,7 +119,7 @@ pub(super) async fn review_access(
 ) {
     let api: Api<SelfSubjectAccessReview> = Api::all(client);
     for right in rights {
-        match tokio::time::timeout(REQUEST_TIMEOUT, ask(&api, right)).await {
+        match tokio::time::timeout(REQUEST_TIMEOUT, is_granted(&api, right)).await {
             Ok(Ok(true)) => findings.lines.push(format!("yes  {right}")),
             Ok(Ok(false)) => match right.need {
                 Requirement::Always(folder) => {
@@ -140,7 +140,10 @@ pub(super) async fn review_access(
     }
 }
 
-async fn ask(api: &Api<SelfSubjectAccessReview>, right: &RequiredPermission<'_>) -> kube::Result<bool> {
+async fn is_granted(
+    api: &Api<SelfSubjectAccessReview>,
+    right: &RequiredPermission<'_>,
+) -> kube::Result<bool> {
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {

@@ -95,7 +95,7 @@ fn own_listener_as_upstream_is_refused() {
         (":5301", "[::]:5301"),
     ] {
         let flags = flags(&[&format!("--listen={listen}"), &format!("--upstream={upstream}")]);
-        assert!(matches!(flags.upstreams(), Err(ConfigError::Ourselves { .. })), "{listen} {upstream}");
+        assert!(matches!(flags.upstreams(), Err(ConfigError::OwnListener { .. })), "{listen} {upstream}");
     }
     assert!(flags(&["--listen=:5301", "--upstream=127.0.0.1:5302"]).upstreams().is_ok());
     assert!(flags(&["--listen=:53", "--upstream=192.0.2.1"]).upstreams().is_ok());

@@ -31,7 +31,7 @@ pub struct Handler {
     pub server: ArcSwap<Server>,
     pub bound: SocketAddr,
     pub metrics: Arc<Metrics>,
-    pub report: Arc<ServerMetrics>,
+    pub server_metrics: Arc<ServerMetrics>,
 }
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub struct EncodedReply {
 }
 
 impl EncodedReply {
-    fn once(bytes: Vec<u8>) -> Self {
+    fn not_reusable(bytes: Vec<u8>) -> Self {
         Self { bytes, wire_response: None }
     }
 }
@@ -62,30 +62,30 @@ impl Handler {
         let debug = server.is_debugged();
         // A panic in lb-linker or in the decoder must not end the listener.
         let ends = (unmapped(client), unmapped(local));
-        let answering = screen_and_answer(server, &message, &ends, protocol);
+        let answering = check_and_answer(server, &message, &ends, protocol);
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|_| {
             error!("answering a message of {client} panicked: {message:02x?}");
             if debug {
                 process::abort();
             }
-            self.report.panics.inc();
-            server_failure(&message).map(EncodedReply::once)
+            self.server_metrics.panics.inc();
+            server_failure(&message).map(EncodedReply::not_reusable)
         })
     }
 }
 
-async fn screen_and_answer(
+async fn check_and_answer(
     server: Arc<Server>,
     message: &[u8],
     ends: &(SocketAddr, SocketAddr),
     protocol: Protocol,
 ) -> Option<EncodedReply> {
     match check_header(message) {
-        HeaderCheck::Silence => None,
-        HeaderCheck::Reply(bytes) => Some(EncodedReply::once(bytes)),
+        HeaderCheck::Drop => None,
+        HeaderCheck::Reply(bytes) => Some(EncodedReply::not_reusable(bytes)),
         HeaderCheck::Question => match decode(server, message, *ends, protocol) {
             Some(mut request) => answer_question(&mut request, message).await,
-            None => Some(EncodedReply::once(format_error(message))),
+            None => Some(EncodedReply::not_reusable(format_error(message))),
         },
     }
 }
@@ -99,7 +99,7 @@ async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Encode
         Ok(encoded) => encoded,
         Err(error) => {
             error!("the answer to {} {} can't be encoded: {error}", query.name(), query.query_type());
-            return server_failure(message).map(EncodedReply::once);
+            return server_failure(message).map(EncodedReply::not_reusable);
         }
     };
     // The response cache treats all clients that accept at least MAX_UDP bytes alike; `bufsize` may allow larger
@@ -107,7 +107,7 @@ async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Encode
     let is_for_all =
         request.max_udp <= MAX_UDP || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(&reply);
     if !is_for_all {
-        return Some(EncodedReply::once(bytes));
+        return Some(EncodedReply::not_reusable(bytes));
     }
     let wire_response = WireResponse::new(reply, query.name(), (&bytes, &layout), request.server.number());
     Some(EncodedReply { bytes, wire_response: wire_response.map(Box::new) })

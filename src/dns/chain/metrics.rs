@@ -162,7 +162,7 @@ type Response = (ResponseCode, &'static str);
 
 /// The counted properties of a question and its answer.
 #[derive(Clone, Copy, Debug)]
-pub struct Counted {
+pub struct RequestStats {
     pub protocol: Protocol,
     pub is_ipv6: bool,
     pub qtype: RecordType,
@@ -182,7 +182,7 @@ impl ZoneMetrics {
     /// Counts a question; `since` is the start of its processing. Returns the increments, so that a reuse of the answer
     /// can be counted in the same way; `None` if the answer isn't reusable, or if there are too many pairs of rcode and
     /// plugin.
-    pub fn count(&self, counted: &Counted, since: Instant) -> Option<MetricDeltas> {
+    pub fn count(&self, counted: &RequestStats, since: Instant) -> Option<MetricDeltas> {
         let by_tcp = usize::from(counted.protocol != Protocol::Udp);
         let by_ipv6 = usize::from(counted.is_ipv6);
         let qtype = TYPES.iter().position(|known| *known == counted.qtype);

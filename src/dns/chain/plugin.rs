@@ -58,8 +58,8 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
     }
 
     /// Returns whether an answer that passes through this plugin may be reused without calling the plugin, if
-    /// [`Reply::repeat`] allows that: the effect of the plugin depends only on the question and on the data in
-    /// [`Reply::repeat`].
+    /// [`Reply::validity`] allows that: the effect of the plugin depends only on the question and on the data in
+    /// [`Reply::validity`].
     fn reusable(&self) -> bool {
         false
     }
@@ -159,7 +159,7 @@ impl<'a> Next<'a> {
                 if let Ok(reply) = &mut outcome
                     && !plugin.reusable()
                 {
-                    reply.repeat = None;
+                    reply.validity = None;
                 }
                 outcome
             }
@@ -170,7 +170,7 @@ impl<'a> Next<'a> {
     /// Returns whether a name lies in a zone of links that this block answers for.
     #[must_use]
     pub fn has_links_at(&self, name: &Name) -> bool {
-        self.block.link_zones.hold(name)
+        self.block.link_zones.contains(name)
     }
 
     #[must_use]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hickory_proto::op::{Edns, Metadata, Query};
 use hickory_proto::rr::Name;
 
-use crate::dns::chain::metrics::{Counted, ZoneMetrics};
+use crate::dns::chain::metrics::{RequestStats, ZoneMetrics};
 use crate::dns::chain::server::Server;
 use crate::dns::message::encode::{OPT, wire_length};
 use crate::dns::message::header::MIN_UDP;
@@ -68,19 +68,19 @@ impl Request {
 
     /// Returns the client that the look-ups of this request are charged to. The client's address is already unmapped.
     #[must_use]
-    pub fn account(&self) -> IpAddr {
-        if self.is_own() { INTERNAL_ADDRESS } else { self.client.ip() }
+    pub fn quota_client(&self) -> IpAddr {
+        if self.is_internal() { INTERNAL_ADDRESS } else { self.client.ip() }
     }
 
-    /// Returns whether this is a request of [`Server::own_request`]: no client sends from port 0, because port 0 can't
+    /// Returns whether this is a request of [`Server::internal_request`]: no client sends from port 0, because port 0 can't
     /// receive a reply.
-    pub(crate) fn is_own(&self) -> bool {
+    pub(crate) fn is_internal(&self) -> bool {
         self.client == INTERNAL_CLIENT
     }
 
     #[must_use]
-    pub fn counted(&self, reply: &Reply) -> Counted {
-        Counted {
+    pub fn stats(&self, reply: &Reply) -> RequestStats {
+        RequestStats {
             protocol: self.protocol,
             is_ipv6: self.client.is_ipv6(),
             qtype: self.query.query_type(),
@@ -89,7 +89,7 @@ impl Request {
             response_size: wire_length(reply, &self.query),
             rcode: reply.metadata.response_code,
             plugin: reply.plugin,
-            is_reusable: reply.repeat.is_some(),
+            is_reusable: reply.validity.is_some(),
         }
     }
 
@@ -125,7 +125,7 @@ impl Request {
             authentic_data: self.metadata.authentic_data,
             dnssec_ok: self.dnssec_ok(),
             // All clients that wait for the same target share one look-up, so the look-up has no client's limit.
-            room: max_records(if self.purpose == Purpose::Client { self.limit() } else { u16::MAX }),
+            max_records: max_records(if self.purpose == Purpose::Client { self.limit() } else { u16::MAX }),
         }
     }
 }

@@ -49,7 +49,7 @@ pub struct Access {
     /// Whether the client's question for the name would be denied.
     pub is_denied: bool,
     /// Whether upstreams may be asked for the name on behalf of the client; `None` if the plugins don't decide that.
-    pub recurses: Option<bool>,
+    pub offers_recursion: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -208,7 +208,7 @@ impl Server {
 
     /// Returns a request without a client, for a prefetch.
     #[must_use]
-    pub fn own_request(self: &Arc<Self>, query: Query) -> Request {
+    pub fn internal_request(self: &Arc<Self>, query: Query) -> Request {
         let mut metadata = Message::query().metadata;
         metadata.recursion_desired = true;
         Request {
@@ -244,13 +244,14 @@ impl Server {
     #[must_use]
     pub fn access(&self, query: &Query, request: &Request, look_up: LookUp) -> Access {
         let Some(served) = self.find(query.name(), query.query_type()) else {
-            return Access { clients: Vec::new(), is_denied: false, recurses: Some(false) };
+            return Access { clients: Vec::new(), is_denied: false, offers_recursion: Some(false) };
         };
-        let mut access = Access { clients: Vec::new(), is_denied: false, recurses: None };
+        let mut access = Access { clients: Vec::new(), is_denied: false, offers_recursion: None };
         for (plugin, query) in served.deciding(query, look_up) {
             access.clients.extend(plugin.clients(request, &query));
             access.is_denied |= plugin.denies(request, &query);
-            access.recurses = access.recurses.or_else(|| plugin.offers_recursion(request, &query));
+            access.offers_recursion =
+                access.offers_recursion.or_else(|| plugin.offers_recursion(request, &query));
         }
         access
     }
@@ -269,8 +270,8 @@ impl Server {
 
     /// Returns whether a name lies in a zone of links.
     #[must_use]
-    pub fn is_ours(&self, name: &Name) -> bool {
-        self.blocks().any(|(_, block)| block.link_zones.hold(name))
+    pub fn is_link_name(&self, name: &Name) -> bool {
+        self.blocks().any(|(_, block)| block.link_zones.contains(name))
     }
 
     /// Discards cached data about a name, or about all names.
@@ -305,7 +306,7 @@ impl Server {
     fn refuse(&self, request: &Request, rcode: ResponseCode) -> Reply {
         let mut reply = request.reply("");
         reply.metadata.response_code = rcode;
-        self.dropped.count(&request.counted(&reply), Instant::now());
+        self.dropped.count(&request.stats(&reply), Instant::now());
         reply
     }
 }

@@ -52,7 +52,7 @@ impl Scheme {
 /// # Errors
 /// If the token isn't the address of a block.
 pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
-    let wrong = |message: String| word.place.error(message);
+    let wrong = |message: String| word.position.error(message);
     let (scheme, rest) = match word.text.split_once("://") {
         None => (Scheme::Dns, &*word.text),
         Some(("dns", rest)) => (Scheme::Dns, rest),

@@ -33,7 +33,7 @@ pub(crate) fn zones_or_all(words: &[Token]) -> Result<ZoneSet, CorefileError> {
 }
 
 /// Returns the message of a regular expression's error, without the excerpt that marks the position.
-pub(crate) fn fault(error: &regex::Error) -> String {
+pub(crate) fn regex_error_text(error: &regex::Error) -> String {
     let text = error.to_string();
     let last = text.lines().last().unwrap_or_default().trim();
     last.strip_prefix("error: ").unwrap_or(last).to_owned()
@@ -43,14 +43,14 @@ pub(crate) fn fault(error: &regex::Error) -> String {
 
 impl Directive {
     #[must_use]
-    pub fn place(&self) -> &Position {
+    pub fn position(&self) -> &Position {
         // A directive has at least one token.
-        &self.tokens[0].place
+        &self.tokens[0].position
     }
 
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
-        self.place().error(message)
+        self.position().error(message)
     }
 
     /// Returns the directives in the braces.
@@ -82,7 +82,7 @@ impl Directive {
     ///
     /// # Errors
     /// If there are any.
-    pub fn alone(&self) -> Result<(), CorefileError> {
+    pub fn no_arguments_or_block(&self) -> Result<(), CorefileError> {
         self.no_arguments()?;
         self.no_block()
     }
@@ -111,10 +111,10 @@ impl Directive {
     ///
     /// # Errors
     /// If there isn't exactly one argument.
-    pub fn one(&self, what: &str) -> Result<&Token, CorefileError> {
+    pub fn single_argument(&self, what: &str) -> Result<&Token, CorefileError> {
         match self.at_most(1)? {
             [word] => Ok(word),
-            _ => Err(self.needs(what)),
+            _ => Err(self.missing_argument(what)),
         }
     }
 
@@ -123,16 +123,16 @@ impl Directive {
     ///
     /// # Errors
     /// If there is no argument.
-    pub fn some(&self, what: &str) -> Result<&[Token], CorefileError> {
+    pub fn required_arguments(&self, what: &str) -> Result<&[Token], CorefileError> {
         match self.arguments() {
-            [] => Err(self.needs(what)),
+            [] => Err(self.missing_argument(what)),
             words => Ok(words),
         }
     }
 
     /// Returns an error for a missing argument.
     #[must_use]
-    pub fn needs(&self, what: &str) -> CorefileError {
+    pub fn missing_argument(&self, what: &str) -> CorefileError {
         // A directive has at least one token.
         self.tokens[0].needs(what)
     }
@@ -158,7 +158,7 @@ impl Directive {
 impl Token {
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
-        self.place.error(message)
+        self.position.error(message)
     }
 
     /// Returns an error for a missing argument after this token; `what` describes the argument.
@@ -172,24 +172,24 @@ impl Token {
     /// # Errors
     /// If the token can't be parsed.
     pub fn parse<T: FromStr>(&self, what: &str) -> Result<T, CorefileError> {
-        self.text.parse().map_err(|_| self.isnt(what))
+        self.text.parse().map_err(|_| self.unexpected(what))
     }
 
     /// Parses a number in a range; `what` describes the number for the error: "a number from 0 to 3600".
     ///
     /// # Errors
     /// If the token isn't a number in the range.
-    pub fn within<T: FromStr + PartialOrd>(
+    pub fn parse_in_range<T: FromStr + PartialOrd>(
         &self,
         range: impl RangeBounds<T>,
         what: &str,
     ) -> Result<T, CorefileError> {
         let number = self.text.parse().ok().filter(|number| range.contains(number));
-        number.ok_or_else(|| self.isnt(what))
+        number.ok_or_else(|| self.unexpected(what))
     }
 
     #[must_use]
-    pub fn isnt(&self, what: &str) -> CorefileError {
+    pub fn unexpected(&self, what: &str) -> CorefileError {
         self.error(format!("{:?} isn't {what}", self.text))
     }
 
@@ -198,7 +198,7 @@ impl Token {
     /// # Errors
     /// If the token isn't a duration, or is negative.
     pub fn duration(&self) -> Result<Duration, CorefileError> {
-        go_duration(&self.text).ok_or_else(|| self.isnt("a duration such as 30s, 1m30s or 500ms"))
+        go_duration(&self.text).ok_or_else(|| self.unexpected("a duration such as 30s, 1m30s or 500ms"))
     }
 
     /// Returns the zones that the token means: one zone, or the reverse zones of a network.

@@ -37,24 +37,25 @@ fn entries(directory: &Path, pattern: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(here).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name());
     names
-        .filter(|name| name.to_str().is_some_and(|name| fits(pattern, name)))
+        .filter(|name| name.to_str().is_some_and(|name| matches_pattern(pattern, name)))
         .map(|name| directory.join(name))
         .collect()
 }
 
 /// Returns whether a name matches a pattern. The recursion is cheap, because a pattern has at most one `*`.
-fn fits(pattern: &str, name: &str) -> bool {
+fn matches_pattern(pattern: &str, name: &str) -> bool {
     let mut rest = pattern.chars();
     match rest.next() {
         None => name.is_empty(),
         Some('*') => {
             let mut ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
-            ends.any(|at| fits(rest.as_str(), &name[at..]))
+            ends.any(|at| matches_pattern(rest.as_str(), &name[at..]))
         }
         Some(wanted) => {
             let mut name = name.chars();
             let first = name.next();
-            first.is_some_and(|c| wanted == '?' || c == wanted) && fits(rest.as_str(), name.as_str())
+            first.is_some_and(|c| wanted == '?' || c == wanted)
+                && matches_pattern(rest.as_str(), name.as_str())
         }
     }
 }

@@ -56,8 +56,15 @@ pub struct FileSources<'a> {
 pub fn parse(file: &Path, text: &str, sources: &FileSources<'_>) -> Result<Vec<BlockSource>, CorefileError> {
     let file: Arc<Path> = file.into();
     let tokens = tokenize(&file, text).into();
-    let mut parser =
-        Parser { tokens, last: None, sources, snippets: HashMap::new(), imports: 0, depth: 0, glued: None };
+    let mut parser = Parser {
+        tokens,
+        last: None,
+        sources,
+        snippets: HashMap::new(),
+        imports: 0,
+        depth: 0,
+        attached_brace: None,
+    };
     let mut blocks = Vec::new();
     while !parser.tokens.is_empty() {
         blocks.extend(parser.block()?);
@@ -75,7 +82,7 @@ struct Parser<'a> {
     /// The number of open braces.
     depth: usize,
     /// The position of the first token that ends with a brace: such a brace opens no block.
-    glued: Option<Position>,
+    attached_brace: Option<Position>,
 }
 
 impl Parser<'_> {
@@ -86,7 +93,7 @@ impl Parser<'_> {
         let snippet = first.text.strip_prefix('(').and_then(|name| name.strip_suffix(')'));
         if let (Some(name), 1) = (snippet, addresses.len()) {
             let name = name.to_owned();
-            let place = first.place.clone();
+            let place = first.position.clone();
             let body = self.snippet(&place)?;
             if self.snippets.insert(name.clone(), body).is_some() {
                 return Err(place.error(format!("the snippet {name} is there already")));
@@ -127,29 +134,29 @@ impl Parser<'_> {
                     return match another {
                         Some(comma) => Err(comma.error("another address has to follow the comma")),
                         None if addresses.is_empty() => Err(token
-                            .place
+                            .position
                             .error("a block begins with the zones that it is for, such as .:53")),
                         None => Ok(addresses),
                     };
                 }
-                "}" => return Err(self.closes_nothing(&token.place)),
+                "}" => return Err(self.unmatched_brace(&token.position)),
                 _ => {}
             }
             self.advance();
-            another = token.text.strip_suffix(',').map(|_| token.place.clone());
+            another = token.text.strip_suffix(',').map(|_| token.position.clone());
             if another.is_some() {
                 token.text.pop();
             }
             if another.is_some() && matches!(&*token.text, "" | "," | "{" | "}") {
-                return Err(token.place.error("a comma has to stand right behind an address"));
+                return Err(token.position.error("a comma has to stand right behind an address"));
             }
             if another.is_some() && token.text.ends_with(',') {
-                return Err(token.place.error("one comma is enough behind an address"));
+                return Err(token.position.error("one comma is enough behind an address"));
             }
             // CoreDNS takes a misplaced `import` for a zone, which is almost certainly a mistake.
             if token.text == "import" {
                 return Err(token
-                    .place
+                    .position
                     .error("an import has to begin its line; a zone of that name is written import."));
             }
             if !token.text.is_empty() {
@@ -176,7 +183,7 @@ impl Parser<'_> {
             }
             body.push(token);
         }
-        Err(open.place.error("this { isn't closed"))
+        Err(open.position.error("this { isn't closed"))
     }
 
     /// Reads directives up to the closing brace, or to the end of the file if no brace is open.
@@ -185,7 +192,7 @@ impl Parser<'_> {
         loop {
             let Some(first) = self.tokens.front() else {
                 return match open {
-                    Some(open) => Err(open.place.error("this { isn't closed")),
+                    Some(open) => Err(open.position.error("this { isn't closed")),
                     None => Ok(lines),
                 };
             };
@@ -194,10 +201,10 @@ impl Parser<'_> {
                     self.advance();
                     return Ok(lines);
                 }
-                ("}", None) => return Err(self.closes_nothing(&first.place)),
+                ("}", None) => return Err(self.unmatched_brace(&first.position)),
                 ("{", _) => {
                     return Err(first
-                        .place
+                        .position
                         .error("this { has to stand at the end of the line that it belongs to"));
                 }
                 ("import", _) => self.import()?,
@@ -214,13 +221,15 @@ impl Parser<'_> {
                 "{" => {
                     self.depth += 1;
                     if self.depth > MAX_DEPTH {
-                        return Err(token.place.error(format!("more than {MAX_DEPTH} braces in each other")));
+                        return Err(token
+                            .position
+                            .error(format!("more than {MAX_DEPTH} braces in each other")));
                     }
                     line.block = Some(self.lines(Some(&token))?);
                     self.depth -= 1;
                     return self.ends_line().map(|()| line);
                 }
-                "}" => return Err(token.place.error("} has to stand at the beginning of a line")),
+                "}" => return Err(token.position.error("} has to stand at the beginning of a line")),
                 _ => {
                     token.text = self.expand(&token.text);
                     line.tokens.push(token);
@@ -234,7 +243,7 @@ impl Parser<'_> {
     /// same plugin.
     fn ends_line(&self) -> Result<(), CorefileError> {
         match self.tokens.front() {
-            Some(next) if !self.begins_line() => Err(next.place.error(format!(
+            Some(next) if !self.begins_line() => Err(next.position.error(format!(
                 "{:?} has to stand on a line of its own, behind the closing brace",
                 next.text
             ))),
@@ -242,8 +251,8 @@ impl Parser<'_> {
         }
     }
 
-    fn closes_nothing(&self, place: &Position) -> CorefileError {
-        let hint = self.glued.as_ref().map_or(String::new(), |at| {
+    fn unmatched_brace(&self, place: &Position) -> CorefileError {
+        let hint = self.attached_brace.as_ref().map_or(String::new(), |at| {
             format!("; a {{ before it needs white space around it: see line {}", at.line)
         });
         place.error(format!("this }} closes nothing{hint}"))
@@ -262,23 +271,23 @@ impl Parser<'_> {
         let Some((what, arguments)) = arguments.split_first().filter(|(what, _)| !what.text.is_empty())
         else {
             return Err(import
-                .place
+                .position
                 .error("import needs the name of a snippet, a file, or a pattern of files"));
         };
         self.imports += 1;
         if self.imports > MAX_IMPORTS {
             return Err(what
-                .place
+                .position
                 .error(format!("more than {MAX_IMPORTS} imports: does {} import itself?", what.text)));
         }
         let imported = match self.snippets.get(&what.text) {
-            Some(body) => {
-                body.iter().map(|token| with_arguments(token, arguments)).collect::<Result<_, _>>().map_err(
-                    |missing| {
-                        what.place.error(format!("the snippet {} needs an argument for {missing}", what.text))
-                    },
-                )?
-            }
+            Some(body) => body
+                .iter()
+                .map(|token| with_arguments(token, arguments))
+                .collect::<Result<_, _>>()
+                .map_err(|missing| {
+                    what.position.error(format!("the snippet {} needs an argument for {missing}", what.text))
+                })?,
             None => self.files(what, arguments)?,
         };
         for token in imported.into_iter().rev() {
@@ -292,23 +301,23 @@ impl Parser<'_> {
     fn files(&self, what: &Token, arguments: &[Token]) -> Result<Vec<Token>, CorefileError> {
         if let Some(argument) = arguments.first() {
             return Err(argument
-                .place
+                .position
                 .error("only a snippet takes arguments, and there is none of that name"));
         }
         // The path is relative to the importing file.
-        let path = what.place.file.parent().unwrap_or(Path::new("")).join(&what.text);
+        let path = what.position.file.parent().unwrap_or(Path::new("")).join(&what.text);
         let pattern = path.to_string_lossy();
         let [stars, marks] = ['*', '?'].map(|wildcard| pattern.matches(wildcard).count());
         if stars > 1 || marks > 1 || pattern.contains('[') {
             return Err(what
-                .place
+                .position
                 .error("a pattern of files may have one * and one ?, and no other wildcard"));
         }
         let paths = if stars + marks > 0 { (self.sources.glob)(&path) } else { vec![path] };
         let mut imported = Vec::new();
         for path in paths {
             let text = (self.sources.read)(&path).map_err(|error| {
-                what.place.error(format!(
+                what.position.error(format!(
                     "neither a snippet nor a file that can be read: {}: {error}",
                     path.display()
                 ))
@@ -332,8 +341,8 @@ impl Parser<'_> {
 
     fn advance(&mut self) -> Option<Token> {
         let token = self.tokens.pop_front()?;
-        if token.text.len() > 1 && token.text.ends_with('{') && self.glued.is_none() {
-            self.glued = Some(token.place.clone());
+        if token.text.len() > 1 && token.text.ends_with('{') && self.attached_brace.is_none() {
+            self.attached_brace = Some(token.position.clone());
         }
         self.last = Some(token.clone());
         Some(token)

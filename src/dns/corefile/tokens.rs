@@ -7,7 +7,7 @@ use std::sync::Arc;
 pub struct Token {
     /// The text, without the quotes around it.
     pub text: String,
-    pub place: Position,
+    pub position: Position,
     /// The last line of the token; a quoted token may span several lines.
     pub(super) last_line: usize,
 }
@@ -25,7 +25,7 @@ pub struct Position {
 impl Token {
     /// Returns whether this token begins a new line after the token `before`.
     pub(super) fn is_below(&self, before: &Self) -> bool {
-        self.place.file != before.place.file || self.place.line > before.last_line
+        self.position.file != before.position.file || self.position.line > before.last_line
     }
 }
 
@@ -40,7 +40,7 @@ pub fn tokenize(file: &Arc<Path>, text: &str) -> Vec<Token> {
     for c in text.strip_prefix('\u{feff}').unwrap_or(text).chars() {
         column += 1;
         let place = || Position { file: Arc::clone(file), line, column };
-        let start = || Token { text: String::new(), place: place(), last_line: line };
+        let start = || Token { text: String::new(), position: place(), last_line: line };
         if quoted {
             let quote = token.get_or_insert_with(start);
             match c {
@@ -89,7 +89,7 @@ mod tests {
         let file: Arc<Path> = Path::new("Corefile").into();
         tokenize(&file, text)
             .into_iter()
-            .map(|token| (token.text, token.place.line, token.place.column))
+            .map(|token| (token.text, token.position.line, token.position.column))
             .collect()
     }
 

@@ -25,7 +25,7 @@ pub(crate) const OPT_LENGTH: usize = 11;
 pub enum HeaderCheck {
     Question,
     Reply(Vec<u8>),
-    Silence,
+    Drop,
 }
 
 /// Checks only the header. Responses never get a reply, because two servers would reply to each other forever.
@@ -34,16 +34,16 @@ pub fn check_header(message: &[u8]) -> HeaderCheck {
     const FORMERR: u8 = 1;
     const NOTIMP: u8 = 4;
     if message.len() < HEADER || message[2] & 0x80 != 0 {
-        return HeaderCheck::Silence;
+        return HeaderCheck::Drop;
     }
     let count = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
     let (questions, answers, authorities, additionals) = (count(4), count(6), count(8), count(10));
     if (message[2] >> 3) & 0x0f != 0 {
-        return HeaderCheck::Reply(refusal(message, NOTIMP));
+        return HeaderCheck::Reply(error_reply(message, NOTIMP));
     }
     // More than one question has no meaning (RFC 9619); the other limits are CoreDNS's.
     if questions != 1 || answers > 1 || authorities > 1 || additionals > 2 {
-        return HeaderCheck::Reply(refusal(message, FORMERR));
+        return HeaderCheck::Reply(error_reply(message, FORMERR));
     }
     HeaderCheck::Question
 }
@@ -51,19 +51,19 @@ pub fn check_header(message: &[u8]) -> HeaderCheck {
 /// Returns the reply to a message that can't be decoded: FORMERR, with the question if that is readable.
 #[must_use]
 pub fn format_error(message: &[u8]) -> Vec<u8> {
-    refusal(message, 1)
+    error_reply(message, 1)
 }
 
 /// Returns the reply to a message that caused a panic: SERVFAIL, if the message has a header.
 #[must_use]
 pub fn server_failure(message: &[u8]) -> Option<Vec<u8>> {
-    (message.len() >= HEADER).then(|| refusal(message, 2))
+    (message.len() >= HEADER).then(|| error_reply(message, 2))
 }
 
 /// Returns an error reply. RFC 6891 section 7: a query with OPT gets OPT, even if the query's OPT is malformed; a reply
 /// without OPT would mean that the server doesn't support EDNS.
-fn refusal(message: &[u8], rcode: u8) -> Vec<u8> {
-    let (question, asked_edns) = (question(message), asked_edns(message));
+fn error_reply(message: &[u8], rcode: u8) -> Vec<u8> {
+    let (question, asked_edns) = (question(message), dnssec_ok_of(message));
     let mut reply = Vec::with_capacity(HEADER + question.map_or(0, <[u8]>::len) + 11);
     reply.extend_from_slice(&message[..2]);
     // QR is set; opcode, RD and CD (RFC 4035 section 3.2.2) are copied.
@@ -86,7 +86,7 @@ pub(crate) const fn opt(dnssec_ok: bool) -> [u8; OPT_LENGTH] {
 }
 
 /// Returns the DO bit if the message has an OPT record. Record data isn't parsed, because it may be malformed.
-fn asked_edns(message: &[u8]) -> Option<bool> {
+fn dnssec_ok_of(message: &[u8]) -> Option<bool> {
     let count = |at: usize| {
         message.get(at..at + 2).map(|count| usize::from(u16::from_be_bytes([count[0], count[1]])))
     };
@@ -232,8 +232,8 @@ mod tests {
         let mut message = query("a.example.");
         assert_eq!(check_header(&message), HeaderCheck::Question);
         message[2] |= 0x80;
-        assert_eq!(check_header(&message), HeaderCheck::Silence);
-        assert_eq!(check_header(&message[..11]), HeaderCheck::Silence);
+        assert_eq!(check_header(&message), HeaderCheck::Drop);
+        assert_eq!(check_header(&message[..11]), HeaderCheck::Drop);
     }
 
     #[test]

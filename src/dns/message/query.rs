@@ -20,7 +20,7 @@ pub struct UpstreamQuery {
     /// DO: the client wants the DNSSEC records (RFC 3225).
     pub dnssec_ok: bool,
     /// The maximum number of records in a section that the client can receive.
-    pub room: usize,
+    pub max_records: usize,
 }
 
 /// The minimum size of a record in bytes: a compression pointer, type, class, TTL and length (RFC 1035 section 4.1.3).
@@ -50,14 +50,14 @@ const DNSSEC_OK: u8 = 4;
 impl UpstreamQuery {
     /// Returns a query with RD set and no other flag.
     #[must_use]
-    pub fn plain(name: Name, qtype: RecordType) -> Self {
+    pub fn recursive(name: Name, qtype: RecordType) -> Self {
         Self {
             query: Query::query(name, qtype),
             recursion_desired: true,
             checking_disabled: false,
             authentic_data: false,
             dnssec_ok: false,
-            room: max_records(u16::MAX),
+            max_records: max_records(u16::MAX),
         }
     }
 
@@ -141,7 +141,7 @@ impl QueryKey {
 
     /// Returns whether the answer may be cached: an answer to a query without RD contains only what a server happens to
     /// have cached.
-    pub(crate) fn is_for_cache(&self) -> bool {
+    pub(crate) fn is_cacheable(&self) -> bool {
         self.has(RECURSION_DESIRED) && !is_transfer(self.qtype())
     }
 }
@@ -170,7 +170,8 @@ mod tests {
 
     #[test]
     fn upstream_query_is_lower_case_with_ad_and_edns() {
-        let mut question = UpstreamQuery::plain(Name::from_ascii("A.Example.").unwrap(), RecordType::AAAA);
+        let mut question =
+            UpstreamQuery::recursive(Name::from_ascii("A.Example.").unwrap(), RecordType::AAAA);
         for (recursion, checking_disabled, dnssec_ok, with_edns) in
             [(true, false, false, true), (false, true, true, true), (true, true, true, false)]
         {

@@ -26,7 +26,7 @@ pub struct Reply {
     pub age: Duration,
     pub is_cacheable: bool,
     /// The conditions for reusing the answer without calling the plugins; `None` if it can't be reused.
-    pub repeat: Option<Box<Validity>>,
+    pub validity: Option<Box<Validity>>,
 }
 
 // === impl Reply ===
@@ -44,12 +44,12 @@ impl Reply {
             plugin,
             age: Duration::ZERO,
             is_cacheable: true,
-            repeat: None,
+            validity: None,
         }
     }
 
     #[must_use]
-    pub fn of(message: Message, plugin: &'static str) -> Self {
+    pub fn from_message(message: Message, plugin: &'static str) -> Self {
         let Message { metadata, answers, authorities, additionals, .. } = message;
         Self { answers, authorities, additionals, ..Self::new(metadata, plugin) }
     }

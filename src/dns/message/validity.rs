@@ -24,7 +24,7 @@ pub struct Validity {
     pub links: Vec<Arc<Link>>,
     /// The version of the set of names at the time of the answer.
     pub names: Option<NameSetVersion>,
-    pub kept: Vec<CacheEntryRef>,
+    pub cache_entries: Vec<CacheEntryRef>,
     /// The clients that may get the answer: those in every one of the scopes.
     pub clients: Vec<ClientScope>,
     /// The records with a TTL that counts down; the TTLs of all other records are constant.
@@ -33,9 +33,9 @@ pub struct Validity {
     /// Whether the order of the answer's addresses is randomized.
     pub shuffled: bool,
     /// The metrics of a question, without its duration.
-    pub charges: Vec<MetricDeltas>,
+    pub query_metrics: Vec<MetricDeltas>,
     /// Further counters that each reuse increments.
-    pub counts: Vec<Arc<ShardedCounters>>,
+    pub counters: Vec<Arc<ShardedCounters>>,
     /// The address family of the question: each reuse updates the time at which the links were last queried for it.
     pub family: Option<IpFamily>,
 }
@@ -55,7 +55,7 @@ pub struct CacheEntryRef {
     used: Weak<CacheEntryUse>,
     until: Instant,
     /// The longest gap between two hits of a popular entry; `None` if hits aren't counted.
-    within: Option<Duration>,
+    max_gap: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl CacheEntryUse {
     }
 
     /// Adds `times` hits up to `now`, and returns the total. A gap longer than `within` resets the total.
-    pub fn note(&self, times: u32, within: Duration, now: Instant) -> u32 {
+    pub fn record_hits(&self, times: u32, within: Duration, now: Instant) -> u32 {
         let at = u64::try_from(now.duration_since(self.stored).as_millis()).unwrap_or(u64::MAX);
         let gap = at.saturating_sub(self.last_hit.swap(at, Ordering::Relaxed));
         if u128::from(gap) > within.as_millis() {
@@ -125,7 +125,7 @@ impl CacheEntryRef {
     /// of a popular entry; `None` if hits aren't counted.
     #[must_use]
     pub fn new(used: &Arc<CacheEntryUse>, until: Instant, within: Option<Duration>) -> Self {
-        Self { used: Arc::downgrade(used), until, within }
+        Self { used: Arc::downgrade(used), until, max_gap: within }
     }
 
     #[must_use]
@@ -135,19 +135,19 @@ impl CacheEntryRef {
 
     /// Returns whether the cache still holds the entry. Other strong references are short-lived.
     #[must_use]
-    pub fn is_there(&self) -> bool {
+    pub fn is_cached(&self) -> bool {
         self.used.strong_count() > 0
     }
 
     #[must_use]
     pub fn is_counted(&self) -> bool {
-        self.within.is_some()
+        self.max_gap.is_some()
     }
 
     /// Adds `times` hits up to `now`.
-    pub fn note(&self, times: u32, now: Instant) {
-        if let (Some(within), Some(used)) = (self.within, self.used.upgrade()) {
-            used.note(times, within, now);
+    pub fn record_hits(&self, times: u32, now: Instant) {
+        if let (Some(within), Some(used)) = (self.max_gap, self.used.upgrade()) {
+            used.record_hits(times, within, now);
         }
     }
 }
@@ -169,32 +169,32 @@ impl Validity {
         };
         Self {
             until: Some(kept.until()),
-            kept: vec![kept],
+            cache_entries: vec![kept],
             countdown: countdown.map(all_of).unwrap_or_default(),
             ..Self::default()
         }
     }
 
     /// Adds the dependencies of another answer that this answer is made of. The positions of its records aren't added.
-    pub fn depends_on(&mut self, other: &Self) {
-        self.end_by(other.until);
+    pub fn add_dependencies(&mut self, other: &Self) {
+        self.limit_until(other.until);
         self.links.extend(other.links.iter().cloned());
-        self.kept.extend(other.kept.iter().cloned());
+        self.cache_entries.extend(other.cache_entries.iter().cloned());
         self.clients.extend(other.clients.iter().cloned());
-        self.charges.extend(other.charges.iter().cloned());
-        self.counts.extend(other.counts.iter().cloned());
-        self.rest_on_names(other.names.clone());
+        self.query_metrics.extend(other.query_metrics.iter().cloned());
+        self.counters.extend(other.counters.iter().cloned());
+        self.set_names_version(other.names.clone());
     }
 
     /// Sets the version of the set of names at a look-up. The first of several versions counts, so that any later
     /// change invalidates the answer.
-    pub fn rest_on_names(&mut self, names: Option<NameSetVersion>) {
+    pub fn set_names_version(&mut self, names: Option<NameSetVersion>) {
         if self.names.is_none() {
             self.names = names;
         }
     }
 
-    /// Adapts the validity to a replaced authority section of `number` records. Their TTLs count down as `runs_down`
+    /// Adapts the validity to a replaced authority section of `number` records. Their TTLs count down as `common_countdown`
     /// specifies, to at most `cap` seconds in an answer; `None` keeps the TTLs constant.
     pub fn replace_authority(&mut self, number: usize, runs_down: Option<(Instant, u32)>, cap: u32) {
         self.countdown.retain(|countdown| countdown.section != Section::Authority);
@@ -211,7 +211,7 @@ impl Validity {
     }
 
     /// Ends the validity at `until`, unless it ends earlier.
-    pub fn end_by(&mut self, until: Option<Instant>) {
+    pub fn limit_until(&mut self, until: Option<Instant>) {
         self.until = match (self.until, until) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
@@ -221,7 +221,7 @@ impl Validity {
     /// Returns the common start and TTL of all records that count down; the inner `None` if no TTL counts down, the
     /// outer `None` if they differ.
     #[must_use]
-    pub fn runs_down(&self) -> Option<Option<(Instant, u32)>> {
+    pub fn common_countdown(&self) -> Option<Option<(Instant, u32)>> {
         let Some(first) = self.countdown.first() else { return Some(None) };
         let same = |countdown: &TtlCountdown| {
             countdown.since == first.since && countdown.ttl == first.ttl && countdown.cap == u32::MAX
@@ -234,7 +234,7 @@ impl Validity {
     pub fn is_valid(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until)
             && !self.is_outdated()
-            && self.kept.iter().all(CacheEntryRef::is_there)
+            && self.cache_entries.iter().all(CacheEntryRef::is_cached)
     }
 
     /// Returns whether links or the set of names have changed since the answer.

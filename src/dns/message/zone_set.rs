@@ -20,7 +20,7 @@ impl ZoneSet {
     }
 
     #[must_use]
-    pub fn hold(&self, name: &Name) -> bool {
+    pub fn contains(&self, name: &Name) -> bool {
         self.0.iter().any(|zone| zone.zone_of(name))
     }
 
@@ -54,6 +54,6 @@ mod tests {
         ] {
             assert_eq!(zones.closest(&name(of)).map(ToString::to_string).as_deref(), closest, "{of}");
         }
-        assert!(!ZoneSet::new([name("example.")]).hold(&name("test.")));
+        assert!(!ZoneSet::new([name("example.")]).contains(&name("test.")));
     }
 }

@@ -241,9 +241,9 @@ impl Plugin for Acl {
                 allowed.add(0, 1);
                 let clients = is_of_client.then(|| self.clients(&request.query, true));
                 let mut reply = next.serve(request).await?;
-                if let Some(repeat) = &mut reply.repeat {
+                if let Some(repeat) = &mut reply.validity {
                     repeat.clients.extend(clients);
-                    repeat.counts.push(allowed);
+                    repeat.counters.push(allowed);
                 }
                 Ok(reply)
             }
@@ -273,7 +273,7 @@ impl Plugin for Acl {
 
     fn denies(&self, request: &Request, query: &Query) -> bool {
         // An internal look-up has no client that a rule could match.
-        !request.is_own()
+        !request.is_internal()
             && !is_let_through(self.decide(query.name(), query.query_type(), request.client.ip()))
     }
 

@@ -46,7 +46,7 @@ const TTL: u32 = 8482;
 struct Any;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    setup.only_line()?.alone()?;
+    setup.only_line()?.no_arguments_or_block()?;
     setup.add(Any);
     Ok(())
 }

@@ -65,7 +65,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 fn addresses(line: &Directive) -> Result<Vec<IpAddr>, CorefileError> {
     let mut all = Vec::new();
-    for word in line.some("an address or the name of an interface")? {
+    for word in line.required_arguments("an address or the name of an interface")? {
         match word.text.parse() {
             Ok(ip) => all.push(ip),
             Err(_) => all.extend(interface_addresses(word)?),
@@ -80,7 +80,7 @@ fn interface_addresses(word: &Token) -> Result<Vec<IpAddr>, CorefileError> {
     })?;
     let own: Vec<_> = interfaces.into_iter().filter(|interface| interface.name == word.text).collect();
     if own.is_empty() {
-        return Err(word.isnt("an address, and there is no interface of that name"));
+        return Err(word.unexpected("an address, and there is no interface of that name"));
     }
     // A link-local address is valid on its own link only.
     let routable = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());

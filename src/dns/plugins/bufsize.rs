@@ -51,7 +51,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let line = setup.only_line()?;
     line.no_block()?;
     let size = match line.at_most(1)? {
-        [word] => word.within(512..=4096, RANGE)?,
+        [word] => word.parse_in_range(512..=4096, RANGE)?,
         _ => MAX_UDP,
     };
     setup.add(Bufsize { size });

@@ -214,7 +214,7 @@ impl Plugin for Cache {
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let shared = &self.shared;
-        if !shared.zones.hold(request.query.name()) {
+        if !shared.zones.contains(request.query.name()) {
             return next.serve(request).await;
         }
         let asked = CacheQuery::new(request);
@@ -224,8 +224,8 @@ impl Plugin for Cache {
             let mark = shared.invalidated.mark();
             let mut reply = shared.store_outcome(&asked, mark, ask(request, next).await)?;
             // The response cache may reuse the reply even if it isn't stored here.
-            if let Some(repeat) = &mut reply.repeat {
-                repeat.counts.extend(counted);
+            if let Some(repeat) = &mut reply.validity {
+                repeat.counters.extend(counted);
             }
             return Ok(reply);
         };
@@ -246,7 +246,7 @@ impl Plugin for Cache {
             counters.served_stale();
         }
         let mut reply = asked.reply_from(request, &found);
-        reply.repeat = asked.validity(request, &found, &reply, counted);
+        reply.validity = asked.validity(request, &found, &reply, counted);
         Ok(reply)
     }
 

@@ -118,7 +118,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     line.no_block()?;
     let words = line.arguments();
     if words.is_empty() {
-        return Err(line.needs("addresses, networks such as 10.0.0.0/8, or any"));
+        return Err(line.missing_argument("addresses, networks such as 10.0.0.0/8, or any"));
     }
     let nets = match words.iter().find(|word| word.text == ANY) {
         Some(any) if words.len() > 1 => return Err(any.error("any stands alone: it is all clients")),
@@ -148,7 +148,7 @@ impl ClientNets {
 /// Returns whether a request is a client's query. Look-ups for links are shared by clients, and internal look-ups, such
 /// as the probe of *loop*, have no client.
 pub(super) fn is_client_query(request: &Request) -> bool {
-    request.purpose == Purpose::Client && !request.is_own()
+    request.purpose == Purpose::Client && !request.is_internal()
 }
 
 pub(super) fn refusal(request: &Request, plugin: &'static str) -> Reply {
@@ -196,7 +196,7 @@ impl Plugin for ClientNets {
             return Ok(refusal(request, NAME));
         }
         let mut reply = next.serve(request).await?;
-        if let Some(repeat) = &mut reply.repeat {
+        if let Some(repeat) = &mut reply.validity {
             repeat.clients.extend(self.client_scope(true));
         }
         Ok(reply)

@@ -35,7 +35,7 @@ use crate::dns::corefile::CorefileError;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     for line in setup.lines {
-        line.alone()?;
+        line.no_arguments_or_block()?;
     }
     setup.builder.debug = true;
     Ok(())

@@ -77,7 +77,7 @@ use tokio_util::sync::CancellationToken;
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
-use crate::dns::corefile::arguments::{MAX_REGEX, fault};
+use crate::dns::corefile::arguments::{MAX_REGEX, regex_error_text};
 use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::presentation::{lower_name_text, rcode_name, type_text};
 use crate::dns::query_log::{JsonField, Level, QueryLog};
@@ -121,7 +121,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     if let [place, ..] = line.at_most(1)?
         && place.text != "stdout"
     {
-        return Err(place.isnt("stdout: errors are logged nowhere else"));
+        return Err(place.unexpected("stdout: errors are logged nowhere else"));
     }
     let patterns = line.options().iter().map(pattern).collect::<Result<Vec<_>, _>>()?;
     let patterns: Arc<[Pattern]> = patterns.into();
@@ -149,7 +149,7 @@ fn pattern(option: &Directive) -> Result<Pattern, CorefileError> {
         _ => return Err(option.unknown(NAME, &OPTIONS)),
     }
     let [period, expression, rest @ ..] = option.at_most(4)? else {
-        return Err(option.needs(CONSOLIDATE));
+        return Err(option.missing_argument(CONSOLIDATE));
     };
     let period = period.duration()?;
     if expression.text.len() > MAX_REGEX {
@@ -158,8 +158,9 @@ fn pattern(option: &Directive) -> Result<Pattern, CorefileError> {
             expression.text.len()
         )));
     }
-    let pattern = Regex::new(&expression.text)
-        .map_err(|error| expression.error(format!("not a regular expression: {}", fault(&error))))?;
+    let pattern = Regex::new(&expression.text).map_err(|error| {
+        expression.error(format!("not a regular expression: {}", regex_error_text(&error)))
+    })?;
     let (mut level, mut show_first) = (None, false);
     for word in rest {
         match LEVELS.iter().find(|(name, _)| *name == word.text) {
@@ -169,7 +170,7 @@ fn pattern(option: &Directive) -> Result<Pattern, CorefileError> {
             Some(_) if show_first => return Err(word.error("the level has to stand before show_first")),
             Some((_, found)) => level = Some(*found),
             None if word.text == "show_first" => show_first = true,
-            None => return Err(word.isnt("one of warning, error, info, debug, show_first")),
+            None => return Err(word.unexpected("one of warning, error, info, debug, show_first")),
         }
     }
     let (count, first, ended) = Default::default();

@@ -296,7 +296,8 @@ impl Plugin for Forward {
 impl Forward {
     fn is_for(&self, name: &Name) -> bool {
         // As in CoreDNS, `except` can't exclude the zone itself.
-        (self.from.is_root() || self.from.zone_of(name)) && (!self.except.hold(name) || self.from == *name)
+        (self.from.is_root() || self.from.zone_of(name))
+            && (!self.except.contains(name) || self.from == *name)
     }
 
     async fn look_up(&self, request: &Request) -> Result<Arc<Message>, ForwardError> {
@@ -306,7 +307,7 @@ impl Forward {
             (Purpose::Client, _) => Asked::ForwardByTcp,
         };
         let answer =
-            self.look_ups.look_up(&self.upstreams, request.question().key(), asked, request.account());
+            self.look_ups.look_up(&self.upstreams, request.question().key(), asked, request.quota_client());
         let query = &request.query;
         if query.name().is_root() && query.query_type() == RecordType::NS {
             return timeout(HEALTH_CHECK_TIMEOUT, answer).await.unwrap_or(Err(ForwardError::Late));

@@ -50,7 +50,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     for option in setup.only_line()?.options() {
         option.no_block()?;
         match option.name() {
-            "lameduck" => lameduck = option.one("a duration such as 5s")?.duration()?,
+            "lameduck" => lameduck = option.single_argument("a duration such as 5s")?.duration()?,
             _ => return Err(option.unknown("health", &["lameduck"])),
         }
     }

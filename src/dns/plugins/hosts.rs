@@ -153,7 +153,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
                 option.no_arguments()?;
                 reverse = false;
             }
-            "reload" => reload = option.one("a duration such as 5s, or 0s for never")?.duration()?,
+            "reload" => {
+                reload = option.single_argument("a duration such as 5s, or 0s for never")?.duration()?
+            }
             "fallthrough" => through = Some(zones_or_all(option.arguments())?),
             "fallthrough_unsupported" => {
                 option.no_arguments()?;
@@ -215,7 +217,7 @@ fn check_file(path: &Path) -> std::io::Result<Option<String>> {
 
 fn seconds(option: &Directive) -> Result<u32, CorefileError> {
     const WHAT: &str = "a number of seconds from 1 to 65535";
-    option.one(WHAT)?.within(1..=u16::MAX.into(), WHAT)
+    option.single_argument(WHAT)?.parse_in_range(1..=u16::MAX.into(), WHAT)
 }
 
 #[async_trait]
@@ -253,10 +255,10 @@ impl Hosts {
                 self.file.names(name).into_iter().map(|target| RData::PTR(PTR(target))).collect();
             return if pointers.is_empty() { HostsResult::FallThrough } else { self.records(name, pointers) };
         }
-        if !self.zones.hold(name) {
+        if !self.zones.contains(name) {
             return HostsResult::FallThrough;
         }
-        let falls = self.fallthrough.as_ref().is_some_and(|zones| zones.hold(name));
+        let falls = self.fallthrough.as_ref().is_some_and(|zones| zones.contains(name));
         if falls && self.fallthrough_unsupported && !matches!(qtype, RecordType::A | RecordType::AAAA) {
             return HostsResult::FallThrough;
         }

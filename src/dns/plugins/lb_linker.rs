@@ -206,7 +206,7 @@ impl Plugin for LbLinker {
             return Err(PluginError::new(ResponseCode::Refused, ""));
         }
         let ttl = zone.ttl();
-        let falls_through = self.fallthrough.as_ref().is_some_and(|zones| zones.hold(name));
+        let falls_through = self.fallthrough.as_ref().is_some_and(|zones| zones.contains(name));
         let mut reply = request.reply(NAME);
         reply.is_cacheable = false;
         reply.metadata.authoritative = true;
@@ -215,7 +215,7 @@ impl Plugin for LbLinker {
             request.server.offers_recursion(&anywhere, request, LookUp::Question) == Some(true);
         let clients = request.server.clients(&anywhere, request, LookUp::Question);
         let family = family_of(request.query.query_type());
-        reply.repeat = Some(Box::new(Validity { clients, family, ..Validity::default() }));
+        reply.validity = Some(Box::new(Validity { clients, family, ..Validity::default() }));
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
         if is_missing && falls_through {
             if self.prohibits(request) {
@@ -225,7 +225,7 @@ impl Plugin for LbLinker {
             let mut reply = next.serve(request).await?;
             // A link may get this name at any time.
             reply.is_cacheable = false;
-            reply.repeat = None;
+            reply.validity = None;
             if reply.answers.is_empty() {
                 reply.authorities.iter_mut().for_each(|record| record.ttl = record.ttl.min(ttl));
             }
@@ -265,7 +265,7 @@ impl LbLinker {
             return;
         }
         // This request isn't from a client, so no `acl` applies; each client that gets the answer is checked.
-        let request = server.own_request(query);
+        let request = server.internal_request(query);
         if server.offers_recursion(&request.query, &request, LookUp::Target) == Some(false) {
             return;
         }
@@ -341,7 +341,7 @@ impl LbLinker {
         }
         reply.metadata.response_code = ResponseCode::ServFail;
         reply.ede = Some(Ede::LOOP);
-        reply.repeat = None;
+        reply.validity = None;
         false
     }
 
@@ -363,13 +363,13 @@ impl LbLinker {
             _ => LookUp::Question,
         };
         let access = request.server.access(&query, request, look_up);
-        if let Some(repeat) = &mut reply.repeat {
+        if let Some(repeat) = &mut reply.validity {
             repeat.clients.extend(access.clients);
         }
         if access.is_denied {
             return Err(Denial::Acl);
         }
-        if is_ours || access.recurses != Some(false) {
+        if is_ours || access.offers_recursion != Some(false) {
             return Ok(true);
         }
         if look_up == LookUp::Question
@@ -385,7 +385,7 @@ impl LbLinker {
         reply.metadata.response_code = ResponseCode::NoError;
         reply.authorities.clear();
         reply.additionals.clear();
-        if let Some(repeat) = &mut reply.repeat {
+        if let Some(repeat) = &mut reply.validity {
             repeat.replace_authority(0, None, u32::MAX);
         }
         self.denials.count(reply, denial);
@@ -419,7 +419,7 @@ impl LbLinker {
         }
         looked.limit_reuse(reply);
         if answer.answers.is_empty()
-            && let Some(repeat) = &mut reply.repeat
+            && let Some(repeat) = &mut reply.validity
         {
             repeat.serial = soa_position(&self.store, 0, &[], &answer.authorities);
         }
@@ -427,12 +427,12 @@ impl LbLinker {
 
     /// Adds the dependencies of a zone's answer to the reply; must run before the records are added to the reply.
     fn add_dependencies(&self, reply: &mut Reply, answer: &mut ZoneAnswer) {
-        let (Some(repeat), Some(dependencies)) = (&mut reply.repeat, answer.dependencies.take()) else {
-            reply.repeat = None;
+        let (Some(repeat), Some(dependencies)) = (&mut reply.validity, answer.dependencies.take()) else {
+            reply.validity = None;
             return;
         };
         repeat.links.extend(dependencies.links);
-        repeat.rest_on_names(dependencies.names);
+        repeat.set_names_version(dependencies.names);
         repeat.replace_authority(0, None, u32::MAX);
         repeat.serial = soa_position(&self.store, reply.answers.len(), &answer.answers, &answer.authorities);
     }
@@ -463,7 +463,7 @@ impl LbLinker {
             Err(ede) => {
                 reply.metadata.response_code = ResponseCode::ServFail;
                 reply.ede = Some(ede);
-                reply.repeat = None;
+                reply.validity = None;
                 return None;
             }
         };
@@ -474,7 +474,7 @@ impl LbLinker {
             self.targets.of(&request.server).remember(request, &query, &known.reply);
         }
         if known.stale || followed.end == ChainEnd::Unresolved {
-            reply.repeat = None;
+            reply.validity = None;
         }
         if let Some(denial) = looked.denial.filter(|_| followed.end != ChainEnd::Denied) {
             self.denials.count(reply, denial);
@@ -513,7 +513,7 @@ impl LbLinker {
         let known = self.targets.of(&request.server).resolve(request, query, wanted).await?;
         let mut looked = HopCheck::default();
         let step = |name: &Name| {
-            if request.server.is_ours(name) {
+            if request.server.is_link_name(name) {
                 ChainStep::Ours
             } else if self.allows_name(request, name, &mut looked) {
                 ChainStep::Upstream
@@ -564,7 +564,7 @@ impl ChaseState {
         };
         if self.alias_only_is_denial && reply.authorities.is_empty() && reply.answers.iter().all(alias) {
             reply.answers.iter_mut().for_each(|record| record.ttl = record.ttl.min(self.negative_ttl));
-            for countdown in reply.repeat.iter_mut().flat_map(|repeat| &mut repeat.countdown) {
+            for countdown in reply.validity.iter_mut().flat_map(|repeat| &mut repeat.countdown) {
                 countdown.cap = countdown.cap.min(self.negative_ttl);
             }
         }
@@ -580,15 +580,15 @@ fn add_target_dependencies(
     is_absence: bool,
 ) {
     let (start, number) = (reply.answers.len(), followed.answers.len());
-    let Some(repeat) = &mut reply.repeat else { return };
-    let runs_down = target.repeat.as_deref().and_then(|target| Some((target, target.runs_down()?)));
+    let Some(repeat) = &mut reply.validity else { return };
+    let runs_down = target.validity.as_deref().and_then(|target| Some((target, target.common_countdown()?)));
     let Some((target_repeat, runs_down)) = runs_down else {
-        reply.repeat = None;
+        reply.validity = None;
         return;
     };
-    repeat.depends_on(target_repeat);
+    repeat.add_dependencies(target_repeat);
     if is_absence {
-        repeat.end_by(Some(Instant::now() + chase.absence().saturating_sub(target.age)));
+        repeat.limit_until(Some(Instant::now() + chase.absence().saturating_sub(target.age)));
     }
     if let Some((since, ttl)) = runs_down {
         let records = start..start + number;

@@ -145,7 +145,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
                 return Err(word.error(format!("{WEIGHTED} takes one file, and here is {:?}", word.text)));
             }
         },
-        [word, ..] => return Err(word.isnt(&policies)),
+        [word, ..] => return Err(word.unexpected(&policies)),
     };
     let Options { reload, preferred } = options(&line, weightfile.is_some())?;
     let policy = match weightfile {
@@ -166,10 +166,12 @@ fn options(line: &Directive, is_weighted: bool) -> Result<Options, CorefileError
     for option in line.options() {
         option.no_block()?;
         match option.name() {
-            "reload" if is_weighted => options.reload = option.one("a duration such as 30s")?.duration()?,
+            "reload" if is_weighted => {
+                options.reload = option.single_argument("a duration such as 30s")?.duration()?
+            }
             "reload" => return Err(option.error(format!("reload is for {NAME} {WEIGHTED} FILE alone"))),
             "prefer" => {
-                for word in option.some("networks such as 10.0.0.0/8")? {
+                for word in option.required_arguments("networks such as 10.0.0.0/8")? {
                     options.preferred.push(word.parse("a network such as 10.0.0.0/8")?);
                 }
             }
@@ -260,7 +262,7 @@ impl LoadBalance {
         // A single record has only one order.
         let is_single = reply.answers.len() <= 1 && reply.additionals.len() <= 1;
         let is_shuffled = matches!(self.policy, Policy::RoundRobin) && self.preferred.is_empty();
-        match &mut reply.repeat {
+        match &mut reply.validity {
             Some(repeat) if in_order && is_shuffled => repeat.shuffled |= addresses > 1,
             Some(_) if is_single || (in_order && addresses <= 1) => {}
             repeat => *repeat = None,

@@ -123,11 +123,11 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 fn on_or_off(option: &Directive) -> Result<bool, CorefileError> {
     option.no_block()?;
-    let word = option.one("on or off")?;
+    let word = option.single_argument("on or off")?;
     match &*word.text {
         "on" => Ok(true),
         "off" => Ok(false),
-        _ => Err(word.isnt("on or off")),
+        _ => Err(word.unexpected("on or off")),
     }
 }
 

@@ -154,13 +154,13 @@ fn classes(line: &Directive) -> Result<Vec<Class>, CorefileError> {
         if option.name() != "class" {
             return Err(option.unknown(NAME, &OPTIONS));
         }
-        for word in option.some(&format!("one or more of {CLASSES}"))? {
+        for word in option.required_arguments(&format!("one or more of {CLASSES}"))? {
             match &*word.text {
                 "success" => classes.push(Class::Success),
                 "denial" => classes.push(Class::Denial),
                 "error" => classes.push(Class::Error),
                 "all" => classes.extend(Class::ALL),
-                _ => return Err(word.isnt(&format!("one of {CLASSES}"))),
+                _ => return Err(word.unexpected(&format!("one of {CLASSES}"))),
             }
         }
     }
@@ -174,7 +174,7 @@ impl Plugin for LogPlugin {
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
-        let Some(rule) = self.rules.iter().find(|rule| rule.names.hold(request.query.name())) else {
+        let Some(rule) = self.rules.iter().find(|rule| rule.names.contains(request.query.name())) else {
             return next.serve(request).await;
         };
         // The log shows the original name, even if a plugin rewrites it.

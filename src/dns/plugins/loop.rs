@@ -146,7 +146,7 @@ impl MetricGroup for LoopMetrics {
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let line = setup.only_line()?;
-    line.alone()?;
+    line.no_arguments_or_block()?;
     let zone = setup.zones.first().cloned().unwrap_or_else(Name::root);
     if random_name(&zone).is_none() {
         return Err(line.error(format!("{zone} has no room for two labels more")));
@@ -264,7 +264,7 @@ impl Detector {
             let mut probe = self.state.probe.lock();
             (probe.name, probe.seen) = (Some(name.clone()), 0);
         }
-        let mut request = server.own_request(Query::query(name, RecordType::HINFO));
+        let mut request = server.internal_request(Query::query(name, RecordType::HINFO));
         request.protocol = Protocol::Udp;
         request.edns = None;
         let mut returned = pin!(self.returned.notified());
@@ -381,7 +381,7 @@ mod tests {
                 return Err(PluginError::servfail("loop"));
             }
             let mood = *self.mood.lock();
-            let is_first = request.client == request.server.own_request(request.query.clone()).client;
+            let is_first = request.client == request.server.internal_request(request.query.clone()).client;
             if request.query.query_type() == RecordType::HINFO && is_first {
                 self.probes.fetch_add(1, Ordering::Relaxed);
                 if mood == UpstreamsState::Looping {

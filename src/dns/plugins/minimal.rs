@@ -38,7 +38,7 @@ const NAME: &str = "minimal";
 struct Minimal;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    setup.only_line()?.alone()?;
+    setup.only_line()?.no_arguments_or_block()?;
     setup.add(Minimal);
     Ok(())
 }

@@ -93,9 +93,9 @@ impl Plugin for Prometheus {
         let mut outcome = next.serve(request).await;
         match &mut outcome {
             Ok(reply) => {
-                let charge = request.zone_metrics.count(&request.counted(reply), since);
-                match (&mut reply.repeat, charge) {
-                    (Some(repeat), Some(charge)) => repeat.charges.push(charge),
+                let charge = request.zone_metrics.count(&request.stats(reply), since);
+                match (&mut reply.validity, charge) {
+                    (Some(repeat), Some(charge)) => repeat.query_metrics.push(charge),
                     (repeat, _) => *repeat = None,
                 }
             }
@@ -106,7 +106,7 @@ impl Plugin for Prometheus {
                 } else {
                     reply.metadata.response_code = ResponseCode::NoError;
                 }
-                request.zone_metrics.count(&request.counted(&reply), since);
+                request.zone_metrics.count(&request.stats(&reply), since);
             }
         }
         outcome

@@ -43,9 +43,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         match option.name() {
             "monitor" => {
                 let what = "until-ready or continuously";
-                let word = option.one(what)?;
+                let word = option.single_argument(what)?;
                 if !["until-ready", "continuously"].contains(&&*word.text) {
-                    return Err(word.isnt(what));
+                    return Err(word.unexpected(what));
                 }
             }
             _ => return Err(option.unknown("ready", &["monitor"])),

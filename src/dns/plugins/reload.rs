@@ -59,10 +59,10 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let duration = |at: usize, default| arguments.get(at).map_or(Ok(default), Token::duration);
     let (interval, jitter) = (duration(0, INTERVAL)?, duration(1, JITTER)?);
     if interval < MIN_INTERVAL {
-        return Err(arguments[0].isnt("2s or longer"));
+        return Err(arguments[0].unexpected("2s or longer"));
     }
     if !jitter.is_zero() && jitter < MIN_JITTER {
-        return Err(arguments[1].isnt("0, or 1s or longer"));
+        return Err(arguments[1].unexpected("0, or 1s or longer"));
     }
     setup.builder.reload = Some(Reload { interval, jitter: jitter.min(interval / 2) });
     Ok(())

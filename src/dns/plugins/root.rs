@@ -30,10 +30,10 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     // The last line counts, as in CoreDNS.
     for line in setup.lines {
         line.no_block()?;
-        let word = line.one("the path of a directory")?;
+        let word = line.single_argument("the path of a directory")?;
         setup.builder.root = word.text.clone().into();
         match setup.builder.root.metadata() {
-            Ok(found) if !found.is_dir() => return Err(word.isnt("a directory")),
+            Ok(found) if !found.is_dir() => return Err(word.unexpected("a directory")),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let warning = word.error(format!("the directory {:?} doesn't exist yet", word.text));
                 setup.builder.warnings.push(warning);

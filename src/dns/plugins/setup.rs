@@ -164,7 +164,7 @@ impl Setup<'_> {
             [first, second, ..] => Err(second.error(format!(
                 "{} can be there only once in a block, and it is on line {} already",
                 second.name(),
-                first.place().line
+                first.position().line
             ))),
             lines => Ok(&lines[0]),
         }
@@ -213,9 +213,9 @@ impl Setup<'_> {
             [word] => (&*word.text, Some(word)),
             _ => (default, None),
         };
-        let wrong = || word.map_or_else(|| line.error(what), |word| word.isnt(what));
+        let wrong = || word.map_or_else(|| line.error(what), |word| word.unexpected(what));
         let address = http_address(text).ok_or_else(wrong)?;
-        let place = line.place().clone();
+        let place = line.position().clone();
         self.builder.endpoints.push(HttpEndpoint { kind, address, position: place });
         Ok(())
     }

@@ -90,10 +90,10 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     for option in line.options() {
         option.no_block()?;
         match option.name() {
-            "read" => timeouts.read = Some(duration(option.one(DURATION)?)?),
-            "write" => timeouts.write = Some(duration(option.one(DURATION)?)?),
-            "idle" => timeouts.idle = Some(duration(option.one(DURATION)?)?),
-            "maxtcpqueries" => timeouts.queries = Some(queries(option.one(QUERIES)?)?),
+            "read" => timeouts.read = Some(duration(option.single_argument(DURATION)?)?),
+            "write" => timeouts.write = Some(duration(option.single_argument(DURATION)?)?),
+            "idle" => timeouts.idle = Some(duration(option.single_argument(DURATION)?)?),
+            "maxtcpqueries" => timeouts.queries = Some(queries(option.single_argument(QUERIES)?)?),
             _ => return Err(option.unknown(NAME, &OPTIONS)),
         }
     }
@@ -104,14 +104,14 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 fn duration(word: &Token) -> Result<Duration, CorefileError> {
     let seconds = word.text.parse().ok().map(Duration::from_secs);
     let duration = seconds.or_else(|| go_duration(&word.text));
-    duration.filter(|duration| (MIN..=MAX).contains(duration)).ok_or_else(|| word.isnt(DURATION))
+    duration.filter(|duration| (MIN..=MAX).contains(duration)).ok_or_else(|| word.unexpected(DURATION))
 }
 
 fn queries(word: &Token) -> Result<u64, CorefileError> {
     if word.text == "-1" {
         return Ok(u64::MAX);
     }
-    word.within(1.., QUERIES)
+    word.parse_in_range(1.., QUERIES)
 }
 
 #[cfg(test)]

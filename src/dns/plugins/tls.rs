@@ -80,7 +80,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let clients = clients(&line)?;
     let words = line.at_most(3)?;
     let [certificate, key, ca @ ..] = words else {
-        return Err(line.needs(FILES));
+        return Err(line.missing_argument(FILES));
     };
     let mut read = |word: &Token| {
         let file = setup.path(&word.text);
@@ -108,7 +108,7 @@ fn clients(line: &Directive) -> Result<ClientAuth, CorefileError> {
     for option in line.options() {
         option.no_block()?;
         clients = match option.name() {
-            "client_auth" => mode(option.one(&modes())?)?,
+            "client_auth" => mode(option.single_argument(&modes())?)?,
             name if LACKING.contains(&name) => return Err(option.unsupported(NAME, &OPTIONS)),
             _ => return Err(option.unknown(NAME, &OPTIONS)),
         };
@@ -118,7 +118,7 @@ fn clients(line: &Directive) -> Result<ClientAuth, CorefileError> {
 
 fn mode(word: &Token) -> Result<ClientAuth, CorefileError> {
     let found = MODES.iter().find(|(name, _)| *name == word.text);
-    found.map(|(_, mode)| *mode).ok_or_else(|| word.isnt(&modes()))
+    found.map(|(_, mode)| *mode).ok_or_else(|| word.unexpected(&modes()))
 }
 
 fn modes() -> String {

@@ -47,7 +47,7 @@ const NAME: &str = "whoami";
 struct Whoami;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    setup.only_line()?.alone()?;
+    setup.only_line()?.no_arguments_or_block()?;
     setup.add(Whoami);
     Ok(())
 }

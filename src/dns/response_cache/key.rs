@@ -47,7 +47,7 @@ impl WireKey {
 
     /// Returns whether the name in the message of this key is all lower case.
     #[must_use]
-    pub fn is_spelled_so(&self, message: &[u8]) -> bool {
+    pub fn is_lower_case(&self, message: &[u8]) -> bool {
         message.get(HEADER..HEADER + self.name_length()) == Some(&self.bytes[FIXED..self.length])
     }
 

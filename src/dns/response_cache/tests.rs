@@ -77,7 +77,7 @@ impl Served {
         let answer = self.handler.answer(question.to_vec(), client, None, self.protocol).await.unwrap();
         let mut key = WireKey::default();
         if let (Some(wire_response), true) = (answer.wire_response, key.read(question, client.is_ipv6())) {
-            self.response_cache.keep(key.as_bytes().into(), client.ip(), *wire_response, Instant::now());
+            self.response_cache.insert(key.as_bytes().into(), client.ip(), *wire_response, Instant::now());
         }
         answer.bytes
     }

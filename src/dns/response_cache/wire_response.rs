@@ -23,12 +23,12 @@ pub const MAX_RESPONSE_BYTES: usize = 4096;
 pub struct WireResponse {
     pub bytes: Box<[u8]>,
     /// The conditions and side effects of a reuse.
-    pub repeat: Validity,
+    pub validity: Validity,
     /// The number of the server that gave the answer.
     pub server: u64,
     /// Whether the answer, except the question section, is independent of the case of the question's name. Otherwise it
     /// is only valid for the name in lower case.
-    pub any_spelling: bool,
+    pub is_case_independent: bool,
     ttls: Box<[TtlGroup]>,
     /// The offset of the SOA serial to replace by the serial of the store.
     serial: Option<(usize, Arc<Store>)>,
@@ -61,7 +61,7 @@ impl WireResponse {
         (bytes, layout): (&[u8], &RecordOffsets),
         server: u64,
     ) -> Option<Self> {
-        let mut repeat = *reply.repeat.take()?;
+        let mut repeat = *reply.validity.take()?;
         if bytes.len() > MAX_RESPONSE_BYTES {
             return None;
         }
@@ -102,7 +102,15 @@ impl WireResponse {
         }
         let addresses =
             if repeat.shuffled { Some(AddressOrder::of(bytes, &layout.sections[0])?) } else { None };
-        Some(Self { bytes: bytes.into(), repeat, server, any_spelling, ttls: ttls.into(), serial, addresses })
+        Some(Self {
+            bytes: bytes.into(),
+            validity: repeat,
+            server,
+            is_case_independent: any_spelling,
+            ttls: ttls.into(),
+            serial,
+            addresses,
+        })
     }
 
     /// Returns the approximate size in memory, in bytes.
@@ -110,13 +118,13 @@ impl WireResponse {
     pub fn weight(&self) -> usize {
         /// The approximate size of a client scope, in bytes: a name and its allocations.
         const CLIENTS: usize = 200;
-        let Validity { links, kept, clients, .. } = &self.repeat;
+        let Validity { links, cache_entries: kept, clients, .. } = &self.validity;
         size_of::<Self>() + self.bytes.len() + CLIENTS * clients.len() + 32 * (links.len() + kept.len())
     }
 
     #[must_use]
     pub fn is_for(&self, client: IpAddr) -> bool {
-        self.repeat.clients.iter().all(|clients| (clients.0)(client))
+        self.validity.clients.iter().all(|clients| (clients.0)(client))
     }
 
     /// Writes the answer to a question with a name of `name_length` bytes in wire form. Returns the length of the

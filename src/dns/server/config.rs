@@ -110,13 +110,13 @@ pub fn build_blocks(
         for (address, word) in served {
             if address.scheme == Scheme::Tls && builder.tls.is_none() {
                 return Err(word
-                    .place
+                    .position
                     .error("a tls:// block needs the plugin tls, with a certificate and its key"));
             }
             let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
             for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
                 let at = ListenAt { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
-                listen(&mut listeners, at, &address.zone, blocks.len(), &word.place)?;
+                listen(&mut listeners, at, &address.zone, blocks.len(), &word.position)?;
             }
         }
         let identity = BlockFingerprint::new(&zones, &block.lines, &builder);
@@ -218,7 +218,7 @@ impl Configuration {
     /// Returns the connection settings of a listener: TLS from the first of its blocks that has TLS, limits from the
     /// last block that sets them.
     #[must_use]
-    pub fn terms(&self, listener: &Listener) -> ConnectionConfig {
+    pub fn connection_config(&self, listener: &Listener) -> ConnectionConfig {
         let drafts = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
         let tls = match listener.at.scheme {
             Scheme::Tls => drafts().find_map(|builder| builder.tls.clone()),
@@ -244,7 +244,7 @@ impl Configuration {
             server: ArcSwap::from_pointee(self.server(listener, bound, Arc::clone(report))),
             bound: bound.address,
             metrics: Arc::clone(&context.metrics),
-            report: Arc::clone(report),
+            server_metrics: Arc::clone(report),
         }
     }
 

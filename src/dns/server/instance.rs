@@ -29,7 +29,7 @@ use crate::dns::transport::udp;
 pub(crate) struct Instance {
     context: ServerContext,
     report: Arc<ServerMetrics>,
-    places: Arc<ConnectionLimiter>,
+    connection_limiter: Arc<ConnectionLimiter>,
     listeners: Vec<BoundListener>,
     blocks: Vec<RunningBlock>,
     http: Http,
@@ -66,8 +66,8 @@ struct BoundListener {
     at: ListenAt,
     bound: ListenAt,
     handler: Arc<Handler>,
-    terms: Arc<ArcSwap<ConnectionConfig>>,
-    holders: PortReservation,
+    connection_config: Arc<ArcSwap<ConnectionConfig>>,
+    port_reservation: PortReservation,
     _guard: DropGuard,
 }
 
@@ -84,7 +84,7 @@ impl Instance {
         let (servers, _) = watch::channel(Servers::from([]));
         Ok(Self {
             report,
-            places: Arc::new(ConnectionLimiter::new(context.metrics.family()?)),
+            connection_limiter: Arc::new(ConnectionLimiter::new(context.metrics.family()?)),
             listeners: Vec::new(),
             blocks: Vec::new(),
             http: Http::new(&context, servers.subscribe())?,
@@ -170,7 +170,7 @@ impl Instance {
         let mut fresh = Vec::new();
         for (number, listener) in wanted.iter().enumerate() {
             if !self.listeners.iter().any(|live| live.at == listener.at) {
-                let opened = self.open_beside(wanted, listener);
+                let opened = self.open_sharing_port(wanted, listener);
                 fresh.push((number, opened?));
             }
         }
@@ -179,12 +179,16 @@ impl Instance {
 
     /// Opens the sockets of a listener. A listener that is about to be removed may still use the port, with another
     /// address or with TLS.
-    fn open_beside(&self, wanted: &[Listener], listener: &Listener) -> Result<ListenerSocket, ServerError> {
+    fn open_sharing_port(
+        &self,
+        wanted: &[Listener],
+        listener: &Listener,
+    ) -> Result<ListenerSocket, ServerError> {
         let port = listener.at.address.port();
         let is_leaving = |live: &&BoundListener| !wanted.iter().any(|listener| listener.at == live.at);
         let share = |share| {
             let leaving = self.listeners.iter().filter(is_leaving);
-            leaving.filter(|live| live.holders.share(port, share)).count() > 0
+            leaving.filter(|live| live.port_reservation.share(port, share)).count() > 0
         };
         let beside = share(true) || self.draining.iter().any(|(_, gone)| *gone == port);
         open(listener.at, &listener.place, beside).inspect_err(|_| {
@@ -200,12 +204,12 @@ impl Instance {
                 Some(listener) => {
                     let server = configuration.server(listener, live.bound, Arc::clone(&self.report));
                     live.handler.server.store(Arc::new(server));
-                    live.terms.store(Arc::new(configuration.terms(listener)));
+                    live.connection_config.store(Arc::new(configuration.connection_config(listener)));
                 }
                 None => {
                     info!("DNS on {}: not any more", live.bound.address);
                     let port = live.bound.address.port();
-                    live.holders.share(port, true);
+                    live.port_reservation.share(port, true);
                     self.draining.push((live.number, port));
                     // Queries that still arrive at the draining listener are answered like those of its successor.
                     let next = fresh.iter().find(|(_, socket)| socket.bound.address.port() == port);
@@ -224,8 +228,8 @@ impl Instance {
             let handler = Arc::new(configuration.handler(listener, bound, &self.context, &self.report));
             let stop = CancellationToken::new();
             self.next += 1;
-            let terms = Arc::new(ArcSwap::from_pointee(configuration.terms(listener)));
-            let holders = socket.holders();
+            let terms = Arc::new(ArcSwap::from_pointee(configuration.connection_config(listener)));
+            let holders = socket.port_reservation();
             // Clears SO_REUSEPORT so that no other process can bind the port.
             holders.share(bound.address.port(), false);
             self.start(socket, &terms, &handler, &stop);
@@ -234,8 +238,8 @@ impl Instance {
                 at: listener.at,
                 bound,
                 handler,
-                terms,
-                holders,
+                connection_config: terms,
+                port_reservation: holders,
                 _guard: stop.drop_guard(),
             });
         }
@@ -259,7 +263,7 @@ impl Instance {
         let serving = tcp::serve(
             socket.tcp,
             Arc::clone(terms),
-            Arc::clone(&self.places),
+            Arc::clone(&self.connection_limiter),
             Arc::clone(handler),
             stop.clone(),
         );
@@ -298,7 +302,7 @@ impl Instance {
     }
 
     /// Waits until a listener dies by itself; returns its address and the reason.
-    pub(crate) async fn dead(&mut self) -> (SocketAddr, String) {
+    pub(crate) async fn wait_for_dead_listener(&mut self) -> (SocketAddr, String) {
         loop {
             match self.serving.join_next().await {
                 None => std::future::pending().await,

@@ -41,7 +41,7 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
         let servers = servers.borrow().clone();
         match change {
             Ok(change) => {
-                for (server, links, query) in heed(&change, &servers) {
+                for (server, links, query) in invalidate_and_prefetch(&change, &servers) {
                     let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
                     let look_up = async move {
                         links.prefetch(&server, query).await;
@@ -59,10 +59,10 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
     }
 }
 
-type LookAhead = (Arc<Server>, Arc<LbLinker>, Query);
+type Prefetch = (Arc<Server>, Arc<LbLinker>, Query);
 
 /// Discards cached data that a change makes doubtful; returns the questions to prefetch.
-fn heed(change: &LinkChange, servers: &[Arc<Server>]) -> Vec<LookAhead> {
+fn invalidate_and_prefetch(change: &LinkChange, servers: &[Arc<Server>]) -> Vec<Prefetch> {
     let Some((from, to)) = change.target_change() else { return Vec::new() };
     for name in [from, to].into_iter().filter_map(hostname) {
         let wire = wire_name(&name);
@@ -76,7 +76,7 @@ fn heed(change: &LinkChange, servers: &[Arc<Server>]) -> Vec<LookAhead> {
         .collect();
     let mut look_ups = Vec::new();
     // Names in our zones are never sent upstream.
-    for server in servers.iter().filter(|server| !server.is_ours(&name)) {
+    for server in servers.iter().filter(|server| !server.is_link_name(&name)) {
         for links in LbLinker::all_of(server) {
             let queries = qtypes.iter().map(|qtype| Query::query(name.clone(), *qtype));
             look_ups.extend(queries.map(|query| (Arc::clone(server), Arc::clone(&links), query)));

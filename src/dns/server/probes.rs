@@ -22,7 +22,7 @@ use tracing::{debug, error};
 
 use super::invalidation::Servers;
 use crate::dns::chain::server::Server;
-use crate::dns::net::{ACCEPT_RETRY_PAUSE, is_fatal, is_shortage, part_of_files};
+use crate::dns::net::{ACCEPT_RETRY_PAUSE, is_fatal, is_out_of_resources, percent_of_file_limit};
 use crate::metrics::Metrics;
 
 /// The media type of Prometheus's text format.
@@ -93,7 +93,7 @@ pub fn metrics(metrics: Arc<Metrics>) -> Router {
 /// # Errors
 /// If the listener is broken.
 pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
-    let max = part_of_files(MAX_PERCENT_OF_FILES).min(MAX_CONNECTIONS);
+    let max = percent_of_file_limit(MAX_PERCENT_OF_FILES).min(MAX_CONNECTIONS);
     serve_at_most(max, listener, router, stop).await
 }
 
@@ -124,7 +124,7 @@ async fn serve_at_most(
             Err(error) if is_fatal(&error) => return Err(error),
             Err(error) => {
                 debug!("a connection for a probe can't be accepted: {error}");
-                if is_shortage(&error) {
+                if is_out_of_resources(&error) {
                     tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 }
             }

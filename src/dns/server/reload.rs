@@ -46,7 +46,7 @@ impl MetricGroup for ReloadMetrics {
 }
 
 pub(crate) struct Reloader {
-    pub(crate) serving: Instance,
+    pub(crate) instance: Instance,
     origin: CorefileSource,
     check_zones: CheckZones,
     zones: watch::Sender<Vec<LinkZone>>,
@@ -54,7 +54,7 @@ pub(crate) struct Reloader {
     metrics: Arc<ReloadMetrics>,
     /// The hash of the Corefile in force, or the error of the last reload.
     last: Result<String, String>,
-    asked: Signal,
+    sigusr1: Signal,
 }
 
 /// Returns an error if the zones of links conflict with the flags.
@@ -98,7 +98,16 @@ impl Reloader {
         let hash = hash(&corefile);
         serving.apply(corefile.configure(&context)?)?;
         let zones = watch::Sender::new(zones);
-        Ok(Self { serving, origin, check_zones, zones, context, metrics, last: Ok(hash), asked })
+        Ok(Self {
+            instance: serving,
+            origin,
+            check_zones,
+            zones,
+            context,
+            metrics,
+            last: Ok(hash),
+            sigusr1: asked,
+        })
     }
 
     /// Returns the current and future zones of links.
@@ -112,28 +121,28 @@ impl Reloader {
     /// If a listener dies.
     pub(crate) async fn run(mut self, stop: &CancellationToken) -> Result<(), ServerError> {
         let outcome = loop {
-            let pause = self.serving.reload.map_or(Duration::MAX, pause);
+            let pause = self.instance.reload.map_or(Duration::MAX, pause);
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break Ok(()),
-                (address, why) = self.serving.dead() => break Err(ServerError::Dead { address, why }),
-                Some(()) = self.asked.recv() => {
+                (address, why) = self.instance.wait_for_dead_listener() => break Err(ServerError::Dead { address, why }),
+                Some(()) = self.sigusr1.recv() => {
                     self.reload(true, stop).await;
-                    self.serving.restart();
+                    self.instance.restart();
                 }
                 () = sleep(pause) => self.reload(false, stop).await,
             }
         };
-        let lameduck = self.serving.lameduck;
+        let lameduck = self.instance.lameduck;
         if outcome.is_ok() && !lameduck.is_zero() {
             info!("lameduck: serving for another {lameduck:?}");
             tokio::select! {
                 () = sleep(lameduck) => {}
                 // A dead listener ends the lameduck.
-                _ = self.serving.dead() => {}
+                _ = self.instance.wait_for_dead_listener() => {}
             }
         }
-        self.serving.end().await;
+        self.instance.end().await;
         outcome
     }
 
@@ -144,7 +153,7 @@ impl Reloader {
         let outcome = match loaded {
             Ok(LoadedConfig { configuration: None, .. }) => return,
             Ok(LoadedConfig { hash, zones, configuration: Some(configuration) }) => {
-                let applied = self.serving.apply(configuration);
+                let applied = self.instance.apply(configuration);
                 applied.map(|kept| (hash, zones, kept)).map_err(ReloadError::from)
             }
             Err(problem) => Err(problem),
@@ -178,7 +187,7 @@ impl Reloader {
         let (origin, check_zones, context) =
             (self.origin.clone(), Arc::clone(&self.check_zones), self.context.clone());
         let known = self.last.as_ref().ok().cloned();
-        let files = self.serving.files();
+        let files = self.instance.files();
         // Reading large files may block.
         spawn_blocking(move || {
             let corefile = origin.read()?;

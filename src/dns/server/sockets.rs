@@ -88,7 +88,7 @@ pub(crate) fn open(listen: ListenAt, place: &Position, beside: bool) -> Result<L
 impl ListenerSocket {
     /// Returns a reservation of the port. UDP sockets always share the port, so the TCP socket keeps other processes
     /// out.
-    pub(crate) fn holders(&self) -> PortReservation {
+    pub(crate) fn port_reservation(&self) -> PortReservation {
         PortReservation::of(self.bound.address.port(), self.tcp.as_fd())
     }
 }

@@ -46,7 +46,7 @@ impl ClientQuota {
 
     /// Acts like [`ClientQuota::acquire`] with half of the limit: for optional work of a client.
     #[must_use]
-    pub fn take_spare(self: &Arc<Self>, client: IpAddr, size: usize) -> Option<QuotaGuard> {
+    pub fn acquire_spare(self: &Arc<Self>, client: IpAddr, size: usize) -> Option<QuotaGuard> {
         let mut share = self.of(client);
         share.resize_within(size, self.limit / 2).then_some(share)
     }
@@ -148,11 +148,11 @@ mod tests {
     #[test]
     fn spare_shares_are_given_up_to_half_of_the_limit() {
         let shares = ClientQuota::new(100);
-        let spare: Vec<QuotaGuard> = std::iter::from_fn(|| shares.take_spare(client(1), 1)).collect();
+        let spare: Vec<QuotaGuard> = std::iter::from_fn(|| shares.acquire_spare(client(1), 1)).collect();
         assert_eq!(spare.len(), 25);
         let rest: Vec<QuotaGuard> = std::iter::from_fn(|| shares.acquire(client(1), 1)).collect();
         assert_eq!(rest.len(), 25);
-        assert!(shares.take_spare(client(2), 1).is_none());
+        assert!(shares.acquire_spare(client(2), 1).is_none());
         assert!(shares.acquire(client(2), 25).is_some());
     }
 

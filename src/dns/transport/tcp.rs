@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::dns::chain::handler::Handler;
-use crate::dns::net::{ACCEPT_RETRY_PAUSE, bind_with, is_fatal, is_shortage};
+use crate::dns::net::{ACCEPT_RETRY_PAUSE, bind_with, is_fatal, is_out_of_resources};
 
 /// The kernel's limit of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -74,7 +74,7 @@ impl ConnectionLimits {
 
     /// Returns TCP_USER_TIMEOUT in milliseconds. Twice the write timeout, so that lb-linker closes the connection
     /// before the kernel does.
-    fn of_kernel(&self) -> u32 {
+    fn tcp_user_timeout_ms(&self) -> u32 {
         u32::try_from((2 * self.write).as_millis()).unwrap_or(u32::MAX)
     }
 }
@@ -129,14 +129,14 @@ pub async fn serve(
                 let Some((place, registration)) = places.admit(client) else { continue };
                 let (handler, stop) = (Arc::clone(&handler), stop.clone());
                 let ConnectionConfig { tls, limits } = ConnectionConfig::clone(&terms.load());
-                let _ = setsockopt(&stream, sockopt::TcpUserTimeout, &limits.of_kernel());
+                let _ = setsockopt(&stream, sockopt::TcpUserTimeout, &limits.tcp_user_timeout_ms());
                 let local = stream.local_addr().ok().map(|local| local.ip());
-                let connection = Connection { client, local, limits, handler, place, stop };
+                let connection = Connection { client, local, limits, handler, permit: place, stop };
                 let serving = serve_one(stream, tls, connection);
                 connections.spawn(Abortable::new(serving, registration));
             }
             Err(error) if is_fatal(&error) => return Err(error),
-            Err(error) if is_shortage(&error) => {
+            Err(error) if is_out_of_resources(&error) => {
                 if said.is_none_or(|said| said.elapsed() > LOG_INTERVAL) {
                     warn!("TCP: a connection can't be accepted: {error}");
                     said = Some(Instant::now());

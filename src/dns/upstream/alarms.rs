@@ -13,16 +13,16 @@ const IDLE: usize = 1000;
 
 /// Idle timers. Each fires once more, within the timeout of queries, and can be reused.
 #[derive(Debug, Default)]
-pub(crate) struct Alarms(Mutex<Vec<Pin<Box<Sleep>>>>);
+pub(crate) struct TimerPool(Mutex<Vec<Pin<Box<Sleep>>>>);
 
-pub(crate) struct Alarm<'a> {
+pub(crate) struct PooledTimer<'a> {
     /// `None` only after the drop.
     timer: Option<Pin<Box<Sleep>>>,
-    alarms: &'a Alarms,
+    alarms: &'a TimerPool,
 }
 
-impl Alarms {
-    pub(crate) fn at(&self, deadline: Instant) -> Alarm<'_> {
+impl TimerPool {
+    pub(crate) fn at(&self, deadline: Instant) -> PooledTimer<'_> {
         let idle = self.0.lock().pop();
         let timer = match idle {
             Some(mut timer) => {
@@ -31,11 +31,11 @@ impl Alarms {
             }
             None => Box::pin(sleep_until(deadline)),
         };
-        Alarm { timer: Some(timer), alarms: self }
+        PooledTimer { timer: Some(timer), alarms: self }
     }
 }
 
-impl Future for Alarm<'_> {
+impl Future for PooledTimer<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -43,7 +43,7 @@ impl Future for Alarm<'_> {
     }
 }
 
-impl Drop for Alarm<'_> {
+impl Drop for PooledTimer<'_> {
     fn drop(&mut self) {
         let mut idle = self.alarms.0.lock();
         if idle.len() < IDLE {
@@ -60,7 +60,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reused_timer_fires_at_its_new_deadline() {
-        let alarms = Alarms::default();
+        let alarms = TimerPool::default();
         let number = || alarms.0.lock().len();
         let mut begun = Instant::now();
         for (until, rings) in [(3, false), (5, true), (2, true), (9, false), (4, true), (1, true)] {

@@ -36,7 +36,7 @@ pub(crate) struct AttemptSchedule {
 enum AttemptState {
     Free,
     /// A query to the upstream is pending; a second one would be of no use.
-    Asked,
+    Pending,
     Answered,
 }
 
@@ -90,7 +90,7 @@ impl AttemptSchedule {
         (state(turn) == AttemptState::Free).then_some(NextAttempt { at, turn, begins_round })
     }
 
-    pub(crate) fn begun(
+    pub(crate) fn record_start(
         &mut self,
         NextAttempt { turn, begins_round, .. }: NextAttempt,
         now: Instant,
@@ -103,14 +103,14 @@ impl AttemptSchedule {
         }
         self.tries += 1;
         let (upstream, state) = &mut self.upstreams[index];
-        *state = AttemptState::Asked;
+        *state = AttemptState::Pending;
         let (upstream, progress) = (Arc::clone(upstream), Arc::new(upstream.progress(now)));
         self.waiting.push(InFlight { number: self.tries, upstream, progress, index });
         &self.waiting[self.waiting.len() - 1]
     }
 
     /// Records the outcome of an attempt, and returns the answer if there is one. Late attempts count, too.
-    pub(crate) fn ended(
+    pub(crate) fn record_outcome(
         &mut self,
         number: usize,
         outcome: Result<Message, ExchangeError>,
@@ -147,7 +147,7 @@ impl AttemptSchedule {
     pub(crate) fn give_up_on_late(&mut self, now: Instant) {
         while let Some(at) = self.waiting.iter().position(|waiting| waiting.due().1 <= now) {
             let late = self.waiting.swap_remove(at);
-            late.upstream.suspect();
+            late.upstream.start_health_checks();
             self.upstreams[late.index].1 = AttemptState::Free;
             self.failed += 1;
             self.next = now;
@@ -198,7 +198,7 @@ mod tests {
     fn begin(rounds: &mut AttemptSchedule) -> (usize, usize, u128) {
         let turn = rounds.next().unwrap();
         let after = turn.at.saturating_duration_since(Instant::now()).as_millis();
-        let InFlight { number, index, .. } = rounds.begun(turn, Instant::now());
+        let InFlight { number, index, .. } = rounds.record_start(turn, Instant::now());
         (*number, *index, after)
     }
 
@@ -208,7 +208,7 @@ mod tests {
         for expected in [(1, 0, 0), (2, 1, 0), (3, 0, 100), (4, 1, 0)] {
             let begun = begin(&mut rounds);
             assert_eq!(begun, expected);
-            assert!(rounds.ended(begun.0, trouble(), Instant::now()).is_none());
+            assert!(rounds.record_outcome(begun.0, trouble(), Instant::now()).is_none());
         }
         assert_eq!(rounds.next(), None);
         assert!(!rounds.is_waiting());
@@ -219,11 +219,11 @@ mod tests {
         let mut rounds = rounds(2, usize::MAX);
         assert_eq!(begin(&mut rounds), (1, 0, 0));
         assert_eq!(begin(&mut rounds), (2, 1, 500), "the first one is silent");
-        rounds.ended(2, trouble(), Instant::now());
+        rounds.record_outcome(2, trouble(), Instant::now());
         assert_eq!(rounds.next(), None, "it's the first one's turn");
-        assert!(rounds.ended(1, Ok(Message::query()), Instant::now()).is_some());
+        assert!(rounds.record_outcome(1, Ok(Message::query()), Instant::now()).is_some());
         assert_eq!(begin(&mut rounds), (3, 1, 100));
-        rounds.ended(3, Ok(Message::query()), Instant::now());
+        rounds.record_outcome(3, Ok(Message::query()), Instant::now());
         assert_eq!(rounds.next(), None);
     }
 
@@ -237,7 +237,7 @@ mod tests {
         rounds.give_up_on_late(Instant::now());
         assert!(rounds.why().ends_with("i/o timeout"), "{}", rounds.why());
         assert_eq!(begin(&mut rounds), (2, 0, 0));
-        assert!(rounds.ended(1, Ok(Message::query()), Instant::now()).is_some());
+        assert!(rounds.record_outcome(1, Ok(Message::query()), Instant::now()).is_some());
         assert!(rounds.is_waiting(), "the second try goes on");
     }
 }

@@ -157,7 +157,7 @@ async fn addresses(
     let resolver = UpstreamGroup::new(endpoints, options);
     let mut ips = Vec::new();
     for qtype in [RecordType::A, RecordType::AAAA] {
-        let question = UpstreamQuery::plain(name.clone(), qtype).key();
+        let question = UpstreamQuery::recursive(name.clone(), qtype).key();
         match resolver.ask(&question, LookupOrigin::Chase, INTERNAL_ADDRESS).await {
             Ok(answer) => ips.extend(answer.answers.iter().filter_map(|record| match &record.data {
                 RData::A(ip) => Some(IpAddr::V4(ip.0)),

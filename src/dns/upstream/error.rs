@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::socket_budget::NoSocket;
-use crate::dns::net::is_shortage;
+use crate::dns::net::is_out_of_resources;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -101,7 +101,7 @@ impl ExchangeProgress {
 impl ExchangeError {
     /// Returns whether the cause is a lack of sockets, which isn't a failure of the upstream.
     pub(crate) fn is_shortage(&self) -> bool {
-        is_shortage(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
+        is_out_of_resources(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
     }
 }
 

@@ -19,7 +19,7 @@ use tokio_util::either::Either;
 use tracing::debug;
 
 use super::error::{ExchangeError, ExchangeProgress, Operation};
-use super::few::Few;
+use super::few::SmallFutureSet;
 use super::health::Upstream;
 use super::socket_budget::{SocketPermit, SocketQuota};
 use super::stream_pool::{Stream, StreamConnection};
@@ -72,7 +72,7 @@ pub(crate) async fn exchange(
         biased;
         answer = &mut asking => answer,
         () = upstream.alarms.at(times.health_check_at) => {
-            upstream.suspect();
+            upstream.start_health_checks();
             // The caller has set no timer so far, and sees the change in this same poll.
             progress.falls_silent();
             asking.await
@@ -87,7 +87,7 @@ pub(crate) async fn exchange(
             debug!("upstream {}: {trouble}", upstream.endpoint);
             // A lack of sockets isn't a failure of the upstream.
             if !trouble.is_shortage() {
-                upstream.suspect();
+                upstream.start_health_checks();
             }
         }
     }
@@ -227,7 +227,7 @@ impl Attempt<'_> {
     ) -> Result<UpstreamReply, ExchangeError> {
         let given_up = now + self.upstream.reply_timeout;
         let send_again = AtomicBool::new(false);
-        let mut tries = Few::new();
+        let mut tries = SmallFutureSet::new();
         let mut id = [bytes[0], bytes[1]];
         let mut pause = UDP_RETRANSMIT;
         let mut local = None;
@@ -421,7 +421,7 @@ mod tests {
         let upstream = Arc::new(Upstream::new(endpoint, &options));
         let quota = upstream.budget.of(LookupOrigin::Forward, [10, 0, 0, 1].into());
         let _in_use: Vec<SocketPermit> = std::iter::from_fn(|| quota.take_spare().ok()).collect();
-        let question = UpstreamQuery::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+        let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let begun = Instant::now();
         let times = Deadlines {
             begun,
@@ -455,7 +455,7 @@ mod tests {
         let broken = upstream.open(quota.take().unwrap()).unwrap();
         broken.fail_to_send();
         upstream.sockets.put(broken);
-        let question = UpstreamQuery::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+        let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let begun = Instant::now();
         let times = Deadlines {
             begun,

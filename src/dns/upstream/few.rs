@@ -7,9 +7,9 @@ use std::task::Poll;
 use smallvec::SmallVec;
 
 /// Futures that are polled together.
-pub(crate) struct Few<F>(SmallVec<[Pin<Box<F>>; 1]>);
+pub(crate) struct SmallFutureSet<F>(SmallVec<[Pin<Box<F>>; 1]>);
 
-impl<F: Future> Few<F> {
+impl<F: Future> SmallFutureSet<F> {
     pub(crate) fn new() -> Self {
         Self(SmallVec::new())
     }
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn completed_future_is_removed() {
-        let mut few: Few<Either<_, Ready<u8>>> = Few::new();
+        let mut few: SmallFutureSet<Either<_, Ready<u8>>> = SmallFutureSet::new();
         assert_eq!(few.next().now_or_never(), Some(None));
         few.push(Either::Left(pending()));
         few.push(Either::Right(ready(1)));

@@ -33,16 +33,17 @@ impl ForwardGroup {
         purpose: LookupOrigin,
         client: IpAddr,
     ) -> ForwardResult {
-        let (begun_for, landing) = self.fly(forward, (question.clone(), purpose, None), client).await?;
+        let (begun_for, landing) =
+            self.join_or_start(forward, (question.clone(), purpose, None), client).await?;
         // A lack of sockets of another client doesn't apply to this one.
         if landing == Err(ForwardError::NoSocket) && begun_for != client {
-            return self.fly(forward, (question, purpose, Some(client)), client).await?.1;
+            return self.join_or_start(forward, (question, purpose, Some(client)), client).await?.1;
         }
         landing
     }
 
     /// Returns the result of a look-up, and the client that started it.
-    async fn fly(
+    async fn join_or_start(
         &self,
         forward: &Arc<UpstreamGroup>,
         route: ForwardRoute,
@@ -60,7 +61,7 @@ impl ForwardGroup {
         };
         let flight = self.0.join_or_start(&route, look_up, |_| {})?;
         let defect = || ForwardError::none("the look-up has failed by a defect of lb-linker");
-        flight.landed().await.ok_or_else(defect)
+        flight.wait().await.ok_or_else(defect)
     }
 
     /// Prevents further clients from joining the look-ups of a name, given in wire form and lower case, or all
@@ -93,7 +94,7 @@ mod tests {
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], options));
         let flights = Arc::new(ForwardGroup::default());
         let look_up = async |name: &str, client: IpAddr| {
-            let question = UpstreamQuery::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
+            let question = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
             let mut waiting =
                 Box::pin(
@@ -116,7 +117,7 @@ mod tests {
             UpstreamEndpoint { address: upstream.local_addr().unwrap(), transport: Transport::Udp };
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], ForwardOptions::default()));
         let flights = Arc::new(ForwardGroup::default());
-        let question = UpstreamQuery::plain(Name::from_ascii("one.").unwrap(), RecordType::A).key();
+        let question = UpstreamQuery::recursive(Name::from_ascii("one.").unwrap(), RecordType::A).key();
         let route = (question.clone(), LookupOrigin::Forward, None);
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let lacking = async {
@@ -134,7 +135,7 @@ mod tests {
         let (mut own, mut other) = (join([10, 0, 0, 1]), join([10, 0, 0, 2]));
         assert!(futures::poll!(own.as_mut()).is_pending() && futures::poll!(other.as_mut()).is_pending());
         end.send(()).unwrap();
-        begun.landed().await;
+        begun.wait().await;
         assert_eq!(own.await, Err(ForwardError::NoSocket));
         let mut message = [0; 512];
         let (length, from) = tokio::select! {
@@ -154,7 +155,7 @@ mod tests {
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], ForwardOptions::default()));
         let flights = Arc::new(ForwardGroup::default());
         let look_up = async |name: &str, purpose| {
-            let question = UpstreamQuery::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
+            let question = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
             tokio::spawn(async move { flights.look_up(&forward, question, purpose, CLIENT).await });
             yield_now().await;

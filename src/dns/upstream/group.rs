@@ -20,7 +20,7 @@ use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::exchange::{Deadlines, SILENT_AFTER, exchange};
-use crate::dns::upstream::few::Few;
+use crate::dns::upstream::few::SmallFutureSet;
 use crate::dns::upstream::health::Upstream;
 use crate::dns::upstream::metrics::LookupLimit;
 use crate::dns::upstream::policy::SelectionPolicy;
@@ -37,9 +37,9 @@ pub struct UpstreamGroup {
     turn: AtomicUsize,
     /// Clients' questions and targets have separate limits, so that a flood of the former doesn't affect the latter.
     forwards: Arc<ClientQuota>,
-    chases: Arc<ClientQuota>,
+    target_quota: Arc<ClientQuota>,
     /// A tenth of the limit of targets, for rare types: one client can ask for all of them.
-    oddities: Arc<ClientQuota>,
+    rare_type_quota: Arc<ClientQuota>,
     refusals: RefusedLookups,
 }
 
@@ -55,8 +55,8 @@ impl UpstreamGroup {
             upstreams: ArcSwap::default(),
             turn: AtomicUsize::new(0),
             forwards: ClientQuota::new(options.max_concurrent),
-            chases: ClientQuota::new(chases),
-            oddities: ClientQuota::new(chases.div_ceil(10)),
+            target_quota: ClientQuota::new(chases),
+            rare_type_quota: ClientQuota::new(chases.div_ceil(10)),
             refusals: RefusedLookups::default(),
             options,
         };
@@ -87,8 +87,8 @@ impl UpstreamGroup {
     ) -> Result<QuotaGuard, ForwardError> {
         let places = match (purpose, common) {
             (LookupOrigin::Forward | LookupOrigin::ForwardByTcp, _) => &self.forwards,
-            (LookupOrigin::Chase, true) => &self.chases,
-            (LookupOrigin::Chase, false) => &self.oddities,
+            (LookupOrigin::Chase, true) => &self.target_quota,
+            (LookupOrigin::Chase, false) => &self.rare_type_quota,
         };
         places.acquire(client, 1).ok_or_else(|| {
             let own = places.held_by(client);
@@ -122,7 +122,7 @@ impl UpstreamGroup {
         let begun = Instant::now();
         let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
         let mut rounds = AttemptSchedule::new(upstreams, attempts, begun);
-        let mut tries = Few::new();
+        let mut tries = SmallFutureSet::new();
         let mut alarm = None;
         // The last attempt, if it is under way, and the time at which it wakes this task at the latest: until then this
         // task needs no timer of its own.
@@ -136,7 +136,7 @@ impl UpstreamGroup {
                 return poor.ok_or_else(|| self.failed(&rounds, purpose, client));
             }
             if let Some(next) = next.filter(|next| next.at <= now) {
-                let InFlight { number, upstream, progress, .. } = rounds.begun(next, now);
+                let InFlight { number, upstream, progress, .. } = rounds.record_start(next, now);
                 let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
                 let times = Deadlines { begun: now, health_check_at: now + SILENT_AFTER, deadline };
                 looked_at = Some((number, times.health_check_at, Arc::clone(&progress)));
@@ -152,9 +152,9 @@ impl UpstreamGroup {
                 Some((number, (ended, outcome))) = tries.next() => {
                     looked_at = looked_at.filter(|(last, ..)| *last != number);
                     now = ended;
-                    match rounds.ended(number, outcome, now) {
-                        Some(answer) if self.will_do(&answer, purpose) => return Ok(answer),
-                        Some(answer) if betters(&answer, poor.as_ref(), purpose) => poor = Some(answer),
+                    match rounds.record_outcome(number, outcome, now) {
+                        Some(answer) if self.is_final(&answer, purpose) => return Ok(answer),
+                        Some(answer) if is_better(&answer, poor.as_ref(), purpose) => poor = Some(answer),
                         _ => {}
                     }
                 }
@@ -214,23 +214,23 @@ impl UpstreamGroup {
     }
 
     /// Returns whether no other upstream has to be queried.
-    fn will_do(&self, answer: &Message, purpose: LookupOrigin) -> bool {
+    fn is_final(&self, answer: &Message, purpose: LookupOrigin) -> bool {
         match purpose {
-            LookupOrigin::Chase => worth(answer) > 2,
+            LookupOrigin::Chase => rank(answer) > 2,
             _ => !self.options.failover.contains(&answer.metadata.response_code),
         }
     }
 }
 
 /// Returns whether an answer that isn't good enough is better than the previous one.
-fn betters(answer: &Message, before: Option<&Message>, purpose: LookupOrigin) -> bool {
+fn is_better(answer: &Message, before: Option<&Message>, purpose: LookupOrigin) -> bool {
     // As in CoreDNS, a client gets the last answer.
-    purpose != LookupOrigin::Chase || worth(answer) > before.map_or(0, worth)
+    purpose != LookupOrigin::Chase || rank(answer) > before.map_or(0, rank)
 }
 
 /// Ranks an answer by its rcode: SERVFAIL is more informative about the name than other errors. Another server may have
 /// a better answer than any error.
-fn worth(answer: &Message) -> u8 {
+fn rank(answer: &Message) -> u8 {
     match answer.metadata.response_code {
         // YXDOMAIN: a DNAME makes a name too long (RFC 6672 section 2.2).
         ResponseCode::NoError | ResponseCode::NXDomain | ResponseCode::YXDomain => 3,
@@ -259,7 +259,7 @@ mod tests {
         };
         let options = ForwardOptions { policy: SelectionPolicy::Sequential, ..ForwardOptions::default() };
         let forward = UpstreamGroup::new(vec![endpoint(&silent), endpoint(&next)], options);
-        let question = UpstreamQuery::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+        let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let (mut message, begun) = ([0; 512], Instant::now());
         tokio::select! {
             answer = forward.ask(&question, LookupOrigin::Forward, INTERNAL_ADDRESS) => panic!("{answer:?}"),

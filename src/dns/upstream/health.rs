@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use super::alarms::Alarms;
+use super::alarms::TimerPool;
 use super::config::ForwardOptions;
 use super::endpoint::UpstreamEndpoint;
 use super::error::ExchangeError;
@@ -33,7 +33,7 @@ pub(crate) struct Upstream {
     pub(crate) pool: StreamPool,
     pub(crate) sockets: UdpPool,
     pub(crate) budget: Arc<SocketBudget>,
-    pub(crate) alarms: Alarms,
+    pub(crate) alarms: TimerPool,
     pub(crate) reply_timeout: Duration,
     pub(crate) source: Option<IpAddr>,
     pub(crate) metrics: Option<UpstreamCounters>,
@@ -52,7 +52,7 @@ impl Upstream {
             pool: StreamPool::new(options.keep, Arc::clone(&options.sockets)),
             sockets: UdpPool::new(options.keep.sockets, Arc::clone(&options.sockets)),
             budget: Arc::clone(&options.sockets),
-            alarms: Alarms::default(),
+            alarms: TimerPool::default(),
             reply_timeout: options.read_timeout,
             source: options.source,
             metrics: options.metrics.clone().map(|metrics| UpstreamCounters::new(metrics, address)),
@@ -69,7 +69,7 @@ impl Upstream {
     }
 
     /// Starts health checks, which run until one succeeds, after a query without an answer.
-    pub(crate) fn suspect(self: &Arc<Self>) {
+    pub(crate) fn start_health_checks(self: &Arc<Self>) {
         if self.max_fails == 0 {
             return;
         }
@@ -92,7 +92,7 @@ impl Upstream {
 
     /// Sends an NS query; like CoreDNS, accepts any answer. Returns whether there was one.
     async fn check(&self) -> bool {
-        let mut question = UpstreamQuery::plain(self.check.domain.clone(), RecordType::NS);
+        let mut question = UpstreamQuery::recursive(self.check.domain.clone(), RecordType::NS);
         question.recursion_desired = self.check.recursion_desired;
         let pong = ping(self, &question.key(), Instant::now() + CHECK_TIMEOUT).await;
         if pong.as_ref().is_err_and(ExchangeError::is_shortage) {

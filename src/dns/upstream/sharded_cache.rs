@@ -134,7 +134,7 @@ mod tests {
     use crate::dns::message::query::UpstreamQuery;
 
     fn key(name: &str, qtype: RecordType) -> QueryKey {
-        UpstreamQuery::plain(Name::from_ascii(name).unwrap(), qtype).key()
+        UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), qtype).key()
     }
 
     #[test]

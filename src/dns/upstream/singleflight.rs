@@ -25,7 +25,7 @@ pub(crate) struct Call<T: Send + 'static> {
 /// The task that started a look-up polls it; tasks that joined get its result. Usually no task joins.
 enum CallRole<T: Send + 'static> {
     Driver(CallDriver<T>),
-    Passenger(CallResult<T>),
+    Waiter(CallResult<T>),
 }
 
 /// The result of a look-up, for tasks that joined.
@@ -37,10 +37,10 @@ impl<T: Clone + Send + Sync + 'static> Call<T> {
     }
 
     /// Waits for the result. If the task that started the look-up is dropped before, a new task continues the look-up.
-    pub(crate) async fn landed(self) -> Option<T> {
+    pub(crate) async fn wait(self) -> Option<T> {
         match self.role {
             CallRole::Driver(driver) => driver.await,
-            CallRole::Passenger(landing) => landing.wait().await.clone(),
+            CallRole::Waiter(landing) => landing.wait().await.clone(),
         }
     }
 }
@@ -86,7 +86,7 @@ struct CallEntry<T> {
 
 impl<T: Send + 'static> CallEntry<T> {
     fn join(&self) -> Call<T> {
-        Call { since: self.since, role: CallRole::Passenger(Arc::clone(&self.landing)) }
+        Call { since: self.since, role: CallRole::Waiter(Arc::clone(&self.landing)) }
     }
 }
 
@@ -223,8 +223,8 @@ mod tests {
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
         let Ok(flight) = flights.join_or_start(&1, look_up, |landing| _ = taken.send(*landing));
         let joined = flights.under_way(&1).unwrap();
-        assert_eq!(joined.landed().now_or_never(), None);
-        assert_eq!(flight.landed().now_or_never(), None);
+        assert_eq!(joined.wait().now_or_never(), None);
+        assert_eq!(flight.wait().now_or_never(), None);
         end.send(7).unwrap();
         assert_eq!(took.await, Ok(7));
         assert_eq!(flights.keys(), [0; 0]);
@@ -236,7 +236,7 @@ mod tests {
         let (end, ended) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
         let Ok(started) = flights.join_or_start(&1, look_up, |_| panic!("it was forgotten"));
-        let mut joined: Vec<_> = (0..2).map(|_| Box::pin(flights.under_way(&1).unwrap().landed())).collect();
+        let mut joined: Vec<_> = (0..2).map(|_| Box::pin(flights.under_way(&1).unwrap().wait())).collect();
         assert_eq!((&mut joined[0]).now_or_never(), None);
         drop(started);
         flights.forget(|_| true);
@@ -253,7 +253,7 @@ mod tests {
         let fly = |look_up: fn() -> u8, take: fn(&u8)| {
             let look_up = || Ok::<_, Infallible>(async move { look_up() });
             let Ok(flight) = flights.join_or_start(&1, look_up, take);
-            flight.landed()
+            flight.wait()
         };
         type LookUp = fn() -> u8;
         type Take = fn(&u8);
@@ -276,7 +276,7 @@ mod tests {
         }
         let flights = Group::<u8, Only>::default();
         let Ok(flight) = flights.join_or_start(&1, || Ok::<_, Infallible>(async { Only }), |_| {});
-        assert!(flight.landed().await.is_some());
+        assert!(flight.wait().await.is_some());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -288,7 +288,7 @@ mod tests {
                 7
             };
             let Ok(flight) = flights.join_or_start(&1, || Ok::<_, Infallible>(look_up), |_| {});
-            flight.landed().await
+            flight.wait().await
         };
         let all: JoinSet<_> = (0..20_000).map(|_| fly(Arc::clone(&flights))).collect();
         let told = timeout(CALL_TIMEOUT, all.join_all()).await.expect("nobody waits in vain");
@@ -302,6 +302,6 @@ mod tests {
         let Ok(started) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
         let joined = flights.under_way(&1).unwrap();
         drop(started);
-        assert_eq!(joined.landed().now_or_never(), Some(None));
+        assert_eq!(joined.wait().now_or_never(), Some(None));
     }
 }

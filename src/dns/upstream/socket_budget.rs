@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::config::LookupOrigin;
-use crate::dns::net::part_of_files;
+use crate::dns::net::percent_of_file_limit;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 
 /// Sockets for names that clients ask for, in percent of the limit of open files.
@@ -52,8 +52,8 @@ impl Default for SocketBudget {
     /// Returns a budget of 60 % of the current limit of open files.
     fn default() -> Self {
         let semaphore =
-            |percent| Arc::new(Semaphore::new(part_of_files(percent).min(Semaphore::MAX_PERMITS)));
-        let shares = |percent| ClientQuota::new(part_of_files(percent));
+            |percent| Arc::new(Semaphore::new(percent_of_file_limit(percent).min(Semaphore::MAX_PERMITS)));
+        let shares = |percent| ClientQuota::new(percent_of_file_limit(percent));
         Self {
             names: shares(NAMES_PERCENT),
             targets: shares(TARGETS_PERCENT),
@@ -102,7 +102,7 @@ impl SocketQuota {
     /// # Errors
     /// [`NoSocket`] if the limit is reached.
     pub(crate) fn take_spare(&self) -> io::Result<SocketPermit> {
-        self.permit(|shares, client| shares.take_spare(client, 1))
+        self.permit(|shares, client| shares.acquire_spare(client, 1))
     }
 
     fn permit(
@@ -125,7 +125,7 @@ impl SocketQuota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dns::net::{ENOUGH_FILES, max_files, part_of};
+    use crate::dns::net::{RECOMMENDED_FILE_LIMIT, max_files, percent_of};
     use crate::dns::upstream::config::ForwardOptions;
     use crate::dns::upstream::group::UpstreamGroup;
 
@@ -143,13 +143,13 @@ mod tests {
     #[test]
     fn lone_client_has_500_sockets_with_enough_files() {
         let held_by_one = |files| {
-            let names = ClientQuota::new(part_of(files, NAMES_PERCENT));
+            let names = ClientQuota::new(percent_of(files, NAMES_PERCENT));
             std::iter::from_fn(|| names.acquire(IpAddr::from([10, 0, 0, 1]), 1)).collect::<Vec<_>>().len()
         };
-        for files in [ENOUGH_FILES, 4096, 20_000, 524_288, 1_048_576] {
+        for files in [RECOMMENDED_FILE_LIMIT, 4096, 20_000, 524_288, 1_048_576] {
             assert!(held_by_one(files) >= 500, "{files}");
         }
-        assert!(held_by_one(ENOUGH_FILES - 1) < 500);
+        assert!(held_by_one(RECOMMENDED_FILE_LIMIT - 1) < 500);
     }
 
     #[test]

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     fn question(dnssec_ok: bool, checking_disabled: bool) -> UpstreamQuery {
-        let plain = UpstreamQuery::plain(Name::from_ascii("t.example.").unwrap(), RecordType::A);
+        let plain = UpstreamQuery::recursive(Name::from_ascii("t.example.").unwrap(), RecordType::A);
         UpstreamQuery { dnssec_ok, checking_disabled, ..plain }
     }
 

@@ -75,7 +75,7 @@ impl UdpUpstreamSocket {
     /// Sends a query. If the kernel has no room, the query is lost, as can happen with UDP.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
         // Data received by now isn't the answer.
-        self.has_been_read();
+        self.clear_readiness();
         self.send_again(bytes)
     }
 
@@ -122,12 +122,12 @@ impl UdpUpstreamSocket {
     }
 
     /// Returns whether anything was received since the last answer.
-    fn is_spoken_to(&self) -> bool {
+    fn has_unsolicited_data(&self) -> bool {
         self.udp.try_io(Interest::READABLE, |udp| udp.recv(&mut [0])).is_ok()
     }
 
     /// Clears the readiness, so that only data received from now on counts.
-    fn has_been_read(&self) {
+    fn clear_readiness(&self) {
         let nothing = |_: &UdpSocket| Err::<(), _>(io::ErrorKind::WouldBlock.into());
         let _ = self.udp.try_io(Interest::READABLE, nothing);
     }
@@ -158,7 +158,7 @@ impl UdpPool {
         while !sockets.is_empty() {
             let any = rand::rng().random_range(..sockets.len());
             let socket = sockets.swap_remove(any);
-            if socket.is_young(now) && !socket.is_spoken_to() {
+            if socket.is_young(now) && !socket.has_unsolicited_data() {
                 return Some(socket);
             }
         }
@@ -167,7 +167,7 @@ impl UdpPool {
 
     pub(crate) fn put(&self, mut socket: UdpUpstreamSocket) {
         socket.left -= 1;
-        socket.has_been_read();
+        socket.clear_readiness();
         if socket.left == 0 {
             return;
         }

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{EventKey, Reason, Regarding};
-use crate::sync::k8s::allowance::Allowance;
+use crate::sync::k8s::allowance::KeyedRateLimiter;
 
 /// Time since the last occurrence within which an equal Event extends the series, as in client-go's recorder.
 const SERIES_WINDOW: Duration = Duration::from_secs(360);
@@ -45,11 +45,11 @@ const REASON_WINDOW: Duration = Duration::from_secs(600);
 
 /// The quota of Events, by namespace and name of the Service and by reason.
 #[derive(Debug)]
-pub(super) struct ReasonQuota(Allowance<(Box<str>, Box<str>, Reason)>);
+pub(super) struct ReasonQuota(KeyedRateLimiter<(Box<str>, Box<str>, Reason)>);
 
 impl Default for ReasonQuota {
     fn default() -> Self {
-        Self(Allowance::new(MAX_EVENTS_OF_REASON, REASON_WINDOW))
+        Self(KeyedRateLimiter::new(MAX_EVENTS_OF_REASON, REASON_WINDOW))
     }
 }
 

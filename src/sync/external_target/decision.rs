@@ -219,7 +219,7 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Inst
 fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> NextStep {
     let own = policy.instance.as_deref();
     let ours = ours_of(link, actual, own);
-    let desired = match (link.outlived_since(), &link.target) {
+    let desired = match (link.service_gone_since(), &link.target) {
         (Some(since), _) => {
             // EndpointSlices are removed after their Service, so that none is left behind.
             let service = ours.or(actual.other_services.first().copied());

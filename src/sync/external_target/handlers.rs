@@ -68,7 +68,7 @@ impl Reconciler {
     fn note_removal(&mut self, id: &ObjectId, uid: &str) {
         let holder = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
         let outlived = |key: ServiceKey| {
-            self.settings.store.get(&key).is_some_and(|link| link.outlived_since().is_some())
+            self.settings.store.get(&key).is_some_and(|link| link.service_gone_since().is_some())
         };
         if id.kind == ObjectKind::Service && !self.former.wrote(uid) && holder.is_some_and(outlived) {
             self.deletion_budget.lock().seen(&removal_of(&id.name, uid), Instant::now());

@@ -256,7 +256,7 @@ impl Reconciler {
     fn seed_budget(&mut self) {
         let links = self.settings.store.links();
         let goes = |link: &Arc<Link>| {
-            link.is_gone() || link.outlived_since().is_some() && self.left_something(&link.key)
+            link.is_gone() || link.service_gone_since().is_some() && self.left_something(&link.key)
         };
         let waiting = links.into_iter().filter(goes).count();
         let (max, present) = (self.settings.policy.max_deletes, self.objects.number_of_links());
@@ -318,7 +318,7 @@ impl Reconciler {
         let (now, is_news) = (Instant::now(), !self.initial_pass.remove(&key));
         let found = self.settings.store.get(&key);
         self.start_check.settle(&key, found.as_deref(), &self.settings.metrics);
-        if found.as_ref().is_none_or(|link| link.outlived_since().is_none()) {
+        if found.as_ref().is_none_or(|link| link.service_gone_since().is_none()) {
             self.contradictions.over(&key);
             self.refused_looks.remove(&key);
         }
@@ -358,7 +358,7 @@ impl Reconciler {
             .filter(|service| service.metadata.name.as_deref() != Some(&external_target))
             .filter(|service| {
                 has_our_field_manager(&service.metadata)
-                    || link.outlived_since().is_some() && self.is_ours(&service.metadata)
+                    || link.service_gone_since().is_some() && self.is_ours(&service.metadata)
             })
             .collect();
         let strangers: Vec<&EndpointSlice> = strange.iter().filter_map(Object::as_slice).collect();
@@ -375,7 +375,7 @@ impl Reconciler {
             false => &self.settings.policy,
         };
         let mut step = next_step(&link, actual, policy, now);
-        if let (Some(since), true) = (link.outlived_since(), self.start_check.postpones(&key)) {
+        if let (Some(since), true) = (link.service_gone_since(), self.start_check.postpones(&key)) {
             step = postponed(step, since, policy, now);
         }
         let is_kept = |write: &Write| self.start_check.keeps(&key) && Self::removal(&link, write).is_some();

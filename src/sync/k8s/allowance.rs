@@ -11,7 +11,7 @@ const MAX_KEYS: usize = 10_000;
 
 /// Allows `most` uses of each key within `span`.
 #[derive(Debug)]
-pub(crate) struct Allowance<K> {
+pub(crate) struct KeyedRateLimiter<K> {
     most: usize,
     span: Duration,
     used: HashMap<K, VecDeque<Instant>>,
@@ -26,7 +26,7 @@ pub(crate) enum Allowed {
     No,
 }
 
-impl<K: Hash + Eq + Clone> Allowance<K> {
+impl<K: Hash + Eq + Clone> KeyedRateLimiter<K> {
     pub(crate) fn new(most: usize, span: Duration) -> Self {
         Self { most, span, used: HashMap::new() }
     }
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn no_span_of_time_has_more_uses_than_allowed() {
-        let (mut allowance, start) = (Allowance::new(10, WINDOW), Instant::now());
+        let (mut allowance, start) = (KeyedRateLimiter::new(10, WINDOW), Instant::now());
         let mut taken: Vec<u64> = Vec::new();
         for second in (0..3600).step_by(7) {
             if allowance.take(&"web", start + Duration::from_secs(second)) != Allowed::No {
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn last_allowed_use_is_reported_for_each_key() {
-        let (mut allowance, now) = (Allowance::new(2, WINDOW), Instant::now());
+        let (mut allowance, now) = (KeyedRateLimiter::new(2, WINDOW), Instant::now());
         let uses = ["a", "a", "a", "b"].map(|key| allowance.take(&key, now));
         assert_eq!(uses, [Allowed::Yes, Allowed::Last, Allowed::No, Allowed::Yes]);
         assert!(!allowance.allows(&"a", now) && allowance.allows(&"b", now) && allowance.allows(&"c", now));
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn remembered_keys_are_bounded() {
-        let (mut allowance, now) = (Allowance::new(1, WINDOW), Instant::now());
+        let (mut allowance, now) = (KeyedRateLimiter::new(1, WINDOW), Instant::now());
         for i in 0..MAX_KEYS + 100 {
             allowance.take(&i, now + Duration::from_micros(i as u64));
         }

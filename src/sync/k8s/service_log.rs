@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::model::service_key::ServiceKey;
-use crate::sync::k8s::allowance::{Allowance, Allowed};
+use crate::sync::k8s::allowance::{Allowed, KeyedRateLimiter};
 
 /// Maximum numbers of lines about a Service, and about all Services of a namespace, in [`LINES_WINDOW`].
 const MAX_LINES_PER_SERVICE_AND_NAMESPACE: (usize, usize) = (10, 200);
@@ -21,15 +21,15 @@ pub struct ServiceLog(Arc<Mutex<ServiceLogLimits>>);
 
 #[derive(Debug)]
 struct ServiceLogLimits {
-    services: Allowance<ServiceKey>,
-    namespaces: Allowance<Box<str>>,
+    services: KeyedRateLimiter<ServiceKey>,
+    namespaces: KeyedRateLimiter<Box<str>>,
 }
 
 impl Default for ServiceLog {
     fn default() -> Self {
         let (services, namespaces) = (
-            Allowance::new(MAX_LINES_PER_SERVICE_AND_NAMESPACE.0, LINES_WINDOW),
-            Allowance::new(MAX_LINES_PER_SERVICE_AND_NAMESPACE.1, LINES_WINDOW),
+            KeyedRateLimiter::new(MAX_LINES_PER_SERVICE_AND_NAMESPACE.0, LINES_WINDOW),
+            KeyedRateLimiter::new(MAX_LINES_PER_SERVICE_AND_NAMESPACE.1, LINES_WINDOW),
         );
         Self(Arc::new(Mutex::new(ServiceLogLimits { services, namespaces })))
     }

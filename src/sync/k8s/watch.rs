@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::deserialize_guard::RawDeserializeGuard;
 use super::errors::retry_after;
-use crate::metrics::staleness::LastHeard;
+use crate::metrics::staleness::LastActivity;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::errors::ObjectErrors;
 use progress::{ObjectChange, WatchInput, WatchProgress, WatchStep, number};
@@ -187,7 +187,7 @@ async fn read_one<K: DeserializeOwned>(
 }
 
 /// Lists the objects of a query, and watches them afterwards. `sign` records the time of each sign of life.
-pub fn list_watch<K>(client: Client, query: RequestQuery, sign: Arc<LastHeard>) -> Events<K>
+pub fn list_watch<K>(client: Client, query: RequestQuery, sign: Arc<LastActivity>) -> Events<K>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
@@ -330,7 +330,7 @@ struct ListWatch<K> {
     client: Client,
     request: Request,
     query: RequestQuery,
-    sign: Arc<LastHeard>,
+    sign: Arc<LastActivity>,
     progress: WatchProgress,
     pages: PageSize,
     streams: Streams,

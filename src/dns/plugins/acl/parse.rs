@@ -29,7 +29,7 @@ fn rule(line: &Directive) -> Result<Rule, CorefileError> {
     let (mut types, mut nets) = (ParsedList::Missing, ParsedList::Missing);
     let mut rest = line.arguments();
     while let Some((key, behind)) = rest.split_first() {
-        let Some(is_types) = keyword(key) else { return Err(key.isnt("type or net")) };
+        let Some(is_types) = keyword(key) else { return Err(key.unexpected("type or net")) };
         let end = behind.iter().position(|word| keyword(word).is_some()).unwrap_or(behind.len());
         let (words, next) = behind.split_at(end);
         if is_types {
@@ -96,5 +96,5 @@ impl<T> ParsedList<T> {
 fn qtype(word: &Token) -> Result<RecordType, CorefileError> {
     // "None" and "Reserved" aren't types of queries.
     let asked = parse_type(&word.text).filter(|qtype| !matches!(u16::from(*qtype), 0 | u16::MAX));
-    asked.ok_or_else(|| word.isnt("a record type, in capitals, such as AAAA"))
+    asked.ok_or_else(|| word.unexpected("a record type, in capitals, such as AAAA"))
 }

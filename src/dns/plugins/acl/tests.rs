@@ -33,7 +33,7 @@ async fn internal_query_is_not_denied() {
     let context =
         TestServer::block("acl {\nallow net 10.0.0.0/8\nblock\n}\ntemplate IN ANY {\nrcode NOERROR\n}");
     let question = context.request("a. HINFO").query;
-    let reply = Server::serve(&mut context.server.own_request(question)).await.unwrap();
+    let reply = Server::serve(&mut context.server.internal_request(question)).await.unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::NoError);
     assert_eq!(context.from("127.0.0.1").ask("a. HINFO").await, "REFUSED | | |");
 }

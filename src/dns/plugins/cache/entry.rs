@@ -163,7 +163,7 @@ impl CacheEntry {
 
     /// Counts a use with `left` seconds to live, and returns whether to prefetch the entry.
     pub(crate) fn is_due(&self, prefetch: &Prefetch, left: u32, now: Instant) -> bool {
-        let hits = self.usage.note(1, prefetch.window, now);
+        let hits = self.usage.record_hits(1, prefetch.window, now);
         hits >= prefetch.min_hits && left <= self.threshold(prefetch)
     }
 

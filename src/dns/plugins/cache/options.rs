@@ -59,16 +59,18 @@ pub(super) fn parse(setup: &Setup<'_>) -> Result<ParsedOptions, CorefileError> {
                 if let Some(first) = policy.replace(option) {
                     return Err(option.error(format!(
                         "serve_stale_policy can be there only once, and it is on line {} already",
-                        first.place().line
+                        first.position().line
                     )));
                 }
-                let word = option.one("prefer_positive")?;
+                let word = option.single_argument("prefer_positive")?;
                 if !word.text.eq_ignore_ascii_case("prefer_positive") {
-                    return Err(word.isnt("a policy: there is prefer_positive"));
+                    return Err(word.unexpected("a policy: there is prefer_positive"));
                 }
                 options.prefer_positive = true;
             }
-            "servfail" => options.servfail = failure_duration(option.one("a duration such as 5s")?)?,
+            "servfail" => {
+                options.servfail = failure_duration(option.single_argument("a duration such as 5s")?)?
+            }
             "disable" => disable(option, &mut parsed)?,
             "keepttl" => {
                 option.no_arguments()?;
@@ -95,13 +97,13 @@ fn is_number(word: &Token) -> bool {
 
 fn ttl(word: &Token) -> Result<u32, CorefileError> {
     let what = "a TTL in seconds, from 1 to 4294967295";
-    word.within(1.., what)
+    word.parse_in_range(1.., what)
 }
 
 /// Parses `CAPACITY [TTL] [MINTTL]`.
 fn bounds(option: &Directive, bounds: &mut CacheLimits) -> Result<(), CorefileError> {
     let arguments = option.at_most(3)?;
-    let capacity = arguments.first().ok_or_else(|| option.needs("a capacity"))?;
+    let capacity = arguments.first().ok_or_else(|| option.missing_argument("a capacity"))?;
     let capacity: usize = capacity.parse("a number of answers")?;
     bounds.capacity = (capacity / SHARD_COUNT).max(MIN_SHARD_ENTRIES).saturating_mul(SHARD_COUNT);
     if let Some(word) = arguments.get(1) {
@@ -116,14 +118,14 @@ fn bounds(option: &Directive, bounds: &mut CacheLimits) -> Result<(), CorefileEr
 /// Parses `AMOUNT [[DURATION] [PERCENTAGE%]]`.
 fn prefetch(option: &Directive) -> Result<Option<Prefetch>, CorefileError> {
     let arguments = option.at_most(3)?;
-    let amount = arguments.first().ok_or_else(|| option.needs("a number of questions"))?;
+    let amount = arguments.first().ok_or_else(|| option.missing_argument("a number of questions"))?;
     let amount: u32 = amount.parse("a number of questions")?;
     let within = arguments.get(1).map(Token::duration).transpose()?.unwrap_or(PREFETCH_WINDOW);
     let percentage = arguments.get(2).map(|word| {
         let number = word.text.strip_suffix('%').and_then(|number| number.parse().ok());
         number
             .filter(|number| (10..=90).contains(number))
-            .ok_or_else(|| word.isnt("a percentage from 10% to 90%"))
+            .ok_or_else(|| word.unexpected("a percentage from 10% to 90%"))
     });
     let percentage = percentage.transpose()?.unwrap_or(PREFETCH_PERCENT);
     Ok((amount > 0).then_some(Prefetch { min_hits: amount, window: within, ttl_percent: percentage }))
@@ -141,7 +143,7 @@ fn serve_stale(option: &Directive, options: &mut CacheOptions) -> Result<(), Cor
             let timeout = arguments.get(2).map(Token::duration).transpose()?.unwrap_or_default();
             (Some(timeout), arguments.get(3..).unwrap_or_default())
         }
-        Some((word, _)) => return Err(word.isnt("a mode: there are immediate and verify")),
+        Some((word, _)) => return Err(word.unexpected("a mode: there are immediate and verify")),
     };
     if let Some(word) = rest.get(2) {
         return Err(word.error(format!(
@@ -160,22 +162,23 @@ fn serve_stale(option: &Directive, options: &mut CacheOptions) -> Result<(), Cor
 fn whole_seconds(word: &Token) -> Result<u32, CorefileError> {
     let duration = word.duration()?;
     let seconds = u32::try_from(duration.as_secs()).ok().filter(|_| duration.subsec_nanos() == 0);
-    seconds.ok_or_else(|| word.isnt("a TTL in whole seconds, such as 30s"))
+    seconds.ok_or_else(|| word.unexpected("a TTL in whole seconds, such as 30s"))
 }
 
 /// Parses the time that a failure is cached or delays the next refresh, at most 5 minutes.
 fn failure_duration(word: &Token) -> Result<Duration, CorefileError> {
     let duration = word.duration()?;
-    if duration > MAX_FAILURE { Err(word.isnt("a duration of at most 5m")) } else { Ok(duration) }
+    if duration > MAX_FAILURE { Err(word.unexpected("a duration of at most 5m")) } else { Ok(duration) }
 }
 
 /// Parses `success|denial [ZONES...]`.
 fn disable(option: &Directive, parsed: &mut ParsedOptions) -> Result<(), CorefileError> {
-    let (part, words) = option.arguments().split_first().ok_or_else(|| option.needs("success or denial"))?;
+    let (part, words) =
+        option.arguments().split_first().ok_or_else(|| option.missing_argument("success or denial"))?;
     let part_without = match &*part.text {
         "success" => &mut parsed.without_success,
         "denial" => &mut parsed.without_denial,
-        _ => return Err(part.isnt("a part of the cache: there are success and denial")),
+        _ => return Err(part.unexpected("a part of the cache: there are success and denial")),
     };
     *part_without = zones_or_all(words)?;
     Ok(())

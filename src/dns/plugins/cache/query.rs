@@ -35,7 +35,7 @@ impl CacheQuery {
 
     /// Copies the records of a message that was just stored back to its reply, as many as the client has room for.
     pub(super) fn refill(&self, reply: &mut Reply, message: &Message, ttl: u32) {
-        let room = self.question.room;
+        let room = self.question.max_records;
         reply.answers = copy(&message.answers, ttl, room);
         reply.authorities = copy(&message.authorities, ttl, room);
         reply.additionals = copy(&message.additionals, ttl, room);
@@ -44,7 +44,7 @@ impl CacheQuery {
 
     /// Moves the records of a message that isn't stored back to its reply.
     pub(super) fn put_back(&self, reply: &mut Reply, message: Message, ttl: u32) {
-        let room = self.question.room;
+        let room = self.question.max_records;
         reply.metadata.truncation |= message.answers.len() > room;
         reply.answers = message.answers;
         reply.authorities = message.authorities;
@@ -87,11 +87,11 @@ impl CacheQuery {
         let kept = found.reusable_ref()?;
         let sections = [reply.answers.len(), reply.authorities.len(), reply.additionals.len()];
         let mut repeat = Validity::of_cached(kept, found.countdown(), sections);
-        repeat.counts.extend(counted);
+        repeat.counters.extend(counted);
         if let (Purpose::Target { absence, .. }, false) =
             (request.purpose, found.kind == ResponseKind::Success)
         {
-            repeat.end_by(Some(Instant::now() + absence.saturating_sub(found.age)));
+            repeat.limit_until(Some(Instant::now() + absence.saturating_sub(found.age)));
         }
         Some(Box::new(repeat))
     }

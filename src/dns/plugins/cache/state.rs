@@ -134,7 +134,7 @@ impl CacheState {
     fn may_keep(&self, asked: &CacheQuery, mark: QueryMark, kind: ResponseKind) -> bool {
         let without =
             if kind == ResponseKind::Success { &self.without_success } else { &self.without_denial };
-        !without.hold(asked.name()) && !self.invalidated.is_invalidated_since(mark, asked.key.name())
+        !without.contains(asked.name()) && !self.invalidated.is_invalidated_since(mark, asked.key.name())
     }
 
     fn insert(&self, asked: &CacheQuery, mark: QueryMark, kind: ResponseKind, put: impl FnOnce() -> usize) {

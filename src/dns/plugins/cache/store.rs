@@ -346,7 +346,7 @@ pub(crate) fn take_message(reply: &mut Reply, query: &Query) -> Message {
 /// Returns whether an answer to a query can be stored.
 #[must_use]
 pub fn is_kept(key: &QueryKey, message: &Message, worth: Cacheability) -> bool {
-    worth.ttl > 0 && worth.kind != ResponseKind::Other && !message.metadata.truncation && key.is_for_cache()
+    worth.ttl > 0 && worth.kind != ResponseKind::Other && !message.metadata.truncation && key.is_cacheable()
 }
 
 impl CacheLimits {

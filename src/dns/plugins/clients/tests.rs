@@ -103,7 +103,7 @@ async fn name_that_falls_through_is_for_listed_clients_only() {
         let reply = context.reply("new.default.lb.internal. A").await.unwrap();
         let expected = if is_listed { ("whoami", None) } else { ("lb_linker", Some(Ede::PROHIBITED)) };
         assert_eq!((reply.plugin, reply.ede), expected, "{client}");
-        assert!(reply.repeat.is_none(), "{client}: it isn't kept for another client");
+        assert!(reply.validity.is_none(), "{client}: it isn't kept for another client");
         let link = context.ask("web.default.lb.internal. A").await;
         assert!(link.contains("CNAME t.example."), "{client}: {link}");
     }
@@ -116,7 +116,7 @@ async fn name_that_falls_through_is_for_listed_clients_only() {
 #[tokio::test]
 async fn internal_queries_are_answered() {
     let context = block("clients 192.0.2.0/24");
-    let mut own = context.server.own_request(context.request("a.example. A").query);
+    let mut own = context.server.internal_request(context.request("a.example. A").query);
     let reply = Server::serve(&mut own).await.unwrap();
     assert_eq!(reply.answers.len(), 1, "the probe of loop is such a question");
 }

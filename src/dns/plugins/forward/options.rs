@@ -103,7 +103,7 @@ pub(super) fn parse(
     metrics: Arc<ForwardMetrics>,
 ) -> Result<ParsedOptions, CorefileError> {
     let [from, to @ ..] = line.arguments() else {
-        return Err(line.needs("a zone, and the upstreams: forward . 192.0.2.1"));
+        return Err(line.missing_argument("a zone, and the upstreams: forward . 192.0.2.1"));
     };
     let Some(first) = to.first() else {
         return Err(from.error(format!(
@@ -149,7 +149,7 @@ pub(super) fn parse(
     for word in to {
         for destination in destinations(word, setup)? {
             if let AddressOrHost::Address(address) = destination.at {
-                addresses.push((address, word.place.clone()));
+                addresses.push((address, word.position.clone()));
             }
             upstreams.push(braces.upstream(destination, word, &mut connector)?);
         }
@@ -173,7 +173,7 @@ pub(super) fn parse(
 /// Returns the zone to forward; as in CoreDNS, the first zone of a network that stands for several zones.
 fn zone(word: &Token, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
     let zones = addresses(word)?;
-    let [first, rest @ ..] = &zones[..] else { return Err(word.isnt("a zone")) };
+    let [first, rest @ ..] = &zones[..] else { return Err(word.unexpected("a zone")) };
     if !rest.is_empty() {
         let (number, first) = (zones.len(), &first.zone);
         setup.builder.warnings.push(word.error(format!(
@@ -189,7 +189,7 @@ impl OptionsParser {
         let options = &mut self.options;
         match line.name() {
             "except" => {
-                for word in line.some("zones behind it")? {
+                for word in line.required_arguments("zones behind it")? {
                     self.except.extend(addresses(word)?.into_iter().map(|address| address.zone));
                 }
             }
@@ -222,7 +222,7 @@ impl OptionsParser {
             }
             "tls" => self.tls.take(line, setup)?,
             "tls_servername" => {
-                let word = line.one("the name in the upstreams' certificates")?;
+                let word = line.single_argument("the name in the upstreams' certificates")?;
                 self.tls.name = Some((server_name(&word.text, word)?, word.text.clone()));
             }
             "policy" => options.policy = policy(line)?,
@@ -246,11 +246,15 @@ impl OptionsParser {
                 options.failover.extend(codes);
             }
             "source_address" => {
-                options.source = Some(line.one("an address of this machine")?.parse("an IP address")?);
+                options.source =
+                    Some(line.single_argument("an address of this machine")?.parse("an IP address")?);
             }
             "resolver" => {
-                self.resolvers =
-                    line.some("addresses behind it")?.iter().map(resolver).collect::<Result<_, _>>()?;
+                self.resolvers = line
+                    .required_arguments("addresses behind it")?
+                    .iter()
+                    .map(resolver)
+                    .collect::<Result<_, _>>()?;
             }
             "doh_method" => return Err(line.unsupported(NAME, &OPTIONS)),
             _ => return Err(line.unknown(NAME, &OPTIONS)),
@@ -334,35 +338,35 @@ impl Pem {
 }
 
 fn duration(line: &Directive) -> Result<Duration, CorefileError> {
-    line.one("a duration such as 10s")?.duration()
+    line.single_argument("a duration such as 10s")?.duration()
 }
 
 fn number<N: std::str::FromStr>(line: &Directive) -> Result<N, CorefileError> {
-    line.one("a number")?.parse("a number from 0 on")
+    line.single_argument("a number")?.parse("a number from 0 on")
 }
 
 fn policy(line: &Directive) -> Result<SelectionPolicy, CorefileError> {
-    let word = line.one("random, round_robin or sequential")?;
+    let word = line.single_argument("random, round_robin or sequential")?;
     match &*word.text {
         "random" => Ok(SelectionPolicy::Random),
         "round_robin" => Ok(SelectionPolicy::RoundRobin),
         "sequential" => Ok(SelectionPolicy::Sequential),
-        _ => Err(word.isnt("a policy: random, round_robin or sequential")),
+        _ => Err(word.unexpected("a policy: random, round_robin or sequential")),
     }
 }
 
 fn rcodes(line: &Directive) -> Result<Vec<ResponseCode>, CorefileError> {
     let code = |word: &Token| {
         parse_rcode(&word.text.to_ascii_uppercase())
-            .ok_or_else(|| word.isnt("a response code such as NXDOMAIN or SERVFAIL"))
+            .ok_or_else(|| word.unexpected("a response code such as NXDOMAIN or SERVFAIL"))
     };
-    line.some("response codes behind it")?.iter().map(code).collect()
+    line.required_arguments("response codes behind it")?.iter().map(code).collect()
 }
 
 /// Parses `health_check DURATION [no_rec] [domain FQDN]`.
 fn health_check(line: &Directive) -> Result<HealthCheck, CorefileError> {
     let [pause, rest @ ..] = line.arguments() else {
-        return Err(line.needs("a duration such as 500ms"));
+        return Err(line.missing_argument("a duration such as 500ms"));
     };
     let mut wanted = HealthCheck { pause: pause.duration()?, ..HealthCheck::default() };
     let mut rest = rest.iter();
@@ -371,11 +375,12 @@ fn health_check(line: &Directive) -> Result<HealthCheck, CorefileError> {
             "no_rec" => wanted.recursion_desired = false,
             "domain" => {
                 let name = rest.next().ok_or_else(|| word.error("domain needs a name behind it"))?;
-                let mut domain = Name::from_ascii(&name.text).map_err(|_| name.isnt("a domain name"))?;
+                let mut domain =
+                    Name::from_ascii(&name.text).map_err(|_| name.unexpected("a domain name"))?;
                 domain.set_fqdn(true);
                 wanted.domain = domain;
             }
-            _ => return Err(word.isnt("an option of health_check: no_rec, or domain and a name")),
+            _ => return Err(word.unexpected("an option of health_check: no_rec, or domain and a name")),
         }
     }
     Ok(wanted)
@@ -387,5 +392,5 @@ fn resolver(word: &Token) -> Result<SocketAddr, CorefileError> {
     word.text
         .parse()
         .or_else(|_| bare())
-        .map_err(|_| word.isnt("an address such as 192.0.2.1 or 192.0.2.1:53"))
+        .map_err(|_| word.unexpected("an address such as 192.0.2.1 or 192.0.2.1:53"))
 }

@@ -130,7 +130,7 @@ fn address(asked: &Message, last: u8) -> Message {
 }
 
 fn plain(name: &str) -> QueryKey {
-    UpstreamQuery::plain(Name::from_ascii(name).unwrap(), RecordType::A).key()
+    UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key()
 }
 
 fn client(of: &Fake, options: ForwardOptions) -> Upstreams {

@@ -44,7 +44,7 @@ pub(super) fn destinations(word: &Token, setup: &mut Setup<'_>) -> Result<Vec<De
             )));
         }
     };
-    let parts = Parts::of(text).ok_or_else(|| word.isnt(EXPECTED_FORMS))?;
+    let parts = Parts::of(text).ok_or_else(|| word.unexpected(EXPECTED_FORMS))?;
     if let Ok(ip) = parts.host.parse() {
         return Ok(vec![parts.at_address(ip, scheme, word)?]);
     }
@@ -116,7 +116,7 @@ impl<'a> Parts<'a> {
             && Name::from_ascii(self.host).is_ok()
             && (self.zone.is_none() || scheme == Scheme::Tls);
         if !is_name {
-            return Err(word.isnt(EXPECTED_FORMS));
+            return Err(word.unexpected(EXPECTED_FORMS));
         }
         let at = AddressOrHost::Host(self.host.to_owned(), self.port(scheme, word)?);
         Ok(Destination { scheme, at, server_name: self.server_name(word)? })

@@ -27,7 +27,7 @@ impl HostsMap {
             let mut words = line.split_whitespace();
             let Some(address) = words.next().and_then(address) else { continue };
             for name in words.filter_map(parse_name) {
-                if zones.hold(&name) {
+                if zones.contains(&name) {
                     map.add(address, &name.to_lowercase(), reverse);
                 }
             }

@@ -268,7 +268,7 @@ mod tests {
                 ChainStep::Upstream
             }
         };
-        let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, step);
+        let followed = follow(&Reply::from_message(message, ""), &name("t.example."), RecordType::A, 5, step);
         let list = |records: &[Record]| {
             records
                 .iter()
@@ -354,9 +354,10 @@ mod tests {
             let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NoError);
             message.add_answers(answers.iter().map(|text| record(text)));
             message.answers.iter_mut().for_each(|record| record.ttl = 1 << 31);
-            let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| {
-                if ours { ChainStep::Ours } else { ChainStep::Upstream }
-            });
+            let followed =
+                follow(&Reply::from_message(message, ""), &name("t.example."), RecordType::A, 5, |_| {
+                    if ours { ChainStep::Ours } else { ChainStep::Upstream }
+                });
             assert!(!followed.answers.is_empty());
             assert!(followed.answers.iter().all(|record| record.ttl == 0), "RFC 2181 section 8");
         }
@@ -369,9 +370,10 @@ mod tests {
             let host = |i: usize| if i == 0 { "t.example.".to_owned() } else { format!("a{i}.example.") };
             message.add_answers((0..aliases).map(|i| record(&format!("{} CNAME {}", host(i), host(i + 1)))));
             message.add_answer(record(&format!("{} A 192.0.2.1", host(aliases))));
-            let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| {
-                ChainStep::Upstream
-            });
+            let followed =
+                follow(&Reply::from_message(message, ""), &name("t.example."), RecordType::A, 5, |_| {
+                    ChainStep::Upstream
+                });
             (followed.end, followed.answers.len())
         };
         assert_eq!(end(MAX_ALIASES), (ChainEnd::Final(ResponseCode::NoError), MAX_ALIASES + 1));
@@ -481,7 +483,9 @@ mod tests {
         let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NXDomain);
         message.add_authority(record("example. SOA ns.example."));
         let followed =
-            follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
+            follow(&Reply::from_message(message, ""), &name("t.example."), RecordType::A, 5, |_| {
+                ChainStep::Upstream
+            });
         assert_eq!(followed.authorities[0].ttl, 5);
     }
 }

@@ -149,8 +149,9 @@ mod tests {
     async fn failing_target_is_counted_once_and_logs_are_limited() {
         let number = IntGauge::new("failing", "Failing.").unwrap();
         let failing = FailedTargets::new(number.clone());
-        let question =
-            |i: u32| UpstreamQuery::plain(Name::from_ascii(format!("t{i}.example.")).unwrap(), RecordType::A);
+        let question = |i: u32| {
+            UpstreamQuery::recursive(Name::from_ascii(format!("t{i}.example.")).unwrap(), RecordType::A)
+        };
         for i in 0..30 {
             for _ in 0..2 {
                 failing.mark_failed(&question(i).key(), &question(i), "why");

@@ -71,8 +71,8 @@ impl Denials {
     pub(super) fn count(&self, reply: &mut Reply, denial: Denial) {
         let counter = self.0.with(&[denial.label()]);
         counter.add(0, 1);
-        if let Some(repeat) = &mut reply.repeat {
-            repeat.counts.push(counter);
+        if let Some(repeat) = &mut reply.validity {
+            repeat.counters.push(counter);
         }
         reply.ede = Some(denial.ede());
     }
@@ -92,12 +92,12 @@ pub(super) struct HopCheck {
 impl HopCheck {
     /// Makes the reuse of an answer depend on this result.
     pub(super) fn limit_reuse(self, reply: &mut Reply) {
-        reply.repeat.take_if(|_| self.is_uncacheable);
-        let Some(repeat) = &mut reply.repeat else { return };
+        reply.validity.take_if(|_| self.is_uncacheable);
+        let Some(repeat) = &mut reply.validity else { return };
         repeat.clients.extend(self.clients);
         for ZoneDependencies { links, names } in self.dependencies {
             repeat.links.extend(links);
-            repeat.rest_on_names(names);
+            repeat.set_names_version(names);
         }
     }
 }

@@ -63,7 +63,10 @@ pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError
                 to_presentation(&outer.origin)
             );
             return Err(line.map_or_else(
-                || CorefileError { place: blocks[0].addresses[0].place.clone(), message: message.clone() },
+                || CorefileError {
+                    position: blocks[0].addresses[0].position.clone(),
+                    message: message.clone(),
+                },
                 |line| line.error(message.clone()),
             ));
         }
@@ -96,14 +99,14 @@ pub(super) fn parse(line: &Directive, own: &[Name]) -> Result<LinkZoneOptions, C
         match option.name() {
             "ttl" => {
                 let what = "a number of seconds from 0 to 3600";
-                options.ttl = option.one(what)?.within(0..=MAX_TTL, what)?;
+                options.ttl = option.single_argument(what)?.parse_in_range(0..=MAX_TTL, what)?;
             }
             "apex" => {
                 let what = "a label such as dns";
-                let word = option.one(what)?;
+                let word = option.single_argument(what)?;
                 options.apex = word.text.to_ascii_lowercase();
                 if !names::is_label(&options.apex) || options.apex == names::DELETED {
-                    return Err(word.isnt(what));
+                    return Err(word.unexpected(what));
                 }
             }
             "ns" => options.ns = some(option, "an address such as 192.0.2.53")?,
@@ -131,7 +134,7 @@ fn origins(line: &Directive, own: &[Name]) -> Result<Vec<Name>, CorefileError> {
         }
     }
     if origins.is_empty() {
-        return Err(line.needs("a zone for the links' names, such as lb.internal"));
+        return Err(line.missing_argument("a zone for the links' names, such as lb.internal"));
     }
     Ok(origins)
 }
@@ -158,7 +161,7 @@ fn is_reverse(zone: &Name) -> bool {
 }
 
 fn some<T: std::str::FromStr>(option: &Directive, what: &str) -> Result<Vec<T>, CorefileError> {
-    option.some(what)?.iter().map(|word| word.parse(what)).collect()
+    option.required_arguments(what)?.iter().map(|word| word.parse(what)).collect()
 }
 
 /// Parses the networks of `reverse`. Their reverse zones have to be among the zones of the block.

@@ -117,9 +117,9 @@ impl TargetResolver {
         // alone.
         if let Some(Some((begun_for, Some(reply)))) = &landed
             && is_busy(reply)
-            && *begun_for != request.account()
+            && *begun_for != request.quota_client()
         {
-            landed = match self.start(request, &question, wanted, Some(request.account())) {
+            landed = match self.start(request, &question, wanted, Some(request.quota_client())) {
                 LookupStart::Completed(landing) => return self.choose_answer(&question, landing),
                 LookupStart::InFlight(flight) => self.wait(&question, wanted, flight).await,
             };
@@ -149,9 +149,9 @@ impl TargetResolver {
             None => wanted.deadline,
         };
         if until <= Instant::now() {
-            flight.landed().now_or_never()
+            flight.wait().now_or_never()
         } else {
-            timeout_at(until, flight.landed()).await.ok()
+            timeout_at(until, flight.wait()).await.ok()
         }
     }
 
@@ -189,7 +189,7 @@ impl TargetResolver {
         };
         if let LookupStart::InFlight(flight) = self.start(request, &question, wanted, None) {
             // If the look-up fails, the query of a client repeats it.
-            let _ = flight.landed().await;
+            let _ = flight.wait().await;
         }
     }
 
@@ -206,7 +206,7 @@ impl TargetResolver {
         if let Some(flight) = self.look_ups.under_way(&route) {
             return LookupStart::InFlight(flight);
         }
-        let account = request.account();
+        let account = request.quota_client();
         let (asked, query) = (request.clone(), question.query.clone());
         let purpose = Purpose::Target { absence: wanted.max_negative_age, cached: wanted.cached };
         let mut looking = async move { Server::look_up(&asked, query, purpose).await.map(Arc::new) }.boxed();
@@ -356,7 +356,7 @@ mod tests {
             let mut joined = pin!(targets.resolve(&request, &request.query, wanted));
             assert!(futures::poll!(joined.as_mut()).is_pending(), "it has joined the look-up");
             end.send(()).unwrap();
-            begun.landed().await;
+            begun.wait().await;
             let answers = joined.await.map(|known| known.reply.answers.len());
             assert_eq!(answers.ok(), is_answered.then_some(1), "{client}");
         }

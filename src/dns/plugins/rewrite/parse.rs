@@ -10,7 +10,7 @@ use super::response::ResponseRule;
 use super::rule::{NameChange, Rule, RuleChange};
 use super::ttl::Range;
 use super::{NAME, names};
-use crate::dns::corefile::arguments::{MAX_REGEX, fault};
+use crate::dns::corefile::arguments::{MAX_REGEX, regex_error_text};
 use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::presentation::{parse_class, parse_type};
 
@@ -28,7 +28,7 @@ pub(super) fn rule(line: &Directive) -> Result<Rule, CorefileError> {
         words => (true, words),
     };
     let [kind, arguments @ ..] = words else {
-        return Err(line.needs(&format!("a rule, which begins with one of {RULES}")));
+        return Err(line.missing_argument(&format!("a rule, which begins with one of {RULES}")));
     };
     let change = match &*kind.text.to_lowercase() {
         "name" => name(kind, arguments)?,
@@ -165,13 +165,14 @@ fn named<'a, const N: usize>(
 
 /// Parses a type, ignoring case.
 fn qtype(word: &Token) -> Result<RecordType, CorefileError> {
-    parse_type(&word.text.to_ascii_uppercase()).ok_or_else(|| word.isnt("a type such as A, AAAA or ANY"))
+    parse_type(&word.text.to_ascii_uppercase())
+        .ok_or_else(|| word.unexpected("a type such as A, AAAA or ANY"))
 }
 
 /// Parses a class, ignoring case.
 fn class(word: &Token) -> Result<DNSClass, CorefileError> {
     let class = parse_class(&word.text.to_ascii_uppercase());
-    class.ok_or_else(|| word.isnt("a class: IN, CS, CH, HS, NONE or ANY"))
+    class.ok_or_else(|| word.unexpected("a class: IN, CS, CH, HS, NONE or ANY"))
 }
 
 fn too_much(kind: &Token, more: &Token) -> CorefileError {
@@ -246,7 +247,7 @@ fn answers_of(mut words: &[&Token]) -> Result<(bool, Vec<ResponseRule>), Corefil
             ("name" | "value", _) => {
                 return Err(what.error(format!("answer {} needs FROM and TO", what.text)));
             }
-            _ => return Err(what.isnt("auto, name or value, which can follow answer")),
+            _ => return Err(what.unexpected("auto, name or value, which can follow answer")),
         };
     }
     match auto {
@@ -259,7 +260,7 @@ fn cname(kind: &Token, arguments: &[&Token]) -> Result<ResponseRule, CorefileErr
     let (how, from, [to]) = split(kind, arguments, "FROM and TO")?;
     for word in [from, to] {
         if word.text.is_empty() {
-            return Err(word.isnt("a name, or a part of one"));
+            return Err(word.unexpected("a name, or a part of one"));
         }
     }
     let normal = |word: &Token| match how {
@@ -277,10 +278,9 @@ fn regex(text: &str, word: &Token) -> Result<Regex, CorefileError> {
         )));
     }
     // Go's regular expressions have octal escapes such as \123.
-    RegexBuilder::new(text)
-        .octal(true)
-        .build()
-        .map_err(|error| word.error(format!("{text:?} isn't a regular expression: {}", fault(&error))))
+    RegexBuilder::new(text).octal(true).build().map_err(|error| {
+        word.error(format!("{text:?} isn't a regular expression: {}", regex_error_text(&error)))
+    })
 }
 
 /// Counts groups as CoreDNS does: `{0}` counts, and their numbers aren't checked.

@@ -27,7 +27,7 @@ pub(super) fn parse(word: &Token) -> Result<u16, CorefileError> {
     let digits = !word.text.is_empty() && word.text.bytes().all(|byte| byte.is_ascii_digit());
     let number = if digits { word.text.parse().ok().filter(|number| *number <= LAST) } else { None };
     let named = || parse_rcode(&word.text.to_ascii_uppercase()).map(u16::from);
-    number
-        .or_else(named)
-        .ok_or_else(|| word.isnt("an RCODE: a number from 0 to 23, or a name such as NOERROR or SERVFAIL"))
+    number.or_else(named).ok_or_else(|| {
+        word.unexpected("an RCODE: a number from 0 to 23, or a name such as NOERROR or SERVFAIL")
+    })
 }

@@ -27,7 +27,7 @@ impl Range {
         };
         match (min, max) {
             (Some(min), Some(max)) if min <= max => Ok(Self { min, max }),
-            _ => Err(word.isnt("a TTL in seconds such as 30, or a range such as 30-300, 30- or -300")),
+            _ => Err(word.unexpected("a TTL in seconds such as 30, or a range such as 30-300, 30- or -300")),
         }
     }
 }

@@ -89,7 +89,7 @@ impl Plugin for Templates {
             if let Some(data) = answer.data(request, zone, &text) {
                 return self.answer(answer, request, &data).await;
             }
-            if !answer.through.as_ref().is_some_and(|zones| zones.hold(&name)) {
+            if !answer.through.as_ref().is_some_and(|zones| zones.contains(&name)) {
                 return Err(PluginError::servfail(""));
             }
         }

@@ -7,7 +7,7 @@ use regex::Regex;
 use super::NAME;
 use super::answer::{AnswerTemplate, Templates};
 use super::text;
-use crate::dns::corefile::arguments::{MAX_REGEX, fault, zones_or_all};
+use crate::dns::corefile::arguments::{MAX_REGEX, regex_error_text, zones_or_all};
 use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::presentation::{parse_class, parse_rcode, parse_type};
 use crate::dns::plugins::setup::Setup;
@@ -24,12 +24,12 @@ pub(crate) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 fn answer(setup: &Setup<'_>, line: &Directive) -> Result<AnswerTemplate, CorefileError> {
     let [class, rtype, zones @ ..] = line.arguments() else {
-        return Err(line.needs("a class and a type, such as IN A, or ANY ANY"));
+        return Err(line.missing_argument("a class and a type, such as IN A, or ANY ANY"));
     };
     let mut answer = AnswerTemplate {
         zones: setup.zones_or_own(zones)?,
-        class: parse_class(&class.text).ok_or_else(|| class.isnt("a class such as IN or ANY"))?,
-        rtype: parse_type(&rtype.text).ok_or_else(|| rtype.isnt("a type such as A or ANY"))?,
+        class: parse_class(&class.text).ok_or_else(|| class.unexpected("a class such as IN or ANY"))?,
+        rtype: parse_type(&rtype.text).ok_or_else(|| rtype.unexpected("a type such as A or ANY"))?,
         regexes: Vec::new(),
         answers: Vec::new(),
         authorities: Vec::new(),
@@ -46,9 +46,9 @@ fn answer(setup: &Setup<'_>, line: &Directive) -> Result<AnswerTemplate, Corefil
             "authority" => answer.authorities.extend(all(option, "records", template)?),
             "additional" => answer.additionals.extend(all(option, "records", template)?),
             "rcode" => {
-                let word = option.one("a response code such as NXDOMAIN")?;
-                answer.rcode =
-                    parse_rcode(&word.text).ok_or_else(|| word.isnt("a response code such as NXDOMAIN"))?;
+                let word = option.single_argument("a response code such as NXDOMAIN")?;
+                answer.rcode = parse_rcode(&word.text)
+                    .ok_or_else(|| word.unexpected("a response code such as NXDOMAIN"))?;
             }
             "ederror" => answer.ede = Some(extended_error(option)?),
             "fallthrough" => answer.through = Some(zones_or_all(option.arguments())?),
@@ -68,7 +68,7 @@ fn all<T>(
     what: &str,
     each: impl Fn(&Token) -> Result<T, CorefileError>,
 ) -> Result<Vec<T>, CorefileError> {
-    option.some(&format!("one or more {what}"))?.iter().map(each).collect()
+    option.required_arguments(&format!("one or more {what}"))?.iter().map(each).collect()
 }
 
 fn regex(word: &Token) -> Result<Regex, CorefileError> {
@@ -78,8 +78,9 @@ fn regex(word: &Token) -> Result<Regex, CorefileError> {
             word.text.len()
         )));
     }
-    Regex::new(&word.text)
-        .map_err(|error| word.error(format!("{:?} isn't a regular expression: {}", word.text, fault(&error))))
+    Regex::new(&word.text).map_err(|error| {
+        word.error(format!("{:?} isn't a regular expression: {}", word.text, regex_error_text(&error)))
+    })
 }
 
 fn template(word: &Token) -> Result<text::Template, CorefileError> {
@@ -92,7 +93,9 @@ fn extended_error(option: &Directive) -> Result<EdnsOption, CorefileError> {
         [code] => (code, ""),
         [code, reason] => (code, &*reason.text),
         _ => {
-            return Err(option.needs("the number of an extended error, such as 15, and may have a reason"));
+            return Err(
+                option.missing_argument("the number of an extended error, such as 15, and may have a reason")
+            );
         }
     };
     let number = code.parse("the number of an extended error, from 0 to 65535")?;

@@ -116,7 +116,7 @@ impl TestServer {
         let listener = &configuration.listeners[0];
         let report = shared.metrics.family().unwrap();
         let server = Arc::new(configuration.server(listener, listener.at, report));
-        let mut request = server.own_request(Query::new());
+        let mut request = server.internal_request(Query::new());
         request.protocol = Protocol::Udp;
         request.edns = None;
         request.client = SocketAddr::new([10, 0, 0, 1].into(), 5353);

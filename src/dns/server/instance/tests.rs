@@ -41,7 +41,7 @@ async fn returning_listener_isnt_taken_for_the_ended_one() {
         yield_now().await;
     }
     serving.put(&context, &format!("{one}{other}"));
-    assert_eq!(serving.dead().now_or_never(), None);
+    assert_eq!(serving.wait_for_dead_listener().now_or_never(), None);
     serving.end().await;
 }
 

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::ConnectionLimits;
 use super::connection_limit::{BufferedReply, ConnectionPermit};
 use super::framing::{ReadBuffer, WriteHalf};
-use super::thread_cache::{ThreadCache, with_desk};
+use super::thread_cache::{ThreadCache, with_thread_cache};
 use crate::dns::chain::handler::Handler;
 use crate::dns::message::header::server_failure;
 use crate::dns::net::{Protocol, unmapped};
@@ -36,7 +36,7 @@ pub(super) struct Connection {
     pub local: Option<IpAddr>,
     pub limits: ConnectionLimits,
     pub handler: Arc<Handler>,
-    pub place: ConnectionPermit,
+    pub permit: ConnectionPermit,
     pub stop: CancellationToken,
 }
 
@@ -81,7 +81,7 @@ struct Session {
     /// The number of questions that the client may still ask.
     left: u64,
     /// When the last question was finished. Messages that get no reply don't count.
-    rested: Instant,
+    last_finished_at: Instant,
 }
 
 struct Unanswered {
@@ -94,7 +94,7 @@ impl Session {
     fn new(connection: Connection, protocol: Protocol) -> Self {
         let (input, output, waiting) = Default::default();
         let (left, rested) = (connection.limits.queries, Instant::now());
-        Self { connection, protocol, input, output, waiting, open: true, left, rested }
+        Self { connection, protocol, input, output, waiting, open: true, left, last_finished_at: rested }
     }
 
     async fn run(
@@ -104,7 +104,7 @@ impl Session {
     ) -> io::Result<()> {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut stop = pin!(stop);
-        let mut alarm = pin!(sleep_until(self.rested + self.connection.limits.idle));
+        let mut alarm = pin!(sleep_until(self.last_finished_at + self.connection.limits.idle));
         loop {
             self.take_questions().await?;
             // Data that the kernel accepts at once needs no timeout.
@@ -122,7 +122,7 @@ impl Session {
             if let Some(deadline) = deadline.filter(|deadline| *deadline != alarm.deadline()) {
                 alarm.as_mut().reset(deadline);
             }
-            let reading = self.open && !self.input.is_whole();
+            let reading = self.open && !self.input.has_message();
             tokio::select! {
                 read = self.input.fill(&mut reader), if reading => self.open = read? > 0,
                 written = self.output.write(&mut writer), if !self.output.is_empty() => written?,
@@ -131,7 +131,7 @@ impl Session {
                     self.answered(answered.unwrap_or(Ok(None))?);
                 }
                 () = &mut alarm, if deadline.is_some() => {
-                    if !self.is_idle() || self.input.half_since().is_some() {
+                    if !self.is_idle() || self.input.partial_since().is_some() {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                     break;
@@ -166,14 +166,16 @@ impl Session {
             let failure = self.is_busy().then(|| server_failure(&message));
             let Connection { client, local, ref handler, .. } = self.connection;
             let (handler, protocol) = (Arc::clone(handler), self.protocol);
-            let places = Arc::clone(self.connection.place.places());
+            let places = Arc::clone(self.connection.permit.limiter());
             let mut answering = Box::pin(async move {
                 let Some(answer) = handler.answer(message, client, local, protocol).await else {
                     return Ok(None);
                 };
                 if let (Some(key), Some(wire_response)) = (key, answer.wire_response) {
                     let client = unmapped(client).ip();
-                    with_desk(|desk| desk.response_cache.keep(key, client, *wire_response, Instant::now()));
+                    with_thread_cache(|desk| {
+                        desk.response_cache.insert(key, client, *wire_response, Instant::now())
+                    });
                 }
                 places.hold(client, answer.bytes).map(Some)
             });
@@ -185,11 +187,11 @@ impl Session {
                     }
                 }
                 (Poll::Pending, None) => {
-                    self.connection.place.set_busy();
+                    self.connection.permit.set_busy();
                     self.waiting.spawn(answering);
                 }
                 (Poll::Pending, Some(failure)) => {
-                    self.connection.place.places().count_busy();
+                    self.connection.permit.limiter().count_busy();
                     self.answered(failure.map(|bytes| BufferedReply { bytes, held: None }));
                 }
             }
@@ -204,7 +206,7 @@ impl Session {
         let server = self.connection.handler.server.load().number();
         let now = Instant::now();
         let (mut answered, mut unanswered) = (0, None);
-        with_desk(|ThreadCache { response_cache, out }| {
+        with_thread_cache(|ThreadCache { response_cache, out }| {
             while unanswered.is_none() && self.may_take() {
                 let Some(message) = self.input.first()? else { break };
                 match response_cache.answer(message, client, server, now, out) {
@@ -222,7 +224,7 @@ impl Session {
                 self.open &= self.left > 0;
             }
             if answered > 0 {
-                response_cache.set_took(now.elapsed() / answered);
+                response_cache.set_hit_duration(now.elapsed() / answered);
             }
             io::Result::Ok(())
         })?;
@@ -234,12 +236,12 @@ impl Session {
 
     /// Returns whether there is a complete question, and room for its answer.
     fn may_take(&self) -> bool {
-        self.left > 0 && self.input.is_whole() && !self.output.is_full()
+        self.left > 0 && self.input.has_message() && !self.output.is_full()
     }
 
     /// Returns whether no further question may wait for an upstream.
     fn is_busy(&mut self) -> bool {
-        self.waiting.len() >= MAX_PIPELINED || !self.connection.place.reserve(self.waiting.len())
+        self.waiting.len() >= MAX_PIPELINED || !self.connection.permit.reserve(self.waiting.len())
     }
 
     fn answered(&mut self, answer: Option<BufferedReply>) {
@@ -247,18 +249,18 @@ impl Session {
             self.output.push(&bytes, held);
         }
         if self.waiting.is_empty() {
-            self.rested = Instant::now();
-            self.connection.place.set_idle();
+            self.last_finished_at = Instant::now();
+            self.connection.permit.set_idle();
         } else {
-            self.connection.place.reserve(self.waiting.len());
+            self.connection.permit.reserve(self.waiting.len());
         }
     }
 
     /// Returns the time at which the connection ends unless the client acts.
     fn deadline(&self) -> Option<Instant> {
         let ConnectionLimits { read, write, idle, .. } = self.connection.limits;
-        let half = self.input.half_since().filter(|_| self.open);
-        let rested = self.is_idle().then(|| self.rested + idle);
+        let half = self.input.partial_since().filter(|_| self.open);
+        let rested = self.is_idle().then(|| self.last_finished_at + idle);
         // A partial question extends the idle timeout once: otherwise a client that sends partial questions without
         // ever getting an answer could stay connected forever.
         let rested = if half.is_some() { rested.map(|end| end + read) } else { rested };

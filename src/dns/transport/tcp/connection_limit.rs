@@ -11,7 +11,7 @@ use futures::future::{AbortHandle, AbortRegistration};
 use parking_lot::Mutex;
 use tracing::warn;
 
-use crate::dns::net::{part_of_files, unmapped};
+use crate::dns::net::{percent_of_file_limit, unmapped};
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::transport::metrics::TransportMetrics;
 
@@ -70,7 +70,7 @@ impl ConnectionLimiter {
     /// Returns the limits of a process, according to its current limit of open files.
     #[must_use]
     pub fn new(metrics: Arc<TransportMetrics>) -> Self {
-        Self::with(metrics, MAX_CONNECTIONS.min(part_of_files(MAX_PERCENT_OF_FILES)))
+        Self::with(metrics, MAX_CONNECTIONS.min(percent_of_file_limit(MAX_PERCENT_OF_FILES)))
     }
 
     pub(super) fn with(metrics: Arc<TransportMetrics>, max_connections: usize) -> Self {
@@ -114,7 +114,7 @@ impl ConnectionLimiter {
             state.open += 1;
             *state.clients.entry(client).or_default() += 1;
         }
-        let news = if refused || full { state.take_news() } else { None };
+        let news = if refused || full { state.take_warning_counts() } else { None };
         drop(state);
         if let Some((refused, evicted)) = news {
             warn!(
@@ -126,7 +126,8 @@ impl ConnectionLimiter {
             return None;
         }
         let (places, extra) = (Arc::clone(self), self.waiting.of(client));
-        let mut place = ConnectionPermit { places, client, connection, turn: ReplyTurn::Working, extra };
+        let mut place =
+            ConnectionPermit { limiter: places, client, connection, turn: IdleQueuePosition::Working, extra };
         place.set_idle();
         Some((place, registration))
     }
@@ -159,7 +160,7 @@ impl LimiterState {
         }
     }
 
-    fn take_news(&mut self) -> Option<(u64, u64)> {
+    fn take_warning_counts(&mut self) -> Option<(u64, u64)> {
         if self.said.is_some_and(|said| said.elapsed() < LOG_INTERVAL) {
             return None;
         }
@@ -171,17 +172,17 @@ impl LimiterState {
 /// The permit of a connection; dropping it lets another connection in.
 #[derive(Debug)]
 pub struct ConnectionPermit {
-    places: Arc<ConnectionLimiter>,
+    limiter: Arc<ConnectionLimiter>,
     client: IpAddr,
     connection: AbortHandle,
-    turn: ReplyTurn,
+    turn: IdleQueuePosition,
     /// The pending questions, not counting the first.
     extra: QuotaGuard,
 }
 
 /// The position of a connection in the queue of idle connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReplyTurn {
+enum IdleQueuePosition {
     Idle(u64),
     Working,
     Evicted,
@@ -189,27 +190,27 @@ enum ReplyTurn {
 
 impl ConnectionPermit {
     #[must_use]
-    pub fn places(&self) -> &Arc<ConnectionLimiter> {
-        &self.places
+    pub fn limiter(&self) -> &Arc<ConnectionLimiter> {
+        &self.limiter
     }
 
     pub fn set_idle(&mut self) {
-        let places = Arc::clone(&self.places);
+        let places = Arc::clone(&self.limiter);
         let mut state = places.state.lock();
         self.leave_turn(&mut state);
-        if self.turn == ReplyTurn::Evicted {
+        if self.turn == IdleQueuePosition::Evicted {
             return;
         }
         self.extra.resize(0);
         let turn = state.next_turn;
         state.next_turn += 1;
         state.idle.insert(turn, IdleConnection { client: self.client, connection: self.connection.clone() });
-        self.turn = ReplyTurn::Idle(turn);
+        self.turn = IdleQueuePosition::Idle(turn);
     }
 
     pub fn set_busy(&mut self) {
-        if matches!(self.turn, ReplyTurn::Idle(_)) {
-            let places = Arc::clone(&self.places);
+        if matches!(self.turn, IdleQueuePosition::Idle(_)) {
+            let places = Arc::clone(&self.limiter);
             self.leave_turn(&mut places.state.lock());
         }
     }
@@ -221,19 +222,22 @@ impl ConnectionPermit {
     }
 
     fn leave_turn(&mut self, state: &mut LimiterState) {
-        if let ReplyTurn::Idle(turn) = self.turn {
-            self.turn =
-                if state.idle.remove(&turn).is_some() { ReplyTurn::Working } else { ReplyTurn::Evicted };
+        if let IdleQueuePosition::Idle(turn) = self.turn {
+            self.turn = if state.idle.remove(&turn).is_some() {
+                IdleQueuePosition::Working
+            } else {
+                IdleQueuePosition::Evicted
+            };
         }
     }
 }
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let places = Arc::clone(&self.places);
+        let places = Arc::clone(&self.limiter);
         let mut state = places.state.lock();
         self.leave_turn(&mut state);
-        if self.turn == ReplyTurn::Working {
+        if self.turn == IdleQueuePosition::Working {
             state.leave(self.client);
         }
     }

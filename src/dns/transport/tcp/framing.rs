@@ -67,13 +67,13 @@ impl ReadBuffer {
     }
 
     /// Returns whether there is a complete message, or one that exceeds the maximum.
-    pub fn is_whole(&self) -> bool {
+    pub fn has_message(&self) -> bool {
         self.length().is_some_and(|(rest, length)| rest.len() >= length || length > MAX_QUERY_BYTES)
     }
 
     /// Returns since when an incomplete message has been arriving.
-    pub fn half_since(&self) -> Option<Instant> {
-        self.since.filter(|_| !self.is_whole())
+    pub fn partial_since(&self) -> Option<Instant> {
+        self.since.filter(|_| !self.has_message())
     }
 
     fn length(&self) -> Option<(&[u8], usize)> {

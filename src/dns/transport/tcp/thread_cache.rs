@@ -18,15 +18,15 @@ pub(super) struct ThreadCache {
 }
 
 thread_local! {
-    static DESK: RefCell<Option<Box<ThreadCache>>> = const { RefCell::new(None) };
+    static THREAD_CACHE: RefCell<Option<Box<ThreadCache>>> = const { RefCell::new(None) };
 }
 
 /// Calls `work` with the buffers of this thread.
 ///
 /// # Panics
 /// If `work` calls this function.
-pub(super) fn with_desk<T>(work: impl FnOnce(&mut ThreadCache) -> T) -> T {
-    DESK.with_borrow_mut(|desk| work(desk.get_or_insert_with(new)))
+pub(super) fn with_thread_cache<T>(work: impl FnOnce(&mut ThreadCache) -> T) -> T {
+    THREAD_CACHE.with_borrow_mut(|desk| work(desk.get_or_insert_with(new)))
 }
 
 fn new() -> Box<ThreadCache> {

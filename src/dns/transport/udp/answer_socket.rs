@@ -114,7 +114,7 @@ impl AnswerSocket {
         let queued = self.queued();
         if queued >= self.send_buffer / 8
             && let Some(table) = NEIGHBORS.latest()
-            && self.unreachable.takes(&table)
+            && self.unreachable.is_new_reading(&table)
         {
             let unresolved = table.unresolved();
             // Without unresolved addresses the answers wait for the network. An incomplete table lacks reachable

@@ -17,7 +17,7 @@ use tracing::debug;
 use super::answer_socket::AnswerSocket;
 use super::pending::Peer;
 use crate::dns::message::header::MAX_UDP;
-use crate::dns::net::is_shortage;
+use crate::dns::net::is_out_of_resources;
 
 /// The maximum number of datagrams per system call.
 pub(super) const BATCH_SIZE: usize = 64;
@@ -155,7 +155,7 @@ impl DatagramBatch {
                 control = libc::CMSG_NXTHDR(header, control);
             }
         }
-        Some(Peer { address, asked, lost })
+        Some(Peer { address, local: asked, lost })
     }
 
     /// Queues `length` bytes of the answer buffer for the sender of a datagram, to be sent from the address `asked`.
@@ -168,7 +168,7 @@ impl DatagramBatch {
         header.msg_namelen = self.incoming.headers[at].msg_hdr.msg_namelen;
         header.msg_control = outgoing.controls[self.answered].0.as_mut_ptr().cast();
         // SAFETY: the buffer has room for either control message.
-        header.msg_controllen = unsafe { write_asked(header, asked) };
+        header.msg_controllen = unsafe { write_source_address(header, asked) };
         self.answered += 1;
     }
 
@@ -208,7 +208,7 @@ pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [OutgoingDatagram]) 
                 header.msg_hdr.msg_iov = vector;
                 header.msg_hdr.msg_iovlen = 1;
                 header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
-                header.msg_hdr.msg_controllen = write_asked(&mut header.msg_hdr, answer.peer.asked);
+                header.msg_hdr.msg_controllen = write_source_address(&mut header.msg_hdr, answer.peer.local);
                 header
             }
         });
@@ -251,7 +251,7 @@ unsafe fn send(socket: &AnswerSocket, headers: &mut [libc::mmsghdr]) {
 
 /// Returns whether the send buffer or the queue of the interface is full.
 fn is_full(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::WouldBlock || is_shortage(error)
+    error.kind() == io::ErrorKind::WouldBlock || is_out_of_resources(error)
 }
 
 /// Returns the number of bytes in a socket's send buffer (SIOCOUTQ of udp(7)).
@@ -290,7 +290,7 @@ fn address(peer: &libc::sockaddr_storage, length: libc::socklen_t) -> Option<Soc
 ///
 /// # Safety
 /// The control buffer of the header must have room for [`CONTROL_BYTES`] bytes.
-unsafe fn write_asked(header: &mut libc::msghdr, asked: Option<IpAddr>) -> ControlLength {
+unsafe fn write_source_address(header: &mut libc::msghdr, asked: Option<IpAddr>) -> ControlLength {
     unsafe fn write<T>(
         header: &mut libc::msghdr,
         level: libc::c_int,

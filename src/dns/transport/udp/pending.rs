@@ -13,7 +13,7 @@ use crate::dns::response_cache::wire_response::WireResponse;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
-    pub(super) asked: Option<IpAddr>,
+    pub(super) local: Option<IpAddr>,
     /// Datagrams that the socket had no room for before this one.
     pub(super) lost: u32,
 }

@@ -71,7 +71,7 @@ impl SlowPath {
     /// Answers a question, after waiting for an upstream if necessary; `None` if the client gets no reply.
     async fn answer(&self, question: PendingQuery) -> Option<OutgoingDatagram> {
         let PendingQuery { asking, peer, key, ticket } = question;
-        let Peer { address, asked, .. } = peer;
+        let Peer { address, local: asked, .. } = peer;
         let client = unmapped(address).ip();
         let mut answering = pin!(match asking {
             QueryProgress::Message(message) => {

@@ -107,7 +107,7 @@ impl Unreachable {
     }
 
     /// Returns whether this reading of the neighbor table differs from that of the last call.
-    pub(super) fn takes(&self, table: &NeighborTable) -> bool {
+    pub(super) fn is_new_reading(&self, table: &NeighborTable) -> bool {
         let mut limits = self.limits.lock();
         let is_other = limits.last_reading != table.read_at;
         limits.last_reading = table.read_at;
@@ -239,7 +239,7 @@ mod tests {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         let reading = |at| NeighborTable { read_at: Some(at), ..NeighborTable::default() };
         let (first, second) = (reading(now), reading(now + LOOK));
-        let taken = [&first, &first, &second, &second].map(|table| unreachable.takes(table));
+        let taken = [&first, &first, &second, &second].map(|table| unreachable.is_new_reading(table));
         assert_eq!(taken, [true, false, true, false]);
     }
 

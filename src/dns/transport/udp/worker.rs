@@ -21,7 +21,7 @@ use super::batch::{self, DatagramBatch, send_all};
 use super::pending::{CacheInsert, InFlightGuard, Peer, PendingQuery, QueryProgress};
 use super::{DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
 use crate::dns::chain::handler::{EncodedReply, Handler};
-use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_shortage, unmapped};
+use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_out_of_resources, unmapped};
 use crate::dns::response_cache::{Capacity, Miss, ResponseCache};
 use crate::dns::transport::metrics::DropReason;
 
@@ -76,7 +76,7 @@ impl Worker {
                 Ok(ended) => return ended,
                 Err(_) => {
                     error!("answering a message by UDP panicked");
-                    self.handler.report.panics.inc();
+                    self.handler.server_metrics.panics.inc();
                 }
             }
         }
@@ -85,13 +85,13 @@ impl Worker {
     fn serve(&mut self, desk: &mut WorkerState) -> io::Result<()> {
         while !self.is_stopped() {
             match desk.batch.receive(self.socket.as_fd(), true) {
-                Ok(number) => self.take(desk, number),
+                Ok(number) => self.process_batch(desk, number),
                 Err(error) if is_fatal(&error) => return Err(error),
                 // An ICMP error about an earlier answer, or a temporary lack of memory.
                 Err(error) => {
                     debug!("UDP: {error}");
                     self.socket.read_errors();
-                    if is_shortage(&error) {
+                    if is_out_of_resources(&error) {
                         sleep(ACCEPT_RETRY_PAUSE);
                     }
                 }
@@ -103,7 +103,7 @@ impl Worker {
             match desk.batch.receive(self.socket.as_fd(), false) {
                 Ok(number) => {
                     last += number;
-                    self.take(desk, number);
+                    self.process_batch(desk, number);
                 }
                 Err(error) if is_fatal(&error) => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -116,7 +116,7 @@ impl Worker {
                 Err(error) => {
                     debug!("UDP: {error}");
                     self.socket.read_errors();
-                    if is_shortage(&error) {
+                    if is_out_of_resources(&error) {
                         sleep(DRAIN_POLL_INTERVAL);
                     }
                 }
@@ -133,11 +133,11 @@ impl Worker {
     }
 
     /// Answers the received datagrams, or passes them to the slow path.
-    fn take(&mut self, desk: &mut WorkerState, number: usize) {
+    fn process_batch(&mut self, desk: &mut WorkerState, number: usize) {
         let WorkerState { batch, response_cache, lost, until_check } = desk;
         let now = Instant::now();
         for CacheInsert { key, client, wire_response } in self.kept.try_iter() {
-            response_cache.keep(key, client, *wire_response, now);
+            response_cache.insert(key, client, *wire_response, now);
         }
         let server = self.handler.server.load().number();
         let (mut repeated, mut anew) = (0, Duration::ZERO);
@@ -175,11 +175,11 @@ impl Worker {
                 }
             };
             if let Some(length) = length {
-                batch.answer(at, peer.asked, length);
+                batch.answer(at, peer.local, length);
             }
         }
         if repeated > 0 {
-            response_cache.set_took(now.elapsed().saturating_sub(anew) / repeated);
+            response_cache.set_hit_duration(now.elapsed().saturating_sub(anew) / repeated);
         }
         batch.send(&self.socket);
         *until_check = until_check.saturating_sub(number);
@@ -199,7 +199,7 @@ impl Worker {
     ) -> Option<usize> {
         let key: Option<Box<[u8]>> = response_cache.last_key().map(Box::from);
         let (handler, message) = (Arc::clone(&self.handler), question.to_vec());
-        let answering = async move { handler.answer(message, peer.address, peer.asked, Protocol::Udp).await };
+        let answering = async move { handler.answer(message, peer.address, peer.local, Protocol::Udp).await };
         let mut answering = answering.boxed();
         // The slow path polls the future again.
         let Some(answer) = answering.as_mut().now_or_never() else {
@@ -208,7 +208,7 @@ impl Worker {
         };
         let EncodedReply { bytes, wire_response } = answer?;
         if let (Some(key), Some(wire_response)) = (key, wire_response) {
-            response_cache.keep(key, unmapped(peer.address).ip(), *wire_response, Instant::now());
+            response_cache.insert(key, unmapped(peer.address).ip(), *wire_response, Instant::now());
         }
         let Some(out) = out.get_mut(..bytes.len()) else {
             // The plugin `bufsize` may allow larger answers than the buffer holds.

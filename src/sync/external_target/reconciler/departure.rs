@@ -68,7 +68,8 @@ impl Departure {
         is_refused: bool,
     ) -> Option<Self> {
         let Registry::Cluster(client) = &settings.registry else { return None };
-        let relies = link.outlived_since().is_some() && !matches!(write, Write::Finalizer { add: true, .. });
+        let relies =
+            link.service_gone_since().is_some() && !matches!(write, Write::Finalizer { add: true, .. });
         // An undecodable Service exists and stays as it was.
         if !relies || settings.store.is_unreadable(&link.key) {
             return None;

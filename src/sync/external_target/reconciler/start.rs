@@ -115,7 +115,7 @@ impl Reconciler {
         let is_unknown = link.is_left_out() || link.is_gone() && link.was_never_seen() && !ended;
         match &link.target {
             _ if is_unknown => TargetFate::Unlisted,
-            _ if link.outlived_since().is_some() => TargetFate::Outlived,
+            _ if link.service_gone_since().is_some() => TargetFate::Outlived,
             Some(target) if !is_shown(target, self.settings.policy.ip_targets) => TargetFate::NotShown,
             _ => TargetFate::Stays,
         }

@@ -42,7 +42,7 @@ impl StartCheck {
 
     /// Updates the state of a link; `None` if the link was forgotten.
     pub(super) fn settle(&mut self, key: &ServiceKey, link: Option<&Link>, metrics: &ReconcilerMetrics) {
-        let is_alive = |link: &Link| link.outlived_since().is_none() && !link.is_left_out();
+        let is_alive = |link: &Link| link.service_gone_since().is_none() && !link.is_left_out();
         if link.is_none_or(is_alive) {
             self.postponed.remove(key);
         }

@@ -12,7 +12,7 @@ fn name(text: &str) -> Name {
 }
 
 fn question(qname: &str, qtype: RecordType) -> UpstreamQuery {
-    UpstreamQuery::plain(name(qname), qtype)
+    UpstreamQuery::recursive(name(qname), qtype)
 }
 
 fn message(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> Arc<Message> {

@@ -31,7 +31,7 @@ fn connection(stop: &CancellationToken) -> Connection {
     let (place, _) =
         Arc::new(ConnectionLimiter::new(handler.metrics.family().unwrap())).admit(CLIENT).unwrap();
     let limits = ConnectionLimits::default();
-    Connection { client: CLIENT, local: None, limits, handler, place, stop: stop.clone() }
+    Connection { client: CLIENT, local: None, limits, handler, permit: place, stop: stop.clone() }
 }
 
 /// Returns a connection with two ends that each buffer this many bytes.
@@ -107,8 +107,8 @@ async fn kept_answer_is_given_again_and_counted() {
         handler.answer(asked, CLIENT, None, Protocol::Tcp).await.unwrap().wire_response.unwrap();
     let mut key = WireKey::default();
     assert!(key.read(&framed_question(www, 0)[2..], false));
-    with_desk(|desk| {
-        desk.response_cache.keep(key.as_bytes().into(), CLIENT.ip(), *wire_response, Instant::now())
+    with_thread_cache(|desk| {
+        desk.response_cache.insert(key.as_bytes().into(), CLIENT.ip(), *wire_response, Instant::now())
     });
 
     let (mut client, serving) = duplex(4096);
@@ -278,7 +278,7 @@ async fn unanswerable_messages_do_not_prevent_eviction() {
             local: None,
             limits,
             handler: Arc::clone(&handler),
-            place,
+            permit: place,
             stop: stop.clone(),
         };
         let (client, server) = duplex(4096);
@@ -302,7 +302,7 @@ async fn waiting_questions_do_not_delay_known_answers() {
     let handler = handler(Some(silent.local_addr().unwrap()));
     let metrics = handler.metrics.family::<TransportMetrics>().unwrap();
     let (place, _) = Arc::new(ConnectionLimiter::new(Arc::clone(&metrics))).admit(CLIENT).unwrap();
-    let connection = Connection { handler, place, ..connection(&CancellationToken::new()) };
+    let connection = Connection { handler, permit: place, ..connection(&CancellationToken::new()) };
     let (mut client, server) = duplex(65535);
     let start = Instant::now();
     let max = u16::try_from(MAX_PIPELINED).unwrap();
