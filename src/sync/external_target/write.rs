@@ -26,7 +26,7 @@ impl Reconciler {
     /// former name.
     pub(crate) fn removal(link: &Link, write: &Write) -> Option<String> {
         let Write::Delete { id, .. } = write else { return None };
-        let leftover = link.outlived_since().is_none() && id.name != link.external_target();
+        let leftover = link.service_gone_since().is_none() && id.name != link.external_target();
         (id.kind == ObjectKind::Service && !leftover).then(|| removal_of(&id.name, write.uid()))
     }
 
@@ -152,7 +152,7 @@ impl Reconciler {
         }
         self.objects.write_ended(&write.id());
         // Events that arrived meanwhile may have changed the decision.
-        if self.settings.store.get(key).is_none_or(|link| link.outlived_since().is_none()) {
+        if self.settings.store.get(key).is_none_or(|link| link.service_gone_since().is_none()) {
             self.work_queue.succeeded(key);
             self.work_queue.add(key);
         }
@@ -199,7 +199,7 @@ impl Reconciler {
             self.deletion_budget.lock().answered(object, refused);
         }
         let id = write.id();
-        let is_superseded = self.work_queue.done(&key);
+        self.work_queue.done(&key);
         self.breakers.probe_ended(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             match confirmed {
@@ -277,10 +277,6 @@ impl Reconciler {
                     // Others may fare better: it may be a webhook that has trouble with this one.
                     self.work_queue.add_rate_limited(&key, retry_after);
                 }
-            }
-            // The refused write was about the target before.
-            Err(WriteError::Refused { .. } | WriteError::Other { .. }) if is_superseded => {
-                self.work_queue.add(&key);
             }
             Err(WriteError::Refused { by, message }) => {
                 self.failed(&key, &write, &message, None);
