@@ -55,7 +55,7 @@ pub struct PersistedTarget {
     /// The target; `None` if the target policy denies it.
     pub target: Option<Target>,
     /// The Service that the external target was written for; another Service of the same name has another target.
-    pub written_for: TargetOwner,
+    pub owner: TargetOwner,
     /// The custom hostnames recorded on the external target that the hostname policy still allows.
     pub hostnames: Box<[Box<str>]>,
     /// Whether lb-linker removes the external target when its Service is gone.
@@ -66,9 +66,9 @@ impl PersistedTarget {
     /// Returns the recorded uid of the Service, or an empty uid if none is recorded.
     #[must_use]
     pub fn uid(&self) -> Uid {
-        match &self.written_for {
+        match &self.owner {
             TargetOwner::Uid(uid) => uid.clone(),
-            TargetOwner::CreatedUntil(_) | TargetOwner::Anybody => Uid::default(),
+            TargetOwner::CreatedUntil(_) | TargetOwner::Unknown => Uid::default(),
         }
     }
 }
@@ -91,15 +91,15 @@ pub enum TargetOwner {
     /// after their Services, and deleted both together.
     CreatedUntil(i64),
     /// Not recorded: any Service of that name.
-    Anybody,
+    Unknown,
 }
 
 impl TargetOwner {
-    fn is(&self, uid: &Uid, created: Option<i64>) -> bool {
+    fn matches(&self, uid: &Uid, created: Option<i64>) -> bool {
         match self {
             Self::Uid(noted) => noted == uid,
             Self::CreatedUntil(until) => created.is_none_or(|created| created <= *until),
-            Self::Anybody => true,
+            Self::Unknown => true,
         }
     }
 }
@@ -113,18 +113,18 @@ pub struct Store {
     allocator: Mutex<NameAllocator>,
     feed: broadcast::Sender<LinkChange>,
     synced: watch::Sender<bool>,
-    holders_known: watch::Sender<bool>,
+    owners_known: watch::Sender<bool>,
     /// Targets read from the external targets of an earlier process: those of all Services until the first complete
     /// list, afterwards only those of Services that no longer exist.
-    last_targets: DashMap<ServiceKey, PersistedTarget>,
+    persisted_targets: DashMap<ServiceKey, PersistedTarget>,
     /// Services that exist but can't be decoded.
     unreadable: DashSet<ServiceKey>,
     serial: AtomicU64,
     /// The serial minus the newest resourceVersion: 0 unless resourceVersions have gone backwards.
-    ahead: AtomicU64,
+    serial_offset: AtomicU64,
     /// Whether the serial follows resourceVersions instead of the clock.
-    versioned: AtomicBool,
-    departed: OnGone,
+    has_versions: AtomicBool,
+    on_gone: OnGone,
     zones: RwLock<Zones>,
 }
 
@@ -145,13 +145,13 @@ impl Store {
             allocator: Mutex::default(),
             feed: broadcast::Sender::new(FEED_CAPACITY),
             synced: watch::Sender::new(false),
-            holders_known: watch::Sender::new(false),
-            last_targets: DashMap::new(),
+            owners_known: watch::Sender::new(false),
+            persisted_targets: DashMap::new(),
             unreadable: DashSet::new(),
             serial: AtomicU64::new(0),
-            ahead: AtomicU64::new(0),
-            versioned: AtomicBool::new(false),
-            departed,
+            serial_offset: AtomicU64::new(0),
+            has_versions: AtomicBool::new(false),
+            on_gone: departed,
             zones: RwLock::default(),
         }
     }
@@ -167,7 +167,7 @@ impl Store {
     pub fn set_zones<'a>(&self, zones: impl IntoIterator<Item = &'a Name>) {
         let mut allocator = self.write();
         *self.zones.write() = origins(zones);
-        self.index.names.change();
+        self.index.names.increment();
         for link in self.links() {
             self.refresh_hostnames(&mut allocator, &link.key);
         }
@@ -181,7 +181,7 @@ impl Store {
     /// not even before the first resourceVersion.
     #[must_use]
     pub fn with_versions(self) -> Self {
-        self.versioned.store(true, Ordering::Relaxed);
+        self.has_versions.store(true, Ordering::Relaxed);
         self
     }
 
@@ -220,7 +220,7 @@ impl Store {
             return None;
         }
         self.advance_serial(resource_version);
-        Some(self.depart(&mut allocator, &link, since))
+        Some(self.mark_gone(&mut allocator, &link, since))
     }
 
     /// Returns the number of links of watched Services, and the links in `namespace` (`None`: in all namespaces) that
@@ -276,9 +276,9 @@ impl Store {
             changes.extend(self.apply_one(&mut allocator, observed));
         }
         for link in absent {
-            changes.push(self.depart(&mut allocator, &link, Instant::now()));
+            changes.push(self.mark_gone(&mut allocator, &link, Instant::now()));
         }
-        allocator.pending_changes.take().into_iter().flatten().for_each(|change| self.tell(change));
+        allocator.pending_changes.take().into_iter().flatten().for_each(|change| self.send_change(change));
         changes
     }
 
@@ -290,25 +290,25 @@ impl Store {
         }
         self.synced.send_replace(true);
         // Most entries have been moved into links by now.
-        self.last_targets.shrink_to_fit();
+        self.persisted_targets.shrink_to_fit();
         // Cached "not ready" answers are invalid from here on.
         let _writer = self.write();
-        self.index.names.change();
+        self.index.names.increment();
     }
 
     /// Marks the owners of external targets as known: every readable external target has been passed to
-    /// [`Store::set_holder`], or none can be read. Names are allocated from here on.
-    pub fn set_holders_known(&self) {
-        self.holders_known.send_replace(true);
+    /// [`Store::set_owner`], or none can be read. Names are allocated from here on.
+    pub fn set_owners_known(&self) {
+        self.owners_known.send_replace(true);
     }
 
     /// Records the target of an external target that an earlier process wrote. A Service with a blank status when it
     /// is first observed keeps this target, unless the external target was written for an earlier Service of the same
     /// name. Returns the change of its link if the Service has been observed already.
-    pub fn set_last_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
+    pub fn set_persisted_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
         let mut allocator = self.write();
         if !self.is_synced() {
-            self.last_targets.insert(key.clone(), last);
+            self.persisted_targets.insert(key.clone(), last);
             return None;
         }
         // External targets may be observed later than the Services.
@@ -316,10 +316,10 @@ impl Store {
         let link = self.get(key).filter(blank)?;
         let kept = match last.target {
             // The link's predecessor may have been observed by now, too: only a recorded uid is certain.
-            Some(target) if last.written_for == TargetOwner::Uid(link.uid.clone()) => {
+            Some(target) if last.owner == TargetOwner::Uid(link.uid.clone()) => {
                 Link { target: Some(target), state: LinkState::Stale, ..Link::clone(&link) }
             }
-            _ if link.state == LinkState::Live && !last.written_for.is(&link.uid, Some(link.created)) => {
+            _ if link.state == LinkState::Live && !last.owner.matches(&link.uid, Some(link.created)) => {
                 Link { state: LinkState::Recreated(Instant::now().into()), ..Link::clone(&link) }
             }
             _ => return None,
@@ -331,22 +331,22 @@ impl Store {
     /// The link keeps the names that it owns, ranks last for all other names, and keeps those of its custom hostnames
     /// that have no other owner. Returns `None` if the link exists, or if the Service can't be decoded.
     pub fn insert_gone(&self, key: &ServiceKey, hostnames: Vec<Box<str>>) -> Option<LinkChange> {
-        self.insert_ghost(key, "", false, hostnames)
+        self.insert_unobserved(key, "", false, hostnames)
     }
 
     /// Returns the external targets of an earlier process that lb-linker removes if their Services are gone. To be
     /// called after the first complete list and before [`Store::set_synced`].
     #[must_use]
-    pub fn recorded(&self) -> PersistedTargets {
+    pub fn persisted_targets(&self) -> PersistedTargets {
         // A Service outside the selection may have a link because of its finalizer.
         let is_unlisted = |key: &ServiceKey| self.get(key).is_none_or(|link| link.was_never_seen());
         let left = |entry: &dashmap::mapref::multiple::RefMulti<'_, ServiceKey, PersistedTarget>| {
             entry.is_ours && is_unlisted(entry.key()) && !self.unreadable.contains(entry.key())
         };
-        let unlisted = self.last_targets.iter().filter(left);
+        let unlisted = self.persisted_targets.iter().filter(left);
         let unlisted: Vec<_> = unlisted.map(|entry| (entry.key().clone(), entry.value().clone())).collect();
         let allocator = self.write();
-        let holds = |link: &&Arc<Link>| !link.is_gone() && allocator.holds_something(&link.key);
+        let holds = |link: &&Arc<Link>| !link.is_gone() && allocator.owns_object(&link.key);
         PersistedTargets { listed: self.links().iter().filter(holds).count(), unlisted }
     }
 
@@ -381,20 +381,20 @@ impl Store {
     }
 
     /// Records that the Service of a link in [`LinkState::LeftOut`] is gone since the given time.
-    pub fn end_left_out(&self, key: &ServiceKey, since: Instant) -> Option<LinkChange> {
+    pub fn delete_left_out(&self, key: &ServiceKey, since: Instant) -> Option<LinkChange> {
         let mut allocator = self.write();
         let link = self.get(key).filter(|link| link.is_left_out())?;
-        Some(self.depart(&mut allocator, &link, since))
+        Some(self.mark_gone(&mut allocator, &link, since))
     }
 
     /// Adds a link for a Service that is being deleted, or that is no longer a load balancer. `has_finalizer` tells
     /// whether the Service has our finalizer. The link of a gone Service gets this uid and finalizer. Returns `None`
     /// if nothing changes.
     pub fn insert_terminating(&self, key: &ServiceKey, uid: &str, has_finalizer: bool) -> Option<LinkChange> {
-        self.insert_ghost(key, uid, has_finalizer, Vec::new())
+        self.insert_unobserved(key, uid, has_finalizer, Vec::new())
     }
 
-    fn insert_ghost(
+    fn insert_unobserved(
         &self,
         key: &ServiceKey,
         uid: &str,
@@ -424,7 +424,7 @@ impl Store {
     }
 
     /// Records that our finalizer was added to the Service of a link, or removed from it.
-    pub fn set_guarded(&self, key: &ServiceKey, uid: &str, has_finalizer: bool) -> Option<LinkChange> {
+    pub fn set_has_finalizer(&self, key: &ServiceKey, uid: &str, has_finalizer: bool) -> Option<LinkChange> {
         let mut allocator = self.write();
         let link = self.get(key).filter(|link| link.uid == *uid && link.has_finalizer != has_finalizer)?;
         let changed = Link { has_finalizer, ..Link::clone(&link) };
@@ -440,7 +440,7 @@ impl Store {
 
     /// Records the link that an external target is labelled for, and the custom hostnames recorded on it: an owner
     /// keeps its names.
-    pub fn set_holder(&self, object: &str, holder: Option<&ServiceKey>, hostnames: &[Box<str>]) {
+    pub fn set_owner(&self, object: &str, holder: Option<&ServiceKey>, hostnames: &[Box<str>]) {
         let mut allocator = self.write();
         let reassigned = allocator.set_holder(object, holder);
         self.apply_reassigned(&mut allocator, reassigned);
@@ -463,7 +463,7 @@ impl Store {
         } = observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
-        let key = known.as_ref().map_or_else(|| allocator.kept_key(&key), |link| link.key.clone());
+        let key = known.as_ref().map_or_else(|| allocator.interned_key(&key), |link| link.key.clone());
         // A recreated Service doesn't inherit the target of its predecessor.
         let same = known.as_ref().filter(|link| {
             let is_it = link.uid == uid || link.is_left_out() && link.uid.is_empty();
@@ -471,8 +471,8 @@ impl Store {
         });
         let (in_use, predecessor_gone) = match &known {
             None => {
-                let last = self.last_targets.remove(&key).map(|(_, last)| last);
-                let own = |last: &PersistedTarget| !self.is_synced() && last.written_for.is(&uid, created);
+                let last = self.persisted_targets.remove(&key).map(|(_, last)| last);
+                let own = |last: &PersistedTarget| !self.is_synced() && last.owner.matches(&uid, created);
                 match last {
                     Some(last) if own(&last) => (last.target, None),
                     Some(_) => (None, Some(Instant::now())),
@@ -528,8 +528,8 @@ impl Store {
         Some(self.upsert(allocator, known, link))
     }
 
-    fn depart(&self, allocator: &mut NameAllocator, link: &Arc<Link>, since: Instant) -> LinkChange {
-        match self.departed {
+    fn mark_gone(&self, allocator: &mut NameAllocator, link: &Arc<Link>, since: Instant) -> LinkChange {
+        match self.on_gone {
             OnGone::Dropped => self.remove(allocator, link),
             OnGone::Kept => {
                 // A Service that never had a target itself still has its predecessor's external target.
@@ -552,12 +552,12 @@ impl Store {
         self.advance_serial(None);
         match &mut allocator.pending_changes {
             Some(untold) => untold.push(change.clone()),
-            None => self.tell(change.clone()),
+            None => self.send_change(change.clone()),
         }
         change
     }
 
-    fn tell(&self, change: LinkChange) {
+    fn send_change(&self, change: LinkChange) {
         // The send fails if there are no subscribers, which is fine.
         let _ = self.feed.send(change);
     }
@@ -568,7 +568,7 @@ impl Store {
     pub fn rewind(&self, resource_version: u64) {
         let _writer = self.write();
         let next = self.serial.load(Ordering::Relaxed) + 1;
-        self.ahead.store(next.saturating_sub(resource_version), Ordering::Relaxed);
+        self.serial_offset.store(next.saturating_sub(resource_version), Ordering::Relaxed);
         self.serial.store(next, Ordering::Relaxed);
     }
 
@@ -577,11 +577,11 @@ impl Store {
     fn advance_serial(&self, resource_version: Option<u64>) {
         match resource_version {
             Some(version) => {
-                self.versioned.store(true, Ordering::Relaxed);
-                let serial = version.saturating_add(self.ahead.load(Ordering::Relaxed));
+                self.has_versions.store(true, Ordering::Relaxed);
+                let serial = version.saturating_add(self.serial_offset.load(Ordering::Relaxed));
                 self.serial.fetch_max(serial, Ordering::Relaxed);
             }
-            None if !self.versioned.load(Ordering::Relaxed) => {
+            None if !self.has_versions.load(Ordering::Relaxed) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
                 let last = self.serial.load(Ordering::Relaxed);
                 self.serial.store(now.max(last + 1), Ordering::Relaxed);
@@ -594,7 +594,7 @@ impl Store {
         // A panic of another writer leaves claims and maps usable: each step is complete in itself.
         let mut allocator = self.allocator.lock();
         // Send the changes that a panicked writer has left unsent.
-        allocator.pending_changes.take().into_iter().flatten().for_each(|change| self.tell(change));
+        allocator.pending_changes.take().into_iter().flatten().for_each(|change| self.send_change(change));
         allocator
     }
 }
@@ -608,8 +608,8 @@ impl Store {
 
     /// Returns whether an external target is labelled for this Service.
     #[must_use]
-    pub fn is_held_by(&self, key: &ServiceKey) -> bool {
-        self.write().holds_something(key)
+    pub fn has_external_target(&self, key: &ServiceKey) -> bool {
+        self.write().owns_object(key)
     }
 
     /// Returns the link that an external target of this name belongs to, if any.
@@ -622,8 +622,8 @@ impl Store {
 
     /// Returns the last target of a Service that was gone before this process started.
     #[must_use]
-    pub fn last_target(&self, key: &ServiceKey) -> Option<Target> {
-        self.last_targets.get(key).and_then(|last| last.target.clone())
+    pub fn persisted_target(&self, key: &ServiceKey) -> Option<Target> {
+        self.persisted_targets.get(key).and_then(|last| last.target.clone())
     }
 
     /// Returns whether the Service exists but can't be decoded.
@@ -676,8 +676,8 @@ impl Store {
     /// Returns the present version of the set of names, for a later comparison. Call this before the look-ups that
     /// depend on it.
     #[must_use]
-    pub fn names(&self) -> NameSetVersion {
-        self.index.names.now()
+    pub fn name_set_version(&self) -> NameSetVersion {
+        self.index.names.current()
     }
 
     /// Returns the links that have this target address, ordered by namespace and name.
@@ -714,9 +714,9 @@ impl Store {
     }
 
     /// Waits until the owners of all external targets are known.
-    pub async fn holders_known(&self) {
+    pub async fn owners_known(&self) {
         // The sender lives as long as `self`: waiting can't fail.
-        let _ = self.holders_known.subscribe().wait_for(|known| *known).await;
+        let _ = self.owners_known.subscribe().wait_for(|known| *known).await;
     }
 
     /// Returns the serial of the zone: the low 32 bits of the newest version (RFC 1982 arithmetic).

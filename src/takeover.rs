@@ -18,7 +18,7 @@ use crate::sync::external_target::orphans::{orphan_of, removal_command};
 use crate::sync::k8s::client::{ClientConnection, ClientError, connect};
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::describe;
-use crate::sync::k8s::errors::{ListError, in_place, is_another, places};
+use crate::sync::k8s::errors::{ListError, in_place, is_uid_mismatch, watch_scopes};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::{FINALIZER, LOAD_BALANCER, Service};
@@ -110,7 +110,7 @@ async fn free_all(
     outcome: &mut TakeoverReport,
 ) {
     if found.is_empty() {
-        let places: Vec<String> = places(namespaces).map(|place| in_place("Service", place)).collect();
+        let places: Vec<String> = watch_scopes(namespaces).map(|place| in_place("Service", place)).collect();
         outcome.lines.push(format!("no {} carries the finalizer {FINALIZER}", places.join(", no ")));
         return;
     }
@@ -195,7 +195,7 @@ async fn free_one(client: &Client, bound: &BlockedService) -> Freed {
                     forbidden: Some(describe(&error, &doing, RIGHTS)),
                 }
             }
-            _ if is_another(&error) => Freed::Failed {
+            _ if is_uid_mismatch(&error) => Freed::Failed {
                 reason: "another one has its name by now; run this again".to_owned(),
                 forbidden: None,
             },
@@ -250,7 +250,7 @@ async fn orphans(
         return Ok(orphans);
     }
     let mut living = HashSet::new();
-    for place in places(&selection.namespaces) {
+    for place in watch_scopes(&selection.namespaces) {
         let fields = RequestQuery { fields: format!("spec.type={LOAD_BALANCER}"), ..RequestQuery::default() };
         for service in list(client, place, "LoadBalancer Services", fields).await? {
             let key = ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any());

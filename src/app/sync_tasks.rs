@@ -26,7 +26,7 @@ use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler;
 use crate::sync::k8s::client::{ClientConnection, connect};
 use crate::sync::k8s::errors::ApiAvailability;
-use crate::sync::k8s::listed::{LinkLists, ListedUpTo};
+use crate::sync::k8s::listed::{LinkLists, ListEpoch};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service_log::ServiceLog;
 use crate::sync::source::cluster::ServiceWatcher;
@@ -144,7 +144,7 @@ impl SyncSource {
         // Manifests have no leader election, so the first list already counts for the current term.
         let rewinds = Rewinds::default();
         let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
-        let listed = ListedUpTo { term, rewinds: rewinds.count() };
+        let listed = ListEpoch { term, rewinds: rewinds.count() };
         let listed = watch::Sender::new(LinkLists::new(&selection.namespaces, listed));
         if let Some(backend) = self.backend() {
             let settings = reconciler::context::ReconcilerContext {
@@ -170,7 +170,7 @@ impl SyncSource {
             tasks.spawn(writers.track_future(reconciler));
         } else {
             // No external targets are read, so the store must not wait for the owners of names that they record.
-            store.set_holders_known();
+            store.set_owners_known();
         }
         // With --max-deletes the user allows external targets to be deleted.
         let keeps_unlisted =

@@ -7,7 +7,7 @@ use dashmap::DashMap;
 use hashbrown::hash_table::Entry;
 
 use super::reverse_index::ReverseIndex;
-use super::table::{Dashed, Dotted, Extra, Place, Table};
+use super::table::{Custom, Dashed, Dotted, Table, TableEntry};
 use crate::model::link::Link;
 
 /// Result of a look-up.
@@ -33,7 +33,7 @@ pub(super) struct NameSetCounter(Arc<AtomicU64>);
 
 /// A change in progress, which ends on drop.
 #[derive(Debug)]
-struct Changing<'a>(&'a NameSetCounter);
+struct ChangeGuard<'a>(&'a NameSetCounter);
 
 /// The names of all links, in wire form, and the addresses of their targets.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(super) struct Index {
     /// The labels `<service>-<namespace>`, relative to the zone.
     labels: NameTree<Dashed>,
     /// The custom hostnames, as absolute names.
-    custom_hostnames: NameTree<Extra>,
+    custom_hostnames: NameTree<Custom>,
     pub(super) addresses: ReverseIndex,
     pub(super) names: NameSetCounter,
 }
@@ -55,7 +55,7 @@ struct NameTree<P> {
     /// The domains above the names, and how many names each of them has below it.
     domains: DashMap<Box<[u8]>, usize>,
     /// The number of names.
-    owned: AtomicUsize,
+    count: AtomicUsize,
     generations: NameSetCounter,
 }
 
@@ -69,23 +69,23 @@ impl NameSetVersion {
 }
 
 impl NameSetCounter {
-    pub(super) fn now(&self) -> NameSetVersion {
+    pub(super) fn current(&self) -> NameSetVersion {
         NameSetVersion { generation: self.0.load(Ordering::Acquire), generations: Arc::clone(&self.0) }
     }
 
     /// Counts a change of unknown extent. Writers are serialized.
-    pub(super) fn change(&self) {
+    pub(super) fn increment(&self) {
         self.0.fetch_add(2, Ordering::AcqRel);
     }
 
     /// Begins a change. The returned guard ends the change on drop, also when a panic unwinds.
-    fn begin(&self) -> Changing<'_> {
+    fn begin(&self) -> ChangeGuard<'_> {
         self.0.fetch_add(1, Ordering::AcqRel);
-        Changing(self)
+        ChangeGuard(self)
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         self.0.0.fetch_add(1, Ordering::AcqRel);
     }
@@ -108,9 +108,9 @@ impl Index {
     /// Looks up a name, given as the part below its zone and the zone's origin. Default names take precedence over
     /// custom hostnames.
     pub(super) fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
-        let own = self.find_own(name);
+        let own = self.find_default(name);
         // Fast path: there are no custom hostnames.
-        if matches!(own, Lookup::Link(_)) || self.custom_hostnames.owned.load(Ordering::Acquire) == 0 {
+        if matches!(own, Lookup::Link(_)) || self.custom_hostnames.count.load(Ordering::Acquire) == 0 {
             return own;
         }
         match self.custom_hostnames.find(&[name, origin].concat()) {
@@ -121,13 +121,13 @@ impl Index {
     }
 
     /// Looks up one of the default names of links, relative to the zone.
-    pub(super) fn find_own(&self, name: &[u8]) -> Lookup {
+    pub(super) fn find_default(&self, name: &[u8]) -> Lookup {
         let label = if is_label(name) { self.labels.names.get(name) } else { None };
         label.map_or_else(|| self.dotted.find(name), Lookup::Link)
     }
 
     /// Maps a default name to a link, or removes the name. Returns the previous link.
-    pub(super) fn set_own(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
+    pub(super) fn set_default(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
         if is_label(name) {
             self.labels.set(name, link.map(Dashed))
         } else {
@@ -136,8 +136,8 @@ impl Index {
     }
 
     /// Maps a custom hostname to a link, or removes the hostname.
-    pub(super) fn set_extra(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
-        self.custom_hostnames.set(&name.clone(), link.map(|link| Extra { name, link }));
+    pub(super) fn set_custom(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
+        self.custom_hostnames.set(&name.clone(), link.map(|link| Custom { name, link }));
     }
 
     /// Looks for a wildcard directly below the closest encloser (RFC 4592 section 3.3.1).
@@ -152,7 +152,7 @@ impl Index {
             if let Lookup::Link(link) = self.custom_hostnames.find(&[b"\x01*", &*absolute].concat()) {
                 return Lookup::Link(link);
             }
-            if self.find_own(parent) != Lookup::Nothing
+            if self.find_default(parent) != Lookup::Nothing
                 || self.custom_hostnames.find(&absolute) != Lookup::Nothing
             {
                 return Lookup::Nothing;
@@ -163,10 +163,10 @@ impl Index {
     }
 }
 
-impl<P: Place> NameTree<P> {
+impl<P: TableEntry> NameTree<P> {
     fn new(generations: &NameSetCounter) -> Self {
         let (names, domains) = (Table::default(), DashMap::new());
-        Self { names, domains, owned: AtomicUsize::new(0), generations: generations.clone() }
+        Self { names, domains, count: AtomicUsize::new(0), generations: generations.clone() }
     }
 
     /// Maps a name to a link, or removes the name. Returns the previous link.
@@ -200,8 +200,8 @@ impl<P: Place> NameTree<P> {
             let step = if before.is_none() { 1 } else { -1 };
             self.count_below(name, step);
             // Writers are serialized.
-            let owned = self.owned.load(Ordering::Relaxed).saturating_add_signed(step);
-            self.owned.store(owned, Ordering::Release);
+            let owned = self.count.load(Ordering::Relaxed).saturating_add_signed(step);
+            self.count.store(owned, Ordering::Release);
         }
         before
     }

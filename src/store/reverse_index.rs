@@ -153,11 +153,11 @@ mod tests {
                     8 => {
                         let target = Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect());
                         let written_for = TargetOwner::Uid(uid.as_str().into());
-                        store.set_last_target(
+                        store.set_persisted_target(
                             &key,
                             PersistedTarget {
                                 target: Some(target),
-                                written_for,
+                                owner: written_for,
                                 hostnames: Box::default(),
                                 is_ours: true,
                             },

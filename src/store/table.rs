@@ -14,14 +14,14 @@ use crate::model::link::Link;
 const SHARDS: usize = 32;
 
 /// An entry of a table.
-pub(super) trait Place {
+pub(super) trait TableEntry {
     fn link(&self) -> &Arc<Link>;
 
     /// Returns the key of the entry.
-    fn name(&self) -> Cow<'_, [u8]>;
+    fn key(&self) -> Cow<'_, [u8]>;
 
     /// Returns whether the key of the entry equals `name`.
-    fn is(&self, name: &[u8]) -> bool;
+    fn matches(&self, name: &[u8]) -> bool;
 }
 
 /// A link by the key of its Service.
@@ -38,7 +38,7 @@ pub(super) struct Dashed(pub(super) Arc<Link>);
 
 /// A link by one of its custom hostnames in wire form.
 #[derive(Debug)]
-pub(super) struct Extra {
+pub(super) struct Custom {
     pub(super) name: Box<[u8]>,
     pub(super) link: Arc<Link>,
 }
@@ -63,16 +63,16 @@ impl<P> Default for Table<P> {
     }
 }
 
-impl<P: Place> Table<P> {
+impl<P: TableEntry> Table<P> {
     /// Returns the link that has this name.
     pub(super) fn get(&self, name: &[u8]) -> Option<Arc<Link>> {
         let (hash, shard) = self.shard(name);
-        shard.read().find(hash, |place| place.is(name)).map(|place| Arc::clone(place.link()))
+        shard.read().find(hash, |place| place.matches(name)).map(|place| Arc::clone(place.link()))
     }
 
     pub(super) fn contains(&self, name: &[u8]) -> bool {
         let (hash, shard) = self.shard(name);
-        shard.read().find(hash, |place| place.is(name)).is_some()
+        shard.read().find(hash, |place| place.matches(name)).is_some()
     }
 
     /// Changes the entry of this key. Readers of its shard wait meanwhile.
@@ -80,13 +80,13 @@ impl<P: Place> Table<P> {
         let (hash, shard) = self.shard(name);
         // A panic of another writer leaves the shard usable: each step is complete in itself.
         let mut places = shard.0.write();
-        let hash_of = |place: &P| self.hasher.hash_one(&*place.name());
-        change(places.entry(hash, |place| place.is(name), hash_of))
+        let hash_of = |place: &P| self.hasher.hash_one(&*place.key());
+        change(places.entry(hash, |place| place.matches(name), hash_of))
     }
 
     /// Inserts an entry. Returns the previous entry of its key.
     pub(super) fn insert(&self, place: P) -> Option<P> {
-        let name = place.name().into_owned();
+        let name = place.key().into_owned();
         self.change(&name, |entry| match entry {
             Entry::Occupied(mut known) => Some(std::mem::replace(known.get_mut(), place)),
             Entry::Vacant(free) => {
@@ -125,58 +125,58 @@ impl<P> Shard<P> {
     }
 }
 
-impl Place for Keyed {
+impl TableEntry for Keyed {
     fn link(&self) -> &Arc<Link> {
         &self.0
     }
 
-    fn name(&self) -> Cow<'_, [u8]> {
+    fn key(&self) -> Cow<'_, [u8]> {
         self.0.key.bytes().into()
     }
 
-    fn is(&self, name: &[u8]) -> bool {
+    fn matches(&self, name: &[u8]) -> bool {
         self.0.key.bytes() == name
     }
 }
 
-impl Place for Dotted {
+impl TableEntry for Dotted {
     fn link(&self) -> &Arc<Link> {
         &self.0
     }
 
-    fn name(&self) -> Cow<'_, [u8]> {
+    fn key(&self) -> Cow<'_, [u8]> {
         self.0.key.dotted().unwrap_or_default().into()
     }
 
-    fn is(&self, name: &[u8]) -> bool {
+    fn matches(&self, name: &[u8]) -> bool {
         self.0.key.is_dotted(name)
     }
 }
 
-impl Place for Dashed {
+impl TableEntry for Dashed {
     fn link(&self) -> &Arc<Link> {
         &self.0
     }
 
-    fn name(&self) -> Cow<'_, [u8]> {
+    fn key(&self) -> Cow<'_, [u8]> {
         self.0.key.label().unwrap_or_default().into()
     }
 
-    fn is(&self, name: &[u8]) -> bool {
+    fn matches(&self, name: &[u8]) -> bool {
         self.0.key.is_label(name)
     }
 }
 
-impl Place for Extra {
+impl TableEntry for Custom {
     fn link(&self) -> &Arc<Link> {
         &self.link
     }
 
-    fn name(&self) -> Cow<'_, [u8]> {
+    fn key(&self) -> Cow<'_, [u8]> {
         (&*self.name).into()
     }
 
-    fn is(&self, name: &[u8]) -> bool {
+    fn matches(&self, name: &[u8]) -> bool {
         *self.name == *name
     }
 }

@@ -87,7 +87,7 @@ fn blank_status_keeps_the_target_of_the_same_service_only() {
 
 fn last(host: &str, written_for: TargetOwner) -> PersistedTarget {
     let target = Some(Target::Hostname(self::host(host)));
-    PersistedTarget { target, written_for, hostnames: Box::default(), is_ours: true }
+    PersistedTarget { target, owner: written_for, hostnames: Box::default(), is_ours: true }
 }
 
 fn noted(uid: &str) -> TargetOwner {
@@ -101,10 +101,13 @@ fn persisted_target_belongs_to_the_service_it_was_written_for() {
         (noted("0"), "pending"),
         (TargetOwner::CreatedUntil(5), "a.example"),
         (TargetOwner::CreatedUntil(4), "pending"),
-        (TargetOwner::Anybody, "a.example"),
+        (TargetOwner::Unknown, "a.example"),
     ] {
         let store = Store::new(OnGone::Kept);
-        store.set_last_target(&ServiceKey::new("default", "web"), last("a.example.", written_for.clone()));
+        store.set_persisted_target(
+            &ServiceKey::new("default", "web"),
+            last("a.example.", written_for.clone()),
+        );
         store.apply(ObservedService { created: Some(5), ..seen("default", "web", "1", &[]) });
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some(expected), "{written_for:?}");
     }
@@ -117,12 +120,12 @@ fn late_external_target_restores_the_target_of_a_blank_service() {
     store.apply(seen("default", "web", "1", &[]));
     store.set_synced();
     assert!(
-        store.set_last_target(&key, last("a.example.", TargetOwner::Anybody)).is_none(),
+        store.set_persisted_target(&key, last("a.example.", TargetOwner::Unknown)).is_none(),
         "it may be its predecessor's"
     );
-    assert!(store.set_last_target(&key, last("a.example.", noted("1"))).is_some());
+    assert!(store.set_persisted_target(&key, last("a.example.", noted("1"))).is_some());
     assert_eq!(store.get(&key).unwrap().state, LinkState::Stale);
-    assert!(store.set_last_target(&key, last("b.example.", noted("1"))).is_none(), "it has one");
+    assert!(store.set_persisted_target(&key, last("b.example.", noted("1"))).is_none(), "it has one");
 }
 
 /// Returns the time since which the Service behind default/web's external target is gone.
@@ -138,23 +141,23 @@ fn key(name: &str) -> ServiceKey {
 fn recorded_returns_unlisted_external_targets_of_ours() {
     let store = Store::new(OnGone::Kept);
     for name in ["listed", "unlisted", "unreadable", "orphan"] {
-        store.set_holder(&format!("{name}-default-ext"), Some(&key(name)), &[]);
+        store.set_owner(&format!("{name}-default-ext"), Some(&key(name)), &[]);
         let is_ours = name != "orphan";
-        store.set_last_target(&key(name), PersistedTarget { is_ours, ..last("a.example.", noted("1")) });
+        store.set_persisted_target(&key(name), PersistedTarget { is_ours, ..last("a.example.", noted("1")) });
     }
     store.apply(seen("default", "listed", "1", &["a.example."]));
     store.apply(seen("default", "without", "1", &[]));
     store.set_unreadable(&key("unreadable"));
-    assert_eq!(store.recorded().unlisted.len(), 1);
+    assert_eq!(store.persisted_targets().unlisted.len(), 1);
     // Carrying our finalizer doesn't mean that the Service is gone.
     store.insert_terminating(&key("unlisted"), "1", true);
-    let recorded = store.recorded();
+    let recorded = store.persisted_targets();
     assert_eq!(recorded.listed, 1);
     let unlisted: Vec<&ServiceKey> = recorded.unlisted.iter().map(|(key, _)| key).collect();
     assert_eq!(unlisted, [&key("unlisted")]);
     assert_eq!(recorded.unlisted[0].1.uid(), Uid::from("1"));
-    assert!(TargetOwner::Anybody.is(&"2".into(), None));
-    assert!(last("a.example.", TargetOwner::Anybody).uid().is_empty());
+    assert!(TargetOwner::Unknown.matches(&"2".into(), None));
+    assert!(last("a.example.", TargetOwner::Unknown).uid().is_empty());
 }
 
 #[test]
@@ -203,14 +206,14 @@ fn left_out_service_can_be_deleted_and_forgotten() {
         let change = if by_event {
             store.delete(&key("web"), "1", None)
         } else {
-            store.end_left_out(&key("web"), since)
+            store.delete_left_out(&key("web"), since)
         };
         assert!(change.is_some());
         let link = store.get(&key("web")).unwrap();
         assert!(link.is_gone());
         assert_eq!(link.service_gone_since() == Some(since), !by_event);
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
-        assert!(store.end_left_out(&key("web"), since).is_none());
+        assert!(store.delete_left_out(&key("web"), since).is_none());
     }
     let store = left_out();
     assert!(store.forget(&key("web")).is_some());
@@ -229,23 +232,23 @@ fn pending_service_is_outlived_only_after_a_predecessor() {
         (noted("0"), true),
         (TargetOwner::CreatedUntil(5), false),
         (TargetOwner::CreatedUntil(4), true),
-        (TargetOwner::Anybody, false),
+        (TargetOwner::Unknown, false),
     ] {
         let key = ServiceKey::new("default", "web");
         let pending = || ObservedService { created: Some(5), ..seen("default", "web", "1", &[]) };
         let before = Instant::now();
         // The external target is observed before the Service, or after it; its target may be denied by now.
-        for target in [last("a.example.", TargetOwner::Anybody).target, None] {
+        for target in [last("a.example.", TargetOwner::Unknown).target, None] {
             let last =
                 || PersistedTarget { target: target.clone(), ..last("a.example.", written_for.clone()) };
             let early = Store::new(OnGone::Kept);
-            early.set_last_target(&key, last());
+            early.set_persisted_target(&key, last());
             early.apply(pending());
             early.set_synced();
             let late = Store::new(OnGone::Kept);
             late.apply(pending());
             late.set_synced();
-            late.set_last_target(&key, last());
+            late.set_persisted_target(&key, last());
             for store in [early, late] {
                 let since = outlived_since(&store);
                 assert_eq!(since.is_some(), is_predecessors, "{written_for:?}");
@@ -288,7 +291,7 @@ fn recreated_service_is_outlived_since_its_predecessors_end() {
 fn initially_blank_service_keeps_its_persisted_target() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
-    store.set_last_target(&key, last("a.example.", noted("1")));
+    store.set_persisted_target(&key, last("a.example.", noted("1")));
     store.apply(seen("default", "web", "1", &[]));
     assert_eq!(store.get(&key).unwrap().state, LinkState::Stale);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
@@ -299,12 +302,12 @@ fn initially_blank_service_keeps_its_persisted_target() {
 #[test]
 fn owner_keeps_its_names_against_an_older_service() {
     let store = Store::new(OnGone::Kept);
-    store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
+    store.set_owner("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
     store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
     store.apply(ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
     let mut feed = store.subscribe();
-    store.set_holder("x-y-z-ext", None, &[]);
+    store.set_owner("x-y-z-ext", None, &[]);
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
     let mut renamed: Vec<String> = std::iter::from_fn(|| feed.try_recv().ok())
         .map(|change| format!("{} {}", change.key, change.after.unwrap().external_target()))
@@ -318,12 +321,12 @@ fn owner_keeps_its_names_against_an_older_service() {
 fn claimants_returns_the_present_owner() {
     let store = Store::new(OnGone::Kept);
     let wanting = |name: &str| store.claimants(name).iter().map(ToString::to_string).collect::<Vec<_>>();
-    store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
+    store.set_owner("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
     store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
     store.apply(ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
     let hashed = crate::model::names::external_target_hashed("z", "x-y", 8);
     assert_eq!((wanting("x-y-z-ext"), wanting(&hashed)), (vec!["y-z/x".into()], vec!["z/x-y".into()]));
-    store.set_holder("x-y-z-ext", None, &[]);
+    store.set_owner("x-y-z-ext", None, &[]);
     assert_eq!((wanting("x-y-z-ext"), wanting(&hashed)), (vec!["z/x-y".into()], vec![]));
     let gone = ServiceKey::new("z", "x-y");
     store.delete(&gone, "1", None);
@@ -556,12 +559,12 @@ fn contested_hostname_goes_to_its_owner_else_the_older_link() {
     assert_eq!((has("old"), has("young")), (1, 0));
 
     let young = ServiceKey::new("default", "young");
-    store.set_holder("young-default-ext", Some(&young), &name.map(Box::from));
+    store.set_owner("young-default-ext", Some(&young), &name.map(Box::from));
     assert_eq!(leads(&store, "shop"), "young");
     assert_eq!((has("old"), has("young")), (0, 1));
     store.delete(&young, "young", None);
     assert_eq!(leads(&store, "shop"), "young", "a load balancer that is recreated gets its name back");
-    store.set_holder("young-default-ext", None, &[]);
+    store.set_owner("young-default-ext", None, &[]);
     store.forget(&young);
     assert_eq!(leads(&store, "shop"), "old");
 }
@@ -660,14 +663,14 @@ fn names_are_unique_after_random_changes() {
                     // The Service's external target is written, under the name that the link has.
                     if let Some(link) = link.filter(|link| !link.is_gone()) {
                         let noted = (key.clone(), link.hostnames.to_vec());
-                        store.set_holder(&link.external_target(), Some(&key), &noted.1);
+                        store.set_owner(&link.external_target(), Some(&key), &noted.1);
                         written.insert(link.external_target().to_string(), noted);
                     }
                 }
                 8 => {
                     // The Service's external targets are removed, and then its link is forgotten.
                     for (object, _) in written.extract_if(|_, (holder, _)| *holder == key) {
-                        store.set_holder(&object, None, &[]);
+                        store.set_owner(&object, None, &[]);
                     }
                     store.forget(&key);
                 }
@@ -675,7 +678,7 @@ fn names_are_unique_after_random_changes() {
                     // A restart: the cluster's objects are listed, in any order.
                     store = store_with_zone();
                     for (object, (holder, noted)) in &written {
-                        store.set_holder(object, Some(holder), noted);
+                        store.set_owner(object, Some(holder), noted);
                     }
                     let mut list: Vec<ObservedService> = living.values().cloned().collect();
                     list.shuffle(&mut random);

@@ -58,7 +58,7 @@ impl Store {
             self.set_own(allocator, &label, Some(Arc::clone(link)));
         }
         for name in link.hostnames.iter().filter_map(|name| custom_hostnames::wire(name)) {
-            self.index.set_extra(name, Some(Arc::clone(link)));
+            self.index.set_custom(name, Some(Arc::clone(link)));
         }
     }
 
@@ -102,7 +102,7 @@ impl Store {
     pub(super) fn apply_owner_changes(&self, allocator: &mut NameAllocator, passed: Vec<OwnerChange>) {
         for OwnerChange { name, from, to } in passed {
             if to.is_none() {
-                self.index.set_extra(name, None);
+                self.index.set_custom(name, None);
             }
             // Publish the new owner before unpublishing the old one.
             for key in [to, from].into_iter().flatten() {
@@ -115,7 +115,7 @@ impl Store {
     /// hostname.
     fn set_own(&self, allocator: &mut NameAllocator, name: &[u8], link: Option<Arc<Link>>) {
         let owner = link.as_ref().map(|link| link.key.clone());
-        let before = self.index.set_own(name, link);
+        let before = self.index.set_default(name, link);
         let is_changed = before.is_some() != owner.is_some();
         // Publish the link that has lost the name again, under its other names.
         if let (Some(loser), Some(owner)) = (before, owner)
@@ -149,7 +149,7 @@ impl Store {
         let free = |name: &str| {
             let Some(name) = custom_hostnames::wire(name) else { return false };
             let mut own = zones.iter().filter_map(|zone| name.strip_suffix(&**zone));
-            !own.any(|name| matches!(self.index.find_own(name), Lookup::Link(_)))
+            !own.any(|name| matches!(self.index.find_default(name), Lookup::Link(_)))
         };
         allocator.custom_hostnames.names_of(key).into_iter().filter(|name| free(name)).collect()
     }

@@ -135,7 +135,7 @@ impl Election {
         let mut elector = Elector::new(self.holder.clone(), owner, Timing::DEFAULT, term, (self.clock)());
         let mut seen = self.fence.watch_seen();
         loop {
-            elector.see(*seen.borrow_and_update(), (self.clock)());
+            elector.observe_term(*seen.borrow_and_update(), (self.clock)());
             let step = elector.next((self.clock)());
             self.publish(&mut elector);
             // The first round has ended: this process leads, another replica does, or the request failed.
@@ -146,7 +146,7 @@ impl Election {
                 match step {
                     ElectionStep::Wait(until) => tokio::select! {
                         () = talk.wait(until) => {}
-                        () = self.fence.asked.notified() => elector.ask((self.clock)()),
+                        () = self.fence.renewal_requested.notified() => elector.request_renewal((self.clock)()),
                         // The new term is read at the top of the loop. The sender lives as long as `self`.
                         _ = seen.changed() => {}
                     },
@@ -189,8 +189,8 @@ impl Election {
                 ),
                 LeaderEvent::Lost(why) => warn!("not leading any more: {why}"),
                 LeaderEvent::Resigned => info!("not leading any more: lb-linker is stopping"),
-                LeaderEvent::Leads(holder) => info!("{holder} leads"),
-                LeaderEvent::Vanished(holder) => {
+                LeaderEvent::NewLeader(holder) => info!("{holder} leads"),
+                LeaderEvent::LeaseDeleted(holder) => {
                     warn!(
                         "the Lease of {holder} was deleted, and {holder} may still lead; waiting for its end"
                     );
@@ -269,10 +269,10 @@ impl<'a> LeaseClient<'a> {
         let name = self.election.election_config.lease.clone();
         let failure = match step {
             ElectionStep::Wait(until) => return self.wait(until).await,
-            ElectionStep::Look => {
+            ElectionStep::Get => {
                 match ask_until(self.until(elector.deadline()), self.leases.get_opt(&name)).await {
                     Ok(lease) => {
-                        elector.saw(lease, sent, clock());
+                        elector.on_lease(lease, sent, clock());
                         return self.election.availability.over();
                     }
                     Err(failure) => failure,
@@ -290,7 +290,7 @@ impl<'a> LeaseClient<'a> {
                 self.count(step.verb(), &written);
                 match written {
                     Ok(lease) => {
-                        elector.wrote(lease, sent, clock());
+                        elector.on_written(lease, sent, clock());
                         return self.election.availability.over();
                     }
                     Err(failure) => failure,
@@ -309,9 +309,9 @@ impl<'a> LeaseClient<'a> {
                     Err(failure) => failure,
                 }
             }
-            ElectionStep::LookAtPod(ref pod) => match ask(self.pods.get_opt(pod)).await {
+            ElectionStep::GetPod(ref pod) => match ask(self.pods.get_opt(pod)).await {
                 Ok(pod) => {
-                    elector.saw_pod(pod.as_ref());
+                    elector.on_pod(pod.as_ref());
                     return self.election.availability.over();
                 }
                 Err(failure) => failure,
@@ -325,7 +325,7 @@ impl<'a> LeaseClient<'a> {
             (ElectionStep::Replace | ElectionStep::Delete { .. }, 404) => elector.gone(now),
             _ => {
                 let object = match &step {
-                    ElectionStep::LookAtPod(pod) => {
+                    ElectionStep::GetPod(pod) => {
                         format!("Pod {}/{pod}", self.election.election_config.namespace)
                     }
                     _ => format!("Lease {}/{name}", self.election.election_config.namespace),
@@ -381,7 +381,7 @@ impl<'a> LeaseClient<'a> {
 
     fn succeeded(&mut self) {
         let ElectionConfig { namespace, lease, .. } = &self.election.election_config;
-        self.trouble.over(&format!("Lease {namespace}/{lease} can be used again"));
+        self.trouble.recovered(&format!("Lease {namespace}/{lease} can be used again"));
         self.pauses = Backoff::new(RETRY_BACKOFF);
     }
 
@@ -445,7 +445,7 @@ async fn ask<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Req
     answer.map_err(|_| RequestFailure::Unanswered)?.map_err(RequestFailure::Kube)
 }
 
-/// Like [`ask`], but doesn't wait longer than `left`: a leader can't wait for an answer beyond the end of its lease.
+/// Like [`request_renewal`], but doesn't wait longer than `left`: a leader can't wait for an answer beyond the end of its lease.
 async fn ask_until<T>(
     left: Option<Duration>,
     request: impl Future<Output = kube::Result<T>>,

@@ -133,7 +133,7 @@ impl Recorder {
     /// Events, as all replicas observe the same changes.
     #[must_use]
     pub fn new(dropped: IntCounter, leadership: Leadership) -> Self {
-        let waiting = Mutex::new(Waits::default());
+        let waiting = Mutex::new(NamespaceQueues::default());
         Self(Some(Arc::new(EventQueue { waiting, news: Notify::new(), dropped, leadership })))
     }
 
@@ -153,7 +153,7 @@ impl Recorder {
         let Some(queue) = &self.0 else { return };
         let Some(term) = queue.leadership.held() else { return };
         let event_key = EventKey { regarding, reason, note: cut(note).into() };
-        queue.push(Waiting { event_key, at: Timestamp::now(), term });
+        queue.push(QueuedEvent { event_key, at: Timestamp::now(), term });
     }
 
     /// Records an Event about the Service of a link, if this process has observed the Service.
@@ -166,7 +166,7 @@ impl Recorder {
 
 /// A queued Event.
 #[derive(Debug)]
-struct Waiting {
+struct QueuedEvent {
     event_key: EventKey,
     at: Timestamp,
     /// The term in which the Event was recorded. The Event is sent in this term or dropped.
@@ -175,7 +175,7 @@ struct Waiting {
 
 /// The queue of Events. It survives restarts of the [`EventPublisher`].
 struct EventQueue {
-    waiting: Mutex<Waits>,
+    waiting: Mutex<NamespaceQueues>,
     news: Notify,
     dropped: IntCounter,
     leadership: Leadership,
@@ -184,16 +184,16 @@ struct EventQueue {
 /// Queued Events by namespace. The namespaces are served round-robin, so that a namespace with many Events delays no
 /// other.
 #[derive(Debug, Default)]
-struct Waits {
-    by_namespace: HashMap<Box<str>, VecDeque<Waiting>>,
+struct NamespaceQueues {
+    by_namespace: HashMap<Box<str>, VecDeque<QueuedEvent>>,
     /// The namespaces with Events, the next one first.
     turns: VecDeque<Box<str>>,
     number: usize,
 }
 
-impl Waits {
+impl NamespaceQueues {
     /// Adds an Event. Returns false if there is no room for its namespace.
-    fn push(&mut self, event: Waiting) -> bool {
+    fn push(&mut self, event: QueuedEvent) -> bool {
         let namespace = &event.event_key.regarding.namespace;
         let of_namespace = self.by_namespace.get(namespace).map_or(0, VecDeque::len);
         if of_namespace >= QUEUE_CAPACITY.saturating_sub(self.number) {
@@ -207,7 +207,7 @@ impl Waits {
         true
     }
 
-    fn pop(&mut self) -> Option<Waiting> {
+    fn pop(&mut self) -> Option<QueuedEvent> {
         let namespace = self.turns.pop_front()?;
         let waiting = self.by_namespace.get_mut(&namespace)?;
         let next = waiting.pop_front();
@@ -225,7 +225,7 @@ impl Waits {
 }
 
 impl EventQueue {
-    fn push(&self, event: Waiting) {
+    fn push(&self, event: QueuedEvent) {
         if self.waiting.lock().push(event) {
             self.news.notify_one();
         } else {
@@ -233,12 +233,12 @@ impl EventQueue {
         }
     }
 
-    fn pop(&self) -> Option<Waiting> {
+    fn pop(&self) -> Option<QueuedEvent> {
         self.waiting.lock().pop()
     }
 
     /// Waits for the next Event. Only one task may wait.
-    async fn next(&self) -> Waiting {
+    async fn next(&self) -> QueuedEvent {
         loop {
             if let Some(next) = self.pop() {
                 return next;
@@ -344,7 +344,7 @@ mod tests {
         recorder.about(&link(""), Reason::Removed, "ghost");
         recorder.about(&link("u"), Reason::Removed, "seen");
         let queue = recorder.0.unwrap();
-        let Waiting { event_key, .. } = queue.pop().unwrap();
+        let QueuedEvent { event_key, .. } = queue.pop().unwrap();
         assert_eq!((event_key.regarding, &*event_key.note), (regarding(), "seen"));
         assert!(queue.pop().is_none());
     }

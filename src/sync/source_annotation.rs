@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::controller::circuit_breaker::Breakers;
+use super::controller::circuit_breaker::PlaceBreakers;
 use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use super::controller::work_queue::WorkQueue;
 use super::election::Leadership;
@@ -32,7 +32,7 @@ use super::external_target::decision::{SyncMode, SyncPolicy};
 use super::external_target::desired::Precondition;
 use super::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
 use super::k8s::labels::SOURCE;
-use super::k8s::listed::{LinkLists, ListedUpTo};
+use super::k8s::listed::{LinkLists, ListEpoch};
 use super::k8s::refusals::RefusalLog;
 use super::k8s::rewinds::Rewinds;
 use super::k8s::service::Service;
@@ -87,9 +87,9 @@ pub async fn run(settings: SourceAnnotationContext, stop: CancellationToken) -> 
     let mut leadership = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
     loop {
-        let lists = |term| ListedUpTo { term, rewinds: settings.rewinds.count() };
+        let lists = |term| ListEpoch { term, rewinds: settings.rewinds.count() };
         let lists = leadership.current_term().map(lists);
-        let is_settled = |lists: &ListedUpTo| links_listed.borrow_and_update().is_settled(*lists);
+        let is_settled = |lists: &ListEpoch| links_listed.borrow_and_update().is_settled(*lists);
         if let Some(lists) = lists.filter(is_settled)
             && settings.store.is_synced()
         {
@@ -113,7 +113,7 @@ async fn run_term(
     settings: &SourceAnnotationContext,
     feed: &mut broadcast::Receiver<LinkChange>,
     memory: CrossTermState,
-    lists: ListedUpTo,
+    lists: ListEpoch,
     stop: &CancellationToken,
 ) -> Result<CrossTermState, SyncError> {
     let mut leadership = settings.leadership.clone();
@@ -171,14 +171,14 @@ struct SourceAnnotationController {
     settings: SourceAnnotationContext,
     memory: CrossTermState,
     /// The term and the rewind count of the lists that writes are based on.
-    lists: ListedUpTo,
+    lists: ListEpoch,
     followers: AnnotatedServices,
     /// Ends the watch of each scope.
     watches: HashMap<usize, AbortHandle>,
     writes: JoinSet<WriteResult>,
     /// The write that the queue tracks is the wanted name.
     work_queue: WorkQueue<String>,
-    breakers: Breakers<WritePlace>,
+    breakers: PlaceBreakers<WritePlace>,
     /// Log of the refusals of each namespace.
     troubles: HashMap<Arc<str>, ThrottledLog>,
     refusals: RefusalLog,
@@ -196,7 +196,7 @@ struct SourceAnnotationController {
 type Events = futures::stream::BoxStream<'static, (usize, WatchItem<Service>)>;
 
 impl SourceAnnotationController {
-    fn new(settings: SourceAnnotationContext, memory: CrossTermState, lists: ListedUpTo) -> Self {
+    fn new(settings: SourceAnnotationContext, memory: CrossTermState, lists: ListEpoch) -> Self {
         Self {
             followers: AnnotatedServices::new(&settings.selection, &settings.availability),
             watches: HashMap::new(),
@@ -205,7 +205,7 @@ impl SourceAnnotationController {
             lists,
             writes: JoinSet::new(),
             work_queue: WorkQueue::new(MAX_WRITES),
-            breakers: Breakers::default(),
+            breakers: PlaceBreakers::default(),
             troubles: HashMap::new(),
             refusals: RefusalLog::default(),
             stale_versions: HashMap::new(),
@@ -218,7 +218,7 @@ impl SourceAnnotationController {
 
     /// Returns whether the term lasts, and etcd hasn't been restored since the lists began.
     fn is_current(&self) -> bool {
-        let ListedUpTo { term, rewinds } = self.lists;
+        let ListEpoch { term, rewinds } = self.lists;
         self.settings.leadership.current_term() == Some(term) && self.settings.rewinds.count() == rewinds
     }
 
@@ -345,7 +345,7 @@ impl SourceAnnotationController {
             return self.unknown(&follower);
         }
         let is_news = !self.initial_pass.remove(key);
-        let wish = follower.wish(link.as_deref(), gone, &self.settings.policy);
+        let wish = follower.decide(link.as_deref(), gone, &self.settings.policy);
         if !matches!(wish, Decision::Refuse(_)) {
             self.memory.object_errors.set(key, None);
         }

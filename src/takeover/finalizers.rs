@@ -19,7 +19,7 @@ use crate::store::Store;
 use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
-use crate::sync::k8s::errors::{ApiAvailability, ListError, in_place, places, root_cause};
+use crate::sync::k8s::errors::{ApiAvailability, ListError, in_place, root_cause, watch_scopes};
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
@@ -73,7 +73,7 @@ fn removal() -> Value {
 ///
 /// # Errors
 /// If the API server doesn't respond, or refuses the patch: 404 if the Service is gone,
-/// [`is_another`](crate::sync::k8s::errors::is_another) if another one has its name.
+/// [`is_uid_mismatch`](crate::sync::k8s::errors::is_another) if another one has its name.
 pub async fn remove_finalizer(
     client: &Client,
     bound: &BlockedService,
@@ -96,7 +96,7 @@ pub async fn list_blocked(
     mut looked_at: impl FnMut(usize),
 ) -> Result<Vec<BlockedService>, ListError> {
     let mut found = Vec::new();
-    for place in places(namespaces) {
+    for place in watch_scopes(namespaces) {
         let query = RequestQuery {
             namespace: place.map(ToOwned::to_owned),
             metadata_only: true,
@@ -155,10 +155,10 @@ pub async fn scan(
         return Ok(());
     }
     store.synced().await;
-    store.holders_known().await;
+    store.owners_known().await;
     // The finalizer may belong to another lb-linker with other labels and another target namespace.
     let belongs = |bound: &BlockedService| {
-        selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key)
+        selection.labels.matches(&bound.labels) || store.has_external_target(&bound.key)
     };
     for bound in found.iter().filter(|bound| belongs(bound)) {
         if let Some(change) = store.insert_terminating(&bound.key, &bound.uid, true) {

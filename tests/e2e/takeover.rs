@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Service;
 use kube::api::{DeleteParams, PostParams};
 use lb_linker::model::names::{earlier_external_target, external_target};
 use lb_linker::model::service_key::ServiceKey;
-use lb_linker::sync::k8s::errors::is_another;
+use lb_linker::sync::k8s::errors::is_uid_mismatch;
 use lb_linker::takeover::finalizers::{BlockedService, remove_finalizer};
 use serde_json::{Value, json};
 
@@ -512,7 +512,7 @@ async fn finalizer_of_a_recreated_service_isnt_removed() {
         others: Vec::new(),
     };
     let refused = remove_finalizer(&cluster.client, &bound("another")).await.unwrap_err();
-    assert!(is_another(&refused), "{refused}");
+    assert!(is_uid_mismatch(&refused), "{refused}");
     assert_eq!(finalizers(&cluster, &namespace, "web").await.len(), 3);
     // Removing the finalizer again has no effect.
     for _ in 0..2 {

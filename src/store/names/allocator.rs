@@ -48,8 +48,8 @@ pub(crate) struct NameAllocator {
     objects: Claims,
     labels: Claims,
     /// The claims of links with other names than their default; the last claim is the name in use.
-    losers: HashMap<ServiceKey, Vec<ArcStr>>,
-    holders: CurrentOwners,
+    non_default_claims: HashMap<ServiceKey, Vec<ArcStr>>,
+    owners: CurrentOwners,
     pub(crate) custom_hostnames: CustomHostnames,
     pub(crate) ports: PortInterner,
     /// Changes that are sent later, all at once, because each send wakes the subscribers of the feed.
@@ -61,8 +61,8 @@ impl Default for NameAllocator {
         Self {
             objects: Claims::of(NameKind::ExternalTarget),
             labels: Claims::of(NameKind::Label),
-            losers: HashMap::new(),
-            holders: CurrentOwners::default(),
+            non_default_claims: HashMap::new(),
+            owners: CurrentOwners::default(),
             custom_hostnames: CustomHostnames::default(),
             ports: PortInterner::default(),
             pending_changes: None,
@@ -79,10 +79,10 @@ impl NameAllocator {
         if let Some(label) = key.label() {
             let before = self.label_winner(&label).cloned();
             self.labels.add(&label, rank.clone());
-            self.note_label(label, before.as_ref(), &mut changes);
+            self.record_label_change(label, before.as_ref(), &mut changes);
         }
         self.rebalance(vec![rank], &mut changes);
-        let mut own = first_choice(key);
+        let mut own = default_name(key);
         changes.retain(|change| match change {
             Reassigned::Object(whose, name) if whose == key => {
                 own = name.clone();
@@ -97,13 +97,13 @@ impl NameAllocator {
     pub(crate) fn remove(&mut self, key: &ServiceKey) -> Vec<Reassigned> {
         let mut changes = Vec::new();
         let claimed = self.claimed(key);
-        let Some(rank) = self.rank(key).cloned() else { return changes };
+        let Some(rank) = self.claim(key).cloned() else { return changes };
         if let Some(label) = key.label() {
             let before = self.label_winner(&label).cloned();
             self.labels.remove(&label, &rank);
-            self.note_label(label, before.as_ref(), &mut changes);
+            self.record_label_change(label, before.as_ref(), &mut changes);
         }
-        self.losers.remove(key);
+        self.non_default_claims.remove(key);
         let mut next = Vec::new();
         for name in claimed {
             self.objects.remove(name.as_bytes(), &rank);
@@ -115,7 +115,7 @@ impl NameAllocator {
 
     /// Records the link that an object is labelled for, if any. Returns the changes.
     pub(crate) fn set_holder(&mut self, object: &str, holder: Option<&ServiceKey>) -> Vec<Reassigned> {
-        let before = self.holders.get(object).cloned();
+        let before = self.owners.get(object).cloned();
         if before.as_ref() == holder {
             return Vec::new();
         }
@@ -123,12 +123,12 @@ impl NameAllocator {
         let labels: Vec<Vec<u8>> = concerned.iter().filter_map(ServiceKey::label).collect();
         let owners: Vec<_> = labels.iter().map(|label| self.label_winner(label).cloned()).collect();
         let displaced = self.object_winner(object).cloned();
-        self.holders.set(object, holder.map(|holder| self.kept_key(holder)));
+        self.owners.set(object, holder.map(|holder| self.interned_key(holder)));
         let mut changes = Vec::new();
         for (label, owner) in labels.into_iter().zip(owners) {
-            self.note_label(label, owner.as_ref(), &mut changes);
+            self.record_label_change(label, owner.as_ref(), &mut changes);
         }
-        let mut dirty: Vec<Claim> = concerned.iter().filter_map(|key| self.rank(key)).cloned().collect();
+        let mut dirty: Vec<Claim> = concerned.iter().filter_map(|key| self.claim(key)).cloned().collect();
         dirty.extend(self.object_winner(object).cloned());
         dirty.extend(displaced);
         self.rebalance(dirty, &mut changes);
@@ -137,12 +137,12 @@ impl NameAllocator {
 
     /// Returns the links that claim an object's name.
     pub(crate) fn claimants(&self, object: &str) -> Vec<ServiceKey> {
-        self.objects.ranks(object.as_bytes()).iter().map(|rank| rank.key.clone()).collect()
+        self.objects.claims_for(object.as_bytes()).iter().map(|rank| rank.key.clone()).collect()
     }
 
     /// Returns whether an object is labelled for this link.
-    pub(crate) fn holds_something(&self, key: &ServiceKey) -> bool {
-        self.holders.contains(key)
+    pub(crate) fn owns_object(&self, key: &ServiceKey) -> bool {
+        self.owners.contains(key)
     }
 
     /// Returns whether the link owns its label.
@@ -173,9 +173,9 @@ impl NameAllocator {
             }
             let has = claims.last().cloned();
             if claims.len() == 1 && has.as_ref().is_some_and(|has| key.is_external_target(has.as_bytes())) {
-                self.losers.remove(key);
+                self.non_default_claims.remove(key);
             } else {
-                self.losers.insert(key.clone(), claims);
+                self.non_default_claims.insert(key.clone(), claims);
             }
             if let Some(has) = has.filter(|has| Some(has) != had.as_ref()) {
                 changes.push(Reassigned::Object(rank.key, has));
@@ -188,10 +188,10 @@ impl NameAllocator {
     fn candidate(&self, key: &ServiceKey, place: usize) -> Option<ArcStr> {
         let (namespace, name) = key.parts();
         let earlier = Some(ArcStr::from(names::earlier_external_target(namespace, name)))
-            .filter(|earlier| self.holders.get(earlier) == Some(key));
+            .filter(|earlier| self.owners.get(earlier) == Some(key));
         match (place.checked_sub(usize::from(earlier.is_some())), earlier) {
             (None, earlier) => earlier,
-            (Some(0), _) => Some(first_choice(key)),
+            (Some(0), _) => Some(default_name(key)),
             (Some(place), _) => {
                 let digits = names::HASH_DIGITS.get(place - 1)?;
                 Some(names::external_target_hashed(namespace, name, *digits).into())
@@ -202,39 +202,45 @@ impl NameAllocator {
     /// Returns the names that a link claims. The link has the last one.
     fn claimed(&self, key: &ServiceKey) -> Vec<ArcStr> {
         let first = || {
-            let first = first_choice(key);
-            if self.objects.ranks(first.as_bytes()).iter().any(|rank| rank.key == *key) {
+            let first = default_name(key);
+            if self.objects.claims_for(first.as_bytes()).iter().any(|rank| rank.key == *key) {
                 vec![first]
             } else {
                 Vec::new()
             }
         };
-        self.losers.get(key).cloned().unwrap_or_else(first)
+        self.non_default_claims.get(key).cloned().unwrap_or_else(first)
     }
 
     /// Returns the link's claim, or `None` for an unknown link.
-    fn rank(&self, key: &ServiceKey) -> Option<&Claim> {
+    fn claim(&self, key: &ServiceKey) -> Option<&Claim> {
         let first = || key.external_target().into();
-        let claim = self.losers.get(key).and_then(|claims| claims.first()).cloned().unwrap_or_else(first);
-        self.objects.ranks(claim.as_bytes()).iter().find(|rank| rank.key == *key)
+        let claim =
+            self.non_default_claims.get(key).and_then(|claims| claims.first()).cloned().unwrap_or_else(first);
+        self.objects.claims_for(claim.as_bytes()).iter().find(|rank| rank.key == *key)
     }
 
     /// Returns an equal key that shares its memory with the stored key.
-    pub(crate) fn kept_key(&self, key: &ServiceKey) -> ServiceKey {
-        let holder = || self.holders.usual(key);
-        self.rank(key).map(|rank| &rank.key).or_else(holder).unwrap_or(key).clone()
+    pub(crate) fn interned_key(&self, key: &ServiceKey) -> ServiceKey {
+        let holder = || self.owners.default_owner(key);
+        self.claim(key).map(|rank| &rank.key).or_else(holder).unwrap_or(key).clone()
     }
 
     fn object_winner(&self, name: &str) -> Option<&Claim> {
-        self.objects.winner(name.as_bytes(), |key| self.holders.get(name) == Some(key))
+        self.objects.winner(name.as_bytes(), |key| self.owners.get(name) == Some(key))
     }
 
     /// Returns the owner of a label: a link that owns its default external target comes first.
     fn label_winner(&self, label: &[u8]) -> Option<&ServiceKey> {
-        self.labels.winner(label, |key| self.holders.usual(key).is_some()).map(|rank| &rank.key)
+        self.labels.winner(label, |key| self.owners.default_owner(key).is_some()).map(|rank| &rank.key)
     }
 
-    fn note_label(&self, label: Vec<u8>, before: Option<&ServiceKey>, changes: &mut Vec<Reassigned>) {
+    fn record_label_change(
+        &self,
+        label: Vec<u8>,
+        before: Option<&ServiceKey>,
+        changes: &mut Vec<Reassigned>,
+    ) {
         let now = self.label_winner(&label);
         if now != before {
             let now = now.cloned();
@@ -243,7 +249,7 @@ impl NameAllocator {
     }
 }
 
-fn first_choice(key: &ServiceKey) -> ArcStr {
+fn default_name(key: &ServiceKey) -> ArcStr {
     key.external_target().into()
 }
 
@@ -324,7 +330,7 @@ mod tests {
                 let key = &keys[random.random_range(0..keys.len())];
                 if random.random_bool(0.1) {
                     // A write for a link that has lost the name meanwhile, or a label set by hand.
-                    let name = first_choice(&keys[random.random_range(0..keys.len())]);
+                    let name = default_name(&keys[random.random_range(0..keys.len())]);
                     known.take(allocator.set_holder(&name, Some(key)));
                     holders.insert(name, key.clone());
                 } else if known.objects.contains_key(key) {
@@ -396,7 +402,7 @@ mod tests {
         assert_eq!(&*allocator.add(&key, 0).0, earlier);
         // The object is deleted by hand: from here on the link has its default name.
         let changes = allocator.set_holder(&earlier, None);
-        assert_eq!(changes, [Reassigned::Object(key.clone(), first_choice(&key))]);
+        assert_eq!(changes, [Reassigned::Object(key.clone(), default_name(&key))]);
     }
 
     #[test]

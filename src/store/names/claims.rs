@@ -24,7 +24,7 @@ pub(crate) enum NameKind {
     ExternalTarget,
     /// Custom hostnames, in wire form.
     #[default]
-    Extra,
+    CustomHostname,
 }
 
 /// The claims for one name, in order of precedence.
@@ -52,18 +52,18 @@ pub(crate) struct Claims {
 
 impl NameKind {
     /// Returns whether the name is the default name of a link.
-    fn is_first(self, name: &[u8], key: &ServiceKey) -> bool {
+    fn is_default(self, name: &[u8], key: &ServiceKey) -> bool {
         match self {
             Self::Label => key.is_label(name),
             Self::ExternalTarget => key.is_external_target(name),
-            Self::Extra => false,
+            Self::CustomHostname => false,
         }
     }
 
     /// Returns the queue of these claims, or `None` if there are none.
     fn queue(self, name: &[u8], mut ranks: Vec<Claim>) -> Option<ClaimQueue> {
         if let [only] = &ranks[..]
-            && self.is_first(name, &only.key)
+            && self.is_default(name, &only.key)
         {
             return ranks.pop().map(ClaimQueue::Default);
         }
@@ -72,11 +72,11 @@ impl NameKind {
     }
 
     /// Returns the default name of a link.
-    fn first(self, key: &ServiceKey) -> Vec<u8> {
+    fn default_name(self, key: &ServiceKey) -> Vec<u8> {
         match self {
             Self::Label => key.label().unwrap_or_default(),
             Self::ExternalTarget => key.external_target().into(),
-            Self::Extra => Vec::new(),
+            Self::CustomHostname => Vec::new(),
         }
     }
 }
@@ -84,7 +84,7 @@ impl NameKind {
 impl ClaimQueue {
     fn is_for(&self, name: &[u8], kind: NameKind) -> bool {
         match self {
-            Self::Default(only) => kind.is_first(name, &only.key),
+            Self::Default(only) => kind.is_default(name, &only.key),
             Self::Contested(other) => *other.name == *name,
         }
     }
@@ -117,14 +117,14 @@ impl Claims {
     }
 
     /// Returns the claims for a name, in order of precedence.
-    pub(crate) fn ranks(&self, name: &[u8]) -> &[Claim] {
+    pub(crate) fn claims_for(&self, name: &[u8]) -> &[Claim] {
         let queue = self.queues.find(self.hasher.hash_one(name), |queue| queue.is_for(name, self.kind));
         queue.map(ClaimQueue::ranks).unwrap_or_default()
     }
 
     /// Returns the winning claim: that of the present owner, else the first.
     pub(crate) fn winner(&self, name: &[u8], holds: impl Fn(&ServiceKey) -> bool) -> Option<&Claim> {
-        let ranks = self.ranks(name);
+        let ranks = self.claims_for(name);
         // Fast path: nearly every name has a single claim.
         let holder = if ranks.len() > 1 { ranks.iter().find(|rank| holds(&rank.key)) } else { None };
         holder.or(ranks.first())
@@ -133,7 +133,7 @@ impl Claims {
     fn change(&mut self, name: &[u8], change: impl FnOnce(&mut Vec<Claim>)) {
         let Self { kind, queues, hasher } = self;
         let hash = |queue: &ClaimQueue| match queue {
-            ClaimQueue::Default(only) => hasher.hash_one(&*kind.first(&only.key)),
+            ClaimQueue::Default(only) => hasher.hash_one(&*kind.default_name(&only.key)),
             ClaimQueue::Contested(other) => hasher.hash_one(&*other.name),
         };
         match queues.entry(hasher.hash_one(name), |queue| queue.is_for(name, *kind), hash) {

@@ -16,12 +16,12 @@ type WireName = Box<[u8]>;
 #[derive(Debug, Default)]
 pub(crate) struct CustomHostnames {
     claims: Claims,
-    asked: HashMap<ServiceKey, HostnameRequest>,
+    requests: HashMap<ServiceKey, HostnameRequest>,
     /// By external target: the link that it is labelled for, and the names recorded on it.
-    noted: HashMap<Box<str>, (ServiceKey, Vec<WireName>)>,
+    recorded: HashMap<Box<str>, (ServiceKey, Vec<WireName>)>,
     /// By name: the links that it is recorded for, and on how many external targets. While one external target replaces
     /// another, a link has two.
-    holders: HashMap<WireName, BTreeMap<ServiceKey, usize>>,
+    recorded_owners: HashMap<WireName, BTreeMap<ServiceKey, usize>>,
 }
 
 /// The names that a link requests.
@@ -49,7 +49,7 @@ impl CustomHostnames {
         created: i64,
         names: &[Box<str>],
     ) -> Vec<OwnerChange> {
-        let before = self.asked.remove(key);
+        let before = self.requests.remove(key);
         if before.is_none() && names.is_empty() {
             return Vec::new();
         }
@@ -61,7 +61,7 @@ impl CustomHostnames {
             .chain(&names)
             .map(|(_, wire)| wire.clone())
             .collect();
-        self.watching(concerned, |custom_hostnames| {
+        self.changes_of(concerned, |custom_hostnames| {
             for (_, wire) in before.iter().flat_map(|before| &before.names) {
                 let created = before.as_ref().map_or(created, |before| before.created);
                 custom_hostnames.claims.remove(wire, &Claim { created, key: key.clone() });
@@ -70,7 +70,7 @@ impl CustomHostnames {
                 custom_hostnames.claims.add(wire, Claim { created, key: key.clone() });
             }
             if !names.is_empty() {
-                custom_hostnames.asked.insert(key.clone(), HostnameRequest { created, names });
+                custom_hostnames.requests.insert(key.clone(), HostnameRequest { created, names });
             }
         })
     }
@@ -82,53 +82,54 @@ impl CustomHostnames {
         object: &str,
         holder: Option<(&ServiceKey, &[Box<str>])>,
     ) -> Vec<OwnerChange> {
-        let before = self.noted.remove(object);
+        let before = self.recorded.remove(object);
         let now: Option<(ServiceKey, Vec<WireName>)> = holder
             .map(|(key, names)| (key.clone(), names.iter().filter_map(|name| wire(name)).collect()))
             .filter(|(_, names): &(_, Vec<WireName>)| !names.is_empty());
         let concerned = before.iter().chain(&now).flat_map(|(_, names)| names).cloned().collect();
-        self.watching(concerned, |custom_hostnames| {
+        self.changes_of(concerned, |custom_hostnames| {
             for (key, names) in before.iter() {
                 for name in names {
-                    let Some(holders) = custom_hostnames.holders.get_mut(name) else { continue };
+                    let Some(holders) = custom_hostnames.recorded_owners.get_mut(name) else { continue };
                     match holders.get_mut(key) {
                         Some(objects @ 2..) => *objects -= 1,
                         _ => drop(holders.remove(key)),
                     }
                     if holders.is_empty() {
-                        custom_hostnames.holders.remove(name);
+                        custom_hostnames.recorded_owners.remove(name);
                     }
                 }
             }
             if let Some((key, names)) = now {
                 for name in &names {
-                    let holders = custom_hostnames.holders.entry(name.clone()).or_default();
+                    let holders = custom_hostnames.recorded_owners.entry(name.clone()).or_default();
                     *holders.entry(key.clone()).or_default() += 1;
                 }
-                custom_hostnames.noted.insert(object.into(), (key, names));
+                custom_hostnames.recorded.insert(object.into(), (key, names));
             }
         })
     }
 
     /// Returns the names that a link requests and owns, as spelled in its annotations.
     pub(crate) fn names_of(&self, key: &ServiceKey) -> Box<[Box<str>]> {
-        let asked = self.asked.get(key).into_iter().flat_map(|asked| &asked.names);
+        let asked = self.requests.get(key).into_iter().flat_map(|asked| &asked.names);
         asked.filter(|(_, wire)| self.owner(wire) == Some(key)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns the links that request a name.
     pub(crate) fn requesters(&self, name: &WireName) -> Vec<ServiceKey> {
-        self.claims.ranks(name).iter().map(|rank| rank.key.clone()).collect()
+        self.claims.claims_for(name).iter().map(|rank| rank.key.clone()).collect()
     }
 
     fn owner(&self, name: &WireName) -> Option<&ServiceKey> {
-        let holds =
-            |key: &ServiceKey| self.holders.get(name).is_some_and(|holders| holders.contains_key(key));
+        let holds = |key: &ServiceKey| {
+            self.recorded_owners.get(name).is_some_and(|holders| holders.contains_key(key))
+        };
         self.claims.winner(name, holds).map(|rank| &rank.key)
     }
 
     /// Applies a change, and returns how the owners of these names have changed.
-    fn watching(&mut self, names: BTreeSet<WireName>, change: impl FnOnce(&mut Self)) -> Vec<OwnerChange> {
+    fn changes_of(&mut self, names: BTreeSet<WireName>, change: impl FnOnce(&mut Self)) -> Vec<OwnerChange> {
         let before: Vec<(WireName, Option<ServiceKey>)> = names
             .into_iter()
             .map(|name| {

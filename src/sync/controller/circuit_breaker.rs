@@ -16,7 +16,7 @@ const PROBE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duratio
 
 /// The classes of writes that are refused at present, each with the keys that wait for it.
 #[derive(Debug)]
-pub(crate) struct Breakers<C>(HashMap<C, Breaker>);
+pub(crate) struct PlaceBreakers<C>(HashMap<C, Breaker>);
 
 #[derive(Debug)]
 struct Breaker {
@@ -28,15 +28,15 @@ struct Breaker {
     waiting: IndexSet<ServiceKey>,
 }
 
-impl<C> Default for Breakers<C> {
+impl<C> Default for PlaceBreakers<C> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl<C: Eq + Hash> Breakers<C> {
+impl<C: Eq + Hash> PlaceBreakers<C> {
     /// Returns whether a write of all these classes may be made for a key, if only as a probe. Otherwise the key waits
-    /// until [`Self::close`] or [`Self::next_probe`] returns it.
+    /// until [`Self::trip`] or [`Self::next_probe`] returns it.
     pub(crate) fn admit(&mut self, key: &ServiceKey, classes: &[C]) -> bool {
         for class in classes {
             if let Some(breaker) = self.0.get_mut(class)
@@ -56,7 +56,7 @@ impl<C: Eq + Hash> Breakers<C> {
     }
 
     /// Notes that the write of a key was refused for a reason that its class shares. The key waits.
-    pub(crate) fn open(&mut self, class: C, key: &ServiceKey, at_least: Option<Duration>) {
+    pub(crate) fn reset(&mut self, class: C, key: &ServiceKey, at_least: Option<Duration>) {
         self.probe_ended(key);
         let breaker = self.0.entry(class).or_insert_with(Breaker::new);
         // Writes that were under way together count once.
@@ -67,7 +67,7 @@ impl<C: Eq + Hash> Breakers<C> {
     }
 
     /// Notes that the API server has answered a write of a class with something else. Returns the keys that waited.
-    pub(crate) fn close(&mut self, class: &C) -> Vec<ServiceKey> {
+    pub(crate) fn trip(&mut self, class: &C) -> Vec<ServiceKey> {
         self.0.remove(class).map(|breaker| breaker.waiting.into_iter().collect()).unwrap_or_default()
     }
 
@@ -127,10 +127,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_key_probes_an_open_class_and_the_rest_wait() {
-        let mut breakers = Breakers::default();
+        let mut breakers = PlaceBreakers::default();
         let keys: Vec<ServiceKey> = (0..3).map(|number| key(&number.to_string())).collect();
         assert!(keys.iter().all(|key| breakers.admit(key, &["a"])), "no class is open");
-        keys.iter().for_each(|key| breakers.open("a", key, None));
+        keys.iter().for_each(|key| breakers.reset("a", key, None));
         assert!(keys.iter().all(|key| !breakers.admit(key, &["a"])));
         assert!(breakers.admit(&key("elsewhere"), &["b"]));
         assert_eq!(breakers.next_probe(), None, "not yet");
@@ -141,18 +141,18 @@ mod tests {
             assert!(breakers.admit(&probe, &["a"]));
             assert!(!breakers.admit(&keys[0], &["a"]) || probe == keys[0], "one at a time");
             assert_eq!(breakers.next_probe(), None);
-            breakers.open("a", &probe, None);
+            breakers.reset("a", &probe, None);
             probes.push(probe);
         }
         assert!(keys.iter().all(|key| probes.contains(key)), "they take turns: {probes:?}");
-        assert_eq!(breakers.close(&"a").len(), 3);
+        assert_eq!(breakers.trip(&"a").len(), 3);
         assert!(keys.iter().all(|key| breakers.admit(key, &["a"])));
     }
 
     #[tokio::test(start_paused = true)]
     async fn pauses_between_probes_grow_to_their_bound() {
-        let (mut breakers, probe, mut pause) = (Breakers::default(), key("db"), Duration::ZERO);
-        breakers.open("a", &probe, None);
+        let (mut breakers, probe, mut pause) = (PlaceBreakers::default(), key("db"), Duration::ZERO);
+        breakers.reset("a", &probe, None);
         for _ in 0..12 {
             let before = Instant::now();
             breakers.due().await;
@@ -160,15 +160,15 @@ mod tests {
             assert!(pause <= PROBE_BACKOFF.1 + Duration::from_millis(2), "{pause:?}");
             assert_eq!(breakers.next_probe().as_ref(), Some(&probe));
             assert!(breakers.admit(&probe, &["a"]));
-            breakers.open("a", &probe, None);
+            breakers.reset("a", &probe, None);
         }
         assert!(pause >= PROBE_BACKOFF.1, "{pause:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn retry_after_is_obeyed_and_a_key_without_a_write_gives_way() {
-        let (mut breakers, start) = (Breakers::default(), Instant::now());
-        breakers.open("a", &key("1"), Some(Duration::from_secs(60)));
+        let (mut breakers, start) = (PlaceBreakers::default(), Instant::now());
+        breakers.reset("a", &key("1"), Some(Duration::from_secs(60)));
         breakers.admit(&key("2"), &["a"]);
         breakers.due().await;
         assert!(start.elapsed() >= Duration::from_secs(60));
@@ -178,11 +178,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn key_waits_for_any_open_class_and_forgotten_keys_for_none() {
-        let mut breakers = Breakers::default();
-        breakers.open("everywhere", &key("1"), None);
+        let mut breakers = PlaceBreakers::default();
+        breakers.reset("everywhere", &key("1"), None);
         assert!(!breakers.admit(&key("2"), &["everywhere", "a"]));
-        assert_eq!(breakers.close(&"everywhere"), [key("1"), key("2")]);
-        breakers.open("a", &key("1"), None);
+        assert_eq!(breakers.trip(&"everywhere"), [key("1"), key("2")]);
+        breakers.reset("a", &key("1"), None);
         breakers.forget(&key("1"));
         breakers.due().await;
         assert_eq!(breakers.next_probe(), None);

@@ -18,12 +18,13 @@ use crate::sync::k8s::watch::sleep_until_opt;
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// From its second failure on, the retry of a key is delayed by this much for each other failing key, up to the second
 /// value: at most 20 retries a second for up to 600 keys, and each key every 30 s beyond.
-const RETRY_JITTER: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
+const RETRY_PAUSE_PER_FAILING_LINK: (Duration, Duration) =
+    (Duration::from_millis(50), Duration::from_secs(30));
 /// Keys refused for a limit of their namespace that are retried when one of them succeeds. The number doubles with each
 /// success.
-const MAX_FREED_AT_ONCE: usize = 2;
+const MAX_RELEASED_AT_ONCE: usize = 2;
 /// Writes in a row for an unchanged key, more than are ever needed: then another client is suspected of reverting them.
-const FREE_REPAIRS: u32 = 10;
+const MAX_UNTHROTTLED_WRITES: u32 = 10;
 /// First and longest pause between such writes.
 const REPAIR_BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 /// Time without such a write after which they are forgotten.
@@ -51,7 +52,7 @@ pub(crate) struct WorkQueue<A> {
     failures: HashMap<ServiceKey, FailedWrites>,
     /// Keys of `failures` that were refused for a limit of their namespace.
     limited: BTreeSet<ServiceKey>,
-    repairs: HashMap<ServiceKey, DriftThrottle<A>>,
+    throttles: HashMap<ServiceKey, DriftThrottle<A>>,
     /// Next moment at which `repairs` are checked for removal.
     check_repairs_at: Option<Instant>,
 }
@@ -75,7 +76,7 @@ struct FailedWrites {
 /// Writes for a key while it stays the same.
 #[derive(Debug)]
 struct DriftThrottle<A> {
-    about: A,
+    desired: A,
     number: u32,
     last: Instant,
     /// Backoff, and the end of the present pause, once the writes are throttled.
@@ -95,7 +96,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
             timer_of: HashMap::new(),
             failures: HashMap::new(),
             limited: BTreeSet::new(),
-            repairs: HashMap::new(),
+            throttles: HashMap::new(),
             check_repairs_at: None,
         }
     }
@@ -209,13 +210,13 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     /// Returns the keys that have timers, failures or throttled writes.
     pub(crate) fn known(&self) -> impl Iterator<Item = &ServiceKey> {
-        self.timer_of.keys().chain(self.failures.keys()).chain(self.repairs.keys())
+        self.timer_of.keys().chain(self.failures.keys()).chain(self.throttles.keys())
     }
 
     /// Forgets everything about a key but a write under way, which is superseded.
     pub(crate) fn forget(&mut self, key: &ServiceKey) {
         self.changed(key);
-        self.repairs.remove(key);
+        self.throttles.remove(key);
     }
 
     // === failures ===
@@ -251,7 +252,9 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         let mut pause = failure.backoff.next().max(at_least.unwrap_or_default());
         if failed_before {
             let other_keys = u32::try_from(self.failures.len() - 1).unwrap_or(u32::MAX);
-            pause = pause.max(RETRY_JITTER.0.saturating_mul(other_keys).min(RETRY_JITTER.1));
+            pause = pause.max(
+                RETRY_PAUSE_PER_FAILING_LINK.0.saturating_mul(other_keys).min(RETRY_PAUSE_PER_FAILING_LINK.1),
+            );
         }
         self.add_after(key.clone(), pause);
         pause
@@ -268,7 +271,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     }
 
     /// Notes after [`Self::add_refused`] that the reason is a limit of the namespace, such as a quota.
-    pub(crate) fn limited(&mut self, key: &ServiceKey) {
+    pub(crate) fn mark_limited(&mut self, key: &ServiceKey) {
         self.limited.insert(key.clone());
     }
 
@@ -280,11 +283,11 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     /// Forgets the failed writes of a key. If they were refused for a limit of the namespace, queues some of the other
     /// keys that were.
-    pub(crate) fn relieved(&mut self, key: &ServiceKey) {
+    pub(crate) fn succeeded_and_release(&mut self, key: &ServiceKey) {
         let was_limited = self.limited.contains(key);
         self.succeeded(key);
         if was_limited {
-            let freed: Vec<ServiceKey> = self.limited.iter().take(MAX_FREED_AT_ONCE).cloned().collect();
+            let freed: Vec<ServiceKey> = self.limited.iter().take(MAX_RELEASED_AT_ONCE).cloned().collect();
             for key in &freed {
                 self.limited.remove(key);
                 self.stop_timer(key);
@@ -316,8 +319,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     // === writes that another client reverts ===
 
     /// Returns how long the next write for an unchanged key has to wait, because another client reverts the writes.
-    pub(crate) fn not_before(&self, key: &ServiceKey, about: &A) -> Option<Duration> {
-        let repairs = self.repairs.get(key).filter(|repairs| repairs.about == *about)?;
+    pub(crate) fn throttled_for(&self, key: &ServiceKey, about: &A) -> Option<Duration> {
+        let repairs = self.throttles.get(key).filter(|repairs| repairs.desired == *about)?;
         repairs.slowed.as_ref()?.1.checked_duration_since(Instant::now())
     }
 
@@ -325,13 +328,13 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// an admission policy reverts them: then returns the growing pause before the next one.
     pub(crate) fn record_write(&mut self, key: &ServiceKey, about: &A) -> Option<Duration> {
         self.check_repairs_at.get_or_insert_with(|| Instant::now() + QUIET_PERIOD);
-        let repairs = self.repairs.entry(key.clone()).or_insert_with(|| DriftThrottle::new(about));
-        if repairs.about != *about || repairs.last.elapsed() >= QUIET_PERIOD {
+        let repairs = self.throttles.entry(key.clone()).or_insert_with(|| DriftThrottle::new(about));
+        if repairs.desired != *about || repairs.last.elapsed() >= QUIET_PERIOD {
             *repairs = DriftThrottle::new(about);
         }
         repairs.number += 1;
         repairs.last = Instant::now();
-        if repairs.number <= FREE_REPAIRS {
+        if repairs.number <= MAX_UNTHROTTLED_WRITES {
             return None;
         }
         let now = Instant::now();
@@ -343,9 +346,9 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     }
 
     fn forget_repairs(&mut self) {
-        self.repairs.retain(|_, repairs| repairs.last.elapsed() < QUIET_PERIOD);
-        self.repairs.shrink_to_fit();
-        self.check_repairs_at = (!self.repairs.is_empty()).then(|| Instant::now() + QUIET_PERIOD);
+        self.throttles.retain(|_, repairs| repairs.last.elapsed() < QUIET_PERIOD);
+        self.throttles.shrink_to_fit();
+        self.check_repairs_at = (!self.throttles.is_empty()).then(|| Instant::now() + QUIET_PERIOD);
     }
 }
 
@@ -357,7 +360,7 @@ impl FailedWrites {
 
 impl<A: Clone> DriftThrottle<A> {
     fn new(about: &A) -> Self {
-        Self { about: about.clone(), number: 0, last: Instant::now(), slowed: None }
+        Self { desired: about.clone(), number: 0, last: Instant::now(), slowed: None }
     }
 }
 
@@ -372,16 +375,16 @@ mod tests {
     #[tokio::test]
     async fn writes_for_a_link_that_stays_the_same_get_ever_more_seldom() {
         let (mut work_queue, key) = (WorkQueue::new(4), key());
-        for _ in 0..FREE_REPAIRS {
+        for _ in 0..MAX_UNTHROTTLED_WRITES {
             assert_eq!(work_queue.record_write(&key, &"same"), None);
-            assert_eq!(work_queue.not_before(&key, &"same"), None);
+            assert_eq!(work_queue.throttled_for(&key, &"same"), None);
         }
         let pause = work_queue.record_write(&key, &"same").unwrap();
         assert!(pause >= REPAIR_BACKOFF.0 && pause <= REPAIR_BACKOFF.1);
-        assert!(work_queue.not_before(&key, &"same").unwrap() <= pause);
-        assert_eq!(work_queue.not_before(&key, &"new"), None, "a new target is written at once");
+        assert!(work_queue.throttled_for(&key, &"same").unwrap() <= pause);
+        assert_eq!(work_queue.throttled_for(&key, &"new"), None, "a new target is written at once");
         assert_eq!(work_queue.record_write(&key, &"new"), None);
-        assert_eq!(work_queue.not_before(&key, &"same"), None);
+        assert_eq!(work_queue.throttled_for(&key, &"same"), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -412,7 +415,7 @@ mod tests {
             let mut tries = 0;
             while start.elapsed() < Duration::from_secs(600) {
                 let key = work_queue.due().await;
-                assert!(work_queue.add_rate_limited(&key, None) <= RETRY_JITTER.1);
+                assert!(work_queue.add_rate_limited(&key, None) <= RETRY_PAUSE_PER_FAILING_LINK.1);
                 tries += 1;
             }
             assert!(expected.contains(&tries), "{tries} of {links} links in 600 s");
@@ -427,14 +430,14 @@ mod tests {
             work_queue.add_rate_limited(key, None);
         }
         for key in &keys[..4] {
-            work_queue.limited(key);
+            work_queue.mark_limited(key);
         }
-        work_queue.relieved(&keys[4]);
+        work_queue.succeeded_and_release(&keys[4]);
         assert_eq!(work_queue.next(), None, "its own write was refused for another reason");
-        work_queue.relieved(&keys[0]);
+        work_queue.succeeded_and_release(&keys[0]);
         assert_eq!([work_queue.next(), work_queue.next()], [Some(keys[1].clone()), Some(keys[2].clone())]);
         assert!(!work_queue.is_backing_off(&keys[1]) && work_queue.is_backing_off(&keys[3]));
-        work_queue.relieved(&keys[3]);
+        work_queue.succeeded_and_release(&keys[3]);
         assert_eq!(work_queue.next(), None, "the other keys are being tried");
     }
 
@@ -520,7 +523,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn writes_of_long_ago_are_forgotten_while_it_waits() {
         let (mut work_queue, key) = (WorkQueue::new(4), key());
-        for _ in 0..=FREE_REPAIRS {
+        for _ in 0..=MAX_UNTHROTTLED_WRITES {
             work_queue.record_write(&key, &"same");
         }
         work_queue.add_after(key.clone(), QUIET_PERIOD - Duration::from_secs(1));

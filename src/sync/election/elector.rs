@@ -15,7 +15,7 @@ use super::clock::BootInstant;
 use super::fence::POLL_INTERVAL;
 use super::leadership::{LeaderStatus, LeaseWindow};
 use super::lease::{LeaseOwner, claim, duration, holder, owner, released, term};
-use crate::sync::election::term::{above, unix};
+use crate::sync::election::term::{next_term, unix};
 
 /// Timings of the election.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ pub(super) enum ElectionStep {
     /// Wait until this time.
     Wait(BootInstant),
     /// Read the Lease.
-    Look,
+    Get,
     /// Create the Lease.
     Create,
     /// Replace the Lease as last seen.
@@ -59,7 +59,7 @@ pub(super) enum ElectionStep {
     /// Delete the Lease as last seen.
     Delete { uid: Option<String>, resource_version: Option<String> },
     /// Read the Pod of this name, which owns the Lease.
-    LookAtPod(String),
+    GetPod(String),
 }
 
 impl ElectionStep {
@@ -67,7 +67,7 @@ impl ElectionStep {
     pub(super) fn verb(&self) -> &'static str {
         match self {
             Self::Wait(_) => "wait for",
-            Self::Look | Self::LookAtPod(_) => "get",
+            Self::Get | Self::GetPod(_) => "get",
             Self::Create => "create",
             Self::Replace => "update",
             Self::Delete { .. } => "delete",
@@ -84,9 +84,9 @@ pub(super) enum LeaderEvent {
     Raised(u64),
     Resigned,
     /// Another replica leads.
-    Leads(String),
+    NewLeader(String),
     /// The Lease of another holder was deleted, and that holder may still lead.
-    Vanished(String),
+    LeaseDeleted(String),
 }
 
 /// The Lease as last seen.
@@ -123,10 +123,10 @@ impl LeaseState {
 
 /// The holder of a Lease that was read a moment ago.
 enum LeaseHolder {
-    Mine,
-    Nobodys,
+    ThisProcess,
+    Free,
     /// Another holder, until this time if the Lease has a duration.
-    Theirs(Option<BootInstant>),
+    Other(Option<BootInstant>),
     /// The process in this Pod, while the Pod is alive.
     Pods(String),
 }
@@ -144,7 +144,7 @@ enum Dispute {
 
 #[derive(Debug)]
 pub(super) struct Elector {
-    me: String,
+    identity: String,
     /// With leader-for-life: the Pod of this process.
     pod: Option<LeaseOwner>,
     timing: Timing,
@@ -165,11 +165,11 @@ pub(super) struct Elector {
     /// The time of the last dispute.
     disputed: Option<BootInstant>,
     /// The time since which a writer has been waiting for a renewal.
-    asked: Option<BootInstant>,
+    renewal_requested: Option<BootInstant>,
     /// The time at which the last renewal that a writer waited for was sent.
     confirmed: Option<BootInstant>,
     /// Whether requests have to wait after a failure.
-    resting: bool,
+    is_backing_off: bool,
     /// The leader that was last logged.
     leader: Option<String>,
     news: Vec<LeaderEvent>,
@@ -185,7 +185,7 @@ impl Elector {
         now: BootInstant,
     ) -> Self {
         Self {
-            me,
+            identity: me,
             pod,
             timing,
             known: LeaseState::Nothing,
@@ -197,9 +197,9 @@ impl Elector {
             claimed: None,
             dispute: Dispute::None,
             disputed: None,
-            asked: None,
+            renewal_requested: None,
             confirmed: None,
-            resting: false,
+            is_backing_off: false,
             leader: None,
             news: Vec::new(),
         }
@@ -232,9 +232,9 @@ impl Elector {
         if now < self.due {
             return ElectionStep::Wait(self.deadline().map_or(self.due, |deadline| deadline.min(self.due)));
         }
-        self.resting = false;
+        self.is_backing_off = false;
         let (observed, vanished) = match &self.known {
-            LeaseState::Nothing => return ElectionStep::Look,
+            LeaseState::Nothing => return ElectionStep::Get,
             LeaseState::Absent => return ElectionStep::Create,
             LeaseState::There(observed) => (observed, false),
             LeaseState::Vanished(observed) => (observed, true),
@@ -246,20 +246,20 @@ impl Elector {
             return ElectionStep::Replace;
         }
         if !observed.fresh {
-            return ElectionStep::Look;
+            return ElectionStep::Get;
         }
-        match (self.whose(observed, vanished, now), &self.pod) {
-            (LeaseHolder::Mine | LeaseHolder::Nobodys, _) if vanished => ElectionStep::Create,
-            (LeaseHolder::Mine, _) | (LeaseHolder::Nobodys, None) => ElectionStep::Replace,
-            (LeaseHolder::Nobodys, Some(_)) => {
+        match (self.holder_of(observed, vanished, now), &self.pod) {
+            (LeaseHolder::ThisProcess | LeaseHolder::Free, _) if vanished => ElectionStep::Create,
+            (LeaseHolder::ThisProcess, _) | (LeaseHolder::Free, None) => ElectionStep::Replace,
+            (LeaseHolder::Free, Some(_)) => {
                 let metadata = &observed.lease.metadata;
                 ElectionStep::Delete {
                     uid: metadata.uid.clone(),
                     resource_version: metadata.resource_version.clone(),
                 }
             }
-            (LeaseHolder::Pods(pod), _) => ElectionStep::LookAtPod(pod),
-            (LeaseHolder::Theirs(end), _) => {
+            (LeaseHolder::Pods(pod), _) => ElectionStep::GetPod(pod),
+            (LeaseHolder::Other(end), _) => {
                 let look = now + self.timing.retry;
                 self.rest_until(end.map_or(look, |end| end.min(look)));
                 ElectionStep::Wait(self.due)
@@ -267,28 +267,28 @@ impl Elector {
         }
     }
 
-    fn whose(&self, observed: &ObservedLease, vanished: bool, now: BootInstant) -> LeaseHolder {
+    fn holder_of(&self, observed: &ObservedLease, vanished: bool, now: BootInstant) -> LeaseHolder {
         let ObservedLease { lease, changed, owner_lives, .. } = observed;
         match holder(lease) {
-            None => return LeaseHolder::Nobodys,
+            None => return LeaseHolder::Free,
             // A vanished Lease of ours may have been taken by another replica before its deletion.
-            Some(holder) if holder == self.me && !vanished => return LeaseHolder::Mine,
+            Some(holder) if holder == self.identity && !vanished => return LeaseHolder::ThisProcess,
             Some(_) => {}
         }
         if let (Some(me), Some(owner)) = (&self.pod, owner(lease)) {
             return match owner_lives {
                 // The previous process in this Pod has ended.
-                _ if owner.uid == me.uid => LeaseHolder::Mine,
+                _ if owner.uid == me.uid => LeaseHolder::ThisProcess,
                 None => LeaseHolder::Pods(owner.name),
-                Some(true) => LeaseHolder::Theirs(None),
-                Some(false) => LeaseHolder::Nobodys,
+                Some(true) => LeaseHolder::Other(None),
+                Some(false) => LeaseHolder::Free,
             };
         }
         // With leader-for-life, too, the holder stops after the usual time if it can't read the Lease any more.
         let lasts = duration(lease, self.timing.lease).or(vanished.then_some(self.timing.lease));
         match lasts.map(|lasts| *changed + lasts) {
-            Some(end) if end <= now => LeaseHolder::Nobodys,
-            end => LeaseHolder::Theirs(end),
+            Some(end) if end <= now => LeaseHolder::Free,
+            end => LeaseHolder::Other(end),
         }
     }
 
@@ -301,16 +301,16 @@ impl Elector {
         let seen = there.and_then(|lease| term(lease, now)).unwrap_or_default();
         self.highest = self.highest.max(seen).max(self.term);
         let renews = self.held.is_some() && self.dispute != Dispute::Won;
-        let term = if renews { self.term } else { above(self.highest, unix(now)) };
+        let term = if renews { self.term } else { next_term(self.highest, unix(now)) };
         self.highest = self.highest.max(term);
         self.claimed = Some(term);
-        claim(there, name, &self.me, self.pod.as_ref(), self.timing.lease, term, now)
+        claim(there, name, &self.identity, self.pod.as_ref(), self.timing.lease, term, now)
     }
 
     /// Returns the Lease to write on release, if this process holds it.
     pub(super) fn release(&self, now: Timestamp) -> Option<Lease> {
         match &self.known {
-            LeaseState::There(observed) if holder(&observed.lease) == Some(&*self.me) => {
+            LeaseState::There(observed) if holder(&observed.lease) == Some(&*self.identity) => {
                 Some(released(observed.lease.clone(), now))
             }
             _ => None,
@@ -318,16 +318,16 @@ impl Elector {
     }
 
     /// Records that a writer waits for a renewal that is sent from now on.
-    pub(super) fn ask(&mut self, now: BootInstant) {
+    pub(super) fn request_renewal(&mut self, now: BootInstant) {
         if self.held.is_some() {
-            self.asked.get_or_insert(now);
-            self.hasten(self.confirmed.map_or(now, |last| now.max(last + POLL_INTERVAL)));
+            self.renewal_requested.get_or_insert(now);
+            self.make_due_by(self.confirmed.map_or(now, |last| now.max(last + POLL_INTERVAL)));
         }
     }
 
     /// Records the highest term on external targets. A term above ours comes from another leader, or was written by
     /// hand: the Lease shows which.
-    pub(super) fn see(&mut self, highest: u64, now: BootInstant) {
+    pub(super) fn observe_term(&mut self, highest: u64, now: BootInstant) {
         self.highest = self.highest.max(highest);
         if self.held.is_some() && highest > self.term && self.dispute == Dispute::None {
             self.dispute = Dispute::Raised;
@@ -336,20 +336,20 @@ impl Elector {
             }
             // Terms that are repeatedly written by hand cause no more requests than renewals do.
             if self.disputed.replace(now).is_none_or(|last| now >= last + self.timing.lease) {
-                self.hasten(now);
+                self.make_due_by(now);
             }
         }
     }
 
     /// Makes the next request due at this time or earlier, unless requests are failing.
-    fn hasten(&mut self, due: BootInstant) {
-        if !self.resting {
+    fn make_due_by(&mut self, due: BootInstant) {
+        if !self.is_backing_off {
             self.due = self.due.min(due);
         }
     }
 
-    /// Processes the answer to [`ElectionStep::Look`]; the request was sent at `sent`.
-    pub(super) fn saw(&mut self, lease: Option<Lease>, sent: BootInstant, now: BootInstant) {
+    /// Processes the answer to [`ElectionStep::Get`]; the request was sent at `sent`.
+    pub(super) fn on_lease(&mut self, lease: Option<Lease>, sent: BootInstant, now: BootInstant) {
         self.expire(now);
         let Some(lease) = lease else { return self.is_absent(now) };
         let version = |lease: &Lease| (lease.metadata.uid.clone(), lease.metadata.resource_version.clone());
@@ -358,13 +358,13 @@ impl Elector {
             _ => now,
         };
         let holder = holder(&lease).map(ToOwned::to_owned);
-        let mine = holder.as_ref() == Some(&self.me);
+        let mine = holder.as_ref() == Some(&self.identity);
         let there = term(&lease, Timestamp::now());
         let same_term = there == Some(self.term);
         self.highest = self.highest.max(there.unwrap_or_default());
         self.known =
             LeaseState::There(Box::new(ObservedLease { lease, changed, fresh: true, owner_lives: None }));
-        (self.due, self.resting) = (now, false);
+        (self.due, self.is_backing_off) = (now, false);
         if mine && self.dispute == Dispute::Raised {
             if same_term {
                 self.dispute = Dispute::Won;
@@ -383,15 +383,15 @@ impl Elector {
             ));
         }
         if let Some(holder) = holder.filter(|holder| !mine && self.leader.as_ref() != Some(holder)) {
-            self.news.push(LeaderEvent::Leads(holder.clone()));
+            self.news.push(LeaderEvent::NewLeader(holder.clone()));
             self.leader = Some(holder);
         }
     }
 
     /// Processes the Lease after a write that was sent at `sent`.
-    pub(super) fn wrote(&mut self, lease: Lease, sent: BootInstant, now: BootInstant) {
+    pub(super) fn on_written(&mut self, lease: Lease, sent: BootInstant, now: BootInstant) {
         self.expire(now);
-        (self.conflict, self.resting) = (false, false);
+        (self.conflict, self.is_backing_off) = (false, false);
         self.known = LeaseState::There(Box::new(ObservedLease {
             lease,
             changed: now,
@@ -414,7 +414,7 @@ impl Elector {
     }
 
     /// Processes the Pod that owns the Lease, or its absence.
-    pub(super) fn saw_pod(&mut self, pod: Option<&Pod>) {
+    pub(super) fn on_pod(&mut self, pod: Option<&Pod>) {
         let Some(observed) = self.known.observed() else { return };
         let owner = owner(&observed.lease);
         let lives = pod.is_some_and(|pod| {
@@ -434,7 +434,7 @@ impl Elector {
         if matches!(self.known, LeaseState::Absent) {
             self.known = LeaseState::Nothing;
         }
-        self.resting = !pause.is_zero();
+        self.is_backing_off = !pause.is_zero();
         self.rest_until(now + pause);
     }
 
@@ -446,7 +446,7 @@ impl Elector {
             self.known = LeaseState::Nothing;
         }
         let pause = if self.held.is_some() { self.timing.retry.min(pause) } else { pause };
-        self.resting = true;
+        self.is_backing_off = true;
         self.rest_until(now + pause.max(at_least));
     }
 
@@ -454,7 +454,7 @@ impl Elector {
     pub(super) fn resign(&mut self) {
         if self.held.take().is_some() {
             self.news.push(LeaderEvent::Resigned);
-            (self.dispute, self.asked) = (Dispute::None, None);
+            (self.dispute, self.renewal_requested) = (Dispute::None, None);
         }
     }
 
@@ -464,8 +464,8 @@ impl Elector {
         self.lose("the Lease was deleted".to_owned());
         self.known = match mem::replace(&mut self.known, LeaseState::Nothing) {
             LeaseState::There(observed) if !held => {
-                let holder = holder(&observed.lease).filter(|holder| *holder != self.me);
-                self.news.extend(holder.map(|holder| LeaderEvent::Vanished(holder.to_owned())));
+                let holder = holder(&observed.lease).filter(|holder| *holder != self.identity);
+                self.news.extend(holder.map(|holder| LeaderEvent::LeaseDeleted(holder.to_owned())));
                 // The Lease may have been renewed right before its deletion, so its time counts from now. A Pod that
                 // has ended stays so, but a Pod that was alive may have ended by now.
                 let owner_lives = observed.owner_lives.filter(|lives| !lives);
@@ -499,13 +499,13 @@ impl Elector {
             // The answer arrived too late.
             return;
         }
-        if self.asked.take_if(|asked| *asked <= sent).is_some() {
+        if self.renewal_requested.take_if(|asked| *asked <= sent).is_some() {
             self.confirmed = Some(sent);
         }
         let claimed = self.claimed.take();
         if self.held.replace((renewed_by, sent + self.timing.lease)).is_none() {
             self.term = claimed.filter(|claimed| *claimed > self.term).unwrap_or(self.term.saturating_add(1));
-            self.leader = Some(self.me.clone());
+            self.leader = Some(self.identity.clone());
             self.news.push(LeaderEvent::Gained);
         } else if let Some(claimed) = claimed.filter(|claimed| *claimed > self.term) {
             self.term = claimed;
@@ -526,7 +526,7 @@ impl Elector {
     fn lose(&mut self, why: String) {
         if self.held.take().is_some() {
             self.news.push(LeaderEvent::Lost(why));
-            (self.dispute, self.asked) = (Dispute::None, None);
+            (self.dispute, self.renewal_requested) = (Dispute::None, None);
         }
     }
 }

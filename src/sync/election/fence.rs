@@ -15,7 +15,7 @@ pub(super) struct Fence {
     /// The highest term on external targets.
     seen: watch::Sender<u64>,
     /// Notified when a writer waits for a renewal of the Lease.
-    pub(super) asked: Notify,
+    pub(super) renewal_requested: Notify,
     /// The time at which the last renewal that a writer waited for was sent.
     pub(super) confirmed: watch::Sender<Option<BootInstant>>,
 }
@@ -31,7 +31,7 @@ impl Fence {
     }
 
     /// Returns the highest term on external targets.
-    pub(super) fn seen(&self) -> u64 {
+    pub(super) fn highest_term(&self) -> u64 {
         *self.seen.borrow()
     }
 

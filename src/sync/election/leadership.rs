@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use super::clock::{self, BootInstant, Clock};
 use super::fence::Fence;
-use crate::sync::election::term::above;
+use crate::sync::election::term::next_term;
 
 /// The term if nothing is written to a cluster.
 const ONLY_TERM: u64 = 1;
@@ -59,17 +59,17 @@ pub struct Leadership {
     leader_status: watch::Receiver<LeaderStatus>,
     /// Whether the first round of requests for the Lease has ended.
     settled: watch::Receiver<bool>,
-    rivals: Rivals,
+    rivals: ElectionMode,
     clock: Clock,
 }
 
 /// Detection of other processes that may lead as well.
 #[derive(Clone, Debug)]
-enum Rivals {
+enum ElectionMode {
     /// By the Lease.
     Elected(Arc<Fence>),
     /// None: there is no election. The sender holds the term.
-    Ignored(Arc<watch::Sender<LeaderStatus>>),
+    Disabled(Arc<watch::Sender<LeaderStatus>>),
 }
 
 impl Leadership {
@@ -79,7 +79,7 @@ impl Leadership {
         fence: Arc<Fence>,
         clock: Clock,
     ) -> Self {
-        Self { leader_status, settled, rivals: Rivals::Elected(fence), clock }
+        Self { leader_status, settled, rivals: ElectionMode::Elected(fence), clock }
     }
 
     /// Returns the leadership of a process without an election, in this term.
@@ -88,7 +88,7 @@ impl Leadership {
         Self {
             leader_status: leader_status.subscribe(),
             settled: watch::channel(true).1,
-            rivals: Rivals::Ignored(Arc::new(leader_status)),
+            rivals: ElectionMode::Disabled(Arc::new(leader_status)),
             clock: clock::now,
         }
     }
@@ -103,7 +103,7 @@ impl Leadership {
     /// seconds.
     #[must_use]
     pub fn without_election(now: u64) -> Self {
-        Self::alone(above(0, now))
+        Self::alone(next_term(0, now))
     }
 
     /// Returns a leadership for a test, and a function that grants it for a term or revokes it.
@@ -150,34 +150,34 @@ impl Leadership {
 
     /// Returns whether there is no election.
     #[must_use]
-    pub fn is_alone(&self) -> bool {
-        matches!(self.rivals, Rivals::Ignored(_))
+    pub fn is_without_election(&self) -> bool {
+        matches!(self.rivals, ElectionMode::Disabled(_))
     }
 
     /// Returns whether a higher term has been seen, and so perhaps another leader: nothing is written until the
     /// election has read the Lease.
     fn is_outdated(&self, term: u64) -> bool {
         match &self.rivals {
-            Rivals::Elected(fence) => fence.seen() > term,
-            Rivals::Ignored(_) => false,
+            ElectionMode::Elected(fence) => fence.highest_term() > term,
+            ElectionMode::Disabled(_) => false,
         }
     }
 
     /// Records a term from an external target.
-    pub fn see(&self, term: u64) {
-        if let Rivals::Elected(fence) = &self.rivals {
+    pub fn observe_term(&self, term: u64) {
+        if let ElectionMode::Elected(fence) = &self.rivals {
             fence.see(term);
         }
     }
 
     /// Records the highest term on external targets at the start: without an election this process takes a term above
     /// it.
-    pub fn begin_above(&self, highest: u64) {
-        if let Rivals::Ignored(leader_status) = &self.rivals {
+    pub fn raise_term_above(&self, highest: u64) {
+        if let ElectionMode::Disabled(leader_status) = &self.rivals {
             leader_status.send_if_modified(|leader_status| {
                 let is_higher = highest >= leader_status.term;
                 if is_higher {
-                    leader_status.term = above(highest, 0);
+                    leader_status.term = next_term(highest, 0);
                 }
                 is_higher
             });
@@ -208,7 +208,7 @@ impl Leadership {
     }
 
     /// Waits until the term differs from `term`.
-    pub async fn beyond(&self, term: u64) {
+    pub async fn wait_for_other_term(&self, term: u64) {
         if self.leader_status.clone().wait_for(|leader_status| leader_status.term != term).await.is_err() {
             pending().await
         }
@@ -252,14 +252,14 @@ impl Leadership {
 
     /// Waits until the Lease has been renewed in this term, by a request that is sent after this call.
     async fn confirm(&self, term: u64) -> Result<(), NotLeading> {
-        let Rivals::Elected(fence) = &self.rivals else { return Ok(()) };
+        let ElectionMode::Elected(fence) = &self.rivals else { return Ok(()) };
         let asked = (self.clock)();
         let mut confirmed = fence.confirmed.subscribe();
         let mut leader_status = self.leader_status.clone();
         if self.held() != Some(term) {
             return Err(NotLeading);
         }
-        fence.asked.notify_one();
+        fence.renewal_requested.notify_one();
         loop {
             if confirmed.borrow_and_update().is_some_and(|sent| sent >= asked) {
                 return Ok(());
@@ -297,7 +297,7 @@ mod tests {
     }
 
     fn fence(leadership: &Leadership) -> Arc<Fence> {
-        let Rivals::Elected(fence) = &leadership.rivals else { panic!("there is an election") };
+        let ElectionMode::Elected(fence) = &leadership.rivals else { panic!("there is an election") };
         Arc::clone(fence)
     }
 
@@ -368,7 +368,7 @@ mod tests {
     async fn beyond_returns_in_the_next_term() {
         let (election, receiver) = watch::channel(held(1, 10));
         let leadership = elected(receiver);
-        let mut beyond = pin!(leadership.beyond(1));
+        let mut beyond = pin!(leadership.wait_for_other_term(1));
         assert_eq!(futures::poll!(beyond.as_mut()), Poll::Pending);
         election.send_replace(LeaderStatus { term: 1, held: None });
         assert_eq!(futures::poll!(beyond.as_mut()), Poll::Pending, "the term is over, no other has begun");
@@ -409,27 +409,27 @@ mod tests {
     async fn higher_term_on_a_target_stops_all_writes() {
         let (election, receiver) = watch::channel(held(5, 10));
         let leadership = elected(receiver);
-        leadership.see(5);
-        leadership.see(4);
+        leadership.observe_term(5);
+        leadership.observe_term(4);
         assert_eq!(leadership.held(), Some(5));
-        leadership.see(6);
+        leadership.observe_term(6);
         assert_eq!((leadership.held(), leadership.current_term()), (None, None));
         assert_eq!(leadership.write(5, async {}).await, Err(NotLeading));
         election.send_replace(held(7, 10));
         assert_eq!(leadership.write(7, async { 1 }).await, Ok(1));
         let alone = Leadership::without_election(100);
-        alone.see(1000);
+        alone.observe_term(1000);
         assert_eq!(alone.held(), Some(100), "no Lease could say that it isn't so");
     }
 
     #[tokio::test(start_paused = true)]
     async fn term_without_election_begins_above_all_seen() {
         let leadership = Leadership::without_election(100);
-        leadership.begin_above(99);
+        leadership.raise_term_above(99);
         assert_eq!(leadership.term(), 100);
-        leadership.begin_above(100);
+        leadership.raise_term_above(100);
         assert_eq!(leadership.term(), 101);
-        leadership.begin_above(5000);
+        leadership.raise_term_above(5000);
         assert_eq!(leadership.held(), Some(5001));
     }
 
@@ -445,10 +445,10 @@ mod tests {
         let mut second = pin!(leadership.write_confirmed(1, async { 2 }));
         assert_eq!(futures::poll!(first.as_mut()), Poll::Pending);
         assert_eq!(futures::poll!(second.as_mut()), Poll::Pending);
-        fence.asked.notified().await;
+        fence.renewal_requested.notified().await;
         fence.confirmed.send_replace(Some(by_hand::now()));
         assert_eq!((first.await, second.await), (Ok(1), Ok(2)), "they share one");
-        assert!(futures::poll!(pin!(fence.asked.notified())).is_pending());
+        assert!(futures::poll!(pin!(fence.renewal_requested.notified())).is_pending());
         // Another replica has the Lease.
         tokio::time::advance(Duration::from_millis(1)).await;
         let mut next = pin!(leadership.write_confirmed(1, async { 3 }));

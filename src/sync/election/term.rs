@@ -55,7 +55,7 @@ impl RecordedTerm {
 
 /// Returns a term above `highest`, and at least `now` (Unix time in seconds).
 #[must_use]
-pub fn above(highest: u64, now: u64) -> u64 {
+pub fn next_term(highest: u64, now: u64) -> u64 {
     highest.saturating_add(1).max(now)
 }
 
@@ -100,9 +100,9 @@ mod tests {
 
     #[test]
     fn new_term_is_above_all_seen_and_at_least_the_clock() {
-        assert_eq!(above(0, 1_790_000_000), 1_790_000_000);
-        assert_eq!(above(1_790_000_000, 1_790_000_000), 1_790_000_001);
-        assert_eq!(above(1_790_000_500, 1_790_000_000), 1_790_000_501);
-        assert_eq!(above(u64::MAX, 0), u64::MAX);
+        assert_eq!(next_term(0, 1_790_000_000), 1_790_000_000);
+        assert_eq!(next_term(1_790_000_000, 1_790_000_000), 1_790_000_001);
+        assert_eq!(next_term(1_790_000_500, 1_790_000_000), 1_790_000_501);
+        assert_eq!(next_term(u64::MAX, 0), u64::MAX);
     }
 }

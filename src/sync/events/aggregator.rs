@@ -75,7 +75,7 @@ struct SentEvent {
     first: Timestamp,
     count: i32,
     /// The count that was last sent, and the time of sending.
-    told: (i32, Instant),
+    reported: (i32, Instant),
     last: (Timestamp, Instant),
 }
 
@@ -83,11 +83,11 @@ impl SentEvent {
     /// Returns the write for the series that is due now. The second occurrence is sent at once; updates for later ones
     /// can wait.
     fn tell(&mut self, now: Instant) -> EventWrite {
-        let (told, at) = self.told;
+        let (told, at) = self.reported;
         if self.count == told || (told > 1 && now.duration_since(at) < SERIES_UPDATE_INTERVAL) {
             return EventWrite::Nothing;
         }
-        self.told = (self.count, now);
+        self.reported = (self.count, now);
         EventWrite::Count { first: self.first, count: self.count, last: self.last.0 }
     }
 }
@@ -98,7 +98,7 @@ pub(super) struct EventAggregator(HashMap<EventKey, SentEvent>);
 
 impl EventAggregator {
     /// Adds an Event that happened at `at` and is processed at `now`, and returns the write for it.
-    pub(super) fn see(
+    pub(super) fn observe(
         &mut self,
         event_key: &EventKey,
         at: Timestamp,
@@ -121,7 +121,7 @@ impl EventAggregator {
                 self.0.remove(&oldest);
             }
         }
-        let sent = SentEvent { first: at, count: 1, told: (1, now), last: (at, now) };
+        let sent = SentEvent { first: at, count: 1, reported: (1, now), last: (at, now) };
         self.0.insert(event_key.clone(), sent);
         EventWrite::Create(at)
     }
@@ -195,11 +195,11 @@ mod tests {
         .iter()
         .enumerate()
         {
-            let todo = memory.see(other, at(second as i64), now, &quota);
+            let todo = memory.observe(other, at(second as i64), now, &quota);
             assert!(is_new(&todo), "{other:?}: {todo:?}");
         }
         let again = EventWrite::Count { first: at(0), count: 2, last: at(9) };
-        assert_eq!(memory.see(&first, at(9), now, &quota), again);
+        assert_eq!(memory.observe(&first, at(9), now, &quota), again);
     }
 
     #[test]
@@ -209,7 +209,7 @@ mod tests {
         let (mut requests, mut told) = (0, 0);
         for second in 0..600 {
             let now = start + Duration::from_secs(second);
-            let mut todo = vec![memory.see(&looping, at(0), now, &quota)];
+            let mut todo = vec![memory.observe(&looping, at(0), now, &quota)];
             todo.extend(memory.due(now).into_iter().map(|(_, todo)| todo));
             for todo in todo {
                 requests += i32::from(todo != EventWrite::Nothing);
@@ -232,10 +232,10 @@ mod tests {
     fn old_or_lost_event_is_created_anew() {
         let (mut memory, quota, now) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
         let same = event_key("u", Reason::Conflict, "taken");
-        memory.see(&same, at(0), now, &quota);
-        assert!(is_new(&memory.see(&same, at(1), now + SERIES_WINDOW, &quota)));
+        memory.observe(&same, at(0), now, &quota);
+        assert!(is_new(&memory.observe(&same, at(1), now + SERIES_WINDOW, &quota)));
         memory.forget(&same);
-        assert!(is_new(&memory.see(&same, at(2), now + SERIES_WINDOW, &quota)));
+        assert!(is_new(&memory.observe(&same, at(2), now + SERIES_WINDOW, &quota)));
     }
 
     #[test]
@@ -243,12 +243,12 @@ mod tests {
         let (mut memory, quota, now) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
         for i in 0..MAX_SERIES as u64 + 1 {
             let now = now + Duration::from_millis(i);
-            memory.see(&event_key(&i.to_string(), Reason::Removed, ""), at(0), now, &quota);
+            memory.observe(&event_key(&i.to_string(), Reason::Removed, ""), at(0), now, &quota);
         }
         assert_eq!(memory.0.len(), MAX_SERIES);
         let now = now + Duration::from_secs(60);
-        assert!(!is_new(&memory.see(&event_key("1", Reason::Removed, ""), at(1), now, &quota)));
-        assert!(is_new(&memory.see(&event_key("0", Reason::Removed, ""), at(1), now, &quota)));
+        assert!(!is_new(&memory.observe(&event_key("1", Reason::Removed, ""), at(1), now, &quota)));
+        assert!(is_new(&memory.observe(&event_key("0", Reason::Removed, ""), at(1), now, &quota)));
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
         let mut created = |uid: &str, reason, second: u64| {
             let now = start + Duration::from_secs(second);
             let event_key = event_key(uid, reason, &second.to_string());
-            let is_new = is_new(&memory.see(&event_key, at(0), now, &quota));
+            let is_new = is_new(&memory.observe(&event_key, at(0), now, &quota));
             if is_new {
                 quota.count(&event_key, now);
             }

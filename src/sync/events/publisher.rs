@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use super::aggregator::{EventAggregator, EventWrite, ReasonQuota, TokenBucket};
 use super::refused::NamespaceBreakers;
-use super::{EventKey, EventQueue, Recorder, Regarding, Waiting};
+use super::{EventKey, EventQueue, QueuedEvent, Recorder, Regarding};
 use crate::model::excerpt::sentence;
 use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::SyncError;
@@ -116,11 +116,11 @@ impl EventPublisher {
         loop {
             let todo = tokio::select! {
                 biased;
-                Waiting { event_key, at, term } = queue.next() => {
+                QueuedEvent { event_key, at, term } = queue.next() => {
                     if term != known.term {
                         (known.term, known.memory) = (term, EventAggregator::default());
                     }
-                    let todo = known.memory.see(&event_key, at, Instant::now(), &known.quota);
+                    let todo = known.memory.observe(&event_key, at, Instant::now(), &known.quota);
                     vec![(event_key, todo)]
                 }
                 () = stop.cancelled() => return,
@@ -147,14 +147,14 @@ impl EventPublisher {
 
     /// Sends an Event. Returns false if the Event is dropped.
     async fn sent(&self, event_key: &EventKey, todo: EventWrite, known: &mut PublisherState) -> bool {
-        if known.namespaces.is_left_alone(&event_key.regarding.namespace, Instant::now()) {
+        if known.namespaces.is_backing_off(&event_key.regarding.namespace, Instant::now()) {
             return false;
         }
         sleep(known.limit.take(Instant::now())).await;
         let mut outcome = self.deliver(event_key, &todo, known).await;
         if let (SendResult::Expired, EventWrite::Count { last, .. }) = (outcome, &todo) {
             known.memory.forget(event_key);
-            let todo = known.memory.see(event_key, *last, Instant::now(), &known.quota);
+            let todo = known.memory.observe(event_key, *last, Instant::now(), &known.quota);
             if todo == EventWrite::Drop {
                 return false;
             }
@@ -199,13 +199,13 @@ impl EventPublisher {
         self.metrics.wrote(verb, "Event", code);
         let Err(error) = sent else {
             self.availability.over();
-            known.namespaces.taken(namespace);
+            known.namespaces.on_accepted(namespace);
             if verb == "create" {
                 known.quota.count(event_key, Instant::now());
             }
             return SendResult::Sent;
         };
-        self.sort(&error, verb, namespace, &mut known.namespaces)
+        self.classify(&error, verb, namespace, &mut known.namespaces)
     }
 
     async fn request(&self, event_key: &EventKey, todo: &EventWrite) -> kube::Result<()> {
@@ -228,7 +228,7 @@ impl EventPublisher {
     }
 
     /// Classifies the error of a request, and logs it.
-    fn sort(
+    fn classify(
         &self,
         error: &kube::Error,
         verb: &str,

@@ -37,7 +37,7 @@ pub(super) struct NamespaceBreakers {
 
 impl NamespaceBreakers {
     /// Returns whether a namespace refused Events recently and is skipped.
-    pub(super) fn is_left_alone(&self, namespace: &str, now: Instant) -> bool {
+    pub(super) fn is_backing_off(&self, namespace: &str, now: Instant) -> bool {
         self.refused.get(namespace).is_some_and(|refused| now < refused.not_before)
     }
 
@@ -55,12 +55,12 @@ impl NamespaceBreakers {
     }
 
     /// Records that a namespace has accepted an Event.
-    pub(super) fn taken(&mut self, namespace: &str) {
+    pub(super) fn on_accepted(&mut self, namespace: &str) {
         let Some(refused) = self.refused.remove(namespace) else { return };
         if let Some(mut trouble) = refused.trouble {
-            trouble.over(&format!("Events can be recorded again in namespace {namespace}"));
+            trouble.recovered(&format!("Events can be recorded again in namespace {namespace}"));
         } else if self.refused.values().all(|refused| refused.trouble.is_some()) {
-            self.others.over("Events can be recorded again in the other namespaces");
+            self.others.recovered("Events can be recorded again in the other namespaces");
         }
     }
 
@@ -92,23 +92,23 @@ mod tests {
         for _ in 0..8 {
             let start = Instant::now();
             namespaces.refuse("no", start);
-            assert!(namespaces.is_left_alone("no", start));
-            assert!(!namespaces.is_left_alone("yes", start), "the others aren't");
-            while namespaces.is_left_alone("no", Instant::now()) {
+            assert!(namespaces.is_backing_off("no", start));
+            assert!(!namespaces.is_backing_off("yes", start), "the others aren't");
+            while namespaces.is_backing_off("no", Instant::now()) {
                 tokio::time::advance(Duration::from_millis(100)).await;
             }
             pauses.push(start.elapsed());
         }
         assert!(pauses[0] < Duration::from_secs(3), "{pauses:?}");
         assert_eq!(pauses[7], NAMESPACE_BACKOFF.1);
-        namespaces.taken("yes");
+        namespaces.on_accepted("yes");
         namespaces.refuse("no", Instant::now());
         assert!(
-            namespaces.is_left_alone("no", Instant::now() + NAMESPACE_BACKOFF.1 / 2),
+            namespaces.is_backing_off("no", Instant::now() + NAMESPACE_BACKOFF.1 / 2),
             "others have no say"
         );
-        namespaces.taken("no");
-        assert!(!namespaces.is_left_alone("no", Instant::now()));
+        namespaces.on_accepted("no");
+        assert!(!namespaces.is_backing_off("no", Instant::now()));
     }
 
     #[tokio::test]
@@ -123,7 +123,7 @@ mod tests {
         };
         assert_eq!(named(&namespaces), MAX_NAMED_NAMESPACES);
         for i in 0..MAX_NAMESPACES + 10 {
-            namespaces.taken(&i.to_string());
+            namespaces.on_accepted(&i.to_string());
         }
         assert!(namespaces.refused.is_empty());
     }

@@ -21,10 +21,8 @@ use crate::model::excerpt::sentence;
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::NotLeading;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
-use crate::sync::k8s::errors::is_another;
-use crate::sync::k8s::errors::{
-    ApiAvailability, ObjectErrors, WatchTrouble, describe, retry_after, root_cause,
-};
+use crate::sync::k8s::errors::is_uid_mismatch;
+use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
@@ -322,7 +320,7 @@ fn sort(error: kube::Error, WriteRequest { verb, resource, doing, right }: Write
         409 => WriteError::Conflict,
         404 if !created => WriteError::Gone,
         // Another uid: the object of this write is gone.
-        422 if is_another(&error) && !created => WriteError::Gone,
+        422 if is_uid_mismatch(&error) && !created => WriteError::Gone,
         404 => WriteError::WholeClass {
             code,
             message: format!("can't {doing}: there is no such namespace (404 {})", sentence(&status.message)),
@@ -356,7 +354,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     namespace: &str,
     availability: ApiAvailability,
 ) -> impl Stream<Item = ObjectEvent> + Send + use<K> {
-    let mut trouble = WatchTrouble::new(availability, format!("{kind}s in namespace {namespace}"), ABSENT);
+    let mut trouble = WatchLog::new(availability, format!("{kind}s in namespace {namespace}"), ABSENT);
     let mut object_errors = ObjectErrors::of_kind(kind);
     let mut list = Vec::new();
     events.filter_map(move |event| {

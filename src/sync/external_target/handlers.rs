@@ -39,7 +39,7 @@ impl Reconciler {
             }
             ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
             ObjectEvent::Unseen => {
-                self.settings.store.set_holders_known();
+                self.settings.store.set_owners_known();
                 if self.settings.policy.sync == SyncMode::Off {
                     // Without the permission to read objects there is nothing to wait for.
                     self.listed.extend([ObjectKind::Service, ObjectKind::EndpointSlice]);
@@ -83,7 +83,7 @@ impl Reconciler {
         self.listed_in_term.insert(kind);
         self.see_terms();
         for id in &gone {
-            self.tell_holder(id, None);
+            self.report_owner(id, None);
         }
         if !self.is_listed() {
             return;
@@ -94,18 +94,18 @@ impl Reconciler {
             if !was_listed {
                 self.tell_last_target(&object);
             }
-            self.tell_holder(&object.id(), Some(&object));
+            self.report_owner(&object.id(), Some(&object));
         }
         self.report
             .other_owner(self.objects.number_of_others(), |namespace| self.objects.other_owner(namespace));
-        self.settings.store.set_holders_known();
+        self.settings.store.set_owners_known();
         if was_listed {
             self.restore_deleted(false);
             self.work_queue.resume();
             self.queue_all();
         }
         if !could_write {
-            self.take_up_writing();
+            self.resume_writing();
         }
     }
 
@@ -128,12 +128,12 @@ impl Reconciler {
     }
 
     /// Passes the owner of an external target to the store.
-    fn tell_holder(&self, id: &ObjectId, object: Option<&Object>) {
+    fn report_owner(&self, id: &ObjectId, object: Option<&Object>) {
         if id.kind == ObjectKind::Service {
             let metadata = object.map(Object::meta);
             let holder = metadata.and_then(|metadata| self.owner_of(metadata));
             let noted = metadata.filter(|_| holder.is_some()).map(noted_hostnames).unwrap_or_default();
-            self.settings.store.set_holder(&id.name, holder.as_ref(), &noted);
+            self.settings.store.set_owner(&id.name, holder.as_ref(), &noted);
         }
     }
 
@@ -159,17 +159,17 @@ impl Reconciler {
         let written_for = match (service.annotation(SERVICE_UID), &object.meta().creation_timestamp) {
             (Some(uid), _) => TargetOwner::Uid(uid.into()),
             (None, Some(created)) => TargetOwner::CreatedUntil(created.0.as_second()),
-            (None, None) => TargetOwner::Anybody,
+            (None, None) => TargetOwner::Unknown,
         };
         let hostnames =
             self.settings.hostname_policy.still_granted(holder.namespace(), noted_hostnames(object.meta()));
         let last = PersistedTarget {
             target: self.target_of(&holder, service),
-            written_for,
+            owner: written_for,
             hostnames: hostnames.into(),
             is_ours: self.is_of_ours(&holder, object.meta()),
         };
-        log_changes(&self.settings.news, self.settings.store.set_last_target(&holder, last));
+        log_changes(&self.settings.news, self.settings.store.set_persisted_target(&holder, last));
     }
 
     /// Returns the target that the external target of a link records, if it is still allowed.
@@ -199,7 +199,7 @@ impl Reconciler {
         self.queue_concerned(id);
         change(&mut self.objects);
         self.settings.metrics.set_objects_of_others(self.objects.number_of_others());
-        self.tell_holder(id, self.objects.get(id).map(Packed::unpack).as_ref());
+        self.report_owner(id, self.objects.get(id).map(Packed::unpack).as_ref());
         self.queue_concerned(id);
     }
 

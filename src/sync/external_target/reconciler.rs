@@ -38,7 +38,7 @@ use super::orphans::Orphans;
 use super::status_log::StatusLog;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
-use crate::sync::controller::circuit_breaker::Breakers;
+use crate::sync::controller::circuit_breaker::PlaceBreakers;
 use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use crate::sync::controller::work_queue::WorkQueue;
 use crate::sync::election::term::unix_now;
@@ -48,7 +48,7 @@ use crate::sync::external_target::write_result::WriteEnd;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::instance::other_instance;
-use crate::sync::k8s::listed::ListedUpTo;
+use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
@@ -79,7 +79,7 @@ pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = reconciler.settings.store.synced(), if reconciler.is_listed() => break,
-            () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
+            () = leadership.wait_for_other_term(reconciler.term) => events = reconciler.begin_term(),
             () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
         }
@@ -98,10 +98,10 @@ pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result
                 Err(RecvError::Lagged(_)) => reconciler.catch_up(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
-            () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
+            () = leadership.wait_for_other_term(reconciler.term) => events = reconciler.begin_term(),
             () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
-            () = leader_status.changed() => reconciler.heed_standing(),
-            Ok(()) = links_listed.changed() => reconciler.take_up_writing(),
+            () = leader_status.changed() => reconciler.on_leader_status(),
+            Ok(()) = links_listed.changed() => reconciler.resume_writing(),
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
             _ = reconciler.work_queue.due() => {}
             () = reconciler.breakers.due(), if reconciler.work_queue.has_capacity() => {
@@ -146,7 +146,7 @@ pub(crate) struct Reconciler {
     /// the watch delivers another version.
     pub(crate) stale_versions: HashMap<ObjectId, (Option<String>, Instant)>,
     pub(crate) report: StatusLog,
-    pub(crate) breakers: Breakers<WriteClass>,
+    pub(crate) breakers: PlaceBreakers<WriteClass>,
     /// A write counts here just before it is sent.
     pub(crate) deletion_budget: Arc<Mutex<DeletionBudget>>,
     pub(crate) orphans: Orphans,
@@ -180,7 +180,7 @@ impl Reconciler {
             work_queue: WorkQueue::new(MAX_WRITES),
             stale_versions: HashMap::new(),
             report,
-            breakers: Breakers::default(),
+            breakers: PlaceBreakers::default(),
             deletion_budget: Arc::default(),
             orphans,
             adoption: AdoptionQueue::default(),
@@ -213,8 +213,8 @@ impl Reconciler {
     }
 
     /// Returns the term and the rewind count of the lists that writes are based on.
-    fn lists(&self) -> ListedUpTo {
-        ListedUpTo { term: self.term, rewinds: self.rewinds }
+    fn lists(&self) -> ListEpoch {
+        ListEpoch { term: self.term, rewinds: self.rewinds }
     }
 
     /// Returns whether the load balancers of a namespace have been listed in this term and since the last restore of
@@ -234,7 +234,7 @@ impl Reconciler {
     }
 
     /// Makes the writes that were due while this process didn't lead.
-    pub(crate) fn take_up_writing(&mut self) {
+    pub(crate) fn resume_writing(&mut self) {
         if self.may_write() {
             self.take_stock(true);
             self.announce();
@@ -245,9 +245,9 @@ impl Reconciler {
     }
 
     /// Processes the beginning or the end of leadership.
-    fn heed_standing(&mut self) {
+    fn on_leader_status(&mut self) {
         if self.settings.leadership.current_term().is_none() {
-            self.report.cease();
+            self.report.leadership_lost();
             self.adoption.clear();
         }
     }
@@ -391,7 +391,7 @@ impl Reconciler {
             }
         }
         let holder = |name: &str| self.objects.owner_of(self.objects.get(&ObjectId::service(name))?);
-        self.report.whose_name(&link, holder, is_news);
+        self.report.name_lost(&link, holder, is_news);
         let result = match step {
             NextStep::Done => {
                 self.report.settled(&link);

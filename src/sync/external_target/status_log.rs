@@ -137,15 +137,15 @@ impl StatusLog {
                 );
             }
             (Write::Create(_), Some(service)) => {
-                info!("external target {object}: created → {}", aim(service));
-                record(Reason::ExternalTargetCreated, &format!("{object} → {}", aim(service)));
+                info!("external target {object}: created → {}", destination(service));
+                record(Reason::ExternalTargetCreated, &format!("{object} → {}", destination(service)));
             }
             (Write::Change { .. }, Some(service)) if adopted => {
-                info!("external target {object}: adopted → {}", aim(service));
-                record(Reason::Adopted, &format!("{object} → {}", aim(service)));
+                info!("external target {object}: adopted → {}", destination(service));
+                record(Reason::Adopted, &format!("{object} → {}", destination(service)));
             }
             (Write::Change { .. }, Some(service)) => {
-                info!("external target {object}: changed → {}", aim(service));
+                info!("external target {object}: changed → {}", destination(service));
             }
             (Write::Delete { .. }, Some(left)) => {
                 let finalizers = left.metadata.finalizers.clone().unwrap_or_default();
@@ -159,7 +159,7 @@ impl StatusLog {
             _ => debug!("EndpointSlice {object}: {}", write.verb()),
         }
         let Some(trouble) = self.troubles.get_mut(&(write.verb(), id.kind)) else { return false };
-        trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()))
+        trouble.recovered(&format!("{}s can be written again ({})", id.kind, write.verb()))
     }
 
     /// Reports an error that concerns the whole class of writes.
@@ -174,7 +174,7 @@ impl StatusLog {
 
     /// Reports that look-ups succeed again.
     pub(crate) fn confirmed(&mut self) {
-        self.looks.over("Services that count as gone can be looked up again");
+        self.looks.recovered("Services that count as gone can be looked up again");
     }
 
     /// Reports that the external target of a Service is removed although the Service can't be looked up.
@@ -218,7 +218,7 @@ impl StatusLog {
             match write {
                 Write::Create(Object::Service(service))
                 | Write::Change { desired: Object::Service(service), .. } => {
-                    info!("plan for link {key}: {verb} {kind} {object} → {}", aim(service));
+                    info!("plan for link {key}: {verb} {kind} {object} → {}", destination(service));
                 }
                 _ => info!("plan for link {key}: {verb} {kind} {object}"),
             }
@@ -307,7 +307,7 @@ impl StatusLog {
     }
 
     /// Records that this process doesn't lead any more: held-back removals are the next leader's.
-    pub(crate) fn cease(&mut self) {
+    pub(crate) fn leadership_lost(&mut self) {
         self.held.clear();
         self.count_held();
         self.former.clear();
@@ -318,7 +318,7 @@ impl StatusLog {
         if self.held.remove(key) {
             self.count_held();
             if self.held.is_empty() {
-                self.holding.over("no removals of external targets are held back any more");
+                self.holding.recovered("no removals of external targets are held back any more");
             }
         }
     }
@@ -328,7 +328,7 @@ impl StatusLog {
     }
 
     /// Reports that another link has the default name of a link's external target.
-    pub(crate) fn whose_name(
+    pub(crate) fn name_lost(
         &mut self,
         link: &Link,
         holder: impl Fn(&str) -> Option<ServiceKey>,
@@ -428,6 +428,6 @@ impl StatusLog {
 }
 
 /// Returns the destination of an external target for the log.
-fn aim(service: &Service) -> &str {
+fn destination(service: &Service) -> &str {
     service.spec.external_name.as_deref().unwrap_or("its addresses")
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 
 use super::reconciler::Reconciler;
-use super::reconciler::departure::{Confirmed, Departure, Remedy, Unconfirmed, WATCH_LAG};
+use super::reconciler::departure::{Confirmed, GoneCheck, Remedy, Unconfirmed, WATCH_LAG};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::backend::WriteError;
@@ -62,7 +62,7 @@ impl Reconciler {
             }
             self.stale_versions.remove(&id);
         }
-        if let Some(pause) = self.work_queue.not_before(&key, link) {
+        if let Some(pause) = self.work_queue.throttled_for(&key, link) {
             self.work_queue.add_after(key, pause);
             return false;
         }
@@ -86,7 +86,7 @@ impl Reconciler {
         self.objects.write_begins(&id);
         let backend = self.settings.backend.clone();
         let is_refused = self.refused_looks.get(&key).is_some_and(LastingRefusal::is_lasting);
-        let departure = Departure::of(link, &write, &self.settings, is_refused);
+        let departure = GoneCheck::of(link, &write, &self.settings, is_refused);
         let (leadership, term) = (self.settings.leadership.clone(), self.term);
         let stamp = Stamp { instance: self.settings.policy.instance.clone(), term: Some(term) };
         let (deletion_budget, max) = (Arc::clone(&self.deletion_budget), self.settings.policy.max_deletes);
@@ -219,13 +219,13 @@ impl Reconciler {
             )
         };
         if !result.as_ref().is_err_and(says_nothing) {
-            for waiting in self.breakers.close(&write.class()) {
+            for waiting in self.breakers.trip(&write.class()) {
                 self.work_queue.add(&waiting);
             }
         }
         match result {
             Ok(after) => {
-                self.work_queue.relieved(&key);
+                self.work_queue.succeeded_and_release(&key);
                 let link = self.settings.store.get(&key);
                 if let Some(link) = &link
                     && let Some(pause) = self.work_queue.record_write(&key, link)
@@ -238,7 +238,7 @@ impl Reconciler {
                 }
                 match (&write, after) {
                     (Write::Finalizer { uid, add, .. }, _) => {
-                        drop(self.settings.store.set_guarded(&key, uid, *add));
+                        drop(self.settings.store.set_has_finalizer(&key, uid, *add));
                     }
                     (_, Some(after)) => self.change_object(&id, |objects| objects.answered(&after)),
                     (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
@@ -252,7 +252,7 @@ impl Reconciler {
             }
             Err(WriteError::Gone) if matches!(write, Write::Finalizer { .. }) => {
                 // The finalizers are gone with the Service.
-                self.settings.store.set_guarded(&key, write.uid(), false);
+                self.settings.store.set_has_finalizer(&key, write.uid(), false);
                 self.work_queue.add(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
@@ -272,7 +272,7 @@ impl Reconciler {
             Err(WriteError::WholeClass { code, message, retry_after }) => {
                 self.report.trouble(&write, code, &message);
                 if matches!(code, 401 | 403 | 404) {
-                    self.breakers.open(write.class(), &key, retry_after);
+                    self.breakers.reset(write.class(), &key, retry_after);
                 } else {
                     // Others may fare better: it may be a webhook that has trouble with this one.
                     self.work_queue.add_rate_limited(&key, retry_after);
@@ -281,7 +281,7 @@ impl Reconciler {
             Err(WriteError::Refused { by, message }) => {
                 self.failed(&key, &write, &message, None);
                 if by.is_of_namespace() {
-                    self.work_queue.limited(&key);
+                    self.work_queue.mark_limited(&key);
                 }
             }
             Err(WriteError::Other { message, retry_after }) => {

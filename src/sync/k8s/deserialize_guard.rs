@@ -46,7 +46,7 @@ impl<K: DeserializeOwned> RawDeserializeGuard<K> {
     pub(crate) fn from_json(text: &str) -> serde_json::Result<Self> {
         let error = match serde_json::from_str(text) {
             Ok(object) => return Ok(Self(Ok(object))),
-            Err(error) => said(&error),
+            Err(error) => error_without_position(&error),
         };
         let PartialObject { metadata } = serde_json::from_str(text)?;
         let PartialMetadata { name, namespace, uid, resource_version } = metadata;
@@ -56,7 +56,7 @@ impl<K: DeserializeOwned> RawDeserializeGuard<K> {
 }
 
 /// Returns the error without its position: in the next version of the object the same error has another position.
-fn said(error: &serde_json::Error) -> String {
+fn error_without_position(error: &serde_json::Error) -> String {
     let place = format!(" at line {} column {}", error.line(), error.column());
     let text = error.to_string();
     // The text repeats the values of a wrong type, so it is shortened.

@@ -219,7 +219,7 @@ impl ThrottledLog {
     }
 
     /// Logs the end of the errors, if any was logged. Returns whether any was.
-    pub fn over(&mut self, sentence: &str) -> bool {
+    pub fn recovered(&mut self, sentence: &str) -> bool {
         let lasts = self.said.values().any(|said| said.lasts);
         if lasts {
             info!("{sentence}");
@@ -243,7 +243,7 @@ impl ApiAvailability {
 
     /// Logs that a request was answered, if the previous one wasn't.
     pub fn over(&self) {
-        self.lock().over("the API server answers again");
+        self.lock().recovered("the API server answers again");
     }
 
     fn lock(&self) -> MutexGuard<'_, ThrottledLog> {
@@ -253,11 +253,11 @@ impl ApiAvailability {
 
 /// Added to the HTTP code while other work waits for the list, so that this is logged at once, even if the same code
 /// was logged just before.
-const TOO_MANY_WAITING: u16 = 1000;
+const WAITING_CODE_OFFSET: u16 = 1000;
 
 /// The log for a watch.
 #[derive(Debug)]
-pub struct WatchTrouble {
+pub struct WatchLog {
     availability: ApiAvailability,
     own: ThrottledLog,
     what: String,
@@ -266,7 +266,7 @@ pub struct WatchTrouble {
     waiting: Option<String>,
 }
 
-impl WatchTrouble {
+impl WatchLog {
     /// Hint about the permission to read load balancers.
     pub const READING: &'static str = "lb-linker needs the ClusterRole of deploy/";
 
@@ -293,7 +293,7 @@ impl WatchTrouble {
             Ok(Event::ListBegins) => Some(Event::ListBegins),
             Ok(event) => {
                 self.availability.over();
-                self.own.over(&format!("the {} can be followed again", self.what));
+                self.own.recovered(&format!("the {} can be followed again", self.what));
                 Some(event)
             }
             Err(error) => {
@@ -307,7 +307,7 @@ impl WatchTrouble {
                         let sentence = explain_watch(&error, &self.what, self.hint);
                         match &self.waiting {
                             Some(waiting) => {
-                                self.own.report(code + TOO_MANY_WAITING, &format!("{sentence}; {waiting}"))
+                                self.own.report(code + WAITING_CODE_OFFSET, &format!("{sentence}; {waiting}"))
                             }
                             None => self.own.report(code, &sentence),
                         }
@@ -321,7 +321,7 @@ impl WatchTrouble {
 
 /// Returns whether the write failed because the Service of this name has another uid, which is immutable.
 #[must_use]
-pub fn is_another(error: &kube::Error) -> bool {
+pub fn is_uid_mismatch(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
@@ -353,7 +353,7 @@ impl ListError {
 }
 
 /// Returns the scopes of the watches for load balancers: these namespaces, or all (`None`).
-pub fn places(namespaces: &BTreeSet<String>) -> impl Iterator<Item = Option<&str>> {
+pub fn watch_scopes(namespaces: &BTreeSet<String>) -> impl Iterator<Item = Option<&str>> {
     let everywhere = namespaces.is_empty().then_some(None);
     everywhere.into_iter().chain(namespaces.iter().map(|namespace| Some(&**namespace)))
 }
@@ -377,12 +377,12 @@ mod tests {
         let mut said = 0;
         for _ in 0..1000 {
             said += usize::from(trouble.unsaid(500).is_some());
-            trouble.over("it is over");
+            trouble.recovered("it is over");
         }
         assert_eq!(said, 5);
-        assert!(!trouble.over("it is over"), "what wasn't said to begin isn't said to end");
+        assert!(!trouble.recovered("it is over"), "what wasn't said to begin isn't said to end");
         assert_eq!(trouble.unsaid(429), Some(0), "each kind counts by itself");
         assert_eq!(trouble.unsaid(429), None);
-        assert!(trouble.over("it is over") && !trouble.over("it is over"));
+        assert!(trouble.recovered("it is over") && !trouble.recovered("it is over"));
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The term and the rewind count of a complete list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ListedUpTo {
+pub struct ListEpoch {
     /// The term in which the list began.
     pub term: u64,
     /// The value of [`super::rewinds::Rewinds::count`] when the list began.
@@ -19,15 +19,15 @@ pub struct LinkLists(BTreeMap<Option<String>, LinkList>);
 #[derive(Clone, Copy, Debug, Default)]
 struct LinkList {
     /// The last complete list.
-    complete: ListedUpTo,
+    complete: ListEpoch,
     /// The last failed list.
-    failed: Option<ListedUpTo>,
+    failed: Option<ListEpoch>,
 }
 
 impl LinkLists {
     /// Returns complete lists of these namespaces, or of all namespaces if the set is empty.
     #[must_use]
-    pub fn new(namespaces: &BTreeSet<String>, complete: ListedUpTo) -> Self {
+    pub fn new(namespaces: &BTreeSet<String>, complete: ListEpoch) -> Self {
         let list = LinkList { complete, failed: None };
         if namespaces.is_empty() {
             return Self(BTreeMap::from([(None, list)]));
@@ -36,7 +36,7 @@ impl LinkLists {
     }
 
     /// Records that a list is complete, or that it has failed. Returns whether that changes anything.
-    pub fn note(&mut self, namespace: Option<&str>, at: ListedUpTo, is_complete: bool) -> bool {
+    pub fn note(&mut self, namespace: Option<&str>, at: ListEpoch, is_complete: bool) -> bool {
         let list = self.0.entry(namespace.map(ToOwned::to_owned)).or_default();
         let is_news = if is_complete { list.complete != at } else { list.failed != Some(at) };
         if is_complete {
@@ -50,7 +50,7 @@ impl LinkLists {
     /// Returns the term and rewind count of the last complete list of a namespace; `None` if the namespace isn't
     /// watched.
     #[must_use]
-    pub fn of(&self, namespace: &str) -> Option<ListedUpTo> {
+    pub fn of(&self, namespace: &str) -> Option<ListEpoch> {
         let list = self.0.get(&None).or_else(|| self.0.get(&Some(namespace.to_owned())))?;
         Some(list.complete)
     }
@@ -58,14 +58,14 @@ impl LinkLists {
     /// Returns whether the last complete list of a namespace has this term and rewind count, or the namespace isn't
     /// watched.
     #[must_use]
-    pub fn covers(&self, namespace: &str, at: ListedUpTo) -> bool {
+    pub fn covers(&self, namespace: &str, at: ListEpoch) -> bool {
         self.of(namespace).is_none_or(|complete| complete == at)
     }
 
     /// Returns whether each list for this term and rewind count is complete or has failed: a failed list delays only
     /// the work that depends on it.
     #[must_use]
-    pub fn is_settled(&self, at: ListedUpTo) -> bool {
+    pub fn is_settled(&self, at: ListEpoch) -> bool {
         self.0.values().all(|list| list.complete == at || list.failed == Some(at))
     }
 }
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn failed_list_delays_its_own_namespace_only() {
         let namespaces = ["a", "b"].map(ToOwned::to_owned).into();
-        let (before, now) = (ListedUpTo { term: 1, rewinds: 0 }, ListedUpTo { term: 2, rewinds: 0 });
+        let (before, now) = (ListEpoch { term: 1, rewinds: 0 }, ListEpoch { term: 2, rewinds: 0 });
         let mut lists = LinkLists::new(&namespaces, before);
         assert!(lists.is_settled(before) && lists.covers("a", before));
         assert!(lists.note(Some("a"), now, true) && !lists.note(Some("a"), now, true));
@@ -90,8 +90,8 @@ mod tests {
 
     #[test]
     fn single_list_covers_all_namespaces() {
-        let at = ListedUpTo { term: 1, rewinds: 1 };
-        let mut lists = LinkLists::new(&BTreeSet::new(), ListedUpTo::default());
+        let at = ListEpoch { term: 1, rewinds: 1 };
+        let mut lists = LinkLists::new(&BTreeSet::new(), ListEpoch::default());
         lists.note(None, at, false);
         assert!(lists.is_settled(at) && !lists.covers("a", at));
         lists.note(None, at, true);

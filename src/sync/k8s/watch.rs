@@ -202,7 +202,7 @@ where
         pages: PageSize::default(),
         streams: Streams::default(),
         state: ListWatchState::Rest { until: now, step: WatchStep::List(0) },
-        said: VecDeque::new(),
+        pending: VecDeque::new(),
     };
     let items = futures::stream::unfold(list_watch, |mut list_watch| async move {
         Some((list_watch.next().await, list_watch))
@@ -336,7 +336,7 @@ struct ListWatch<K> {
     streams: Streams,
     state: ListWatchState<K>,
     /// Items to return before the next step.
-    said: VecDeque<WatchItem<K>>,
+    pending: VecDeque<WatchItem<K>>,
 }
 
 /// The counts of an incomplete list.
@@ -386,7 +386,7 @@ enum ListWatchState<K> {
 #[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
 enum StepResult<K> {
     /// An item to return.
-    Say(WatchItem<K>),
+    Item(WatchItem<K>),
     /// No item.
     Quiet,
 }
@@ -398,10 +398,10 @@ where
     /// Returns the next item. Cancel-safe: the state changes only after an await has completed.
     async fn next(&mut self) -> WatchItem<K> {
         loop {
-            if let Some(said) = self.said.pop_front() {
+            if let Some(said) = self.pending.pop_front() {
                 return said;
             }
-            if let StepResult::Say(said) = self.advance().await {
+            if let StepResult::Item(said) = self.advance().await {
                 return said;
             }
         }
@@ -415,7 +415,7 @@ where
                 self.begin(step).await
             }
             ListWatchState::Pages { items, .. } => match items.pop_front() {
-                Some(object) => StepResult::Say(Ok(Event::Listed(object))),
+                Some(object) => StepResult::Item(Ok(Event::Listed(object))),
                 None => self.next_page().await,
             },
             ListWatchState::BeginStream => self.begin_stream().await,
@@ -446,7 +446,7 @@ where
                 count: ListProgress::new(),
             }
         };
-        StepResult::Say(Ok(Event::ListBegins))
+        StepResult::Item(Ok(Event::ListBegins))
     }
 
     async fn begin_stream(&mut self) -> StepResult<K> {
@@ -492,7 +492,7 @@ where
                     ObjectChange::Modified => count.see(&object),
                     ObjectChange::Added | ObjectChange::Deleted => count.add(&object),
                 }
-                StepResult::Say(Ok(Event::Listed(object)))
+                StepResult::Item(Ok(Event::Listed(object)))
             }
             WireEvent::Bookmark { ends_list: false, .. } => StepResult::Quiet,
             WireEvent::Bookmark { version, ends_list: true } => {
@@ -506,7 +506,7 @@ where
                 };
                 self.state = ListWatchState::Watch { events, over };
                 let said = self.listed(&version, &count);
-                self.said.extend(gone.into_iter().map(|object| Ok(Event::Deleted(object))));
+                self.pending.extend(gone.into_iter().map(|object| Ok(Event::Deleted(object))));
                 said
             }
             WireEvent::Error(status) => self.stream_failed(kube::Error::Api(status)),
@@ -577,7 +577,7 @@ where
         self.progress.take(WatchInput::Listed { version, objects, newest }, Instant::now());
         self.streams.failed = false;
         self.sign.note();
-        StepResult::Say(Ok(Event::ListEnds { version: number(version), rewound }))
+        StepResult::Item(Ok(Event::ListEnds { version: number(version), rewound }))
     }
 
     /// Reads the newest resourceVersion from a list of one object without a resourceVersion.
@@ -642,7 +642,7 @@ where
                 if !matches!(self.state, ListWatchState::Watch { .. }) {
                     return step;
                 }
-                StepResult::Say(Ok(match change {
+                StepResult::Item(Ok(match change {
                     ObjectChange::Deleted => Event::Deleted(object),
                     ObjectChange::Added | ObjectChange::Modified => Event::Applied(object),
                 }))
@@ -665,7 +665,7 @@ where
 
     fn fail(&mut self, input: WatchInput<'_>, error: WatchError) -> StepResult<K> {
         self.follow(input, error.retry_after());
-        StepResult::Say(Err(error))
+        StepResult::Item(Err(error))
     }
 
     fn follow(&mut self, input: WatchInput<'_>, at_least: Duration) {

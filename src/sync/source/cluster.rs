@@ -28,8 +28,8 @@ use crate::sync::election::Leadership;
 use crate::sync::events::link_log::{Telemetry, log_changes, log_first_list};
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
-use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchTrouble};
-use crate::sync::k8s::listed::{LinkLists, ListedUpTo};
+use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog};
+use crate::sync::k8s::listed::{LinkLists, ListEpoch};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{
@@ -92,7 +92,7 @@ struct WatchState {
     rewound: bool,
     /// The resourceVersion of the last list or event, which a new term compares its first list with.
     newest: Option<u64>,
-    trouble: WatchTrouble,
+    trouble: WatchLog,
     /// The time of the list that has to confirm a suspicious one.
     again: Option<Instant>,
     /// Ends the stream of events.
@@ -105,7 +105,7 @@ impl WatchState {
             Some(namespace) => format!("LoadBalancer Services in namespace {namespace}"),
             None => "LoadBalancer Services in all namespaces".to_owned(),
         };
-        let trouble = WatchTrouble::new(availability, what, WatchTrouble::READING);
+        let trouble = WatchLog::new(availability, what, WatchLog::READING);
         Self {
             namespace,
             list: PartialList::default(),
@@ -168,7 +168,7 @@ impl ServiceWatcher {
         };
         loop {
             // While a list is being received, the Service that a target depends on may still be missing.
-            if self.heed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
+            if self.drain_feed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
                 log_changes(&self.news, self.reconsider(&mut heard.object_errors));
             }
             let again = scopes.iter().filter_map(|scope| scope.again).min();
@@ -192,7 +192,7 @@ impl ServiceWatcher {
                     continue;
                 }
                 () = sleep_until_opt(over) => {
-                    for (key, uid, since) in heard.leaving.over(std::time::Instant::now()) {
+                    for (key, uid, since) in heard.leaving.take_expired(std::time::Instant::now()) {
                         log_changes(&self.news, self.store.delete_since(&key, &uid, None, since));
                     }
                     continue;
@@ -245,7 +245,7 @@ impl ServiceWatcher {
                     scope.newest = version.or(scope.newest);
                     let complete = Complete { list, version, rewound };
                     let mut changes = self.take_list(scope, &mut relist_guard, complete, &mut heard.leaving);
-                    if self.heed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
+                    if self.drain_feed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
                         changes.extend(self.reconsider(&mut heard.object_errors));
                     }
                     heard.object_errors.retain(|key| self.store.get(key).is_some());
@@ -266,19 +266,19 @@ impl ServiceWatcher {
     }
 
     /// Returns the term and the rewind count for lists that begin now.
-    fn lists(&self) -> ListedUpTo {
-        ListedUpTo { term: self.leadership.term(), rewinds: self.rewinds.count() }
+    fn lists(&self) -> ListEpoch {
+        ListEpoch { term: self.leadership.term(), rewinds: self.rewinds.count() }
     }
 
     /// Publishes that a list is complete, or has failed.
-    fn note_list(&self, scope: &WatchState, lists: ListedUpTo, is_complete: bool) {
+    fn note_list(&self, scope: &WatchState, lists: ListEpoch, is_complete: bool) {
         self.listed.send_if_modified(|all| all.note(scope.namespace.as_deref(), lists, is_complete));
     }
 
     /// Waits until new lists are due.
-    async fn beyond(&self, ListedUpTo { term, rewinds }: ListedUpTo) {
+    async fn beyond(&self, ListEpoch { term, rewinds }: ListEpoch) {
         tokio::select! {
-            () = self.leadership.beyond(term) => {}
+            () = self.leadership.wait_for_other_term(term) => {}
             () = self.rewinds.beyond(rewinds) => {}
         }
     }
@@ -406,7 +406,7 @@ impl ServiceWatcher {
     }
 
     /// Processes the changes of links. Returns whether Services depend on them.
-    fn heed(&self, feed: &mut broadcast::Receiver<LinkChange>) -> bool {
+    fn drain_feed(&self, feed: &mut broadcast::Receiver<LinkChange>) -> bool {
         let mut own_targets = self.own_targets();
         loop {
             match feed.try_recv() {
@@ -573,7 +573,7 @@ impl PartialList {
 /// because Services were listed before external targets.
 pub(crate) async fn wait_for_owners(store: &Store) {
     // After the timeout DNS starts without the owners: the API server may answer one list and not the other.
-    let _ = tokio::time::timeout(OWNERS_TIMEOUT, store.holders_known()).await;
+    let _ = tokio::time::timeout(OWNERS_TIMEOUT, store.owners_known()).await;
 }
 
 /// Returns the observation of a Service for the store, logs its invalid or denied parts, and returns these if they have

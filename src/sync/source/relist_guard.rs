@@ -66,7 +66,7 @@ pub fn are_most(going: usize, present: usize) -> bool {
 /// Keeps the recorded targets of all Services that the first complete list lacks, if most external targets are
 /// affected: before DNS answers from that list, and until it is certain whether the Services exist.
 pub(crate) fn keep_unlisted(store: &Store) {
-    let recorded = store.recorded();
+    let recorded = store.persisted_targets();
     if are_most(recorded.unlisted.len(), recorded.listed + recorded.unlisted.len()) {
         for (key, last) in recorded.unlisted {
             // Subscribers of the change feed get the change.

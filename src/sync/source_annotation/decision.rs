@@ -57,7 +57,7 @@ impl AnnotatedService {
     }
 
     /// Decides about the Service; `gone` is the record of a deleted load balancer.
-    pub(super) fn wish(
+    pub(super) fn decide(
         &self,
         link: Option<&Link>,
         gone: Option<&DeletedLink>,
@@ -189,14 +189,14 @@ mod tests {
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         let delete = policy(OnDelete::Delete);
-        let wish = |follower: &AnnotatedService, link: Link| follower.wish(Some(&link), None, &delete);
+        let wish = |follower: &AnnotatedService, link: Link| follower.decide(Some(&link), None, &delete);
         let write = |name: &str| Decision::Write(name.to_owned());
         assert_eq!(wish(&own, link(host("new.example."), &[])), write("new.example"));
         assert_eq!(wish(&own, link(host("old.example."), &[])), Decision::Leave);
         assert_eq!(wish(&own, link(None, &[])), Decision::Leave, "pending");
         assert_eq!(wish(&own, link(ips(&["2001:db8::1", "192.0.2.1"]), &[])), write("192.0.2.1"));
         assert!(matches!(wish(&own, link(ips(&["2001:db8::1"]), &[])), Decision::Refuse(_)));
-        assert_eq!(own.wish(None, None, &delete), Decision::Leave);
+        assert_eq!(own.decide(None, None, &delete), Decision::Leave);
         let left_out = |link| Link { state: LinkState::LeftOut, ..link };
         assert_eq!(wish(&own, left_out(link(host("new.example."), &[]))), Decision::Leave);
         assert_eq!(
@@ -218,13 +218,13 @@ mod tests {
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         for on_delete in [OnDelete::Delete, OnDelete::Retain] {
-            assert_eq!(own.wish(Some(&gone(&[])), None, &policy(on_delete)), Decision::Leave);
+            assert_eq!(own.decide(Some(&gone(&[])), None, &policy(on_delete)), Decision::Leave);
         }
         let tombstone = policy(OnDelete::Tombstone);
         let wanted = Decision::Write("deleted.lb.internal".to_owned());
-        assert_eq!(own.wish(Some(&gone(&[])), None, &tombstone), wanted);
-        assert_eq!(other.wish(Some(&gone(&["app"])), None, &tombstone), wanted);
-        assert_eq!(other.wish(Some(&gone(&[])), None, &tombstone), Decision::Leave);
+        assert_eq!(own.decide(Some(&gone(&[])), None, &tombstone), wanted);
+        assert_eq!(other.decide(Some(&gone(&["app"])), None, &tombstone), wanted);
+        assert_eq!(other.decide(Some(&gone(&[])), None, &tombstone), Decision::Leave);
     }
     #[test]
     fn service_of_an_unknown_link_moves_only_from_its_target() {
@@ -240,13 +240,13 @@ mod tests {
             ("old.example.", seen(&["app"][..]), &moved),
             ("old.example.", seen(&[]), &Decision::Leave),
         ] {
-            assert_eq!(other.wish(None, Some(&gone(name, annotations)), &tombstone), *expected, "{name}");
+            assert_eq!(other.decide(None, Some(&gone(name, annotations)), &tombstone), *expected, "{name}");
         }
         let gone = gone("old.example.", None);
-        assert_eq!(own.wish(None, Some(&gone), &tombstone), moved);
-        assert_eq!(own.wish(None, Some(&gone), &policy(OnDelete::Delete)), Decision::Leave);
+        assert_eq!(own.decide(None, Some(&gone), &tombstone), moved);
+        assert_eq!(own.decide(None, Some(&gone), &policy(OnDelete::Delete)), Decision::Leave);
         let ghost = Link { state: LinkState::Gone(Instant::now().into()), ..link(None, &[]) };
-        assert_eq!(other.wish(Some(&ghost), Some(&gone), &tombstone), moved);
-        assert_eq!(other.wish(Some(&ghost), None, &tombstone), Decision::Leave);
+        assert_eq!(other.decide(Some(&ghost), Some(&gone), &tombstone), moved);
+        assert_eq!(other.decide(Some(&ghost), None, &tombstone), Decision::Leave);
     }
 }

@@ -59,7 +59,7 @@ impl DeletedLinks {
         if !link.is_gone() {
             self.remove(&link.key);
         } else if link.was_never_seen()
-            && let Some(target) = store.last_target(&link.key)
+            && let Some(target) = store.persisted_target(&link.key)
         {
             self.insert(&link.key, DeletedLink { target, annotations: None });
         }

@@ -10,7 +10,7 @@ use tracing::info;
 
 use super::decision::AnnotatedService;
 use crate::model::service_key::ServiceKey;
-use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchTrouble};
+use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog};
 use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
 use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, key_of, readable};
@@ -106,7 +106,7 @@ impl fmt::Display for WatchScope {
 /// The state of the watch of a scope.
 struct IndexWatchState {
     within: WatchScope,
-    trouble: WatchTrouble,
+    trouble: WatchLog,
     /// The incomplete list. `unreadable`: the Services in it that can't be decoded.
     list: BTreeMap<ServiceKey, ObservedObjects>,
     unreadable: HashSet<ServiceKey>,
@@ -170,7 +170,7 @@ impl AnnotatedServices {
     pub(super) fn new(selection: &Selection, availability: &ApiAvailability) -> Self {
         let scope = |within: WatchScope| {
             let what = format!("ExternalName Services in {within}");
-            let trouble = WatchTrouble::new(availability.clone(), what, RIGHT);
+            let trouble = WatchLog::new(availability.clone(), what, RIGHT);
             IndexWatchState {
                 within,
                 trouble,

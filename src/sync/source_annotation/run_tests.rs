@@ -20,7 +20,7 @@ fn refused() -> (SourceAnnotationContext, Arc<AtomicUsize>) {
 /// Returns a context with this client.
 fn settings(client: Client) -> SourceAnnotationContext {
     let leadership = Leadership::always();
-    let lists = LinkLists::new(&BTreeSet::new(), ListedUpTo { term: leadership.term(), rewinds: 0 });
+    let lists = LinkLists::new(&BTreeSet::new(), ListEpoch { term: leadership.term(), rewinds: 0 });
     let settings = SourceAnnotationContext {
         store: Arc::new(Store::new(OnGone::Kept)),
         client,
@@ -92,7 +92,7 @@ fn service(value: Value) -> Service {
 async fn panic_affects_only_its_service() {
     let (settings, requests) = refused();
     load_balancer(&settings, "shop");
-    let lists = ListedUpTo { term: settings.leadership.term(), rewinds: 0 };
+    let lists = ListEpoch { term: settings.leadership.term(), rewinds: 0 };
     let mut following = SourceAnnotationController::new(settings, CrossTermState::default(), lists);
     list(&mut following, 0, &["before", "defect", "zafter"].map(|name| follower("shop", name, "web")));
     let key = ServiceKey::new("shop", "defect");
@@ -113,7 +113,7 @@ fn following_two() -> SourceAnnotationController {
     settings.selection = Arc::new(Selection { namespaces, ..Selection::default() });
     load_balancer(&settings, "a");
     load_balancer(&settings, "b");
-    let lists = ListedUpTo { term: settings.leadership.term(), rewinds: 0 };
+    let lists = ListEpoch { term: settings.leadership.term(), rewinds: 0 };
     SourceAnnotationController::new(settings, CrossTermState::default(), lists)
 }
 
@@ -122,7 +122,7 @@ async fn services_wait_for_the_list_of_their_load_balancer() {
     let mut following = following_two();
     let (namespaces, now) = (&following.settings.selection.namespaces, following.lists);
     let mut lists = LinkLists::new(namespaces, now);
-    lists.note(Some("b"), ListedUpTo { term: now.term + 1, rewinds: 0 }, true);
+    lists.note(Some("b"), ListEpoch { term: now.term + 1, rewinds: 0 }, true);
     lists.note(Some("b"), now, false);
     let links_listed = watch::Sender::new(lists.clone());
     following.settings.links_listed = links_listed.subscribe();
@@ -158,7 +158,7 @@ async fn services_listed_before_a_restore_arent_written() {
 async fn services_are_listed_again_after_a_restore() {
     let (mut settings, requests) = refused();
     let at =
-        |rewinds| LinkLists::new(&BTreeSet::new(), ListedUpTo { term: settings.leadership.term(), rewinds });
+        |rewinds| LinkLists::new(&BTreeSet::new(), ListEpoch { term: settings.leadership.term(), rewinds });
     let (restored, links_listed) = (at(1), watch::Sender::new(at(0)));
     settings.links_listed = links_listed.subscribe();
     let rewinds = settings.rewinds.clone();

@@ -49,7 +49,7 @@ impl SourceAnnotationController {
             }
             self.stale_versions.remove(key);
         }
-        if let Some(pause) = self.work_queue.not_before(key, &name) {
+        if let Some(pause) = self.work_queue.throttled_for(key, &name) {
             return self.work_queue.add_after(key.clone(), pause);
         }
         if !self.breakers.admit(key, &[WritePlace::Everywhere, WritePlace::of(key)]) {
@@ -120,11 +120,11 @@ impl SourceAnnotationController {
             }
             // By the clock: the election may say so a moment later.
             Err(WriteError::NotLeading(_)) => drop(self.work_queue.add_rate_limited(&key, None)),
-            Err(WriteError::Unanswered) => self.breakers.open(WritePlace::Everywhere, &key, None),
+            Err(WriteError::Unanswered) => self.breakers.reset(WritePlace::Everywhere, &key, None),
             // Credentials and rights are the same for all Services of a namespace.
             Err(WriteError::WholeClass { code: code @ (401 | 403), message, retry_after }) => {
                 self.troubles.entry(key.namespace().into()).or_default().report(code, &message);
-                self.breakers.open(namespace, &key, retry_after);
+                self.breakers.reset(namespace, &key, retry_after);
             }
             // What it was about has changed meanwhile.
             Err(WriteError::Refused { .. } | WriteError::Other { .. }) if is_superseded => {
@@ -149,13 +149,13 @@ impl SourceAnnotationController {
 
     /// Queues the Services that wait until a place can be written.
     pub(super) fn can_write(&mut self, place: &WritePlace) {
-        for key in self.breakers.close(place) {
+        for key in self.breakers.trip(place) {
             self.work_queue.add(&key);
         }
         if let WritePlace::Namespace(namespace) = place
             && let Some(mut trouble) = self.troubles.remove(namespace)
         {
-            trouble.over(&format!(
+            trouble.recovered(&format!(
                 "Services in namespace {namespace} that follow a load balancer can be written again"
             ));
         }

@@ -257,17 +257,17 @@ impl World<'_> {
                 let object = store.get(&key).map(|link| link.external_target().into_owned());
                 let object = object.unwrap_or_else(|| "a-tenant-tenant-ext".to_owned());
                 let holder = if self.chance(0.7) { Some(&key) } else { None };
-                store.set_holder(&object, holder, &hostnames);
+                store.set_owner(&object, holder, &hostnames);
                 format!("{object} is held by {holder:?} {hostnames:?}")
             }
             13 => {
                 let (key, target) =
                     (self.key(), Target::Addresses(addresses(&["192.0.2.10".to_owned()]).into()));
-                store.set_last_target(
+                store.set_persisted_target(
                     &key,
                     PersistedTarget {
                         target: Some(target),
-                        written_for: TargetOwner::Uid("u".into()),
+                        owner: TargetOwner::Uid("u".into()),
                         hostnames: Box::default(),
                         is_ours: true,
                     },

@@ -54,9 +54,9 @@ fn for_life(now: BootInstant) -> Elector {
 /// Returns a candidate that has just created the Lease.
 fn leader(now: BootInstant) -> Elector {
     let mut elector = candidate(now);
-    elector.saw(None, now, now);
+    elector.on_lease(None, now, now);
     assert_eq!(elector.next(now), ElectionStep::Create);
-    elector.wrote(lease(ME, 1), now, now);
+    elector.on_written(lease(ME, 1), now, now);
     assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
     elector
 }
@@ -65,18 +65,18 @@ fn leader(now: BootInstant) -> Elector {
 async fn missing_lease_is_created_and_renewed_every_two_seconds() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    assert_eq!(elector.next(start), ElectionStep::Look);
+    assert_eq!(elector.next(start), ElectionStep::Get);
     assert_eq!(elector.leader_status(), LeaderStatus::default());
-    elector.saw(None, start, start);
+    elector.on_lease(None, start, start);
     assert_eq!(elector.next(start), ElectionStep::Create);
     // The answer takes a second. The lease counts from the request.
-    elector.wrote(lease(ME, 1), start, start + seconds(1));
+    elector.on_written(lease(ME, 1), start, start + seconds(1));
     assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
     let held = LeaseWindow::Until { renewed_by: start + seconds(10), end: start + seconds(15) };
     assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: Some(held) });
     assert_eq!(elector.next(start + seconds(1)), ElectionStep::Wait(start + seconds(2)));
     assert_eq!(elector.next(start + seconds(2)), ElectionStep::Replace);
-    elector.wrote(lease(ME, 2), start + seconds(2), start + seconds(2));
+    elector.on_written(lease(ME, 2), start + seconds(2), start + seconds(2));
     let held = LeaseWindow::Until { renewed_by: start + seconds(12), end: start + seconds(17) };
     assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: Some(held) });
     assert_eq!(elector.take_news(), []);
@@ -86,13 +86,13 @@ async fn missing_lease_is_created_and_renewed_every_two_seconds() {
 async fn foreign_lease_unchanged_for_its_duration_is_taken() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    elector.saw(Some(lease("other_2", 1)), start, start);
-    assert_eq!(elector.take_news(), [LeaderEvent::Leads("other_2".to_owned())]);
+    elector.on_lease(Some(lease("other_2", 1)), start, start);
+    assert_eq!(elector.take_news(), [LeaderEvent::NewLeader("other_2".to_owned())]);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     let look = |elector: &mut Elector, at: u64, version| {
         let now = start + seconds(at);
-        assert_eq!(elector.next(now), ElectionStep::Look, "{at}");
-        elector.saw(Some(lease("other_2", version)), now, now);
+        assert_eq!(elector.next(now), ElectionStep::Get, "{at}");
+        elector.on_lease(Some(lease("other_2", version)), now, now);
         elector.next(now)
     };
     // The Lease is renewed at 4 s, whatever timestamps it contains.
@@ -102,7 +102,7 @@ async fn foreign_lease_unchanged_for_its_duration_is_taken() {
     assert_eq!(look(&mut elector, 19, 2), ElectionStep::Replace);
     let mine = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
     assert_eq!(mine.metadata.resource_version.as_deref(), Some("2"), "never over a newer one");
-    elector.wrote(lease(ME, 3), start + seconds(19), start + seconds(19));
+    elector.on_written(lease(ME, 3), start + seconds(19), start + seconds(19));
     assert_eq!(elector.take_news(), [LeaderEvent::Gained], "who leads is said once");
 }
 
@@ -110,11 +110,11 @@ async fn foreign_lease_unchanged_for_its_duration_is_taken() {
 async fn candidate_reads_the_lease_again_after_a_long_stop() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    elector.saw(Some(lease("other_2", 1)), start, start);
+    elector.on_lease(Some(lease("other_2", 1)), start, start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     let late = start + seconds(3600);
-    assert_eq!(elector.next(late), ElectionStep::Look);
-    elector.saw(Some(lease("other_2", 99)), late, late);
+    assert_eq!(elector.next(late), ElectionStep::Get);
+    elector.on_lease(Some(lease("other_2", 99)), late, late);
     assert_eq!(elector.next(late), ElectionStep::Wait(late + seconds(2)));
 }
 
@@ -122,7 +122,7 @@ async fn candidate_reads_the_lease_again_after_a_long_stop() {
 async fn lease_with_empty_holder_is_taken_at_once() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    elector.saw(Some(lease("", 1)), start, start);
+    elector.on_lease(Some(lease("", 1)), start, start);
     assert_eq!(elector.next(start), ElectionStep::Replace);
     assert_eq!(elector.take_news(), []);
 }
@@ -138,14 +138,14 @@ async fn lease_not_renewed_in_time_is_lost_until_another_term() {
     }
     assert_eq!(elector.next(start + seconds(8)), ElectionStep::Wait(start + seconds(10)));
     let late = start + seconds(10);
-    assert_eq!(elector.next(late), ElectionStep::Look);
+    assert_eq!(elector.next(late), ElectionStep::Get);
     assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease couldn't be renewed for 10 s".to_owned())]);
     assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: None });
     // No other replica has taken the Lease.
-    elector.saw(Some(lease(ME, 1)), late, late);
+    elector.on_lease(Some(lease(ME, 1)), late, late);
     assert_eq!(elector.next(late), ElectionStep::Replace);
     assert_eq!(elector.leader_status().held, None, "not before it is renewed");
-    elector.wrote(lease(ME, 2), late, late);
+    elector.on_written(lease(ME, 2), late, late);
     assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
     assert_eq!(elector.leader_status().term, 2);
 }
@@ -156,11 +156,11 @@ async fn answer_during_a_stop_of_the_process_gives_no_lease() {
     let mut elector = leader(start);
     let (sent, now) = (start + seconds(2), start + seconds(60));
     assert_eq!(elector.next(sent), ElectionStep::Replace);
-    elector.wrote(lease(ME, 2), sent, now);
+    elector.on_written(lease(ME, 2), sent, now);
     assert!(matches!(&elector.take_news()[..], [LeaderEvent::Lost(_)]));
-    assert_eq!(elector.next(now), ElectionStep::Look);
-    elector.saw(Some(lease("other_2", 9)), now, now);
-    assert_eq!(elector.take_news(), [LeaderEvent::Leads("other_2".to_owned())]);
+    assert_eq!(elector.next(now), ElectionStep::Get);
+    elector.on_lease(Some(lease("other_2", 9)), now, now);
+    assert_eq!(elector.take_news(), [LeaderEvent::NewLeader("other_2".to_owned())]);
     assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
 }
 
@@ -171,10 +171,10 @@ async fn taken_lease_is_lost_at_once() {
     let now = start + seconds(2);
     assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.conflict(now);
-    assert_eq!(elector.next(now), ElectionStep::Look);
-    elector.saw(Some(lease("thief", 7)), now, now);
+    assert_eq!(elector.next(now), ElectionStep::Get);
+    elector.on_lease(Some(lease("thief", 7)), now, now);
     let lost = LeaderEvent::Lost("thief has taken the Lease".to_owned());
-    assert_eq!(elector.take_news(), [lost, LeaderEvent::Leads("thief".to_owned())]);
+    assert_eq!(elector.take_news(), [lost, LeaderEvent::NewLeader("thief".to_owned())]);
     assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
 }
 
@@ -185,15 +185,15 @@ async fn labelled_lease_stays_ours_and_causes_no_hot_loop() {
     let now = start + seconds(2);
     assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.conflict(now);
-    assert_eq!(elector.next(now), ElectionStep::Look);
-    elector.saw(Some(lease(ME, 7)), now, now);
+    assert_eq!(elector.next(now), ElectionStep::Get);
+    elector.on_lease(Some(lease(ME, 7)), now, now);
     assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.conflict(now);
     assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "the second time in a row");
-    assert_eq!(elector.next(now + seconds(2)), ElectionStep::Look);
-    elector.saw(Some(lease(ME, 8)), now, now + seconds(2));
+    assert_eq!(elector.next(now + seconds(2)), ElectionStep::Get);
+    elector.on_lease(Some(lease(ME, 8)), now, now + seconds(2));
     assert_eq!(elector.next(now + seconds(2)), ElectionStep::Replace);
-    elector.wrote(lease(ME, 9), now + seconds(2), now + seconds(2));
+    elector.on_written(lease(ME, 9), now + seconds(2), now + seconds(2));
     assert_eq!(elector.leader_status().term, 1);
     assert_eq!(elector.take_news(), []);
 }
@@ -207,7 +207,7 @@ async fn deleted_lease_is_created_again_in_another_term() {
     elector.gone(now);
     assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease was deleted".to_owned())]);
     assert_eq!(elector.next(now), ElectionStep::Create);
-    elector.wrote(lease(ME, 9), now, now);
+    elector.on_written(lease(ME, 9), now, now);
     assert_eq!(elector.leader_status().term, 2);
 }
 
@@ -215,32 +215,32 @@ async fn deleted_lease_is_created_again_in_another_term() {
 async fn vanished_foreign_lease_is_created_after_its_expiry() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    elector.saw(Some(lease("other_2", 1)), start, start);
-    assert_eq!(elector.take_news(), [LeaderEvent::Leads("other_2".to_owned())]);
+    elector.on_lease(Some(lease("other_2", 1)), start, start);
+    assert_eq!(elector.take_news(), [LeaderEvent::NewLeader("other_2".to_owned())]);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     // The holder may have renewed the Lease right before its deletion.
     for at in [2, 4, 6, 8, 10, 12, 14] {
         let now = start + seconds(at);
-        assert_eq!(elector.next(now), ElectionStep::Look, "{at}");
-        elector.saw(None, now, now);
+        assert_eq!(elector.next(now), ElectionStep::Get, "{at}");
+        elector.on_lease(None, now, now);
         assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "{at}");
     }
-    assert_eq!(elector.take_news(), [LeaderEvent::Vanished("other_2".to_owned())], "said once");
+    assert_eq!(elector.take_news(), [LeaderEvent::LeaseDeleted("other_2".to_owned())], "said once");
     let now = start + seconds(16);
-    assert_eq!(elector.next(now), ElectionStep::Look);
-    elector.saw(None, now, now);
+    assert_eq!(elector.next(now), ElectionStep::Get);
+    elector.on_lease(None, now, now);
     assert_eq!(
         elector.next(now),
         ElectionStep::Wait(start + seconds(17)),
         "no longer than it would have lasted"
     );
     let now = start + seconds(17);
-    assert_eq!(elector.next(now), ElectionStep::Look);
-    elector.saw(None, now, now);
+    assert_eq!(elector.next(now), ElectionStep::Get);
+    elector.on_lease(None, now, now);
     assert_eq!(elector.next(now), ElectionStep::Create);
     let made = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
     assert_eq!(made.metadata.resource_version, None);
-    elector.wrote(lease(ME, 9), now, now);
+    elector.on_written(lease(ME, 9), now, now);
     assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
 }
 
@@ -248,35 +248,35 @@ async fn vanished_foreign_lease_is_created_after_its_expiry() {
 async fn holder_may_create_its_deleted_lease_again() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    elector.saw(Some(lease("other_2", 1)), start, start);
-    elector.saw(None, start + seconds(2), start + seconds(2));
+    elector.on_lease(Some(lease("other_2", 1)), start, start);
+    elector.on_lease(None, start + seconds(2), start + seconds(2));
     let now = start + seconds(4);
-    elector.saw(Some(lease("other_2", 5)), now, now);
+    elector.on_lease(Some(lease("other_2", 5)), now, now);
     assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
-    assert_eq!(elector.next(start + seconds(17)), ElectionStep::Look);
-    elector.saw(Some(lease("other_2", 6)), now, start + seconds(17));
+    assert_eq!(elector.next(start + seconds(17)), ElectionStep::Get);
+    elector.on_lease(Some(lease("other_2", 6)), now, start + seconds(17));
     assert_eq!(elector.next(start + seconds(17)), ElectionStep::Wait(start + seconds(19)));
     // The holder may also create the Lease before our own request arrives.
-    elector.saw(None, start + seconds(19), start + seconds(19));
-    elector.saw(None, start + seconds(34), start + seconds(34));
+    elector.on_lease(None, start + seconds(19), start + seconds(19));
+    elector.on_lease(None, start + seconds(34), start + seconds(34));
     assert_eq!(elector.next(start + seconds(34)), ElectionStep::Create);
     elector.conflict(start + seconds(34));
-    assert_eq!(elector.next(start + seconds(34)), ElectionStep::Look);
+    assert_eq!(elector.next(start + seconds(34)), ElectionStep::Get);
 }
 
 #[tokio::test]
 async fn vanished_lease_without_a_holder_is_created_at_once() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    elector.saw(Some(lease("", 1)), start, start);
+    elector.on_lease(Some(lease("", 1)), start, start);
     assert_eq!(elector.next(start), ElectionStep::Replace);
     elector.gone(start);
     assert_eq!(elector.next(start), ElectionStep::Create);
     // The Lease expires and vanishes during the takeover: another replica may have been faster.
     let mut elector = candidate(start);
-    elector.saw(Some(lease("other_2", 1)), start, start);
+    elector.on_lease(Some(lease("other_2", 1)), start, start);
     let now = start + seconds(15);
-    elector.saw(Some(lease("other_2", 1)), now, now);
+    elector.on_lease(Some(lease("other_2", 1)), now, now);
     assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.gone(now);
     assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
@@ -287,11 +287,11 @@ async fn lease_vanished_after_its_loss_may_have_been_foreign() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let late = start + seconds(60);
-    assert_eq!(elector.next(late), ElectionStep::Look);
-    elector.saw(None, late, late);
+    assert_eq!(elector.next(late), ElectionStep::Get);
+    elector.on_lease(None, late, late);
     assert_eq!(elector.next(late), ElectionStep::Wait(late + seconds(2)));
     let later = late + seconds(15);
-    elector.saw(None, later, later);
+    elector.on_lease(None, later, later);
     assert_eq!(elector.next(later), ElectionStep::Create);
 }
 
@@ -305,15 +305,15 @@ async fn vanished_lease_for_life_is_created_after_its_pods_end() {
     ] {
         let start = by_hand::now();
         let mut elector = for_life(start);
-        elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
-        elector.saw_pod(Some(&pod("their-uid", "Running")));
+        elector.on_lease(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
+        elector.on_pod(Some(&pod("their-uid", "Running")));
         assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
         // The age of the Lease doesn't matter.
         for now in [start + seconds(3600), start + seconds(7200)] {
-            assert_eq!(elector.next(now), ElectionStep::Look);
-            elector.saw(None, now, now);
-            assert_eq!(elector.next(now), ElectionStep::LookAtPod("their-pod".to_owned()), "each time anew");
-            elector.saw_pod(found.as_ref());
+            assert_eq!(elector.next(now), ElectionStep::Get);
+            elector.on_lease(None, now, now);
+            assert_eq!(elector.next(now), ElectionStep::GetPod("their-pod".to_owned()), "each time anew");
+            elector.on_pod(found.as_ref());
             if is_over {
                 assert_eq!(elector.next(now), ElectionStep::Create, "{found:?}");
                 break;
@@ -324,8 +324,8 @@ async fn vanished_lease_for_life_is_created_after_its_pods_end() {
     // The previous process in this Pod has ended.
     let start = by_hand::now();
     let mut elector = for_life(start);
-    elector.saw(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
-    elector.saw(None, start, start);
+    elector.on_lease(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
+    elector.on_lease(None, start, start);
     assert_eq!(elector.next(start), ElectionStep::Create);
 }
 
@@ -333,11 +333,11 @@ async fn vanished_lease_for_life_is_created_after_its_pods_end() {
 async fn timed_candidate_outwaits_a_vanished_lease_for_life() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
-    elector.saw(None, start, start);
+    elector.on_lease(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
+    elector.on_lease(None, start, start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     let late = start + seconds(15);
-    elector.saw(None, late, late);
+    elector.on_lease(None, late, late);
     assert_eq!(elector.next(late), ElectionStep::Create);
 }
 
@@ -345,11 +345,11 @@ async fn timed_candidate_outwaits_a_vanished_lease_for_life() {
 async fn second_creator_follows() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    elector.saw(None, start, start);
+    elector.on_lease(None, start, start);
     assert_eq!(elector.next(start), ElectionStep::Create);
     elector.conflict(start);
-    assert_eq!(elector.next(start), ElectionStep::Look);
-    elector.saw(Some(lease("other_2", 1)), start, start);
+    assert_eq!(elector.next(start), ElectionStep::Get);
+    elector.on_lease(Some(lease("other_2", 1)), start, start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
 }
 
@@ -357,11 +357,11 @@ async fn second_creator_follows() {
 async fn failed_request_is_followed_by_the_given_pause() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    elector.saw(None, start, start);
+    elector.on_lease(None, start, start);
     assert_eq!(elector.next(start), ElectionStep::Create);
     elector.failed(seconds(9), seconds(1), start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(9)));
-    assert_eq!(elector.next(start + seconds(9)), ElectionStep::Look, "somebody may have made it");
+    assert_eq!(elector.next(start + seconds(9)), ElectionStep::Get, "somebody may have made it");
     // The API server may request a longer pause, also from a leader.
     let mut elector = leader(start);
     elector.failed(seconds(9), seconds(4), start);
@@ -374,13 +374,13 @@ async fn lease_is_written_and_released_like_client_go() {
     let at = |text: &str| text.parse::<Timestamp>().unwrap();
     let show = |lease: &Lease| serde_json::to_value(lease.spec.as_ref().unwrap()).unwrap();
     let mut elector = candidate(start);
-    elector.saw(None, start, start);
+    elector.on_lease(None, start, start);
     let made = elector.claim("lb-linker", at("2026-02-01T00:00:00Z"));
     let expected = json!({"holderIdentity": ME, "leaseDurationSeconds": 15, "leaseTransitions": 0,
         "acquireTime": "2026-02-01T00:00:00.000000Z", "renewTime": "2026-02-01T00:00:00.000000Z"});
     assert_eq!(show(&made), expected);
     assert_eq!(elector.release(Timestamp::UNIX_EPOCH), None, "it isn't ours yet");
-    elector.wrote(made, start, start);
+    elector.on_written(made, start, start);
     let renewed = elector.claim("lb-linker", at("2026-02-01T00:00:02Z"));
     let expected = json!({"holderIdentity": ME, "leaseDurationSeconds": 15, "leaseTransitions": 0,
         "acquireTime": "2026-02-01T00:00:00.000000Z", "renewTime": "2026-02-01T00:00:02.000000Z"});
@@ -390,14 +390,14 @@ async fn lease_is_written_and_released_like_client_go() {
         "acquireTime": "2026-02-01T00:00:03.000000Z", "renewTime": "2026-02-01T00:00:03.000000Z"});
     assert_eq!(show(&left), expected);
 
-    elector.saw(Some(lease("other_2", 5)), start, start);
+    elector.on_lease(Some(lease("other_2", 5)), start, start);
     let taken = elector.claim("lb-linker", at("2026-02-01T00:00:09Z"));
     let expected = json!({"holderIdentity": ME, "leaseDurationSeconds": 15, "leaseTransitions": 4,
         "acquireTime": "2026-02-01T00:00:09.000000Z", "renewTime": "2026-02-01T00:00:09.000000Z"});
     assert_eq!(show(&taken), expected);
     assert_eq!(elector.release(Timestamp::UNIX_EPOCH), None);
     // A released leader-for-life Lease mustn't end with the previous holder's Pod.
-    elector.saw(Some(owned("", 6, "p", "u")), start, start);
+    elector.on_lease(Some(owned("", 6, "p", "u")), start, start);
     assert_eq!(elector.claim("lb-linker", Timestamp::UNIX_EPOCH).metadata.owner_references, None);
 }
 
@@ -405,26 +405,26 @@ async fn lease_is_written_and_released_like_client_go() {
 async fn lease_for_life_is_owned_by_the_pod_and_only_read() {
     let start = by_hand::now();
     let mut elector = for_life(start);
-    elector.saw(None, start, start);
+    elector.on_lease(None, start, start);
     assert_eq!(elector.next(start), ElectionStep::Create);
     let made = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
     let owners = json!([{"apiVersion": "v1", "kind": "Pod", "name": "my-pod", "uid": "my-uid"}]);
     assert_eq!(serde_json::to_value(&made.metadata.owner_references).unwrap(), owners);
     assert_eq!(made.spec.as_ref().unwrap().lease_duration_seconds, None);
-    elector.wrote(owned(ME, 1, "my-pod", "my-uid"), start, start);
+    elector.on_written(owned(ME, 1, "my-pod", "my-uid"), start, start);
     assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
     let now = start + seconds(2);
-    assert_eq!(elector.next(now), ElectionStep::Look);
-    elector.saw(Some(owned(ME, 1, "my-pod", "my-uid")), now, now);
+    assert_eq!(elector.next(now), ElectionStep::Get);
+    elector.on_lease(Some(owned(ME, 1, "my-pod", "my-uid")), now, now);
     let held = LeaseWindow::Until { renewed_by: now + seconds(10), end: now + seconds(15) };
     assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: Some(held) });
     // After a loss of connectivity the Lease still belongs to the Pod, in another term.
     let late = start + seconds(60);
-    assert_eq!(elector.next(late), ElectionStep::Look);
+    assert_eq!(elector.next(late), ElectionStep::Get);
     assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease couldn't be read for 10 s".to_owned())]);
-    elector.saw(Some(owned(ME, 1, "my-pod", "my-uid")), late, late);
+    elector.on_lease(Some(owned(ME, 1, "my-pod", "my-uid")), late, late);
     assert_eq!(elector.next(late), ElectionStep::Replace, "the new term is written before anything else");
-    elector.wrote(owned(ME, 2, "my-pod", "my-uid"), late, late);
+    elector.on_written(owned(ME, 2, "my-pod", "my-uid"), late, late);
     assert_eq!(elector.leader_status().term, 2);
 }
 
@@ -441,14 +441,14 @@ async fn lease_for_life_is_deleted_only_after_its_pods_end() {
     ] {
         let start = by_hand::now();
         let mut elector = for_life(start);
-        elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
+        elector.on_lease(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
         // The age of the Lease doesn't matter.
         let now = start + seconds(3600);
-        assert_eq!(elector.next(now), ElectionStep::LookAtPod("their-pod".to_owned()));
-        elector.saw_pod(found.as_ref());
+        assert_eq!(elector.next(now), ElectionStep::GetPod("their-pod".to_owned()));
+        elector.on_pod(found.as_ref());
         if !is_over {
             assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "{found:?}");
-            assert_eq!(elector.next(now + seconds(2)), ElectionStep::Look);
+            assert_eq!(elector.next(now + seconds(2)), ElectionStep::Get);
             continue;
         }
         let only = (Some("lease-uid".to_owned()), Some("4".to_owned()));
@@ -466,7 +466,7 @@ async fn lease_for_life_is_deleted_only_after_its_pods_end() {
 async fn lease_for_life_passes_to_the_next_process_of_the_pod() {
     let start = by_hand::now();
     let mut elector = for_life(start);
-    elector.saw(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
+    elector.on_lease(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
     assert_eq!(elector.next(start), ElectionStep::Replace);
 }
 
@@ -476,18 +476,18 @@ async fn both_kinds_of_leases_respect_each_other() {
     let late = start + seconds(3600);
     // A Lease that ends with its Pod has no duration.
     let mut elector = candidate(start);
-    elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
+    elector.on_lease(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
-    assert_eq!(elector.next(late), ElectionStep::Look);
-    elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), late, late);
+    assert_eq!(elector.next(late), ElectionStep::Get);
+    elector.on_lease(Some(owned("other_2", 4, "their-pod", "their-uid")), late, late);
     assert_eq!(elector.next(late), ElectionStep::Wait(late + seconds(2)));
     // A Lease that is renewed has no Pod.
     let mut elector = for_life(start);
-    elector.saw(Some(lease("other_2", 4)), start, start);
+    elector.on_lease(Some(lease("other_2", 4)), start, start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     let later = start + seconds(15);
-    assert_eq!(elector.next(later), ElectionStep::Look);
-    elector.saw(Some(lease("other_2", 4)), later, later);
+    assert_eq!(elector.next(later), ElectionStep::Get);
+    elector.on_lease(Some(lease("other_2", 4)), later, later);
     assert!(matches!(elector.next(later), ElectionStep::Delete { .. }));
 }
 
@@ -515,11 +515,11 @@ fn term_in(lease: &Lease) -> &str {
 /// Returns a leader in the term 1,000,000, the Unix time at which it began.
 fn leader_in_term(now: BootInstant) -> Elector {
     let mut elector = candidate(now);
-    elector.saw(None, now, now);
+    elector.on_lease(None, now, now);
     assert_eq!(elector.next(now), ElectionStep::Create);
     let made = elector.claim("lb-linker", Timestamp::from_second(1_000_000).unwrap());
     assert_eq!(term_in(&made), "1000000");
-    elector.wrote(in_term("1000000", 1), now, now);
+    elector.on_written(in_term("1000000", 1), now, now);
     assert_eq!(elector.leader_status().term, 1_000_000);
     elector.take_news();
     elector
@@ -533,7 +533,7 @@ async fn term_is_above_all_seen_and_kept_by_renewals() {
     assert_eq!(elector.next(now), ElectionStep::Replace);
     let renewed = elector.claim("lb-linker", Timestamp::from_second(1_000_002).unwrap());
     assert_eq!(term_in(&renewed), "1000000");
-    elector.wrote(in_term("1000000", 2), now, now);
+    elector.on_written(in_term("1000000", 2), now, now);
     assert_eq!(elector.leader_status().term, 1_000_000);
 
     let now = Timestamp::now().as_second();
@@ -546,10 +546,10 @@ async fn term_is_above_all_seen_and_kept_by_renewals() {
         (&(now + 80_000).to_string(), 0, now + 80_001),
     ] {
         let mut elector = candidate(start);
-        elector.see(on_targets, start);
+        elector.observe_term(on_targets, start);
         let mut free = in_term(in_lease, 5);
         free.spec.as_mut().unwrap().holder_identity = None;
-        elector.saw(Some(free), start, start);
+        elector.on_lease(Some(free), start, start);
         assert_eq!(elector.next(start), ElectionStep::Replace);
         let claimed = elector.claim("lb-linker", Timestamp::from_second(now).unwrap());
         assert_eq!(term_in(&claimed), above.max(now).to_string(), "{in_lease} {on_targets}");
@@ -562,42 +562,42 @@ async fn higher_term_on_a_target_triggers_a_lease_read() {
     // The Lease still belongs to this process: the term is raised.
     let mut elector = leader_in_term(start);
     let now = start + seconds(1);
-    elector.see(1_000_000, now);
+    elector.observe_term(1_000_000, now);
     assert_eq!(elector.next(now), ElectionStep::Wait(start + seconds(2)), "our own term is no news");
-    elector.see(1_000_700, now);
-    assert_eq!(elector.next(now), ElectionStep::Look);
-    elector.saw(Some(in_term("1000000", 1)), now, now);
+    elector.observe_term(1_000_700, now);
+    assert_eq!(elector.next(now), ElectionStep::Get);
+    elector.on_lease(Some(in_term("1000000", 1)), now, now);
     assert_eq!(elector.next(now), ElectionStep::Replace);
     let raised = elector.claim("lb-linker", Timestamp::from_second(1_000_001).unwrap());
     assert_eq!(term_in(&raised), "1000701");
-    elector.wrote(in_term("1000701", 2), now, now);
+    elector.on_written(in_term("1000701", 2), now, now);
     assert_eq!(elector.take_news(), [LeaderEvent::Raised(1_000_701)]);
     assert_eq!(elector.leader_status().term, 1_000_701);
     assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
     // Repeated higher terms cause no more requests.
-    elector.see(1_000_800, now + seconds(1));
+    elector.observe_term(1_000_800, now + seconds(1));
     assert_eq!(elector.next(now + seconds(1)), ElectionStep::Wait(now + seconds(2)));
-    assert_eq!(elector.next(now + seconds(2)), ElectionStep::Look);
+    assert_eq!(elector.next(now + seconds(2)), ElectionStep::Get);
 
     // The Lease has another term, or another holder: this process doesn't lead any more.
     for there in [in_term("1000650", 7), in_term("x", 7), lease(ME, 7), lease("other_2", 7)] {
         let mut elector = leader_in_term(start);
-        elector.see(1_000_700, now);
-        assert_eq!(elector.next(now), ElectionStep::Look);
-        elector.saw(Some(there.clone()), now, now);
+        elector.observe_term(1_000_700, now);
+        assert_eq!(elector.next(now), ElectionStep::Get);
+        elector.on_lease(Some(there.clone()), now, now);
         assert_eq!(elector.leader_status().held, None, "{there:?}");
         assert!(matches!(elector.take_news()[0], LeaderEvent::Lost(_)));
     }
 
     // With leader-for-life, too.
     let mut elector = for_life(start);
-    elector.saw(None, start, start);
+    elector.on_lease(None, start, start);
     assert_eq!(elector.next(start), ElectionStep::Create);
     let mut made = elector.claim("lb-linker", Timestamp::from_second(1_000_000).unwrap());
-    elector.wrote(made.clone(), start, start);
-    elector.see(1_000_700, now);
-    assert_eq!(elector.next(now), ElectionStep::Look);
-    elector.saw(Some(made.clone()), now, now);
+    elector.on_written(made.clone(), start, start);
+    elector.observe_term(1_000_700, now);
+    assert_eq!(elector.next(now), ElectionStep::Get);
+    elector.on_lease(Some(made.clone()), now, now);
     assert_eq!(elector.next(now), ElectionStep::Replace);
     made = elector.claim("lb-linker", Timestamp::from_second(1_000_000).unwrap());
     assert_eq!(term_in(&made), "1000701");
@@ -609,32 +609,32 @@ async fn waiting_writer_gets_a_later_renewal() {
     let mut elector = leader(start);
     let now = start + seconds(1);
     assert_eq!(elector.next(now), ElectionStep::Wait(start + seconds(2)));
-    elector.ask(now);
+    elector.request_renewal(now);
     assert_eq!(elector.next(now), ElectionStep::Replace);
     // A renewal that was in flight when the writer asked doesn't count.
-    elector.wrote(lease(ME, 2), start, now);
+    elector.on_written(lease(ME, 2), start, now);
     assert_eq!(elector.confirmed(), None);
-    elector.ask(now);
+    elector.request_renewal(now);
     assert_eq!(elector.next(now), ElectionStep::Replace);
-    elector.wrote(lease(ME, 3), now, now);
+    elector.on_written(lease(ME, 3), now, now);
     assert_eq!(elector.confirmed(), Some(now));
     // The next renewal comes after the interval, for all writers that ask until then.
-    elector.ask(now);
-    elector.ask(now + POLL_INTERVAL / 2);
+    elector.request_renewal(now);
+    elector.request_renewal(now + POLL_INTERVAL / 2);
     assert_eq!(elector.next(now + POLL_INTERVAL / 2), ElectionStep::Wait(now + POLL_INTERVAL));
     assert_eq!(elector.next(now + POLL_INTERVAL), ElectionStep::Replace);
-    elector.wrote(lease(ME, 4), now + POLL_INTERVAL, now + POLL_INTERVAL);
+    elector.on_written(lease(ME, 4), now + POLL_INTERVAL, now + POLL_INTERVAL);
     assert_eq!(elector.confirmed(), Some(now + POLL_INTERVAL));
     // If requests fail, the renewal waits for the backoff.
     let later = now + POLL_INTERVAL + seconds(2);
     assert_eq!(elector.next(later), ElectionStep::Replace);
     elector.failed(seconds(15), Duration::ZERO, later);
-    elector.ask(later);
+    elector.request_renewal(later);
     assert_eq!(elector.next(later), ElectionStep::Wait(later + seconds(2)));
     // A process that doesn't lead has nothing to renew.
     let mut elector = candidate(start);
-    elector.saw(Some(lease("other_2", 1)), start, start);
+    elector.on_lease(Some(lease("other_2", 1)), start, start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
-    elector.ask(start);
+    elector.request_renewal(start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
 }

@@ -15,7 +15,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::external_target::decision::Write;
 use crate::sync::external_target::left_out::Registry;
-use crate::sync::k8s::errors::{ApiAvailability, WatchTrouble, describe, retry_after, root_cause};
+use crate::sync::k8s::errors::{ApiAvailability, WatchLog, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service, Spec};
 use crate::sync::k8s::watch::{RequestQuery, find_in_etcd};
@@ -27,7 +27,7 @@ pub(crate) const WATCH_LAG: Duration = Duration::from_secs(5);
 const RELIST_INTERVAL: Duration = Duration::from_secs(150);
 
 /// A Service that counts as gone, and the means to confirm it.
-pub(crate) struct Departure {
+pub(crate) struct GoneCheck {
     client: Client,
     availability: ApiAvailability,
     selection: Arc<Selection>,
@@ -58,7 +58,7 @@ pub(crate) enum Unconfirmed {
     Refused { code: u16, by_authorizer: bool, message: String, retry_after: Option<Duration> },
 }
 
-impl Departure {
+impl GoneCheck {
     /// Returns the confirmation that a write of a link needs; `None` if the write doesn't depend on the end of a
     /// Service, or if there is no cluster. `is_refused`: whether an authorizer has refused every read for ten minutes.
     pub(crate) fn of(
@@ -102,11 +102,8 @@ impl Departure {
                 if by_authorizer && self.accepts_refusal {
                     return Ok(Confirmed::Refused);
                 }
-                let message = describe(
-                    &error,
-                    &format!("list Service {} by its name", self.key),
-                    WatchTrouble::READING,
-                );
+                let message =
+                    describe(&error, &format!("list Service {} by its name", self.key), WatchLog::READING);
                 let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
                 Err(Unconfirmed::Refused { code, by_authorizer, message, retry_after: retry_after(&error) })
             }
@@ -189,13 +186,13 @@ mod tests {
 
     use super::*;
 
-    fn departure(successor: Option<&str>) -> Departure {
+    fn departure(successor: Option<&str>) -> GoneCheck {
         let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
             std::future::pending::<Result<axum::http::Response<kube::client::Body>, std::convert::Infallible>>(
             )
         });
         let labels = Selector::from_iter([("tier".to_owned(), "web".to_owned())]);
-        Departure {
+        GoneCheck {
             client: Client::new(service, "default"),
             availability: ApiAvailability::default(),
             selection: Arc::new(Selection { labels, ..Selection::default() }),

@@ -217,7 +217,7 @@ impl Reconciler {
     fn end(&self, key: &ServiceKey, since: Instant) {
         let ReconcilerContext { store, selection, news, .. } = &self.settings;
         let is_watched = selection.watches(key.namespace());
-        let change = if is_watched { store.end_left_out(key, since) } else { store.forget(key) };
+        let change = if is_watched { store.delete_left_out(key, since) } else { store.forget(key) };
         change.iter().for_each(|change| log_change(news, change));
     }
 

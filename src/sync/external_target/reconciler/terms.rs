@@ -21,7 +21,7 @@ impl Reconciler {
     /// Takes in the terms on all objects.
     pub(crate) fn see_terms(&self) {
         if let Some(highest) = self.highest_term() {
-            self.settings.leadership.see(highest);
+            self.settings.leadership.observe_term(highest);
         }
     }
 
@@ -32,8 +32,8 @@ impl Reconciler {
     /// Takes in the terms on all objects at the start: without an election this process takes one above them.
     pub(super) fn take_term(&mut self) {
         let leadership = &self.settings.leadership;
-        if self.settings.policy.sync == SyncMode::On && leadership.is_alone() {
-            leadership.begin_above(self.highest_term().unwrap_or_default());
+        if self.settings.policy.sync == SyncMode::On && leadership.is_without_election() {
+            leadership.raise_term_above(self.highest_term().unwrap_or_default());
             // Its lists are as good in this term.
             self.term = self.settings.leadership.term();
         }
@@ -44,7 +44,7 @@ impl Reconciler {
         let Some(packed) = self.objects.get(&object.id()) else { return };
         let Some(term) = self.term_on(packed) else { return };
         let owner = self.objects.owner_of(packed);
-        self.settings.leadership.see(term);
+        self.settings.leadership.observe_term(term);
         let unwanted = |key: ServiceKey| {
             self.settings.selection.watches(key.namespace())
                 && self.are_links_listed(key.namespace())

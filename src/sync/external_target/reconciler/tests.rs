@@ -24,7 +24,7 @@ use crate::sync::test_support;
 
 /// Returns complete lists of all namespaces.
 fn lists(term: u64, rewinds: u64) -> LinkLists {
-    LinkLists::new(&BTreeSet::new(), ListedUpTo { term, rewinds })
+    LinkLists::new(&BTreeSet::new(), ListEpoch { term, rewinds })
 }
 
 /// Returns a reconciler with this client.
@@ -299,8 +299,8 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     let mut reconciler = reconciler(client);
     let (term, link) = (reconciler.term, load_balancer(&reconciler, "web"));
     let namespaces = ["shop", "open"].map(ToOwned::to_owned).into();
-    let mut all = LinkLists::new(&namespaces, ListedUpTo { term, rewinds: 0 });
-    let (now, before) = (ListedUpTo { term, rewinds: 0 }, ListedUpTo { term: term - 1, rewinds: 0 });
+    let mut all = LinkLists::new(&namespaces, ListEpoch { term, rewinds: 0 });
+    let (now, before) = (ListEpoch { term, rewinds: 0 }, ListEpoch { term: term - 1, rewinds: 0 });
     let links_listed = watch::Sender::new(all.clone());
     reconciler.settings.links_listed = links_listed.subscribe();
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));

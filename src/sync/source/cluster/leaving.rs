@@ -15,9 +15,7 @@ use tracing::warn;
 
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Backoff;
-use crate::sync::k8s::errors::{
-    ApiAvailability, ThrottledLog, WatchTrouble, describe, retry_after, root_cause,
-};
+use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, WatchLog, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::{RequestQuery, find};
@@ -181,7 +179,7 @@ impl Leaving {
                 }
                 if let kube::Error::Api(status) = &error {
                     let doing = format!("list Service {} by its name", deleted.key);
-                    asked.trouble.report(status.code, &describe(&error, &doing, WatchTrouble::READING));
+                    asked.trouble.report(status.code, &describe(&error, &doing, WatchLog::READING));
                 }
                 asked.pauses.next().max(retry_after(&error).unwrap_or_default())
             }
@@ -230,7 +228,7 @@ impl Leaving {
     }
 
     /// Returns the Services with an expired delay, their uids, and since when they have been kept.
-    pub(super) fn over(&mut self, now: Instant) -> Vec<(ServiceKey, String, Instant)> {
+    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<(ServiceKey, String, Instant)> {
         let is_over = |since: &Instant| since.checked_add(self.delay).is_some_and(|due| due <= now);
         let over = self.kept.extract_if(|_, (_, since)| is_over(since));
         over.map(|(key, (uid, since))| (key, uid, since)).collect()
@@ -408,8 +406,8 @@ mod tests {
         assert!(leaving.keep(&key, "1"));
         assert!(!leaving.keep(&key, "1"), "the delay counts from the first time");
         let due = leaving.due().unwrap();
-        assert!(leaving.over(due - Duration::from_secs(1)).is_empty());
-        let [(over, uid, since)] = &leaving.over(due)[..] else { panic!() };
+        assert!(leaving.take_expired(due - Duration::from_secs(1)).is_empty());
+        let [(over, uid, since)] = &leaving.take_expired(due)[..] else { panic!() };
         assert_eq!((over, uid.as_str(), *since + Duration::from_secs(600)), (&key, "1", due));
         assert_eq!(leaving.due(), None);
         assert!(leaving.keep(&key, "1") && leaving.keep(&key, "2"), "another Service of that name");

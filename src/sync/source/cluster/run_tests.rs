@@ -25,7 +25,7 @@ fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
     let zones = vec![hickory_proto::rr::Name::from_ascii("lb.internal.").unwrap()];
     let store = Arc::new(Store::new(OnGone::Dropped));
     store.set_zones(&zones);
-    store.set_holders_known();
+    store.set_owners_known();
     let leadership = Leadership::always();
     ServiceWatcher {
         client: Client::new(service, "default"),
@@ -210,8 +210,8 @@ async fn forbidden_namespace_delays_its_own_links_only() {
     source.client = Client::new(service, "default");
     source.selection = Arc::new(Selection { namespaces: namespaces.clone(), ..Selection::default() });
     let term = source.leadership.term();
-    let at = |rewinds| ListedUpTo { term, rewinds };
-    source.listed = tokio::sync::watch::Sender::new(LinkLists::new(&namespaces, ListedUpTo::default()));
+    let at = |rewinds| ListEpoch { term, rewinds };
+    source.listed = tokio::sync::watch::Sender::new(LinkLists::new(&namespaces, ListEpoch::default()));
     let (listed, rewinds, first, second) = (source.listed.subscribe(), source.rewinds.clone(), at(0), at(1));
     let restored = async {
         tokio::time::sleep(Duration::from_secs(5)).await;

@@ -29,7 +29,7 @@ pub struct ZoneDependencies {
 
 impl<'a> Lookups<'a> {
     pub(super) fn new(store: &'a Store) -> Self {
-        Self { before: store.names(), store, depends_on_names: false, links: SmallVec::new() }
+        Self { before: store.name_set_version(), store, depends_on_names: false, links: SmallVec::new() }
     }
 
     pub(super) fn find(&mut self, name: &[u8], origin: &[u8]) -> Lookup {
