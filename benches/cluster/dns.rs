@@ -57,12 +57,12 @@ fn name_end(message: &[u8], mut at: usize) -> Option<usize> {
 }
 
 /// A client with one outstanding query.
-pub struct Asker {
+pub struct SerialClient {
     socket: UdpSocket,
     id: u16,
 }
 
-impl Asker {
+impl SerialClient {
     pub fn new(server: SocketAddr) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         socket.connect(server).expect("an address");
@@ -86,7 +86,7 @@ impl Asker {
     }
 
     /// Repeats a query until the target is from this change.
-    pub fn until(&mut self, question: &mut [u8], change: u64, patience: Duration) -> Option<Reached> {
+    pub fn until(&mut self, question: &mut [u8], change: u64, patience: Duration) -> Option<FirstSeen> {
         let begun = Instant::now();
         let mut first = None;
         loop {
@@ -95,7 +95,7 @@ impl Asker {
             let at_once = first.is_none();
             let first = *first.get_or_insert(at);
             if seen == Some(change) {
-                return Some(Reached { at, first: first - begun, at_once });
+                return Some(FirstSeen { at, first: first - begun, at_once });
             }
             if at - begun > patience {
                 return None;
@@ -105,7 +105,7 @@ impl Asker {
 }
 
 /// The time at which a change was visible in DNS.
-pub struct Reached {
+pub struct FirstSeen {
     pub at: Instant,
     /// The time until the first answer, whatever its content.
     pub first: Duration,

@@ -21,10 +21,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dns::host;
 use crate::figures::Verdicts;
-use crate::load::Made;
+use crate::load::Change;
 use crate::plane::{LINKS, check, link_question, namespace};
 use crate::process::Cpu;
-use crate::storm::{ASKED, Kind, paced, report, round};
+use crate::storm::{Kind, QUERIED_LINKS, paced, report, round};
 
 /// Changes per second, and changes per step: a wake-up for each change would cost more than the change.
 const CHANGES: u32 = 1000;
@@ -76,15 +76,15 @@ pub fn run(verdicts: &mut Verdicts) {
 }
 
 /// Applies one change after the other, and sends each change to `made` with its start time.
-fn feed(store: &Store, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
+fn feed(store: &Store, first: u64, made: &Sender<Change>, end: Instant) -> u64 {
     let steps = paced(CHANGES / STEP as u32, end, |step| {
         for number in step * STEP..(step + 1) * STEP {
-            let (link, change) = (number as usize % ASKED, first + number);
+            let (link, change) = (number as usize % QUERIED_LINKS, first + number);
             let (observed, question) = (observed(link, change), link_question(link));
             let at = Instant::now();
             store.apply(observed);
             // Sending fails when the round is over.
-            let _ = made.send(Made { at, change, question });
+            let _ = made.send(Change { at, change, question });
         }
     });
     steps * STEP

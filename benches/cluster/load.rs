@@ -27,7 +27,7 @@ const LOST: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A change that was made and must become visible in answers.
-pub struct Made {
+pub struct Change {
     pub at: Instant,
     /// The number of the change: an answer with a later change shows this change, too.
     pub change: u64,
@@ -59,7 +59,7 @@ impl Load {
 
     /// Does the same as [`Self::start`], and looks for changes: of the due queries, the first are one for each change
     /// that hasn't been seen. The number of queries, and of queries per step, is the same with and without changes.
-    pub fn following(server: SocketAddr, rate: u32, questions: Vec<Vec<u8>>, made: Receiver<Made>) -> Self {
+    pub fn following(server: SocketAddr, rate: u32, questions: Vec<Vec<u8>>, made: Receiver<Change>) -> Self {
         let socket = Socket::new(Domain::for_address(server), Type::DGRAM, None).expect("a socket");
         // The kernel may limit the size.
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
@@ -67,7 +67,7 @@ impl Load {
         socket.set_nonblocking(true).expect("a socket that doesn't wait");
         let over = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&over);
-        let ask = move || Asking::new(socket.into(), questions, made).run(rate, &until);
+        let ask = move || Client::new(socket.into(), questions, made).run(rate, &until);
         Self { over, asking: Builder::new().name("bench-ask".to_owned()).spawn(ask).expect("a thread") }
     }
 
@@ -77,29 +77,29 @@ impl Load {
     }
 }
 
-struct Asking {
+struct Client {
     socket: UdpSocket,
     questions: Vec<Vec<u8>>,
-    made: Receiver<Made>,
+    made: Receiver<Change>,
     since: Instant,
     /// The time at which each query was sent, by id.
     moments: Vec<Instant>,
     sent: u64,
     latency: Vec<f64>,
     /// Changes that haven't been seen, in the order of the changes.
-    open: Vec<Open>,
+    open: Vec<PendingChange>,
     seen: Vec<f64>,
     never: usize,
 }
 
-struct Open {
-    made: Made,
+struct PendingChange {
+    made: Change,
     /// The id of the outstanding query, and when it was sent.
     asked: Option<(u16, Instant)>,
 }
 
-impl Asking {
-    fn new(socket: UdpSocket, questions: Vec<Vec<u8>>, made: Receiver<Made>) -> Self {
+impl Client {
+    fn new(socket: UdpSocket, questions: Vec<Vec<u8>>, made: Receiver<Change>) -> Self {
         let since = Instant::now();
         let moments = vec![since; 1 << 16];
         let (sent, latency, open, seen, never) = Default::default();
@@ -137,7 +137,7 @@ impl Asking {
     }
 
     fn take_changes(&mut self) {
-        self.open.extend(self.made.try_iter().map(|made| Open { made, asked: None }));
+        self.open.extend(self.made.try_iter().map(|made| PendingChange { made, asked: None }));
         self.give_up();
     }
 
@@ -160,7 +160,7 @@ impl Asking {
     /// Sends a query for a change that has no outstanding query; returns whether there was one.
     fn ask_for_a_change(&mut self) -> bool {
         let waits = |asked: Instant| asked.elapsed() < LOST;
-        let idle = |open: &Open| open.asked.is_none_or(|(_, asked)| !waits(asked));
+        let idle = |open: &PendingChange| open.asked.is_none_or(|(_, asked)| !waits(asked));
         let Some(at) = self.open.iter().position(idle) else { return false };
         let mut question = std::mem::take(&mut self.open[at].made.question);
         self.open[at].asked = Some((self.ask(&mut question), Instant::now()));
@@ -185,7 +185,7 @@ impl Asking {
             let id = u16::from_be_bytes([answer[0], answer[1]]);
             self.latency.push(millis(self.moments[usize::from(id)], now));
             // An answer to a query that counts as lost matches no change.
-            let is_asked = |open: &Open| open.asked.is_some_and(|(asked, _)| asked == id);
+            let is_asked = |open: &PendingChange| open.asked.is_some_and(|(asked, _)| asked == id);
             let Some(at) = self.open.iter().position(is_asked) else { continue };
             if answered(&answer[..length]).is_some_and(|change| change >= self.open[at].made.change) {
                 self.seen.push(millis(self.open[at].made.at, now));

@@ -9,14 +9,14 @@ use crate::plane::{LINKS, Plane, check, ready};
 use crate::process::{Memory, memory};
 
 /// The time after readiness until the memory is stable.
-const SETTLE: Duration = Duration::from_secs(30);
+const SETTLE_TIME: Duration = Duration::from_secs(30);
 
 /// The largest number of links with a bound.
 const VERY_MANY: usize = 100_000;
 
-/// Waits for [`SETTLE`], then returns the memory of lb-linker.
+/// Waits for [`SETTLE_TIME`], then returns the memory of lb-linker.
 fn settled(what: &str, linker: &Linker) -> Memory {
-    for left in (1..=SETTLE.as_secs()).rev() {
+    for left in (1..=SETTLE_TIME.as_secs()).rev() {
         let now = memory(linker.id());
         if left % 10 == 0 {
             eprintln!("{what}: {:.1} MB, peak {:.1} MB, {left} s to go", now.resident, now.peak);

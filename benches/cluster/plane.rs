@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::api::{Access, Connection};
 use crate::copies;
-use crate::dns::{Asker, host, question};
+use crate::dns::{SerialClient, host, question};
 use crate::harness::apply_deploy;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::CoreDns;
@@ -197,7 +197,7 @@ impl Plane {
         );
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let coredns = runtime.block_on(CoreDns::start(&plugins, ""));
-        let (mut asker, mut question) = (Asker::new(coredns.address), peer_question(0));
+        let (mut asker, mut question) = (SerialClient::new(coredns.address), peer_question(0));
         // The target may be from any change of another part.
         let deadline = Instant::now() + PATIENCE;
         while asker.ask(&mut question).is_none() {
@@ -229,7 +229,7 @@ pub fn ready(linker: &Linker, look: Duration) -> Instant {
 
 /// Sends queries for about 100 of the links, to check that lb-linker answers with targets.
 pub fn check(server: SocketAddr, links: usize) {
-    let mut asker = Asker::new(server);
+    let mut asker = SerialClient::new(server);
     for link in (0..links).step_by(links / 100) {
         assert!(asker.ask(&mut link_question(link)).is_some(), "svc-{link} has no target");
     }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::api::{Seen, Watch};
-use crate::dns::{Asker, Reached, change_of, host};
+use crate::dns::{FirstSeen, SerialClient, change_of, host};
 use crate::figures::{Spread, Table, Verdicts, millis};
 use crate::load::Load;
 use crate::plane::{
@@ -34,7 +34,7 @@ struct Times {
     coredns: Vec<f64>,
     /// From the response to a PATCH until the benchmark's watch reports the change: of a load balancer, and of an
     /// ExternalName Service.
-    told: [Vec<f64>; 2],
+    watch_events: [Vec<f64>; 2],
     /// The time until the first answer of lb-linker and of CoreDNS.
     first: [Vec<f64>; 2],
     /// The numbers of changes that the first answer had.
@@ -42,7 +42,7 @@ struct Times {
 }
 
 impl Times {
-    fn first(&mut self, whose: usize, reached: &Reached) {
+    fn first(&mut self, whose: usize, reached: &FirstSeen) {
         self.first[whose].push(reached.first.as_secs_f64() * 1e3);
         self.at_once[whose] += usize::from(reached.at_once);
     }
@@ -66,7 +66,7 @@ pub fn run(plane: &mut Plane, changes: usize, verdicts: &mut Verdicts) {
         let mut times = Times::default();
         let watches =
             ["LoadBalancer", "ExternalName"].map(|kind| plane.access.watch(&format!("spec.type={kind}")));
-        let servers = [Asker::new(linker.dns), Asker::new(coredns.address)];
+        let servers = [SerialClient::new(linker.dns), SerialClient::new(coredns.address)];
         measure(plane, changes, &mut change, servers, &watches, &mut times);
         drop(watches);
         for (name, load) in ["lb-linker", "CoreDNS"].iter().zip(load.into_iter().flatten()) {
@@ -80,7 +80,7 @@ fn measure(
     plane: &Plane,
     changes: usize,
     change: &mut u64,
-    [mut ours, mut theirs]: [Asker; 2],
+    [mut ours, mut theirs]: [SerialClient; 2],
     [balancers, names]: &[Watch; 2],
     times: &mut Times,
 ) {
@@ -98,7 +98,7 @@ fn measure(
                 let seen = seen.expect("CoreDNS answers the new target");
                 times.coredns.push(millis(answered, seen.at));
                 times.first(1, &seen);
-                times.told[1].push(millis(answered, told(&names.seen, PEER, *change)));
+                times.watch_events[1].push(millis(answered, wait_for_event(&names.seen, PEER, *change)));
             } else {
                 // Spread the changes over all links.
                 let link = number * 37 % LINKS;
@@ -107,8 +107,9 @@ fn measure(
                 let seen = seen.expect("lb-linker answers the new target");
                 times.ours.push(millis(answered, seen.at));
                 times.first(0, &seen);
-                times.told[0].push(millis(answered, told(&balancers.seen, &namespace(link), *change)));
-                times.written.push(millis(answered, told(&names.seen, TARGETS, *change)));
+                times.watch_events[0]
+                    .push(millis(answered, wait_for_event(&balancers.seen, &namespace(link), *change)));
+                times.written.push(millis(answered, wait_for_event(&names.seen, TARGETS, *change)));
             }
             thread::sleep(PAUSE);
         }
@@ -119,7 +120,7 @@ fn measure(
 }
 
 /// Waits until the watch reports a change in a namespace, and returns the time of the event.
-fn told(seen: &Receiver<Seen>, namespace: &str, change: u64) -> Instant {
+fn wait_for_event(seen: &Receiver<Seen>, namespace: &str, change: u64) -> Instant {
     loop {
         match seen.recv_timeout(PATIENCE) {
             Ok(seen) if seen.namespace == namespace && change_of(&seen.target) == Some(change) => {
@@ -134,7 +135,7 @@ fn told(seen: &Receiver<Seen>, namespace: &str, change: u64) -> Instant {
 
 fn report(what: &str, times: Times, verdicts: &mut Verdicts) {
     let number = times.ours.len();
-    let [balancers, names] = times.told;
+    let [balancers, names] = times.watch_events;
     let [first_ours, first_theirs] = times.first;
     let rows = [
         ("PATCH answered → lb-linker answers the new target", Spread::of(times.ours)),

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::dns::change_of;
 use crate::figures::{Spread, Table, Verdicts};
-use crate::load::{Load, Made, Outcome};
+use crate::load::{Change, Load, Outcome};
 use crate::plane::{LINKS, Plane, link_question, status, status_patch};
 use crate::process::Cpu;
 
 pub const QUERIES: u32 = 20_000;
 /// The number of links that are queried and changed.
-pub const ASKED: usize = 1000;
+pub const QUERIED_LINKS: usize = 1000;
 pub const ROUND: Duration = Duration::from_secs(30);
 /// The number of rounds without and with changes, in turns.
 pub const ROUNDS: usize = 2;
@@ -26,20 +26,20 @@ pub enum Kind {
     Quiet,
     Changes,
     /// Changes without queries.
-    Alone,
+    ChangesOnly,
 }
 
 impl Kind {
     /// Returns rounds without and with changes in turns, then a round that measures the cost of changes alone.
     pub fn all() -> impl Iterator<Item = Self> {
-        std::iter::repeat_n([Self::Quiet, Self::Changes], ROUNDS).flatten().chain([Self::Alone])
+        std::iter::repeat_n([Self::Quiet, Self::Changes], ROUNDS).flatten().chain([Self::ChangesOnly])
     }
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Quiet => "quiet",
             Self::Changes => "changes",
-            Self::Alone => "changes alone",
+            Self::ChangesOnly => "changes alone",
         }
     }
 }
@@ -65,12 +65,12 @@ pub fn round(
     server: SocketAddr,
     kind: Kind,
     cpu: impl Fn() -> Cpu,
-    change: impl FnOnce(Sender<Made>, Instant) -> u64,
+    change: impl FnOnce(Sender<Change>, Instant) -> u64,
 ) -> Round {
     let (sender, made) = channel();
-    let questions = (0..ASKED).map(link_question).collect();
+    let questions = (0..QUERIED_LINKS).map(link_question).collect();
     // Without queries, no change can be seen.
-    let (rate, made) = if kind == Kind::Alone { (0, channel().1) } else { (QUERIES, made) };
+    let (rate, made) = if kind == Kind::ChangesOnly { (0, channel().1) } else { (QUERIES, made) };
     let load = Load::following(server, rate, questions, made);
     let (before, end) = (cpu(), Instant::now() + ROUND);
     let changes = if kind == Kind::Quiet { 0 } else { change(sender, end) };
@@ -120,7 +120,7 @@ pub fn report(title: &str, rounds: &[Round], verdicts: &mut Verdicts) {
                 load.sent.saturating_sub(load.answered).to_string(),
                 two(load.latency.at(0.5)),
                 two(load.latency.at(0.99)),
-                if round.kind == Kind::Alone { String::new() } else { two(round.cost()) },
+                if round.kind == Kind::ChangesOnly { String::new() } else { two(round.cost()) },
                 two(load.seen.at(0.5)),
                 two(load.seen.at(0.99)),
                 two(load.seen.at(1.0)),
@@ -159,7 +159,7 @@ fn print_threads(rounds: &[Round]) {
             let sum: f64 = same.iter().map(|round| round.cpu.of_group(name)).sum();
             sum * 1000.0 / (same.len() as f64 * ROUND.as_secs_f64())
         };
-        let values = [Kind::Quiet, Kind::Changes, Kind::Alone].map(of);
+        let values = [Kind::Quiet, Kind::Changes, Kind::ChangesOnly].map(of);
         if values.iter().sum::<f64>() >= 0.1 {
             table.row(name, values.map(|value| format!("{value:.1}")));
         }
@@ -179,7 +179,7 @@ pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     let mut first = 1_000_000;
     for kind in Kind::all() {
         // Without queries, the CPU time of CoreDNS can be measured at the same time.
-        let coredns = (kind == Kind::Alone).then(|| plane.coredns());
+        let coredns = (kind == Kind::ChangesOnly).then(|| plane.coredns());
         if coredns.is_some() {
             thread::sleep(Duration::from_secs(5));
         }
@@ -209,7 +209,7 @@ pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
 
 /// Changes one link after the other, and sends each change to `made` when the benchmark's own watch reports it.
 /// lb-linker gets the event at about the same time.
-fn change(plane: &Plane, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
+fn change(plane: &Plane, first: u64, made: &Sender<Change>, end: Instant) -> u64 {
     let watch = plane.access.watch("spec.type=LoadBalancer");
     thread::scope(|scope| {
         let changers: Vec<_> = (0..CHANGERS)
@@ -220,7 +220,7 @@ fn change(plane: &Plane, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
                     thread::sleep(Duration::from_secs(1) * changer / CHANGES);
                     paced(CHANGES / CHANGERS, end, |number| {
                         let number = number * u64::from(CHANGERS) + u64::from(changer);
-                        let link = number as usize % ASKED;
+                        let link = number as usize % QUERIED_LINKS;
                         api.must("PATCH", &status(link), &status_patch(first + number, link));
                     })
                 })
@@ -230,9 +230,9 @@ fn change(plane: &Plane, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
         let tell = |patience: Duration| {
             let Ok(seen) = watch.seen.recv_timeout(patience) else { return false };
             if let Some(change) = change_of(&seen.target).filter(|change| *change >= first) {
-                let question = link_question((change - first) as usize % ASKED);
+                let question = link_question((change - first) as usize % QUERIED_LINKS);
                 // Sending fails when the round is over.
-                let _ = made.send(Made { at: seen.at, change, question });
+                let _ = made.send(Change { at: seen.at, change, question });
             }
             true
         };

@@ -14,7 +14,7 @@ use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
 use crate::rounds::Measured;
-use crate::servers::{Programs, Server, Stage, start_upstream};
+use crate::servers::{Environment, Programs, Server, start_upstream};
 use crate::sets::{NAMES, Names, Set, service, target};
 use crate::{cpu, fixtures, page, report, verdicts};
 
@@ -94,7 +94,7 @@ pub fn run() -> Result<(), String> {
     let _upstream = upstream_of(&programs, temporary.path(), upstream)?;
     let kubernetes = wanted(Server::Kubernetes) || wanted(Server::KubernetesCache);
     let plane = (kubernetes && programs.coredns.is_some()).then(cluster);
-    let stage = Stage {
+    let stage = Environment {
         programs,
         directory: temporary.path().to_owned(),
         upstream,
@@ -129,7 +129,7 @@ pub fn run() -> Result<(), String> {
     if problems == 0 { Ok(()) } else { Err(format!("{problems} rows of the tables are missing, see above")) }
 }
 
-fn measure(stage: &Stage, plan: &Plan, dnsperf: &Path, set: Set, rows: &[Server]) -> Measured {
+fn measure(stage: &Environment, plan: &Plan, dnsperf: &Path, set: Set, rows: &[Server]) -> Measured {
     let mut measured = Measured::new(set);
     let mut running = Vec::new();
     for &server in rows {
@@ -145,7 +145,7 @@ fn measure(stage: &Stage, plan: &Plan, dnsperf: &Path, set: Set, rows: &[Server]
 }
 
 /// Records lb-linker's answers to a set, so that the floor can send the same bytes.
-fn capture(stage: &Stage, set: Set) -> Result<(), String> {
+fn capture(stage: &Environment, set: Set) -> Result<(), String> {
     let linker = stage.start(Server::Linker, set)?;
     let client = Client::new(linker.address).map_err(|error| error.to_string())?;
     let answers = client.ask_all(&linker.questions)?;

@@ -48,7 +48,7 @@ pub fn tables(measured: &Measured) -> String {
 
 fn saturated(server: Server, samples: &[Sample]) -> Vec<String> {
     let loads: Vec<Load> = samples.iter().map(|sample| sample.saturated).collect();
-    let crowded = pool(samples.iter().filter_map(|sample| sample.crowded.as_ref()));
+    let crowded = pool(samples.iter().filter_map(|sample| sample.saturated_latencies.as_ref()));
     let mean = Spread::of(loads.iter().map(|load| load.mean)).map(|mean| mean.median);
     let mut cells = load(server, &loads);
     cells.push(whole(mean));

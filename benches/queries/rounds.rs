@@ -25,7 +25,7 @@ const TRIES: usize = 3;
 pub struct Sample {
     pub saturated: Load,
     /// Latencies at saturation.
-    pub crowded: Option<Latencies>,
+    pub saturated_latencies: Option<Latencies>,
     /// The cost and the latencies at [`RATE`].
     pub paced: Option<(Load, Latencies)>,
     /// Resident memory in kilobytes.
@@ -117,7 +117,7 @@ fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Resul
     }
     let resident = cpu::resident(running.process.id());
     if set == Set::Tcp {
-        return Ok(Sample { saturated, crowded: None, paced: None, resident });
+        return Ok(Sample { saturated, saturated_latencies: None, paced: None, resident });
     }
     let crowded = latency::saturated(running.address, &running.questions, time / 4).map_err(text)?;
     let paced = quiet(|| {
@@ -126,7 +126,7 @@ fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Resul
         let load = meter.stop(paced.each.len() as f64, paced.mean(), paced.lost as f64);
         Ok((Load { wanted: Some(RATE), ..load }, paced))
     })?;
-    Ok(Sample { saturated, crowded: Some(crowded), paced: Some(paced), resident })
+    Ok(Sample { saturated, saturated_latencies: Some(crowded), paced: Some(paced), resident })
 }
 
 /// Measures until a measurement is undisturbed, at most [`TRIES`] times.

@@ -88,7 +88,7 @@ impl Programs {
 }
 
 /// The environment of the servers.
-pub struct Stage {
+pub struct Environment {
     pub programs: Programs,
     /// The directory for the files of all servers.
     pub directory: PathBuf,
@@ -121,7 +121,7 @@ impl Drop for Running {
     }
 }
 
-impl Stage {
+impl Environment {
     /// Starts a server for a set, and waits until the server answers the first query.
     pub fn start(&self, server: Server, set: Set) -> Result<Running, String> {
         let text = |error: io::Error| error.to_string();

@@ -64,7 +64,8 @@ impl Bound {
         let (of, by) = (measured.rows.get(&self.of)?, measured.rows.get(&self.by)?);
         let rounds: Vec<(&Sample, &Sample)> = of.iter().zip(by).collect();
         let calm: Vec<_> = rounds.iter().copied().filter(|(of, by)| is_calm(of) && is_calm(by)).collect();
-        let counted: Vec<_> = calm.iter().copied().filter(|(of, by)| self.is_prompt(of, by)).collect();
+        let counted: Vec<_> =
+            calm.iter().copied().filter(|(of, by)| self.answers_without_batching(of, by)).collect();
         let ratios = |rounds: &[(&Sample, &Sample)]| {
             Spread::of(rounds.iter().map(|(of, by)| of.saturated.cpu / by.saturated.cpu))
         };
@@ -90,7 +91,7 @@ impl Bound {
     }
 
     /// Whether the server hasn't delayed answers to fill batches.
-    fn is_prompt(&self, of: &Sample, by: &Sample) -> bool {
+    fn answers_without_batching(&self, of: &Sample, by: &Sample) -> bool {
         self.by != Server::Floor || of.saturated.mean <= LATENCY * by.saturated.mean
     }
 }

@@ -27,7 +27,7 @@ pub const NXDOMAIN: &str = "NXDOMAIN (no such name)";
 
 /// The environment of the demo.
 #[derive(Debug)]
-pub struct Stage {
+pub struct Environment {
     // The fields are dropped in this order: lb-linker ends before its directory is removed.
     linker: Linker,
     directory: TempDir,
@@ -45,14 +45,14 @@ pub struct Question {
 
 /// The visible state of lb-linker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Picture {
+pub struct State {
     /// The external targets and what they point at.
     pub targets: Vec<Row>,
     /// Queries and their answers.
     pub answers: Vec<Row>,
 }
 
-impl Stage {
+impl Environment {
     /// Copies the manifests, and starts the cloud's DNS server and lb-linker.
     ///
     /// # Errors
@@ -112,9 +112,9 @@ impl Stage {
     /// If the state isn't as expected after 10 s, with the first difference.
     pub async fn wait_for(
         &mut self,
-        expected: &Picture,
+        expected: &State,
         since: Instant,
-    ) -> Result<(Picture, Duration), Box<dyn Error>> {
+    ) -> Result<(State, Duration), Box<dyn Error>> {
         loop {
             let seen = self.look(expected).await?;
             let took = since.elapsed();
@@ -133,14 +133,14 @@ impl Stage {
     }
 
     /// Reads the external targets, and sends the queries of the expected state.
-    async fn look(&self, expected: &Picture) -> Result<Picture, Box<dyn Error>> {
+    async fn look(&self, expected: &State) -> Result<State, Box<dyn Error>> {
         let mut targets: Vec<Row> = manifests::external_targets(&self.targets())?;
         targets.sort();
         let mut answers = Vec::new();
         for (question, _) in &expected.answers {
             answers.push((question.clone(), self.ask(&question.parse()?).await?));
         }
-        Ok(Picture { targets, answers })
+        Ok(State { targets, answers })
     }
 
     /// Sends a query to lb-linker, and returns the answer with one line per record.
@@ -234,7 +234,7 @@ pub fn record(rtype: RecordType, data: &str) -> String {
 }
 
 /// Returns a text with the first difference.
-fn difference(expected: &Picture, seen: &Picture) -> String {
+fn difference(expected: &State, seen: &State) -> String {
     let tables = [
         ("external target", &expected.targets, &seen.targets),
         ("answer to", &expected.answers, &seen.answers),

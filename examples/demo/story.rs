@@ -9,7 +9,7 @@ use hickory_proto::rr::{Name, RecordType};
 
 use crate::manifests::{self, LoadBalancer};
 use crate::screen::{Row, Screen};
-use crate::stage::{NODATA, NXDOMAIN, Picture, Question, Stage, record};
+use crate::stage::{Environment, NODATA, NXDOMAIN, Question, State, record};
 
 /// lb-linker's default zone.
 const ZONE: &str = "lb.internal";
@@ -50,7 +50,7 @@ enum Expected {
 pub async fn tell(stay: bool) -> Result<(), Box<dyn Error>> {
     let screen = Screen::new();
     screen.heading("lb-linker demo")?;
-    let mut stage = Stage::set(screen, &format!("{DELETE_DELAY}s")).await?;
+    let mut stage = Environment::set(screen, &format!("{DELETE_DELAY}s")).await?;
     let mut links = load_balancers_get_names(&mut stage).await?;
     one_is_recreated(&mut stage, &mut links).await?;
     one_is_removed(&mut stage, &mut links).await?;
@@ -64,7 +64,7 @@ pub async fn tell(stay: bool) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn load_balancers_get_names(stage: &mut Stage) -> Result<Vec<Link>, Box<dyn Error>> {
+async fn load_balancers_get_names(stage: &mut Environment) -> Result<Vec<Link>, Box<dyn Error>> {
     let mut links = Vec::new();
     for balancer in stage.load_balancers()? {
         let expected = match balancer.hostname() {
@@ -99,7 +99,7 @@ async fn load_balancers_get_names(stage: &mut Stage) -> Result<Vec<Link>, Box<dy
     Ok(links)
 }
 
-async fn one_is_recreated(stage: &mut Stage, links: &mut [Link]) -> Result<(), Box<dyn Error>> {
+async fn one_is_recreated(stage: &mut Environment, links: &mut [Link]) -> Result<(), Box<dyn Error>> {
     let (before, services_before) = (picture(links), services(links));
     let link = find(links, RECREATED)?;
     let Expected::Hostname(old, _) = &link.expected else { return Err("it should have a hostname".into()) };
@@ -141,7 +141,7 @@ async fn one_is_recreated(stage: &mut Stage, links: &mut [Link]) -> Result<(), B
     }
 }
 
-async fn one_is_removed(stage: &mut Stage, links: &mut [Link]) -> Result<(), Box<dyn Error>> {
+async fn one_is_removed(stage: &mut Environment, links: &mut [Link]) -> Result<(), Box<dyn Error>> {
     let before = picture(links);
     let link = find(links, REMOVED)?;
     let Expected::Hostname(host, _) = &link.expected else { return Err("it should have a hostname".into()) };
@@ -160,7 +160,7 @@ async fn one_is_removed(stage: &mut Stage, links: &mut [Link]) -> Result<(), Box
     stage.screen.say(&format!("\n{took:.0?} later:\n"))?;
     stage.screen.table(TARGETS, &leaving.targets, Some(&before.targets))?;
     stage.screen.say("")?;
-    stage.screen.table(ANSWERS, &news(&leaving.answers, &before.answers), None)?;
+    stage.screen.table(ANSWERS, &changed_rows(&leaving.answers, &before.answers), None)?;
 
     stage.screen.say("\nThen the external target goes, and the names with it:\n")?;
     find(links, REMOVED)?.expected = Expected::Left;
@@ -168,7 +168,7 @@ async fn one_is_removed(stage: &mut Stage, links: &mut [Link]) -> Result<(), Box
     stage.screen.say(&format!("\n{took:.1?} after the load balancer:\n"))?;
     stage.screen.table(TARGETS, &left.targets, Some(&leaving.targets))?;
     stage.screen.say("")?;
-    stage.screen.table(ANSWERS, &news(&left.answers, &leaving.answers), None)?;
+    stage.screen.table(ANSWERS, &changed_rows(&left.answers, &leaving.answers), None)?;
     if took >= Duration::from_secs(DELETE_DELAY) {
         Ok(())
     } else {
@@ -176,7 +176,7 @@ async fn one_is_removed(stage: &mut Stage, links: &mut [Link]) -> Result<(), Box
     }
 }
 
-async fn stay_on(stage: &mut Stage) -> Result<(), Box<dyn Error>> {
+async fn stay_on(stage: &mut Environment) -> Result<(), Box<dyn Error>> {
     stage.screen.heading("Your turn, until Ctrl-C")?;
     stage.screen.say(&format!(
         "Edit the files in {} and look at {}.\n\
@@ -236,7 +236,7 @@ impl Expected {
 }
 
 /// Returns the expected state of all load balancers.
-fn picture(links: &[Link]) -> Picture {
+fn picture(links: &[Link]) -> State {
     let mut targets: Vec<Row> = links
         .iter()
         .filter_map(|link| match &link.expected {
@@ -250,7 +250,7 @@ fn picture(links: &[Link]) -> Picture {
         })
         .collect();
     targets.sort();
-    Picture { targets, answers: links.iter().flat_map(Link::answers).collect() }
+    State { targets, answers: links.iter().flat_map(Link::answers).collect() }
 }
 
 /// Returns the rows of the load balancers in the manifests.
@@ -266,7 +266,7 @@ fn services(links: &[Link]) -> Vec<Row> {
 }
 
 /// Returns the rows that have changed.
-fn news(rows: &[Row], before: &[Row]) -> Vec<Row> {
+fn changed_rows(rows: &[Row], before: &[Row]) -> Vec<Row> {
     rows.iter().filter(|row| !before.contains(row)).cloned().collect()
 }
 

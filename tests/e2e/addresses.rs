@@ -8,7 +8,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::short;
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 async fn slice(cluster: &Cluster, namespace: &str, name: &str) -> Option<Vec<String>> {
     let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), namespace);
@@ -54,7 +54,7 @@ async fn hostname_and_addresses_alternate_in_the_same_object() {
     slice_holds(&cluster, &target, &ipv6, Some(&["2001:db8::1"])).await;
 
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
-    let named = external_target(&cluster, &target, &object, "a.example.com").await;
+    let named = wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     assert_eq!(named.metadata.uid.as_deref(), Some(&*uid), "the object stays the same");
     slice_holds(&cluster, &target, &ipv4, None).await;
     slice_holds(&cluster, &target, &ipv6, None).await;
@@ -130,7 +130,7 @@ async fn addresses_can_be_written_like_the_earlier_operator() {
     let _linker = Linker::in_cluster(plane, &target, &args);
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("2001:db8::1"), Ingress::Ip("192.0.2.1")]).await;
-    external_target(&cluster, &target, &format!("web-{namespace}-ext"), "192.0.2.1").await;
+    wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), "192.0.2.1").await;
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, cluster_with_target, eventually};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 async fn balancers(cluster: &Cluster, namespace: &str, number: usize) {
     futures::stream::iter(0..number)
@@ -108,7 +108,7 @@ async fn linked(cluster: &Cluster, target: &str) -> (String, String) {
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
     let object = format!("web-{namespace}-ext");
-    external_target(cluster, target, &object, "a.example.com").await;
+    wait_for_external_target(cluster, target, &object, "a.example.com").await;
     (namespace, object)
 }
 
@@ -145,7 +145,7 @@ async fn pending_service_loses_its_predecessors_external_target() {
         assert_eq!(short(linker.dns, &question).await, "No Error");
         // The new Service's own target gets a new external target.
         cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
-        external_target(&cluster, &target, &object, "b.example.com").await;
+        wait_for_external_target(&cluster, &target, &object, "b.example.com").await;
         answers(linker.dns, &question, "b.example.com.").await;
         assert_ne!(cluster.get_service(&target, &object).await.unwrap().metadata.uid, uid);
         assert!(linker.stop().success());
@@ -172,7 +172,7 @@ async fn target_in_time_keeps_the_predecessors_external_target() {
         let question = format!("web.{namespace}.lb.internal. CNAME");
         answers(linker.dns, &question, "No Error").await;
         cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
-        external_target(&cluster, &target, &object, "b.example.com").await;
+        wait_for_external_target(&cluster, &target, &object, "b.example.com").await;
         assert_eq!(cluster.get_service(&target, &object).await.unwrap().metadata.uid, before);
         assert!(linker.stop().success());
         cluster.delete_service(&namespace, "web").await;
@@ -188,11 +188,11 @@ async fn tombstone_replaces_the_target_of_a_recreated_service() {
     linker.kill();
     recreate(&cluster, &namespace).await;
     let linker = Linker::in_cluster(plane, &target, &args);
-    external_target(&cluster, &target, &object, "deleted.lb.internal").await;
+    wait_for_external_target(&cluster, &target, &object, "deleted.lb.internal").await;
     let question = format!("web.{namespace}.lb.internal. CNAME");
     answers(linker.dns, &question, "No Error").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
-    external_target(&cluster, &target, &object, "b.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "b.example.com").await;
 }
 
 /// Sets or removes a label of Services.

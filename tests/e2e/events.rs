@@ -14,7 +14,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::answers;
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, deploy, eventually};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
 
@@ -91,7 +91,7 @@ async fn events_show_the_history_of_a_load_balancer() {
     assert_eq!(texts(&plane, &here, "web"), expected);
 
     // The Event of the recreated Service contains its predecessor's target.
-    external_target(&cluster, TARGETS, &object, "c.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, &object, "c.example.com").await;
     cluster.delete_service(&here, "web").await;
     let uid = load_balancer(&cluster, &here, "web", "d.example.com").await;
     expected.push("Normal TargetChanged: c.example.com → d.example.com".to_owned());
@@ -188,7 +188,7 @@ async fn name_of_another_link_causes_a_conflict_event() {
         plane.kubectl(&["create", "namespace", namespace]);
     }
     load_balancer(&cluster, "z", "x-y", "a.example.com").await;
-    external_target(&cluster, TARGETS, "x-y-z-ext", "a.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "x-y-z-ext", "a.example.com").await;
     load_balancer(&cluster, "y-z", "x", "b.example.com").await;
     let hashed = lb_linker::model::names::external_target_hashed("y-z", "x", 8);
     let lost = format!(
@@ -229,7 +229,7 @@ async fn missing_permission_for_events_is_logged_once() {
     let line = linker.line("can't create Events in namespace default").await;
     assert!(line.contains("forbids") && line.contains("ClusterRole of deploy/"), "{line}");
     for i in 0..10 {
-        external_target(&cluster, TARGETS, &format!("svc-{i}-default-ext"), "a.example.com").await;
+        wait_for_external_target(&cluster, TARGETS, &format!("svc-{i}-default-ext"), "a.example.com").await;
         answers(linker.dns, &format!("svc-{i}-default.lb.internal. CNAME"), "a.example.com.").await;
     }
     let dropped = || async { (linker.metric("lb_linker_events_dropped_total") == Some(10.0)).then_some(()) };
@@ -292,7 +292,7 @@ async fn permission_missing_in_some_namespaces_is_logged_once_each() {
         for namespace in &namespaces {
             let host = format!("round-{round}.example.com");
             cluster.set_ingress(namespace, "web", &[Ingress::Hostname(&host)]).await;
-            external_target(&cluster, TARGETS, &format!("web-{namespace}-ext"), &host).await;
+            wait_for_external_target(&cluster, TARGETS, &format!("web-{namespace}-ext"), &host).await;
         }
     }
     let refusals = || {
@@ -367,7 +367,7 @@ async fn events_refused_by_a_terminating_namespace_arent_logged() {
     // No controller finishes the deletion here: the namespace stays in Terminating.
     plane.kubectl(&["delete", "namespace", &going, "--wait=false"]);
     cluster.set_ingress(&going, "web", &[Ingress::Hostname("b.example.com")]).await;
-    external_target(&cluster, TARGETS, &format!("web-{going}-ext"), "b.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, &format!("web-{going}-ext"), "b.example.com").await;
 
     load_balancer(&cluster, "default", "web", "a.example.com").await;
     let marker = format!("Normal ExternalTargetCreated: {TARGETS}/web-default-ext → a.example.com");
@@ -408,7 +408,7 @@ async fn reconciliations_are_counted_and_timed() {
         assert_eq!(result(name), Some(0.0), "{name}");
     }
     load_balancer(&cluster, "default", "web", "a.example.com").await;
-    external_target(&cluster, TARGETS, "web-default-ext", "a.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "web-default-ext", "a.example.com").await;
     eventually("a write", || async { (result("written") == Some(1.0)).then_some(()) }).await;
     // The watch delivers the written object.
     eventually("a look at it", || async { (result("unchanged")? > 0.0).then_some(()) }).await;

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually, grant_optional};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 const FINALIZER: &str = "lb-linker/finalizer";
 
@@ -86,7 +86,7 @@ async fn foreign_finalizer_of_an_external_target_is_waited_for() {
     balancer(&cluster, &namespace, "web").await;
     is_guarded(&cluster, &namespace, "web", true).await;
     let object = format!("web-{namespace}-ext");
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     let held = json!({"metadata": {"finalizers": ["example.com/other"]}});
     cluster.patch_service(&target, &object, held).await;
     cluster.delete_service(&namespace, "web").await;
@@ -110,10 +110,10 @@ async fn retained_or_tombstoned_target_doesnt_delay_its_service() {
         let _linker = Linker::in_cluster(plane, &target, &[&args[..], &["--on-delete", on_delete]].concat());
         balancer(&cluster, &namespace, "web").await;
         is_guarded(&cluster, &namespace, "web", true).await;
-        external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
         cluster.delete_service(&namespace, "web").await;
         is_gone(&cluster, &namespace, "web").await;
-        external_target(&cluster, &target, &format!("web-{namespace}-ext"), left).await;
+        wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), left).await;
     }
 }
 
@@ -125,7 +125,8 @@ async fn missing_finalizer_permission_is_logged_once() {
     let linker = Linker::in_cluster(plane, &target, &args);
     for name in ["a", "b", "c"] {
         balancer(&cluster, &namespace, name).await;
-        external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "a.example.com")
+            .await;
     }
     linker.line("deploy/finalizer/").await;
     grant_optional(plane, "finalizer", &namespace);
@@ -141,7 +142,7 @@ async fn service_doesnt_wait_for_lb_linker_without_the_flag() {
     let namespace = cluster.create_namespace("plain").await;
     let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     balancer(&cluster, &namespace, "web").await;
-    external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
     linker.kill();
     assert_eq!(finalizers(&cluster, &namespace, "web").await.unwrap(), Vec::<String>::new());
     plane.kubectl(&["-n", &namespace, "delete", "service", "web", "--timeout=10s"]);

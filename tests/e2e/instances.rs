@@ -12,10 +12,10 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 const INSTANCE: &str = "linker.hsj.com/instance";
-const OTHERS: &str = "lb_linker_objects_of_other_instances";
+const OTHER_INSTANCES_METRIC: &str = "lb_linker_objects_of_other_instances";
 
 /// Starts the instance of a team, which follows the load balancers with that team's label.
 fn instance(plane: &ControlPlane, target: &str, namespaces: &str, team: &str, more: &[&str]) -> Linker {
@@ -47,7 +47,7 @@ fn instances(plane: &ControlPlane, target: &str) -> Vec<(String, String)> {
     found
 }
 
-fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+fn owned(expected: &[(&str, &str)]) -> Vec<(String, String)> {
     expected.iter().map(|(name, instance)| ((*name).to_owned(), (*instance).to_owned())).collect()
 }
 
@@ -58,7 +58,7 @@ async fn versions(cluster: &Cluster, target: &str) -> Vec<Option<String>> {
 
 /// Waits until lb-linker has counted `number` writes, and asserts that it has counted no more. A write is counted
 /// shortly after it is visible.
-async fn wrote(linker: &Linker, number: f64) {
+async fn wait_for_writes(linker: &Linker, number: f64) {
     eventually(&format!("{number} writes"), || async { (linker.writes() >= number).then_some(()) }).await;
     assert!((linker.writes() - number).abs() < 0.5, "{} writes: {:#?}", linker.writes(), linker.log());
 }
@@ -72,10 +72,10 @@ async fn instances_dont_touch_each_others_objects() {
     load_balancer(&cluster, &namespace, "two", "b", &[Ingress::Ip("192.0.2.2")]).await;
     let a = instance(plane, &target, &namespace, "a", &[]);
     let (one, two) = (format!("one-{namespace}-ext"), format!("two-{namespace}-ext"));
-    external_target(&cluster, &target, &one, "one.example.com").await;
+    wait_for_external_target(&cluster, &target, &one, "one.example.com").await;
     let b = instance(plane, &target, &namespace, "b", &[]);
     let slice = format!("{two}-ipv4");
-    let both = pairs(&[(&one, "of/a"), (&two, "of/b"), (&slice, "of/b")]);
+    let both = owned(&[(&one, "of/a"), (&two, "of/b"), (&slice, "of/b")]);
     eventually("both objects", || async { (instances(plane, &target) == both).then_some(()) }).await;
     drop((a, b));
 
@@ -85,11 +85,12 @@ async fn instances_dont_touch_each_others_objects() {
         (instance(plane, &target, &namespace, "a", &[]), instance(plane, &target, &namespace, "b", &[]));
     for (linker, name, team) in [(&a, "three", "a"), (&b, "four", "b")] {
         load_balancer(&cluster, &namespace, name, team, &host("later.example.com")).await;
-        external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "later.example.com").await;
-        wrote(linker, 1.0).await;
+        wait_for_external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "later.example.com")
+            .await;
+        wait_for_writes(linker, 1.0).await;
     }
-    a.counts(OTHERS, 3.0).await;
-    b.counts(OTHERS, 2.0).await;
+    a.counts(OTHER_INSTANCES_METRIC, 3.0).await;
+    b.counts(OTHER_INSTANCES_METRIC, 2.0).await;
 
     cluster.delete_service(&namespace, "one").await;
     let gone = || async { cluster.get_service(&target, &one).await.is_none().then_some(()) };
@@ -97,10 +98,10 @@ async fn instances_dont_touch_each_others_objects() {
     answers(b.dns, &format!("two.{namespace}.lb.internal. A"), "192.0.2.2").await;
     answers(a.dns, &format!("two.{namespace}.lb.internal. A"), "Non-Existent Domain").await;
     let (three, four) = (format!("three-{namespace}-ext"), format!("four-{namespace}-ext"));
-    let left = pairs(&[(&four, "of/b"), (&three, "of/a"), (&two, "of/b"), (&slice, "of/b")]);
+    let left = owned(&[(&four, "of/b"), (&three, "of/a"), (&two, "of/b"), (&slice, "of/b")]);
     assert_eq!(instances(plane, &target), left);
-    wrote(&a, 2.0).await;
-    wrote(&b, 1.0).await;
+    wait_for_writes(&a, 2.0).await;
+    wait_for_writes(&b, 1.0).await;
 }
 
 #[tokio::test]
@@ -114,7 +115,7 @@ async fn a_name_of_another_instance_is_a_conflict() {
     load_balancer(&cluster, &other, "x", "a", &[Ingress::Hostname("a.example.com")]).await;
     let a = instance(plane, &target, &both, "a", &[]);
     let name = format!("x-y-{namespace}-ext");
-    let first = external_target(&cluster, &target, &name, "a.example.com").await;
+    let first = wait_for_external_target(&cluster, &target, &name, "a.example.com").await;
     let b = instance(plane, &target, &both, "b", &[]);
     b.ready().await;
     load_balancer(&cluster, &namespace, "x-y", "b", &[Ingress::Hostname("b.example.com")]).await;
@@ -127,13 +128,13 @@ async fn a_name_of_another_instance_is_a_conflict() {
     assert_eq!(b.metric("lb_linker_conflicts"), Some(1.0));
     answers(b.dns, &format!("x-y.{namespace}.lb.internal. CNAME"), "b.example.com.").await;
     assert_eq!(cluster.get_service(&target, &name).await, Some(first));
-    wrote(&a, 1.0).await;
-    wrote(&b, 0.0).await;
+    wait_for_writes(&a, 1.0).await;
+    wait_for_writes(&b, 0.0).await;
 
     // The owner releases the name.
     cluster.delete_service(&other, "x").await;
-    external_target(&cluster, &target, &name, "b.example.com").await;
-    assert_eq!(instances(plane, &target), pairs(&[(&name, "of/b")]));
+    wait_for_external_target(&cluster, &target, &name, "b.example.com").await;
+    assert_eq!(instances(plane, &target), owned(&[(&name, "of/b")]));
 }
 
 #[tokio::test]
@@ -145,7 +146,7 @@ async fn objects_without_an_instance_are_adopted_slowly() {
     let mut before = instance(plane, &target, &namespace, "a", &[]);
     let (host, ip) = (format!("host-{namespace}-ext"), format!("ip-{namespace}-ext"));
     let slice = format!("{ip}-ipv4");
-    let all = |instance| pairs(&[(&host, instance), (&ip, instance), (&slice, instance)]);
+    let all = |instance| owned(&[(&host, instance), (&ip, instance), (&slice, instance)]);
     eventually("the objects", || async { (instances(plane, &target) == all("of/a")).then_some(()) }).await;
     assert!(before.stop().success());
     // Objects of a version that didn't write the annotation.
@@ -157,9 +158,9 @@ async fn objects_without_an_instance_are_adopted_slowly() {
     let a = instance(plane, &target, &namespace, "a", &[]);
     a.ready().await;
     load_balancer(&cluster, &namespace, "later", "a", &[Ingress::Hostname("later.example.com")]).await;
-    external_target(&cluster, &target, &format!("later-{namespace}-ext"), "later.example.com").await;
+    wait_for_external_target(&cluster, &target, &format!("later-{namespace}-ext"), "later.example.com").await;
     // Only the new object is written at once.
-    wrote(&a, 1.0).await;
+    wait_for_writes(&a, 1.0).await;
     let deadline = started + Duration::from_secs(180);
     while a.writes() < 4.0 {
         assert!(Instant::now() < deadline, "{:#?}", instances(plane, &target));
@@ -169,7 +170,7 @@ async fn objects_without_an_instance_are_adopted_slowly() {
     let adopted =
         || async { instances(plane, &target).iter().all(|(_, instance)| instance == "of/a").then_some(()) };
     eventually("the names of the instance", adopted).await;
-    wrote(&a, 4.0).await;
+    wait_for_writes(&a, 4.0).await;
     assert_eq!(a.logged("WARN"), 0, "{:#?}", a.log());
 }
 
@@ -203,7 +204,7 @@ async fn instance_mismatch_is_logged_with_both_remedies() {
         format!("kubectl -n {target} annotate services,endpointslices --all linker.hsj.com/instance-"),
     ];
     assert!(remedies.iter().all(|remedy| line.contains(remedy)), "{line}");
-    linker.counts(OTHERS, 3.0).await;
+    linker.counts(OTHER_INSTANCES_METRIC, 3.0).await;
     linker.counts("lb_linker_conflicts", 3.0).await;
     assert_eq!(linker.logged("belong to the lb-linker instance"), 1);
     assert_eq!(linker.writes(), 0.0);
@@ -218,10 +219,10 @@ async fn instance_mismatch_is_logged_with_both_remedies() {
     assert_eq!(check("of/a").status.code(), Some(0));
     let linker = renamed("of/a");
     linker.ready().await;
-    linker.counts(OTHERS, 0.0).await;
+    linker.counts(OTHER_INSTANCES_METRIC, 0.0).await;
     load_balancer(&cluster, &namespace, "four", "a", &[Ingress::Hostname("a.example.com")]).await;
-    external_target(&cluster, &target, &format!("four-{namespace}-ext"), "a.example.com").await;
-    wrote(&linker, 1.0).await;
+    wait_for_external_target(&cluster, &target, &format!("four-{namespace}-ext"), "a.example.com").await;
+    wait_for_writes(&linker, 1.0).await;
     assert_eq!(linker.logged("belong to"), 0, "{:#?}", linker.log());
     drop(linker);
     assert_eq!(versions(&cluster, &target).await.iter().filter(|it| versions_before.contains(it)).count(), 3);
@@ -231,11 +232,12 @@ async fn instance_mismatch_is_logged_with_both_remedies() {
     linker.line("belong to the lb-linker instance of/a").await;
     let (_, command) = remedies[1].split_once(' ').unwrap();
     plane.kubectl(&command.split(' ').collect::<Vec<_>>());
-    linker.counts(OTHERS, 0.0).await;
+    linker.counts(OTHER_INSTANCES_METRIC, 0.0).await;
     futures::stream::iter(["one", "two", "three", "four"])
         .for_each_concurrent(4, async |name| {
             cluster.set_ingress(&namespace, name, &[Ingress::Hostname("b.example.com")]).await;
-            external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "b.example.com").await;
+            wait_for_external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "b.example.com")
+                .await;
         })
         .await;
     assert!(instances(plane, &target).iter().all(|(_, instance)| instance == "new"));
@@ -249,7 +251,8 @@ async fn with_sync_off_the_objects_of_all_instances_are_read() {
     for (name, team) in [("one", "a"), ("two", "b")] {
         load_balancer(&cluster, &namespace, name, team, &[Ingress::Hostname("kept.example.com")]).await;
         let linker = instance(plane, &target, &namespace, team, &[]);
-        external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "kept.example.com").await;
+        wait_for_external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "kept.example.com")
+            .await;
         drop(linker);
         cluster.set_ingress(&namespace, name, &[]).await;
     }
@@ -288,5 +291,5 @@ async fn takeover_lists_no_orphans_of_other_instances() {
     eventually("the end of the orphan", gone).await;
     assert!(cluster.get_service(&target, "theirs").await.is_some());
     linker.counts("lb_linker_orphans", 0.0).await;
-    wrote(&linker, 1.0).await;
+    wait_for_writes(&linker, 1.0).await;
 }

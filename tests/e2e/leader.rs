@@ -17,18 +17,18 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end_with};
 use crate::harness::{cluster_with_target, deploy, eventually, grant_optional};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 /// A namespace with load balancers, a target namespace, and one ServiceAccount per replica, so that the audit log
 /// distinguishes the replicas.
-struct Stage {
+struct Fixture {
     plane: &'static ControlPlane,
     cluster: Cluster,
     target: String,
     namespace: String,
 }
 
-impl Stage {
+impl Fixture {
     async fn new(prefix: &str) -> Self {
         let (plane, cluster, target) = cluster_with_target().await;
         let namespace = cluster.create_namespace(prefix).await;
@@ -85,7 +85,7 @@ impl Stage {
     }
 
     /// Starts two replicas with a Lease in the target namespace; `a` is the leader.
-    async fn two(&self, args: &[&str]) -> (Linker, Linker) {
+    async fn start_leader_and_follower(&self, args: &[&str]) -> (Linker, Linker) {
         self.grant(&["10-rbac.yaml"], &self.target);
         let args = [&["--leader-election", "lease"], args].concat();
         let a = self.replica("a", &[], &args);
@@ -97,7 +97,7 @@ impl Stage {
         (a, b)
     }
 
-    async fn point_at(&self, name: &str, host: &str) {
+    async fn set_hostname(&self, name: &str, host: &str) {
         if self.cluster.get_service(&self.namespace, name).await.is_none() {
             self.cluster.create_load_balancer(&self.namespace, name).await;
         }
@@ -108,44 +108,44 @@ impl Stage {
         format!("{name}-{}-ext", self.namespace)
     }
 
-    async fn written(&self, name: &str, host: &str) {
-        external_target(&self.cluster, &self.target, &self.object(name), host).await;
+    async fn wait_for_target(&self, name: &str, host: &str) {
+        wait_for_external_target(&self.cluster, &self.target, &self.object(name), host).await;
     }
 
-    async fn answer(&self, linker: &Linker, name: &str, answer: &str) {
+    async fn wait_for_answer(&self, linker: &Linker, name: &str, answer: &str) {
         answers(linker.dns, &format!("{name}-{}.lb.internal. CNAME", self.namespace), answer).await;
     }
 
     /// Returns the audit events of an account.
-    fn asked_anywhere(&self, account: &str) -> Vec<AuditEvent> {
+    fn requests(&self, account: &str) -> Vec<AuditEvent> {
         let user = format!("system:serviceaccount:{}:{account}", self.namespace);
         self.plane.audit_events().into_iter().filter(|event| event.user == user).collect()
     }
 
     /// Returns the audit events of an account in a namespace.
-    fn asked(&self, account: &str, namespace: &str) -> Vec<AuditEvent> {
-        let mut events = self.asked_anywhere(account);
+    fn requests_in(&self, account: &str, namespace: &str) -> Vec<AuditEvent> {
+        let mut events = self.requests(account);
         events.retain(|event| event.namespace == namespace);
         events
     }
 
     /// Returns the attempted writes of an account in the target namespace, except writes of the Lease.
     fn writes(&self, account: &str) -> Vec<AuditEvent> {
-        let mut events = self.asked(account, &self.target);
+        let mut events = self.requests_in(account, &self.target);
         events.retain(|event| event.is_write() && event.resource != "leases");
         events
     }
 
     /// Returns the attempted writes of an account in all namespaces, including Events and excluding Leases.
     fn all_writes(&self, account: &str) -> Vec<AuditEvent> {
-        let mut events = self.asked_anywhere(account);
+        let mut events = self.requests(account);
         events.retain(|event| event.is_write() && event.resource != "leases");
         events
     }
 
     /// Waits until the audit log has `number` writes of external targets by an account, and asserts that it has no
     /// more.
-    async fn wrote(&self, account: &str, number: usize) {
+    async fn wait_for_writes(&self, account: &str, number: usize) {
         let enough = || async { (self.writes(account).len() >= number).then_some(()) };
         eventually(&format!("{number} writes of {account}"), enough).await;
         let writes = self.writes(account);
@@ -172,28 +172,28 @@ fn holder(lease: &Lease) -> &str {
 }
 
 /// Waits until the log has `times` lines that contain `text`.
-async fn logged(linker: &Linker, text: &str, times: usize) {
+async fn wait_for_log_lines(linker: &Linker, text: &str, times: usize) {
     let enough = || async { (linker.logged(text) >= times).then_some(()) };
     eventually(&format!("{times} times {text:?} in {:#?}", linker.log()), enough).await;
 }
 
 #[tokio::test]
 async fn stopping_leader_hands_over_at_once() {
-    let stage = Stage::new("hand-over").await;
-    let (mut a, b) = stage.two(&["--delete-delay", "0s"]).await;
+    let stage = Fixture::new("hand-over").await;
+    let (mut a, b) = stage.start_leader_and_follower(&["--delete-delay", "0s"]).await;
     assert_eq!(a.metric("lb_linker_leader"), Some(1.0));
     assert_eq!(b.metric("lb_linker_leader"), Some(0.0));
     for name in ["web", "gone"] {
-        stage.point_at(name, "one.example.com").await;
-        stage.written(name, "one.example.com").await;
+        stage.set_hostname(name, "one.example.com").await;
+        stage.wait_for_target(name, "one.example.com").await;
         for linker in [&a, &b] {
-            stage.answer(linker, name, "one.example.com.").await;
+            stage.wait_for_answer(linker, name, "one.example.com.").await;
         }
     }
     // The leader deletes the external target, and both replicas forget the link.
     stage.cluster.delete_service(&stage.namespace, "gone").await;
     for linker in [&a, &b] {
-        stage.answer(linker, "gone", "Non-Existent Domain").await;
+        stage.wait_for_answer(linker, "gone", "Non-Existent Domain").await;
     }
     assert_eq!(stage.writes("b").len(), 0, "{:#?}", stage.writes("b"));
     assert_eq!(stage.lease(&stage.target).await.spec.unwrap().lease_transitions, Some(0));
@@ -204,42 +204,42 @@ async fn stopping_leader_hands_over_at_once() {
     b.line("leading now as b_").await;
     assert!(stopped.elapsed() < Duration::from_secs(8), "{:?}", stopped.elapsed());
     assert_eq!(b.metric("lb_linker_leader"), Some(1.0));
-    stage.point_at("web", "two.example.com").await;
-    stage.written("web", "two.example.com").await;
+    stage.set_hostname("web", "two.example.com").await;
+    stage.wait_for_target("web", "two.example.com").await;
     let lease = stage.lease(&stage.target).await;
     assert!(holder(&lease).starts_with("b_"), "{lease:?}");
     let spec = lease.spec.unwrap();
     assert_eq!((spec.lease_duration_seconds, spec.lease_transitions), (Some(15), Some(1)));
     // The new leader writes only the object that differs.
-    stage.wrote("b", 1).await;
+    stage.wait_for_writes("b", 1).await;
 }
 
 #[tokio::test]
 async fn dead_leader_is_succeeded_when_its_lease_has_ended() {
-    let stage = Stage::new("killed").await;
-    let (mut a, b) = stage.two(&["--delete-delay", "0s"]).await;
+    let stage = Fixture::new("killed").await;
+    let (mut a, b) = stage.start_leader_and_follower(&["--delete-delay", "0s"]).await;
     for name in ["web", "gone"] {
-        stage.point_at(name, "one.example.com").await;
-        stage.written(name, "one.example.com").await;
+        stage.set_hostname(name, "one.example.com").await;
+        stage.wait_for_target(name, "one.example.com").await;
     }
-    stage.answer(&b, "gone", "one.example.com.").await;
+    stage.wait_for_answer(&b, "gone", "one.example.com.").await;
     a.kill();
     let killed = Instant::now();
-    stage.point_at("web", "two.example.com").await;
-    stage.answer(&b, "web", "two.example.com.").await;
+    stage.set_hostname("web", "two.example.com").await;
+    stage.wait_for_answer(&b, "web", "two.example.com.").await;
     stage.cluster.delete_service(&stage.namespace, "gone").await;
-    stage.answer(&b, "gone", "No Error").await;
+    stage.wait_for_answer(&b, "gone", "No Error").await;
     // A replica that starts while there is no leader answers the same.
     let c = stage.replica("c", &[], &["--leader-election", "lease", "--delete-delay", "0s"]);
     c.line(&format!("link {}/gone: its Service is gone", stage.namespace)).await;
-    stage.answer(&c, "gone", "No Error").await;
+    stage.wait_for_answer(&c, "gone", "No Error").await;
     assert_eq!(stage.writes("b").len() + stage.writes("c").len(), 0);
 
-    stage.written("web", "two.example.com").await;
+    stage.wait_for_target("web", "two.example.com").await;
     let took = killed.elapsed();
     assert!(took > Duration::from_secs(12), "{took:?}");
     for linker in [&b, &c] {
-        stage.answer(linker, "gone", "Non-Existent Domain").await;
+        stage.wait_for_answer(linker, "gone", "Non-Existent Domain").await;
     }
     assert_eq!(b.logged("leading now") + c.logged("leading now"), 1);
     let leaders = [stage.writes("b"), stage.writes("c")];
@@ -249,22 +249,22 @@ async fn dead_leader_is_succeeded_when_its_lease_has_ended() {
 #[tokio::test]
 async fn leader_stopped_past_its_lease_writes_nothing_afterwards() {
     const LINKS: usize = 20;
-    let stage = Stage::new("stopped").await;
-    let (mut a, mut b) = stage.two(&[]).await;
+    let stage = Fixture::new("stopped").await;
+    let (mut a, mut b) = stage.start_leader_and_follower(&[]).await;
     let name = |i: usize| format!("svc-{i}");
     let all = async |host: &str| {
         for i in 0..LINKS {
-            stage.point_at(&name(i), host).await;
+            stage.set_hostname(&name(i), host).await;
         }
     };
     let all_written = async |host: &str| {
         for i in 0..LINKS {
-            stage.written(&name(i), host).await;
+            stage.wait_for_target(&name(i), host).await;
         }
     };
     all("one.example.com").await;
     all_written("one.example.com").await;
-    stage.answer(&a, &name(LINKS - 1), "one.example.com.").await;
+    stage.wait_for_answer(&a, &name(LINKS - 1), "one.example.com.").await;
 
     a.signal(Signal::SIGSTOP);
     all("two.example.com").await;
@@ -273,7 +273,7 @@ async fn leader_stopped_past_its_lease_writes_nothing_afterwards() {
     all("three.example.com").await;
     all_written("three.example.com").await;
     let before = LINKS;
-    stage.wrote("a", before).await;
+    stage.wait_for_writes("a", before).await;
     let all_before = stage.all_writes("a").len();
     a.signal(Signal::SIGCONT);
     a.line("not leading any more: the Lease couldn't be renewed for 10 s").await;
@@ -281,7 +281,7 @@ async fn leader_stopped_past_its_lease_writes_nothing_afterwards() {
     assert!(line.contains("INFO b_"), "{line}");
     // Wait until `a` has received all changes.
     for i in 0..LINKS {
-        stage.answer(&a, &name(i), "three.example.com.").await;
+        stage.wait_for_answer(&a, &name(i), "three.example.com.").await;
     }
     assert_eq!(a.metric("lb_linker_leader"), Some(0.0));
     let tried = stage.writes("a");
@@ -290,15 +290,15 @@ async fn leader_stopped_past_its_lease_writes_nothing_afterwards() {
     assert!(tried.is_empty(), "{tried:#?}");
 
     // `a` leads again: it relists before its first write, and writes only current targets.
-    let earlier = stage.asked_anywhere("a").len();
+    let earlier = stage.requests("a").len();
     assert!(b.stop().success());
     // The targets change before or just after the next term begins, so the next leader has something to write.
     all("four.example.com").await;
-    logged(&a, "leading now as a_", 2).await;
+    wait_for_log_lines(&a, "leading now as a_", 2).await;
     all_written("four.example.com").await;
-    stage.wrote("a", 2 * LINKS).await;
-    stage.wrote("b", 2 * LINKS).await;
-    let since = stage.asked_anywhere("a").split_off(earlier);
+    stage.wait_for_writes("a", 2 * LINKS).await;
+    stage.wait_for_writes("b", 2 * LINKS).await;
+    let since = stage.requests("a").split_off(earlier);
     let first = since.iter().position(|event| event.is_write() && event.resource != "leases").unwrap();
     for (resource, namespace) in
         [("services", &stage.target), ("endpointslices", &stage.target), ("services", &stage.namespace)]
@@ -319,11 +319,11 @@ async fn leader_stopped_past_its_lease_writes_nothing_afterwards() {
 #[tokio::test]
 async fn leader_stopped_amid_writes_writes_nothing_stale_afterwards() {
     const LINKS: usize = 150;
-    let stage = Stage::new("amid").await;
-    let (mut a, b) = stage.two(&[]).await;
+    let stage = Fixture::new("amid").await;
+    let (mut a, b) = stage.start_leader_and_follower(&[]).await;
     let name = |i: usize| format!("svc-{i}");
     let all = async |host: &str| {
-        let change = async |i: usize| stage.point_at(&name(i), host).await;
+        let change = async |i: usize| stage.set_hostname(&name(i), host).await;
         futures::stream::iter(0..LINKS).for_each_concurrent(8, change).await;
     };
     let written = |events: &[AuditEvent], host: &str| {
@@ -363,7 +363,7 @@ async fn leader_stopped_amid_writes_writes_nothing_stale_afterwards() {
     let line = a.line(" leads").await;
     assert!(line.contains("INFO b_"), "{line}");
     for i in 0..LINKS {
-        stage.answer(&a, &name(i), "three.example.com.").await;
+        stage.wait_for_answer(&a, &name(i), "three.example.com.").await;
     }
     // The API server rejects requests that were in flight: the objects have changed since (409), or the request body
     // arrived too late (504).
@@ -379,26 +379,26 @@ async fn leader_stopped_amid_writes_writes_nothing_stale_afterwards() {
     // Events are sent one at a time: one Event may already have been handed to the connection, which checks no Lease.
     assert!(sent <= 1, "{sent} Events of a term that is over");
     for i in 0..LINKS {
-        stage.written(&name(i), "three.example.com").await;
+        stage.wait_for_target(&name(i), "three.example.com").await;
     }
 }
 
 #[tokio::test]
 async fn leader_writes_nothing_stale_after_a_suspend() {
-    nothing_stale_after("suspended", Stop::Suspend).await;
+    assert_nothing_stale_after("suspended", Stop::Suspend).await;
 }
 
 #[tokio::test]
 async fn leader_writes_nothing_stale_after_a_vm_pause() {
-    nothing_stale_after("paused", Stop::Pause).await;
+    assert_nothing_stale_after("paused", Stop::Pause).await;
 }
 
 /// Stops a leader and its clocks for longer than the Lease duration while targets change and Services are deleted and
 /// created. Then resumes the leader, which receives the writes of the next leader.
-async fn nothing_stale_after(prefix: &str, how: Stop) {
+async fn assert_nothing_stale_after(prefix: &str, how: Stop) {
     const LINKS: usize = 30;
     const COMING: usize = 8;
-    let stage = Stage::new(prefix).await;
+    let stage = Fixture::new(prefix).await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     grant_optional(stage.plane, "source", &stage.namespace);
     for account in ["a", "b"] {
@@ -417,12 +417,12 @@ async fn nothing_stale_after(prefix: &str, how: Stop) {
     b.ready().await;
 
     let all = async |prefix: &str, number: usize, host: &str| {
-        let change = async |i: usize| stage.point_at(&format!("{prefix}-{i}"), host).await;
+        let change = async |i: usize| stage.set_hostname(&format!("{prefix}-{i}"), host).await;
         futures::stream::iter(0..number).for_each_concurrent(8, change).await;
     };
     let all_written = async |prefix: &str, number: usize, host: &str| {
         for i in 0..number {
-            stage.written(&format!("{prefix}-{i}"), host).await;
+            stage.wait_for_target(&format!("{prefix}-{i}"), host).await;
         }
     };
     let delete = async |prefix: &str, number: usize| {
@@ -447,7 +447,7 @@ async fn nothing_stale_after(prefix: &str, how: Stop) {
     all("going", COMING, "one.example.com").await;
     all_written("svc", LINKS, "one.example.com").await;
     all_written("going", COMING, "one.example.com").await;
-    external_target(&stage.cluster, &stage.namespace, "follower", "one.example.com").await;
+    wait_for_external_target(&stage.cluster, &stage.namespace, "follower", "one.example.com").await;
 
     clock.stop(&mut a);
     all("svc", LINKS, "two.example.com").await;
@@ -459,7 +459,7 @@ async fn nothing_stale_after(prefix: &str, how: Stop) {
     all_gone("going", COMING).await;
     all("svc", LINKS, "three.example.com").await;
     all_written("svc", LINKS, "three.example.com").await;
-    external_target(&stage.cluster, &stage.namespace, "follower", "three.example.com").await;
+    wait_for_external_target(&stage.cluster, &stage.namespace, "follower", "three.example.com").await;
     delete("coming", COMING).await;
     all_gone("coming", COMING).await;
     let before = stage.all_writes("a").len();
@@ -468,11 +468,11 @@ async fn nothing_stale_after(prefix: &str, how: Stop) {
     let line = a.line(" leads").await;
     assert!(line.contains("INFO b_"), "{line}");
     for i in 0..LINKS {
-        stage.answer(&a, &format!("svc-{i}"), "three.example.com.").await;
+        stage.wait_for_answer(&a, &format!("svc-{i}"), "three.example.com.").await;
     }
     // `b` writes another target: by then the audit log has every request that `a` had begun.
-    stage.point_at("last", "last.example.com").await;
-    stage.written("last", "last.example.com").await;
+    stage.set_hostname("last", "last.example.com").await;
+    stage.wait_for_target("last", "last.example.com").await;
     let tried = stage.all_writes("a").split_off(before);
     let (events, stale): (Vec<_>, Vec<_>) =
         tried.iter().filter(|event| event.code < 300).partition(|event| event.resource == "events");
@@ -480,7 +480,7 @@ async fn nothing_stale_after(prefix: &str, how: Stop) {
     // Events are sent one at a time: one Event may have been handed to the connection when the process was stopped.
     assert!(events.len() <= 1, "{events:#?}");
     all_written("svc", LINKS, "three.example.com").await;
-    external_target(&stage.cluster, &stage.namespace, "follower", "three.example.com").await;
+    wait_for_external_target(&stage.cluster, &stage.namespace, "follower", "three.example.com").await;
     all_gone("going", COMING).await;
     all_gone("coming", COMING).await;
 }
@@ -492,13 +492,13 @@ fn term(annotations: Option<&std::collections::BTreeMap<String, String>>) -> Opt
 
 #[tokio::test]
 async fn each_leader_writes_a_higher_term_without_extra_writes() {
-    let stage = Stage::new("terms").await;
-    let (mut a, b) = stage.two(&["--delete-delay", "0s"]).await;
+    let stage = Fixture::new("terms").await;
+    let (mut a, b) = stage.start_leader_and_follower(&["--delete-delay", "0s"]).await;
     stage.cluster.create_load_balancer(&stage.namespace, "ip").await;
     stage.cluster.set_ingress(&stage.namespace, "ip", &[Ingress::Ip("192.0.2.1")]).await;
     for name in ["web", "kept"] {
-        stage.point_at(name, "one.example.com").await;
-        stage.written(name, "one.example.com").await;
+        stage.set_hostname(name, "one.example.com").await;
+        stage.wait_for_target(name, "one.example.com").await;
     }
     let term_of = async |name: &str| {
         let object = stage.cluster.get_service(&stage.target, &stage.object(name)).await.unwrap();
@@ -509,7 +509,7 @@ async fn each_leader_writes_a_higher_term_without_extra_writes() {
     let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     assert!(first.is_some_and(|first| first <= unix && first + 600 > unix), "{first:?} at {unix}");
     // Three Services and one EndpointSlice.
-    stage.wrote("a", 4).await;
+    stage.wait_for_writes("a", 4).await;
     for name in ["web", "kept", "ip"] {
         assert_eq!(term_of(name).await, first, "{name}");
     }
@@ -518,28 +518,28 @@ async fn each_leader_writes_a_higher_term_without_extra_writes() {
     let slice = slices.get(&format!("{}-ipv4", stage.object("ip"))).await.unwrap();
     assert_eq!(term(slice.metadata.annotations.as_ref()), first);
     // The leader writes its term to the Lease before it writes any Service.
-    let asked = stage.asked("a", &stage.target);
+    let asked = stage.requests_in("a", &stage.target);
     let claim = asked.iter().position(|event| event.resource == "leases" && event.is_write()).unwrap();
     let write = asked.iter().position(|event| event.resource == "services" && event.is_write()).unwrap();
     assert!(claim < write, "{asked:#?}");
 
     assert!(a.stop().success());
     b.line("leading now as b_").await;
-    stage.point_at("web", "two.example.com").await;
-    stage.written("web", "two.example.com").await;
+    stage.set_hostname("web", "two.example.com").await;
+    stage.wait_for_target("web", "two.example.com").await;
     let second = lease_term().await;
     assert!(second > first, "{second:?} {first:?}");
     assert_eq!((term_of("web").await, term_of("kept").await), (second, first));
-    stage.wrote("b", 1).await;
+    stage.wait_for_writes("b", 1).await;
 }
 
 #[tokio::test]
 async fn higher_term_set_by_hand_is_adopted_if_plausible() {
-    let stage = Stage::new("by-hand").await;
+    let stage = Fixture::new("by-hand").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let a = stage.replica("a", &[], &["--leader-election", "lease"]);
-    stage.point_at("web", "one.example.com").await;
-    stage.written("web", "one.example.com").await;
+    stage.set_hostname("web", "one.example.com").await;
+    stage.wait_for_target("web", "one.example.com").await;
     let (web, lease) = (stage.object("web"), || stage.lease(&stage.target));
     let lease_term = async || term(lease().await.metadata.annotations.as_ref()).unwrap();
     let set = async |value: &str| {
@@ -550,8 +550,8 @@ async fn higher_term_set_by_hand_is_adopted_if_plausible() {
     // The Lease still names this process, so the process continues in a higher term.
     set(&(first + 1000).to_string()).await;
     a.line(&format!("it continues in term {}", first + 1001)).await;
-    stage.point_at("web", "two.example.com").await;
-    stage.written("web", "two.example.com").await;
+    stage.set_hostname("web", "two.example.com").await;
+    stage.wait_for_target("web", "two.example.com").await;
     assert_eq!(lease_term().await, first + 1001);
     assert_eq!(a.logged("not leading any more"), 0);
 
@@ -577,11 +577,11 @@ async fn higher_term_set_by_hand_is_adopted_if_plausible() {
 
 #[tokio::test]
 async fn stale_leaders_object_without_a_link_is_deleted_at_once() {
-    let stage = Stage::new("former").await;
+    let stage = Fixture::new("former").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let a = stage.replica("a", &[], &["--leader-election", "lease", "--max-deletes", "0"]);
-    stage.point_at("web", "one.example.com").await;
-    stage.written("web", "one.example.com").await;
+    stage.set_hostname("web", "one.example.com").await;
+    stage.wait_for_target("web", "one.example.com").await;
     let lease = stage.lease(&stage.target).await;
     let own = term(lease.metadata.annotations.as_ref()).unwrap();
     let create = async |name: &str, term: Option<u64>| {
@@ -619,7 +619,7 @@ async fn stale_leaders_object_without_a_link_is_deleted_at_once() {
         .delete(&stage.object("web"), &DeleteParams::default())
         .await
         .unwrap();
-    stage.written("web", "one.example.com").await;
+    stage.wait_for_target("web", "one.example.com").await;
     assert_eq!(a.metric("lb_linker_deletes_held"), Some(0.0));
 }
 
@@ -633,7 +633,7 @@ async fn term_starts_above_all_objects_without_election() {
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("one.example.com")]).await;
     let object = format!("web-{namespace}-ext");
-    let first = external_target(&cluster, &target, &object, "one.example.com").await;
+    let first = wait_for_external_target(&cluster, &target, &object, "one.example.com").await;
     let first = term(first.metadata.annotations.as_ref()).unwrap();
     assert!(linker.stop().success());
     let ahead = json!({"metadata": {"annotations": {"linker.hsj.com/term": (first + 3000).to_string()}}});
@@ -641,7 +641,7 @@ async fn term_starts_above_all_objects_without_election() {
     let linker = Linker::in_cluster(plane, &target, &args);
     linker.ready().await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("two.example.com")]).await;
-    let second = external_target(&cluster, &target, &object, "two.example.com").await;
+    let second = wait_for_external_target(&cluster, &target, &object, "two.example.com").await;
     assert_eq!(term(second.metadata.annotations.as_ref()), Some(first + 3001));
     // After the start, a higher term may belong to another process: the object is left alone and logged.
     let ahead = json!({"metadata": {"annotations": {"linker.hsj.com/term": (first + 4000).to_string()}}});
@@ -652,20 +652,20 @@ async fn term_starts_above_all_objects_without_election() {
     assert_eq!(kept.as_deref(), Some("two.example.com"));
     let removed = json!({"metadata": {"annotations": {"linker.hsj.com/term": null}}});
     cluster.patch_service(&target, &object, removed).await;
-    external_target(&cluster, &target, &object, "three.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "three.example.com").await;
 }
 
 #[tokio::test]
 async fn leader_recreates_its_deleted_lease() {
-    let stage = Stage::new("deleted").await;
-    let (mut a, b) = stage.two(&[]).await;
+    let stage = Fixture::new("deleted").await;
+    let (mut a, b) = stage.start_leader_and_follower(&[]).await;
     for times in 2..5 {
         stage.leases(&stage.target).delete("lb-linker", &DeleteParams::default()).await.unwrap();
-        logged(&a, "leading now as a_", times).await;
+        wait_for_log_lines(&a, "leading now as a_", times).await;
     }
     assert_eq!(b.logged("leading now"), 0, "{:#?}", b.log());
     let seen = || {
-        let asked = stage.asked("b", &stage.target);
+        let asked = stage.requests_in("b", &stage.target);
         asked.iter().filter(|event| event.resource == "leases" && event.code == 200).count()
     };
     let before = seen();
@@ -694,49 +694,49 @@ async fn leader_recreates_its_deleted_lease() {
 
 #[tokio::test]
 async fn losing_the_lease_stops_only_the_writes() {
-    let stage = Stage::new("taken").await;
+    let stage = Fixture::new("taken").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let a = stage.replica("a", &[], &["--leader-election", "lease"]);
-    stage.point_at("web", "one.example.com").await;
-    stage.written("web", "one.example.com").await;
+    stage.set_hostname("web", "one.example.com").await;
+    stage.wait_for_target("web", "one.example.com").await;
 
     stage.patch_lease(json!({"holderIdentity": "somebody"})).await;
     a.line("not leading any more: somebody has taken the Lease").await;
     a.line("INFO somebody leads").await;
     let before = stage.writes("a").len();
-    stage.point_at("web", "two.example.com").await;
-    stage.answer(&a, "web", "two.example.com.").await;
-    stage.written("web", "one.example.com").await;
+    stage.set_hostname("web", "two.example.com").await;
+    stage.wait_for_answer(&a, "web", "two.example.com.").await;
+    stage.wait_for_target("web", "one.example.com").await;
     // A second change of the holder doesn't make `a` write either.
     stage.patch_lease(json!({"holderIdentity": "another"})).await;
     a.line("INFO another leads").await;
     assert_eq!(stage.writes("a").len(), before);
-    stage.written("web", "one.example.com").await;
+    stage.wait_for_target("web", "one.example.com").await;
 
     stage.patch_lease(json!({"holderIdentity": ""})).await;
-    logged(&a, "leading now as a_", 2).await;
-    stage.written("web", "two.example.com").await;
+    wait_for_log_lines(&a, "leading now as a_", 2).await;
+    stage.wait_for_target("web", "two.example.com").await;
 
     stage.leases(&stage.target).delete("lb-linker", &DeleteParams::default()).await.unwrap();
     a.line("not leading any more: the Lease was deleted").await;
-    logged(&a, "leading now as a_", 3).await;
+    wait_for_log_lines(&a, "leading now as a_", 3).await;
     assert!(holder(&stage.lease(&stage.target).await).starts_with("a_"));
-    stage.point_at("web", "three.example.com").await;
-    stage.written("web", "three.example.com").await;
+    stage.set_hostname("web", "three.example.com").await;
+    stage.wait_for_target("web", "three.example.com").await;
 }
 
 #[tokio::test]
 async fn missing_right_to_the_lease_is_named_once() {
-    let stage = Stage::new("no-lease").await;
+    let stage = Fixture::new("no-lease").await;
     // The accounts have no permission on the Lease in the target namespace.
     stage.grant(&["10-rbac.yaml"], &stage.namespace);
-    stage.point_at("web", "one.example.com").await;
+    stage.set_hostname("web", "one.example.com").await;
     let a = stage.replica("a", &[], &["--leader-election", "lease"]);
     let line = a.line(&format!("can't get Lease {}/lb-linker", stage.target)).await;
     assert!(line.contains("needs get, create and update on leases there, as the Role of deploy/"), "{line}");
-    stage.answer(&a, "web", "one.example.com.").await;
+    stage.wait_for_answer(&a, "web", "one.example.com.").await;
     let about_leases =
-        || stage.asked("a", &stage.target).iter().filter(|event| event.resource == "leases").count();
+        || stage.requests_in("a", &stage.target).iter().filter(|event| event.resource == "leases").count();
     eventually("a second try", || async { (about_leases() >= 2).then_some(()) }).await;
     assert!(stage.cluster.get_service(&stage.target, &stage.object("web")).await.is_none());
 
@@ -756,7 +756,7 @@ async fn missing_right_to_the_lease_is_named_once() {
     assert_eq!(complaints, rights.map(missing).concat());
 
     stage.grant(&["10-rbac.yaml"], &stage.target);
-    stage.written("web", "one.example.com").await;
+    stage.wait_for_target("web", "one.example.com").await;
     assert_eq!(a.logged("; retrying"), 1, "{:#?}", a.log());
     a.line("can be used again").await;
     assert!(about_leases() < 20, "a hot loop: {}", about_leases());
@@ -775,7 +775,7 @@ async fn missing_right_to_the_lease_is_named_once() {
 
 #[tokio::test]
 async fn leader_for_life_is_succeeded_when_its_pod_is_over() {
-    let stage = Stage::new("life").await;
+    let stage = Fixture::new("life").await;
     stage.grant(&["10-rbac.yaml", "life/rbac.yaml"], &stage.namespace);
     let pods: Api<Pod> = Api::namespaced(stage.cluster.client.clone(), &stage.namespace);
     let make = async |name: &str| {
@@ -802,15 +802,15 @@ async fn leader_for_life_is_succeeded_when_its_pod_is_over() {
     let lease = stage.lease(&stage.namespace).await;
     let owner = &lease.metadata.owner_references.as_ref().unwrap()[0];
     assert_eq!((&*owner.kind, &*owner.name, &*owner.uid), ("Pod", "pod-a", &*uid));
-    stage.point_at("web", "one.example.com").await;
-    stage.written("web", "one.example.com").await;
+    stage.set_hostname("web", "one.example.com").await;
+    stage.wait_for_target("web", "one.example.com").await;
 
     // The process dies and its Pod stays: the next process in that Pod leads.
     let b = in_pod("b", "pod-b");
     b.line("INFO a_").await;
     a.kill();
     let looks = || {
-        let asked = stage.asked("b", &stage.namespace);
+        let asked = stage.requests_in("b", &stage.namespace);
         asked.iter().filter(|event| event.resource == "pods" && event.name == "pod-a").count()
     };
     let before = looks();
@@ -818,8 +818,8 @@ async fn leader_for_life_is_succeeded_when_its_pod_is_over() {
     assert_eq!(b.logged("leading now"), 0);
     let mut a = in_pod("a", "pod-a");
     a.line("leading now as a_").await;
-    stage.point_at("web", "two.example.com").await;
-    stage.written("web", "two.example.com").await;
+    stage.set_hostname("web", "two.example.com").await;
+    stage.wait_for_target("web", "two.example.com").await;
 
     a.kill();
     let evicted = Patch::Merge(json!({"status": {"phase": "Failed", "reason": "Evicted"}}));
@@ -833,9 +833,9 @@ async fn leader_for_life_is_succeeded_when_its_pod_is_over() {
     c.line("leading now as c_").await;
     // The Lease is deleted and recreated: `b` may report either change.
     b.line("not leading any more").await;
-    stage.point_at("web", "three.example.com").await;
-    stage.written("web", "three.example.com").await;
-    stage.answer(&b, "web", "three.example.com.").await;
+    stage.set_hostname("web", "three.example.com").await;
+    stage.wait_for_target("web", "three.example.com").await;
+    stage.wait_for_answer(&b, "web", "three.example.com.").await;
 
     // A new Pod has the same name as the leader's deleted Pod.
     c.kill();
@@ -843,19 +843,19 @@ async fn leader_for_life_is_succeeded_when_its_pod_is_over() {
     make("pod-c").await;
     make("pod-d").await;
     let mut d = in_pod("a", "pod-d");
-    logged(&d, "leading now as a_", 1).await;
+    wait_for_log_lines(&d, "leading now as a_", 1).await;
     // A leader that shuts down releases the Lease at once, even though its Pod still exists.
     let e = in_pod("c", "pod-c");
     e.line("INFO a_").await;
     assert!(d.stop().success());
     e.line("leading now as c_").await;
-    stage.point_at("web", "four.example.com").await;
-    stage.written("web", "four.example.com").await;
+    stage.set_hostname("web", "four.example.com").await;
+    stage.wait_for_target("web", "four.example.com").await;
 }
 
 #[tokio::test]
 async fn leader_for_life_needs_a_pod_and_its_rights() {
-    let stage = Stage::new("no-pod").await;
+    let stage = Fixture::new("no-pod").await;
     let kubeconfig = stage.plane.kubeconfig_for_service_account(&stage.namespace, "a");
     let run = |command: &'static [&'static str], variables: &[(&str, &str)]| {
         let args = ["--upstream", "none", "--leader-election", "life", "--kubeconfig"];
@@ -890,24 +890,25 @@ async fn leader_for_life_needs_a_pod_and_its_rights() {
 
 #[tokio::test]
 async fn new_leader_keeps_what_a_typo_leaves_out() {
-    let stage = Stage::new("left-out").await;
+    let stage = Fixture::new("left-out").await;
     let names = ["one", "two", "three"];
     for name in names {
-        stage.point_at(name, &format!("{name}.example.com")).await;
+        stage.set_hostname(name, &format!("{name}.example.com")).await;
     }
-    let (mut a, mut b) = stage.two(&["--delete-delay", "0s"]).await;
+    let (mut a, mut b) = stage.start_leader_and_follower(&["--delete-delay", "0s"]).await;
     for name in names {
-        stage.written(name, &format!("{name}.example.com")).await;
+        stage.wait_for_target(name, &format!("{name}.example.com")).await;
     }
     assert!(b.stop().success() && a.stop().success());
     let written = stage.all_writes("a").len();
 
-    let (mut a, b) = stage.two(&["--delete-delay", "0s", "--service-selector", "tire=web"]).await;
+    let (mut a, b) =
+        stage.start_leader_and_follower(&["--delete-delay", "0s", "--service-selector", "tire=web"]).await;
     for linker in [&a, &b] {
         let line = linker.line("--service-selector leaves out their load balancers").await;
         assert!(line.contains("3 of 3 external targets would go"), "{line}");
         for name in names {
-            stage.answer(linker, name, &format!("{name}.example.com.")).await;
+            stage.wait_for_answer(linker, name, &format!("{name}.example.com.")).await;
         }
     }
     a.kill();
@@ -920,8 +921,8 @@ async fn new_leader_keeps_what_a_typo_leaves_out() {
     })
     .await;
     for name in names {
-        stage.written(name, &format!("{name}.example.com")).await;
-        stage.answer(&b, name, &format!("{name}.example.com.")).await;
+        stage.wait_for_target(name, &format!("{name}.example.com")).await;
+        stage.wait_for_answer(&b, name, &format!("{name}.example.com.")).await;
     }
     assert_eq!(stage.writes("b").len(), 0, "{:#?}", stage.writes("b"));
     assert!(stage.writes("a").len() <= written, "{:#?}", stage.writes("a"));
@@ -932,34 +933,34 @@ async fn new_leader_keeps_what_a_typo_leaves_out() {
 
 #[tokio::test]
 async fn follower_with_a_typo_answers_and_removes_nothing() {
-    let stage = Stage::new("left-out").await;
+    let stage = Fixture::new("left-out").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let args = ["--leader-election", "lease", "--delete-delay", "0s"];
     let mut a = stage.replica("a", &[], &args);
     a.line("leading now as a_").await;
     for name in ["one", "two"] {
-        stage.point_at(name, &format!("{name}.example.com")).await;
-        stage.written(name, &format!("{name}.example.com")).await;
+        stage.set_hostname(name, &format!("{name}.example.com")).await;
+        stage.wait_for_target(name, &format!("{name}.example.com")).await;
     }
     let b = stage.replica("b", &[], &[&args[..], &["--service-selector", "tire=web"]].concat());
     b.line("2 of 2 external targets would go").await;
     for name in ["one", "two"] {
-        stage.answer(&b, name, &format!("{name}.example.com.")).await;
+        stage.wait_for_answer(&b, name, &format!("{name}.example.com.")).await;
     }
     // `b` answers with the external targets that `a` writes, and with NODATA for a new Service that `b` doesn't
     // select.
-    stage.point_at("one", "new.example.com").await;
-    stage.answer(&b, "one", "new.example.com.").await;
-    stage.point_at("three", "three.example.com").await;
-    stage.written("three", "three.example.com").await;
-    stage.answer(&b, "three", "No Error").await;
+    stage.set_hostname("one", "new.example.com").await;
+    stage.wait_for_answer(&b, "one", "new.example.com.").await;
+    stage.set_hostname("three", "three.example.com").await;
+    stage.wait_for_target("three", "three.example.com").await;
+    stage.wait_for_answer(&b, "three", "No Error").await;
     a.kill();
     b.line("leading now as b_").await;
     b.line("3 of 3 external targets would go; 1 of them because --service-selector").await;
-    stage.answer(&b, "three", "three.example.com.").await;
+    stage.wait_for_answer(&b, "three", "three.example.com.").await;
     for (name, host) in [("one", "new"), ("two", "two"), ("three", "three")] {
-        stage.written(name, &format!("{host}.example.com")).await;
-        stage.answer(&b, name, &format!("{host}.example.com.")).await;
+        stage.wait_for_target(name, &format!("{host}.example.com")).await;
+        stage.wait_for_answer(&b, name, &format!("{host}.example.com.")).await;
     }
     assert_eq!(stage.writes("b").len(), 0, "{:#?}", stage.writes("b"));
 }

@@ -19,30 +19,30 @@ use crate::harness::proxy::{MeddledApi, Meddling};
 use crate::harness::{cluster_with_target, eventually, grant_optional};
 
 /// A target namespace, and a namespace with the load balancers `svc-0`, `svc-1`, … with the label `tier=web`.
-struct Stage {
+struct Fixture {
     plane: &'static ControlPlane,
     cluster: Cluster,
     target: String,
     namespace: String,
 }
 
-impl Stage {
+impl Fixture {
     async fn new(number: usize) -> Self {
         let (plane, cluster, target) = cluster_with_target().await;
         let namespace = cluster.create_namespace("left-out").await;
         let stage = Self { plane, cluster, target, namespace };
         futures::stream::iter(0..number)
-            .for_each_concurrent(8, |i| stage_one(&stage.cluster, &stage.namespace, i))
+            .for_each_concurrent(8, |i| create_load_balancer(&stage.cluster, &stage.namespace, i))
             .await;
         stage
     }
 
-    /// Creates the namespaces and Services like [`Stage::new`], then runs an lb-linker with these flags until it has
+    /// Creates the namespaces and Services like [`Fixture::new`], then runs an lb-linker with these flags until it has
     /// written all external targets.
-    async fn linked(number: usize, args: &[&str]) -> Self {
+    async fn with_external_targets(number: usize, args: &[&str]) -> Self {
         let stage = Self::new(number).await;
         let mut linker = stage.start(args);
-        stage.there_are(number).await;
+        stage.wait_for_count(number).await;
         assert!(linker.stop().success());
         stage
     }
@@ -60,7 +60,7 @@ impl Stage {
         list.iter().map(|object| (object.name_any(), object.resource_version().unwrap_or_default())).collect()
     }
 
-    async fn there_are(&self, number: usize) {
+    async fn wait_for_count(&self, number: usize) {
         eventually(&format!("{number} external targets"), || async {
             (self.objects().await.len() == number).then_some(())
         })
@@ -72,7 +72,7 @@ impl Stage {
     }
 
     /// Asserts that DNS returns the last targets of these load balancers.
-    async fn answered(&self, linker: &Linker, which: impl Iterator<Item = usize>) {
+    async fn assert_answers(&self, linker: &Linker, which: impl Iterator<Item = usize>) {
         for i in which {
             assert_eq!(short(linker.dns, &self.question(i)).await, format!("svc-{i}.example.com."));
             let dashed = format!("svc-{i}-{}.lb.internal. CNAME", self.namespace);
@@ -81,14 +81,14 @@ impl Stage {
     }
 
     /// Asserts that lb-linker makes no writes and that the external targets are unchanged.
-    async fn untouched(&self, linker: &Linker, before: &[(String, String)]) {
+    async fn assert_unchanged(&self, linker: &Linker, before: &[(String, String)]) {
         // Without a delete delay, a removal would happen within this time.
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(self.objects().await, before);
         assert!((linker.writes() - 0.0).abs() < f64::EPSILON, "{}", linker.writes());
     }
 
-    async fn events(&self, reason: &str, at_least: usize) {
+    async fn wait_for_events(&self, reason: &str, at_least: usize) {
         eventually(&format!("{at_least} Events {reason}"), || async {
             let reasons = self.plane.event_reasons(&self.namespace);
             (reasons.iter().filter(|recorded| *recorded == reason).count() >= at_least).then_some(())
@@ -97,7 +97,7 @@ impl Stage {
     }
 }
 
-async fn stage_one(cluster: &Cluster, namespace: &str, i: usize) {
+async fn create_load_balancer(cluster: &Cluster, namespace: &str, i: usize) {
     let name = format!("svc-{i}");
     cluster
         .create_service(
@@ -116,7 +116,7 @@ const LEFT_OUT: &str = "lb_linker_left_out{flag=\"--service-selector\"}";
 #[tokio::test]
 async fn typo_in_selector_removes_no_object_and_no_name() {
     for number in [2, 3, 5, 30] {
-        let stage = Stage::linked(number, &["--service-selector", "tier=web"]).await;
+        let stage = Fixture::with_external_targets(number, &["--service-selector", "tier=web"]).await;
         let before = stage.objects().await;
         let mut linker = stage.start(&["--service-selector", "tire=web"]);
         // The first answer after SERVFAIL is the last target, never NXDOMAIN or NODATA.
@@ -134,15 +134,15 @@ async fn typo_in_selector_removes_no_object_and_no_name() {
         assert!(line.contains("correct --service-selector, or give --max-deletes"), "{line}");
         linker.counts(LEFT_OUT, number as f64).await;
         assert_eq!(linker.metric("lb_linker_links{state=\"left_out\"}"), Some(number as f64));
-        stage.answered(&linker, 0..number).await;
-        stage.events("LeftOut", 2).await;
-        stage.untouched(&linker, &before).await;
-        stage.answered(&linker, 0..number).await;
+        stage.assert_answers(&linker, 0..number).await;
+        stage.wait_for_events("LeftOut", 2).await;
+        stage.assert_unchanged(&linker, &before).await;
+        stage.assert_answers(&linker, 0..number).await;
         assert_eq!(linker.logged("leaves out their load balancers"), 1);
         assert!(linker.stop().success());
 
         let linker = stage.start(&["--service-selector", "tire=web", "--max-deletes", "unlimited"]);
-        stage.there_are(0).await;
+        stage.wait_for_count(0).await;
         answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
         assert_eq!(linker.metric(LEFT_OUT), Some(0.0));
     }
@@ -150,28 +150,28 @@ async fn typo_in_selector_removes_no_object_and_no_name() {
 
 #[tokio::test]
 async fn max_deletes_number_allows_removal_of_left_out_targets() {
-    let stage = Stage::linked(3, &[]).await;
+    let stage = Fixture::with_external_targets(3, &[]).await;
     let linker = stage.start(&["--service-selector", "tire=web", "--max-deletes", "3"]);
-    stage.there_are(0).await;
+    stage.wait_for_count(0).await;
     answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
 }
 
 #[tokio::test]
 async fn half_of_the_services_left_out_are_removed() {
-    let stage = Stage::linked(4, &[]).await;
+    let stage = Fixture::with_external_targets(4, &[]).await;
     for i in 0..2 {
         let patch = json!({"metadata": {"labels": {"tier": "db"}}});
         stage.cluster.patch_service(&stage.namespace, &format!("svc-{i}"), patch).await;
     }
     let linker = stage.start(&["--service-selector", "tier=web"]);
-    stage.there_are(2).await;
+    stage.wait_for_count(2).await;
     answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
-    stage.answered(&linker, 2..4).await;
+    stage.assert_answers(&linker, 2..4).await;
 }
 
 #[tokio::test]
 async fn left_out_service_is_followed_again_once_it_is_selected() {
-    let stage = Stage::linked(3, &[]).await;
+    let stage = Fixture::with_external_targets(3, &[]).await;
     let mut linker = stage.start(&["--selection", "annotated"]);
     let left_out = "lb_linker_left_out{flag=\"--selection\"}";
     linker.counts(left_out, 3.0).await;
@@ -191,20 +191,20 @@ async fn left_out_service_is_followed_again_once_it_is_selected() {
     linker.counts(left_out, 2.0).await;
     stage.cluster.set_ingress(&stage.namespace, "svc-0", &[Ingress::Hostname("new.example.com")]).await;
     answers(linker.dns, &stage.question(0), "new.example.com.").await;
-    stage.answered(&linker, 1..3).await;
-    stage.there_are(3).await;
+    stage.assert_answers(&linker, 1..3).await;
+    stage.wait_for_count(3).await;
     // The external target of a Service that opts out or is deleted is removed.
     annotate(1, json!({"linker.hsj.com/managed": "false"})).await;
-    stage.there_are(2).await;
+    stage.wait_for_count(2).await;
     stage.cluster.delete_service(&stage.namespace, "svc-2").await;
-    stage.there_are(1).await;
+    stage.wait_for_count(1).await;
     linker.counts(left_out, 0.0).await;
     assert!(linker.stop().success());
 }
 
 #[tokio::test]
 async fn dns_follows_the_external_target_of_a_left_out_service() {
-    let stage = Stage::linked(2, &[]).await;
+    let stage = Fixture::with_external_targets(2, &[]).await;
     let linker = stage.start(&["--service-selector", "tire=web"]);
     linker.counts(LEFT_OUT, 2.0).await;
     let object = |i: usize| format!("svc-{i}-{}-ext", stage.namespace);
@@ -214,17 +214,17 @@ async fn dns_follows_the_external_target_of_a_left_out_service() {
     stage.cluster.delete_service(&stage.target, &object(1)).await;
     answers(linker.dns, &stage.question(1), "Non-Existent Domain").await;
     linker.counts(LEFT_OUT, 1.0).await;
-    stage.there_are(1).await;
+    stage.wait_for_count(1).await;
 }
 
 #[tokio::test]
 async fn watch_namespaces_typo_changes_no_answer() {
-    let stage = Stage::linked(2, &[]).await;
+    let stage = Fixture::with_external_targets(2, &[]).await;
     let other = stage.cluster.create_namespace("watched").await;
-    stage_one(&stage.cluster, &other, 0).await;
+    create_load_balancer(&stage.cluster, &other, 0).await;
     let both = format!("{},{other}", stage.namespace);
     let mut linker = stage.start(&["--watch-namespaces", &both]);
-    stage.there_are(3).await;
+    stage.wait_for_count(3).await;
     assert!(linker.stop().success());
     let before = stage.objects().await;
 
@@ -240,19 +240,19 @@ async fn watch_namespaces_typo_changes_no_answer() {
         };
         let line = linker.line("--watch-namespaces leaves out their load balancers").await;
         assert!(line.contains("2 of 3 external targets would go"), "{line}");
-        stage.answered(&linker, 0..2).await;
+        stage.assert_answers(&linker, 0..2).await;
         assert_eq!(
             short(linker.dns, &format!("svc-0.{other}.lb.internal. CNAME")).await,
             "svc-0.example.com."
         );
         linker.counts("lb_linker_left_out{flag=\"--watch-namespaces\"}", 2.0).await;
-        stage.untouched(&linker, &before).await;
+        stage.assert_unchanged(&linker, &before).await;
         assert!(linker.stop().success());
     }
 }
 
 /// Creates a ServiceAccount that may only read Services of its own namespace and write external targets.
-fn narrow_account(stage: &Stage, namespace: &str) -> String {
+fn narrow_account(stage: &Fixture, namespace: &str) -> String {
     let account = "narrow".to_owned();
     let subject = format!("--serviceaccount={namespace}:{account}");
     stage.plane.kubectl(&["-n", namespace, "create", "serviceaccount", &account]);
@@ -265,7 +265,7 @@ fn narrow_account(stage: &Stage, namespace: &str) -> String {
 #[tokio::test]
 async fn external_targets_of_deleted_services_stay_ten_minutes() {
     for number in [2, 30] {
-        let stage = Stage::linked(number, &[]).await;
+        let stage = Fixture::with_external_targets(number, &[]).await;
         let before = stage.objects().await;
         futures::stream::iter(0..number)
             .for_each_concurrent(8, |i| {
@@ -279,12 +279,12 @@ async fn external_targets_of_deleted_services_stay_ten_minutes() {
             let line = linker.line("because their load balancers are gone").await;
             assert!(line.contains("they stay for ten minutes more than --delete-delay"), "{line}");
             answers(linker.dns, &stage.question(0), "No Error").await;
-            stage.untouched(&linker, &before).await;
+            stage.assert_unchanged(&linker, &before).await;
             assert_eq!(linker.metric("lb_linker_links{state=\"gone\"}"), Some(number as f64));
             assert!(linker.stop().success());
         }
         let linker = stage.start(&["--max-deletes", "unlimited"]);
-        stage.there_are(0).await;
+        stage.wait_for_count(0).await;
         answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
         assert_eq!(linker.logged("would go"), 0, "{:#?}", linker.log());
     }
@@ -292,14 +292,14 @@ async fn external_targets_of_deleted_services_stay_ten_minutes() {
 
 #[tokio::test]
 async fn deleted_namespace_and_typo_are_reported_separately() {
-    let stage = Stage::linked(3, &[]).await;
+    let stage = Fixture::with_external_targets(3, &[]).await;
     let other = stage.cluster.create_namespace("deleted").await;
     for i in 0..2 {
-        stage_one(&stage.cluster, &other, i).await;
+        create_load_balancer(&stage.cluster, &other, i).await;
     }
     let both = format!("{},{other}", stage.namespace);
     let mut linker = stage.start(&["--watch-namespaces", &both]);
-    stage.there_are(5).await;
+    stage.wait_for_count(5).await;
     assert!(linker.stop().success());
     let before = stage.objects().await;
     // No namespace controller runs here, so the test deletes the Services itself.
@@ -313,16 +313,16 @@ async fn deleted_namespace_and_typo_are_reported_separately() {
     assert!(line.contains("5 of 5 external targets would go; 3 of them"), "{line}");
     let line = linker.line("because their load balancers are gone").await;
     assert!(line.contains("5 of 5 external targets would go; 2 of them"), "{line}");
-    stage.answered(&linker, 0..3).await;
+    stage.assert_answers(&linker, 0..3).await;
     for i in 0..2 {
         answers(linker.dns, &format!("svc-{i}.{other}.lb.internal. CNAME"), "No Error").await;
     }
-    stage.untouched(&linker, &before).await;
+    stage.assert_unchanged(&linker, &before).await;
 }
 
 #[tokio::test]
 async fn recreated_services_count_as_gone_at_a_start() {
-    let stage = Stage::linked(2, &[]).await;
+    let stage = Fixture::with_external_targets(2, &[]).await;
     let before = stage.objects().await;
     for i in 0..2 {
         let name = format!("svc-{i}");
@@ -333,16 +333,16 @@ async fn recreated_services_count_as_gone_at_a_start() {
     let line = linker.line("because their load balancers are gone").await;
     assert!(line.contains("2 of 2 external targets would go"), "{line}");
     answers(linker.dns, &stage.question(0), "No Error").await;
-    stage.untouched(&linker, &before).await;
+    stage.assert_unchanged(&linker, &before).await;
     // A target that arrives within the delay keeps the object.
     stage.cluster.set_ingress(&stage.namespace, "svc-0", &[Ingress::Hostname("new.example.com")]).await;
     answers(linker.dns, &stage.question(0), "new.example.com.").await;
-    stage.there_are(2).await;
+    stage.wait_for_count(2).await;
 }
 
 #[tokio::test]
 async fn ip_targets_skip_removes_most_only_with_max_deletes() {
-    let stage = Stage::new(2).await;
+    let stage = Fixture::new(2).await;
     for i in 0..2 {
         let name = format!("svc-{i}");
         stage
@@ -351,7 +351,7 @@ async fn ip_targets_skip_removes_most_only_with_max_deletes() {
             .await;
     }
     let mut linker = stage.start(&[]);
-    stage.there_are(2).await;
+    stage.wait_for_count(2).await;
     let slices: Api<k8s_openapi::api::discovery::v1::EndpointSlice> =
         Api::namespaced(stage.cluster.client.clone(), &stage.target);
     eventually("the EndpointSlices", || async {
@@ -363,20 +363,20 @@ async fn ip_targets_skip_removes_most_only_with_max_deletes() {
     let mut linker = stage.start(&["--ip-targets", "skip"]);
     linker.line("2 of 2 external targets would go; 2 of them because --ip-targets").await;
     linker.counts("lb_linker_left_out{flag=\"--ip-targets\"}", 2.0).await;
-    stage.untouched(&linker, &before).await;
+    stage.assert_unchanged(&linker, &before).await;
     assert!(linker.stop().success());
     let _linker = stage.start(&["--ip-targets", "skip", "--max-deletes", "unlimited"]);
-    stage.there_are(0).await;
+    stage.wait_for_count(0).await;
 }
 
 #[tokio::test]
 async fn plan_logs_what_a_typo_would_remove() {
-    let stage = Stage::linked(3, &[]).await;
+    let stage = Fixture::with_external_targets(3, &[]).await;
     let before = stage.objects().await;
     let linker = stage.start(&["--service-selector", "tire=web", "--sync", "plan"]);
     linker.line("3 of 3 external targets would go; 3 of them because --service-selector leaves out").await;
-    stage.answered(&linker, 0..3).await;
-    stage.untouched(&linker, &before).await;
+    stage.assert_answers(&linker, 0..3).await;
+    stage.assert_unchanged(&linker, &before).await;
     assert_eq!(linker.logged("plan for link"), 0, "{:#?}", linker.log());
     let linker =
         stage.start(&["--service-selector", "tire=web", "--sync", "plan", "--max-deletes", "unlimited"]);
@@ -387,7 +387,7 @@ async fn plan_logs_what_a_typo_would_remove() {
 
 #[tokio::test]
 async fn failed_lookup_removes_nothing_until_it_succeeds() {
-    let stage = Stage::linked(3, &[]).await;
+    let stage = Fixture::with_external_targets(3, &[]).await;
     let before = stage.objects().await;
     stage.cluster.delete_service(&stage.namespace, "svc-0").await;
     let answers_it = Arc::new(AtomicBool::new(false));
@@ -409,13 +409,13 @@ async fn failed_lookup_removes_nothing_until_it_succeeds() {
     let typo = ["--service-selector", "tire=web"];
     let linker = Linker::start([&own[..], &flags, &typo].concat());
     linker.line("until then most external targets stay as they are").await;
-    stage.answered(&linker, 0..3).await;
-    stage.untouched(&linker, &before).await;
+    stage.assert_answers(&linker, 0..3).await;
+    stage.assert_unchanged(&linker, &before).await;
     answers_it.store(true, Ordering::Relaxed);
     linker.line("3 of 3 external targets would go; 2 of them because --service-selector").await;
     answers(linker.dns, &stage.question(0), "No Error").await;
-    stage.answered(&linker, 1..3).await;
-    stage.untouched(&linker, &before).await;
+    stage.assert_answers(&linker, 1..3).await;
+    stage.assert_unchanged(&linker, &before).await;
 }
 
 #[tokio::test]
@@ -423,9 +423,9 @@ async fn finalizers_of_left_out_services_stay() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("left-out").await;
     grant_optional(plane, "finalizer", &namespace);
-    let stage = Stage { plane, cluster, target, namespace };
+    let stage = Fixture { plane, cluster, target, namespace };
     for i in 0..2 {
-        stage_one(&stage.cluster, &stage.namespace, i).await;
+        create_load_balancer(&stage.cluster, &stage.namespace, i).await;
     }
     let guarded = || async {
         let mut number = 0;
@@ -436,23 +436,23 @@ async fn finalizers_of_left_out_services_stay() {
         number
     };
     let mut linker = stage.start(&["--finalizer"]);
-    stage.there_are(2).await;
+    stage.wait_for_count(2).await;
     eventually("the finalizers", || async { (guarded().await == 2).then_some(()) }).await;
     assert!(linker.stop().success());
     let before = stage.objects().await;
     let linker = stage.start(&["--finalizer", "--selection", "annotated"]);
     linker.line("2 of 2 external targets would go; 2 of them because --selection").await;
-    stage.answered(&linker, 0..2).await;
-    stage.untouched(&linker, &before).await;
+    stage.assert_answers(&linker, 0..2).await;
+    stage.assert_unchanged(&linker, &before).await;
     assert_eq!(guarded().await, 2);
     // The finalizer doesn't block the deletion of a left-out Service.
     stage.cluster.delete_service(&stage.namespace, "svc-0").await;
-    stage.there_are(1).await;
+    stage.wait_for_count(1).await;
     eventually("its end", || async {
         stage.cluster.get_service(&stage.namespace, "svc-0").await.is_none().then_some(())
     })
     .await;
-    stage.answered(&linker, 1..2).await;
+    stage.assert_answers(&linker, 1..2).await;
 }
 
 fn manifest(name: &str, tier: &str) -> String {
@@ -463,7 +463,7 @@ fn manifest(name: &str, tier: &str) -> String {
     )
 }
 
-fn from_files(directory: &Path, output: &Path, args: &[&str]) -> Linker {
+fn start_with_manifests(directory: &Path, output: &Path, args: &[&str]) -> Linker {
     let (directory, output) = (directory.to_str().unwrap(), output.to_str().unwrap());
     let own = ["--manifests", directory, "--output", output, "--upstream", "none", "--delete-delay", "0s"];
     Linker::start([&own, args].concat())
@@ -491,11 +491,12 @@ async fn empty_directory_or_typo_removes_no_files() {
                 .await;
         }
     };
-    let mut linker = from_files(directory.path(), output.path(), &[]);
+    let mut linker = start_with_manifests(directory.path(), output.path(), &[]);
     there_are(3).await;
     assert!(linker.stop().success());
 
-    let mut linker = from_files(directory.path(), output.path(), &["--service-selector", "tire=web"]);
+    let mut linker =
+        start_with_manifests(directory.path(), output.path(), &["--service-selector", "tire=web"]);
     linker.line("3 of 3 external targets would go; 3 of them because --service-selector leaves out").await;
     assert_eq!(short(linker.dns, "a.default.lb.internal. CNAME").await, "a.example.com.");
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -503,12 +504,12 @@ async fn empty_directory_or_typo_removes_no_files() {
     assert!(linker.stop().success());
 
     let empty = tempfile::tempdir().unwrap();
-    let mut linker = from_files(empty.path(), output.path(), &[]);
+    let mut linker = start_with_manifests(empty.path(), output.path(), &[]);
     linker.line("3 of 3 external targets would go; 3 of them because their load balancers are gone").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(files().len(), 3);
     assert!(linker.stop().success());
 
-    let _linker = from_files(empty.path(), output.path(), &["--max-deletes", "unlimited"]);
+    let _linker = start_with_manifests(empty.path(), output.path(), &["--max-deletes", "unlimited"]);
     there_are(0).await;
 }

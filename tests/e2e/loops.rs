@@ -8,28 +8,28 @@ use crate::answers::with_upstream;
 use crate::harness::dns::{CoreDns, answers, ask_udp, ede, query};
 
 /// The plugins of an upstream that answers every name with one address.
-const GOOD: &str = "template IN ANY . {\nanswer \"{{ .Name }} 0 IN A 192.0.2.1\"\n}";
-const LOOPING: &str = "lb_linker_dns_looping";
+const GOOD_PLUGINS: &str = "template IN ANY . {\nanswer \"{{ .Name }} 0 IN A 192.0.2.1\"\n}";
+const LOOPING_METRIC: &str = "lb_linker_dns_looping";
 
 #[tokio::test]
 async fn loop_is_detected_at_sigusr1_and_ends_when_fixed() {
-    let mut upstream = CoreDns::start(GOOD, "").await;
+    let mut upstream = CoreDns::start(GOOD_PLUGINS, "").await;
     let mut fixture = with_upstream(&[("web", "{hostname: a.example.com}")], upstream.address).await;
     let dns = fixture.linker.dns;
     answers(dns, "www.example. A", "192.0.2.1").await;
-    assert_eq!(fixture.linker.metric(LOOPING), Some(0.0));
+    assert_eq!(fixture.linker.metric(LOOPING_METRIC), Some(0.0));
 
     upstream.restart(&format!("forward . {dns}")).await;
     fixture.linker.signal(Signal::SIGUSR1);
     fixture.linker.line("detected for zone \".\"").await;
-    fixture.linker.counts(LOOPING, 1.0).await;
+    fixture.linker.counts(LOOPING_METRIC, 1.0).await;
     let refused = ask_udp(dns, &query("other.example. A")).await;
     assert_eq!((refused.metadata.response_code, ede(&refused)), (ResponseCode::ServFail, Some(0)));
 
     // The loop ends without a signal or a restart.
-    upstream.restart(GOOD).await;
+    upstream.restart(GOOD_PLUGINS).await;
     fixture.linker.line("the loop for zone \".\" has ended after ").await;
-    fixture.linker.counts(LOOPING, 0.0).await;
+    fixture.linker.counts(LOOPING_METRIC, 0.0).await;
     answers(dns, "www2.example. A", "192.0.2.1").await;
     answers(dns, "web-default.lb.internal. A", "a.example.com. 192.0.2.1").await;
 
@@ -40,9 +40,9 @@ async fn loop_is_detected_at_sigusr1_and_ends_when_fixed() {
     fixture.linker.signal(Signal::SIGUSR1);
     fixture.linker.line("looking for a loop afresh; forward answers again").await;
     fixture.linker.counts("lb_linker_dns_loops_total", 3.0).await;
-    upstream.restart(GOOD).await;
+    upstream.restart(GOOD_PLUGINS).await;
     fixture.linker.signal(Signal::SIGUSR1);
     answers(dns, "www3.example. A", "192.0.2.1").await;
-    fixture.linker.counts(LOOPING, 0.0).await;
+    fixture.linker.counts(LOOPING_METRIC, 0.0).await;
     assert!(fixture.linker.stop().success());
 }

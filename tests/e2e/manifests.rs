@@ -253,7 +253,7 @@ fn service_with(field: &str, scalar: &str, name: &str) -> String {
 }
 
 /// Writes a Service for each case, and returns for each case whether `lb-linker check` and kubectl accept it.
-fn taken(cases: &[(&str, &str)], kubectl: impl Fn(&Path) -> Command, fault: &str) -> Vec<(bool, bool)> {
+fn accepted(cases: &[(&str, &str)], kubectl: impl Fn(&Path) -> Command, fault: &str) -> Vec<(bool, bool)> {
     let directory = tempfile::tempdir().unwrap();
     for (number, (field, scalar)) in cases.iter().enumerate() {
         let path = directory.path().join(format!("{number:03}.yaml"));
@@ -287,7 +287,7 @@ fn scalars_are_strings_where_kubectl_reads_strings() {
         kubectl.args(["annotate", "--local", "-o", "name", "x=y", "-f"]).arg(directory);
         kubectl
     };
-    let taken = taken(&cases, annotate, "");
+    let taken = accepted(&cases, annotate, "");
     assert_eq!(differences(&cases, &taken), [""; 0]);
     let strings = taken.iter().filter(|(ours, _)| *ours).count();
     assert!((20..taken.len() - 20).contains(&strings), "{strings} of {}", taken.len());
@@ -304,7 +304,7 @@ fn fields_rejected_by_the_api_server_are_rejected() {
         kubectl.args(["create", "--dry-run=server", "-o", "name", "-f"]).arg(directory);
         kubectl
     };
-    let taken = taken(&cases, create, "cannot unmarshal");
+    let taken = accepted(&cases, create, "cannot unmarshal");
     assert_eq!(differences(&cases, &taken), [""; 0]);
     assert_eq!(taken.iter().filter(|(ours, _)| *ours).count(), METADATA.len() + OTHER_FIELDS.len());
 }

@@ -8,7 +8,7 @@ use crate::harness::dns::short;
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddler, Meddling};
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 async fn balancer(cluster: &Cluster, namespace: &str, name: &str) {
     cluster.create_load_balancer(namespace, name).await;
@@ -21,7 +21,7 @@ fn start(api: &MeddledApi, namespace: &str, target: &str, more: &[&str]) -> Link
 }
 
 /// Returns a meddler that applies `meddling` to the first request for which `is_it` returns true.
-fn once(is_it: impl Fn(&str) -> bool + Send + Sync + 'static, meddling: Meddling) -> Meddler {
+fn first_match(is_it: impl Fn(&str) -> bool + Send + Sync + 'static, meddling: Meddling) -> Meddler {
     let done = AtomicBool::new(false);
     Arc::new(move |line| {
         if is_it(line) && !done.swap(true, Ordering::Relaxed) { meddling.clone() } else { Meddling::Pass }
@@ -35,14 +35,14 @@ async fn failed_first_list_still_restores_the_last_target() {
     balancer(&cluster, &namespace, "web").await;
     let args = ["--upstream", "none", "--watch-namespaces", &namespace];
     let mut linker = Linker::in_cluster(plane, &target, &args);
-    external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
     linker.stop();
     cluster.set_ingress(&namespace, "web", &[]).await;
 
     let list = format!("GET /api/v1/namespaces/{target}/services?");
     let api = MeddledApi::start(
         plane,
-        once(move |line| line.starts_with(&list), Meddling::Answer(503, "ServiceUnavailable")),
+        first_match(move |line| line.starts_with(&list), Meddling::Answer(503, "ServiceUnavailable")),
     )
     .await;
     let linker = start(&api, &namespace, &target, &[]);
@@ -59,13 +59,13 @@ async fn create_refused_by_an_unrelated_conflict_is_retried() {
     let post = format!("POST /api/v1/namespaces/{target}/services?");
     let api = MeddledApi::start(
         plane,
-        once(move |line| line.starts_with(&post), Meddling::Answer(409, "Conflict")),
+        first_match(move |line| line.starts_with(&post), Meddling::Answer(409, "Conflict")),
     )
     .await;
     let linker = start(&api, &namespace, &target, &[]);
     balancer(&cluster, &namespace, "web").await;
     linker.line("the API server answered 409 Conflict, says the test; next try in").await;
-    external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
 }
 
 #[tokio::test]
@@ -85,7 +85,8 @@ async fn removals_with_lost_responses_count_for_max_deletes() {
     let linker = start(&api, &namespace, &target, &["--delete-delay", "0s", "--max-deletes", "2"]);
     for i in 0..8 {
         balancer(&cluster, &namespace, &format!("svc-{i}")).await;
-        external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com")
+            .await;
     }
     for i in 0..8 {
         cluster.delete_service(&namespace, &format!("svc-{i}")).await;

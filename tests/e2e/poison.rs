@@ -9,16 +9,16 @@ use crate::harness::cluster_with_target;
 use crate::harness::dns::short;
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddling};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 /// The port of the undecodable Service, and the invalid port of the same length with which the proxy replaces it.
-const PORT: (&[u8], &[u8]) = (b"\"port\":54321", b"\"port\":94321");
+const GARBLED_PORT: (&[u8], &[u8]) = (b"\"port\":54321", b"\"port\":94321");
 
 #[tokio::test]
 async fn undecodable_service_keeps_its_state_and_blocks_nothing() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("garbled").await;
-    let api = MeddledApi::start(plane, Arc::new(|_| Meddling::Garble(PORT.0, PORT.1))).await;
+    let api = MeddledApi::start(plane, Arc::new(|_| Meddling::Garble(GARBLED_PORT.0, GARBLED_PORT.1))).await;
     for name in ["good", "bad"] {
         cluster.create_load_balancer(&namespace, name).await;
         cluster.set_ingress(&namespace, name, &[Ingress::Hostname(&format!("{name}.example.com"))]).await;
@@ -35,7 +35,7 @@ async fn undecodable_service_keeps_its_state_and_blocks_nothing() {
     ]);
     for name in ["good", "bad"] {
         let object = format!("{name}-{namespace}-ext");
-        external_target(&cluster, &target, &object, &format!("{name}.example.com")).await;
+        wait_for_external_target(&cluster, &target, &object, &format!("{name}.example.com")).await;
     }
     // From here on lb-linker can't decode the Service and doesn't know its current state.
     let ports = json!({"spec": {"ports": [{"port": 54321}]}});
@@ -43,8 +43,8 @@ async fn undecodable_service_keeps_its_state_and_blocks_nothing() {
     linker.line(&format!("Service {namespace}/bad: it can't be read and counts as it was")).await;
     cluster.set_ingress(&namespace, "bad", &[Ingress::Hostname("unread.example.com")]).await;
     cluster.set_ingress(&namespace, "good", &[Ingress::Hostname("new.example.com")]).await;
-    external_target(&cluster, &target, &format!("good-{namespace}-ext"), "new.example.com").await;
-    external_target(&cluster, &target, &format!("bad-{namespace}-ext"), "bad.example.com").await;
+    wait_for_external_target(&cluster, &target, &format!("good-{namespace}-ext"), "new.example.com").await;
+    wait_for_external_target(&cluster, &target, &format!("bad-{namespace}-ext"), "bad.example.com").await;
     assert_eq!(short(linker.dns, &format!("bad.{namespace}.lb.internal. CNAME")).await, "bad.example.com.");
     assert_eq!(short(linker.dns, &format!("good.{namespace}.lb.internal. CNAME")).await, "new.example.com.");
 }

@@ -7,7 +7,7 @@ use crate::harness::cluster::Ingress;
 use crate::harness::cluster_with_target;
 use crate::harness::dns::{CoreDns, answers, ask_repeatedly, ede, query, show, without_foreign_ttls};
 use crate::harness::linker::Linker;
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 /// Returns the manifest of a load balancer with the annotation `allow-from`.
 fn balancer(namespace: &str, name: &str, ingress: &str, allow_from: &str) -> String {
@@ -142,7 +142,7 @@ async fn target_in_another_namespace_is_followed_once_allowed() {
     let allow = |namespaces: Option<&str>| json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": namespaces}}});
     cluster.patch_service(&host, "web", allow(Some(&guest))).await;
     answers(linker.dns, &question, &format!("{name}. 192.0.2.7")).await;
-    external_target(&cluster, &target, &object, &name).await;
+    wait_for_external_target(&cluster, &target, &object, &name).await;
     linker.counts("lb_linker_targets_refused", 0.0).await;
 
     // After a restart the two Services may be listed in either order, and the target isn't refused.
@@ -156,5 +156,5 @@ async fn target_in_another_namespace_is_followed_once_allowed() {
     answers(linker.dns, &question, &format!("{name}.")).await;
     linker.line(&format!("belongs to Service {host}/web")).await;
     linker.counts("lb_linker_targets_refused", 1.0).await;
-    external_target(&cluster, &target, &object, &name).await;
+    wait_for_external_target(&cluster, &target, &object, &name).await;
 }

@@ -8,14 +8,14 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually, grant_optional};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 /// The number of rejected objects in each test.
 const REFUSED: usize = 20;
 
 /// Creates an admission policy that rejects ExternalName Services of a namespace with the target
 /// `denied.example.com`. The policy's message looks like the API server's message for a missing permission.
-async fn deny(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
+async fn create_denying_policy(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
     let condition =
         format!("object.metadata.namespace == '{namespace}' && object.spec.type == 'ExternalName'");
     let operations = &["CREATE", "UPDATE"];
@@ -49,7 +49,7 @@ fn writes(linker: &Linker, verb: &str, code: u16) -> f64 {
 }
 
 /// Waits until at least `number` Service writes were rejected with 403.
-async fn refused(linker: &Linker, verb: &str, number: usize) {
+async fn wait_for_rejections(linker: &Linker, verb: &str, number: usize) {
     let least = number as f64;
     let counted = || async { (writes(linker, verb, 403) >= least).then_some(()) };
     eventually(&format!("{number} refusals"), counted).await;
@@ -59,17 +59,17 @@ async fn refused(linker: &Linker, verb: &str, number: usize) {
 async fn objects_denied_by_a_policy_delay_no_other_object() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("denied").await;
-    deny(plane, &cluster, &target).await;
+    create_denying_policy(plane, &cluster, &target).await;
     for i in 0..REFUSED {
         balancer(&cluster, &namespace, &format!("denied-{i}"), "denied.example.com").await;
     }
     let args = ["--upstream", "none", "--watch-namespaces", &namespace];
     let linker = Linker::in_cluster(plane, &target, &args);
-    refused(&linker, "create", REFUSED).await;
+    wait_for_rejections(&linker, "create", REFUSED).await;
     for i in 0..3 {
         let (name, host) = (format!("healthy-{i}"), format!("{i}.example.com"));
         balancer(&cluster, &namespace, &name, &host).await;
-        external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), &host).await;
+        wait_for_external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), &host).await;
     }
     // The first retry comes after 0.5 s to 1 s. If all rejected objects were retried between two writes of healthy
     // objects, this number would be higher.
@@ -82,7 +82,8 @@ async fn objects_denied_by_a_policy_delay_no_other_object() {
     // An object that is no longer denied is written.
     let name = "denied-7";
     cluster.set_ingress(&namespace, name, &[Ingress::Hostname("allowed.example.com")]).await;
-    external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "allowed.example.com").await;
+    wait_for_external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "allowed.example.com")
+        .await;
 }
 
 #[tokio::test]
@@ -90,7 +91,7 @@ async fn followers_denied_by_a_policy_delay_no_other_follower() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("denied").await;
     grant_optional(plane, "source", &namespace);
-    deny(plane, &cluster, &namespace).await;
+    create_denying_policy(plane, &cluster, &namespace).await;
     let args = ["--upstream", "none", "--watch-namespaces", &namespace];
     let linker = Linker::in_cluster(plane, &target, &args);
     balancer(&cluster, &namespace, "denied", "denied.example.com").await;
@@ -105,11 +106,11 @@ async fn followers_denied_by_a_policy_delay_no_other_follower() {
     for i in 0..REFUSED {
         follow(&format!("a-{i}"), "denied").await;
     }
-    refused(&linker, "patch", REFUSED).await;
+    wait_for_rejections(&linker, "patch", REFUSED).await;
     for host in ["b.example.com", "c.example.com"] {
         cluster.set_ingress(&namespace, "healthy", &[Ingress::Hostname(host)]).await;
         follow(&format!("follows-{}", &host[..1]), "healthy").await;
-        external_target(&cluster, &namespace, &format!("follows-{}", &host[..1]), host).await;
+        wait_for_external_target(&cluster, &namespace, &format!("follows-{}", &host[..1]), host).await;
     }
     assert_eq!(linker.logged("deploy/source/"), 0, "{:#?}", linker.log());
 }
@@ -122,7 +123,7 @@ async fn exceeded_quota_delays_no_update_and_is_retried() {
     let linker = Linker::in_cluster(plane, &target, &args);
     let object = |name: &str| format!("{name}-{namespace}-ext");
     balancer(&cluster, &namespace, "healthy", "a.example.com").await;
-    external_target(&cluster, &target, &object("healthy"), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object("healthy"), "a.example.com").await;
 
     plane.kubectl(&["create", "quota", "none", "--hard=services=0", "-n", &target]);
     // The quota controller, which doesn't run here, would set this status.
@@ -140,16 +141,16 @@ async fn exceeded_quota_delays_no_update_and_is_retried() {
     for i in 0..REFUSED {
         balancer(&cluster, &namespace, &format!("svc-{i}"), "a.example.com").await;
     }
-    refused(&linker, "create", REFUSED).await;
+    wait_for_rejections(&linker, "create", REFUSED).await;
     cluster.set_ingress(&namespace, "healthy", &[Ingress::Hostname("b.example.com")]).await;
-    external_target(&cluster, &target, &object("healthy"), "b.example.com").await;
+    wait_for_external_target(&cluster, &target, &object("healthy"), "b.example.com").await;
     let line = linker.line("exceeded quota").await;
     assert!(line.contains(&format!("of link {namespace}/svc-")), "{line}");
     assert_eq!(linker.logged("has no Role in it"), 0, "{:#?}", linker.log());
 
     plane.kubectl(&["delete", "quota", "none", "-n", &target]);
     for i in 0..REFUSED {
-        external_target(&cluster, &target, &object(&format!("svc-{i}")), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &object(&format!("svc-{i}")), "a.example.com").await;
     }
 }
 
@@ -161,15 +162,15 @@ async fn terminating_target_namespace_delays_no_update() {
     let linker = Linker::in_cluster(plane, &target, &args);
     let object = format!("healthy-{namespace}-ext");
     balancer(&cluster, &namespace, "healthy", "a.example.com").await;
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     // No namespace controller runs here, so the namespace stays in Terminating.
     plane.kubectl(&["delete", "namespace", &target, "--wait=false"]);
     for i in 0..REFUSED {
         balancer(&cluster, &namespace, &format!("svc-{i}"), "a.example.com").await;
     }
-    refused(&linker, "create", REFUSED).await;
+    wait_for_rejections(&linker, "create", REFUSED).await;
     cluster.set_ingress(&namespace, "healthy", &[Ingress::Hostname("b.example.com")]).await;
-    external_target(&cluster, &target, &object, "b.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "b.example.com").await;
     let line = linker.line("is being terminated").await;
     assert!(line.contains("next try in"), "{line}");
     assert_eq!(linker.logged("has no Role in it"), 0, "{:#?}", linker.log());

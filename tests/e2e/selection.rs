@@ -6,7 +6,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, metadata: serde_json::Value) {
     cluster.create_load_balancer(namespace, name).await;
@@ -26,7 +26,7 @@ async fn a_load_balancer_opts_out_and_back_in() {
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "0s"]);
     load_balancer(&cluster, &namespace, "web", json!({})).await;
     let object = format!("web-{namespace}-ext");
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
 
     annotate(&cluster, &namespace, "web", Some("false")).await;
     answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "Non-Existent Domain").await;
@@ -34,7 +34,7 @@ async fn a_load_balancer_opts_out_and_back_in() {
         .await;
 
     annotate(&cluster, &namespace, "web", None).await;
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
 }
 
 #[tokio::test]
@@ -50,13 +50,13 @@ async fn selection_annotated_follows_only_services_that_opt_in() {
     )
     .await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--selection", "annotated"]);
-    external_target(&cluster, &target, &format!("willing-{namespace}-ext"), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &format!("willing-{namespace}-ext"), "a.example.com").await;
     let silent = format!("silent-{namespace}.lb.internal. CNAME");
     assert_eq!(short(linker.dns, &silent).await, "Non-Existent Domain");
     assert!(cluster.get_service(&target, &format!("silent-{namespace}-ext")).await.is_none());
 
     annotate(&cluster, &namespace, "silent", Some("true")).await;
-    external_target(&cluster, &target, &format!("silent-{namespace}-ext"), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &format!("silent-{namespace}-ext"), "a.example.com").await;
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn only_watched_namespaces_are_followed() {
     // The first run watches all namespaces, the second run only two.
     let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     for i in 0..3 {
-        external_target(&cluster, &target, &object(i), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &object(i), "a.example.com").await;
     }
     assert!(linker.stop().success());
     let watched = namespaces[..2].join(",");
@@ -87,8 +87,8 @@ async fn only_watched_namespaces_are_followed() {
         cluster.get_service(&target, &object(0)).await.is_none().then_some(())
     })
     .await;
-    external_target(&cluster, &target, &object(1), "a.example.com").await;
-    external_target(&cluster, &target, &object(2), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object(1), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object(2), "a.example.com").await;
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn deselected_service_is_kept_for_the_delete_delay() {
     let object = |name: &str| format!("{name}-{namespace}-ext");
     let question = |name: &str| format!("{name}-{namespace}.lb.internal. CNAME");
     for name in ["left", "back", "out", "deleted"] {
-        external_target(&cluster, &target, &object(name), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &object(name), "a.example.com").await;
     }
     let relabel = async |name: &str, metadata: serde_json::Value| {
         cluster.patch_service(&namespace, name, json!({"metadata": metadata})).await;
@@ -139,14 +139,14 @@ async fn deselected_service_is_kept_for_the_delete_delay() {
     })
     .await;
     answers(linker.dns, &question("deleted"), "No Error").await;
-    external_target(&cluster, &target, &object("deleted"), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object("deleted"), "a.example.com").await;
     assert_eq!(short(linker.dns, &question("left")).await, "a.example.com.");
-    external_target(&cluster, &target, &object("left"), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object("left"), "a.example.com").await;
 
     relabel("back", json!({"labels": {"tier": "web"}})).await;
     cluster.set_ingress(&namespace, "back", &[Ingress::Hostname("b.example.com")]).await;
     answers(linker.dns, &question("back"), "b.example.com.").await;
-    external_target(&cluster, &target, &object("back"), "b.example.com").await;
+    wait_for_external_target(&cluster, &target, &object("back"), "b.example.com").await;
     assert_eq!(linker.logged(&not_selected("deleted")), 0);
     assert!(linker.stop().success());
 

@@ -13,7 +13,7 @@ use crate::harness::dns::{query, send_udp, show};
 use crate::harness::eventually;
 use crate::harness::linker::Linker;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn listening_on(address: &str, directory: &tempfile::TempDir) -> Linker {
     let args = ["--listen", address, "--upstream", "none", "--manifests", directory.path().to_str().unwrap()];
@@ -21,12 +21,13 @@ fn listening_on(address: &str, directory: &tempfile::TempDir) -> Linker {
 }
 
 /// Sends a query from a connected socket, which accepts answers only from the queried address.
-async fn ask_at(server: SocketAddr) {
+async fn query_connected(server: SocketAddr) {
     let socket = UdpSocket::bind((server.ip(), 0)).await.unwrap();
     socket.connect(server).await.unwrap();
     socket.send(&query("default.lb.internal. A").to_vec().unwrap()).await.unwrap();
     let mut answer = vec![0; 1232];
-    let length = timeout(PATIENCE, socket.recv(&mut answer)).await.expect("an answer from there").unwrap();
+    let length =
+        timeout(ANSWER_TIMEOUT, socket.recv(&mut answer)).await.expect("an answer from there").unwrap();
     assert!(show(&Message::from_vec(&answer[..length]).unwrap()).starts_with("Non-Existent Domain"));
 }
 
@@ -52,7 +53,7 @@ async fn answers_leave_from_the_address_that_was_asked() {
             .unwrap()
             .port();
         for ip in ask {
-            ask_at(SocketAddr::new(ip.parse().unwrap(), port)).await;
+            query_connected(SocketAddr::new(ip.parse().unwrap(), port)).await;
         }
     }
 }
@@ -85,7 +86,7 @@ async fn empty_datagram_is_ignored() {
         socket.send(&bytes).await.unwrap();
     }
     let mut answer = vec![0; 1232];
-    let length = timeout(PATIENCE, socket.recv(&mut answer)).await.expect("an answer").unwrap();
+    let length = timeout(ANSWER_TIMEOUT, socket.recv(&mut answer)).await.expect("an answer").unwrap();
     assert_eq!(Message::from_vec(&answer[..length]).unwrap().metadata.id, asked.metadata.id);
 }
 

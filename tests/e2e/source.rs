@@ -11,14 +11,14 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddling};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually, grant_optional};
-use crate::story::external_target;
-use crate::trouble::be_stubborn;
+use crate::story::wait_for_external_target;
+use crate::trouble::create_overwriting_policy;
 
 const TARGETS: &str = "external-targets";
 
 /// Starts a control plane for this test alone, in which lb-linker may write in all namespaces. On the shared control
 /// plane, every lb-linker would follow Services and record Events in the namespaces of all tests.
-async fn own_cluster() -> (ControlPlane, Cluster) {
+async fn start_own_cluster() -> (ControlPlane, Cluster) {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     plane.kubectl(&["apply", "-f", deploy().join("source").to_str().unwrap()]);
@@ -35,20 +35,20 @@ async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, host: &st
 }
 
 /// Returns the messages of the TargetRefused Events of a Service.
-fn refusals(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<String> {
+fn refusal_messages(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<String> {
     let selector = format!("involvedObject.name={name},reason=TargetRefused");
     let events = plane.list(&format!("/api/v1/namespaces/{namespace}/events?fieldSelector={selector}"));
     events.iter().map(|item| item["message"].as_str().unwrap().to_owned()).collect()
 }
 
 /// Waits for a TargetRefused Event. Events are sent in order, so all earlier Events have been sent, too.
-async fn refusal(plane: &ControlPlane, namespace: &str, name: &str) -> String {
-    let look = || async { refusals(plane, namespace, name).pop() };
+async fn wait_for_refusal(plane: &ControlPlane, namespace: &str, name: &str) -> String {
+    let look = || async { refusal_messages(plane, namespace, name).pop() };
     eventually(&format!("a Warning on {namespace}/{name}"), look).await
 }
 
 /// Returns the number of PATCH requests for Services of a namespace that lb-linker has sent.
-fn patches(plane: &ControlPlane, namespace: &str) -> usize {
+fn patch_count(plane: &ControlPlane, namespace: &str) -> usize {
     let ours = |user: &str| user.ends_with(":lb-linker:lb-linker");
     let events = plane.audit_events().into_iter();
     events
@@ -65,7 +65,7 @@ async fn follower(cluster: &Cluster, namespace: &str, name: &str, source: &str) 
     cluster.create_service(namespace, service).await;
 }
 
-async fn points_at(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
+async fn wait_for_target(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
     let look = || async {
         let spec = cluster.get_service(namespace, name).await?.spec?;
         (spec.external_name.as_deref() == Some(host)).then_some(())
@@ -88,30 +88,30 @@ async fn annotated_service_follows_a_link_that_allows_it() {
     follower(&cluster, &own, "db", "web").await;
     follower(&cluster, &other, "db", &format!("{own}/web")).await;
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("a.example.com")]).await;
-    points_at(&cluster, &own, "db", "a.example.com").await;
+    wait_for_target(&cluster, &own, "db", "a.example.com").await;
     linker.line(&format!("Service {other}/db: it may not follow {own}/web")).await;
-    points_at(&cluster, &other, "db", "by-hand.example.com").await;
+    wait_for_target(&cluster, &other, "db", "by-hand.example.com").await;
 
     let allow = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": format!("x, {other}")}}});
     cluster.patch_service(&own, "web", allow).await;
-    points_at(&cluster, &other, "db", "a.example.com").await;
+    wait_for_target(&cluster, &other, "db", "a.example.com").await;
     cluster.set_ingress(&own, "web", &[Ingress::Ip("2001:db8::1"), Ingress::Ip("192.0.2.1")]).await;
     for namespace in [&own, &other] {
-        points_at(&cluster, namespace, "db", "192.0.2.1").await;
+        wait_for_target(&cluster, namespace, "db", "192.0.2.1").await;
         let service = cluster.get_service(namespace, "db").await.unwrap();
         assert_eq!(service.metadata.labels.unwrap().len(), 1, "labels aren't ours to write");
         assert_eq!(service.spec.unwrap().type_.as_deref(), Some("ExternalName"));
     }
     // A manual change is repaired, and a source with only an IPv6 address changes nothing.
     cluster.patch_service(&own, "db", json!({"spec": {"externalName": "wrong.example"}})).await;
-    points_at(&cluster, &own, "db", "192.0.2.1").await;
+    wait_for_target(&cluster, &own, "db", "192.0.2.1").await;
     cluster.set_ingress(&own, "web", &[Ingress::Ip("2001:db8::1")]).await;
     linker.line(&format!("Service {own}/db: {own}/web has no hostname and no IPv4 address")).await;
 
     // The load balancer is deleted, and the follower keeps its last target.
     cluster.delete_service(&own, "web").await;
     linker.line(&format!("link {own}/web: forgotten")).await;
-    points_at(&cluster, &own, "db", "192.0.2.1").await;
+    wait_for_target(&cluster, &own, "db", "192.0.2.1").await;
 }
 
 #[tokio::test]
@@ -123,9 +123,9 @@ async fn follower_of_a_tombstone_points_at_a_missing_name() {
     cluster.create_load_balancer(&own, "web").await;
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("a.example.com")]).await;
     follower(&cluster, &own, "db", "web").await;
-    points_at(&cluster, &own, "db", "a.example.com").await;
+    wait_for_target(&cluster, &own, "db", "a.example.com").await;
     cluster.delete_service(&own, "web").await;
-    points_at(&cluster, &own, "db", "deleted.lb.internal").await;
+    wait_for_target(&cluster, &own, "db", "deleted.lb.internal").await;
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn annotation_takes_precedence_over_adoption() {
         }
         cluster.set_ingress(namespace, "web", &[Ingress::Hostname(host)]).await;
     }
-    points_at(&cluster, &target, &object, "other.example.com").await;
+    wait_for_target(&cluster, &target, &object, "other.example.com").await;
     let line =
         linker.line(&format!("external target {target}/{object} of link {own}/web is left alone")).await;
     assert!(line.contains("follows what its annotation"), "{line}");
@@ -165,7 +165,7 @@ async fn missing_right_to_write_followers_is_logged_once() {
     linker.line(&format!("can't patch Services in namespace {own}")).await;
     grant_source(plane, &[&own]);
     for i in 0..5 {
-        points_at(&cluster, &own, &format!("db-{i}"), "a.example.com").await;
+        wait_for_target(&cluster, &own, &format!("db-{i}"), "a.example.com").await;
     }
     assert_eq!(linker.logged("deploy/source/"), 1, "{:#?}", linker.log());
     let over = format!("Services in namespace {own} that follow a load balancer can be written again");
@@ -174,19 +174,19 @@ async fn missing_right_to_write_followers_is_logged_once() {
 
 #[tokio::test]
 async fn undone_writes_to_a_follower_cause_no_hot_loop() {
-    let (plane, cluster) = own_cluster().await;
+    let (plane, cluster) = start_own_cluster().await;
     let own = cluster.create_namespace("own").await;
-    be_stubborn(&plane, &cluster, &own).await;
+    create_overwriting_policy(&plane, &cluster, &own).await;
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
     load_balancer(&cluster, &own, "other", "b.example.com").await;
     follower(&cluster, &own, "db", "web").await;
     let line = linker.line("another client, or an admission policy, changes what is written").await;
     assert!(line.contains(&format!("Service {own}/db, which follows {own}/web")), "{line}");
-    let before = patches(&plane, &own);
+    let before = patch_count(&plane, &own);
     assert!(before <= 14, "{before} PATCHes");
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("c.example.com")]).await;
-    eventually("another PATCH", || async { (patches(&plane, &own) > before + 5).then_some(()) }).await;
+    eventually("another PATCH", || async { (patch_count(&plane, &own) > before + 5).then_some(()) }).await;
 }
 
 #[tokio::test]
@@ -208,16 +208,16 @@ async fn unwritable_namespace_is_logged_once_and_only_probed() {
     // Successful writes in one namespace don't close the circuit breaker of another namespace.
     for host in ["b.example.com", "c.example.com", "d.example.com", "e.example.com"] {
         cluster.set_ingress(&granted, "web", &[Ingress::Hostname(host)]).await;
-        points_at(&cluster, &granted, "db", host).await;
+        wait_for_target(&cluster, &granted, "db", host).await;
     }
     assert_eq!(linker.logged("deploy/source/"), 1, "{:#?}", linker.log());
     // Requests that were in flight at the first refusal, and occasional probes.
-    let tried = patches(plane, &refused);
+    let tried = patch_count(plane, &refused);
     assert!(tried <= 16, "{tried} PATCHes");
 
     grant_optional(plane, "source", &refused);
     for i in 0..30 {
-        points_at(&cluster, &refused, &format!("db-{i}"), "e.example.com").await;
+        wait_for_target(&cluster, &refused, &format!("db-{i}"), "e.example.com").await;
     }
     let over = format!("Services in namespace {refused} that follow a load balancer can be written again");
     linker.line(&over).await;
@@ -226,7 +226,7 @@ async fn unwritable_namespace_is_logged_once_and_only_probed() {
 
 #[tokio::test]
 async fn follower_errors_are_reported_once_without_start_events() {
-    let (plane, cluster) = own_cluster().await;
+    let (plane, cluster) = start_own_cluster().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
     let allow = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": null}}});
@@ -245,9 +245,9 @@ async fn follower_errors_are_reported_once_without_start_events() {
     assert!(line.contains(&unknown), "{line}");
 
     follower(&cluster, &other, "malformed", "a/b/c").await;
-    assert_eq!(refusal(&plane, &other, "malformed").await, malformed);
+    assert_eq!(wait_for_refusal(&plane, &other, "malformed").await, malformed);
     follower(&cluster, &other, "typo", &format!("{own}/wbe")).await;
-    assert!(refusal(&plane, &other, "typo").await.contains(&unknown));
+    assert!(wait_for_refusal(&plane, &other, "typo").await.contains(&unknown));
     // Other changes of these Services repeat no warning.
     for team in ["a", "b", "c"] {
         for name in ["malformed", "typo"] {
@@ -258,25 +258,25 @@ async fn follower_errors_are_reported_once_without_start_events() {
     // No warning is logged for a source that is created a moment later, or for a source that is deleted.
     follower(&cluster, &own, "early", "late").await;
     load_balancer(&cluster, &own, "late", "late.example.com").await;
-    points_at(&cluster, &own, "early", "late.example.com").await;
+    wait_for_target(&cluster, &own, "early", "late.example.com").await;
     cluster.delete_service(&own, "late").await;
     linker.line(&format!("link {own}/late: late.example.com → gone")).await;
     follower(&cluster, &other, "new", &source).await;
-    assert!(refusal(&plane, &other, "new").await.starts_with(&refused));
+    assert!(wait_for_refusal(&plane, &other, "new").await.starts_with(&refused));
 
     for name in ["malformed", "typo", "new"] {
         assert_eq!(linker.logged(&format!("Service {other}/{name}: ")), 1, "{:#?}", linker.log());
-        assert_eq!(refusals(&plane, &other, name).len(), 1);
+        assert_eq!(refusal_messages(&plane, &other, name).len(), 1);
     }
     for name in ["old", "old-malformed", "old-typo"] {
-        assert_eq!(refusals(&plane, &other, name), Vec::<String>::new(), "{name}");
+        assert_eq!(refusal_messages(&plane, &other, name), Vec::<String>::new(), "{name}");
     }
     assert_eq!(linker.logged(&format!("Service {own}/early: ")), 0, "{:#?}", linker.log());
 }
 
 #[tokio::test]
 async fn tombstone_is_written_to_former_followers_only() {
-    let (plane, cluster) = own_cluster().await;
+    let (plane, cluster) = start_own_cluster().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
     let args = ["--upstream", "none", "--on-delete", "tombstone", "--ip-targets", "skip"];
     let mut linker = Linker::in_cluster(&plane, TARGETS, &args);
@@ -288,14 +288,14 @@ async fn tombstone_is_written_to_former_followers_only() {
         }
     }
     for namespace in [&own, &other] {
-        points_at(&cluster, namespace, "follows-web", "a.example.com").await;
-        points_at(&cluster, namespace, "follows-ip", "192.0.2.1").await;
+        wait_for_target(&cluster, namespace, "follows-web", "a.example.com").await;
+        wait_for_target(&cluster, namespace, "follows-ip", "192.0.2.1").await;
     }
     // With `--ip-targets skip` a link with only IP addresses has no external target, so the reconciler forgets the
     // link at once.
     cluster.delete_service(&own, "ip").await;
     for namespace in [&own, &other] {
-        points_at(&cluster, namespace, "follows-ip", "deleted.lb.internal").await;
+        wait_for_target(&cluster, namespace, "follows-ip", "deleted.lb.internal").await;
     }
 
     // The load balancer is deleted while lb-linker is stopped, so its allow-from annotation isn't known any more.
@@ -304,17 +304,17 @@ async fn tombstone_is_written_to_former_followers_only() {
     follower(&cluster, &other, "never", &format!("{own}/web")).await;
     let _linker = Linker::in_cluster(&plane, TARGETS, &args);
     for namespace in [&own, &other] {
-        points_at(&cluster, namespace, "follows-web", "deleted.lb.internal").await;
+        wait_for_target(&cluster, namespace, "follows-web", "deleted.lb.internal").await;
     }
-    points_at(&cluster, &other, "never", "by-hand.example.com").await;
+    wait_for_target(&cluster, &other, "never", "by-hand.example.com").await;
 }
 
 #[tokio::test]
 async fn only_one_follower_probes_an_absent_api_server() {
-    let (plane, cluster) = own_cluster().await;
+    let (plane, cluster) = start_own_cluster().await;
     let own = cluster.create_namespace("own").await;
     // lb-linker repeats undone writes after a pause, regardless of watch events.
-    be_stubborn(&plane, &cluster, &own).await;
+    create_overwriting_policy(&plane, &cluster, &own).await;
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
     for i in 0..20 {
@@ -334,13 +334,13 @@ async fn only_one_follower_probes_an_absent_api_server() {
     let away = unanswered();
     assert!(away <= 12.0, "{away} in vain");
     plane.start_apiserver();
-    let before = patches(&plane, &own);
-    eventually("the others", || async { (patches(&plane, &own) >= before + 20).then_some(()) }).await;
+    let before = patch_count(&plane, &own);
+    eventually("the others", || async { (patch_count(&plane, &own) >= before + 20).then_some(()) }).await;
 }
 
 #[tokio::test]
 async fn rejected_target_doesnt_delay_the_next_target() {
-    let (plane, cluster) = own_cluster().await;
+    let (plane, cluster) = start_own_cluster().await;
     let own = cluster.create_namespace("own").await;
     let condition = format!("object.metadata.namespace == '{own}' && object.spec.type == 'ExternalName'");
     let operations = &["CREATE", "UPDATE"];
@@ -349,7 +349,7 @@ async fn rejected_target_doesnt_delay_the_next_target() {
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
     follower(&cluster, &own, "db", "web").await;
-    points_at(&cluster, &own, "db", "a.example.com").await;
+    wait_for_target(&cluster, &own, "db", "a.example.com").await;
     // The API server enforces a new policy after a short delay.
     eventually("the policy", || async {
         let probe = json!({"metadata": {"generateName": "probe-"}, "spec": {"type": "ExternalName",
@@ -367,7 +367,9 @@ async fn rejected_target_doesnt_delay_the_next_target() {
     .await;
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("b.example.com")]).await;
     let soon = std::time::Duration::from_secs(3);
-    tokio::time::timeout(soon, points_at(&cluster, &own, "db", "b.example.com")).await.expect("at once");
+    tokio::time::timeout(soon, wait_for_target(&cluster, &own, "db", "b.example.com"))
+        .await
+        .expect("at once");
 }
 
 #[tokio::test]
@@ -387,7 +389,7 @@ async fn forbidden_list_of_an_unused_feature_logs_no_warning() {
     let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", &target, "--upstream", "none"];
     let linker = Linker::start_with(&[], args.into_iter().chain(["--watch-namespaces", &own]));
     load_balancer(&cluster, &own, "web", "a.example.com").await;
-    external_target(&cluster, &target, &format!("web-{own}-ext"), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &format!("web-{own}-ext"), "a.example.com").await;
     eventually("some refusals", || async { (refused.load(Ordering::SeqCst) > 2).then_some(()) }).await;
     let log = linker.log();
     assert!(!log.iter().any(|line| line.contains("WARN") && line.contains("ExternalName")), "{log:#?}");

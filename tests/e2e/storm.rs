@@ -38,7 +38,7 @@ use crate::harness::{PATIENCE, apply_deploy, eventually};
 const LINKS: u32 = 50;
 /// The number of clients; each client sends one query at a time.
 const CLIENTS: usize = 4;
-const STORM: Duration = Duration::from_secs(10);
+const LOAD_DURATION: Duration = Duration::from_secs(10);
 /// The delay before a client's next query after an answer without an address.
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -75,20 +75,20 @@ fn parse_host(name: &str) -> Option<(u32, u32)> {
 #[derive(Default)]
 struct Generations {
     /// The newest generation that an answer may have.
-    begun: Vec<AtomicU32>,
+    newest: Vec<AtomicU32>,
     /// The oldest generation that an answer may have.
-    delivered: Vec<AtomicU32>,
+    oldest: Vec<AtomicU32>,
     answers: AtomicUsize,
     /// Answers without an address.
-    late: AtomicUsize,
+    without_address: AtomicUsize,
     changed: AtomicUsize,
-    over: AtomicBool,
+    stop: AtomicBool,
 }
 
 impl Generations {
     fn new() -> Arc<Self> {
         let zeros = || (0..LINKS).map(|_| AtomicU32::new(0)).collect();
-        Arc::new(Self { begun: zeros(), delivered: zeros(), ..Self::default() })
+        Arc::new(Self { newest: zeros(), oldest: zeros(), ..Self::default() })
     }
 
     /// Queries the addresses of all links in turn until `over` is set. Checks that each answer has one target and its
@@ -98,18 +98,18 @@ impl Generations {
         socket.connect(server).await.unwrap();
         let mut buffer = [0; 1232];
         let mut link = 0;
-        while !self.over.load(Ordering::SeqCst) {
+        while !self.stop.load(Ordering::SeqCst) {
             link = (link + 7) % LINKS;
             let at = link as usize;
             let question = query(&format!("svc-{link}-{namespace}.lb.internal. A"));
-            let oldest = self.delivered[at].load(Ordering::SeqCst);
+            let oldest = self.oldest[at].load(Ordering::SeqCst);
             socket.send(&question.to_vec().unwrap()).await.unwrap();
             let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.expect("an answer").unwrap();
-            let newest = self.begun[at].load(Ordering::SeqCst);
+            let newest = self.newest[at].load(Ordering::SeqCst);
             let answer = Message::from_vec(&buffer[..length]).unwrap();
             assert_eq!(answer.metadata.id, question.metadata.id);
             let Some(generation) = self.check(link, &answer) else {
-                self.late.fetch_add(1, Ordering::SeqCst);
+                self.without_address.fetch_add(1, Ordering::SeqCst);
                 sleep(RETRY).await;
                 continue;
             };
@@ -118,7 +118,7 @@ impl Generations {
                 "link {link}: generation {generation} isn't between {oldest} and {newest}"
             );
             // After an answer with a generation, no later answer may have an older one.
-            self.delivered[at].fetch_max(generation, Ordering::SeqCst);
+            self.oldest[at].fetch_max(generation, Ordering::SeqCst);
             self.answers.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -143,7 +143,7 @@ impl Generations {
 
     /// Runs the clients while `change` changes one link after the other at `rate` changes per second, then checks
     /// that the last target of each link is answered.
-    async fn storm(
+    async fn run(
         self: &Arc<Self>,
         what: &str,
         server: SocketAddr,
@@ -160,11 +160,11 @@ impl Generations {
         let mut step = interval(Duration::from_millis(10));
         step.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut next = 0;
-        while since.elapsed() < STORM {
+        while since.elapsed() < LOAD_DURATION {
             step.tick().await;
             let changes = (next..next + rate / 100).map(|number| {
                 let (link, generation) = (number % LINKS, number / LINKS + 1);
-                self.begun[link as usize].store(generation, Ordering::SeqCst);
+                self.newest[link as usize].store(generation, Ordering::SeqCst);
                 change(link, generation)
             });
             self.changed.fetch_add(join_all(changes).await.len(), Ordering::SeqCst);
@@ -173,13 +173,13 @@ impl Generations {
         let seconds = since.elapsed().as_secs_f64();
         // A client task ends (with a panic) only at a wrong answer.
         eventually("the last targets", || async {
-            let last = |at: usize| self.begun[at].load(Ordering::SeqCst);
-            let seen = |at: usize| self.delivered[at].load(Ordering::SeqCst);
+            let last = |at: usize| self.newest[at].load(Ordering::SeqCst);
+            let seen = |at: usize| self.oldest[at].load(Ordering::SeqCst);
             assert_eq!(clients.len(), CLIENTS);
             (0..LINKS as usize).all(|at| last(at) == seen(at)).then_some(())
         })
         .await;
-        self.over.store(true, Ordering::SeqCst);
+        self.stop.store(true, Ordering::SeqCst);
         while let Some(ended) = clients.join_next().await {
             ended.expect("every answer was right");
         }
@@ -188,7 +188,7 @@ impl Generations {
             "storm: {what}: {:.0} changes/s, {:.0} answers/s, {:.1} answers/s without an address",
             rate(&self.changed),
             rate(&self.answers),
-            rate(&self.late)
+            rate(&self.without_address)
         );
     }
 }
@@ -201,17 +201,17 @@ async fn answers_never_mix_targets_or_return_an_older_one() {
     let namespace = cluster.create_namespace("storm").await;
     for link in 0..LINKS {
         cluster.create_load_balancer(&namespace, &format!("svc-{link}")).await;
-        point(&cluster, &namespace, link, 0).await;
+        set_target(&cluster, &namespace, link, 0).await;
     }
     let cloud = cloud().await;
     let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", &cloud.address.to_string()]);
     linker.ready().await;
-    let change = async |link, generation| point(&cluster, &namespace, link, generation).await;
+    let change = async |link, generation| set_target(&cluster, &namespace, link, generation).await;
     let generations = Generations::new();
-    generations.storm("from the API server", linker.dns, &namespace, 200, change).await;
+    generations.run("from the API server", linker.dns, &namespace, 200, change).await;
 }
 
-async fn point(cluster: &Cluster, namespace: &str, link: u32, generation: u32) {
+async fn set_target(cluster: &Cluster, namespace: &str, link: u32, generation: u32) {
     cluster
         .set_ingress(namespace, &format!("svc-{link}"), &[Ingress::Hostname(&host(link, generation))])
         .await;
@@ -232,7 +232,7 @@ fn observed(link: u32, generation: u32) -> ObservedService {
     }
 }
 
-fn stored(links: u32) -> Arc<Store> {
+fn store_with_links(links: u32) -> Arc<Store> {
     let store = Store::new(OnGone::Kept);
     let all = (0..links).map(|link| observed(link, 0)).collect();
     store.replace(None, all, vec![], &HashSet::default());
@@ -247,7 +247,7 @@ fn handler(store: &Arc<Store>, lines: &str) -> Arc<Handler> {
 }
 
 /// Runs the invalidation task, which passes changes of the store to a handler's caches.
-fn follow(
+fn run_invalidation(
     store: &Arc<Store>,
     handler: &Handler,
     stop: &CancellationToken,
@@ -259,23 +259,23 @@ fn follow(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn change_applies_at_once_at_1000_changes_per_second() {
     let cloud = cloud().await;
-    let store = stored(LINKS);
+    let store = store_with_links(LINKS);
     let handler = handler(&store, &format!("cache 30\nforward . {}", cloud.address));
     let sockets = udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let server = sockets[0].local_addr().unwrap();
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     let until = stop.clone();
-    tasks.spawn(follow(&store, &handler, &stop));
+    tasks.spawn(run_invalidation(&store, &handler, &stop));
     tasks.spawn(async move { udp::serve(sockets, handler, until).await.unwrap() });
 
     let generations = Generations::new();
     let change = async |link: u32, generation| {
         store.apply(observed(link, generation));
         // Queries from now on must get the new generation.
-        generations.delivered[link as usize].store(generation, Ordering::SeqCst);
+        generations.oldest[link as usize].store(generation, Ordering::SeqCst);
     };
-    generations.storm("fed to the store", server, "storm", 1000, change).await;
+    generations.run("fed to the store", server, "storm", 1000, change).await;
     stop.cancel();
     while tasks.join_next().await.is_some() {}
 }
@@ -283,13 +283,13 @@ async fn change_applies_at_once_at_1000_changes_per_second() {
 #[tokio::test]
 async fn at_most_64_targets_are_prefetched_at_once() {
     let silent = FaultyUpstream::start(|_, _| vec![]).await;
-    let store = stored(200);
+    let store = store_with_links(200);
     // Only targets of links that clients have queried are prefetched.
     store.links().iter().for_each(|link| link.last_queried.note(IpFamily::V4));
     let handler = handler(&store, &format!("forward . {}", silent.address));
     let stop = CancellationToken::new();
     let mut following = JoinSet::new();
-    following.spawn(follow(&store, &handler, &stop));
+    following.spawn(run_invalidation(&store, &handler, &stop));
     let asked = |link| silent.asked(&format!("{}. A", host(link, 1))).len();
     // Change a link until the invalidation task is running.
     eventually("a first look-up", || async {
@@ -318,7 +318,7 @@ async fn starting_replica_never_denies_an_existing_name() {
     let namespace = cluster.create_namespace("live").await;
     for link in 0..LINKS {
         cluster.create_load_balancer(&namespace, &format!("svc-{link}")).await;
-        point(&cluster, &namespace, link, 0).await;
+        set_target(&cluster, &namespace, link, 0).await;
     }
     let mut count: HashMap<String, usize> = HashMap::new();
     for round in 0..6 {

@@ -14,7 +14,7 @@ const A: &str = "default-my-sample-lb-4-fb5d0-106068410-da3dbf030d4a.kr.lb.examp
 const B: &str = "default-my-sample-lb-7-0c4e1-120331176-9b0a1d0f2c3e.kr.lb.example-cloud.com";
 
 /// Waits until the external target exists and points at `host`.
-pub async fn external_target(cluster: &Cluster, namespace: &str, name: &str, host: &str) -> Service {
+pub async fn wait_for_external_target(cluster: &Cluster, namespace: &str, name: &str, host: &str) -> Service {
     let look = || async {
         let service = cluster.get_service(namespace, name).await?;
         let spec = service.spec.as_ref()?;
@@ -38,12 +38,12 @@ async fn name_and_object_follow_a_recreated_load_balancer() {
     linker.ready().await;
 
     // A load balancer that existed before lb-linker started is picked up.
-    external_target(&cluster, "external-targets", "before-default-ext", "a.example.com").await;
+    wait_for_external_target(&cluster, "external-targets", "before-default-ext", "a.example.com").await;
     answers(linker.dns, "before-default.lb.internal. A", "a.example.com. 192.0.2.10").await;
 
     cluster.create_load_balancer("default", "my-sample-lb").await;
     cluster.set_ingress("default", "my-sample-lb", &[Ingress::Hostname(A)]).await;
-    let first = external_target(&cluster, "external-targets", "my-sample-lb-default-ext", A).await;
+    let first = wait_for_external_target(&cluster, "external-targets", "my-sample-lb-default-ext", A).await;
     answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", &format!("{A}.")).await;
     answers(linker.dns, "my-sample-lb.default.lb.internal. CNAME", &format!("{A}.")).await;
     let labels = first.metadata.labels.unwrap();
@@ -56,7 +56,7 @@ async fn name_and_object_follow_a_recreated_load_balancer() {
     answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", "No Error").await;
     cluster.create_load_balancer("default", "my-sample-lb").await;
     cluster.set_ingress("default", "my-sample-lb", &[Ingress::Hostname(B)]).await;
-    let second = external_target(&cluster, "external-targets", "my-sample-lb-default-ext", B).await;
+    let second = wait_for_external_target(&cluster, "external-targets", "my-sample-lb-default-ext", B).await;
     answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", &format!("{B}.")).await;
     answers(linker.dns, "my-sample-lb.default.lb.internal. CNAME", &format!("{B}.")).await;
     assert_eq!(first.metadata.uid, second.metadata.uid, "the object must be the same one");
@@ -64,7 +64,7 @@ async fn name_and_object_follow_a_recreated_load_balancer() {
     plane.kubectl(&["create", "namespace", "elk"]);
     cluster.create_load_balancer("elk", "kibana").await;
     cluster.set_ingress("elk", "kibana", &[Ingress::Hostname("b.example.com")]).await;
-    external_target(&cluster, "external-targets", "kibana-elk-ext", "b.example.com").await;
+    wait_for_external_target(&cluster, "external-targets", "kibana-elk-ext", "b.example.com").await;
     answers(linker.dns, "kibana-elk.lb.internal. AAAA", "b.example.com. 2001:db8::20").await;
 }
 
@@ -83,22 +83,22 @@ async fn recreated_load_balancer_is_followed_in_manifests() {
         &upstream.address.to_string(),
     ]);
     linker.ready().await;
-    file(output.path(), "before-default-ext", Some("a.example.com")).await;
+    wait_for_file(output.path(), "before-default-ext", Some("a.example.com")).await;
     answers(linker.dns, "before-default.lb.internal. A", "a.example.com. 192.0.2.10").await;
 
     write(manifests.path(), "my-sample-lb", "default", A);
-    file(output.path(), "my-sample-lb-default-ext", Some(A)).await;
+    wait_for_file(output.path(), "my-sample-lb-default-ext", Some(A)).await;
     answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", &format!("{A}.")).await;
 
     std::fs::remove_file(manifests.path().join("my-sample-lb.yaml")).unwrap();
     answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", "No Error").await;
-    file(output.path(), "my-sample-lb-default-ext", Some(A)).await;
+    wait_for_file(output.path(), "my-sample-lb-default-ext", Some(A)).await;
     write(manifests.path(), "my-sample-lb", "default", B);
-    file(output.path(), "my-sample-lb-default-ext", Some(B)).await;
+    wait_for_file(output.path(), "my-sample-lb-default-ext", Some(B)).await;
     answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", &format!("{B}.")).await;
 
     write(manifests.path(), "kibana", "elk", "b.example.com");
-    file(output.path(), "kibana-elk-ext", Some("b.example.com")).await;
+    wait_for_file(output.path(), "kibana-elk-ext", Some("b.example.com")).await;
     answers(linker.dns, "kibana-elk.lb.internal. AAAA", "b.example.com. 2001:db8::20").await;
 }
 
@@ -111,7 +111,7 @@ async fn external_target_and_name_are_removed_after_the_delay() {
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "5s"]);
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
 
     cluster.delete_service(&namespace, "web").await;
     answers(linker.dns, &question, "No Error").await;
@@ -132,7 +132,7 @@ async fn service_deleted_while_stopped_is_cleaned_up() {
     let mut linker = Linker::in_cluster(plane, &target, &args);
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     linker.kill();
     cluster.delete_service(&namespace, "web").await;
     let _linker = Linker::in_cluster(plane, &target, &args);
@@ -150,7 +150,7 @@ fn write(directory: &Path, name: &str, namespace: &str, host: &str) {
     std::fs::write(directory.join(format!("{name}.yaml")), text).unwrap();
 }
 
-async fn file(directory: &Path, name: &str, host: Option<&str>) {
+async fn wait_for_file(directory: &Path, name: &str, host: Option<&str>) {
     let path = directory.join(format!("{name}.yaml"));
     let look = || async {
         let text = std::fs::read_to_string(&path).ok();
@@ -173,11 +173,11 @@ async fn owner_keeps_its_name_through_recreation_and_restart() {
     let question = format!("x-y-{z}.lb.internal. CNAME");
     cluster.create_load_balancer(&z, "x-y").await;
     cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("a.example.com")]).await;
-    let first = external_target(&cluster, &target, &shared, "a.example.com").await;
+    let first = wait_for_external_target(&cluster, &target, &shared, "a.example.com").await;
     cluster.create_load_balancer(&y_z, "x").await;
     cluster.set_ingress(&y_z, "x", &[Ingress::Hostname("b.example.com")]).await;
     let hashed = lb_linker::model::names::external_target_hashed(&y_z, "x", 8);
-    external_target(&cluster, &target, &hashed, "b.example.com").await;
+    wait_for_external_target(&cluster, &target, &hashed, "b.example.com").await;
     answers(linker.dns, &question, "a.example.com.").await;
     answers(linker.dns, &format!("x.{y_z}.lb.internal. CNAME"), "b.example.com.").await;
 
@@ -189,10 +189,10 @@ async fn owner_keeps_its_name_through_recreation_and_restart() {
     let linker = Linker::in_cluster(plane, &target, &args);
     linker.ready().await;
     cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("c.example.com")]).await;
-    let second = external_target(&cluster, &target, &shared, "c.example.com").await;
+    let second = wait_for_external_target(&cluster, &target, &shared, "c.example.com").await;
     assert_eq!(first.metadata.uid, second.metadata.uid);
     answers(linker.dns, &question, "c.example.com.").await;
-    external_target(&cluster, &target, &hashed, "b.example.com").await;
+    wait_for_external_target(&cluster, &target, &hashed, "b.example.com").await;
 }
 
 #[tokio::test]
@@ -207,10 +207,10 @@ async fn leftover_object_takes_no_name_from_a_service() {
     let hashed = lb_linker::model::names::external_target_hashed(&y_z, "x", 8);
     cluster.create_load_balancer(&z, "x-y").await;
     cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("a.example.com")]).await;
-    let before = external_target(&cluster, &target, &shared, "a.example.com").await;
+    let before = wait_for_external_target(&cluster, &target, &shared, "a.example.com").await;
     cluster.create_load_balancer(&y_z, "x").await;
     cluster.set_ingress(&y_z, "x", &[Ingress::Hostname("b.example.com")]).await;
-    external_target(&cluster, &target, &hashed, "b.example.com").await;
+    wait_for_external_target(&cluster, &target, &hashed, "b.example.com").await;
     linker.kill();
     cluster.delete_service(&y_z, "x").await;
     // The status of the existing Service is empty, too.
@@ -221,9 +221,9 @@ async fn leftover_object_takes_no_name_from_a_service() {
     linker.line(&format!("link {y_z}/x: its Service is gone, its external target is still there")).await;
     answers(linker.dns, &format!("x-y-{z}.lb.internal. CNAME"), "a.example.com.").await;
     cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("c.example.com")]).await;
-    let after = external_target(&cluster, &target, &shared, "c.example.com").await;
+    let after = wait_for_external_target(&cluster, &target, &shared, "c.example.com").await;
     assert_eq!(before.metadata.uid, after.metadata.uid);
-    external_target(&cluster, &target, &hashed, "b.example.com").await;
+    wait_for_external_target(&cluster, &target, &hashed, "b.example.com").await;
 }
 
 #[tokio::test]
@@ -234,16 +234,16 @@ async fn on_delete_retains_the_object_or_makes_a_tombstone() {
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--on-delete", "retain"]);
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
-    let first = external_target(&cluster, &target, &object, "a.example.com").await;
+    let first = wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     cluster.delete_service(&namespace, "web").await;
     answers(linker.dns, &question, "No Error").await;
-    let retained = external_target(&cluster, &target, &object, "a.example.com").await;
+    let retained = wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     assert_eq!(retained.metadata.resource_version, first.metadata.resource_version);
     drop(linker);
 
     let args = ["--upstream", "none", "--on-delete", "tombstone"];
     let linker = Linker::in_cluster(plane, &target, &args);
-    external_target(&cluster, &target, &object, "deleted.lb.internal").await;
+    wait_for_external_target(&cluster, &target, &object, "deleted.lb.internal").await;
     answers(linker.dns, &question, "No Error").await;
     answers(linker.dns, "deleted.lb.internal. A", "Non-Existent Domain").await;
     // The target of a tombstone isn't restored when the Service is recreated.
@@ -253,7 +253,7 @@ async fn on_delete_retains_the_object_or_makes_a_tombstone() {
     linker.ready().await;
     assert_eq!(short(linker.dns, &question).await, "No Error");
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
-    let last = external_target(&cluster, &target, &object, "b.example.com").await;
+    let last = wait_for_external_target(&cluster, &target, &object, "b.example.com").await;
     assert_eq!(last.metadata.uid, first.metadata.uid);
 }
 

@@ -40,7 +40,7 @@ const LINKS: [(&str, &str); 8] = [
 type Row = (&'static str, &'static str, &'static str, [u32; 2]);
 
 /// The lookups that have the same result in every stub resolver.
-const ALIKE: [Row; 12] = [
+const EXPECTED_LOOKUPS: [Row; 12] = [
     ("both", "any", "192.0.2.20 2001:db8::20", [1, 1]),
     ("both", "ipv4", "192.0.2.20", [1, 0]),
     ("chain", "any", "192.0.2.20 2001:db8::20", [1, 1]),
@@ -113,7 +113,7 @@ impl Fixture {
     }
 
     fn check(&self, stub: &Path) {
-        for (service, family, expected, questions) in ALIKE {
+        for (service, family, expected, questions) in EXPECTED_LOOKUPS {
             let found = self.look_up(stub, service, family);
             assert_eq!(found, (expected.to_owned(), questions.map(f64::from)), "{service}, {family}");
         }

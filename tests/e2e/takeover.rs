@@ -19,13 +19,13 @@ use crate::harness::dns::{answers, short};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::port::HeldPort;
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
-use crate::story::external_target as points_at;
+use crate::story::wait_for_external_target as points_at;
 
 const FINALIZER: &str = "lb-linker/finalizer";
 const TARGETS: &str = "external-targets";
 
 /// Creates an external target as the earlier operator did, with the operator's field manager `manager`.
-async fn by_the_earlier_operator(
+async fn create_legacy_target(
     cluster: &Cluster,
     namespace: &str,
     name: &str,
@@ -49,7 +49,7 @@ async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, ingress: 
 }
 
 /// Sets the annotation that users set and the finalizers that the earlier operator's second stage set.
-async fn hold(cluster: &Cluster, namespace: &str, name: &str, finalizers: &[&str]) {
+async fn add_finalizers(cluster: &Cluster, namespace: &str, name: &str, finalizers: &[&str]) {
     let metadata = json!({"annotations": {"linker.hsj.com/managed": "true"}, "finalizers": finalizers});
     cluster.patch_service(namespace, name, json!({"metadata": metadata})).await;
 }
@@ -100,7 +100,7 @@ fn command(line: &str) -> &str {
     line.rsplit_once("it: ").unwrap_or_else(|| panic!("no command in {line}")).1
 }
 
-async fn gone(cluster: &Cluster, namespace: &str, name: &str) {
+async fn wait_for_deletion(cluster: &Cluster, namespace: &str, name: &str) {
     let what = format!("the end of {namespace}/{name}");
     eventually(&what, || async { cluster.get_service(namespace, name).await.is_none().then_some(()) }).await;
 }
@@ -110,16 +110,16 @@ async fn finalizers(cluster: &Cluster, namespace: &str, name: &str) -> Vec<Strin
 }
 
 /// The objects that all stages of the earlier operator have left.
-struct Legacy {
+struct LegacyObjects {
     /// External targets by name, with their UIDs and expected targets.
     objects: BTreeMap<String, (String, String)>,
     /// The hashed external target, and its target, of the Service whose earlier name another Service keeps.
     hashed: (String, &'static str),
     /// Objects with another owner.
-    strangers: Vec<Service>,
+    foreign: Vec<Service>,
 }
 
-async fn legacy(cluster: &Cluster) -> Legacy {
+async fn legacy(cluster: &Cluster) -> LegacyObjects {
     let mut objects = BTreeMap::new();
     let mut kept = |object: Service, target: &str| {
         objects.insert(object.metadata.name.clone().unwrap(), (uid(&object), target.to_owned()));
@@ -133,11 +133,11 @@ async fn legacy(cluster: &Cluster) -> Legacy {
     ] {
         load_balancer(cluster, "default", name, Ingress::Hostname(is)).await;
         let object = format!("{name}-default-ext");
-        let made = by_the_earlier_operator(cluster, TARGETS, &object, ("default", name), was).await;
+        let made = create_legacy_target(cluster, TARGETS, &object, ("default", name), was).await;
         kept(made, if name == "dot" { was } else { is });
     }
     load_balancer(cluster, "default", "ip", Ingress::Ip("192.0.2.1")).await;
-    by_the_earlier_operator(cluster, TARGETS, "ip-default-ext", ("default", "ip"), "192.0.2.1").await;
+    create_legacy_target(cluster, TARGETS, "ip-default-ext", ("default", "ip"), "192.0.2.1").await;
     // Stage 2 wrote objects for annotated load balancers, and set a finalizer. Two of these Services were deleted
     // after the operator had stopped.
     for (name, others) in [
@@ -153,10 +153,10 @@ async fn legacy(cluster: &Cluster) -> Legacy {
             "one" => finalizers.chain(["example.com/last"]).collect(),
             _ => finalizers.collect(),
         };
-        hold(cluster, "default", name, &finalizers).await;
+        add_finalizers(cluster, "default", name, &finalizers).await;
         let object = format!("{name}-default-ext");
         let made =
-            by_the_earlier_operator(cluster, TARGETS, &object, ("default", name), "opted.example.com").await;
+            create_legacy_target(cluster, TARGETS, &object, ("default", name), "opted.example.com").await;
         if ["stuck", "held"].contains(&name) {
             cluster.services("default").delete(name, &DeleteParams::default()).await.unwrap();
         } else {
@@ -171,18 +171,17 @@ async fn legacy(cluster: &Cluster) -> Legacy {
     load_balancer(cluster, &other, &long, Ingress::Hostname("other.example.com")).await;
     let shared = earlier_external_target(&one, &long);
     assert_eq!(shared, earlier_external_target(&other, &long));
-    let made = by_the_earlier_operator(cluster, TARGETS, &shared, (&one, &long), "one.example.com").await;
+    let made = create_legacy_target(cluster, TARGETS, &shared, (&one, &long), "one.example.com").await;
     kept(made, "one.example.com");
     // The 63rd character is a hyphen, which the operator trimmed.
     let hyphen = "h".repeat(62);
     load_balancer(cluster, "default", &hyphen, Ingress::Hostname("hyphen.example.com")).await;
     let cut = earlier_external_target("default", &hyphen);
     assert_eq!(cut, hyphen);
-    let made =
-        by_the_earlier_operator(cluster, TARGETS, &cut, ("default", &hyphen), "hyphen.example.com").await;
+    let made = create_legacy_target(cluster, TARGETS, &cut, ("default", &hyphen), "hyphen.example.com").await;
     kept(made, "hyphen.example.com");
     // An orphan of a deleted Service. The objects of "stuck" and "held", which are being deleted, are orphans, too.
-    by_the_earlier_operator(cluster, TARGETS, "gone-default-ext", ("default", "gone"), "a.example.com").await;
+    create_legacy_target(cluster, TARGETS, "gone-default-ext", ("default", "gone"), "a.example.com").await;
     // Objects with another owner: the first has the name of a load balancer's external target, the second an
     // unrelated name.
     load_balancer(cluster, "default", "theirs", Ingress::Hostname("ours.example.com")).await;
@@ -201,7 +200,11 @@ async fn legacy(cluster: &Cluster) -> Legacy {
             drop(cluster.create_service("default", object).await);
         })
         .await;
-    Legacy { objects, hashed: (external_target(&other, &long), "other.example.com"), strangers }
+    LegacyObjects {
+        objects,
+        hashed: (external_target(&other, &long), "other.example.com"),
+        foreign: strangers,
+    }
 }
 
 #[tokio::test]
@@ -236,7 +239,7 @@ async fn migration_keeps_objects_and_writes_only_differences() {
         answers(linker.dns, &format!("{name}.default.lb.internal. CNAME"), target).await;
     }
     assert_eq!(short(linker.dns, "ip-default.lb.internal. A").await, "192.0.2.1");
-    for stranger in &legacy.strangers {
+    for stranger in &legacy.foreign {
         let now = cluster.get_service(TARGETS, stranger.metadata.name.as_deref().unwrap()).await.unwrap();
         assert_eq!(now.metadata.resource_version, stranger.metadata.resource_version);
     }
@@ -318,7 +321,7 @@ async fn migration_keeps_objects_and_writes_only_differences() {
 
     // Without the finalizer, a deletion completes.
     cluster.delete_service("default", "opted").await;
-    gone(&cluster, "default", "opted").await;
+    wait_for_deletion(&cluster, "default", "opted").await;
     assert!(linker.stop().success());
 
     // Orphans are removed by the logged command or by --prune. The object of "opted" is an orphan to the next
@@ -328,9 +331,9 @@ async fn migration_keeps_objects_and_writes_only_differences() {
     let linker =
         Linker::in_cluster(&plane, TARGETS, &["--upstream", "none", "--prune", "--delete-delay", "0s"]);
     for name in ["stuck", "held", "opted"] {
-        gone(&cluster, TARGETS, &format!("{name}-default-ext")).await;
+        wait_for_deletion(&cluster, TARGETS, &format!("{name}-default-ext")).await;
     }
-    for stranger in &legacy.strangers {
+    for stranger in &legacy.foreign {
         let now = cluster.get_service(TARGETS, stranger.metadata.name.as_deref().unwrap()).await.unwrap();
         assert_eq!(now.metadata.resource_version, stranger.metadata.resource_version);
     }
@@ -344,11 +347,11 @@ async fn adopted_object_is_removed_with_its_load_balancer() {
     let namespace = cluster.create_namespace("taken-over").await;
     let object = format!("web-{namespace}-ext");
     load_balancer(&cluster, &namespace, "web", Ingress::Hostname("a.example.com")).await;
-    by_the_earlier_operator(&cluster, &target, &object, (&namespace, "web"), "a.example.com").await;
+    create_legacy_target(&cluster, &target, &object, (&namespace, "web"), "a.example.com").await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "0s"]);
     linker.ready().await;
     cluster.delete_service(&namespace, "web").await;
-    gone(&cluster, &target, &object).await;
+    wait_for_deletion(&cluster, &target, &object).await;
     assert_eq!(linker.logged("is an orphan"), 0, "{:#?}", linker.log());
 }
 
@@ -358,7 +361,7 @@ async fn only_objects_that_lb_linker_wrote_are_removed() {
     let namespace = cluster.create_namespace("left").await;
     let (theirs, ours) = (format!("web-{namespace}-ext"), format!("{namespace}-ours"));
     let of = (&*namespace, "web");
-    let made = by_the_earlier_operator(&cluster, &target, &theirs, of, "a.example.com").await;
+    let made = create_legacy_target(&cluster, &target, &theirs, of, "a.example.com").await;
     let mut copy = Service { spec: made.spec.clone(), ..Default::default() };
     copy.metadata.name = Some(ours.clone());
     copy.metadata.labels = made.metadata.labels.clone();
@@ -367,7 +370,7 @@ async fn only_objects_that_lb_linker_wrote_are_removed() {
     for on_delete in ["tombstone", "delete"] {
         let args = ["--upstream", "none", "--delete-delay", "0s", "--on-delete", on_delete];
         let linker = Linker::in_cluster(plane, &target, &args);
-        gone(&cluster, &target, &ours).await;
+        wait_for_deletion(&cluster, &target, &ours).await;
         linker.line(&format!("external target {target}/{theirs} is an orphan")).await;
         assert_eq!(linker.logged(&theirs), 1, "{:#?}", linker.log());
         let now = cluster.get_service(&target, &theirs).await.unwrap();
@@ -381,7 +384,7 @@ async fn ip_targets_external_name_keeps_an_address_as_it_is() {
     let namespace = cluster.create_namespace("address").await;
     let object = format!("web-{namespace}-ext");
     load_balancer(&cluster, &namespace, "web", Ingress::Ip("192.0.2.1")).await;
-    let made = by_the_earlier_operator(&cluster, &target, &object, (&namespace, "web"), "192.0.2.1").await;
+    let made = create_legacy_target(&cluster, &target, &object, (&namespace, "web"), "192.0.2.1").await;
     let args = ["--upstream", "none", "--ip-targets", "external-name"];
     let linker = Linker::in_cluster(plane, &target, &args);
     linker.ready().await;
@@ -398,8 +401,7 @@ async fn orphan_ends_when_its_load_balancer_is_selected() {
     let namespace = cluster.create_namespace("unselected").await;
     let object = format!("web-{namespace}-ext");
     load_balancer(&cluster, &namespace, "web", Ingress::Hostname("a.example.com")).await;
-    let made =
-        by_the_earlier_operator(&cluster, &target, &object, (&namespace, "web"), "a.example.com").await;
+    let made = create_legacy_target(&cluster, &target, &object, (&namespace, "web"), "a.example.com").await;
     let args = ["--upstream", "none", "--delete-delay", "0s", "--selection", "annotated"];
     let linker = Linker::in_cluster(plane, &target, &args);
     linker.line(&format!("external target {target}/{object} is an orphan")).await;
@@ -433,9 +435,9 @@ async fn unwatched_namespaces_are_left_alone() {
         (cluster.create_namespace("watched").await, cluster.create_namespace("unwatched").await);
     for namespace in [&watched, &other] {
         load_balancer(&cluster, namespace, "web", Ingress::Hostname("a.example.com")).await;
-        hold(&cluster, namespace, "web", &[FINALIZER]).await;
+        add_finalizers(&cluster, namespace, "web", &[FINALIZER]).await;
         let name = format!("gone-{namespace}-ext");
-        by_the_earlier_operator(&cluster, &target, &name, (namespace, "gone"), "a.example.com").await;
+        create_legacy_target(&cluster, &target, &name, (namespace, "gone"), "a.example.com").await;
     }
     // Permissions in the watched namespace only.
     plane.kubectl(&["apply", "-f", deploy().join("takeover").to_str().unwrap()]);
@@ -461,7 +463,7 @@ async fn unwatched_namespaces_are_left_alone() {
     let linker =
         Linker::start([&flags[..], &["--upstream", "none", "--prune", "--delete-delay", "0s"]].concat());
     linker.line(&format!("Service {watched}/web carries {FINALIZER} and will get stuck")).await;
-    gone(&cluster, &target, &format!("gone-{watched}-ext")).await;
+    wait_for_deletion(&cluster, &target, &format!("gone-{watched}-ext")).await;
     assert!(cluster.get_service(&target, &format!("gone-{other}-ext")).await.is_some());
     assert_eq!(linker.logged(&other), 0, "{:#?}", linker.log());
     assert_eq!(linker.logged("forbids"), 0, "{:#?}", linker.log());
@@ -479,7 +481,7 @@ async fn missing_right_to_scan_finalizers_is_logged_once() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("unseen").await;
     load_balancer(&cluster, &namespace, "web", Ingress::Hostname("a.example.com")).await;
-    hold(&cluster, &namespace, "web", &[FINALIZER]).await;
+    add_finalizers(&cluster, &namespace, "web", &[FINALIZER]).await;
     plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
     let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "nobody");
     let args = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target];
@@ -502,7 +504,7 @@ async fn finalizer_of_a_recreated_service_isnt_removed() {
     let (_, cluster, _) = cluster_with_target().await;
     let namespace = cluster.create_namespace("successor").await;
     cluster.create_load_balancer(&namespace, "web").await;
-    hold(&cluster, &namespace, "web", &["example.com/first", FINALIZER, "example.com/last"]).await;
+    add_finalizers(&cluster, &namespace, "web", &["example.com/first", FINALIZER, "example.com/last"]).await;
     let uid = uid(&cluster.get_service(&namespace, "web").await.unwrap());
     let bound = |uid: &str| BlockedService {
         key: ServiceKey::new(&namespace, "web"),

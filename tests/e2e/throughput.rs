@@ -32,7 +32,7 @@ fn writes(plane: &ControlPlane) -> BTreeMap<String, usize> {
 }
 
 /// Waits until the audit log has exactly these writes by lb-linker.
-async fn written(plane: &ControlPlane, expected: &[(&str, usize)]) {
+async fn wait_for_audit_log(plane: &ControlPlane, expected: &[(&str, usize)]) {
     let expected = expected.iter().map(|(verb, number)| ((*verb).to_owned(), *number)).collect();
     eventually(&format!("{expected:?} in the audit log, where {:?} is", writes(plane)), || async {
         (writes(plane) == expected).then_some(())
@@ -63,7 +63,7 @@ async fn point_all_at(cluster: &Cluster, namespace: &str, generation: &str) {
 
 /// Waits until lb-linker has made `number` writes, and prints the elapsed time. Polling the objects instead would
 /// take CPU time from the measured processes.
-async fn made(linker: &Linker, what: &str, number: usize, since: Instant) {
+async fn wait_for_writes(linker: &Linker, what: &str, number: usize, since: Instant) {
     let wanted = f64::from(u32::try_from(number).unwrap());
     while linker.writes() < wanted {
         assert!(since.elapsed() < 4 * PATIENCE, "{what}: waited in vain for {number} writes");
@@ -103,18 +103,18 @@ async fn two_thousand_changes_converge_with_one_write_each() {
     // Hostnames are set as fast as the API server accepts them beside lb-linker's writes.
     let since = Instant::now();
     point_all_at(&cluster, &namespace, "one").await;
-    made(&linker, "created while the hostnames are given", SERVICES, since).await;
+    wait_for_writes(&linker, "created while the hostnames are given", SERVICES, since).await;
     assert_converged(&cluster, &linker, &namespace, "one").await;
-    written(&plane, &[("create", SERVICES)]).await;
+    wait_for_audit_log(&plane, &[("create", SERVICES)]).await;
 
     // All changes at once: lb-linker is stopped until the last Service has changed.
     linker.signal(Signal::SIGSTOP);
     point_all_at(&cluster, &namespace, "two").await;
     let since = Instant::now();
     linker.signal(Signal::SIGCONT);
-    made(&linker, "changed at once", 2 * SERVICES, since).await;
+    wait_for_writes(&linker, "changed at once", 2 * SERVICES, since).await;
     assert_converged(&cluster, &linker, &namespace, "two").await;
-    written(&plane, &[("create", SERVICES), ("patch", SERVICES)]).await;
+    wait_for_audit_log(&plane, &[("create", SERVICES), ("patch", SERVICES)]).await;
 
     // Neither a graceful restart nor a restart after SIGKILL changes anything.
     let before = objects(&cluster).await;
@@ -136,5 +136,5 @@ async fn two_thousand_changes_converge_with_one_write_each() {
     let mut after = objects(&cluster).await;
     after.retain(|name, _| !name.starts_with("after-"));
     assert_eq!(after, before);
-    written(&plane, &[("create", SERVICES + 2), ("patch", SERVICES)]).await;
+    wait_for_audit_log(&plane, &[("create", SERVICES + 2), ("patch", SERVICES)]).await;
 }

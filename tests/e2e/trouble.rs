@@ -8,7 +8,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, ask_udp, query, show};
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, cluster_with_target, eventually, grant};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 #[tokio::test]
 async fn unreachable_api_server_at_start_is_retried() {
@@ -75,7 +75,8 @@ async fn missing_target_namespace_is_reported_once() {
     plane.kubectl(&["create", "namespace", &target]);
     grant(plane, &target);
     for i in 0..10 {
-        external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com")
+            .await;
     }
     assert_eq!(linker.logged("; retrying"), 1, "{:#?}", linker.log());
     linker.line(&format!("the EndpointSlices in namespace {target} can be followed again")).await;
@@ -106,7 +107,8 @@ async fn missing_right_to_write_is_reported_once() {
 
     grant(plane, &target);
     for i in 0..10 {
-        external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com")
+            .await;
     }
     assert_eq!(linker.logged("; retrying"), 1, "{:#?}", linker.log());
     linker.line("Services can be written again (create)").await;
@@ -135,7 +137,7 @@ async fn foreign_object_is_left_alone_and_reported() {
 
     // When the foreign object is deleted, lb-linker creates its own.
     cluster.delete_service(&target, &object).await;
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     eventually("no conflict", || async { (linker.metric("lb_linker_conflicts") == Some(0.0)).then_some(()) })
         .await;
 }
@@ -148,20 +150,20 @@ async fn changed_or_deleted_external_target_is_repaired() {
     let _linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
 
     cluster.patch_service(&target, &object, json!({"metadata": {"annotations": {"their": "own"}}})).await;
     cluster.patch_service(&target, &object, json!({"spec": {"externalName": "wrong.example"}})).await;
-    let repaired = external_target(&cluster, &target, &object, "a.example.com").await;
+    let repaired = wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     assert_eq!(repaired.metadata.annotations.unwrap()["their"], "own", "what isn't ours stays");
 
     let headless = json!({"spec": {"type": "ClusterIP", "clusterIP": "None", "externalName": null, "selector": {"a": "b"}}});
     cluster.patch_service(&target, &object, headless).await;
-    let repaired = external_target(&cluster, &target, &object, "a.example.com").await;
+    let repaired = wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     assert_eq!(repaired.spec.unwrap().selector, None);
 
     cluster.delete_service(&target, &object).await;
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
 }
 
 #[tokio::test]
@@ -173,7 +175,7 @@ async fn empty_status_keeps_the_target_type_change_removes_it() {
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "0s"]);
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
 
     cluster.set_ingress(&namespace, "web", &[]).await;
     linker
@@ -191,7 +193,7 @@ async fn empty_status_keeps_the_target_type_change_removes_it() {
 
 /// Creates an admission policy that sets the `externalName` of all ExternalName Services in a namespace to
 /// `stubborn.example`. The caller needs a separate control plane, because the policy affects every lb-linker.
-pub async fn be_stubborn(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
+pub async fn create_overwriting_policy(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
     let condition =
         format!("object.metadata.namespace == '{namespace}' && object.spec.type == 'ExternalName'");
     let operations = &["CREATE", "UPDATE"];
@@ -211,7 +213,7 @@ async fn policy_that_undoes_writes_causes_no_hot_loop() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
-    be_stubborn(&plane, &cluster, "external-targets").await;
+    create_overwriting_policy(&plane, &cluster, "external-targets").await;
     let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);
     cluster.create_load_balancer("default", "web").await;
     cluster.set_ingress("default", "web", &[Ingress::Hostname("a.example.com")]).await;

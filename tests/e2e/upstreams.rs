@@ -27,7 +27,7 @@ const WEB: [(&str, &str); 1] = [("web", "{hostname: a.example.com}")];
 
 /// The current behavior of an upstream, which a test can change.
 #[derive(Clone, Default)]
-struct Mood(Arc<AtomicU8>);
+struct UpstreamBehavior(Arc<AtomicU8>);
 
 const GOOD: u8 = 0;
 const SILENT: u8 = 1;
@@ -35,10 +35,10 @@ const FAILING: u8 = 2;
 const EMPTY: u8 = 3;
 const MISSING: u8 = 4;
 const REFUSING: u8 = 5;
-const BARE: u8 = 6;
-const LOOPBACK: u8 = 7;
+const NODATA_WITHOUT_SOA: u8 = 6;
+const LOOPBACK_ADDRESS: u8 = 7;
 
-impl Mood {
+impl UpstreamBehavior {
     fn set(&self, mood: u8) {
         self.0.store(mood, Ordering::SeqCst);
     }
@@ -52,12 +52,12 @@ impl Mood {
             EMPTY => vec![absence(asked, ResponseCode::NoError)],
             MISSING => vec![absence(asked, ResponseCode::NXDomain)],
             REFUSING => vec![error(asked, ResponseCode::Refused)],
-            BARE => {
+            NODATA_WITHOUT_SOA => {
                 let mut answer = error(asked, ResponseCode::NoError);
                 answer.add_additional(address(asked, 66, 60).answers.remove(0));
                 vec![answer]
             }
-            LOOPBACK => {
+            LOOPBACK_ADDRESS => {
                 let mut answer = error(asked, ResponseCode::NoError);
                 let name = asked.queries[0].name().clone();
                 answer.add_answer(Record::from_rdata(name, 60, RData::A(A::new(127, 0, 0, 1))));
@@ -100,7 +100,7 @@ async fn equal_queries_are_sent_once_unless_do_or_cd_differ() {
 
 #[tokio::test]
 async fn positive_negative_and_failed_answers_are_cached() {
-    let mood = Mood::default();
+    let mood = UpstreamBehavior::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     for (mood_now, name) in [
@@ -180,7 +180,7 @@ async fn error_without_a_question_is_used_without_its_records() {
 
 #[tokio::test]
 async fn negative_ttl_of_a_target_is_capped_at_the_zones_ttl() {
-    let mood = Mood::default();
+    let mood = UpstreamBehavior::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     mood.set(MISSING);
@@ -201,7 +201,7 @@ async fn negative_ttl_of_a_target_is_capped_at_the_zones_ttl() {
 
 #[tokio::test]
 async fn stale_target_is_answered_while_upstreams_fail() {
-    let mood = Mood::default();
+    let mood = UpstreamBehavior::default();
     let upstream = mood.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
@@ -272,7 +272,7 @@ async fn late_answer_is_cached_for_the_next_query() {
 
 #[tokio::test]
 async fn refused_and_overload_are_answered_with_stale_records() {
-    let mood = Mood::default();
+    let mood = UpstreamBehavior::default();
     let upstream = mood.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
@@ -310,7 +310,7 @@ async fn refused_and_overload_are_answered_with_stale_records() {
 
 #[tokio::test]
 async fn failing_target_is_answered_stale_at_once() {
-    let mood = Mood::default();
+    let mood = UpstreamBehavior::default();
     let upstream = mood.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
@@ -399,7 +399,7 @@ async fn truncated_answer_without_records_is_retried_over_tcp() {
 
 #[tokio::test]
 async fn nxdomain_of_a_target_ends_its_stale_answers() {
-    let mood = Mood::default();
+    let mood = UpstreamBehavior::default();
     let upstream = mood.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
@@ -446,8 +446,8 @@ async fn slow_chain_fails_before_a_resolvers_timeout() {
 
 #[tokio::test]
 async fn nodata_without_soa_and_denied_addresses_expire_soon() {
-    for bad in [BARE, LOOPBACK] {
-        let mood = Mood::default();
+    for bad in [NODATA_WITHOUT_SOA, LOOPBACK_ADDRESS] {
+        let mood = UpstreamBehavior::default();
         let upstream = mood.upstream(60).await;
         let links = [("web", "{hostname: a.example.com}")];
         let fixture = with_upstream(&links, upstream.address).await;
@@ -463,8 +463,8 @@ async fn nodata_without_soa_and_denied_addresses_expire_soon() {
 
 #[tokio::test]
 async fn failed_upstream_is_skipped_until_it_answers_again() {
-    let mood = Mood::default();
-    let (flaky, good) = (mood.upstream(60).await, Mood::default().upstream(60).await);
+    let mood = UpstreamBehavior::default();
+    let (flaky, good) = (mood.upstream(60).await, UpstreamBehavior::default().upstream(60).await);
     let upstreams = format!("{},{}", flaky.address, good.address);
     let fixture = fixture(&WEB, &["--upstream", &upstreams]).await;
     mood.set(SILENT);
@@ -496,7 +496,7 @@ async fn failed_upstream_is_skipped_until_it_answers_again() {
 
 #[tokio::test]
 async fn failed_upstreams_are_queried_if_all_have_failed() {
-    let mood = Mood::default();
+    let mood = UpstreamBehavior::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     mood.set(SILENT);
@@ -596,7 +596,7 @@ async fn flood_of_slow_names_is_refused_and_the_zone_answers() {
 
 #[tokio::test]
 async fn new_target_is_prefetched_past_the_cache() {
-    let mood = Mood::default();
+    let mood = UpstreamBehavior::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
@@ -695,7 +695,7 @@ async fn ask_handler(handler: &Handler, question: &str) -> Message {
 
 #[tokio::test]
 async fn popular_name_is_prefetched_before_expiry() {
-    let upstream = Mood::default().upstream(60).await;
+    let upstream = UpstreamBehavior::default().upstream(60).await;
     let cache = "cache {\nsuccess 100 2 1\nprefetch 2 1m 90%\n}";
     let resolver = resolver(&format!("{cache}\nforward . {}", upstream.address));
     eventually("a question that nobody waits for", || async {
@@ -709,7 +709,7 @@ async fn popular_name_is_prefetched_before_expiry() {
 #[tokio::test]
 async fn serve_stale_answers_at_once_or_after_its_timeout() {
     for how in ["immediate", "verify"] {
-        let mood = Mood::default();
+        let mood = UpstreamBehavior::default();
         let upstream = mood.upstream(60).await;
         let cache = format!("cache {{\nsuccess 100 1 1\nserve_stale 1h {how}\n}}");
         let resolver = resolver(&format!("{cache}\nforward . {}", upstream.address));
@@ -784,7 +784,7 @@ async fn tls_upstream_is_used_if_its_certificate_matches() {
 
 #[tokio::test]
 async fn caching_coredns_sees_late_and_new_targets_in_10_and_5_s() {
-    let mood = Mood::default();
+    let mood = UpstreamBehavior::default();
     mood.set(MISSING);
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -797,19 +797,19 @@ async fn caching_coredns_sees_late_and_new_targets_in_10_and_5_s() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     mood.set(GOOD);
-    let took = until(front.address, question, "a.example.com. 192.0.2.10").await;
+    let took = time_until_answer(front.address, question, "a.example.com. 192.0.2.10").await;
     eprintln!("behind a CoreDNS with cache 30: a target that begins to exist is seen after {took:?}");
     assert!(took < Duration::from_secs(12), "5 s in each of two caches: {took:?}");
 
     fixture.set(&[("web", "{hostname: b.example.com}")]);
     answers(fixture.linker.dns, "web-default.lb.internal. CNAME", "b.example.com.").await;
-    let took = until(front.address, question, "b.example.com. 192.0.2.10").await;
+    let took = time_until_answer(front.address, question, "b.example.com. 192.0.2.10").await;
     eprintln!("behind a CoreDNS with cache 30: a new target is seen after {took:?}");
     assert!(took < Duration::from_secs(7), "5 s in one cache: {took:?}");
 }
 
 /// Waits until the answer is `expected`, and returns the elapsed time.
-async fn until(server: SocketAddr, question: &str, expected: &str) -> Duration {
+async fn time_until_answer(server: SocketAddr, question: &str, expected: &str) -> Duration {
     let since = Instant::now();
     answers(server, question, expected).await;
     since.elapsed()

@@ -14,7 +14,7 @@ use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddling};
 use crate::harness::{apply_deploy, cluster_with_target, eventually};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
 /// The harness's text for NXDOMAIN.
@@ -28,7 +28,7 @@ fn start(plane: &ControlPlane, args: &[&str]) -> Linker {
     Linker::start(all)
 }
 
-async fn point(cluster: &Cluster, name: &str, host: &str) {
+async fn set_target(cluster: &Cluster, name: &str, host: &str) {
     cluster.set_ingress("default", name, &[Ingress::Hostname(host)]).await;
 }
 
@@ -44,11 +44,11 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
     let cluster = plane.cluster().await;
     for name in ["web", "api"] {
         cluster.create_load_balancer("default", name).await;
-        point(&cluster, name, "old.example.com").await;
+        set_target(&cluster, name, "old.example.com").await;
     }
     let linker = start(&plane, &["--delete-delay", "0s"]);
-    external_target(&cluster, TARGETS, "web-default-ext", "old.example.com").await;
-    external_target(&cluster, TARGETS, "api-default-ext", "old.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "web-default-ext", "old.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "api-default-ext", "old.example.com").await;
     plane.back_up();
     let cluster = plane.cluster().await;
     let names = ["web-default-ext", "api-default-ext"];
@@ -59,12 +59,12 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
     cluster.create_load_balancer("default", "late").await;
     cluster.delete_service("default", "api").await;
     for number in 0..50 {
-        point(&cluster, "late", &format!("late-{number}.example.com")).await;
-        point(&cluster, "web", &format!("new-{number}.example.com")).await;
+        set_target(&cluster, "late", &format!("late-{number}.example.com")).await;
+        set_target(&cluster, "web", &format!("new-{number}.example.com")).await;
     }
     answers(linker.dns, "web-default.lb.internal. CNAME", "new-49.example.com.").await;
     answers(linker.dns, "late-default.lb.internal. CNAME", "late-49.example.com.").await;
-    external_target(&cluster, TARGETS, "web-default-ext", "new-49.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "web-default-ext", "new-49.example.com").await;
     answers(linker.dns, "api-default.lb.internal. CNAME", ABSENT).await;
     let before = serial(&linker).await;
 
@@ -78,10 +78,10 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
     assert!(restored > before, "{restored} after {before}: secondaries never go back");
 
     // After the restore, changes are handled as usual.
-    point(&cluster, "web", "newest.example.com").await;
+    set_target(&cluster, "web", "newest.example.com").await;
     answers(linker.dns, "web-default.lb.internal. CNAME", "newest.example.com.").await;
-    external_target(&cluster, TARGETS, "web-default-ext", "newest.example.com").await;
-    external_target(&cluster, TARGETS, "api-default-ext", "old.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "web-default-ext", "newest.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "api-default-ext", "old.example.com").await;
     assert!(serial(&linker).await > restored);
     assert!(cluster.get_service(TARGETS, "late-default-ext").await.is_none());
     for (name, uid) in names.iter().zip(before_restore) {
@@ -99,7 +99,7 @@ async fn restored_load_balancer_keeps_its_external_target() {
     let cluster = plane.cluster().await;
     for name in ["web", "api"] {
         cluster.create_load_balancer("default", name).await;
-        point(&cluster, name, "old.example.com").await;
+        set_target(&cluster, name, "old.example.com").await;
     }
     // The watches can't learn the newest resource version in time, and without leader election no new term relists.
     let restored = Arc::new(AtomicBool::new(false));
@@ -120,7 +120,7 @@ async fn restored_load_balancer_keeps_its_external_target() {
     let rest = ["--max-deletes", "unlimited", "--delete-delay", "0s", "--leader-election", "off"];
     let linker = Linker::start(args.into_iter().chain(rest));
     for name in ["web-default-ext", "api-default-ext"] {
-        external_target(&cluster, TARGETS, name, "old.example.com").await;
+        wait_for_external_target(&cluster, TARGETS, name, "old.example.com").await;
     }
     plane.back_up();
     let cluster = plane.cluster().await;
@@ -139,9 +139,9 @@ async fn restored_load_balancer_keeps_its_external_target() {
     .await;
     // The last resource version of the watches is much newer than the backup.
     for number in 0..100 {
-        point(&cluster, "web", &format!("new-{number}.example.com")).await;
+        set_target(&cluster, "web", &format!("new-{number}.example.com")).await;
     }
-    external_target(&cluster, TARGETS, "web-default-ext", "new-99.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "web-default-ext", "new-99.example.com").await;
     cluster.delete_service("default", "api").await;
     linker.line("of link default/api").await;
 
@@ -158,8 +158,8 @@ async fn restored_load_balancer_keeps_its_external_target() {
     restored.store(false, Ordering::SeqCst);
     answers(linker.dns, "api-default.lb.internal. CNAME", "old.example.com.").await;
     answers(linker.dns, "web-default.lb.internal. CNAME", "old.example.com.").await;
-    point(&cluster, "web", "newest.example.com").await;
-    external_target(&cluster, TARGETS, "web-default-ext", "newest.example.com").await;
+    set_target(&cluster, "web", "newest.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "web-default-ext", "newest.example.com").await;
     let api = cluster.get_service(TARGETS, "api-default-ext").await.unwrap();
     assert_eq!(api.metadata.uid, before, "{:#?}", linker.log());
     assert_eq!(linker.logged(RESTORED), 1);
@@ -182,7 +182,7 @@ async fn forbidden_namespace_delays_only_its_own_writes() {
         cluster.set_ingress(&closed, "web", &[Ingress::Hostname(host)]).await;
     };
     cluster.create_load_balancer("default", "web").await;
-    point(&cluster, "web", "old.example.com").await;
+    set_target(&cluster, "web", "old.example.com").await;
     cluster.create_load_balancer(&closed, "web").await;
     in_closed(&cluster, "old.example.com").await;
     let is_closed = Arc::new(AtomicBool::new(false));
@@ -198,25 +198,25 @@ async fn forbidden_namespace_delays_only_its_own_writes() {
     let linker = Linker::start(args.into_iter().chain(rest));
     let waiting = format!("web-{closed}-ext");
     for name in ["web-default-ext", &waiting] {
-        external_target(&cluster, TARGETS, name, "old.example.com").await;
+        wait_for_external_target(&cluster, TARGETS, name, "old.example.com").await;
     }
     plane.back_up();
     let cluster = plane.cluster().await;
     for number in 0..50 {
-        point(&cluster, "web", &format!("new-{number}.example.com")).await;
+        set_target(&cluster, "web", &format!("new-{number}.example.com")).await;
     }
-    external_target(&cluster, TARGETS, "web-default-ext", "new-49.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "web-default-ext", "new-49.example.com").await;
 
     is_closed.store(true, Ordering::SeqCst);
     plane.restore();
     let cluster = plane.cluster().await;
     in_closed(&cluster, "newest.example.com").await;
     linker.line(&format!("nothing is written for links of namespace {closed}")).await;
-    point(&cluster, "web", "newest.example.com").await;
-    external_target(&cluster, TARGETS, "web-default-ext", "newest.example.com").await;
-    external_target(&cluster, TARGETS, &waiting, "old.example.com").await;
+    set_target(&cluster, "web", "newest.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "web-default-ext", "newest.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, &waiting, "old.example.com").await;
     is_closed.store(false, Ordering::SeqCst);
-    external_target(&cluster, TARGETS, &waiting, "newest.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, &waiting, "newest.example.com").await;
 }
 
 #[tokio::test]
@@ -225,16 +225,16 @@ async fn stale_cache_of_the_api_server_removes_nothing() {
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
     cluster.create_load_balancer("default", "web").await;
-    point(&cluster, "web", "old.example.com").await;
+    set_target(&cluster, "web", "old.example.com").await;
     let linker = start(&plane, &["--delete-delay", "20s", "--leader-election", "off"]);
-    external_target(&cluster, TARGETS, "web-default-ext", "old.example.com").await;
+    wait_for_external_target(&cluster, TARGETS, "web-default-ext", "old.example.com").await;
     plane.back_up();
     let cluster = plane.cluster().await;
     let before = cluster.get_service(TARGETS, "web-default-ext").await.unwrap().metadata.uid;
     // The API server's cache is much newer than the backup.
     cluster.create_load_balancer("default", "late").await;
     for number in 0..100 {
-        point(&cluster, "late", &format!("late-{number}.example.com")).await;
+        set_target(&cluster, "late", &format!("late-{number}.example.com")).await;
     }
     cluster.delete_service("default", "web").await;
     linker.line("link default/web: old.example.com → gone").await;
@@ -254,7 +254,7 @@ async fn stale_cache_of_the_api_server_removes_nothing() {
 }
 
 /// Returns how many streamed lists and how many pages of lists of Services lb-linker has requested.
-async fn lists(plane: &ControlPlane) -> (usize, usize) {
+async fn list_request_counts(plane: &ControlPlane) -> (usize, usize) {
     let by_linker = |user: &str| user == "system:serviceaccount:lb-linker:lb-linker";
     let events = plane.audit_events().into_iter();
     let events: Vec<_> =
@@ -294,7 +294,7 @@ async fn lists_of_large_services_take_little_memory() {
                 async move {
                     let name = format!("web-{number}");
                     create_large(cluster, &name).await;
-                    point(cluster, &name, "a.example.com").await;
+                    set_target(cluster, &name, "a.example.com").await;
                 }
             })
             .await;
@@ -307,9 +307,15 @@ async fn lists_of_large_services_take_little_memory() {
         let linker = start(&plane, &[]);
         linker.ready().await;
         for number in 0..SERVICES {
-            external_target(&cluster, TARGETS, &format!("web-{number}-default-ext"), "a.example.com").await;
+            wait_for_external_target(
+                &cluster,
+                TARGETS,
+                &format!("web-{number}-default-ext"),
+                "a.example.com",
+            )
+            .await;
         }
-        point(&cluster, "web-7", "b.example.com").await;
+        set_target(&cluster, "web-7", "b.example.com").await;
         answers(linker.dns, "web-7-default.lb.internal. CNAME", "b.example.com.").await;
         // This line comes after all lists, including the list of old finalizers.
         linker.line("Service default/bound carries lb-linker/finalizer").await;
@@ -318,7 +324,7 @@ async fn lists_of_large_services_take_little_memory() {
         assert!(peak < 128 * 1024, "{peak} KiB, streamed: {streams}");
         // The API server writes the audit log shortly after its response.
         eventually("the requests in the log", || async {
-            let (streamed, pages) = lists(&plane).await;
+            let (streamed, pages) = list_request_counts(&plane).await;
             if streams { streamed > 0 && pages == 0 } else { streamed > 0 && pages > 1 }.then_some(())
         })
         .await;
@@ -346,7 +352,7 @@ async fn watches_while(meddling: Meddling) -> usize {
     for host in ["a.example.com", "b.example.com"] {
         cluster.set_ingress(&namespace, "web", &[Ingress::Hostname(host)]).await;
         answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), &format!("{host}.")).await;
-        external_target(&cluster, &target, &format!("web-{namespace}-ext"), host).await;
+        wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), host).await;
     }
     count.load(Ordering::SeqCst)
 }
@@ -417,7 +423,7 @@ async fn service_missing_from_a_list_is_read_by_name() {
     let object = |name: &str| format!("{name}-{namespace}-ext");
     let question = |name: &str| format!("{name}-{namespace}.lb.internal. CNAME");
     for name in names {
-        external_target(&cluster, &target, &object(name), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &object(name), "a.example.com").await;
     }
 
     state.store(AWAY, Ordering::SeqCst);
@@ -443,10 +449,10 @@ async fn service_missing_from_a_list_is_read_by_name() {
     .await;
     for name in ["deleted", "retyped"] {
         answers(linker.dns, &question(name), "No Error").await;
-        external_target(&cluster, &target, &object(name), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &object(name), "a.example.com").await;
         assert_eq!(linker.logged(&not_selected(name)), 0, "{name}");
     }
     assert_eq!(short(linker.dns, &question("left")).await, "a.example.com.");
-    external_target(&cluster, &target, &object("left"), "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object("left"), "a.example.com").await;
     assert_eq!(short(linker.dns, &question("back")).await, "a.example.com.");
 }

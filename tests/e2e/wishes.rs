@@ -8,9 +8,9 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
-async fn ask_for(cluster: &Cluster, namespace: &str, name: &str, hostnames: Option<&str>) {
+async fn request_hostnames(cluster: &Cluster, namespace: &str, name: &str, hostnames: Option<&str>) {
     let patch = json!({"metadata": {"annotations": {"linker.hsj.com/hostname": hostnames}}});
     cluster.patch_service(namespace, name, patch).await;
 }
@@ -28,7 +28,13 @@ async fn load_balancer_has_the_dns_names_of_its_annotation() {
     linker.ready().await;
     balancer(&cluster, &namespace, "web", "a.example.com").await;
     let zone = format!("{namespace}.lb.internal");
-    ask_for(&cluster, &namespace, "web", Some(&format!("shop.{zone},*.apps.{zone},shop.example.com"))).await;
+    request_hostnames(
+        &cluster,
+        &namespace,
+        "web",
+        Some(&format!("shop.{zone},*.apps.{zone},shop.example.com")),
+    )
+    .await;
     answers(linker.dns, &format!("shop.{zone}. CNAME"), "a.example.com.").await;
     assert_eq!(short(linker.dns, &format!("x.apps.{zone}. CNAME")).await, "a.example.com.");
     assert_eq!(short(linker.dns, &format!("apps.{zone}. CNAME")).await, "No Error");
@@ -39,7 +45,7 @@ async fn load_balancer_has_the_dns_names_of_its_annotation() {
     // The custom names follow a new target, and are removed with the annotation.
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
     answers(linker.dns, &format!("shop.{zone}. CNAME"), "b.example.com.").await;
-    ask_for(&cluster, &namespace, "web", None).await;
+    request_hostnames(&cluster, &namespace, "web", None).await;
     answers(linker.dns, &format!("shop.{zone}. CNAME"), "Non-Existent Domain").await;
     assert_eq!(short(linker.dns, &format!("x.apps.{zone}. CNAME")).await, "Non-Existent Domain");
 }
@@ -59,7 +65,7 @@ async fn owner_keeps_its_custom_name_over_restarts() {
     tokio::time::sleep(Duration::from_millis(1100)).await;
     balancer(&cluster, &other, "young", "young.example.com").await;
     let wanted = format!("shop.{zone},web.{zone},old-{zone}");
-    ask_for(&cluster, &other, "young", Some(&wanted)).await;
+    request_hostnames(&cluster, &other, "young", Some(&wanted)).await;
     answers(linker.dns, &format!("shop.{zone}. CNAME"), "young.example.com.").await;
     assert_eq!(short(linker.dns, &format!("web.{zone}. CNAME")).await, "web.example.com.");
     assert_eq!(short(linker.dns, &format!("old-{zone}. CNAME")).await, "old.example.com.");
@@ -83,7 +89,7 @@ async fn owner_keeps_its_custom_name_over_restarts() {
         .await;
     noted(Some(&format!("shop.{zone}"))).await;
     // ... so an older load balancer that requests the name later doesn't get it, before and after a restart.
-    ask_for(&cluster, &namespace, "old", Some(&format!("shop.{zone}"))).await;
+    request_hostnames(&cluster, &namespace, "old", Some(&format!("shop.{zone}"))).await;
     eventually("that it lacks a name, as the other one does", || async {
         (linker.metric("lb_linker_names_lost") == Some(2.0)).then_some(())
     })
@@ -95,7 +101,7 @@ async fn owner_keeps_its_custom_name_over_restarts() {
         linker.ready().await;
     }
     // When the owner no longer requests the name, the other load balancer gets it.
-    ask_for(&cluster, &other, "young", None).await;
+    request_hostnames(&cluster, &other, "young", None).await;
     answers(linker.dns, &format!("shop.{zone}. CNAME"), "old.example.com.").await;
     noted(None).await;
 }
@@ -108,7 +114,7 @@ async fn unlisted_namespace_gets_names_in_its_own_domain_only() {
     let args = [&args[..], &["--hostname-annotations", "coredns.io/hostname"]].concat();
     let linker = Linker::in_cluster(plane, &target, &args);
     balancer(&cluster, &plain, "web", "plain.example.com").await;
-    ask_for(&cluster, &plain, "web", Some(&format!("x.{listed}.lb.internal"))).await;
+    request_hostnames(&cluster, &plain, "web", Some(&format!("x.{listed}.lb.internal"))).await;
     let line = linker.line(&format!("Service {plain}/web: the DNS name in annotation")).await;
     assert!(line.contains("--hostname-namespaces"), "{line}");
     balancer(&cluster, &listed, "web", "listed.example.com").await;
@@ -129,7 +135,7 @@ async fn denied_target_leaves_the_previous_target_in_force() {
     let mut linker = Linker::in_cluster(plane, &target, &args);
     balancer(&cluster, &namespace, "web", "a.example.com").await;
     let object = format!("web-{namespace}-ext");
-    external_target(&cluster, &target, &object, "a.example.com").await;
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     let version = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
     let question = format!("web.{namespace}.lb.internal. CNAME");
     for (ingress, why) in [
@@ -175,7 +181,7 @@ async fn manual_external_name_service_is_adopted_in_place() {
         .await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "0s"]);
     balancer(&cluster, &namespace, "web", "a.example.com").await;
-    let adopted = external_target(&cluster, &target, &object, "a.example.com").await;
+    let adopted = wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     assert_eq!(adopted.metadata.uid, made.metadata.uid);
     assert_eq!(adopted.metadata.labels.unwrap()["team"], "shop");
     linker.line(&format!("external target {target}/{object}: adopted → a.example.com")).await;

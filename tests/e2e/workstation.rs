@@ -6,7 +6,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::external_target;
+use crate::story::wait_for_external_target;
 
 async fn balancer(cluster: &Cluster, namespace: &str) {
     cluster.create_load_balancer(namespace, "web").await;
@@ -68,7 +68,7 @@ async fn in_a_pod_or_with_an_election_writes_are_made() {
         let args = [&args[..], &["--watch-namespaces", &namespace], more].concat();
         let linker = Linker::start_bare(variables, args);
         balancer(&cluster, &namespace).await;
-        external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+        wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
         assert_eq!(linker.logged("nothing is written"), 0, "{:#?}", linker.log());
     }
 }

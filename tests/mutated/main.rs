@@ -27,7 +27,7 @@ const QUESTIONS: u64 = 1_000_000;
 const REPLIES: u64 = 200_000;
 const COREFILES: u64 = 30_000;
 /// The time after which a packet counts as hanging. It is generous for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The numbers of packets by outcome.
 type Tally = BTreeMap<String, u64>;
@@ -84,7 +84,7 @@ impl Run {
         }
     }
 
-    /// Waits for the results of all workers. Panics if a worker stays at one packet for [`PATIENCE`].
+    /// Waits for the results of all workers. Panics if a worker stays at one packet for [`HANG_TIMEOUT`].
     fn gather(&self, results: &mpsc::Receiver<Tally>) -> Tally {
         let mut all = Tally::new();
         let mut seen = self.at();
@@ -94,7 +94,7 @@ impl Run {
                 match results.recv_timeout(Duration::from_secs(1)) {
                     Ok(tally) => break tally,
                     Err(mpsc::RecvTimeoutError::Disconnected) => panic!("see above for what is wrong"),
-                    Err(mpsc::RecvTimeoutError::Timeout) if since.elapsed() < PATIENCE => {}
+                    Err(mpsc::RecvTimeoutError::Timeout) if since.elapsed() < HANG_TIMEOUT => {}
                     Err(mpsc::RecvTimeoutError::Timeout) => {
                         let now = self.at();
                         let stays = |number: &&u64| **number != DONE && seen.contains(number);

@@ -5,7 +5,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt, SeedableRng};
 
 /// Values with a meaning in DNS messages: lengths, counts, label types, pointers, OPT, TSIG, classes.
-const TELLING: [u16; 16] =
+const SPECIAL_VALUES: [u16; 16] =
     [0, 1, 2, 12, 41, 63, 64, 250, 254, 255, 0x0fff, 0x7fff, 0x8000, 0xc000, 0xc00c, 0xffff];
 /// The maximum size of a generated packet, in bytes.
 const LONGEST: usize = 4096;
@@ -40,7 +40,7 @@ fn mutate(packet: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SmallRng) {
         }
         // Overwrite a count in the header, or any two bytes.
         8 if length >= 12 => put(packet, 4 + 2 * rng.random_range(0..4), rng.random_range(0..4)),
-        9 if rest > 1 => put(packet, at, *TELLING.choose(rng).unwrap_or(&0)),
+        9 if rest > 1 => put(packet, at, *SPECIAL_VALUES.choose(rng).unwrap_or(&0)),
         10 if rest > 0 => {
             let again = packet[at..at + rng.random_range(1..=rest)].to_vec();
             drop(packet.splice(at..at, again));

@@ -6,7 +6,7 @@ use hickory_proto::op::{Message, MessageType};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{RData, Record};
 
-use super::question::{Heard, Question};
+use super::question::{Question, Reply};
 
 /// The compared parts of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Difference {
 }
 
 impl Answer {
-    pub fn of(question: &Question, heard: &Heard) -> Self {
+    pub fn of(question: &Question, heard: &Reply) -> Self {
         let Some(bytes) = &heard.answer else { return Self { silence: true, ..Self::default() } };
         let message = Message::from_vec(bytes)
             .unwrap_or_else(|error| panic!("{}: {error}: {bytes:02x?}", question.text));

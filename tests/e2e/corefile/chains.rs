@@ -6,7 +6,7 @@ use hickory_proto::op::Message;
 use tokio::net::{TcpSocket, UdpSocket};
 use tokio::time::timeout;
 
-use super::server::{Server, Site, Which};
+use super::server::{CorefileDir, Program, Server};
 use crate::answers::manifests;
 use crate::harness::PATIENCE;
 use crate::harness::dns::{answers, ede, query, read_message, write_message};
@@ -61,7 +61,7 @@ async fn ask_from(client: [u8; 4], server: SocketAddr, question: &str) -> Vec<(V
 
 #[tokio::test]
 async fn acl_cuts_a_chain_for_blocked_clients() {
-    if Which::subject() == Which::CoreDns {
+    if Program::subject() == Program::CoreDns {
         return;
     }
     let links = [
@@ -69,8 +69,8 @@ async fn acl_cuts_a_chain_for_blocked_clients() {
         ("outer", "{hostname: inner.default.lb.internal}"),
         ("inner", "{ip: 192.0.2.7}"),
     ];
-    let site = Site::new(COREFILE, &[("manifests/services.yaml", &manifests(&links))]);
-    let server = Server::start(Which::Linker, &site).await;
+    let site = CorefileDir::new(COREFILE, &[("manifests/services.yaml", &manifests(&links))]);
+    let server = Server::start(Program::Linker, &site).await;
     for (name, chain, address) in [
         ("web", "via.example. hidden.example.", "192.0.2.9"),
         ("outer", "inner.default.lb.internal.", "192.0.2.7"),
@@ -134,11 +134,11 @@ const RULES: &str = "
 
 #[tokio::test]
 async fn acl_applies_to_aliases_and_addresses_of_srv_answers() {
-    if Which::subject() == Which::CoreDns {
+    if Program::subject() == Program::CoreDns {
         return;
     }
-    let site = Site::new(RULES, &[("manifests/services.yaml", SERVICES)]);
-    let server = Server::start(Which::Linker, &site).await;
+    let site = CorefileDir::new(RULES, &[("manifests/services.yaml", SERVICES)]);
+    let server = Server::start(Program::Linker, &site).await;
     let (ipv4, ipv6) = ("192.0.2.7", "2001:db8::7");
     answers(server.dns(), "d.default.lb.internal. A", ipv4).await;
     for (name, client, addresses, code) in [

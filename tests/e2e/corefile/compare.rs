@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use super::answer::{Answer, Difference};
 use super::expected::Expectations;
 use super::question::table;
-use super::server::{Server, Site, Which, check};
+use super::server::{CorefileDir, Program, Server, check};
 use super::upstreams::Upstreams;
 
 /// A Corefile and its queries.
@@ -23,7 +23,7 @@ pub struct Group {
 }
 
 /// If a query takes longer than this, the two servers may count TTLs down from different seconds.
-const HELD_UP: Duration = Duration::from_millis(500);
+const SLOW_QUERY: Duration = Duration::from_millis(500);
 
 /// Differences by group, question and field.
 type Found = BTreeMap<(String, String, &'static str), Difference>;
@@ -60,21 +60,23 @@ async fn differences_of(upstreams: &Upstreams, group: &Group) -> Found {
             *field == "ttl" && !Expectations::has(group, question, field)
         };
         attempts += 1;
-        if attempts == 5 || slowest < HELD_UP || !found.iter().any(unexpected) {
+        if attempts == 5 || slowest < SLOW_QUERY || !found.iter().any(unexpected) {
             return found;
         }
     }
 }
 
 async fn ask_both(upstreams: &Upstreams, group: &Group) -> (Found, Duration) {
-    let site =
-        upstreams.name(Site::new(group.corefile, group.files)).with("ZONE", "env.test").with("TIME", 44);
+    let site = upstreams
+        .name(CorefileDir::new(group.corefile, group.files))
+        .with("ZONE", "env.test")
+        .with("TIME", 44);
     let checked = check(&site);
     // A missing file keeps neither program from starting, but `check` reports it.
     let missing = String::from_utf8_lossy(&checked.stderr).trim_end().ends_with("doesn't exist yet");
     assert!(checked.status.success() || missing, "{}: {checked:?}", group.name);
     let (coredns, subject) =
-        tokio::join!(Server::start(Which::CoreDns, &site), Server::start(Which::subject(), &site));
+        tokio::join!(Server::start(Program::CoreDns, &site), Server::start(Program::subject(), &site));
     let (mut found, mut slowest) = (Found::new(), Duration::ZERO);
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     for question in table(group.questions) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::compare::Group;
-use super::server::Which;
+use super::server::Program;
 use super::{blocks, cache, forward, gates, hosts, rewrite, stub_domains, template};
 
 /// A reason for differences from CoreDNS, and the differences that it explains.
@@ -263,7 +263,9 @@ impl<'a> Expectations<'a> {
     /// Fails if there was an unexpected difference, or an expected difference is missing.
     pub fn check(mut self) {
         let here = all().filter(|(_, (group, _, _))| self.groups.contains(group));
-        for (at, line) in here.filter(|(at, _)| !self.met.contains(at) && Which::subject() == Which::Linker) {
+        for (at, line) in
+            here.filter(|(at, _)| !self.met.contains(at) && Program::subject() == Program::Linker)
+        {
             let reason = EXPECTED[at.0].reason;
             let _ = writeln!(
                 self.complaints,

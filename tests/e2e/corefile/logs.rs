@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::expected::Expectations;
 use super::question::{Question, table};
-use super::server::{Server, Site, Which};
+use super::server::{CorefileDir, Program, Server};
 use super::upstreams::Upstreams;
 use crate::harness::eventually;
 
@@ -229,9 +229,9 @@ fn lines(server: &Server) -> Vec<String> {
 #[tokio::test]
 async fn queries_and_errors_are_logged_as_coredns_does() {
     let upstreams = Upstreams::start().await;
-    let site = upstreams.name(Site::new(COREFILE, &[]));
+    let site = upstreams.name(CorefileDir::new(COREFILE, &[]));
     let (coredns, subject) =
-        tokio::join!(Server::start(Which::CoreDns, &site), Server::start(Which::subject(), &site));
+        tokio::join!(Server::start(Program::CoreDns, &site), Server::start(Program::subject(), &site));
     let before = [lines(&coredns), lines(&subject)];
     for question in table(QUESTIONS) {
         tokio::time::sleep(question.wait).await;
@@ -257,12 +257,12 @@ async fn queries_and_errors_are_logged_as_coredns_does() {
 
 #[tokio::test]
 async fn json_log_has_the_coredns_line_of_a_query_as_message() {
-    if Which::subject() == Which::CoreDns {
+    if Program::subject() == Program::CoreDns {
         return;
     }
     let corefile = ".:{$PORT} {\n bind 127.0.0.1\n log\n whoami\n}";
-    let site = Site::new(corefile, &[]).with("LB_LINKER_LOG_FORMAT", "json").with("RUST_LOG", "warn");
-    let server = Server::start(Which::Linker, &site).await;
+    let site = CorefileDir::new(corefile, &[]).with("LB_LINKER_LOG_FORMAT", "json").with("RUST_LOG", "warn");
+    let server = Server::start(Program::Linker, &site).await;
     Question::parse("a.test. A").ask(&server).await;
     let found = || async { server.log().into_iter().find(|line| line.contains("a.test.")) };
     let object: Value = serde_json::from_str(&eventually("the line of a query", found).await).unwrap();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::expected::Expectations;
 use super::question::table;
-use super::server::{Server, Site, Which};
+use super::server::{CorefileDir, Program, Server};
 use super::upstreams::Upstreams;
 
 const COREFILE: &str = "
@@ -210,9 +210,9 @@ fn is_alike(sample: &str) -> bool {
 #[tokio::test]
 async fn metrics_have_coredns_s_names_labels_and_values() {
     let upstreams = Upstreams::start().await;
-    let site = upstreams.name(Site::new(COREFILE, &[]));
+    let site = upstreams.name(CorefileDir::new(COREFILE, &[]));
     let (coredns, subject) =
-        tokio::join!(Server::start(Which::CoreDns, &site), Server::start(Which::subject(), &site));
+        tokio::join!(Server::start(Program::CoreDns, &site), Server::start(Program::subject(), &site));
     for question in table(QUESTIONS) {
         tokio::join!(question.ask(&coredns), question.ask(&subject));
     }

@@ -59,7 +59,7 @@ pub struct Question {
 
 /// The result of a query.
 #[derive(Clone, Debug)]
-pub struct Heard {
+pub struct Reply {
     /// The answer, or `None` if there was none.
     pub answer: Option<Vec<u8>>,
     pub took: Duration,
@@ -157,7 +157,7 @@ impl Question {
         question
     }
 
-    pub async fn ask(&self, server: &Server) -> Heard {
+    pub async fn ask(&self, server: &Server) -> Reply {
         let server = SocketAddr::new(self.to, server.port(self.port));
         let since = Instant::now();
         let patience = if self.silent { SILENCE } else { PATIENCE };
@@ -187,7 +187,7 @@ impl Question {
             };
             timeout(patience, read).await.unwrap_or_default()
         };
-        Heard { answer, took: since.elapsed() }
+        Reply { answer, took: since.elapsed() }
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::question::Question;
-use super::server::{Server, Site, Which};
+use super::server::{CorefileDir, Program, Server};
 use super::upstreams::Upstreams;
 use crate::harness::dns::{read_message, write_message};
 use crate::harness::{PATIENCE, eventually, linker};
@@ -55,11 +55,11 @@ async fn becomes(server: &Server, expected: &str) {
     eventually(&format!("the version {expected}"), look).await;
 }
 
-fn both() -> Vec<Which> {
-    if Which::subject() == Which::CoreDns {
-        vec![Which::CoreDns]
+fn both() -> Vec<Program> {
+    if Program::subject() == Program::CoreDns {
+        vec![Program::CoreDns]
     } else {
-        vec![Which::CoreDns, Which::Linker]
+        vec![Program::CoreDns, Program::Linker]
     }
 }
 
@@ -74,7 +74,7 @@ async fn ttl(server: &Server, question: &str) -> u32 {
 async fn edited_corefile_takes_effect_unless_it_is_invalid() {
     let upstreams = Upstreams::start().await;
     for which in both() {
-        let site = upstreams.name(Site::new(&corefile("one"), &[]));
+        let site = upstreams.name(CorefileDir::new(&corefile("one"), &[]));
         let server = Server::start(which, &site).await;
         becomes(&server, "one").await;
         assert_eq!(server.metric("coredns_reload_failed_total"), Some(0.0), "{which:?}");
@@ -84,7 +84,7 @@ async fn edited_corefile_takes_effect_unless_it_is_invalid() {
         eprintln!("corefile: {which:?} has read an edited Corefile after {:?}", since.elapsed());
 
         // After a failed reload CoreDNS no longer listens on its HTTP ports, as its manual says.
-        if which == Which::CoreDns {
+        if which == Program::CoreDns {
             continue;
         }
         // An unknown plugin, invalid arguments, and a syntax error.
@@ -114,7 +114,7 @@ async fn edited_corefile_takes_effect_unless_it_is_invalid() {
 async fn symlink_of_a_config_map_may_be_replaced() {
     let upstreams = Upstreams::start().await;
     for which in both() {
-        let site = upstreams.name(Site::new("", &[("..1/Corefile", &corefile("one"))]));
+        let site = upstreams.name(CorefileDir::new("", &[("..1/Corefile", &corefile("one"))]));
         // The kubelet's AtomicWriter: Corefile -> ..data/Corefile, ..data -> ..1, and `..data` is replaced.
         let mounted = site.path();
         fs::remove_file(mounted.join("Corefile")).unwrap();
@@ -138,7 +138,7 @@ async fn sigusr1_reloads_at_once_even_without_the_plugin() {
     let upstreams = Upstreams::start().await;
     for which in both() {
         let without = |version| corefile(version).replace("reload 2s 1s", "");
-        let site = upstreams.name(Site::new(&without("one"), &[]));
+        let site = upstreams.name(CorefileDir::new(&without("one"), &[]));
         let mut server = Server::start(which, &site).await;
         becomes(&server, "one").await;
         for words in ["two", "three"] {
@@ -175,7 +175,7 @@ async fn imports_and_hosts_files_are_reloaded() {
             format!("template IN TXT {{\n answer \"{{{{ .Name }}}} 60 IN TXT {version}\"\n}}\n")
         };
         let files = [("parts/a.txt", &*part("one")), ("hosts.txt", "192.0.2.1 one.hosts.test\n")];
-        let site = upstreams.name(Site::new(corefile, &files));
+        let site = upstreams.name(CorefileDir::new(corefile, &files));
         let server = Server::start(which, &site).await;
         becomes(&server, "one").await;
         site.write("parts/a.txt", &part("two"));
@@ -196,7 +196,7 @@ async fn imports_and_hosts_files_are_reloaded() {
 /// CoreDNS rebuilds every block; lb-linker keeps unchanged blocks.
 #[tokio::test]
 async fn reload_keeps_only_the_caches_of_unchanged_blocks() {
-    if Which::subject() == Which::CoreDns {
+    if Program::subject() == Program::CoreDns {
         return;
     }
     let upstreams = Upstreams::start().await;
@@ -214,8 +214,8 @@ async fn reload_keeps_only_the_caches_of_unchanged_blocks() {
         }}"
             )
     };
-    let site = upstreams.name(Site::new(&two_blocks("one"), &[]));
-    let mut server = Server::start(Which::Linker, &site).await;
+    let site = upstreams.name(CorefileDir::new(&two_blocks("one"), &[]));
+    let mut server = Server::start(Program::Linker, &site).await;
     becomes(&server, "one").await;
     assert_eq!(ttl(&server, "a.example.org. A").await, 60);
     assert_eq!(ttl(&server, "x.long.test. A").await, 3600);
@@ -232,12 +232,12 @@ async fn reload_keeps_only_the_caches_of_unchanged_blocks() {
 /// CoreDNS closes connections at a reload.
 #[tokio::test]
 async fn tcp_connection_survives_reloads() {
-    if Which::subject() == Which::CoreDns {
+    if Program::subject() == Program::CoreDns {
         return;
     }
     let upstreams = Upstreams::start().await;
-    let site = upstreams.name(Site::new(&corefile("0"), &[]));
-    let mut server = Server::start(Which::Linker, &site).await;
+    let site = upstreams.name(CorefileDir::new(&corefile("0"), &[]));
+    let mut server = Server::start(Program::Linker, &site).await;
     let mut stream = TcpStream::connect(server.dns()).await.unwrap();
     for reload in 1..=5 {
         let expected = reload.to_string();
@@ -276,7 +276,7 @@ async fn reload_adds_and_removes_blocks_and_ports() {
                 bind 127.0.0.1
                 whoami
             }";
-        let site = upstreams.name(Site::new(first, &[]));
+        let site = upstreams.name(CorefileDir::new(first, &[]));
         let mut server = Server::start(which, &site).await;
         becomes(&server, "one").await;
         let more = |server: &Server| {

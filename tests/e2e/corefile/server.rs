@@ -24,12 +24,12 @@ const PORTS: [&str; 7] = ["PORT", "PORT2", "PORT3", "TLS", "METRICS", "HEALTH", 
 
 /// The program that a test runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum Program {
     CoreDns,
     Linker,
 }
 
-impl Which {
+impl Program {
     /// Returns the program that is compared with CoreDNS: lb-linker, or CoreDNS itself with
     /// `COREFILE_SUBJECT=coredns`.
     pub fn subject() -> Self {
@@ -43,12 +43,12 @@ impl Which {
 
 /// A directory with a Corefile and the files that the Corefile needs.
 #[derive(Debug)]
-pub struct Site {
+pub struct CorefileDir {
     directory: TempDir,
     variables: BTreeMap<String, String>,
 }
 
-impl Site {
+impl CorefileDir {
     /// Creates a directory with a Corefile and these files.
     pub fn new(corefile: &str, files: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ pub struct Server {
 impl Server {
     /// Starts a program with the Corefile of a directory, and waits until the program listens on all ports in the
     /// Corefile.
-    pub async fn start(which: Which, site: &Site) -> Self {
+    pub async fn start(which: Program, site: &CorefileDir) -> Self {
         let ports: BTreeMap<_, _> =
             PORTS.into_iter().map(|name| (name, HeldPort::take().expect("a free port"))).collect();
         let mut command = command(which, site);
@@ -196,14 +196,14 @@ impl Server {
     }
 }
 
-fn command(which: Which, site: &Site) -> Command {
+fn command(which: Program, site: &CorefileDir) -> Command {
     let mut command = match which {
-        Which::CoreDns => {
+        Program::CoreDns => {
             let mut command = Command::new(&programs().coredns);
             command.arg("-conf").arg(site.corefile());
             command
         }
-        Which::Linker => {
+        Program::Linker => {
             let mut command = linker::bare();
             command.args(["run", "--corefile"]).arg(site.corefile());
             // The Services come from a cluster if the environment has a kubeconfig, otherwise from files.
@@ -227,7 +227,7 @@ fn follow(stream: impl Read + Send + 'static, log: &Arc<Mutex<Vec<String>>>) -> 
 }
 
 /// Runs `lb-linker check` on the Corefile of a directory, with arbitrary ports.
-pub fn check(site: &Site) -> Output {
+pub fn check(site: &CorefileDir) -> Output {
     let mut command = linker::bare();
     command.args(["check", "--corefile"]).arg(site.corefile());
     command.arg("--manifests").arg(site.manifests());

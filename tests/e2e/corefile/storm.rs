@@ -14,7 +14,7 @@ use hickory_proto::rr::RData;
 use nix::sys::signal::Signal;
 
 use super::question::Question;
-use super::server::{Server, Site, Which};
+use super::server::{CorefileDir, Program, Server};
 use super::upstreams::Upstreams;
 use crate::harness::{PATIENCE, eventually};
 
@@ -120,9 +120,9 @@ async fn version(server: &Server) -> u32 {
 
 #[tokio::test]
 async fn hundred_reloads_under_load_lose_no_query() {
-    let which = Which::subject();
+    let which = Program::subject();
     let upstreams = Upstreams::start().await;
-    let site = upstreams.name(Site::new(&corefile(0), &[]));
+    let site = upstreams.name(CorefileDir::new(&corefile(0), &[]));
     let mut server = Server::start(which, &site).await;
     let names = ["x.changing.test. A", "staying.test. A", "a.example.org. A", "b.example.org. AAAA edns"];
     let questions: Vec<Vec<u8>> = names.iter().map(|text| Question::parse(text).message).collect();

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::answer::Answer;
 use super::compare::{Group, compare};
 use super::question::{Question, table};
-use super::server::{Server, Site, Which, check};
+use super::server::{CorefileDir, Program, Server, check};
 use super::upstreams::Upstreams;
 use crate::answers::manifests;
 use crate::harness::cluster::Ingress;
@@ -48,11 +48,11 @@ const STUB: &str = "
 
 #[tokio::test]
 async fn coredns_forwards_lb_internal_to_lb_linker() {
-    if Which::subject() == Which::CoreDns {
+    if Program::subject() == Program::CoreDns {
         return;
     }
     let upstreams = Upstreams::start().await;
-    let site = upstreams.name(Site::new(LINKS, &[]));
+    let site = upstreams.name(CorefileDir::new(LINKS, &[]));
     let links = [
         ("web", "{hostname: a.example.org}"),
         ("both", "{hostname: chain.example.org}"),
@@ -61,12 +61,13 @@ async fn coredns_forwards_lb_internal_to_lb_linker() {
         ("ips", "{ip: 192.0.2.200}, {ip: '2001:db8::200'}"),
     ];
     site.write("manifests/services.yaml", &manifests(&links));
-    let linker = Server::start(Which::Linker, &site).await;
+    let linker = Server::start(Program::Linker, &site).await;
     answers(linker.dns(), "web-default.lb.internal. CNAME", "a.example.org.").await;
     for option in ["force_tcp", "prefer_udp", "max_concurrent 1000"] {
-        let site =
-            upstreams.name(Site::new(&STUB.replace("OPTION", option), &[])).with("LINKER", linker.dns());
-        let coredns = Server::start(Which::CoreDns, &site).await;
+        let site = upstreams
+            .name(CorefileDir::new(&STUB.replace("OPTION", option), &[]))
+            .with("LINKER", linker.dns());
+        let coredns = Server::start(Program::CoreDns, &site).await;
         let (dns, linker) = (coredns.dns(), linker.dns());
         for (question, expected) in [
             ("web-default.lb.internal. A", "a.example.org. 192.0.2.10"),
@@ -108,19 +109,19 @@ async fn coredns_forwards_lb_internal_to_lb_linker() {
 
 #[tokio::test]
 async fn coredns_forwards_to_lb_linker_from_an_unlisted_address() {
-    if Which::subject() == Which::CoreDns {
+    if Program::subject() == Program::CoreDns {
         return;
     }
     let upstreams = Upstreams::start().await;
     let links = LINKS.replace("        cache 30\n", "        clients 192.0.2.0/24\n        cache 30\n");
-    let site = upstreams.name(Site::new(&links, &[]));
+    let site = upstreams.name(CorefileDir::new(&links, &[]));
     site.write("manifests/services.yaml", &manifests(&[("web", "{hostname: a.example.org}")]));
-    let linker = Server::start(Which::Linker, &site).await;
+    let linker = Server::start(Program::Linker, &site).await;
     answers(linker.dns(), "web-default.lb.internal. CNAME", "a.example.org.").await;
     let site = upstreams
-        .name(Site::new(&STUB.replace("OPTION", "max_concurrent 1000"), &[]))
+        .name(CorefileDir::new(&STUB.replace("OPTION", "max_concurrent 1000"), &[]))
         .with("LINKER", linker.dns());
-    let coredns = Server::start(Which::CoreDns, &site).await;
+    let coredns = Server::start(Program::CoreDns, &site).await;
     for (server, question, expected) in [
         (coredns.dns(), "web-default.lb.internal. A", "a.example.org. 192.0.2.10"),
         (coredns.dns(), "a.example.org. A", "192.0.2.10"),
@@ -160,8 +161,8 @@ impl Cluster {
                 }
             }";
         let kubeconfig = plane.admin_kubeconfig();
-        let site = Site::new(corefile, &[]).with("KUBECONFIG", kubeconfig.display());
-        let kubernetes = Server::start(Which::CoreDns, &site).await;
+        let site = CorefileDir::new(corefile, &[]).with("KUBECONFIG", kubeconfig.display());
+        let kubernetes = Server::start(Program::CoreDns, &site).await;
         let known = format!("plain.{namespace}.svc.cluster.local. A");
         eventually(&known, || async {
             let answer = ask_udp(kubernetes.dns(), &query(&known)).await;
@@ -206,8 +207,8 @@ async fn lb_linker_forwards_cluster_local_to_coredns() {
                 force_tcp
             }
         }";
-    let site = Site::new(corefile, &[]).with("KUBERNETES", cluster.kubernetes.dns());
-    let subject = Server::start(Which::subject(), &site).await;
+    let site = CorefileDir::new(corefile, &[]).with("KUBERNETES", cluster.kubernetes.dns());
+    let subject = Server::start(Program::subject(), &site).await;
     for question in cluster.questions() {
         let ask = async |server| Answer::of(&question, &question.ask(server).await);
         // The plugin `kubernetes` uses the time in seconds as SOA serial: it must not change between the queries.
@@ -235,7 +236,7 @@ async fn lb_linker_forwards_cluster_local_to_coredns() {
 /// lb-linker. The Service name of the external target resolves, too.
 #[tokio::test]
 async fn load_balancer_resolves_through_the_cluster_dns() {
-    if Which::subject() == Which::CoreDns {
+    if Program::subject() == Program::CoreDns {
         return;
     }
     let (plane, cluster, target) = cluster_with_target().await;
@@ -245,7 +246,7 @@ async fn load_balancer_resolves_through_the_cluster_dns() {
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.org")]).await;
     let upstreams = Upstreams::start().await;
     let site = upstreams
-        .name(Site::new(LINKS, &[]))
+        .name(CorefileDir::new(LINKS, &[]))
         .with(
             "LB_LINKER_KUBECONFIG",
             plane.kubeconfig_for_service_account("lb-linker", "lb-linker").display(),
@@ -254,7 +255,7 @@ async fn load_balancer_resolves_through_the_cluster_dns() {
         // Outside a Pod lb-linker writes nothing by default.
         .with("LB_LINKER_SYNC", "on")
         .with("LB_LINKER_MAX_DELETES", "unlimited");
-    let linker = Server::start(Which::Linker, &site).await;
+    let linker = Server::start(Program::Linker, &site).await;
     let corefile = "
         .:{$PORT} {
             bind 127.0.0.1
@@ -267,10 +268,10 @@ async fn load_balancer_resolves_through_the_cluster_dns() {
         }";
     let kubeconfig = plane.admin_kubeconfig();
     let site = upstreams
-        .name(Site::new(corefile, &[]))
+        .name(CorefileDir::new(corefile, &[]))
         .with("LINKER", linker.dns())
         .with("KUBECONFIG", kubeconfig.display());
-    let coredns = Server::start(Which::CoreDns, &site).await;
+    let coredns = Server::start(Program::CoreDns, &site).await;
     let found = "a.example.org. 192.0.2.10";
     answers(coredns.dns(), &format!("web-{namespace}.lb.internal. A"), found).await;
     answers(coredns.dns(), &format!("web.{namespace}.lb.internal. A"), found).await;
@@ -353,11 +354,11 @@ pub const GROUPS: &[Group] = &[Group {
 #[tokio::test]
 async fn node_local_dnscache_corefile_is_valid_and_answers() {
     compare(GROUPS).await;
-    if Which::subject() == Which::CoreDns {
+    if Program::subject() == Program::CoreDns {
         return;
     }
     // `check` sends no queries and opens no sockets, so unreachable addresses are no error.
-    let site = Site::new(GROUPS[0].corefile, &[]).with("UPSTREAM", "192.0.2.1:53");
+    let site = CorefileDir::new(GROUPS[0].corefile, &[]).with("UPSTREAM", "192.0.2.1:53");
     let checked = check(&site);
     assert!(checked.status.success(), "{checked:?}");
     let printed = String::from_utf8(checked.stdout).unwrap();

@@ -6,16 +6,16 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::{A, CNAME, SOA};
 use hickory_proto::rr::{Name, RData, Record};
 
-use super::server::{Server, Site, Which};
+use super::server::{CorefileDir, Program, Server};
 use crate::harness::dns::{FaultyUpstream, address, error};
 use crate::harness::port::HeldPort;
 
 /// The upstreams of all cases, which both programs share.
 pub struct Upstreams {
     /// `{$UPSTREAM}`: a real CoreDNS with zones.
-    pub cloud: Server,
+    pub coredns: Server,
     /// `{$ODD}`: an upstream that takes the kind of its answer from the first label of the name.
-    pub odd: FaultyUpstream,
+    pub faulty: FaultyUpstream,
     /// `{$DEAD}`: a port without a server.
     pub dead: HeldPort,
 }
@@ -23,14 +23,14 @@ pub struct Upstreams {
 impl Upstreams {
     pub async fn start() -> Self {
         let zones = [("db.example.org", &*example_org()), ("db.192", REVERSE), ("db.cluster", CLUSTER)];
-        let site = Site::new(CLOUD, &zones);
-        let cloud = Server::start(Which::CoreDns, &site).await;
-        Self { cloud, odd: FaultyUpstream::start(odd).await, dead: HeldPort::take().unwrap() }
+        let site = CorefileDir::new(CLOUD, &zones);
+        let cloud = Server::start(Program::CoreDns, &site).await;
+        Self { coredns: cloud, faulty: FaultyUpstream::start(odd).await, dead: HeldPort::take().unwrap() }
     }
 
     /// Sets the variables with the upstreams' addresses for a Corefile.
-    pub fn name(&self, site: Site) -> Site {
-        let Self { cloud, odd, dead } = self;
+    pub fn name(&self, site: CorefileDir) -> CorefileDir {
+        let Self { coredns: cloud, faulty: odd, dead } = self;
         site.with("UPSTREAM", cloud.dns()).with("ODD", odd.address).with("DEAD", dead.local())
     }
 }

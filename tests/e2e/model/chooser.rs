@@ -10,14 +10,14 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 
 use super::operations::{ADOPTION, Action, HOSTNAMES, Operation, Outcome, SOURCE, TARGET_POLICY};
-use super::rules::{Model, first_choice, surely_has_target};
-use super::world::{Balancer, Kind};
+use super::rules::{Model, default_name, surely_has_target};
+use super::world::{Balancer, ServiceType};
 
 /// The namespaces and Services that a test may use.
 pub struct Universe {
     pub namespaces: Vec<String>,
     /// Services without name clashes.
-    free: Vec<ServiceKey>,
+    without_clashes: Vec<ServiceKey>,
     /// Groups of Services with the same default name.
     groups: Vec<Vec<ServiceKey>>,
     /// One Service in each namespace that changes last: when lb-linker has seen the marker's change, lb-linker has
@@ -46,7 +46,7 @@ impl Universe {
             vec![key(&z, "-w-y"), key(&y_z, "-w"), key(&w_y_z, "")]
         }));
         for group in &groups {
-            assert!(group.iter().all(|key| first_choice(key) == first_choice(&group[0])));
+            assert!(group.iter().all(|key| default_name(key) == default_name(&group[0])));
         }
         // The dashed labels fit and clash; the names of the external targets are cut and don't clash.
         let head = "k".repeat(61 - "-y-".len() - z.len());
@@ -54,11 +54,16 @@ impl Universe {
         let namespaces = vec![z, y_z, w_y_z, long];
         let markers = namespaces.iter().map(|namespace| ServiceKey::new(namespace, "marker")).collect();
         let followers = if SOURCE { many(&namespaces[0], "follower-", 4) } else { Vec::new() };
-        Self { namespaces, free, groups, markers, followers }
+        Self { namespaces, without_clashes: free, groups, markers, followers }
     }
 
     pub fn keys(&self) -> BTreeSet<ServiceKey> {
-        self.free.iter().chain(self.groups.iter().flatten()).chain(&self.markers).cloned().collect()
+        self.without_clashes
+            .iter()
+            .chain(self.groups.iter().flatten())
+            .chain(&self.markers)
+            .cloned()
+            .collect()
     }
 }
 
@@ -79,7 +84,7 @@ pub struct Restart {
 
 /// Generates operations. The generator depends only on its earlier choices, never on the outcomes, so that a seed
 /// determines all operations.
-pub struct Chooser {
+pub struct Generator {
     random: StdRng,
     on_delete: OnDelete,
     /// The Services after all generated operations.
@@ -88,20 +93,20 @@ pub struct Chooser {
     strangers: BTreeSet<ServiceKey>,
     /// The number of manual changes of a link's objects since the link last changed. lb-linker delays repairs when
     /// there are many.
-    spoiled: BTreeMap<ServiceKey, usize>,
+    manual_changes: BTreeMap<ServiceKey, usize>,
     /// Services that must not change again before the next quiet point.
     frozen: BTreeSet<ServiceKey>,
     number: usize,
 }
 
-impl Chooser {
+impl Generator {
     pub fn new(seed: u64, on_delete: OnDelete) -> Self {
         Self {
             random: StdRng::seed_from_u64(seed),
             on_delete,
             planned: Model::new(on_delete),
             strangers: BTreeSet::new(),
-            spoiled: BTreeMap::new(),
+            manual_changes: BTreeMap::new(),
             frozen: BTreeSet::new(),
             number: 0,
         }
@@ -162,10 +167,10 @@ impl Chooser {
 
     /// Returns an operation that sets one hostname for a link with an ambiguous target. Later choices don't depend on
     /// this operation.
-    pub fn decide(&self, key: &ServiceKey) -> Option<Operation> {
+    pub fn disambiguate(&self, key: &ServiceKey) -> Option<Operation> {
         let balancer = self.planned.balancers.get(key)?;
         let hosts = vec![format!("decided-{}.example.com", self.number)];
-        (balancer.kind == Kind::LoadBalancer)
+        (balancer.kind == ServiceType::LoadBalancer)
             .then(|| Operation { key: key.clone(), action: Action::SetHosts(hosts) })
     }
 
@@ -175,7 +180,8 @@ impl Chooser {
             let action = if self.planned.followers.contains_key(&key) {
                 Action::Unfollow
             } else {
-                let source = universe.free.choose(&mut self.random).expect("there are some").clone();
+                let source =
+                    universe.without_clashes.choose(&mut self.random).expect("there are some").clone();
                 Action::Follow { source, lead: self.host() }
             };
             // A follower is created or deleted at most once between two quiet points.
@@ -184,7 +190,7 @@ impl Chooser {
             }
             return;
         }
-        let key = universe.free.choose(&mut self.random).expect("there are some").clone();
+        let key = universe.without_clashes.choose(&mut self.random).expect("there are some").clone();
         if !self.frozen.contains(&key) {
             self.choose(operations, &key, None);
         }
@@ -201,13 +207,13 @@ impl Chooser {
             None => self.for_absent(key, group.is_some()),
             Some(balancer) => self.for_present(key, balancer, group),
         };
-        let spoiled = self.spoiled.get(key).copied().unwrap_or(0);
+        let spoiled = self.manual_changes.get(key).copied().unwrap_or(0);
         let choices: Vec<_> =
             choices.into_iter().filter(|(_, action)| spoiled < 3 || !action.is_by_hand()).collect();
         let action = choices.choose_weighted(&mut self.random, |(weight, _)| *weight);
         let action = action.expect("there is always something").1.clone();
         let begins = matches!(action, Action::Create | Action::Recreate)
-            || matches!(action, Action::ChangeType(Kind::LoadBalancer));
+            || matches!(action, Action::ChangeType(ServiceType::LoadBalancer));
         self.plan(operations, key, action);
         if begins && self.random.random_bool(0.75) {
             let action = if self.random.random_bool(0.7) {
@@ -241,9 +247,9 @@ impl Chooser {
         if balancer.terminating {
             return vec![(1, Action::Release)];
         }
-        if balancer.kind != Kind::LoadBalancer {
+        if balancer.kind != ServiceType::LoadBalancer {
             return vec![
-                (60, Action::ChangeType(Kind::LoadBalancer)),
+                (60, Action::ChangeType(ServiceType::LoadBalancer)),
                 (20, Action::Delete),
                 (10, Action::Misdirect(self.host())),
             ];
@@ -261,8 +267,8 @@ impl Chooser {
             (if balancer.hidden { 40 } else { 0 }, Action::Show),
             (if balancer.hidden { 0 } else { 3 }, Action::Hide),
             (3, Action::Hold),
-            (3, Action::ChangeType(Kind::ClusterIp)),
-            (3, Action::ChangeType(Kind::ExternalName)),
+            (3, Action::ChangeType(ServiceType::ClusterIp)),
+            (3, Action::ChangeType(ServiceType::ExternalName)),
             (6, Action::Misdirect(self.host())),
             (4, Action::DeleteObject),
         ];
@@ -305,9 +311,9 @@ impl Chooser {
             _ => {}
         }
         if action.is_by_hand() {
-            *self.spoiled.entry(key.clone()).or_default() += 1;
+            *self.manual_changes.entry(key.clone()).or_default() += 1;
         } else if matches!(action, Action::SetHosts(_) | Action::SetAddresses(_) | Action::Recreate) {
-            self.spoiled.remove(key);
+            self.manual_changes.remove(key);
         }
         if matches!(action, Action::Distort(_) | Action::StripSlice) {
             self.frozen.insert(key.clone());

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::observe::{owner, version};
 use super::operations::{Action, Operation, Outcome};
-use super::rules::first_choice;
-use super::world::Kind;
+use super::rules::default_name;
+use super::world::ServiceType;
 use crate::harness::cluster::{Cluster, Ingress};
 
 /// The label that the test's `--service-selector` excludes.
@@ -19,13 +19,13 @@ pub const HIDDEN: &str = "model.example.com/hidden";
 const FINALIZER: &str = "model.example.com/hold";
 
 #[derive(Clone)]
-pub struct Hands {
+pub struct Executor {
     pub cluster: Cluster,
     pub target_namespace: String,
 }
 
-impl Hands {
-    pub async fn carry_out(&self, operation: &Operation) -> Outcome {
+impl Executor {
+    pub async fn execute(&self, operation: &Operation) -> Outcome {
         let Operation { key, action } = operation;
         let (cluster, namespace, name) = (&self.cluster, key.namespace(), key.name());
         let patch = |patch: Value| cluster.patch_service(namespace, name, patch);
@@ -55,10 +55,10 @@ impl Hands {
             Action::SetPort(port) => drop(patch(json!({"spec": {"ports": [port_of(*port)]}})).await),
             Action::ChangeType(kind) => {
                 let spec = match kind {
-                    Kind::LoadBalancer => json!({"type": "LoadBalancer", "externalName": null,
+                    ServiceType::LoadBalancer => json!({"type": "LoadBalancer", "externalName": null,
                         "allocateLoadBalancerNodePorts": false}),
-                    Kind::ClusterIp => json!({"type": "ClusterIP", "externalName": null}),
-                    Kind::ExternalName => {
+                    ServiceType::ClusterIp => json!({"type": "ClusterIP", "externalName": null}),
+                    ServiceType::ExternalName => {
                         json!({"type": "ExternalName", "externalName": "elsewhere.example.com",
                         "clusterIP": null, "clusterIPs": null})
                     }
@@ -106,19 +106,19 @@ impl Hands {
                 return self.edit_slice(key, json!({"metadata": {"labels": labels}})).await;
             }
             Action::StrangerComes => {
-                let theirs = json!({"metadata": {"name": first_choice(key),
+                let theirs = json!({"metadata": {"name": default_name(key),
                         "labels": {"app.kubernetes.io/managed-by": "Helm"}},
                     "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 1}]}});
-                return self.bring(key, theirs).await;
+                return self.replace_with_foreign(key, theirs).await;
             }
             Action::AdoptableComes => {
-                let theirs = json!({"metadata": {"name": first_choice(key)},
+                let theirs = json!({"metadata": {"name": default_name(key)},
                     "spec": {"type": "ExternalName", "externalName": "by-hand.example.com"}});
-                return self.bring(key, theirs).await;
+                return self.replace_with_foreign(key, theirs).await;
             }
             Action::StrangerGoes => {
                 let services = cluster.services(&self.target_namespace);
-                let name = first_choice(key);
+                let name = default_name(key);
                 if services.get_opt(&name).await.unwrap().is_some_and(|there| owner(&there).is_none()) {
                     services.delete(&name, &DeleteParams::default()).await.unwrap();
                 }
@@ -207,7 +207,7 @@ impl Hands {
     }
 
     /// Replaces a link's external target, if any, with a Service that lb-linker doesn't own.
-    async fn bring(&self, key: &ServiceKey, service: Value) -> Outcome {
+    async fn replace_with_foreign(&self, key: &ServiceKey, service: Value) -> Outcome {
         let touched = self.delete_object(key, true).await;
         let service: Service = serde_json::from_value(service).unwrap();
         let services = self.cluster.services(&self.target_namespace);
@@ -220,7 +220,7 @@ impl Hands {
 }
 
 fn names_of(key: &ServiceKey) -> [String; 2] {
-    [first_choice(key), names::external_target_hashed(key.namespace(), key.name(), names::HASH_DIGITS[0])]
+    [default_name(key), names::external_target_hashed(key.namespace(), key.name(), names::HASH_DIGITS[0])]
 }
 
 fn slice_names(key: &ServiceKey) -> Vec<String> {

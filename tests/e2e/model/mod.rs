@@ -41,8 +41,8 @@ use nix::sys::signal::Signal;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
 use crate::harness::{PATIENCE, apply_deploy, deploy, grant};
-use chooser::{Batch, Chooser, Restart, Universe};
-use hands::{HIDDEN, Hands};
+use chooser::{Batch, Generator, Restart, Universe};
+use hands::{Executor, HIDDEN};
 use observe::{observe, wrong_answers};
 use operations::{Action, Operation, Outcome};
 use rest::Checked;
@@ -50,11 +50,11 @@ use rules::{Model, Observed};
 
 const OPERATIONS: usize = 2000;
 /// The number of concurrent requests to the API server.
-const AT_ONCE: usize = 8;
+const CONCURRENT_REQUESTS: usize = 8;
 /// The polling interval.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The time without writes after which lb-linker counts as idle, and for which it must then stay idle.
-const REST: Duration = Duration::from_millis(30);
+const IDLE_PERIOD: Duration = Duration::from_millis(30);
 
 #[tokio::test]
 async fn random_operations_match_the_model_with_delete() {
@@ -97,13 +97,13 @@ async fn run(name: &str, on_delete: OnDelete, seed: u64) {
     let started = Instant::now();
     let universe = Universe::new(name);
     let mut run = Run::start(name, on_delete, seed, &universe).await;
-    let mut chooser = Chooser::new(seed, on_delete);
+    let mut chooser = Generator::new(seed, on_delete);
     while run.operations < wanted {
         let batch = chooser.batch(&universe, true);
-        run.carry_out(batch, &chooser).await;
+        run.execute_batch(batch, &chooser).await;
         let marks = chooser.mark(&universe);
-        run.carry_out_together(&marks, None).await;
-        run.quiet().await;
+        run.execute(&marks, None).await;
+        run.wait_for_quiet_point().await;
     }
     eprintln!(
         "model {name}: seed {seed}, {} operations, {} quiet points, {:.1} s",
@@ -158,7 +158,7 @@ struct Run<'a> {
     name: String,
     seed: u64,
     universe: &'a Universe,
-    hands: Hands,
+    hands: Executor,
     args: Vec<String>,
     linker: Linker,
     model: Model,
@@ -190,7 +190,7 @@ impl<'a> Run<'a> {
         linker: Linker,
     ) -> Self {
         let target = target_namespace(name);
-        let hands = Hands { cluster: plane.cluster().await, target_namespace: target };
+        let hands = Executor { cluster: plane.cluster().await, target_namespace: target };
         linker.ready().await;
         let mut model = Model::new(on_delete);
         model.start(&Observed::default());
@@ -209,22 +209,24 @@ impl<'a> Run<'a> {
         }
     }
 
-    async fn carry_out(&mut self, batch: Batch, chooser: &Chooser) {
-        self.carry_out_together(&batch.operations, batch.restart.as_ref()).await;
+    async fn execute_batch(&mut self, batch: Batch, chooser: &Generator) {
+        self.execute(&batch.operations, batch.restart.as_ref()).await;
         let Some(restart) = batch.restart else { return };
         self.model.stop();
-        self.carry_out_together(&restart.meanwhile, None).await;
-        let mut observed = self.at_rest().await;
-        let wrong = self.model.implausible(&observed);
+        self.execute(&restart.meanwhile, None).await;
+        let mut observed = self.wait_until_idle().await;
+        let wrong = self.model.defects_after_stop(&observed);
         if !wrong.is_empty() {
             self.fail(&wrong, &observed);
         }
         self.count("look at what a stop has left");
-        let decisions: Vec<Operation> =
-            Model::torn(&observed).iter().filter_map(|key| chooser.decide(key)).collect();
+        let decisions: Vec<Operation> = Model::links_with_two_objects(&observed)
+            .iter()
+            .filter_map(|key| chooser.disambiguate(key))
+            .collect();
         if !decisions.is_empty() {
             self.count_by("link with two objects at a start", decisions.len());
-            self.carry_out_together(&decisions, None).await;
+            self.execute(&decisions, None).await;
             observed = self.observe().await;
         }
         self.assert_no_errors();
@@ -236,7 +238,7 @@ impl<'a> Run<'a> {
 
     /// Executes operations: sequentially on the same Service, concurrently on different Services. With `restart`,
     /// ends lb-linker in between.
-    async fn carry_out_together(&mut self, operations: &[Operation], restart: Option<&Restart>) {
+    async fn execute(&mut self, operations: &[Operation], restart: Option<&Restart>) {
         let mut chains: BTreeMap<&ServiceKey, Vec<(usize, &Operation)>> = BTreeMap::new();
         for (number, operation) in operations.iter().enumerate() {
             chains.entry(&operation.key).or_default().push((number, operation));
@@ -247,12 +249,12 @@ impl<'a> Run<'a> {
             .map(|chain| async move {
                 let mut outcomes = Vec::new();
                 for (number, operation) in chain {
-                    outcomes.push((number, hands.carry_out(operation).await));
+                    outcomes.push((number, hands.execute(operation).await));
                     done.fetch_add(1, Ordering::Relaxed);
                 }
                 outcomes
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(CONCURRENT_REQUESTS)
             .collect::<Vec<_>>();
         let ending = async {
             let Some(restart) = restart else { return };
@@ -293,7 +295,7 @@ impl<'a> Run<'a> {
 
     /// Waits until the objects and the DNS answers match the model, and asserts that lb-linker then writes nothing
     /// more.
-    async fn quiet(&mut self) {
+    async fn wait_for_quiet_point(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         let keys: BTreeSet<ServiceKey> = self.universe.keys();
         loop {
@@ -310,10 +312,10 @@ impl<'a> Run<'a> {
                 }
             };
             if let Some(next) = next.filter(|_| wrong.is_empty()) {
-                tokio::time::sleep(REST).await;
+                tokio::time::sleep(IDLE_PERIOD).await;
                 let writes = self.linker.writes();
                 if self.observe().await == observed {
-                    tokio::time::sleep(REST).await;
+                    tokio::time::sleep(IDLE_PERIOD).await;
                     let later = self.observe().await;
                     if later != observed || self.linker.writes() != writes {
                         let what =
@@ -330,7 +332,7 @@ impl<'a> Run<'a> {
                 let restless = ["all is well, but it doesn't come to rest".to_owned()];
                 self.fail(if wrong.is_empty() { &restless } else { &wrong }, &observed);
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -340,10 +342,10 @@ impl<'a> Run<'a> {
     }
 
     /// Returns the state of the target namespace after the last requests of an lb-linker that has ended.
-    async fn at_rest(&self) -> Observed {
+    async fn wait_until_idle(&self) -> Observed {
         let mut before = self.observe().await;
         loop {
-            tokio::time::sleep(REST).await;
+            tokio::time::sleep(IDLE_PERIOD).await;
             let now = self.observe().await;
             if now == before {
                 return now;

@@ -11,7 +11,7 @@ use kube::{Api, ResourceExt};
 use lb_linker::model::service_key::ServiceKey;
 
 use super::rules::Observed;
-use super::world::{Front, Slice};
+use super::world::{Slice, TargetService};
 use crate::harness::cluster::Cluster;
 use crate::harness::dns::{ask_udp, query};
 
@@ -34,7 +34,7 @@ pub async fn observe(cluster: &Cluster, target: &str, followers: &[ServiceKey]) 
             observed.written_for.insert(owner, uid.clone());
         }
         match owner(&service) {
-            Some(owner) => observed.ours.entry((name, owner)).or_default().front = Some(front(&service)),
+            Some(owner) => observed.ours.entry((name, owner)).or_default().service = Some(front(&service)),
             None => drop(observed.strangers.insert(name, version(&service))),
         }
     }
@@ -75,12 +75,12 @@ pub fn owner(object: &impl ResourceExt) -> Option<ServiceKey> {
         .flatten()
 }
 
-/// Classifies the Service of an external target. Any unexpected field makes the Service a [`Front::Other`].
-fn front(service: &Service) -> Front {
+/// Classifies the Service of an external target. Any unexpected field makes the Service a [`TargetService::Other`].
+fn front(service: &Service) -> TargetService {
     let spec = service.spec.clone().unwrap_or_default();
     let odd = || {
         let lead = spec.external_name.clone().filter(|_| spec.type_.as_deref() == Some("ExternalName"));
-        Front::Other(format!("{:?} {spec:?}", service.labels()), lead)
+        TargetService::Other(format!("{:?} {spec:?}", service.labels()), lead)
     };
     if service.labels().len() != 3 || spec.selector.is_some() || service.metadata.deletion_timestamp.is_some()
     {
@@ -88,11 +88,11 @@ fn front(service: &Service) -> Front {
     }
     let ports = spec.ports.as_deref().unwrap_or_default();
     match (spec.type_.as_deref(), &spec.external_name, spec.cluster_ip.as_deref(), ports) {
-        (Some("ExternalName"), Some(host), None, []) => Front::ExternalName(host.clone()),
+        (Some("ExternalName"), Some(host), None, []) => TargetService::ExternalName(host.clone()),
         (Some("ClusterIP"), None, Some("None"), [port]) => {
             let number = u16::try_from(port.port).unwrap_or(0);
             let right = port.name == Some(format!("p{number}")) && port.protocol.as_deref() == Some("TCP");
-            if right { Front::Headless(number) } else { odd() }
+            if right { TargetService::Headless(number) } else { odd() }
         }
         _ => odd(),
     }

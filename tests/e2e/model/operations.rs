@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use lb_linker::model::service_key::ServiceKey;
 
-use super::world::Kind;
+use super::world::ServiceType;
 
 // Switches for operations that need one feature of lb-linker.
 
@@ -36,7 +36,7 @@ pub enum Action {
     /// A hostname that lb-linker doesn't serve.
     SetUnservable(String),
     SetPort(u16),
-    ChangeType(Kind),
+    ChangeType(ServiceType),
     OptOut,
     OptIn,
     /// Sets the label that the selector excludes.

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 
-use super::rules::{Link, Model, Observed, TOMBSTONE, ZONE, first_choice, label, second_choice};
-use super::world::{Front, Ingress, Shape, Target};
+use super::rules::{Link, Model, Observed, TOMBSTONE, ZONE, default_name, hashed_name, label};
+use super::world::{ExternalTarget, Ingress, Target, TargetService};
 
 /// The numbers of compared items, with which a test asserts that it has compared enough.
 #[derive(Clone, Debug, Default)]
@@ -37,24 +37,24 @@ impl Model {
         let mut next = self.clone();
         let (mut wrong, mut checked) = (Vec::new(), Checked::default());
         for (key, link) in self.links.iter().filter(|(_, link)| link.target.is_none()) {
-            let now: Vec<(&String, &Shape)> = observed.of(key).collect();
-            let absent = [Shape::default()];
-            let may_be = self.since.get(key).map_or(&absent[..], Vec::as_slice);
+            let now: Vec<(&String, &ExternalTarget)> = observed.of(key).collect();
+            let absent = [ExternalTarget::default()];
+            let may_be = self.possible.get(key).map_or(&absent[..], Vec::as_slice);
             checked.either += usize::from(may_be.len() > 1);
-            match (self.on_delete, link.is_outlived()) {
-                // `end_gone` removes the objects of these links.
+            match (self.on_delete, link.is_orphaned()) {
+                // `remove_gone` removes the objects of these links.
                 (OnDelete::Delete, true) => continue,
                 (OnDelete::Tombstone, true) => {
                     // EndpointSlices are written before the Service, and EndpointSlices alone don't become a
                     // tombstone.
-                    let may_be_absent = may_be.iter().any(|shape| shape.front.is_none());
+                    let may_be_absent = may_be.iter().any(|shape| shape.service.is_none());
                     if now.is_empty() && !may_be_absent {
                         wrong.push(format!("{key} is gone and has no tombstone"));
                     }
                 }
                 (OnDelete::Retain, true) | (_, false) => {
                     let right = match now[..] {
-                        [] => may_be.iter().any(Shape::is_absent),
+                        [] => may_be.iter().any(ExternalTarget::is_absent),
                         [(_, shape)] => shape.is_made_of(may_be),
                         _ => false,
                     };
@@ -68,13 +68,13 @@ impl Model {
                 next.objects.insert((name.clone(), key.clone()), shape.clone());
             }
         }
-        next.reach_rest();
+        next.settle_objects();
         wrong.extend(next.differences(observed));
         wrong.extend(next.settle_followers(observed, &mut checked));
         next.count(&mut checked);
-        next.since.clear();
-        next.ended.clear();
-        next.leads.clear();
+        next.possible.clear();
+        next.recently_deleted.clear();
+        next.possible_follower_targets.clear();
         for key in next.links.keys().cloned().collect::<Vec<_>>() {
             next.note_now(&key);
         }
@@ -82,16 +82,16 @@ impl Model {
     }
 
     /// Returns the defects in the target namespace after lb-linker has ended at any point of its work.
-    pub fn implausible(&self, observed: &Observed) -> Vec<String> {
+    pub fn defects_after_stop(&self, observed: &Observed) -> Vec<String> {
         let mut wrong = self.touched_strangers(observed);
         for ((name, key), shape) in &observed.ours {
-            if *name != first_choice(key) && *name != second_choice(key) {
+            if *name != default_name(key) && *name != hashed_name(key) {
                 wrong.push(format!("{name} is labelled for {key}"));
             }
-            let mut may_be = self.since.get(key).cloned().unwrap_or_default();
+            let mut may_be = self.possible.get(key).cloned().unwrap_or_default();
             // An object under another name may be partly written or partly deleted.
-            may_be.push(Shape::default());
-            if !shape.is_made_of(&may_be) && !matches!(shape.front, Some(Front::Other(..))) {
+            may_be.push(ExternalTarget::default());
+            if !shape.is_made_of(&may_be) && !matches!(shape.service, Some(TargetService::Other(..))) {
                 wrong.push(format!("{name} of {key} is {shape:?} and may be {may_be:?}"));
             }
         }
@@ -100,31 +100,33 @@ impl Model {
 
     /// Returns the links that have two objects while lb-linker isn't running. The model doesn't define which object
     /// has the last target.
-    pub fn torn(observed: &Observed) -> BTreeSet<ServiceKey> {
+    pub fn links_with_two_objects(observed: &Observed) -> BTreeSet<ServiceKey> {
         let keys = observed.ours.keys().map(|(_, key)| key);
         keys.clone().filter(|key| keys.clone().filter(|other| other == key).count() > 1).cloned().collect()
     }
 
     /// Applies the rules until the model no longer changes.
-    fn reach_rest(&mut self) {
+    fn settle_objects(&mut self) {
         // Each round removes a link or renames one, so far fewer rounds suffice.
         for _ in 0..1000 {
-            if self.end_gone() {
+            if self.remove_gone() {
                 continue;
             }
-            let names = self.allot();
+            let names = self.assign_names();
             let before = self.objects.clone();
             for (key, name) in &names {
                 let link = &self.links[key];
                 let desired = match &link.target {
-                    Some(target) => Shape::of(target, link.port),
-                    None if link.gone && self.on_delete == OnDelete::Tombstone => Shape::named(TOMBSTONE),
+                    Some(target) => ExternalTarget::of(target, link.port),
+                    None if link.gone && self.on_delete == OnDelete::Tombstone => {
+                        ExternalTarget::named(TOMBSTONE)
+                    }
                     // lb-linker creates no tombstone for an existing Service; it only overwrites an existing object.
                     None if link.recreated && self.on_delete == OnDelete::Tombstone => {
                         if !self.objects.keys().any(|(_, owner)| owner == key) {
                             continue;
                         }
-                        Shape::named(TOMBSTONE)
+                        ExternalTarget::named(TOMBSTONE)
                     }
                     None => continue,
                 };
@@ -147,16 +149,16 @@ impl Model {
 
     /// Removes links without a Service and without objects, and the objects of such links as `--on-delete` demands.
     /// Returns whether a link was removed.
-    fn end_gone(&mut self) -> bool {
+    fn remove_gone(&mut self) -> bool {
         if self.on_delete == OnDelete::Delete {
             let links = &self.links;
-            self.objects.retain(|(_, owner), _| !links.get(owner).is_some_and(Link::is_outlived));
+            self.objects.retain(|(_, owner), _| !links.get(owner).is_some_and(Link::is_orphaned));
         }
         if self.on_delete == OnDelete::Tombstone {
-            let fronted = |(_, shape): &(_, &Shape)| shape.front.is_some();
+            let fronted = |(_, shape): &(_, &ExternalTarget)| shape.service.is_some();
             let standing: BTreeSet<ServiceKey> =
                 self.objects.iter().filter(fronted).map(|((_, owner), _)| owner.clone()).collect();
-            let outlived = |owner: &ServiceKey| self.links.get(owner).is_some_and(Link::is_outlived);
+            let outlived = |owner: &ServiceKey| self.links.get(owner).is_some_and(Link::is_orphaned);
             self.objects.retain(|(_, owner), _| standing.contains(owner) || !outlived(owner));
         }
         let owners: BTreeSet<ServiceKey> = self.objects.keys().map(|(_, owner)| owner.clone()).collect();
@@ -167,22 +169,22 @@ impl Model {
 
     /// Returns the name of each link's external target. Of the links with the same default name, the owner of the
     /// name keeps it; if there is no owner, the oldest link gets the name.
-    fn allot(&self) -> BTreeMap<ServiceKey, String> {
-        let winner = |name: &String| self.winner(|key| first_choice(key) == *name);
+    fn assign_names(&self) -> BTreeMap<ServiceKey, String> {
+        let winner = |name: &String| self.winner(|key| default_name(key) == *name);
         self.links
             .keys()
             .map(|key| {
-                let first = first_choice(key);
+                let first = default_name(key);
                 let wins = winner(&first) == Some(key);
-                (key.clone(), if wins { first } else { second_choice(key) })
+                (key.clone(), if wins { first } else { hashed_name(key) })
             })
             .collect()
     }
 
     fn winner(&self, wants: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
         let holds = |key: &ServiceKey| {
-            let held = self.objects.get(&(first_choice(key), key.clone()));
-            held.is_some_and(|shape| shape.front.is_some())
+            let held = self.objects.get(&(default_name(key), key.clone()));
+            held.is_some_and(|shape| shape.service.is_some())
         };
         let wanting = self.links.iter().filter(|(key, _)| wants(key));
         let first = wanting.min_by_key(|(key, link)| {
@@ -235,30 +237,32 @@ impl Model {
             let follower = self.followers.get_mut(&key).expect("it is one of them");
             // Watches aren't ordered relative to each other, so lb-linker may still write an earlier target of the
             // source.
-            follower.may_lead_to.extend(self.leads.get(&follower.source).into_iter().flatten().cloned());
+            follower
+                .allowed_targets
+                .extend(self.possible_follower_targets.get(&follower.source).into_iter().flatten().cloned());
             let gone = self.links.get(&follower.source).is_none_or(|link| link.gone);
             if self.on_delete == OnDelete::Tombstone && gone {
-                follower.may_lead_to.push(TOMBSTONE.to_owned());
+                follower.allowed_targets.push(TOMBSTONE.to_owned());
             }
-            let right = lead.as_ref().map_or(follower.may_lead_to.contains(&now), |lead| *lead == now);
+            let right = lead.as_ref().map_or(follower.allowed_targets.contains(&now), |lead| *lead == now);
             if !right {
-                let may = &follower.may_lead_to;
+                let may = &follower.allowed_targets;
                 wrong.push(format!("{key} leads to {now}, should lead to {lead:?} and may to {may:?}"));
             }
-            follower.may_lead_to = vec![now];
+            follower.allowed_targets = vec![now];
         }
         wrong
     }
 
     fn count(&self, checked: &mut Checked) {
-        let names = self.allot();
+        let names = self.assign_names();
         checked.links = self.links.len();
         checked.strangers = self.strangers.len();
         for (key, link) in &self.links {
             let stands = self.objects.keys().any(|(_, owner)| owner == key);
             let status = self.balancers.get(key).map(|balancer| &balancer.ingress);
             checked.stale += usize::from(link.target.is_some() && status == Some(&Ingress::default()));
-            checked.hashed += usize::from(names[key] == second_choice(key) && stands);
+            checked.hashed += usize::from(names[key] == hashed_name(key) && stands);
             checked.conflicts += usize::from(link.target.is_some() && !stands);
             match &link.target {
                 Some(Target::Host(_)) => checked.hostnames += 1,

@@ -8,7 +8,7 @@ use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 
 use super::operations::{Action, Operation, Outcome};
-use super::world::{Balancer, Follower, Front, Ingress, Kind, Shape, Target};
+use super::world::{Balancer, ExternalTarget, Follower, Ingress, ServiceType, Target, TargetService};
 
 /// The zone of the tests.
 pub const ZONE: &str = "lb.internal";
@@ -30,7 +30,7 @@ pub struct Link {
 
 impl Link {
     /// Whether the Service for which the external target was written is gone.
-    pub fn is_outlived(&self) -> bool {
+    pub fn is_orphaned(&self) -> bool {
         self.gone || self.recreated
     }
 }
@@ -39,7 +39,7 @@ impl Link {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// lb-linker's objects, by name and by the link in their labels.
-    pub ours: BTreeMap<(String, ServiceKey), Shape>,
+    pub ours: BTreeMap<(String, ServiceKey), ExternalTarget>,
     /// All other objects, by kind and name, with UID and resourceVersion.
     pub strangers: BTreeMap<String, String>,
     /// All objects, with UID and resourceVersion.
@@ -51,14 +51,14 @@ pub struct Observed {
 }
 
 impl Observed {
-    pub fn of<'a>(&'a self, key: &'a ServiceKey) -> impl Iterator<Item = (&'a String, &'a Shape)> {
+    pub fn of<'a>(&'a self, key: &'a ServiceKey) -> impl Iterator<Item = (&'a String, &'a ExternalTarget)> {
         self.ours.iter().filter(move |((_, owner), _)| owner == key).map(|((name, _), shape)| (name, shape))
     }
 }
 
 /// A Service with a link's default name that lb-linker doesn't own.
 #[derive(Clone, Debug)]
-pub struct Stranger {
+pub struct ForeignService {
     pub version: String,
     /// Whether the Service is an unmanaged ExternalName Service, which lb-linker adopts.
     pub adoptable: bool,
@@ -71,15 +71,15 @@ pub struct Model {
     pub balancers: BTreeMap<ServiceKey, Balancer>,
     pub(super) links: BTreeMap<ServiceKey, Link>,
     /// lb-linker's external targets at the last quiet point.
-    pub(super) objects: BTreeMap<(String, ServiceKey), Shape>,
+    pub(super) objects: BTreeMap<(String, ServiceKey), ExternalTarget>,
     /// The possible external targets of each link since the last quiet point.
-    pub(super) since: BTreeMap<ServiceKey, Vec<Shape>>,
+    pub(super) possible: BTreeMap<ServiceKey, Vec<ExternalTarget>>,
     /// Links that have lost their Service since the last quiet point; lb-linker learns of the deletion a moment
     /// later.
-    pub(super) ended: BTreeSet<ServiceKey>,
+    pub(super) recently_deleted: BTreeSet<ServiceKey>,
     /// The possible targets of each link's followers since the last quiet point.
-    pub(super) leads: BTreeMap<ServiceKey, Vec<String>>,
-    pub strangers: BTreeMap<String, Stranger>,
+    pub(super) possible_follower_targets: BTreeMap<ServiceKey, Vec<String>>,
+    pub strangers: BTreeMap<String, ForeignService>,
     pub followers: BTreeMap<ServiceKey, Follower>,
 }
 
@@ -91,9 +91,9 @@ impl Model {
             balancers: BTreeMap::new(),
             links: BTreeMap::new(),
             objects: BTreeMap::new(),
-            since: BTreeMap::new(),
-            ended: BTreeSet::new(),
-            leads: BTreeMap::new(),
+            possible: BTreeMap::new(),
+            recently_deleted: BTreeSet::new(),
+            possible_follower_targets: BTreeMap::new(),
             strangers: BTreeMap::new(),
             followers: BTreeMap::new(),
         }
@@ -122,12 +122,12 @@ impl Model {
                 self.observe(key);
             }
             Action::DeleteObject => self.removed_by_hand(key, outcome),
-            Action::DeleteService => self.changed_by_hand(key, outcome, |shape| shape.front = None),
+            Action::DeleteService => self.changed_by_hand(key, outcome, |shape| shape.service = None),
             Action::Misdirect(host) => self.changed_by_hand(key, outcome, |shape| {
-                shape.front = Some(Front::ExternalName(host.clone()));
+                shape.service = Some(TargetService::ExternalName(host.clone()));
             }),
             Action::Distort(_) => self.changed_by_hand(key, outcome, |shape| {
-                shape.front = Some(Front::Other(String::new(), None));
+                shape.service = Some(TargetService::Other(String::new(), None));
             }),
             Action::DeleteSlice => self.changed_by_hand(key, outcome, |shape| shape.ipv4 = None),
             Action::EditSlice(ip) => self.changed_by_hand(key, outcome, |shape| {
@@ -142,20 +142,20 @@ impl Model {
                 if outcome.done {
                     let adoptable = matches!(action, Action::AdoptableComes);
                     let version = outcome.version.clone();
-                    self.strangers.insert(first_choice(key), Stranger { version, adoptable });
+                    self.strangers.insert(default_name(key), ForeignService { version, adoptable });
                 }
             }
             Action::StrangerGoes => {
-                self.strangers.remove(&first_choice(key));
+                self.strangers.remove(&default_name(key));
                 if let Some(link) = self.links.get(key).filter(|_| self.running)
                     && let Some(target) = &link.target
                 {
-                    let shape = Shape::of(target, link.port);
+                    let shape = ExternalTarget::of(target, link.port);
                     self.note(key, shape);
                 }
             }
             Action::Follow { source, lead } => {
-                let follower = Follower { source: source.clone(), may_lead_to: vec![lead.clone()] };
+                let follower = Follower { source: source.clone(), allowed_targets: vec![lead.clone()] };
                 self.followers.insert(key.clone(), follower);
             }
             Action::Unfollow => drop(self.followers.remove(key)),
@@ -197,11 +197,11 @@ impl Model {
     pub fn start(&mut self, observed: &Observed) {
         self.running = true;
         self.links.clear();
-        self.since.clear();
-        self.ended.clear();
+        self.possible.clear();
+        self.recently_deleted.clear();
         self.objects = observed.ours.clone();
         let left: BTreeMap<ServiceKey, Option<Target>> =
-            self.objects.iter().map(|((_, key), shape)| (key.clone(), shape.points_at())).collect();
+            self.objects.iter().map(|((_, key), shape)| (key.clone(), shape.last_target())).collect();
         for (key, balancer) in self.balancers.iter().filter(|(_, balancer)| balancer.is_selected()) {
             let last = left.get(key).cloned().flatten();
             let last = last.filter(|target| *target != Target::Host(TOMBSTONE.to_owned()));
@@ -246,8 +246,8 @@ impl Model {
     /// Records the possible external target of a deleted Service.
     fn note_end(&mut self, key: &ServiceKey) {
         match self.on_delete {
-            OnDelete::Delete => self.note(key, Shape::default()),
-            OnDelete::Tombstone => self.note(key, Shape::named(TOMBSTONE)),
+            OnDelete::Delete => self.note(key, ExternalTarget::default()),
+            OnDelete::Tombstone => self.note(key, ExternalTarget::named(TOMBSTONE)),
             OnDelete::Retain => {}
         }
     }
@@ -263,7 +263,7 @@ impl Model {
             if known.is_some_and(|link| !link.gone) {
                 let link = self.links.get_mut(key).expect("it is known");
                 (link.gone, link.recreated, link.target) = (true, false, None);
-                self.ended.insert(key.clone());
+                self.recently_deleted.insert(key.clone());
                 self.note_lead(key);
                 self.note_end(key);
             }
@@ -280,7 +280,7 @@ impl Model {
             target,
             port: balancer.port,
         };
-        let shape = link.target.as_ref().map(|target| Shape::of(target, link.port));
+        let shape = link.target.as_ref().map(|target| ExternalTarget::of(target, link.port));
         self.links.insert(key.clone(), link);
         self.note_lead(key);
         self.note_now(key);
@@ -292,29 +292,29 @@ impl Model {
 
     /// Records the manual deletion of a link's external target and EndpointSlices.
     fn removed_by_hand(&mut self, key: &ServiceKey, outcome: &Outcome) {
-        self.changed_by_hand(key, outcome, |shape| *shape = Shape::default());
+        self.changed_by_hand(key, outcome, |shape| *shape = ExternalTarget::default());
     }
 
-    fn changed_by_hand(&mut self, key: &ServiceKey, outcome: &Outcome, change: impl Fn(&mut Shape)) {
+    fn changed_by_hand(&mut self, key: &ServiceKey, outcome: &Outcome, change: impl Fn(&mut ExternalTarget)) {
         if !outcome.touched {
             return;
         }
         self.note_now(key);
         let link = self.links.get(key);
         let live = link.is_some_and(|link| link.target.is_some());
-        let buried = link.is_some_and(Link::is_outlived) && self.on_delete == OnDelete::Tombstone;
-        let shapes = self.since.get_mut(key).expect("it has just been noted");
+        let buried = link.is_some_and(Link::is_orphaned) && self.on_delete == OnDelete::Tombstone;
+        let shapes = self.possible.get_mut(key).expect("it has just been noted");
         let mut changed = shapes.clone();
         changed.iter_mut().for_each(&change);
         // If lb-linker doesn't write the object and the object's state was known, the new state is known, too.
-        let is_settled = !live && !self.ended.contains(key);
+        let is_settled = !live && !self.recently_deleted.contains(key);
         if self.running && is_settled && shapes.len() == 1 {
             *shapes = changed;
         } else {
             shapes.extend(changed);
         }
         if buried && shapes.iter().any(|shape| !shape.is_absent()) {
-            self.note(key, Shape::named(TOMBSTONE));
+            self.note(key, ExternalTarget::named(TOMBSTONE));
         }
         // A link without objects doesn't own its name.
         self.objects.retain(|(_, owner), shape| {
@@ -327,16 +327,16 @@ impl Model {
 
     /// Records the current external target before it changes.
     pub(super) fn note_now(&mut self, key: &ServiceKey) {
-        if !self.since.contains_key(key) {
+        if !self.possible.contains_key(key) {
             let now =
                 self.objects.iter().find(|((_, owner), _)| owner == key).map(|(_, shape)| shape.clone());
-            self.since.insert(key.clone(), vec![now.unwrap_or_default()]);
+            self.possible.insert(key.clone(), vec![now.unwrap_or_default()]);
         }
     }
 
-    fn note(&mut self, key: &ServiceKey, shape: Shape) {
+    fn note(&mut self, key: &ServiceKey, shape: ExternalTarget) {
         self.note_now(key);
-        let shapes = self.since.get_mut(key).expect("it has just been noted");
+        let shapes = self.possible.get_mut(key).expect("it has just been noted");
         if !shapes.contains(&shape) {
             shapes.push(shape);
         }
@@ -347,9 +347,9 @@ impl Model {
         let Some(link) = self.links.get(key) else { return };
         let lead = match &link.target {
             None => (link.gone && self.on_delete == OnDelete::Tombstone).then(|| TOMBSTONE.to_owned()),
-            Some(target) => target.leads_a_follower_to(),
+            Some(target) => target.follower_target(),
         };
-        self.leads.entry(key.clone()).or_default().extend(lead);
+        self.possible_follower_targets.entry(key.clone()).or_default().extend(lead);
     }
 
     /// Records the current target for each follower.
@@ -357,7 +357,7 @@ impl Model {
         let leads: Vec<_> =
             self.followers.keys().filter_map(|key| Some((key.clone(), self.lead(key)?))).collect();
         for (key, lead) in leads {
-            self.followers.get_mut(&key).expect("it is one of them").may_lead_to.push(lead);
+            self.followers.get_mut(&key).expect("it is one of them").allowed_targets.push(lead);
         }
     }
 
@@ -367,17 +367,17 @@ impl Model {
         let followable = source.namespace() == key.namespace()
             || self.balancers.get(source).is_some_and(|balancer| balancer.followable);
         let target = self.links.get(source)?.target.as_ref().filter(|_| followable);
-        target.and_then(Target::leads_a_follower_to)
+        target.and_then(Target::follower_target)
     }
 }
 
 /// Returns the default name of a link's external target.
-pub fn first_choice(key: &ServiceKey) -> String {
+pub fn default_name(key: &ServiceKey) -> String {
     names::external_target(key.namespace(), key.name())
 }
 
 /// Returns the name of a link's external target while another link owns the default name.
-pub fn second_choice(key: &ServiceKey) -> String {
+pub fn hashed_name(key: &ServiceKey) -> String {
     names::external_target_hashed(key.namespace(), key.name(), names::HASH_DIGITS[0])
 }
 
@@ -389,5 +389,5 @@ pub fn label(key: &ServiceKey) -> String {
 /// Whether a Service certainly has a target, whichever changes lb-linker has seen.
 pub fn surely_has_target(balancer: &Balancer) -> bool {
     let Balancer { kind, ingress, .. } = balancer;
-    *kind == Kind::LoadBalancer && balancer.is_selected() && *ingress != Ingress::default()
+    *kind == ServiceType::LoadBalancer && balancer.is_selected() && *ingress != Ingress::default()
 }

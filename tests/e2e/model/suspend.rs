@@ -3,7 +3,7 @@
 
 use nix::sys::signal::Signal;
 
-use super::chooser::{Chooser, Universe};
+use super::chooser::{Generator, Universe};
 use super::{OnDelete, Run, args, from_env, prepare, target_namespace};
 use crate::harness::audit::AuditEvent;
 use crate::harness::clock::{Stop, StoppedClock};
@@ -65,7 +65,7 @@ async fn leader_with_stopped_clocks_writes_nothing_stale() {
     other.ready().await;
     let (mut leader, mut standby) = (leader, standby);
     let mut run = Run::with(NAME, OnDelete::Delete, seed, &universe, plane.clone(), Vec::new(), first).await;
-    let mut chooser = Chooser::new(seed, OnDelete::Delete);
+    let mut chooser = Generator::new(seed, OnDelete::Delete);
     run.next(&mut chooser, &universe).await;
     for round in 0..ROUNDS {
         let how = if round % 2 == 0 { Stop::Pause } else { Stop::Suspend };
@@ -76,7 +76,7 @@ async fn leader_with_stopped_clocks_writes_nothing_stale() {
         run.journal.push(format!("--- the leader is stopped: {how:?}"));
         // Services change while there is no leader, then while the next replica leads.
         let operations = chooser.batch(&universe, false).operations;
-        run.carry_out_together(&operations, None).await;
+        run.execute(&operations, None).await;
         let next = &run.linker;
         eventually("the next leader", || async { (next.logged("leading now") > terms).then_some(()) }).await;
         run.end(&mut chooser, &universe).await;
@@ -113,16 +113,16 @@ async fn leader_with_stopped_clocks_writes_nothing_stale() {
 
 impl Run<'_> {
     /// Executes the next batch, then waits for a quiet point.
-    async fn next(&mut self, chooser: &mut Chooser, universe: &Universe) {
+    async fn next(&mut self, chooser: &mut Generator, universe: &Universe) {
         let operations = chooser.batch(universe, false).operations;
-        self.carry_out_together(&operations, None).await;
+        self.execute(&operations, None).await;
         self.end(chooser, universe).await;
     }
 
     /// Changes the markers, and waits for a quiet point.
-    async fn end(&mut self, chooser: &mut Chooser, universe: &Universe) {
+    async fn end(&mut self, chooser: &mut Generator, universe: &Universe) {
         let marks = chooser.mark(universe);
-        self.carry_out_together(&marks, None).await;
-        self.quiet().await;
+        self.execute(&marks, None).await;
+        self.wait_for_quiet_point().await;
     }
 }

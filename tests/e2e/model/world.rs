@@ -6,7 +6,7 @@ use lb_linker::model::service_key::ServiceKey;
 
 /// `spec.type` of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum ServiceType {
     #[default]
     LoadBalancer,
     ClusterIp,
@@ -26,7 +26,7 @@ pub struct Balancer {
     pub uid: String,
     /// The creationTimestamp, in seconds since 1970.
     pub created: i64,
-    pub kind: Kind,
+    pub kind: ServiceType,
     /// `linker.hsj.com/managed: "false"`.
     pub opted_out: bool,
     /// Whether the Service has the label that the test's selector excludes.
@@ -44,7 +44,7 @@ pub struct Balancer {
 impl Balancer {
     /// Whether lb-linker has a link for the Service.
     pub fn is_selected(&self) -> bool {
-        self.kind == Kind::LoadBalancer && !self.opted_out && !self.hidden && !self.terminating
+        self.kind == ServiceType::LoadBalancer && !self.opted_out && !self.hidden && !self.terminating
     }
 }
 
@@ -72,7 +72,7 @@ impl Target {
 
 impl Target {
     /// Returns the `externalName` for followers of the load balancer.
-    pub fn leads_a_follower_to(&self) -> Option<String> {
+    pub fn follower_target(&self) -> Option<String> {
         match self {
             Self::Host(host) => Some(host.clone()),
             Self::Ips(ips) => ips.iter().find(|ip| ip.is_ipv4()).map(ToString::to_string),
@@ -82,7 +82,7 @@ impl Target {
 
 /// The Service of an external target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Front {
+pub enum TargetService {
     /// An ExternalName Service without unexpected fields.
     ExternalName(String),
     /// A headless Service with this port and without unexpected fields.
@@ -96,13 +96,13 @@ pub type Slice = (Vec<IpAddr>, u16);
 
 /// An external target with its EndpointSlices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shape {
-    pub front: Option<Front>,
+pub struct ExternalTarget {
+    pub service: Option<TargetService>,
     pub ipv4: Option<Slice>,
     pub ipv6: Option<Slice>,
 }
 
-impl Shape {
+impl ExternalTarget {
     /// Returns the expected objects for a target.
     pub fn of(target: &Target, port: u16) -> Self {
         match target {
@@ -112,13 +112,13 @@ impl Shape {
                     let ips: Vec<IpAddr> = ips.iter().copied().filter(|ip| ip.is_ipv4() == ipv4).collect();
                     (!ips.is_empty()).then_some((ips, port))
                 };
-                Self { front: Some(Front::Headless(port)), ipv4: family(true), ipv6: family(false) }
+                Self { service: Some(TargetService::Headless(port)), ipv4: family(true), ipv6: family(false) }
             }
         }
     }
 
     pub fn named(host: &str) -> Self {
-        Self { front: Some(Front::ExternalName(host.to_owned())), ipv4: None, ipv6: None }
+        Self { service: Some(TargetService::ExternalName(host.to_owned())), ipv4: None, ipv6: None }
     }
 
     pub fn is_absent(&self) -> bool {
@@ -126,11 +126,11 @@ impl Shape {
     }
 
     /// Returns the target that a new lb-linker process reads from the external target.
-    pub fn points_at(&self) -> Option<Target> {
-        if let Some(Front::ExternalName(host) | Front::Other(_, Some(host))) = &self.front {
+    pub fn last_target(&self) -> Option<Target> {
+        if let Some(TargetService::ExternalName(host) | TargetService::Other(_, Some(host))) = &self.service {
             return Some(Target::Host(host.clone()));
         }
-        self.front.as_ref()?;
+        self.service.as_ref()?;
         let slices = [&self.ipv4, &self.ipv6].into_iter().flatten();
         let ips: Vec<IpAddr> = slices.flat_map(|(ips, _)| ips.clone()).collect();
         (!ips.is_empty()).then_some(Target::Ips(ips))
@@ -139,7 +139,7 @@ impl Shape {
     /// Whether each part equals the same part of one of `others`: lb-linker writes an external target part by part,
     /// and stops when the link has lost its target.
     pub fn is_made_of(&self, others: &[Self]) -> bool {
-        others.iter().any(|other| other.front == self.front)
+        others.iter().any(|other| other.service == self.service)
             && others.iter().any(|other| other.ipv4 == self.ipv4)
             && others.iter().any(|other| other.ipv6 == self.ipv6)
     }
@@ -150,5 +150,5 @@ impl Shape {
 pub struct Follower {
     pub source: ServiceKey,
     /// The allowed targets while the source determines none.
-    pub may_lead_to: Vec<String>,
+    pub allowed_targets: Vec<String>,
 }
