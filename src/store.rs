@@ -600,7 +600,6 @@ impl Store {
 }
 
 impl Store {
-    /// Returns the link of a Service.
     #[must_use]
     pub fn get(&self, key: &ServiceKey) -> Option<Arc<Link>> {
         self.links.get(key.bytes())
@@ -626,7 +625,6 @@ impl Store {
         self.persisted_targets.get(key).and_then(|last| last.target.clone())
     }
 
-    /// Returns whether the Service exists but can't be decoded.
     #[must_use]
     pub fn is_unreadable(&self, key: &ServiceKey) -> bool {
         self.unreadable.contains(key)
@@ -701,13 +699,11 @@ impl Store {
         self.feed.subscribe()
     }
 
-    /// Returns whether the first complete list has been applied.
     #[must_use]
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow()
     }
 
-    /// Waits for the first complete list.
     pub async fn synced(&self) {
         // The sender lives as long as `self`: waiting can't fail.
         let _ = self.synced.subscribe().wait_for(|synced| *synced).await;

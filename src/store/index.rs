@@ -10,10 +10,8 @@ use super::reverse_index::ReverseIndex;
 use super::table::{Custom, Dashed, Dotted, Table, TableEntry};
 use crate::model::link::Link;
 
-/// Result of a look-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// The link that owns the name.
     Link(Arc<Link>),
     /// No link owns the name, but names below it exist (RFC 8020).
     EmptyNonTerminal,

@@ -15,7 +15,6 @@ use crate::model::service_key::ServiceKey;
 pub(super) struct ReverseIndex(RwLock<BTreeSet<(IpAddr, ServiceKey)>>);
 
 impl ReverseIndex {
-    /// Adds the addresses of a link.
     pub(super) fn add(&self, link: &Link) {
         let addresses = addresses(link);
         if !addresses.is_empty() {
@@ -59,7 +58,6 @@ fn addresses(link: &Link) -> &[IpAddr] {
     }
 }
 
-/// The smallest of all keys.
 static SMALLEST_KEY: LazyLock<ServiceKey> = LazyLock::new(|| ServiceKey::new("", ""));
 
 #[cfg(test)]

@@ -43,7 +43,6 @@ pub(super) struct Custom {
     pub(super) link: Arc<Link>,
 }
 
-/// A concurrent table of links.
 #[derive(Debug)]
 pub(super) struct Table<P> {
     shards: [Shard<P>; SHARDS],
@@ -96,7 +95,6 @@ impl<P: TableEntry> Table<P> {
         })
     }
 
-    /// Removes an entry.
     pub(super) fn remove(&self, name: &[u8]) -> Option<P> {
         self.change(name, |entry| match entry {
             Entry::Occupied(known) => Some(known.remove().0),

@@ -45,9 +45,7 @@ const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::f
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElectionConfig {
-    /// The namespace of the Lease.
     pub namespace: String,
-    /// The name of the Lease.
     pub lease: String,
     /// The human-readable part of the holder identity.
     pub identity: String,
@@ -68,7 +66,6 @@ impl MetricGroup for ElectionMetrics {
     }
 }
 
-/// The participation of this process in an election.
 #[derive(Clone)]
 pub struct Election {
     client: Client,
@@ -411,7 +408,6 @@ impl<'a> LeaseClient<'a> {
 }
 
 enum RequestFailure {
-    /// The request timed out.
     Unanswered,
     Kube(kube::Error),
 }

@@ -55,7 +55,6 @@ const WATCH_LAG: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub struct SourceAnnotationContext {
-    /// The source of the links.
     pub store: Arc<Store>,
     pub client: Client,
     /// Reports an unreachable API server.
@@ -63,7 +62,6 @@ pub struct SourceAnnotationContext {
     /// The watched namespaces, and the target namespace.
     pub selection: Arc<Selection>,
     pub policy: SyncPolicy,
-    /// The destination of reports.
     pub news: Telemetry,
     pub api: Arc<ApiMetrics>,
     /// Tracks the age of the watches' data.

@@ -64,7 +64,6 @@ pub(crate) fn policy(instance: Option<&str>) -> SyncPolicy {
     }
 }
 
-/// Returns a fresh set of metrics.
 pub(crate) fn metrics<F: MetricGroup>() -> Arc<F> {
     Metrics::new().unwrap().family().unwrap()
 }

@@ -195,7 +195,6 @@ async fn tombstone_replaces_the_target_of_a_recreated_service() {
     wait_for_external_target(&cluster, &target, &object, "b.example.com").await;
 }
 
-/// Sets or removes a label of Services.
 async fn label(cluster: &Cluster, namespace: &str, names: impl Iterator<Item = usize>, value: Option<&str>) {
     for i in names {
         let patch = json!({"metadata": {"labels": {"tier": value}}});

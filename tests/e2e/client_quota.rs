@@ -120,7 +120,6 @@ impl Client {
     }
 }
 
-/// Returns the EXTRA-TEXT of a REFUSED answer.
 fn ede_text(answer: &Message) -> Option<String> {
     let edns = answer.edns.as_ref().filter(|_| answer.metadata.response_code == ResponseCode::Refused)?;
     edns.options().as_ref().iter().find_map(|(_, option)| match option {

@@ -16,7 +16,6 @@ use crate::harness::dns::{ask_udp, query, read_message, show, write_message};
 use crate::harness::linker::Linker;
 use crate::harness::{PATIENCE, eventually};
 
-/// The maximum number of connections per client address.
 const MAX_OF_A_CLIENT: usize = 1000;
 /// The maximum number of all connections, if the limit of open files allows it.
 const MAX: usize = 10_000;
@@ -42,7 +41,6 @@ fn files() -> usize {
     hard.try_into().unwrap_or(usize::MAX)
 }
 
-/// Returns the address of a client.
 fn client(number: usize) -> IpAddr {
     Ipv4Addr::new(127, 0, 77, u8::try_from(number).unwrap()).into()
 }

@@ -41,7 +41,6 @@ pub(crate) fn coalesce(changes: Vec<Reassigned>) -> Vec<Reassigned> {
     last
 }
 
-/// Allocates names to links.
 #[derive(Debug)]
 pub(crate) struct NameAllocator {
     /// Every link has at least one claim here.
@@ -145,7 +144,6 @@ impl NameAllocator {
         self.owners.contains(key)
     }
 
-    /// Returns whether the link owns its label.
     pub(crate) fn has_label(&self, key: &ServiceKey) -> bool {
         key.label().is_some_and(|label| self.label_winner(&label) == Some(key))
     }

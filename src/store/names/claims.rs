@@ -20,7 +20,6 @@ pub(crate) struct Claim {
 pub(crate) enum NameKind {
     /// Labels `<service>-<namespace>`, in wire form.
     Label,
-    /// Names of external targets.
     ExternalTarget,
     /// Custom hostnames, in wire form.
     #[default]
@@ -102,7 +101,6 @@ impl Claims {
         Self { kind, ..Self::default() }
     }
 
-    /// Adds a claim for a name.
     pub(crate) fn add(&mut self, name: &[u8], rank: Claim) {
         self.change(name, |ranks| {
             if let Err(place) = ranks.binary_search(&rank) {
@@ -111,7 +109,6 @@ impl Claims {
         });
     }
 
-    /// Removes a claim for a name.
     pub(crate) fn remove(&mut self, name: &[u8], rank: &Claim) {
         self.change(name, |ranks| ranks.retain(|other| other != rank));
     }

@@ -9,10 +9,8 @@ use super::claims::{Claim, Claims};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
-/// A name in wire form.
 type WireName = Box<[u8]>;
 
-/// Allocates custom hostnames to links.
 #[derive(Debug, Default)]
 pub(crate) struct CustomHostnames {
     claims: Claims,
@@ -24,7 +22,6 @@ pub(crate) struct CustomHostnames {
     recorded_owners: HashMap<WireName, BTreeMap<ServiceKey, usize>>,
 }
 
-/// The names that a link requests.
 #[derive(Debug)]
 struct HostnameRequest {
     created: i64,
@@ -35,9 +32,7 @@ struct HostnameRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnerChange {
     pub(crate) name: WireName,
-    /// The previous owner.
     pub(crate) from: Option<ServiceKey>,
-    /// The new owner.
     pub(crate) to: Option<ServiceKey>,
 }
 
@@ -116,7 +111,6 @@ impl CustomHostnames {
         asked.filter(|(_, wire)| self.owner(wire) == Some(key)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns the links that request a name.
     pub(crate) fn requesters(&self, name: &WireName) -> Vec<ServiceKey> {
         self.claims.claims_for(name).iter().map(|rank| rank.key.clone()).collect()
     }

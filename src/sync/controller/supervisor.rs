@@ -33,7 +33,6 @@ pub enum SyncError {
 
 #[derive(Debug)]
 pub struct SupervisorMetrics {
-    /// Restarts, by `task`.
     restarts: IntCounterVec,
 }
 

@@ -17,7 +17,6 @@ use super::leadership::{LeaderStatus, LeaseWindow};
 use super::lease::{LeaseOwner, claim, duration, holder, owner, released, term};
 use crate::sync::election::term::{next_term, unix};
 
-/// Timings of the election.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
     /// Validity of a Lease after its last change.
@@ -45,7 +44,6 @@ pub(super) struct PodStatus {
     pub(super) phase: Option<String>,
 }
 
-/// The next step of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ElectionStep {
     /// Wait until this time.
@@ -134,7 +132,6 @@ enum LeaseHolder {
 /// The handling of a higher term than ours on an external target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dispute {
-    /// No higher term was seen.
     None,
     /// The Lease has to be read.
     Raised,
@@ -226,7 +223,6 @@ impl Elector {
         self.held.map(|(renewed_by, _)| renewed_by)
     }
 
-    /// Decides the next step.
     pub(super) fn next(&mut self, now: BootInstant) -> ElectionStep {
         self.expire(now);
         if now < self.due {
@@ -401,7 +397,6 @@ impl Elector {
         self.hold(sent, now);
     }
 
-    /// Records that this process deleted the Lease.
     pub(super) fn deleted(&mut self, now: BootInstant) {
         self.known = LeaseState::Absent;
         self.due = now;
@@ -450,7 +445,6 @@ impl Elector {
         self.rest_until(now + pause.max(at_least));
     }
 
-    /// Gives up the lease.
     pub(super) fn resign(&mut self) {
         if self.held.take().is_some() {
             self.news.push(LeaderEvent::Resigned);

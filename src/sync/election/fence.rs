@@ -35,7 +35,7 @@ impl Fence {
         *self.seen.borrow()
     }
 
-    /// Returns a receiver for increases of that term.
+    /// Returns a receiver for increases of the highest term.
     pub(super) fn watch_seen(&self) -> watch::Receiver<u64> {
         self.seen.subscribe()
     }

@@ -148,7 +148,6 @@ impl Leadership {
         held.filter(|_| !self.is_outdated(term)).map(|_| term)
     }
 
-    /// Returns whether there is no election.
     #[must_use]
     pub fn is_without_election(&self) -> bool {
         matches!(self.rivals, ElectionMode::Disabled(_))

@@ -21,7 +21,6 @@ pub(super) fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
 }
 
-/// Returns the Pod that owns a Lease.
 pub(super) fn owner(lease: &Lease) -> Option<LeaseOwner> {
     let mut owners = lease.metadata.owner_references.iter().flatten();
     let pod = owners.find(|owner| is_pod(owner))?;
@@ -85,7 +84,6 @@ pub(super) fn claim(
     lease
 }
 
-/// Returns the Lease as its holder releases it.
 pub(super) fn released(mut lease: Lease, now: Timestamp) -> Lease {
     let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
     spec.holder_identity = Some(String::new());

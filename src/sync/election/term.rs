@@ -37,13 +37,11 @@ impl RecordedTerm {
         }
     }
 
-    /// Reads the annotation of an object.
     #[must_use]
     pub fn of(metadata: &ObjectMeta, now: u64) -> Self {
         Self::read(metadata.annotations.as_ref().and_then(|all| all.get(TERM)).map(String::as_str), now)
     }
 
-    /// Returns the term, if it is usable.
     #[must_use]
     pub fn term(self) -> Option<u64> {
         match self {

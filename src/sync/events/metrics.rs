@@ -2,7 +2,6 @@ use prometheus::{IntCounter, Registry};
 
 use crate::metrics::{MetricGroup, registered};
 
-/// Metrics of Kubernetes Events and of target changes.
 #[derive(Debug)]
 pub struct EventMetrics {
     pub dropped: IntCounter,

@@ -28,7 +28,6 @@ use crate::sync::k8s::metrics::ApiMetrics;
 
 /// `reportingController`: Kubernetes requires a qualified name.
 const CONTROLLER: &str = "lb-linker";
-/// The maximum length of `reportingInstance`.
 const MAX_INSTANCE_BYTES: usize = 128;
 /// Number of attempts to send an Event without an answer, and the pauses in between.
 const MAX_ATTEMPTS: usize = 3;
@@ -45,14 +44,11 @@ pub struct EventPublisher {
     pub client: Client,
     /// Reports an unreachable API server.
     pub availability: ApiAvailability,
-    /// The source of Events.
     pub recorder: Recorder,
-    /// The name of this replica.
     pub instance: String,
     pub metrics: Arc<ApiMetrics>,
 }
 
-/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendResult {
     /// The API server has accepted the Event.
@@ -65,7 +61,6 @@ enum SendResult {
     Again(Duration),
 }
 
-/// The state of the publisher.
 struct PublisherState {
     /// The term of `memory`: another leader may have recorded equal Events in between.
     term: u64,
@@ -73,7 +68,6 @@ struct PublisherState {
     quota: ReasonQuota,
     namespaces: NamespaceBreakers,
     limit: TokenBucket,
-    /// Number of Events that are being sent.
     under_way: u64,
 }
 

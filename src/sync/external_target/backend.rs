@@ -37,7 +37,6 @@ const ABSENT: &str =
 /// The manifest that grants the permission to change finalizers of load balancers.
 const FINALIZER_RIGHT: &str = "--finalizer needs the ClusterRole of deploy/finalizer/";
 
-/// An event about the objects in the backend.
 #[derive(Debug)]
 pub enum ObjectEvent {
     /// A list of the objects of a kind begins.
@@ -52,14 +51,12 @@ pub enum ObjectEvent {
     Applied(Object),
     /// An object was deleted.
     Deleted {
-        /// The deleted object.
         id: ObjectId,
         /// The uid of the object; empty for files.
         uid: String,
     },
 }
 
-/// The reason why a write failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The object has changed, or exists already: the watch will deliver its present state.

@@ -30,33 +30,27 @@ pub enum Write {
     Create(Object),
     /// Set our fields of an existing object to those of this object.
     Change {
-        /// The desired object.
         desired: Object,
-        /// The version of the object that the write is meant for.
         only: Precondition,
     },
     Delete {
         id: ObjectId,
-        /// The version of the object that the write is meant for.
         only: Precondition,
     },
     /// Write only the annotations that every write leaves.
     Annotate {
         id: ObjectId,
-        /// The version of the object that the write is meant for.
         only: Precondition,
     },
     /// Add our finalizer to a load balancer, or remove it.
     Finalizer {
         service: ServiceKey,
         uid: Box<str>,
-        /// Whether to add the finalizer.
         add: bool,
     },
 }
 
 impl Write {
-    /// Returns the id of the written object.
     #[must_use]
     pub fn id(&self) -> ObjectId {
         match self {
@@ -110,7 +104,6 @@ impl Write {
         }
     }
 
-    /// Returns the resourceVersion that the write is meant for.
     #[must_use]
     pub fn resource_version(&self) -> Option<&str> {
         match self {
@@ -122,7 +115,6 @@ impl Write {
     }
 }
 
-/// The next step for a link.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NextStep {
     /// Nothing to do.
@@ -141,7 +133,6 @@ pub enum NextStep {
     Forget,
 }
 
-/// The actual objects of a link.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Actual<'a> {
     /// The object with the external target's name, of any owner.
@@ -178,7 +169,6 @@ pub enum SyncMode {
     Off,
 }
 
-/// The user's settings.
 #[derive(Clone, Debug)]
 pub struct SyncPolicy {
     pub sync: SyncMode,
@@ -189,7 +179,6 @@ pub struct SyncPolicy {
     pub finalizer: bool,
     /// `deleted.<zone>`: the API server refuses an empty name.
     pub tombstone: String,
-    /// The limit of removals.
     pub max_deletes: MaxDeletes,
     /// The kind of external target for addresses.
     pub ip_targets: IpTargets,

@@ -14,9 +14,7 @@ pub enum MaxDeletes {
     /// Ten, or a fifth of all external targets, whichever is more.
     #[default]
     Share,
-    /// A fixed number.
     Number(usize),
-    /// No limit.
     Unlimited,
 }
 

@@ -206,7 +206,6 @@ pub struct Precondition {
 }
 
 impl Precondition {
-    /// Returns the version of an object.
     #[must_use]
     pub fn of(metadata: &ObjectMeta) -> Self {
         Self { uid: metadata.uid.clone(), resource_version: metadata.resource_version.clone() }

@@ -109,7 +109,6 @@ impl Reconciler {
         }
     }
 
-    /// Processes the change of a link.
     pub(crate) fn on_link_change(&mut self, change: &LinkChange) {
         if let (Some(before), Some(after)) = (&change.before, &change.after)
             && before.external_target_override != after.external_target_override

@@ -73,7 +73,6 @@ pub enum Verdict {
     Exists {
         /// The uid, if the Service could be listed.
         uid: Option<Uid>,
-        /// The flag that leaves the Service out.
         flag: Option<Flag>,
     },
     /// The Service exists and opts out by its annotation.
@@ -82,12 +81,10 @@ pub enum Verdict {
     Gone,
 }
 
-/// Metadata of a load balancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     uid: Uid,
     labels: std::collections::BTreeMap<String, String>,
-    /// The annotation [`MANAGED`].
     managed: Option<String>,
 }
 
@@ -133,7 +130,6 @@ impl Existing {
     }
 }
 
-/// The reason why a look-up failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LookUpError {
     #[error(transparent)]

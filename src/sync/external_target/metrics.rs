@@ -7,12 +7,9 @@ use crate::metrics::{MetricGroup, registered};
 /// Buckets for the duration of a reconciliation, in seconds: 1 ms, doubled 15 times, beyond the timeout of a request.
 const RECONCILE_BUCKETS: (f64, f64, usize) = (0.001, 2.0, 15);
 
-/// The result of a reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReconcileResult {
-    /// No write was needed.
     Unchanged,
-    /// A write was made.
     Written,
     /// A write is needed, but has to wait for the end of a delay or backoff, or for the watch to deliver the object's
     /// present state.
@@ -37,7 +34,6 @@ impl ReconcileResult {
     }
 }
 
-/// Metrics of the reconciler.
 #[derive(Debug)]
 pub struct ReconcilerMetrics {
     /// Links with an external target name that a foreign object has.

@@ -129,7 +129,6 @@ impl ObjectCache {
         self.iter().filter_map(|object| self.owner_of(object))
     }
 
-    /// Returns the number of links with objects in the cache.
     #[must_use]
     pub fn number_of_links(&self) -> usize {
         self.links

@@ -46,18 +46,15 @@ pub(crate) struct Orphans {
 }
 
 impl Orphans {
-    /// Returns an empty set.
     pub(crate) fn new(metrics: Arc<ReconcilerMetrics>) -> Self {
         metrics.orphans.set(0);
         Self { metrics, known: BTreeMap::new(), news: Vec::new(), said: (Instant::now(), 0) }
     }
 
-    /// Returns the load balancers of the orphans.
     pub(crate) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
         self.known.keys()
     }
 
-    /// Sets the orphans of a load balancer.
     pub(crate) fn set(&mut self, key: &ServiceKey, objects: Vec<String>) {
         if objects.is_empty() && !self.known.contains_key(key) {
             return;
@@ -72,7 +69,6 @@ impl Orphans {
         self.metrics.orphans.set(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
-    /// Logs the new orphans.
     pub(crate) fn report(&mut self, backend: &Backend) {
         let (lines, more) = self.take_news(Instant::now());
         for (key, object) in &lines {

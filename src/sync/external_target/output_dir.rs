@@ -17,7 +17,6 @@ use crate::sync::k8s::object::{Object, ObjectKind};
 use crate::sync::k8s::service::Service;
 use crate::sync::source::file_watcher::{DirectoryError, changes};
 
-/// The extension of the files.
 const EXTENSION: &str = "yaml";
 /// The extension of a file while it is being written.
 const PARTIAL: &str = "lb-linker-partial";

@@ -56,7 +56,6 @@ pub(crate) struct StatusLog {
 }
 
 impl StatusLog {
-    /// Returns a log without any state.
     pub(crate) fn new(
         backend: Backend,
         news: Telemetry,

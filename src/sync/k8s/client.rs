@@ -22,10 +22,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// connection reaches it.
 const READ_TIMEOUT: Duration = Duration::from_secs(58);
 
-/// The reason why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The kubeconfig can't be used.
     #[error("kubeconfig {0}")]
     Kubeconfig(String),
     /// The process neither runs in a Pod nor finds a kubeconfig.
@@ -34,10 +32,8 @@ pub enum ClientError {
          name one with --kubeconfig, or use --manifests to work without a cluster"
     )]
     NoCluster(String),
-    /// The Pod's service account can't be used.
     #[error("the Pod's service account can't be used: {0}")]
     InCluster(#[from] kube::config::InClusterError),
-    /// The TLS or proxy settings can't be used.
     #[error("the kubeconfig can't be used: {0}")]
     Settings(Box<kube::Error>),
 }

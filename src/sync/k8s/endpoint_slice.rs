@@ -10,14 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::model::link::{Port, empty_is_none, null_is_tcp, tcp};
 use crate::sync::k8s::service::{null_is_default, slim_metadata};
 
-/// An EndpointSlice (discovery.k8s.io/v1).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSlice {
-    /// `discovery.k8s.io/v1`.
     #[serde(skip_deserializing)]
     pub api_version: SliceApiVersion,
-    /// `EndpointSlice`.
     #[serde(skip_deserializing)]
     pub kind: SliceKind,
     /// The fields of `metadata` that lb-linker needs.
@@ -72,19 +69,15 @@ pub struct Conditions {
     pub ready: Option<bool>,
 }
 
-/// The `apiVersion` of an EndpointSlice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum SliceApiVersion {
-    /// The only one.
     #[default]
     #[serde(rename = "discovery.k8s.io/v1")]
     V1,
 }
 
-/// The `kind` of an EndpointSlice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum SliceKind {
-    /// The only one.
     #[default]
     EndpointSlice,
 }

@@ -130,7 +130,6 @@ impl ObjectErrors {
         false
     }
 
-    /// Returns the last error of an object.
     #[must_use]
     pub fn of(&self, key: &ServiceKey) -> Option<&str> {
         self.said.get(key).map(String::as_str)

@@ -41,9 +41,7 @@ pub struct OtherOwner {
     pub namespace: String,
     pub own: String,
     pub other: String,
-    /// The number of objects that the other instance owns.
     pub owned: usize,
-    /// The number of all objects.
     pub total: usize,
 }
 

@@ -2,7 +2,6 @@ use prometheus::{IntCounterVec, Opts, Registry};
 
 use crate::metrics::{MetricGroup, registered};
 
-/// Metrics of the requests to the API server.
 #[derive(Debug)]
 pub struct ApiMetrics {
     writes: IntCounterVec,

@@ -9,10 +9,8 @@ use serde::Serialize;
 use super::service::Service;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 
-/// The prefix of lb-linker's annotations.
 const OUR_PREFIX: &str = "linker.hsj.com/";
 
-/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ObjectKind {
     Service,
@@ -22,7 +20,6 @@ pub enum ObjectKind {
 }
 
 impl ObjectKind {
-    /// Returns the API resource of this kind.
     #[must_use]
     pub fn resource(self) -> &'static str {
         match self {
@@ -41,7 +38,6 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// The identity of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId {
     pub kind: ObjectKind,
@@ -62,7 +58,6 @@ impl ObjectId {
     }
 }
 
-/// An object of the target namespace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Object {
@@ -146,7 +141,6 @@ impl Object {
         self.meta().resource_version.as_deref()?.parse().ok()
     }
 
-    /// Returns whether the object is being deleted.
     #[must_use]
     pub fn is_terminating(&self) -> bool {
         self.meta().deletion_timestamp.is_some()

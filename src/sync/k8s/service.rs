@@ -28,14 +28,11 @@ pub const LOAD_BALANCER: &str = "LoadBalancer";
 /// `spec.type` of an external target for a hostname.
 pub const EXTERNAL_NAME: &str = "ExternalName";
 
-/// A Service (v1).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Service {
-    /// `v1`.
     #[serde(skip_deserializing)]
     pub api_version: ApiVersion,
-    /// `Service`.
     #[serde(skip_deserializing)]
     pub kind: ServiceKind,
     /// The fields of `metadata` that lb-linker needs; `managedFields` without `fieldsV1`.
@@ -47,19 +44,15 @@ pub struct Service {
     pub status: Status,
 }
 
-/// The `apiVersion` of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum ApiVersion {
-    /// The only one.
     #[default]
     #[serde(rename = "v1")]
     V1,
 }
 
-/// The `kind` of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum ServiceKind {
-    /// The only one.
     #[default]
     Service,
 }

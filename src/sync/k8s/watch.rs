@@ -87,9 +87,8 @@ pub enum Event<K> {
     Listed(K),
     /// The list is complete. It replaces all earlier state, whatever its version.
     ListEnds {
-        /// The list's resourceVersion, if it is a number.
         version: Option<u64>,
-        /// Whether that is older than versions seen before: etcd has been restored to an earlier revision.
+        /// Whether `version` is older than versions seen before: etcd has been restored to an earlier revision.
         rewound: bool,
     },
     /// An object was added or modified.
@@ -382,7 +381,6 @@ enum ListWatchState<K> {
     Watch { events: wire::Events<K>, over: Instant },
 }
 
-/// The result of one step of the loop.
 #[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
 enum StepResult<K> {
     /// An item to return.
@@ -570,7 +568,6 @@ where
         StepResult::Quiet
     }
 
-    /// Records that a list is complete.
     fn listed(&mut self, version: &str, count: &ListProgress) -> StepResult<K> {
         let rewound = self.progress.rewinds(version);
         let &ListProgress { objects, newest } = count;

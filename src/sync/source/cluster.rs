@@ -57,9 +57,7 @@ pub struct ServiceWatcher {
     pub keeps_unlisted: bool,
     /// Time for which the link of a Service is kept after the Service has left the selection (`--delete-delay`).
     pub delete_delay: Duration,
-    /// The destination of the links.
     pub store: Arc<Store>,
-    /// The destination of reports about changes.
     pub news: Telemetry,
     pub metrics: Arc<WatchMetrics>,
     /// Tracks the age of the watches' data.
@@ -82,7 +80,6 @@ type Tagged = BoxStream<'static, (usize, WatchItem<Service>)>;
 struct WatchState {
     namespace: Option<String>,
     list: PartialList,
-    /// Whether a list is being received.
     listing: bool,
     /// Whether a list is complete since the beginning of the term and the last restore of etcd. `failed`: whether the
     /// last list failed.
@@ -509,7 +506,6 @@ struct OtherServices {
     leaving: Leaving,
 }
 
-/// An incomplete list.
 #[derive(Debug, Default)]
 struct PartialList {
     keys: HashSet<ServiceKey>,
@@ -523,7 +519,6 @@ struct PartialList {
     unselected: Vec<(Deleted, Membership)>,
 }
 
-/// A complete list.
 struct Complete {
     list: PartialList,
     version: Option<u64>,

@@ -44,9 +44,7 @@ pub struct ManifestSource {
     pub selection: Arc<Selection>,
     /// Decides which requested hostnames and targets are allowed.
     pub hostname_policy: Arc<HostnamePolicy>,
-    /// The destination of the links.
     pub store: Arc<Store>,
-    /// The destination of reports about changes.
     pub news: Telemetry,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
@@ -101,7 +99,6 @@ impl ManifestSource {
 /// Maximum size of a file, in bytes: a larger file isn't a manifest.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// The result of checking all manifests of a directory.
 #[derive(Debug)]
 pub struct ManifestCheck {
     /// The number of Services that would become links.

@@ -33,7 +33,6 @@ pub struct OwnTargets {
     /// By the label directly below the zone of one of their hosts. When names appear or vanish, names with the same
     /// label may be the host, or decide which wildcard matches it.
     by_label: Dependents<Box<[u8]>>,
-    /// The Services to check.
     due: BTreeSet<ServiceKey>,
 }
 
@@ -178,7 +177,6 @@ impl OwnTargets {
         self.due = self.services.keys().cloned().collect();
     }
 
-    /// Returns whether there are Services to check.
     pub(crate) fn is_due(&self) -> bool {
         !self.due.is_empty()
     }

@@ -23,7 +23,6 @@ pub enum Membership {
     Gone,
 }
 
-/// The rules that select Services.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Selects only Services that opt in, instead of all that don't opt out.
@@ -42,7 +41,6 @@ impl Selection {
         self.membership(service) == Membership::Selected
     }
 
-    /// Returns the result of the selection for a Service.
     #[must_use]
     pub fn membership(&self, service: &Service) -> Membership {
         let namespace = service.metadata.namespace.as_deref().unwrap_or("default");

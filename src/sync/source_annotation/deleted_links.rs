@@ -13,7 +13,6 @@ const MAX_DELETED_LINKS: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DeletedLink {
-    /// The last target.
     pub(super) target: Target,
     /// The annotations, for `allow-from`; `None` if this process has never observed the Service.
     pub(super) annotations: Option<Arc<Annotations>>,
@@ -32,7 +31,6 @@ impl DeletedLinks {
         self.gone.get(key)
     }
 
-    /// Processes the change of a link.
     pub(super) fn heed(&mut self, change: &LinkChange, store: &Store) {
         match (&change.before, &change.after) {
             (_, Some(link)) if !link.is_gone() || link.was_never_seen() => self.look_at(link, store),

@@ -17,7 +17,6 @@ fn refused() -> (SourceAnnotationContext, Arc<AtomicUsize>) {
     (settings(client), requests)
 }
 
-/// Returns a context with this client.
 fn settings(client: Client) -> SourceAnnotationContext {
     let leadership = Leadership::always();
     let lists = LinkLists::new(&BTreeSet::new(), ListEpoch { term: leadership.term(), rewinds: 0 });
@@ -38,7 +37,6 @@ fn settings(client: Client) -> SourceAnnotationContext {
     settings
 }
 
-/// Adds a load balancer to the store.
 fn load_balancer(settings: &SourceAnnotationContext, namespace: &str) {
     let web = service(json!({
         "metadata": {"namespace": namespace, "name": "web", "uid": "web"},
@@ -48,7 +46,6 @@ fn load_balancer(settings: &SourceAnnotationContext, namespace: &str) {
     settings.store.apply(web.observe(&Arc::default(), &settings.store).0);
 }
 
-/// Returns an annotated Service in a namespace.
 fn follower(namespace: &str, name: &str, source: &str) -> Value {
     json!({
         "metadata": {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "5",

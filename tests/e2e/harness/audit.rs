@@ -37,7 +37,6 @@ pub struct AuditEvent {
     pub namespace: String,
     /// The name; empty for requests about several objects, and for a create without a name.
     pub name: String,
-    /// The HTTP status.
     pub code: u16,
     /// The request body, for writes.
     pub request: Option<Value>,

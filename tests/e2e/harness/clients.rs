@@ -67,7 +67,6 @@ impl ControlPlane {
         thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Returns whether the API server is ready.
     pub(super) fn is_ready(&self) -> bool {
         self.with_client(async |client| {
             let request = Request::get("/readyz").body(Vec::new()).expect("a request");

@@ -5,7 +5,6 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-/// An entry of a load balancer's status.
 #[derive(Clone, Copy, Debug)]
 pub enum Ingress<'a> {
     Hostname(&'a str),
@@ -86,7 +85,6 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("patch {namespace}/{name}: {error}"))
     }
 
-    /// Deletes an existing Service.
     pub async fn delete_service(&self, namespace: &str, name: &str) {
         self.services(namespace)
             .delete(name, &DeleteParams::default())
@@ -94,7 +92,6 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("delete {namespace}/{name}: {error}"));
     }
 
-    /// Returns a Service, if it exists.
     pub async fn get_service(&self, namespace: &str, name: &str) -> Option<Service> {
         self.services(namespace)
             .get_opt(name)

@@ -27,7 +27,6 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time for a kube-apiserver to exit after SIGTERM. It waits for requests, but not for watches.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// The settings of a control plane.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Additional flags for kube-apiserver; they come last, so they override others.

@@ -167,7 +167,6 @@ pub struct CoreDns {
     process: Process,
     directory: TempDir,
     _port: HeldPort,
-    /// The address for queries.
     pub address: SocketAddr,
 }
 
@@ -203,7 +202,6 @@ impl CoreDns {
         process
     }
 
-    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
@@ -241,7 +239,6 @@ back    60 IN CNAME web-default.lb.internal.
 /// An upstream with behavior that a real resolver can't be made to show. It stops on drop.
 pub struct FaultyUpstream {
     _tasks: JoinSet<()>,
-    /// The address for queries.
     pub address: SocketAddr,
     asked: Arc<Mutex<Vec<Message>>>,
 }

@@ -249,7 +249,6 @@ impl Linker {
         page.lines().filter_map(value).sum()
     }
 
-    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
@@ -270,7 +269,6 @@ impl Linker {
         self.process.stop(PATIENCE)
     }
 
-    /// Kills the process.
     pub fn kill(&mut self) {
         self.process.kill();
     }

@@ -41,7 +41,6 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, look: impl
     }
 }
 
-/// Returns the path of `deploy/`.
 pub fn deploy() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy"))
 }

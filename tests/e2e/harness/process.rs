@@ -48,7 +48,6 @@ impl Process {
         answer.recv().expect("the keeper answers").map(Self)
     }
 
-    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.0.id()
     }

@@ -15,7 +15,6 @@ use tokio::task::JoinSet;
 use super::control_plane::ControlPlane;
 use super::process::Process;
 
-/// The handling of a request.
 #[derive(Clone, Debug)]
 pub enum Meddling {
     /// Forwards the request and the response unchanged.
@@ -85,7 +84,6 @@ impl MeddledApi {
         self.end.send_replace(());
     }
 
-    /// Returns the path of a kubeconfig for the proxy.
     pub fn kubeconfig(&self) -> &str {
         self.kubeconfig.path().to_str().unwrap()
     }

@@ -10,7 +10,6 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::left_out::{Existing, Flag};
 use crate::sync::external_target::metrics::ReconcilerMetrics;
 
-/// The results of the checks.
 #[derive(Default)]
 pub(super) struct StartCheck {
     /// Links whose Services aren't followed, and of which it isn't known whether they exist.

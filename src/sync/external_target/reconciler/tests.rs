@@ -27,7 +27,6 @@ fn lists(term: u64, rewinds: u64) -> LinkLists {
     LinkLists::new(&BTreeSet::new(), ListEpoch { term, rewinds })
 }
 
-/// Returns a reconciler with this client.
 fn reconciler(client: Client) -> Reconciler {
     let leadership = Leadership::always();
     Reconciler::new(ReconcilerContext {

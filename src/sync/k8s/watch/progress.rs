@@ -14,14 +14,10 @@ const SHORT_WATCH: Duration = Duration::from_secs(1);
 /// A watch that has lasted this long counts as healthy, and resets the failure counts.
 const HEALTHY_WATCH: Duration = Duration::from_secs(30);
 
-/// An event for the state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchInput<'a> {
-    /// A list is complete.
     Listed {
-        /// The list's resourceVersion.
         version: &'a str,
-        /// The number of objects in the list.
         objects: u64,
         /// The newest resourceVersion of an object in the list, if all are numbers.
         newest: Option<u64>,
@@ -31,7 +27,6 @@ pub(super) enum WatchInput<'a> {
     /// The API server has started to answer a watch.
     WatchBegan,
     Event {
-        /// The object's resourceVersion.
         version: &'a str,
         change: ObjectChange,
     },
@@ -40,14 +35,12 @@ pub(super) enum WatchInput<'a> {
     Unidentified,
     /// The watch was refused, or sent an error, with this HTTP code or 0.
     WatchFailed(u16),
-    /// The watch has ended without an error.
     WatchEnded,
     Silence,
     /// The API server's newest resourceVersion.
     Newest(&'a str),
 }
 
-/// The kind of a watch event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ObjectChange {
     Added,
@@ -55,10 +48,8 @@ pub(super) enum ObjectChange {
     Deleted,
 }
 
-/// The next step of the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchStep {
-    /// Continue to read.
     Continue,
     /// Start a watch, after a pause with this many doublings; 0 means at once.
     Watch(u32),
@@ -75,13 +66,12 @@ pub(super) struct WatchProgress {
     objects: u64,
     /// The time of the last event, bookmark or list.
     last_sign: Instant,
-    /// The maximum silence after that.
+    /// The maximum time between `last_sign` and the next list.
     silence: Duration,
     /// The start of the present watch.
     began: Option<Instant>,
     /// The number of consecutive watches that ended within [`SHORT_WATCH`], with or without events.
     short: u32,
-    /// The number of consecutive failed requests.
     failures: u32,
     /// The number of repeated lists since the last healthy watch.
     restarts: u32,

@@ -93,7 +93,6 @@ impl<K: DeserializeOwned> WireEvent<K> {
     }
 }
 
-/// The events of a watch response.
 pub(super) struct Events<K> {
     reader: Pin<Box<dyn AsyncBufRead + Send>>,
     /// The line read so far.
@@ -150,7 +149,6 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// The reason why a page can't be read.
 #[derive(Debug)]
 pub(super) enum PageError {
     /// The page is too large, and a smaller limit would help.
