@@ -441,7 +441,7 @@ async fn ask<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Req
     answer.map_err(|_| RequestFailure::Unanswered)?.map_err(RequestFailure::Kube)
 }
 
-/// Like [`request_renewal`], but doesn't wait longer than `left`: a leader can't wait for an answer beyond the end of its lease.
+/// Like [`ask`], but doesn't wait longer than `left`: a leader can't wait for an answer beyond the end of its lease.
 async fn ask_until<T>(
     left: Option<Duration>,
     request: impl Future<Output = kube::Result<T>>,

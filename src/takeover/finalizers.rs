@@ -73,7 +73,7 @@ fn removal() -> Value {
 ///
 /// # Errors
 /// If the API server doesn't respond, or refuses the patch: 404 if the Service is gone,
-/// [`is_uid_mismatch`](crate::sync::k8s::errors::is_another) if another one has its name.
+/// [`is_uid_mismatch`](crate::sync::k8s::errors::is_uid_mismatch) if another one has its name.
 pub async fn remove_finalizer(
     client: &Client,
     bound: &BlockedService,

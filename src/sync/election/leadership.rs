@@ -190,7 +190,7 @@ impl Leadership {
         self.leader_status.borrow().term
     }
 
-    /// Waits, for at most [`FIRST_LEASE_TIMEOUT`], until the election knows whether this process leads. A new leader
+    /// Waits, for at most `FIRST_LEASE_TIMEOUT`, until the election knows whether this process leads. A new leader
     /// lists all objects again, so earlier lists would be wasted.
     pub async fn settled(&self) {
         let mut settled = self.settled.clone();

@@ -14,7 +14,7 @@ pub(super) struct ZoneQuery<'a> {
     pub(super) store: &'a Store,
     /// The name as the client wrote it.
     pub(super) name: &'a Name,
-    /// Its part below the origin, as [`names::wire`] writes it.
+    /// Its part below the origin, as `model::names::wire` writes it.
     pub(super) relative: &'a [u8],
     pub(super) qtype: RecordType,
 }
