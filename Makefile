@@ -32,11 +32,12 @@ bench-cluster: build control-plane ## measure propagation and memory with a real
 	mkdir -p target/bench && cp target/release/lb-linker target/bench/lb-linker
 	LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/bench/lb-linker" cargo bench --locked --bench cluster
 
-lint: has-rust ## check format, lints and documentation
+lint: has-rust ## check format, lints, documentation, and the licenses and sources of dependencies
 	cargo fmt --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
+	tests/cargo-deny
 
 docs: has-rust ## generate docs/plugins.md from the manuals in src/dns/plugins, docs/differences.md from the tests
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet plugins::tests::manuals
