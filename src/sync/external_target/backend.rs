@@ -14,7 +14,7 @@ use tower::timeout::error::Elapsed;
 
 use super::decision::Write;
 use super::desired::{Stamp, merge_patch};
-use super::observed_object::Packed;
+use super::observed_object::ObservedObject;
 use super::output_dir::OutputDirectory;
 use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::sentence;
@@ -44,7 +44,7 @@ pub enum ObjectEvent {
     /// A list of the objects of a kind is older than earlier data: etcd was restored.
     Rewound(ObjectKind),
     /// A complete list of the objects of a kind.
-    Listed(ObjectKind, Vec<Packed>),
+    Listed(ObjectKind, Vec<ObservedObject>),
     /// The objects of some kind can't be read at present; the reason has been logged.
     Unseen,
     /// An object was added or modified.
@@ -191,7 +191,7 @@ impl Backend {
         match sent {
             Ok(object) => {
                 availability.over();
-                (if created { 201 } else { 200 }, Ok(object.map(Object::without_foreign_annotations)))
+                (if created { 201 } else { 200 }, Ok(object))
             }
             Err(error) => {
                 failed(error, availability, WriteRequest { verb, resource, doing: &doing, right: ABSENT })
@@ -340,11 +340,6 @@ fn answered(status: &Status) -> String {
     format!("the API server answered {} {}", status.code, sentence(&status.message))
 }
 
-/// Returns the part of an object of the target namespace that is kept.
-fn kept(object: impl Into<Object>) -> Object {
-    object.into().without_foreign_annotations()
-}
-
 fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     events: Events<K>,
     kind: ObjectKind,
@@ -366,7 +361,9 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 Some(ObjectEvent::ListBegins(kind))
             }
             Event::Listed(object) => {
-                list.extend(readable(object, &mut object_errors).map(|object| Packed::of(&kept(object))));
+                list.extend(
+                    readable(object, &mut object_errors).map(|object| ObservedObject::of(&object.into())),
+                );
                 None
             }
             // Everything is listed again, so this list isn't needed.
@@ -380,7 +377,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 if object.is_some() {
                     object_errors.set(&key, None);
                 }
-                object.map(|object| ObjectEvent::Applied(kept(object)))
+                object.map(|object| ObjectEvent::Applied(object.into()))
             }
             Event::Deleted(object) => {
                 object_errors.set(&key_of(&object), None);

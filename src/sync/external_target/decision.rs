@@ -394,11 +394,7 @@ fn service_step(
     let allocated = ours.spec.cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty() && ip != HEADLESS.1);
     if allocated && desired.spec.cluster_ip.is_some() {
         // An allocated clusterIP can't be changed to `None` directly, only through type ExternalName.
-        desired.spec = Spec {
-            type_: Some(EXTERNAL_NAME.into()),
-            external_name: Some(placeholder_name(&link.external_target())),
-            ..Default::default()
-        };
+        desired.spec = Spec::external_name(&placeholder_name(&link.external_target()));
     }
     NextStep::Write(Write::Change { desired: desired.into(), only: Precondition::of(&ours.metadata) })
 }

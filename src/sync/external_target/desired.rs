@@ -1,6 +1,5 @@
 //! The desired external target of a link: a pure function of the link.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -87,15 +86,7 @@ impl Desired {
 }
 
 fn external_name(link: &Link, host: &str) -> Service {
-    Service {
-        metadata: service_metadata(link),
-        spec: Spec {
-            type_: Some(EXTERNAL_NAME.into()),
-            external_name: Some(host.into()),
-            ..Default::default()
-        },
-        ..Default::default()
-    }
+    Service { metadata: service_metadata(link), spec: Spec::external_name(host), ..Default::default() }
 }
 
 fn headless(link: &Link) -> Service {
@@ -149,12 +140,13 @@ fn service_metadata(link: &Link) -> ObjectMeta {
 }
 
 fn metadata(link: &Link, name: &str) -> ObjectMeta {
-    let labels = [MANAGED_BY, (ORIGINAL_NAME, link.key.name()), (ORIGINAL_NAMESPACE, link.key.namespace())];
-    ObjectMeta {
-        name: Some(name.to_owned()),
-        labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()),
-        ..Default::default()
-    }
+    ObjectMeta { name: Some(name.to_owned()), labels: Some(link_labels(&link.key)), ..Default::default() }
+}
+
+/// Returns the labels of every object of a link.
+pub(crate) fn link_labels(key: &ServiceKey) -> BTreeMap<String, String> {
+    let labels = [MANAGED_BY, (ORIGINAL_NAME, key.name()), (ORIGINAL_NAMESPACE, key.namespace())];
+    labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
 /// Returns the temporary name of an external target that changes from an allocated clusterIP, which is immutable, to
@@ -286,15 +278,9 @@ pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Valu
 /// Returns the link that an object is labelled for, if it has our managed-by label.
 #[must_use]
 pub fn link_of_labels(metadata: &ObjectMeta) -> Option<ServiceKey> {
-    let labels = metadata.labels.as_ref()?;
-    labels_for(|key| labels.get(key).map(Into::into))
-}
-
-/// Returns the link that an object with these labels is labelled for.
-pub(crate) fn labels_for<'a>(label: impl Fn(&str) -> Option<Cow<'a, str>>) -> Option<ServiceKey> {
-    (label(MANAGED_BY.0)? == MANAGED_BY.1)
-        .then(|| Some(ServiceKey::new(&label(ORIGINAL_NAMESPACE)?, &label(ORIGINAL_NAME)?)))
-        .flatten()
+    let label = |key: &str| metadata.labels.as_ref()?.get(key);
+    label(MANAGED_BY.0).filter(|manager| *manager == MANAGED_BY.1)?;
+    Some(ServiceKey::new(label(ORIGINAL_NAMESPACE)?, label(ORIGINAL_NAME)?))
 }
 
 /// Returns whether lb-linker itself has written to an object.

@@ -3,26 +3,24 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::info;
 
 use super::reconciler::Reconciler;
 use super::reconciler::context::ReconcilerContext;
 use super::write::removal_of;
-use crate::model::hostname_policy::noted_hostnames;
+use crate::model::hostname_policy::{HOSTNAME, noted_hostnames};
 use crate::model::link::{LinkChange, LinkState, Target};
 use crate::model::service_key::ServiceKey;
 use crate::store::{PersistedTarget, TargetOwner};
 use crate::sync::events::link_log::log_changes;
 use crate::sync::external_target::backend::ObjectEvent;
 use crate::sync::external_target::decision::SyncMode;
-use crate::sync::external_target::desired::{current_target, has_our_field_manager, placeholder_name};
+use crate::sync::external_target::desired::{current_target, placeholder_name};
 use crate::sync::external_target::object_cache::{ObjectCache, external_target};
-use crate::sync::external_target::observed_object::Packed;
+use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::external_target::orphans::orphan_of;
 use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
-use crate::sync::k8s::service::Service;
 
 impl Reconciler {
     pub(crate) fn is_listed(&self) -> bool {
@@ -50,7 +48,7 @@ impl Reconciler {
                 let was_outdated = self.stale_versions.remove(&id).is_some();
                 // The answer to a write of ours contained this version already.
                 if was_outdated || self.objects.is_news(&object) {
-                    let is_new = self.objects.get(&id).is_none_or(|known| known.uid() != object.uid());
+                    let is_new = self.objects.get(&id).is_none_or(|known| known.uid != *object.uid());
                     self.change_object(&id, |objects| objects.apply(&object));
                     self.see_term(&object, is_new);
                 }
@@ -75,7 +73,7 @@ impl Reconciler {
         }
     }
 
-    fn take_list(&mut self, kind: ObjectKind, list: Vec<Packed>) {
+    fn take_list(&mut self, kind: ObjectKind, list: Vec<ObservedObject>) {
         let (was_listed, could_write) = (self.is_listed(), self.may_write());
         let gone = self.objects.replace(kind, list);
         self.stale_versions.retain(|id, _| id.kind != kind);
@@ -83,18 +81,16 @@ impl Reconciler {
         self.listed_in_term.insert(kind);
         self.see_terms();
         for id in &gone {
-            self.report_owner(id, None);
+            self.report_owner(id);
         }
         if !self.is_listed() {
             return;
         }
-        for object in
-            self.objects.iter().filter(|object| object.kind() == ObjectKind::Service).map(Packed::unpack)
-        {
+        for object in self.objects.iter().filter(|object| object.id.kind == ObjectKind::Service) {
             if !was_listed {
-                self.tell_last_target(&object);
+                self.tell_last_target(object);
             }
-            self.report_owner(&object.id(), Some(&object));
+            self.report_owner(&object.id);
         }
         self.report
             .other_owner(self.objects.number_of_others(), |namespace| self.objects.other_owner(namespace));
@@ -127,22 +123,22 @@ impl Reconciler {
     }
 
     /// Passes the owner of an external target to the store.
-    fn report_owner(&self, id: &ObjectId, object: Option<&Object>) {
+    fn report_owner(&self, id: &ObjectId) {
         if id.kind == ObjectKind::Service {
-            let metadata = object.map(Object::meta);
-            let holder = metadata.and_then(|metadata| self.owner_of(metadata));
-            let noted = metadata.filter(|_| holder.is_some()).map(noted_hostnames).unwrap_or_default();
-            self.settings.store.set_owner(&id.name, holder.as_ref(), &noted);
+            let object = self.objects.get(id);
+            let holder = object.and_then(|object| self.objects.owner_of(object));
+            let noted = object.filter(|_| holder.is_some()).and_then(|object| object.annotation(HOSTNAME));
+            self.settings.store.set_owner(&id.name, holder.as_ref(), &noted_hostnames(noted));
         }
     }
 
     /// Returns the custom hostnames recorded for a link that are still allowed.
     pub(crate) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Box<str>> {
         let objects = self.objects.of_link(key).into_iter();
-        let services = objects.filter(|object| object.kind() == ObjectKind::Service);
+        let services = objects.filter(|object| object.id.kind == ObjectKind::Service);
         let mut noted: Vec<Box<str>> = Vec::new();
         // A link may have two external targets, of which one is to replace the other.
-        for name in services.flat_map(|object| noted_hostnames(object.unpack().meta())) {
+        for name in services.flat_map(|object| noted_hostnames(object.annotation(HOSTNAME))) {
             if !noted.contains(&name) {
                 noted.push(name);
             }
@@ -151,44 +147,41 @@ impl Reconciler {
     }
 
     /// Passes the target of an external target of an earlier process to the store.
-    fn tell_last_target(&self, object: &Object) {
-        let (Some(service), Some(holder)) = (object.as_service(), self.owner_of(object.meta())) else {
-            return;
-        };
-        let written_for = match (service.annotation(SERVICE_UID), &object.meta().creation_timestamp) {
+    fn tell_last_target(&self, object: &ObservedObject) {
+        let Some(holder) = self.objects.owner_of(object) else { return };
+        let written_for = match (object.annotation(SERVICE_UID), object.created) {
             (Some(uid), _) => TargetOwner::Uid(uid.into()),
-            (None, Some(created)) => TargetOwner::CreatedUntil(created.0.as_second()),
+            (None, Some(created)) => TargetOwner::CreatedUntil(created),
             (None, None) => TargetOwner::Unknown,
         };
-        let hostnames =
-            self.settings.hostname_policy.still_granted(holder.namespace(), noted_hostnames(object.meta()));
+        let noted = noted_hostnames(object.annotation(HOSTNAME));
+        let hostnames = self.settings.hostname_policy.still_granted(holder.namespace(), noted);
         let last = PersistedTarget {
-            target: self.target_of(&holder, service),
+            target: self.target_of(&holder, object),
             owner: written_for,
             hostnames: hostnames.into(),
-            is_ours: self.is_of_ours(&holder, object.meta()),
+            is_ours: self.is_of_ours(&holder, object.has_our_field_manager),
         };
         log_changes(&self.settings.news, self.settings.store.set_persisted_target(&holder, last));
     }
 
     /// Returns the target that the external target of a link records, if it is still allowed.
     pub(crate) fn recorded_target(&self, key: &ServiceKey) -> Option<Target> {
-        let objects = self.objects.of_link(key).into_iter().map(Packed::unpack);
-        let services = objects.filter_map(|object| object.as_service().cloned());
-        services.filter_map(|service| self.target_of(key, &service)).next()
+        self.objects.of_link(key).into_iter().find_map(|object| self.target_of(key, object))
     }
 
     /// Returns the present target of a link's external target, given its Service.
-    fn target_of(&self, key: &ServiceKey, service: &Service) -> Option<Target> {
-        let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
+    fn target_of(&self, key: &ServiceKey, service: &ObservedObject) -> Option<Target> {
+        let objects = self.objects.of_link(key).into_iter();
+        let objects: Vec<Object> = objects.map(ObservedObject::to_object).collect();
         let slices = objects.iter().filter_map(Object::as_slice);
-        let name = service.metadata.name.as_deref().unwrap_or_default();
         // The tombstone's name isn't a target, nor is the placeholder during a change of the clusterIP.
         let nobodys = |target: &Target| {
             let text = target.to_string();
-            text == self.settings.policy.tombstone || text == placeholder_name(name)
+            text == self.settings.policy.tombstone || text == placeholder_name(&service.id.name)
         };
-        let target = current_target(service, slices).filter(|target| !nobodys(target));
+        let target =
+            current_target(service.to_object().as_service()?, slices).filter(|target| !nobodys(target));
         // Drop targets that the policy now denies. Targets in our zones are checked by DNS for each answer.
         target.and_then(|target| self.settings.hostname_policy.targets.allowed(target))
     }
@@ -198,7 +191,7 @@ impl Reconciler {
         self.queue_concerned(id);
         change(&mut self.objects);
         self.settings.metrics.set_objects_of_others(self.objects.number_of_others());
-        self.report_owner(id, self.objects.get(id).map(Packed::unpack).as_ref());
+        self.report_owner(id);
         self.queue_concerned(id);
     }
 
@@ -227,12 +220,12 @@ impl Reconciler {
     /// Returns whether an object of ours, from a watched namespace, is labelled for a link.
     pub(crate) fn left_something(&self, key: &ServiceKey) -> bool {
         self.settings.selection.watches(key.namespace())
-            && self.objects.of_link(key).iter().any(|object| self.is_ours(object.unpack().meta()))
+            && self.objects.of_link(key).iter().any(|object| self.is_ours(object.has_our_field_manager))
     }
 
     /// Returns whether an object of a gone Service is ours to remove. A foreign object is ours only with `--prune`.
-    pub(crate) fn is_ours(&self, metadata: &ObjectMeta) -> bool {
-        self.settings.policy.prune || has_our_field_manager(metadata)
+    pub(crate) fn is_ours(&self, has_our_field_manager: bool) -> bool {
+        self.settings.policy.prune || has_our_field_manager
     }
 
     pub(crate) fn note_orphans(&mut self, key: &ServiceKey) {
@@ -242,10 +235,11 @@ impl Reconciler {
         // A recreated Service may have an orphan of its predecessor.
         let recreated = || store.get(key).is_some_and(|link| matches!(link.state, LinkState::Recreated(_)));
         if policy.sync != SyncMode::Off && !policy.prune && (!store.contains(key) || recreated()) {
-            let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
-            let services = objects.iter().filter_map(Object::as_service);
-            let services = services.filter(|service| orphan_of(&service.metadata, selection, own).is_some());
-            orphans.extend(services.filter_map(|service| service.metadata.name.clone()));
+            let objects = self.objects.of_link(key).into_iter();
+            let services = objects.filter(|object| object.id.kind == ObjectKind::Service);
+            let services =
+                services.filter(|object| orphan_of(object.to_object().meta(), selection, own).is_some());
+            orphans.extend(services.map(|object| object.id.name.clone()));
         }
         self.orphans.set(key, orphans);
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 
 use super::desired::{IPV4, IPV6, slice_name};
-use super::observed_object::{Packed, id_bytes};
+use super::observed_object::ObservedObject;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::instance::{INSTANCE, OtherOwner};
@@ -34,25 +34,25 @@ pub struct ObjectCache {
     listing: HashMap<ObjectKind, HashSet<ObjectId>>,
 }
 
-/// An object with its kind and name, the first bytes of its packed form, as key.
+/// An object with its id as key. Boxed because a hash table has free slots.
 #[derive(Debug)]
-struct CachedObject(Packed);
+struct CachedObject(Box<ObservedObject>);
 
-impl Borrow<[u8]> for CachedObject {
-    fn borrow(&self) -> &[u8] {
-        self.0.id_bytes()
+impl Borrow<ObjectId> for CachedObject {
+    fn borrow(&self) -> &ObjectId {
+        &self.0.id
     }
 }
 
 impl Hash for CachedObject {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.id_bytes().hash(state);
+        self.0.id.hash(state);
     }
 }
 
 impl PartialEq for CachedObject {
     fn eq(&self, other: &Self) -> bool {
-        self.0.id_bytes() == other.0.id_bytes()
+        self.0.id == other.0.id
     }
 }
 
@@ -76,14 +76,14 @@ impl ObjectCache {
 
     /// Returns the link that an object is labelled for, unless the object belongs to another instance.
     #[must_use]
-    pub fn owner_of(&self, object: &Packed) -> Option<ServiceKey> {
-        object.labelled_for().filter(|_| !self.is_of_another(object))
+    pub fn owner_of(&self, object: &ObservedObject) -> Option<ServiceKey> {
+        object.labelled_for.clone().filter(|_| !self.is_of_another(object))
     }
 
     #[must_use]
-    pub fn is_of_another(&self, object: &Packed) -> bool {
+    pub fn is_of_another(&self, object: &ObservedObject) -> bool {
         let Some(own) = &self.instance else { return false };
-        object.annotation(INSTANCE).is_some_and(|instance| !instance.is_empty() && instance != *own)
+        object.annotation(INSTANCE).is_some_and(|instance| !instance.is_empty() && instance != own)
     }
 
     /// Returns the number of external targets and EndpointSlices that belong to other instances.
@@ -98,29 +98,26 @@ impl ObjectCache {
         if self.of_others == 0 {
             return None;
         }
-        let labelled = self.iter().filter(|object| object.labelled_for().is_some());
+        let labelled = self.iter().filter(|object| object.labelled_for.is_some());
         let instances = labelled.map(|object| object.annotation(INSTANCE).filter(|name| !name.is_empty()));
         OtherOwner::find(namespace, self.instance.as_deref()?, instances)
     }
 
     #[must_use]
-    pub fn get(&self, id: &ObjectId) -> Option<&Packed> {
-        self.find(id.kind, &id.name)
-    }
-
-    fn find(&self, kind: ObjectKind, name: &str) -> Option<&Packed> {
-        self.all.get(&id_bytes(kind, name)[..]).map(|kept| &kept.0)
+    pub fn get(&self, id: &ObjectId) -> Option<&ObservedObject> {
+        self.all.get(id).map(|cached| &*cached.0)
     }
 
     /// Returns the objects that are labelled for a link, Services first, sorted by name.
     #[must_use]
-    pub fn of_link(&self, key: &ServiceKey) -> Vec<&Packed> {
+    pub fn of_link(&self, key: &ServiceKey) -> Vec<&ObservedObject> {
         let usual = object_ids(&names::external_target(key.namespace(), key.name()));
         let usual = usual.iter().filter_map(|id| self.get(id));
         let usual = usual.filter(|object| self.owner_of(object).as_ref() == Some(key));
         let Some(elsewhere) = self.elsewhere.get(key) else { return usual.collect() };
-        let mut objects: Vec<&Packed> = usual.chain(elsewhere.iter().filter_map(|id| self.get(id))).collect();
-        objects.sort_by_cached_key(|object| object.id());
+        let mut objects: Vec<&ObservedObject> =
+            usual.chain(elsewhere.iter().filter_map(|id| self.get(id))).collect();
+        objects.sort_by(|one, other| one.id.cmp(&other.id));
         objects
     }
 
@@ -134,8 +131,8 @@ impl ObjectCache {
         self.links
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Packed> {
-        self.all.iter().map(|kept| &kept.0)
+    pub fn iter(&self) -> impl Iterator<Item = &ObservedObject> {
+        self.all.iter().map(|cached| &*cached.0)
     }
 
     /// Records that a list of the objects of a kind begins.
@@ -147,27 +144,26 @@ impl ObjectCache {
     /// than the cached ones after a restore of etcd. An object is kept only if it is newer than in the list because a
     /// write was answered since the list began. The last of several versions of an object in the list counts. Returns
     /// the objects that are gone.
-    pub fn replace(&mut self, kind: ObjectKind, objects: Vec<Packed>) -> Vec<ObjectId> {
+    pub fn replace(&mut self, kind: ObjectKind, objects: Vec<ObservedObject>) -> Vec<ObjectId> {
         self.deleted.retain(|_, id| id.kind != kind);
         let answered = self.listing.remove(&kind).unwrap_or_default();
         let mut list = HashSet::new();
         for object in objects {
-            list.replace(CachedObject(object));
+            list.replace(CachedObject(Box::new(object)));
         }
-        let is_gone = |object: &&Packed| object.kind() == kind && !list.contains(object.id_bytes());
-        let gone: Vec<ObjectId> = self.iter().filter(is_gone).map(Packed::id).collect();
+        let is_gone = |object: &&ObservedObject| object.id.kind == kind && !list.contains(&object.id);
+        let gone: Vec<ObjectId> = self.iter().filter(is_gone).map(|object| object.id.clone()).collect();
         for id in &gone {
             self.take(id);
         }
         for CachedObject(object) in list {
-            let known = self.all.get(object.id_bytes());
-            let was_answered = || answered.contains(&object.id());
-            if !known.is_some_and(|known| is_newer(&known.0, &object) && was_answered()) {
+            let was_answered = || answered.contains(&object.id);
+            if !self.get(&object.id).is_some_and(|known| is_newer(known, &object) && was_answered()) {
                 self.insert(object);
             }
         }
         for (id, pending_write) in self.under_way.iter_mut().filter(|(id, _)| id.kind == kind) {
-            pending_write.unlisted |= !self.all.contains(&id_bytes(id.kind, &id.name)[..]);
+            pending_write.unlisted |= !self.all.contains(id);
         }
         gone
     }
@@ -201,7 +197,7 @@ impl ObjectCache {
     /// Applies an object from the watch or from the answer to a write, if it is newer than the cached one.
     pub fn apply(&mut self, object: &Object) {
         if self.is_news(object) {
-            self.insert(Packed::of(object));
+            self.insert(Box::new(ObservedObject::of(object)));
         }
     }
 
@@ -213,7 +209,7 @@ impl ObjectCache {
             return false;
         }
         !self.get(&id).is_some_and(|known| {
-            known.uid() == object.uid() && known.version().is_some() && known.version() >= object.version()
+            known.uid == *object.uid() && known.version().is_some() && known.version() >= object.version()
         })
     }
 
@@ -224,7 +220,7 @@ impl ObjectCache {
         if let Some(pending_write) = self.under_way.get_mut(id).filter(|_| !uid.is_empty()) {
             pending_write.gone.push(uid.to_owned());
         }
-        if self.get(id).is_some_and(|object| object.uid() == uid) {
+        if self.get(id).is_some_and(|object| object.uid == *uid) {
             self.take(id);
         }
     }
@@ -232,7 +228,7 @@ impl ObjectCache {
     /// Applies a deletion from the answer to our own write, for the object with this uid. Another object may have its
     /// name by now.
     pub fn removed_by_us(&mut self, id: &ObjectId, uid: &str) {
-        if self.get(id).is_some_and(|object| object.uid() == uid) {
+        if self.get(id).is_some_and(|object| object.uid == *uid) {
             self.take(id);
             if !uid.is_empty() {
                 self.deleted.insert(uid.to_owned(), id.clone());
@@ -240,10 +236,10 @@ impl ObjectCache {
         }
     }
 
-    fn insert(&mut self, object: Packed) {
-        let id = object.id();
+    fn insert(&mut self, object: Box<ObservedObject>) {
+        let id = object.id.clone();
         self.take(&id);
-        self.of_others += usize::from(object.labelled_for().is_some() && self.is_of_another(&object));
+        self.of_others += usize::from(object.labelled_for.is_some() && self.is_of_another(&object));
         if let Some(key) = self.owner_of(&object) {
             self.links += usize::from(self.of_link(&key).is_empty());
             if !is_usual(&id, &key) {
@@ -253,9 +249,9 @@ impl ObjectCache {
         self.all.insert(CachedObject(object));
     }
 
-    fn take(&mut self, id: &ObjectId) -> Option<Packed> {
-        let object = self.all.take(&id_bytes(id.kind, &id.name)[..])?.0;
-        self.of_others -= usize::from(object.labelled_for().is_some() && self.is_of_another(&object));
+    fn take(&mut self, id: &ObjectId) -> Option<Box<ObservedObject>> {
+        let object = self.all.take(id)?.0;
+        self.of_others -= usize::from(object.labelled_for.is_some() && self.is_of_another(&object));
         if let Some(key) = self.owner_of(&object) {
             if let Entry::Occupied(mut ids) = self.elsewhere.entry(key.clone()) {
                 ids.get_mut().remove(id);
@@ -293,8 +289,8 @@ fn is_usual(id: &ObjectId, key: &ServiceKey) -> bool {
 }
 
 /// Returns whether `known` is a later version of the same object.
-fn is_newer(known: &Packed, other: &Packed) -> bool {
-    known.uid() == other.uid() && known.version() > other.version()
+fn is_newer(known: &ObservedObject, other: &ObservedObject) -> bool {
+    known.uid == other.uid && known.version() > other.version()
 }
 
 #[cfg(test)]
@@ -338,7 +334,7 @@ mod tests {
         objects.list_begins(ObjectKind::EndpointSlice);
         objects.list_begins(ObjectKind::Service);
         let twice = [object("a", "1", 4, "older"), object("a", "1", 5, "old")];
-        objects.replace(ObjectKind::Service, twice.iter().map(Packed::of).collect());
+        objects.replace(ObjectKind::Service, twice.iter().map(ObservedObject::of).collect());
         assert_eq!(objects.get(&id("a")).unwrap().version(), Some(5), "of two versions the last one");
         objects.apply(&object("a", "1", 6, "web"));
         assert_eq!(objects.get(&id("a")).unwrap().version(), Some(6));
@@ -350,7 +346,7 @@ mod tests {
         objects.list_begins(ObjectKind::Service);
         objects.answered(&object("a", "1", 9, "new"));
         objects.apply(&object("b", "2", 9, "gone"));
-        objects.replace(ObjectKind::Service, vec![Packed::of(&object("a", "1", 5, "old"))]);
+        objects.replace(ObjectKind::Service, vec![ObservedObject::of(&object("a", "1", 5, "old"))]);
         assert_eq!(objects.get(&id("a")).unwrap().version(), Some(9));
         assert!(objects.get(&id("b")).is_none());
         objects.replace(ObjectKind::EndpointSlice, vec![]);
@@ -369,7 +365,7 @@ mod tests {
         assert!(objects.get(&id("a")).is_none());
         objects.apply(&object("a", "2", 8, "web"));
         objects.remove(&id("a"), "1");
-        assert_eq!(objects.get(&id("a")).unwrap().uid(), "2", "the end of the old one isn't the new one's");
+        assert_eq!(objects.get(&id("a")).unwrap().uid, *"2", "the end of the old one isn't the new one's");
     }
 
     #[test]
@@ -400,7 +396,7 @@ mod tests {
         objects.apply(&object("a", "1", 6, "api"));
         let names = |service| -> Vec<String> {
             let objects = objects.of_link(&ServiceKey::new("default", service));
-            objects.iter().map(|object| object.id().name).collect()
+            objects.iter().map(|object| object.id.name.clone()).collect()
         };
         assert!(names("web").is_empty());
         assert_eq!(names("api"), ["a"]);
@@ -457,7 +453,8 @@ mod tests {
         objects.apply(&object("aa", "3", 1, "web"));
         objects.apply(&slice(usual, "web"));
         objects.apply(&object("api-default-ext", "4", 1, "web"));
-        let ids = |objects: &ObjectCache| objects.of_link(&web).iter().map(|it| it.id()).collect::<Vec<_>>();
+        let ids =
+            |objects: &ObjectCache| objects.of_link(&web).iter().map(|it| it.id.clone()).collect::<Vec<_>>();
         let slice_id = |name: &str| ObjectId { kind: ObjectKind::EndpointSlice, name: name.to_owned() };
         let services = ["aa", "api-default-ext", usual, "zz"].map(id);
         let slices = [usual, &format!("{usual}-ipv6")].map(slice_id);

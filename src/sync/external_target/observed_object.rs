@@ -1,189 +1,150 @@
-//! External targets in packed form: some 150 bytes each, where the object itself takes 2 KB. There is one per link, and
-//! it is only unpacked when its link is reconciled.
+//! External targets and EndpointSlices as last observed, with only the fields that are read: there is one per link.
 
-mod read;
-mod write;
+use std::collections::BTreeMap;
 
-use std::borrow::Cow;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time};
 
-use super::desired::{HEADLESS, labels_for};
+use super::desired::{has_our_field_manager, link_labels, link_of_labels};
 use crate::model::hostname_policy::HOSTNAME;
 use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
 use crate::sync::election::term::TERM;
+use crate::sync::k8s::endpoint_slice::{Endpoint, EndpointPort, EndpointSlice};
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::labels::{
-    FIELD_MANAGER, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME, SERVICE_UID, SLICE_MANAGED_BY,
+    FIELD_MANAGER, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME, SERVICE_UID,
+    SLICE_MANAGED_BY, SOURCE,
 };
-use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
-use crate::sync::k8s::service::EXTERNAL_NAME;
-use read::Unpacker;
-use write::{Packer, has_more};
+use crate::sync::k8s::object::{Object, ObjectId};
+use crate::sync::k8s::service::{Service, Spec};
 
-/// Frequent strings, encoded in one byte each. The encoding is never persisted, so the table may change.
-const COMMON: [&str; 21] = [
-    "",
-    FIELD_MANAGER,
-    MANAGED_BY.0,
-    MANAGED_BY.1,
-    ORIGINAL_NAME,
-    ORIGINAL_NAMESPACE,
-    SERVICE_UID,
-    HOSTNAME,
-    SERVICE_NAME,
-    SLICE_MANAGED_BY.0,
-    EXTERNAL_NAME,
-    HEADLESS.0,
-    HEADLESS.1,
-    "IPv4",
-    "IPv6",
-    "TCP",
-    "UDP",
-    "manager",
-    INSTANCE,
-    TERM,
-    // The default with the manifests in deploy/.
-    "lb-linker/lb-linker",
-];
+/// The labels that name the link of an object.
+const LINK_LABELS: [&str; 3] = [MANAGED_BY.0, ORIGINAL_NAME, ORIGINAL_NAMESPACE];
+/// The other labels that are read.
+const SLICE_LABELS: [&str; 2] = [SERVICE_NAME, SLICE_MANAGED_BY.0];
+/// The annotations that are read.
+const ANNOTATIONS: [&str; 5] = [HOSTNAME, INSTANCE, SERVICE_UID, SOURCE, TERM];
 
-/// Meaning of the first byte of a string. Smaller values are indexes into [`COMMON`].
-const PART_OF_NAME: u8 = 32;
-const UUID: u8 = 33;
-const NUMBER: u8 = 34;
-const NONE: u8 = 35;
-/// From here on the value encodes the length of a string; the last value is followed by the length.
-const TEXT: u8 = 36;
-const LONG_TEXT: u8 = 255;
-
-/// Flags for the parts of an object, in one byte.
-const NAMELESS: u8 = 1;
-const LABELS: u8 = 1 << 1;
-const ANNOTATIONS: u8 = 1 << 2;
-const MANAGERS: u8 = 1 << 3;
-const CREATED: u8 = 1 << 4;
-const DELETED: u8 = 1 << 5;
-const FINALIZERS_OR_OWNERS: u8 = 1 << 6;
-/// A Service with more fields than type and externalName.
-const MORE: u8 = 1 << 7;
-
-/// An object of the target namespace in packed form, without its namespace.
-///
-/// The form begins with the object's identity: the length of its name, its kind and the name.
+/// An object of the target namespace, without its namespace.
 #[derive(Clone, Debug)]
-pub struct Packed(Box<[u8]>);
+pub struct ObservedObject {
+    pub id: ObjectId,
+    pub uid: Uid,
+    pub resource_version: Option<Box<str>>,
+    /// The Unix time of the creation in seconds.
+    pub created: Option<i64>,
+    /// Boxed like `owner` because few objects have one.
+    deletion_timestamp: Option<Box<Time>>,
+    /// The first owner reference.
+    owner: Option<Box<OwnerReference>>,
+    pub has_our_field_manager: bool,
+    /// The link that the object is labelled for, if it has our managed-by label.
+    pub labelled_for: Option<ServiceKey>,
+    /// The annotations that are read, and the labels that don't follow from `labelled_for`. No key is both.
+    values: Box<[(&'static str, Box<str>)]>,
+    content: Content,
+}
 
-impl Packed {
+#[derive(Clone, Debug)]
+enum Content {
+    /// A Service of type ExternalName without other fields.
+    ExternalName(Box<str>),
+    Service(Box<Spec>),
+    EndpointSlice(Box<SliceContent>),
+}
+
+#[derive(Clone, Debug)]
+struct SliceContent {
+    address_type: String,
+    endpoints: Vec<Endpoint>,
+    ports: Vec<EndpointPort>,
+}
+
+impl ObservedObject {
     #[must_use]
     pub fn of(object: &Object) -> Self {
         let meta = object.meta();
-        let name = meta.name.as_deref().unwrap_or_default();
-        let mut packer = Packer { name, bytes: id_bytes(object.kind(), name) };
-        packer.metadata(meta, object.as_service().is_some_and(has_more));
-        match object {
-            Object::Service(service) => packer.service(service),
-            Object::EndpointSlice(slice) => packer.slice(slice),
+        let labelled_for = link_of_labels(meta);
+        let link_labels = LINK_LABELS.iter().filter(|_| labelled_for.is_none());
+        let labels = link_labels.chain(&SLICE_LABELS).map(|key| (key, &meta.labels));
+        let annotations = ANNOTATIONS.iter().map(|key| (key, &meta.annotations));
+        let value = |(key, all): (&&'static str, &Option<BTreeMap<String, String>>)| {
+            Some((*key, all.as_ref()?.get(*key)?.as_str().into()))
+        };
+        Self {
+            id: object.id(),
+            uid: object.uid().into(),
+            resource_version: meta.resource_version.as_deref().map(Into::into),
+            created: meta.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            deletion_timestamp: meta.deletion_timestamp.clone().map(Box::new),
+            owner: meta.owner_references.iter().flatten().next().cloned().map(Box::new),
+            has_our_field_manager: has_our_field_manager(meta),
+            values: labels.chain(annotations).filter_map(value).collect(),
+            labelled_for,
+            content: match object {
+                Object::Service(service) => match &service.spec.external_name {
+                    Some(host) if service.spec == Spec::external_name(host) => {
+                        Content::ExternalName(host.as_str().into())
+                    }
+                    _ => Content::Service(Box::new(service.spec.clone())),
+                },
+                Object::EndpointSlice(slice) => {
+                    let address_type = slice.address_type.clone();
+                    let (endpoints, ports) = (slice.endpoints.clone(), slice.ports.clone());
+                    Content::EndpointSlice(Box::new(SliceContent { address_type, endpoints, ports }))
+                }
+            },
         }
-        Self(packer.bytes.into())
     }
 
+    /// Returns the object with the fields that are read.
     #[must_use]
-    pub fn unpack(&self) -> Object {
-        let (kind, mut unpacker) = self.unpacker();
-        let (metadata, more) = unpacker.metadata();
-        match kind {
-            ObjectKind::EndpointSlice => unpacker.slice(metadata).into(),
-            ObjectKind::Service | ObjectKind::LoadBalancer => unpacker.service(metadata, more).into(),
+    pub fn to_object(&self) -> Object {
+        let mut labels = self.labelled_for.as_ref().map(link_labels).unwrap_or_default();
+        let mut annotations = BTreeMap::new();
+        for (key, value) in &self.values {
+            let all = if ANNOTATIONS.contains(key) { &mut annotations } else { &mut labels };
+            all.insert((*key).to_owned(), value.to_string());
+        }
+        let manager = || ManagedFieldsEntry { manager: Some(FIELD_MANAGER.to_owned()), ..Default::default() };
+        let metadata = ObjectMeta {
+            name: Some(self.id.name.clone()),
+            uid: (!self.uid.is_empty()).then(|| self.uid.to_string()),
+            resource_version: self.resource_version.clone().map(Into::into),
+            creation_timestamp: self.created.and_then(|time| Timestamp::from_second(time).ok()).map(Time),
+            deletion_timestamp: self.deletion_timestamp.as_deref().cloned(),
+            owner_references: self.owner.as_deref().map(|owner| vec![owner.clone()]),
+            managed_fields: self.has_our_field_manager.then(|| vec![manager()]),
+            labels: Some(labels),
+            annotations: Some(annotations),
+            ..Default::default()
+        };
+        match &self.content {
+            Content::ExternalName(host) => {
+                Service { metadata, spec: Spec::external_name(host), ..Default::default() }.into()
+            }
+            Content::Service(spec) => {
+                Service { metadata, spec: Spec::clone(spec), ..Default::default() }.into()
+            }
+            Content::EndpointSlice(slice) => {
+                let SliceContent { address_type, endpoints, ports } = SliceContent::clone(slice);
+                EndpointSlice { metadata, address_type, endpoints, ports, ..Default::default() }.into()
+            }
         }
     }
 
+    /// Returns the value of an annotation that is read.
     #[must_use]
-    pub fn id(&self) -> ObjectId {
-        let (kind, unpacker) = self.unpacker();
-        ObjectId { kind, name: unpacker.name.to_owned() }
-    }
-
-    #[must_use]
-    pub fn kind(&self) -> ObjectKind {
-        self.unpacker().0
-    }
-
-    /// Returns the identity of the object in the form of [`id_bytes`].
-    pub(crate) fn id_bytes(&self) -> &[u8] {
-        let (_, unpacker) = self.unpacker();
-        &self.0[..self.0.len() - unpacker.bytes.len()]
-    }
-
-    /// Returns `metadata.uid`, or an empty string.
-    #[must_use]
-    pub fn uid(&self) -> Cow<'_, str> {
-        let (_, mut unpacker) = self.unpacker();
-        unpacker.byte();
-        unpacker.text()
-    }
-
-    #[must_use]
-    pub fn resource_version(&self) -> Option<Cow<'_, str>> {
-        let (_, mut unpacker) = self.unpacker();
-        unpacker.byte();
-        unpacker.text();
-        unpacker.optional()
+    pub fn annotation(&self, wanted: &str) -> Option<&str> {
+        self.values.iter().find(|(key, _)| *key == wanted).map(|(_, value)| &**value)
     }
 
     /// Returns `metadata.resourceVersion` as a number, which increases with each change.
     #[must_use]
     pub fn version(&self) -> Option<u64> {
-        self.resource_version()?.parse().ok()
+        self.resource_version.as_deref()?.parse().ok()
     }
-
-    /// Returns the link that the object is labelled for, if it has our managed-by label.
-    #[must_use]
-    pub fn labelled_for(&self) -> Option<ServiceKey> {
-        let (_, mut unpacker) = self.unpacker();
-        let flags = unpacker.byte();
-        unpacker.text();
-        unpacker.text();
-        let labels = if flags & LABELS == 0 { 0 } else { unpacker.number() };
-        labels_for(|wanted| {
-            let mut unpacker = unpacker;
-            let mut all = (0..labels).map(|_| (unpacker.text(), unpacker.text()));
-            all.find(|(key, _)| key == wanted).map(|(_, value)| value)
-        })
-    }
-
-    #[must_use]
-    pub fn annotation(&self, wanted: &str) -> Option<Cow<'_, str>> {
-        let (_, mut unpacker) = self.unpacker();
-        let flags = unpacker.byte();
-        if flags & ANNOTATIONS == 0 {
-            return None;
-        }
-        unpacker.text();
-        unpacker.text();
-        for _ in 0..if flags & LABELS == 0 { 0 } else { unpacker.number() } {
-            unpacker.text();
-            unpacker.text();
-        }
-        let mut all = (0..unpacker.number()).map(|_| (unpacker.text(), unpacker.text()));
-        all.find(|(key, _)| key == wanted).map(|(_, value)| value)
-    }
-
-    /// Returns the kind, and an unpacker for the bytes after the name.
-    fn unpacker(&self) -> (ObjectKind, Unpacker<'_>) {
-        let mut unpacker = Unpacker { name: "", bytes: &self.0 };
-        let length = unpacker.length();
-        let kind = if unpacker.byte() == 0 { ObjectKind::Service } else { ObjectKind::EndpointSlice };
-        unpacker.name = unpacker.string(length);
-        (kind, unpacker)
-    }
-}
-
-/// Returns the first bytes of a packed object of this kind and name.
-pub(crate) fn id_bytes(kind: ObjectKind, name: &str) -> Vec<u8> {
-    // The capacity that most packed objects need.
-    let mut packer = Packer { name: "", bytes: Vec::with_capacity(160) };
-    packer.number(name.len() as u64);
-    packer.bytes.push(u8::from(kind == ObjectKind::EndpointSlice));
-    packer.bytes.extend(name.as_bytes());
-    packer.bytes
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tracing::warn;
 use super::backend::{ObjectEvent, WriteError};
 use super::decision::Write;
 use super::desired::link_of_labels;
-use super::observed_object::Packed;
+use super::observed_object::ObservedObject;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::object::{Object, ObjectKind};
@@ -74,22 +74,24 @@ impl OutputDirectory {
                 None
             }
         };
-        lists.scan((), move |(), list| std::future::ready(told(list))).flat_map(|objects: Vec<Packed>| {
-            let (services, slices) =
-                objects.into_iter().partition(|object| object.kind() == ObjectKind::Service);
-            futures::stream::iter([
-                ObjectEvent::Listed(ObjectKind::Service, services),
-                ObjectEvent::Listed(ObjectKind::EndpointSlice, slices),
-            ])
-        })
+        lists.scan((), move |(), list| std::future::ready(told(list))).flat_map(
+            |objects: Vec<ObservedObject>| {
+                let (services, slices) =
+                    objects.into_iter().partition(|object| object.id.kind == ObjectKind::Service);
+                futures::stream::iter([
+                    ObjectEvent::Listed(ObjectKind::Service, services),
+                    ObjectEvent::Listed(ObjectKind::EndpointSlice, slices),
+                ])
+            },
+        )
     }
 
-    fn list(&self) -> Result<Vec<Packed>, DirectoryError> {
+    fn list(&self) -> Result<Vec<ObservedObject>, DirectoryError> {
         let mut objects = Vec::new();
         for entry in std::fs::read_dir(&self.path).map_err(DirectoryError::at(&self.path))? {
             let path = entry.map_err(DirectoryError::at(&self.path))?.path();
             if path.extension().is_some_and(|end| end == EXTENSION) {
-                objects.extend(read(&path).map(|object| Packed::of(&object)));
+                objects.extend(read(&path).map(|object| ObservedObject::of(&object)));
             }
         }
         Ok(objects)

@@ -18,7 +18,6 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
@@ -30,10 +29,10 @@ use super::decision::{
     Actual, NextStep, SyncMode, Write, WriteClass, adoption, all_writes, next_step, term_repair,
 };
 use super::deletion_budget::DeletionBudget;
-use super::desired::{current_target, has_our_field_manager, link_of_labels};
+use super::desired::{current_target, has_our_field_manager};
 use super::left_out::postponed;
 use super::object_cache::{ObjectCache, object_ids};
-use super::observed_object::Packed;
+use super::observed_object::ObservedObject;
 use super::orphans::Orphans;
 use super::status_log::StatusLog;
 use crate::model::link::{Link, LinkState};
@@ -47,7 +46,6 @@ use crate::sync::external_target::metrics::ReconcileResult;
 use crate::sync::external_target::write_result::WriteEnd;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::forbidden::LastingRefusal;
-use crate::sync::k8s::instance::other_instance;
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Service;
@@ -339,17 +337,18 @@ impl Reconciler {
         }
         let external_target = link.external_target();
         let ids = object_ids(&external_target);
-        let labelled: Vec<Object> = self.objects.of_link(&key).into_iter().map(Packed::unpack).collect();
+        let labelled: Vec<Object> =
+            self.objects.of_link(&key).into_iter().map(ObservedObject::to_object).collect();
         let strange: Vec<Object> = ids
             .iter()
             .filter(|id| !labelled.iter().any(|object| object.id() == **id))
-            .filter_map(|id| self.objects.get(id).map(Packed::unpack))
+            .filter_map(|id| self.objects.get(id).map(ObservedObject::to_object))
             .collect();
         let named: Vec<&Object> =
             labelled.iter().filter(|object| ids.contains(&object.id())).chain(&strange).collect();
         // If this process may never have observed the Service of a link, only objects of ours count.
         let strict = link.was_never_seen() || matches!(link.state, LinkState::Recreated(_));
-        let counts = |object: &Object| !strict || self.is_ours(object.meta());
+        let counts = |object: &Object| !strict || self.is_ours(has_our_field_manager(object.meta()));
         let objects: Vec<&Object> = labelled.iter().filter(|object| counts(object)).collect();
         let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();
         let others: Vec<&Service> = objects
@@ -358,7 +357,7 @@ impl Reconciler {
             .filter(|service| service.metadata.name.as_deref() != Some(&external_target))
             .filter(|service| {
                 has_our_field_manager(&service.metadata)
-                    || link.service_gone_since().is_some() && self.is_ours(&service.metadata)
+                    || link.service_gone_since().is_some() && self.settings.policy.prune
             })
             .collect();
         let strangers: Vec<&EndpointSlice> = strange.iter().filter_map(Object::as_slice).collect();
@@ -432,8 +431,7 @@ impl Reconciler {
                 ReconcileResult::Conflict
             }
             NextStep::Write(write) => {
-                let ours =
-                    actual.named.filter(|object| self.owner_of(&object.metadata).as_ref() == Some(&key));
+                let ours = actual.named.filter(|_| holder(&external_target).as_ref() == Some(&key));
                 let target = || current_target(ours?, slices.iter().copied());
                 self.report.retargets(&key, !is_news, target);
                 if self.start(&link, write, now) {
@@ -460,12 +458,6 @@ impl Reconciler {
             return (None, None);
         }
         (term_repair(link, actual, policy, self.term, unix_now()), adoption(link, actual, policy))
-    }
-
-    /// Returns the link that an object is labelled for, unless the object belongs to another instance.
-    pub(crate) fn owner_of(&self, metadata: &ObjectMeta) -> Option<ServiceKey> {
-        let own = self.settings.policy.instance.as_deref();
-        link_of_labels(metadata).filter(|_| other_instance(metadata, own).is_none())
     }
 }
 

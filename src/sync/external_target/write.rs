@@ -1,6 +1,5 @@
 //! Makes the reconciler's writes, and processes the results.
 
-use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,8 +12,8 @@ use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::{SyncMode, SyncPolicy, Write};
-use crate::sync::external_target::desired::{Stamp, has_our_field_manager};
-use crate::sync::external_target::observed_object::Packed;
+use crate::sync::external_target::desired::Stamp;
+use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::object::{ObjectId, ObjectKind};
 
@@ -78,9 +77,8 @@ impl Reconciler {
         if !self.breakers.admit(&key, &[write.class()]) {
             return false;
         }
-        let is_strange = |before: &Packed| {
-            before.labelled_for().is_none() && !has_our_field_manager(before.unpack().meta())
-        };
+        let is_strange =
+            |before: &ObservedObject| before.labelled_for.is_none() && !before.has_our_field_manager;
         let adopted = self.objects.get(&id).is_some_and(is_strange);
         self.work_queue.begin(&key);
         self.objects.write_begins(&id);
@@ -187,7 +185,7 @@ impl Reconciler {
     }
 
     fn version_of(&self, id: &ObjectId) -> Option<String> {
-        self.objects.get(id)?.resource_version().map(Cow::into_owned)
+        self.objects.get(id)?.resource_version.clone().map(Into::into)
     }
 
     pub(crate) fn written(&mut self, written: WriteResult) {

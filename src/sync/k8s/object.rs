@@ -9,8 +9,6 @@ use serde::Serialize;
 use super::service::Service;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 
-const OUR_PREFIX: &str = "linker.hsj.com/";
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ObjectKind {
     Service,
@@ -69,20 +67,6 @@ impl Object {
     #[must_use]
     pub fn id(&self) -> ObjectId {
         ObjectId::of(self.kind(), self.meta())
-    }
-
-    /// Returns the object with lb-linker's annotations only: other annotations are never read, and may take 256 KB.
-    #[must_use]
-    pub fn without_foreign_annotations(mut self) -> Self {
-        let metadata = match &mut self {
-            Self::Service(service) => &mut service.metadata,
-            Self::EndpointSlice(slice) => &mut slice.metadata,
-        };
-        if let Some(annotations) = &mut metadata.annotations {
-            annotations.retain(|key, _| key.starts_with(OUR_PREFIX));
-        }
-        metadata.annotations.take_if(|annotations| annotations.is_empty());
-        self
     }
 
     #[must_use]
@@ -170,19 +154,6 @@ mod tests {
         // lb-linker's type accepts everything that the API's own type accepts.
         serde_json::from_value::<v1::EndpointSlice>(slice.clone()).unwrap();
         serde_json::from_value(slice).unwrap()
-    }
-
-    #[test]
-    fn foreign_annotations_are_dropped() {
-        let service = |annotations: Value| -> Object {
-            let service = json!({"metadata": {"name": "web", "annotations": annotations}});
-            serde_json::from_value::<Service>(service).unwrap().into()
-        };
-        let both = [("linker.hsj.com/service-uid", "u"), ("their.example/notes", "x")];
-        let kept = service(both.into_iter().collect()).without_foreign_annotations();
-        assert_eq!(kept, service(both[..1].iter().copied().collect()));
-        let theirs = service(both[1..].iter().copied().collect()).without_foreign_annotations();
-        assert_eq!(theirs.meta().annotations, None);
     }
 
     #[test]

@@ -74,6 +74,14 @@ pub struct Spec {
     pub selector: BTreeMap<String, String>,
 }
 
+impl Spec {
+    /// Returns the spec of an ExternalName Service.
+    #[must_use]
+    pub fn external_name(host: &str) -> Self {
+        Self { type_: Some(EXTERNAL_NAME.into()), external_name: Some(host.into()), ..Default::default() }
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {

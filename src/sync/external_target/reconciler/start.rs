@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -19,12 +18,10 @@ use crate::sync::events::Reason;
 use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
-use crate::sync::external_target::desired::has_our_field_manager;
 use crate::sync::external_target::left_out::{Existing, Flag, LookUpError, Registry, Verdict, is_shown};
-use crate::sync::external_target::observed_object::Packed;
 use crate::sync::k8s::errors::{ApiAvailability, root_cause};
 use crate::sync::k8s::labels::SERVICE_UID;
-use crate::sync::k8s::object::{Object, ObjectKind};
+use crate::sync::k8s::object::ObjectKind;
 use crate::sync::source::relist_guard::are_most;
 use crate::sync::source::selection::Selection;
 
@@ -123,14 +120,14 @@ impl Reconciler {
 
     /// Whether an object that is labelled for a link would be removed without its Service, were its namespace watched.
     fn has_ours(&self, key: &ServiceKey) -> bool {
-        self.objects.of_link(key).iter().any(|object| self.is_of_ours(key, object.unpack().meta()))
+        self.objects.of_link(key).iter().any(|object| self.is_of_ours(key, object.has_our_field_manager))
     }
 
     /// Whether an object that is labelled for a link is ours, whether its namespace is watched or not: what others
     /// have written is so only where `--prune` says it of a namespace that is watched.
-    pub(crate) fn is_of_ours(&self, key: &ServiceKey, metadata: &ObjectMeta) -> bool {
+    pub(crate) fn is_of_ours(&self, key: &ServiceKey, has_our_field_manager: bool) -> bool {
         let is_watched = self.settings.selection.watches(key.namespace());
-        has_our_field_manager(metadata) || is_watched && self.is_ours(metadata)
+        has_our_field_manager || is_watched && self.settings.policy.prune
     }
 
     /// Adds a link of a Service that is gone since a time when no lb-linker watched.
@@ -223,15 +220,15 @@ impl Reconciler {
 
     /// Returns the uid of the Service that the external target of a link was written for; empty if it isn't noted.
     fn recorded_uid(&self, key: &ServiceKey) -> Uid {
-        let objects = self.objects.of_link(key).into_iter().map(Packed::unpack);
-        let noted = |object: Object| Some(object.as_service()?.annotation(SERVICE_UID)?.into());
-        objects.filter_map(noted).next().unwrap_or_default()
+        let objects = self.objects.of_link(key).into_iter();
+        let mut services = objects.filter(|object| object.id.kind == ObjectKind::Service);
+        services.find_map(|object| object.annotation(SERVICE_UID)).unwrap_or_default().into()
     }
 
     /// Follows what the external target of a left-out link records, and forgets the link when it is gone.
     pub(super) fn follow_recorded(&mut self, link: &Link) {
         let services = self.objects.of_link(&link.key).into_iter();
-        let is_there = services.filter(|object| object.kind() == ObjectKind::Service).count() > 0;
+        let is_there = services.filter(|object| object.id.kind == ObjectKind::Service).count() > 0;
         if is_there {
             self.keep(&link.key);
         } else if let Some(change) = self.settings.store.forget(&link.key) {

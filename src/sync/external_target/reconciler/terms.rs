@@ -7,15 +7,15 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::{RecordedTerm, TERM, unix_now};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::desired::has_our_field_manager;
-use crate::sync::external_target::observed_object::Packed;
+use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::k8s::object::{Object, ObjectId};
 
 impl Reconciler {
     /// Returns the term on an object of this instance, if it is one to be obeyed.
-    fn term_on(&self, object: &Packed) -> Option<u64> {
+    fn term_on(&self, object: &ObservedObject) -> Option<u64> {
         let text = object.annotation(TERM)?;
         let is_ours = !self.objects.is_of_another(object);
-        RecordedTerm::read(Some(&text), unix_now()).term().filter(|_| is_ours)
+        RecordedTerm::read(Some(text), unix_now()).term().filter(|_| is_ours)
     }
 
     /// Takes in the terms on all objects.
@@ -41,9 +41,9 @@ impl Reconciler {
 
     /// Takes in the term on an object that the watch has told of; `is_new` says that it wasn't there before.
     pub(crate) fn see_term(&mut self, object: &Object, is_new: bool) {
-        let Some(packed) = self.objects.get(&object.id()) else { return };
-        let Some(term) = self.term_on(packed) else { return };
-        let owner = self.objects.owner_of(packed);
+        let Some(observed) = self.objects.get(&object.id()) else { return };
+        let Some(term) = self.term_on(observed) else { return };
+        let owner = self.objects.owner_of(observed);
         self.settings.leadership.observe_term(term);
         let unwanted = |key: ServiceKey| {
             self.settings.selection.watches(key.namespace())

@@ -94,7 +94,7 @@ fn external_target_of(reconciler: &Reconciler, name: &str, term: &str) -> Object
 async fn denied_annotation_write_backs_off() {
     let (mut reconciler, requests) = denied();
     let object = external_target(&reconciler, "no number");
-    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     assert!(reconciler.may_write());
     reconciler.queue_all();
@@ -116,7 +116,8 @@ async fn no_write_between_a_rewind_and_new_lists() {
     let (mut reconciler, _) = denied();
     let object = external_target(&reconciler, "no number");
     let list = |reconciler: &mut Reconciler| {
-        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
+        reconciler
+            .on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
         reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     };
     let term = reconciler.term;
@@ -216,7 +217,8 @@ async fn end_reported_by_the_watch_needs_no_permission_to_list() {
             // An earlier process has left the external target.
             store.forget(&key);
         }
-        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
+        reconciler
+            .on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
         reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
         reconciler.restore_deleted(false);
         reconciler.queue_all();
@@ -232,7 +234,7 @@ async fn restore_resets_refused_lookups() {
     let (mut reconciler, deleted) = without_right_to_look(NO_RIGHT);
     let object = external_target(&reconciler, "1");
     reconciler.settings.store.delete(&ServiceKey::new("shop", "web"), "web", None);
-    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();
     run_for(&mut reconciler, 500).await;
@@ -259,9 +261,9 @@ async fn failed_lookup_uses_no_deletion_budget() {
     });
     let mut reconciler = reconciler(client);
     reconciler.settings.policy.max_deletes = MaxDeletes::Number(1);
-    let objects: Vec<Packed> = ["api", "web"]
+    let objects: Vec<ObservedObject> = ["api", "web"]
         .map(|name| {
-            let object = Packed::of(&external_target_of(&reconciler, name, "1"));
+            let object = ObservedObject::of(&external_target_of(&reconciler, name, "1"));
             reconciler.settings.store.delete(&ServiceKey::new("shop", name), name, None);
             object
         })
@@ -354,7 +356,7 @@ async fn stale_watch_cache_causes_no_removal() {
     let mut reconciler = reconciler(client);
     let object = external_target(&reconciler, "1");
     reconciler.settings.store.delete(&ServiceKey::new("shop", "web"), "web", None);
-    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();
     run_for(&mut reconciler, 3600).await;
