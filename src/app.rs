@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -32,32 +33,32 @@ use error::RunError;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;
 use sync_tasks::SyncSource;
-use zone_updates::SyncTasks;
 
 /// Runs until `stop` is cancelled or a DNS listener dies.
 ///
 /// # Errors
 /// If lb-linker can't start, or a DNS listener dies.
-pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> Result<(), RunError> {
+pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> Result<(), RunError> {
     flags.validate()?;
     flags.upstreams()?;
     let origin = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile());
     let corefile = origin.read()?;
     let zones = corefile.link_zones()?;
-    flags.set_zones(&zones)?;
+    flags.check_zones(&zones)?;
+    let hostname_policy = flags.hostname_policy(&zones);
     raise_file_limit();
     let sync = SyncRuntime::start().map_err(RunError::Thread)?;
-    let (source, flags) = sync.open(flags).await?;
-    let store = Arc::new(store_for(&flags, &source));
+    let source = sync.open(flags.clone(), zones.clone()).await?;
+    let store = Arc::new(store_for(&zones, &source));
     let (mut context, queue) = ServerContext::new(Arc::clone(&store), flags.log_format.into())?;
-    context.targets = Arc::new(flags.hostname_policy().targets);
+    context.targets = Arc::new(hostname_policy.targets.clone());
     context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
     let metrics = SyncMetrics::register(&context.metrics)?;
     // Dropped when this function returns: the drop flushes the query log.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::Lines)?;
     let checked = flags.clone();
     let check_zones: CheckZones =
-        Arc::new(move |zones| checked.clone().set_zones(zones).map_err(|error| error.to_string()));
+        Arc::new(move |zones| checked.check_zones(zones).map_err(|error| error.to_string()));
     let greeting = format!("lb-linker {}: links in {}", env!("CARGO_PKG_VERSION"), names_of(&zones));
     let reloader = Reloader::start(origin, corefile, check_zones, zones, context, set_debug)?;
     info!("{greeting}");
@@ -69,8 +70,11 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
         invalidation::run(Arc::clone(&store), reloader.instance.servers(), Handle::current(), stop.clone());
     // Runs on the sync runtime: every change of the store wakes this task, but few changes cause a look-up.
     background.spawn_on(ahead, sync.runtime());
-    let syncing = SyncTasks { flags, store, metrics, zones: reloader.zones() };
-    background.spawn_on(syncing.run(source, stop.clone()), sync.runtime());
+    let policy = watch::Sender::new(Arc::new(hostname_policy));
+    let syncing = source.run(flags.clone(), Arc::clone(&store), metrics, policy.subscribe(), stop.clone());
+    background.spawn_on(syncing, sync.runtime());
+    background
+        .spawn_on(zone_updates::run(flags, store, policy, reloader.zones(), stop.clone()), sync.runtime());
     let outcome = reloader.run(&stop).await;
     stop.cancel();
     while background.join_next().await.is_some() {}
@@ -80,9 +84,9 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     Ok(outcome?)
 }
 
-fn store_for(flags: &Flags, source: &SyncSource) -> Store {
+fn store_for(zones: &[LinkZone], source: &SyncSource) -> Store {
     let departed = if source.backend().is_some() { OnGone::Kept } else { OnGone::Dropped };
-    let store = Store::new(departed).with_zones(&flags.zones);
+    let store = Store::new(departed).with_zones(zones.iter().map(|zone| &zone.origin));
     if source.has_versions() { store.with_versions() } else { store }
 }
 

@@ -13,6 +13,8 @@ use crate::app::error::RunError;
 use crate::app::sync_metrics::SyncMetrics;
 use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
+use crate::dns::plugins::lb_linker::LinkZone;
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Store;
 use crate::sync::controller::supervisor::{SyncError, supervise};
 use crate::sync::election::term::unix_now;
@@ -48,10 +50,10 @@ pub(super) enum SyncSource {
 
 impl SyncSource {
     /// Opens the source that the flags name: a cluster, or a directory of manifests.
-    pub(super) async fn open(flags: &Flags) -> Result<Self, RunError> {
+    pub(super) async fn open(flags: &Flags, zones: &[LinkZone]) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
             // At the start a broken manifest is an error. Later, the Services of a broken manifest stay unchanged.
-            let checked = manifests::check(manifests, &flags.selection(), &flags.hostname_policy())
+            let checked = manifests::check(manifests, &flags.selection(), &flags.hostname_policy(zones))
                 .map_err(|source| InputError::Directory { flag: "manifests", source })?;
             if let Some(error) = checked.errors.into_iter().next() {
                 return Err(InputError::Manifest(error).into());
@@ -124,17 +126,32 @@ impl SyncSource {
         recorder
     }
 
-    /// Starts the tasks that keep the store in step with the source, and the external targets in step with the store.
-    pub(super) fn start(
+    /// Keeps the store in step with the source, and the external targets in step with the store, until `stop`. A new
+    /// hostname policy makes the tasks list their objects again.
+    pub(super) async fn run(
+        self,
+        flags: Flags,
+        store: Arc<Store>,
+        metrics: SyncMetrics,
+        hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
+        stop: CancellationToken,
+    ) {
+        let mut tasks = JoinSet::new();
+        self.start(&mut tasks, &flags, &store, &metrics, &hostname_policy, &stop);
+        while tasks.join_next().await.is_some() {}
+    }
+
+    fn start(
         self,
         tasks: &mut JoinSet<()>,
         flags: &Flags,
         store: &Arc<Store>,
         metrics: &SyncMetrics,
+        hostname_policy: &watch::Receiver<Arc<HostnamePolicy>>,
         stop: &CancellationToken,
     ) {
         let selection = Arc::new(flags.selection());
-        let hostname_policy = Arc::new(flags.hostname_policy());
+        let policy = || flags.policy(hostname_policy.borrow().tombstone());
         let end = ShutdownOrder::default();
         let leadership = self.elect(tasks, flags, metrics, &end);
         let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
@@ -152,8 +169,8 @@ impl SyncSource {
                 backend: backend.clone(),
                 registry: self.registry(flags),
                 selection: Arc::clone(&selection),
-                hostname_policy: Arc::clone(&hostname_policy),
-                policy: flags.policy(),
+                hostname_policy: hostname_policy.clone(),
+                policy: policy(),
                 news: news.clone(),
                 metrics: Arc::clone(&metrics.reconciler),
                 api: Arc::clone(&metrics.api),
@@ -184,7 +201,8 @@ impl SyncSource {
                         client: client.clone(),
                         availability: availability.clone(),
                         selection: Arc::clone(&selection),
-                        policy: flags.policy(),
+                        policy: policy(),
+                        hostname_policy: hostname_policy.clone(),
                         news: news.clone(),
                         api: Arc::clone(&metrics.api),
                         staleness: Arc::clone(&metrics.staleness),
@@ -221,10 +239,10 @@ impl SyncSource {
                     client,
                     availability,
                     selection,
-                    hostname_policy,
+                    hostname_policy: Arc::default(),
                     guards: flags.finalizer,
                     keeps_unlisted,
-                    delete_delay: flags.policy().delete_delay,
+                    delete_delay: flags.effective_delete_delay(),
                     store,
                     news,
                     metrics: Arc::clone(&metrics.watch),
@@ -234,12 +252,17 @@ impl SyncSource {
                     listed,
                     own_targets: Arc::default(),
                 };
-                let until = stop.clone();
+                let (until, policies) = (stop.clone(), hostname_policy.clone());
                 tasks.spawn(supervise(
                     "the watch of load balancers",
                     stop.clone(),
                     Arc::clone(&metrics.supervisor),
-                    move || until_stopped(until.clone(), source.clone().run()),
+                    move || {
+                        let source = source.clone();
+                        let run =
+                            move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
+                        until_stopped(until.clone(), for_each_policy(policies.clone(), run))
+                    },
                 ));
             }
             Self::Manifests { .. } => {
@@ -247,18 +270,23 @@ impl SyncSource {
                 let source = ManifestSource {
                     directory,
                     selection,
-                    hostname_policy,
+                    hostname_policy: Arc::default(),
                     store,
                     news,
                     files: Arc::default(),
                     keeps_unlisted,
                 };
-                let until = stop.clone();
+                let (until, policies) = (stop.clone(), hostname_policy.clone());
                 tasks.spawn(supervise(
                     "the reading of manifests",
                     stop.clone(),
                     Arc::clone(&metrics.supervisor),
-                    move || until_stopped(until.clone(), source.clone().run()),
+                    move || {
+                        let source = source.clone();
+                        let run =
+                            move |hostname_policy| ManifestSource { hostname_policy, ..source.clone() }.run();
+                        until_stopped(until.clone(), for_each_policy(policies.clone(), run))
+                    },
                 ));
             }
         }
@@ -318,6 +346,20 @@ impl ShutdownOrder {
             tasks.close();
             tasks.wait().await;
             ended.cancel();
+        }
+    }
+}
+
+/// Runs a source, and begins anew whenever the hostname policy changes, so that all Services are observed again.
+async fn for_each_policy<F: Future<Output = Result<(), SyncError>>>(
+    mut policies: watch::Receiver<Arc<HostnamePolicy>>,
+    run: impl Fn(Arc<HostnamePolicy>) -> F,
+) -> Result<(), SyncError> {
+    loop {
+        let current = Arc::clone(&policies.borrow_and_update());
+        tokio::select! {
+            ended = run(current) => return ended,
+            Ok(()) = policies.changed() => {}
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::cli::check::report::CheckReport;
 use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
 use crate::dns::corefile::CorefileError;
+use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::corefile_source::CorefileSource;
 use crate::store::{OnGone, Store};
@@ -26,7 +27,7 @@ use crate::sync::source::manifests;
 pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, InputError> {
     flags.validate()?;
     flags.upstreams()?;
-    let (flags, corefile, warnings) = &check_corefile(flags)?;
+    let (zones, corefile, warnings) = &check_corefile(flags)?;
     let mut findings = CheckReport::default();
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
@@ -37,7 +38,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     findings.lines.push(String::new());
     findings.lines.extend(corefile.lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
-        let checked = manifests::check(directory, &flags.selection(), &flags.hostname_policy())
+        let checked = manifests::check(directory, &flags.selection(), &flags.hostname_policy(zones))
             .map_err(|source| InputError::Directory { flag: "manifests", source })?;
         findings.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
         findings.lines.extend(checked.notices);
@@ -68,14 +69,15 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     Ok(findings)
 }
 
-/// Builds the configuration of the Corefile and discards it. Returns the flags with the Corefile's zones, the text of
+/// Builds the configuration of the Corefile and discards it. Returns the Corefile's zones of links, the text of
 /// the Corefile with imports and variables expanded, and the Corefile's warnings.
-fn check_corefile(flags: &Flags) -> Result<(Flags, String, Vec<CorefileError>), InputError> {
-    let mut flags = flags.clone();
+fn check_corefile(flags: &Flags) -> Result<(Vec<LinkZone>, String, Vec<CorefileError>), InputError> {
     let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
-    flags.set_zones(&corefile.link_zones()?)?;
-    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(&flags.zones)))?;
+    let zones = corefile.link_zones()?;
+    flags.check_zones(&zones)?;
+    let origins = zones.iter().map(|zone| &zone.origin);
+    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(origins)))?;
     let configuration = corefile.configure(&context)?;
     let warnings = configuration.blocks.into_iter().flat_map(|built| built.builder.warnings).collect();
-    Ok((flags, corefile.text(), warnings))
+    Ok((zones, corefile.text(), warnings))
 }

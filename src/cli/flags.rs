@@ -243,10 +243,6 @@ pub struct Flags {
     )]
     pub zones: Vec<Name>,
 
-    /// The labels below each zone that are reserved for the zone's own records; set from the Corefile.
-    #[arg(skip)]
-    pub apexes: Vec<String>,
-
     /// Address for DNS by UDP and TCP; may be repeated
     #[arg(
         long,
@@ -402,7 +398,7 @@ impl Flags {
         if self.finalizer && self.max_deletes == Some(MaxDeletes::Number(0)) {
             return Err(ConfigError::FinalizerWithoutDeletes);
         }
-        self.check_tombstone()?;
+        self.check_tombstone(self.zones.first())?;
         if self.client_nets.contains(&ClientNet::Any) && self.client_nets.len() > 1 {
             return Err(ConfigError::AnyAndNets);
         }
@@ -414,18 +410,16 @@ impl Flags {
         Ok(())
     }
 
-    /// Takes over the zones of links that a Corefile configures.
+    /// Checks the zones of links that a Corefile configures.
     ///
     /// # Errors
-    /// If the zones conflict with other flags.
-    pub fn set_zones(&mut self, zones: &[LinkZone]) -> Result<(), ConfigError> {
-        self.zones = zones.iter().map(|zone| zone.origin.clone()).collect();
-        self.apexes = zones.iter().map(|zone| zone.apex.clone()).collect();
-        self.check_tombstone()
+    /// If the zones conflict with the flags.
+    pub fn check_zones(&self, zones: &[LinkZone]) -> Result<(), ConfigError> {
+        self.check_tombstone(zones.first().map(|zone| &zone.origin))
     }
 
-    fn check_tombstone(&self) -> Result<(), ConfigError> {
-        let zone = self.zones.first().map(to_presentation).unwrap_or_default();
+    fn check_tombstone(&self, zone: Option<&Name>) -> Result<(), ConfigError> {
+        let zone = zone.map(to_presentation).unwrap_or_default();
         if self.on_delete == OnDelete::Tombstone && !zone.split('.').all(names::is_label) {
             return Err(ConfigError::Tombstone(zone));
         }
@@ -443,29 +437,33 @@ impl Flags {
         }
     }
 
-    /// Returns the policy for requested hostnames and for targets.
+    /// Returns the policy for requested hostnames and for targets, with these zones of links.
     #[must_use]
-    pub fn hostname_policy(&self) -> HostnamePolicy {
-        self.hostname_policy.hostname_policy(&self.zones, &self.apexes)
+    pub fn hostname_policy(&self, zones: &[LinkZone]) -> HostnamePolicy {
+        self.hostname_policy.hostname_policy(zones)
     }
 
-    /// Returns the policy for external targets.
+    /// Returns the policy for external targets. The tombstone is that of [`HostnamePolicy::tombstone`].
     #[must_use]
-    pub fn policy(&self) -> SyncPolicy {
-        let zone = self.zones.first().map(to_presentation).unwrap_or_default();
+    pub fn policy(&self, tombstone: String) -> SyncPolicy {
         SyncPolicy {
             sync: self.sync_mode(),
             on_delete: self.on_delete,
-            // The deletion of a Service waits for its external target, so the Service can't be recreated in the
-            // meantime.
-            delete_delay: if self.finalizer { Duration::ZERO } else { self.delete_delay },
+            delete_delay: self.effective_delete_delay(),
             finalizer: self.finalizer,
-            tombstone: format!("{}.{zone}", names::DELETED),
+            tombstone,
             max_deletes: self.max_deletes.unwrap_or_default(),
             ip_targets: self.ip_targets,
             prune: self.prune,
             instance: self.has_instance().then(|| self.instance()),
         }
+    }
+
+    /// Returns the delay before the removal of an external target. With `--finalizer` the deletion of a Service waits for
+    /// its external target, so the Service can't be recreated in the meantime.
+    #[must_use]
+    pub fn effective_delete_delay(&self) -> Duration {
+        if self.finalizer { Duration::ZERO } else { self.delete_delay }
     }
 
     /// Returns whether objects belong to an instance: files have no instance, and with `--sync off` objects of all
@@ -500,7 +498,7 @@ impl Flags {
         flags.extend([
             ("--sync", value_name(&self.sync_mode())),
             ("--on-delete", value_name(&self.on_delete)),
-            ("--delete-delay", crate::cli::parsers::duration_text(self.policy().delete_delay)),
+            ("--delete-delay", crate::cli::parsers::duration_text(self.effective_delete_delay())),
             ("--finalizer", if self.finalizer { "on" } else { "off" }.to_owned()),
             ("--max-deletes", self.max_deletes.unwrap_or_default().to_string()),
             ("--prune", if self.prune { "on" } else { "off" }.to_owned()),

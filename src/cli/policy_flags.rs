@@ -5,6 +5,7 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use super::parsers::{annotation, domain, namespace_or_all, net};
+use crate::dns::plugins::lb_linker::LinkZone;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::target_policy::TargetPolicy;
@@ -99,17 +100,17 @@ pub struct HostnamePolicyFlags {
 
 impl HostnamePolicyFlags {
     /// Returns the policy for these zones and for the labels that are reserved in them.
-    pub(crate) fn hostname_policy(&self, zones: &[Name], apexes: &[String]) -> HostnamePolicy {
+    pub(crate) fn hostname_policy(&self, zones: &[LinkZone]) -> HostnamePolicy {
         HostnamePolicy {
             targets: TargetPolicy {
-                zones: zones.to_vec(),
+                zones: zones.iter().map(|zone| zone.origin.clone()).collect(),
                 cluster_domain: self.cluster_domain.clone(),
                 domains: self.target_domains.clone(),
                 nets: self.target_nets.clone(),
                 denied_nets: self.denied_nets.clone(),
                 allowed_nets: self.allowed_nets.clone(),
             },
-            apexes: apexes.to_vec(),
+            apexes: zones.iter().map(|zone| zone.apex.clone()).collect(),
             hostname_annotations: self.hostname_annotations.clone(),
             hostname_namespaces: self.hostname_namespaces.iter().cloned().collect(),
         }

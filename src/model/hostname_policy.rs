@@ -25,6 +25,13 @@ pub struct HostnamePolicy {
 // === impl HostnamePolicy ===
 
 impl HostnamePolicy {
+    /// Returns the name that external targets of deleted Services point at with `--on-delete tombstone`: it is in the
+    /// first zone of links, and doesn't exist.
+    pub fn tombstone(&self) -> String {
+        let zone = self.targets.zones.first().map(to_presentation).unwrap_or_default();
+        format!("{}.{zone}", names::DELETED)
+    }
+
     /// Returns the DNS names that a Service requests and may have, without duplicates and in their order, and the
     /// rejected ones. `annotation` returns the value of an annotation of the Service.
     #[must_use]

@@ -39,6 +39,7 @@ use super::k8s::service::Service;
 use super::k8s::watch::{WatchItem, in_namespace, list_watch};
 use super::source::selection::Selection;
 use crate::metrics::staleness::Staleness;
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::LinkChange;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
@@ -62,6 +63,7 @@ pub struct SourceAnnotationContext {
     /// The watched namespaces, and the target namespace.
     pub selection: Arc<Selection>,
     pub policy: SyncPolicy,
+    pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
     pub news: Telemetry,
     pub api: Arc<ApiMetrics>,
     /// Tracks the age of the watches' data.
@@ -78,13 +80,15 @@ pub struct SourceAnnotationContext {
 ///
 /// # Errors
 /// If the Services can't be watched any more.
-pub async fn run(settings: SourceAnnotationContext, stop: CancellationToken) -> Result<(), SyncError> {
+pub async fn run(mut settings: SourceAnnotationContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = settings.store.subscribe();
     let mut memory = CrossTermState::default();
     memory.departed.look_again(&settings.store);
     let mut leadership = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
+    let mut hostname_policy = settings.hostname_policy.clone();
     loop {
+        settings.policy.tombstone = hostname_policy.borrow_and_update().tombstone();
         let lists = |term| ListEpoch { term, rewinds: settings.rewinds.count() };
         let lists = leadership.current_term().map(lists);
         let is_settled = |lists: &ListEpoch| links_listed.borrow_and_update().is_settled(*lists);
@@ -97,6 +101,7 @@ pub async fn run(settings: SourceAnnotationContext, stop: CancellationToken) -> 
             () = stop.cancelled() => return Ok(()),
             () = leadership.changed() => {}
             Ok(()) = links_listed.changed() => {}
+            Ok(()) = hostname_policy.changed() => {}
             change = feed.recv() => match change {
                 Ok(change) => memory.departed.heed(&change, &settings.store),
                 Err(RecvError::Lagged(_)) => memory.departed.look_again(&settings.store),
@@ -106,7 +111,8 @@ pub async fn run(settings: SourceAnnotationContext, stop: CancellationToken) -> 
     }
 }
 
-/// Updates the annotated Services until the term ends or etcd is restored: then everything is listed again.
+/// Updates the annotated Services until the term ends, etcd is restored or the policy changes: then everything is listed
+/// again.
 async fn run_term(
     settings: &SourceAnnotationContext,
     feed: &mut broadcast::Receiver<LinkChange>,
@@ -117,6 +123,8 @@ async fn run_term(
     let mut leadership = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
     let rewinds = settings.rewinds.clone();
+    let mut hostname_policy = settings.hostname_policy.clone();
+    hostname_policy.mark_unchanged();
     let mut following = SourceAnnotationController::new(settings.clone(), memory, lists);
     let mut events: SelectAll<Events> = (0..following.followers.number_of_scopes())
         .map(|number| following.watch(number, Duration::ZERO))
@@ -127,6 +135,7 @@ async fn run_term(
             () = stop.cancelled() => {}
             () = leadership.changed() => {}
             () = rewinds.beyond(lists.rewinds) => {}
+            Ok(()) = hostname_policy.changed() => break,
             Ok(()) = links_listed.changed() => following.queue_all(),
             change = feed.recv() => match change {
                 Ok(change) => following.link_changed(&change),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -79,7 +79,10 @@ impl Fixture {
         let kubeconfig = self.plane.kubeconfig_for_service_account(&self.namespace, account);
         let kubeconfig = kubeconfig.to_str().unwrap();
         let mut all = vec!["--kubeconfig", kubeconfig, "--target-namespace", &self.target];
-        all.extend(["--watch-namespaces", &self.namespace, "--upstream", "none", "--identity", account]);
+        all.extend(["--watch-namespaces", &self.namespace, "--identity", account]);
+        if !args.contains(&"--corefile") {
+            all.extend(["--upstream", "none"]);
+        }
         all.extend(args);
         Linker::start_with(variables, all)
     }
@@ -175,6 +178,58 @@ fn holder(lease: &Lease) -> &str {
 async fn wait_for_log_lines(linker: &Linker, text: &str, times: usize) {
     let enough = || async { (linker.logged(text) >= times).then_some(()) };
     eventually(&format!("{times} times {text:?} in {:#?}", linker.log()), enough).await;
+}
+
+#[tokio::test]
+async fn reload_of_other_zones_keeps_leader_and_lease() {
+    let stage = Fixture::new("zones").await;
+    stage.grant(&["10-rbac.yaml"], &stage.target);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("Corefile");
+    let write_zones = |zones: &str| {
+        let http = "prometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0";
+        let corefile = format!(".:0 {{\nbind 127.0.0.1\n{http}\nlb_linker {zones}\n}}\n");
+        std::fs::write(&path, corefile).unwrap();
+    };
+    write_zones("lb.internal");
+    let args = ["--leader-election", "lease", "--on-delete", "tombstone", "--delete-delay", "0s"];
+    let mut linker = stage.replica("a", &[], &[&args[..], &["--corefile", path.to_str().unwrap()]].concat());
+    linker.line("leading now as a_").await;
+    for name in ["web", "gone"] {
+        stage.set_hostname(name, "one.example.com").await;
+        stage.wait_for_target(name, "one.example.com").await;
+    }
+    let shop = format!("shop.{}.second.internal", stage.namespace);
+    let patch = json!({"metadata": {"annotations": {"linker.hsj.com/hostname": shop}}});
+    stage.cluster.patch_service(&stage.namespace, "web", patch).await;
+    linker.line(&format!("{shop:?} isn't served")).await;
+    let question = format!("{shop}. CNAME");
+    answers(linker.dns, &question, "Server Failure").await;
+    let before = stage.lease(&stage.target).await.spec.unwrap();
+
+    write_zones("second.internal lb.internal");
+    linker.signal(Signal::SIGUSR1);
+    linker.line("links are in second.internal lb.internal now").await;
+    answers(linker.dns, &question, "one.example.com.").await;
+    stage.wait_for_answer(&linker, "web", "one.example.com.").await;
+    stage.set_hostname("web", "two.example.com").await;
+    stage.wait_for_target("web", "two.example.com").await;
+    answers(linker.dns, &question, "two.example.com.").await;
+    // The tombstone is a name in the first zone.
+    stage.cluster.delete_service(&stage.namespace, "gone").await;
+    stage.wait_for_target("gone", "deleted.second.internal").await;
+
+    write_zones("lb.internal");
+    linker.signal(Signal::SIGUSR1);
+    linker.line("links are in lb.internal now").await;
+    answers(linker.dns, &question, "Server Failure").await;
+    stage.wait_for_answer(&linker, "web", "two.example.com.").await;
+    stage.wait_for_target("gone", "deleted.lb.internal").await;
+    let after = stage.lease(&stage.target).await.spec.unwrap();
+    let of = |spec: LeaseSpec| (spec.holder_identity, spec.lease_transitions, spec.acquire_time);
+    assert_eq!(of(after), of(before));
+    assert_eq!(linker.logged("leading now as"), 1);
+    assert_eq!(linker.logged("API server http"), 1, "the client stays: {:#?}", linker.log());
 }
 
 #[tokio::test]

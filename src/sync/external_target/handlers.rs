@@ -143,7 +143,7 @@ impl Reconciler {
                 noted.push(name);
             }
         }
-        self.settings.hostname_policy.still_granted(key.namespace(), noted)
+        self.settings.hostname_policy.borrow().still_granted(key.namespace(), noted)
     }
 
     /// Passes the target of an external target of an earlier process to the store.
@@ -155,7 +155,7 @@ impl Reconciler {
             (None, None) => TargetOwner::Unknown,
         };
         let noted = noted_hostnames(object.annotation(HOSTNAME));
-        let hostnames = self.settings.hostname_policy.still_granted(holder.namespace(), noted);
+        let hostnames = self.settings.hostname_policy.borrow().still_granted(holder.namespace(), noted);
         let last = PersistedTarget {
             target: self.target_of(&holder, object),
             owner: written_for,
@@ -183,7 +183,7 @@ impl Reconciler {
         let target =
             current_target(service.to_object().as_service()?, slices).filter(|target| !nobodys(target));
         // Drop targets that the policy now denies. Targets in our zones are checked by DNS for each answer.
-        target.and_then(|target| self.settings.hostname_policy.targets.allowed(target))
+        target.and_then(|target| self.settings.hostname_policy.borrow().targets.allowed(target))
     }
 
     /// Changes the cached state of an object, and queues the links that the object concerned before and concerns now.

@@ -71,6 +71,8 @@ pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result
     let (leadership, rewinds) = (settings.leadership.clone(), settings.rewinds.clone());
     let mut leader_status = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
+    let mut hostname_policy = settings.hostname_policy.clone();
+    hostname_policy.mark_unchanged();
     let mut reconciler = Reconciler::new(settings);
     // Nothing is written before both lists are complete.
     loop {
@@ -79,6 +81,7 @@ pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result
             () = reconciler.settings.store.synced(), if reconciler.is_listed() => break,
             () = leadership.wait_for_other_term(reconciler.term) => events = reconciler.begin_term(),
             () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
+            Ok(()) = hostname_policy.changed() => events = reconciler.take_policy(),
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
         }
     }
@@ -98,6 +101,7 @@ pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result
             },
             () = leadership.wait_for_other_term(reconciler.term) => events = reconciler.begin_term(),
             () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
+            Ok(()) = hostname_policy.changed() => events = reconciler.take_policy(),
             () = leader_status.changed() => reconciler.on_leader_status(),
             Ok(()) = links_listed.changed() => reconciler.resume_writing(),
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
@@ -159,7 +163,8 @@ pub(crate) struct Reconciler {
 }
 
 impl Reconciler {
-    fn new(settings: ReconcilerContext) -> Self {
+    fn new(mut settings: ReconcilerContext) -> Self {
+        settings.policy.tombstone = settings.hostname_policy.borrow().tombstone();
         let report = StatusLog::new(
             settings.backend.clone(),
             settings.news.clone(),
@@ -199,6 +204,12 @@ impl Reconciler {
         self.former.clear();
         self.refused_looks.clear();
         self.settings.backend.events(&self.settings.staleness)
+    }
+
+    /// Applies a changed hostname policy, with new lists: it decides which recorded hostnames and targets count.
+    fn take_policy(&mut self) -> BoxStream<'static, ObjectEvent> {
+        self.settings.policy.tombstone = self.settings.hostname_policy.borrow().tombstone();
+        self.begin_term()
     }
 
     /// Returns whether writes may be made: by the leader, after everything has been listed in its term and since the

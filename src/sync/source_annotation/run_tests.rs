@@ -26,6 +26,7 @@ fn settings(client: Client) -> SourceAnnotationContext {
         availability: ApiAvailability::default(),
         selection: Arc::default(),
         policy: test_support::policy(None),
+        hostname_policy: watch::Sender::new(Arc::default()).subscribe(),
         news: test_support::news(),
         api: test_support::metrics(),
         staleness: test_support::metrics(),

@@ -123,9 +123,11 @@ impl Linker {
         args: impl IntoIterator<Item = S>,
     ) -> Self {
         let mut command = bare();
-        command.envs(variables.iter().copied());
-        with_ports(&mut command);
-        command.args(args);
+        command.envs(variables.iter().copied()).args(args);
+        // A Corefile sets the addresses itself.
+        if !command.get_args().any(|arg| arg == "--corefile") {
+            with_ports(&mut command);
+        }
         Self::spawn(command)
     }
 
@@ -158,7 +160,7 @@ impl Linker {
                 lines.lock().unwrap().push(line);
             }
         });
-        let port = |what: &str| {
+        let mut port = |what: &str| {
             let deadline = Instant::now() + PATIENCE;
             loop {
                 let log = log.lock().unwrap().clone();
@@ -167,7 +169,8 @@ impl Linker {
                 {
                     return address;
                 }
-                assert!(Instant::now() < deadline, "lb-linker hasn't opened its ports: {log:#?}");
+                let goes_on = process.ended().is_none() && Instant::now() < deadline;
+                assert!(goes_on, "lb-linker hasn't opened its ports: {log:#?}");
                 thread::sleep(Duration::from_millis(5));
             }
         };

@@ -30,7 +30,7 @@ pub struct ReconcilerContext {
     /// Which Services become links: the external targets of others aren't ours to touch.
     pub selection: Arc<Selection>,
     /// What of their wishes is granted.
-    pub hostname_policy: Arc<HostnamePolicy>,
+    pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
     /// What the user has decided.
     pub policy: SyncPolicy,
     /// Where what happens is told.

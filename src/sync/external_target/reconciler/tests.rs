@@ -38,7 +38,7 @@ fn reconciler(client: Client) -> Reconciler {
         },
         registry: Registry::Cluster(client),
         selection: Arc::default(),
-        hostname_policy: Arc::default(),
+        hostname_policy: watch::Sender::new(Arc::default()).subscribe(),
         policy: test_support::policy(Some("own")),
         news: test_support::news(),
         metrics: test_support::metrics(),
@@ -66,7 +66,7 @@ fn load_balancer(reconciler: &Reconciler, name: &str) -> Arc<Link> {
     }))
     .unwrap();
     let ReconcilerContext { store, hostname_policy, .. } = &reconciler.settings;
-    store.apply(service.observe(hostname_policy, store).0);
+    store.apply(service.observe(&hostname_policy.borrow(), store).0);
     store.set_synced();
     store.get(&service.key()).unwrap()
 }
