@@ -2,17 +2,17 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hickory_proto::op::{Query, ResponseCode};
+use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::Name;
 
 use super::server::ServerBlock;
 use crate::dns::chain::request::Request;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::validity::ClientScope;
 
 /// A plugin of a server block. One instance serves all requests of the block concurrently.
 #[async_trait]
@@ -29,46 +29,18 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
         true
     }
 
-    /// Returns whether names outside the zones are resolved for this client, if this plugin alone decides that; `None`
-    /// leaves the decision to the next plugin.
-    fn offers_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
-        None
-    }
-
-    /// Returns whether this plugin would deny the question to the client: a CNAME chain isn't followed to a denied
-    /// name.
-    fn denies(&self, _request: &Request, _query: &Query) -> bool {
-        false
-    }
-
-    /// Returns the question as the following plugins see it; `None` if it is unchanged.
-    fn rewritten(&self, _query: &Query) -> Option<Query> {
-        None
-    }
-
-    /// Returns the clients for which [`Plugin::offers_recursion`] and [`Plugin::denies`] return the same results as for
-    /// the client of this request; `None` for all clients.
-    fn clients(&self, _request: &Request, _query: &Query) -> Option<ClientScope> {
-        None
-    }
-
-    /// Returns whether [`Plugin::offers_recursion`] also applies to look-ups of links' targets.
-    fn decides_on_targets(&self) -> bool {
-        true
-    }
-
-    /// Returns whether an answer that passes through this plugin may be reused without calling the plugin, if
-    /// [`Reply::validity`] allows that: the effect of the plugin depends only on the question and on the data in
-    /// [`Reply::validity`].
-    fn reusable(&self) -> bool {
-        false
-    }
-
     /// Discards cached data about a name, given in wire form and lower case, or about all names.
     fn invalidate(&self, _name: Option<&[u8]>) {}
+}
 
-    /// Resets failure state that would otherwise persist, on SIGUSR1.
-    fn restart(&self) {}
+/// A plugin in the chain of a block.
+#[derive(Clone, Debug)]
+pub struct ChainPlugin {
+    plugin: Arc<dyn Plugin>,
+    /// Whether an answer that passes through this plugin may be reused without calling the plugin, if
+    /// [`Reply::validity`] allows that: the effect of the plugin depends only on the question and on the data in
+    /// [`Reply::validity`].
+    is_reusable: bool,
 }
 
 pub type PluginResult = Result<Reply, PluginError>;
@@ -102,6 +74,28 @@ pub struct Next<'a> {
 pub struct OwnedNext {
     block: Arc<ServerBlock>,
     at: usize,
+}
+
+// === impl ChainPlugin ===
+
+impl ChainPlugin {
+    /// Returns a plugin that has to be called for each request.
+    pub fn new(plugin: Arc<dyn Plugin>) -> Self {
+        Self { plugin, is_reusable: false }
+    }
+
+    /// Returns a plugin that lets answers be reused.
+    pub fn reusable(plugin: Arc<dyn Plugin>) -> Self {
+        Self { plugin, is_reusable: true }
+    }
+}
+
+impl Deref for ChainPlugin {
+    type Target = Arc<dyn Plugin>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.plugin
+    }
 }
 
 // === impl PluginError ===
@@ -157,7 +151,7 @@ impl<'a> Next<'a> {
             Some(plugin) => {
                 let mut outcome = plugin.serve(request, Next { block, at: at + 1 }).await;
                 if let Ok(reply) = &mut outcome
-                    && !plugin.reusable()
+                    && !plugin.is_reusable
                 {
                     reply.validity = None;
                 }

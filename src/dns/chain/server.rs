@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -10,8 +11,8 @@ use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 
 use super::metrics::{ServerMetrics, ZoneMetrics};
-use super::plugin::{Next, Plugin, PluginError, PluginResult};
 use super::request::{INTERNAL_CLIENT, Purpose, Request};
+use crate::dns::chain::plugin::{ChainPlugin, Next, PluginError, PluginResult};
 use crate::dns::message::header::MAX_UDP;
 use crate::dns::message::query::wire_name;
 use crate::dns::message::reply::Reply;
@@ -48,7 +49,7 @@ pub struct Access {
     pub clients: Vec<ClientScope>,
     /// Whether the client's question for the name would be denied.
     pub is_denied: bool,
-    /// Whether upstreams may be asked for the name on behalf of the client; `None` if the plugins don't decide that.
+    /// Whether upstreams may be asked for the name on behalf of the client; `None` if no rule decides that.
     pub offers_recursion: Option<bool>,
 }
 
@@ -60,22 +61,22 @@ struct ServedZone {
 }
 
 impl ServedZone {
-    /// Returns the plugins that decide whether a name is looked up for a client, each with the question as rewritten by
-    /// the preceding plugins. With [`LookUp::Stored`], each plugin also gets the original question if that differs.
+    /// Returns the rules that decide whether a name is looked up for a client, each with the question as rewritten by
+    /// the preceding plugins. With [`LookUp::Stored`], each rule also gets the original question if that differs.
     fn deciding<'a>(
         &'a self,
         query: &'a Query,
         look_up: LookUp,
-    ) -> impl Iterator<Item = (&'a dyn Plugin, Cow<'a, Query>)> {
+    ) -> impl Iterator<Item = (&'a dyn AccessRule, Cow<'a, Query>)> {
         let mut seen = Cow::Borrowed(query);
-        self.block.plugins.iter().flat_map(move |plugin| {
-            if let Some(rewritten) = plugin.rewritten(&seen) {
+        self.block.access_rules.iter().flat_map(move |rule| {
+            if let Some(rewritten) = rule.rewritten(&seen) {
                 seen = Cow::Owned(rewritten);
             }
-            let decides = look_up == LookUp::Question || plugin.decides_on_targets();
+            let decides = look_up == LookUp::Question || rule.decides_on_targets();
             let is_other = look_up == LookUp::Stored && *seen != *query;
-            let as_seen = decides.then(|| (&**plugin, seen.clone()));
-            let as_it_is = (decides && is_other).then_some((&**plugin, Cow::Borrowed(query)));
+            let as_seen = decides.then(|| (&**rule, seen.clone()));
+            let as_it_is = (decides && is_other).then_some((&**rule, Cow::Borrowed(query)));
             as_seen.into_iter().chain(as_it_is)
         })
     }
@@ -92,12 +93,46 @@ pub enum LookUp {
     Stored,
 }
 
+/// The rule of a plugin about which names are looked up for which clients. A block has its rules in the order of their
+/// plugins.
+pub trait AccessRule: fmt::Debug + Send + Sync {
+    /// Returns whether names outside the zones are resolved for this client, if this plugin alone decides that; `None`
+    /// leaves the decision to the next plugin.
+    fn offers_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
+        None
+    }
+
+    /// Returns whether this plugin would deny the question to the client: a CNAME chain isn't followed to a denied
+    /// name.
+    fn denies(&self, _request: &Request, _query: &Query) -> bool {
+        false
+    }
+
+    /// Returns the question as the following plugins see it; `None` if it is unchanged.
+    fn rewritten(&self, _query: &Query) -> Option<Query> {
+        None
+    }
+
+    /// Returns the clients for which [`AccessRule::offers_recursion`] and [`AccessRule::denies`] return the same results as for
+    /// the client of this request; `None` for all clients.
+    fn clients(&self, _request: &Request, _query: &Query) -> Option<ClientScope> {
+        None
+    }
+
+    /// Returns whether [`AccessRule::offers_recursion`] also applies to look-ups of links' targets.
+    fn decides_on_targets(&self) -> bool {
+        true
+    }
+}
+
 /// A server block with its plugins in order. Several listeners may share a block.
 #[derive(Debug)]
 pub struct ServerBlock {
     pub zones: Vec<Name>,
     /// The plugins, in the order in which they are called.
-    pub plugins: Vec<Arc<dyn Plugin>>,
+    pub plugins: Vec<ChainPlugin>,
+    /// The rules of plugins about look-ups, in the same order.
+    pub access_rules: Vec<Arc<dyn AccessRule>>,
     /// The zones of links that a plugin of this block answers for.
     pub link_zones: ZoneSet,
     /// Whether a panic aborts the process, because the block has `debug`.
@@ -228,13 +263,13 @@ impl Server {
         }
     }
 
-    /// Returns whether upstreams may be asked this question for the client; `None` if the plugins don't decide that.
+    /// Returns whether upstreams may be asked this question for the client; `None` if no rule decides that.
     #[must_use]
     pub fn offers_recursion(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
         match self.find(query.name(), query.query_type()) {
             Some(served) => {
-                let mut plugins = served.deciding(query, look_up);
-                plugins.find_map(|(plugin, query)| plugin.offers_recursion(request, &query))
+                let mut rules = served.deciding(query, look_up);
+                rules.find_map(|(rule, query)| rule.offers_recursion(request, &query))
             }
             None => Some(false),
         }
@@ -247,11 +282,11 @@ impl Server {
             return Access { clients: Vec::new(), is_denied: false, offers_recursion: Some(false) };
         };
         let mut access = Access { clients: Vec::new(), is_denied: false, offers_recursion: None };
-        for (plugin, query) in served.deciding(query, look_up) {
-            access.clients.extend(plugin.clients(request, &query));
-            access.is_denied |= plugin.denies(request, &query);
+        for (rule, query) in served.deciding(query, look_up) {
+            access.clients.extend(rule.clients(request, &query));
+            access.is_denied |= rule.denies(request, &query);
             access.offers_recursion =
-                access.offers_recursion.or_else(|| plugin.offers_recursion(request, &query));
+                access.offers_recursion.or_else(|| rule.offers_recursion(request, &query));
         }
         access
     }
@@ -260,11 +295,11 @@ impl Server {
     /// empty means all clients.
     pub fn clients(&self, query: &Query, request: &Request, look_up: LookUp) -> Vec<ClientScope> {
         let Some(served) = self.find(query.name(), query.query_type()) else { return Vec::new() };
-        let plugins = served.deciding(query, look_up);
-        plugins.filter_map(|(plugin, query)| plugin.clients(request, &query)).collect()
+        let rules = served.deciding(query, look_up);
+        rules.filter_map(|(rule, query)| rule.clients(request, &query)).collect()
     }
 
-    pub fn plugins(&self) -> impl Iterator<Item = &Arc<dyn Plugin>> {
+    pub fn plugins(&self) -> impl Iterator<Item = &ChainPlugin> {
         self.blocks().flat_map(|(_, block)| &block.plugins)
     }
 

@@ -97,8 +97,9 @@ use prometheus::{IntCounterVec, Opts, Registry};
 use super::clients::is_client_query;
 use super::nets::Nets;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
+use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
+use crate::dns::chain::server::AccessRule;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::validity::ClientScope;
@@ -173,7 +174,9 @@ impl MetricGroup for AclCounters {
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let lists = setup.lines.iter().map(|line| parse::list(setup, line)).collect::<Result<_, _>>()?;
     let counts = setup.metrics()?;
-    setup.add(Acl { lists, counts });
+    let acl = Arc::new(Acl { lists, counts });
+    setup.add_access_rule(Arc::clone(&acl) as Arc<dyn AccessRule>);
+    setup.builder.plugins.push(ChainPlugin::reusable(acl));
     Ok(())
 }
 
@@ -222,10 +225,6 @@ impl Plugin for Acl {
         NAME
     }
 
-    fn reusable(&self) -> bool {
-        true
-    }
-
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let (name, qtype) = (request.query.name(), request.query.query_type());
         let server = &*request.server.label;
@@ -266,7 +265,9 @@ impl Plugin for Acl {
             }
         }
     }
+}
 
+impl AccessRule for Acl {
     fn offers_recursion(&self, request: &Request, query: &Query) -> Option<bool> {
         self.denies(request, query).then_some(false)
     }

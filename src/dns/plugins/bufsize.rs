@@ -54,7 +54,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         [word] => word.parse_in_range(512..=4096, RANGE)?,
         _ => MAX_UDP,
     };
-    setup.add(Bufsize { size });
+    setup.add_reusable(Bufsize { size });
     Ok(())
 }
 
@@ -62,10 +62,6 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 impl Plugin for Bufsize {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn reusable(&self) -> bool {
-        true
     }
 
     /// The changes of the request stay after the call: they apply when the answer is encoded.

@@ -198,7 +198,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         invalidated: InvalidatedNames::default(),
         metrics: setup.metrics()?,
     };
-    setup.add(Cache { shared: Arc::new(shared), refreshes: Mutex::default() });
+    setup.add_reusable(Cache { shared: Arc::new(shared), refreshes: Mutex::default() });
     Ok(())
 }
 
@@ -206,10 +206,6 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 impl Plugin for Cache {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn reusable(&self) -> bool {
-        true
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {

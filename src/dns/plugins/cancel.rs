@@ -57,7 +57,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     if timeout.is_zero() {
         return Err(line.error("a timeout of 0 leaves no time for an answer; the default is 5001ms"));
     }
-    setup.add(Cancel { timeout });
+    setup.add_reusable(Cancel { timeout });
     Ok(())
 }
 
@@ -65,10 +65,6 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 impl Plugin for Cancel {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn reusable(&self) -> bool {
-        true
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
@@ -94,6 +90,7 @@ mod tests {
 
     use super::super::tests::support::TestServer;
     use super::*;
+    use crate::dns::chain::plugin::ChainPlugin;
     use crate::dns::chain::server::{Server, ServerBlock};
     use crate::dns::message::zone_set::ZoneSet;
 
@@ -120,9 +117,14 @@ mod tests {
         let context = TestServer::block(lines);
         let (zone, block) = context.server.blocks().next().unwrap();
         let mut plugins = block.plugins.clone();
-        plugins.push(Arc::new(Slow(slow)));
-        let block =
-            ServerBlock { plugins, zones: block.zones.clone(), link_zones: ZoneSet::default(), debug: false };
+        plugins.push(ChainPlugin::new(Arc::new(Slow(slow))));
+        let block = ServerBlock {
+            plugins,
+            access_rules: Vec::new(),
+            zones: block.zones.clone(),
+            link_zones: ZoneSet::default(),
+            debug: false,
+        };
         let report = context.shared.metrics.family().unwrap();
         let server = Server::new(String::new(), &[(zone.clone(), Arc::new(block))], report);
         let mut request = context.request("example.org. A");

@@ -74,8 +74,9 @@ use tracing::warn;
 
 use super::nets::{Nets, net};
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
+use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
+use crate::dns::chain::server::AccessRule;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
@@ -129,7 +130,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         }
     };
     let prohibited = setup.metrics()?;
-    setup.add(ClientNets { nets, prohibited });
+    let clients = Arc::new(ClientNets { nets, prohibited });
+    setup.add_access_rule(Arc::clone(&clients) as Arc<dyn AccessRule>);
+    setup.builder.plugins.push(ChainPlugin::reusable(clients));
     Ok(())
 }
 
@@ -183,10 +186,6 @@ impl Plugin for ClientNets {
         NAME
     }
 
-    fn reusable(&self) -> bool {
-        true
-    }
-
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         if !is_client_query(request) || next.has_links_at(request.query.name()) {
             return next.serve(request).await;
@@ -201,7 +200,9 @@ impl Plugin for ClientNets {
         }
         Ok(reply)
     }
+}
 
+impl AccessRule for ClientNets {
     fn offers_recursion(&self, request: &Request, _query: &Query) -> Option<bool> {
         if self.allows(request.client.ip()) { None } else { Some(false) }
     }

@@ -132,7 +132,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             futures::future::join_all(patterns.iter().map(|pattern| pattern.run(&log, &stop))).await;
         });
     }
-    setup.add(Errors { patterns, log });
+    setup.add_reusable(Errors { patterns, log });
     Ok(())
 }
 
@@ -181,10 +181,6 @@ fn pattern(option: &Directive) -> Result<Pattern, CorefileError> {
 impl Plugin for Errors {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn reusable(&self) -> bool {
-        true
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {

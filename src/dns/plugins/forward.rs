@@ -198,8 +198,9 @@ use tokio::time::timeout;
 
 use super::r#loop::LoopState;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
+use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
+use crate::dns::chain::server::AccessRule;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::presentation::names::same_spelling;
@@ -248,7 +249,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         // The plugin after the last line isn't `forward`.
         let is_last = number + 1 == lines.len();
         let looping = setup.builder.loop_state.clone();
-        setup.add(Forward {
+        let forward = Arc::new(Forward {
             from,
             except,
             upstreams,
@@ -257,6 +258,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             next_on_nodata: next_on_nodata && !is_last,
             loop_state: looping,
         });
+        setup.add_access_rule(Arc::clone(&forward) as Arc<dyn AccessRule>);
+        setup.builder.plugins.push(ChainPlugin::new(forward));
     }
     Ok(())
 }
@@ -284,12 +287,14 @@ impl Plugin for Forward {
         }
     }
 
-    fn offers_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
-        self.from.is_root().then_some(true)
-    }
-
     fn invalidate(&self, name: Option<&[u8]>) {
         self.look_ups.forget(name);
+    }
+}
+
+impl AccessRule for Forward {
+    fn offers_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
+        self.from.is_root().then_some(true)
     }
 }
 

@@ -107,7 +107,7 @@ use tokio::time::Instant;
 
 use super::clients::{self, ProhibitedQueries};
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
+use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::{LookUp, MAX_LOOKUPS, Server};
 use crate::dns::corefile::CorefileError;
@@ -185,7 +185,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         stale_answers: metrics.stale_answers.clone(),
     });
     setup.builder.link_zones = ZoneSet::new(plugin.zones.iter().map(|zone| zone.origin().clone()));
-    setup.builder.plugins.push(plugin);
+    setup.builder.plugins.push(ChainPlugin::reusable(plugin));
     Ok(())
 }
 
@@ -193,10 +193,6 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 impl Plugin for LbLinker {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn reusable(&self) -> bool {
-        true
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {

@@ -152,7 +152,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         Some(file) => Policy::Weighted(weighted(setup, file, reload)?),
         None => Policy::RoundRobin,
     };
-    setup.add(LoadBalance { policy, preferred });
+    setup.add_reusable(LoadBalance { policy, preferred });
     Ok(())
 }
 
@@ -225,10 +225,6 @@ fn parse(path: &Path, text: &[u8]) -> Result<Weights, String> {
 impl Plugin for LoadBalance {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn reusable(&self) -> bool {
-        true
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {

@@ -117,7 +117,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         has_prefix,
         counts: setup.metrics()?,
     };
-    setup.add(plugin);
+    setup.add_reusable(plugin);
     Ok(())
 }
 
@@ -135,10 +135,6 @@ fn on_or_off(option: &Directive) -> Result<bool, CorefileError> {
 impl Plugin for Local {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn reusable(&self) -> bool {
-        true
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {

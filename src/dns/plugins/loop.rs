@@ -161,8 +161,10 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         metrics: setup.metrics()?,
     });
     let own = Arc::clone(&detector);
+    setup.builder.on_restart.push(Arc::new(move || own.restart.notify_one()));
+    let own = Arc::clone(&detector);
     setup.add_task(|server, stop| async move { own.run(&server, &stop).await });
-    setup.add(Loop(detector));
+    setup.add_reusable(Loop(detector));
     Ok(())
 }
 
@@ -179,17 +181,9 @@ impl Plugin for Loop {
         NAME
     }
 
-    fn reusable(&self) -> bool {
-        true
-    }
-
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         self.0.observe(request);
         next.serve(request).await
-    }
-
-    fn restart(&self) {
-        self.0.restart.notify_one();
     }
 }
 
@@ -348,10 +342,12 @@ mod tests {
 
     use super::super::tests::support::TestServer;
     use super::*;
+    use crate::dns::chain::plugin::ChainPlugin;
     use crate::dns::chain::plugin::PluginError;
     use crate::dns::chain::request::Purpose;
     use crate::dns::chain::server;
     use crate::dns::message::zone_set::ZoneSet;
+    use crate::dns::plugins::setup::OnRestart;
 
     /// The reaction of the upstreams to a probe.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -404,7 +400,7 @@ mod tests {
     struct ProbedBlock {
         context: TestServer,
         upstreams: Arc<Upstreams>,
-        plugin: Arc<dyn Plugin>,
+        restart: OnRestart,
         stop: CancellationToken,
         task: JoinHandle<()>,
     }
@@ -414,10 +410,12 @@ mod tests {
         let mut builder = configuration.blocks.into_iter().next().unwrap().builder;
         let state = builder.loop_state.clone().unwrap();
         let upstreams = Arc::new(Upstreams { mood: Mutex::new(mood), probes: AtomicU32::new(0), state });
-        let plugin = Arc::clone(&builder.plugins[0]);
-        let plugins = vec![Arc::clone(&plugin), Arc::clone(&upstreams) as Arc<dyn Plugin>];
+        let restart = Arc::clone(&builder.on_restart[0]);
+        let plugins =
+            vec![builder.plugins[0].clone(), ChainPlugin::new(Arc::clone(&upstreams) as Arc<dyn Plugin>)];
         let block = server::ServerBlock {
             plugins,
+            access_rules: Vec::new(),
             zones: vec![Name::root()],
             link_zones: ZoneSet::default(),
             debug: false,
@@ -427,7 +425,7 @@ mod tests {
         context.request.server = Arc::clone(&server);
         let stop = CancellationToken::new();
         let task = tokio::spawn(builder.tasks.remove(0)(server, stop.clone()));
-        ProbedBlock { context, upstreams, plugin, stop, task }
+        ProbedBlock { context, upstreams, restart, stop, task }
     }
 
     impl ProbedBlock {
@@ -489,15 +487,15 @@ mod tests {
     async fn restart_ends_a_loop_and_repeats_the_check() {
         let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(5).await, ("1, 1 now".to_owned(), 1));
-        block.plugin.restart();
+        (block.restart)();
         assert_eq!(block.after(1).await, ("2, 1 now".to_owned(), 2), "it is there still");
         block.set(UpstreamsState::Answering);
-        block.plugin.restart();
+        (block.restart)();
         assert_eq!(block.after(1).await, ("2, 0 now".to_owned(), 3));
         // A loop that begins later is detected by the next restart.
         block.set(UpstreamsState::Looping);
         assert_eq!(block.after(100).await, ("2, 0 now".to_owned(), 3));
-        block.plugin.restart();
+        (block.restart)();
         assert_eq!(block.after(1).await, ("3, 1 now".to_owned(), 4));
     }
 

@@ -39,7 +39,7 @@ struct Minimal;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     setup.only_line()?.no_arguments_or_block()?;
-    setup.add(Minimal);
+    setup.add_reusable(Minimal);
     Ok(())
 }
 
@@ -47,10 +47,6 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 impl Plugin for Minimal {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn reusable(&self) -> bool {
-        true
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {

@@ -67,7 +67,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         return Err(line.error(long));
     }
     let data = NSIDPayload::new(data).map_err(|error| line.error(error.to_string()))?;
-    setup.add(Nsid { data });
+    setup.add_reusable(Nsid { data });
     Ok(())
 }
 
@@ -75,10 +75,6 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 impl Plugin for Nsid {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn reusable(&self) -> bool {
-        true
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {

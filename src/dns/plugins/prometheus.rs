@@ -74,7 +74,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         });
     }
     setup.serve_http(HttpKind::Metrics, DEFAULT)?;
-    setup.add(Prometheus);
+    setup.add_reusable(Prometheus);
     Ok(())
 }
 
@@ -82,10 +82,6 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 impl Plugin for Prometheus {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn reusable(&self) -> bool {
-        true
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {

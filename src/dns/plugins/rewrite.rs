@@ -151,6 +151,7 @@ mod tests;
 mod ttl;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use hickory_proto::op::Query;
@@ -158,8 +159,9 @@ use hickory_proto::op::Query;
 use self::response::ResponseRule;
 use self::rule::Rule;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
+use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
+use crate::dns::chain::server::AccessRule;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "rewrite";
@@ -171,7 +173,9 @@ struct Rewrite {
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let rules = setup.lines.iter().map(parse::rule).collect::<Result<_, _>>()?;
-    setup.add(Rewrite { rules });
+    let rewrite = Arc::new(Rewrite { rules });
+    setup.add_access_rule(Arc::clone(&rewrite) as Arc<dyn AccessRule>);
+    setup.builder.plugins.push(ChainPlugin::new(rewrite));
     Ok(())
 }
 
@@ -188,7 +192,9 @@ impl Plugin for Rewrite {
         let outcome = next.serve(request).await;
         response::rewrite(&response_rules, request, outcome).await
     }
+}
 
+impl AccessRule for Rewrite {
     fn rewritten(&self, query: &Query) -> Option<Query> {
         let mut rewritten = query.clone();
         // A rewrite to an invalid name fails, so the query never reaches the next plugins.

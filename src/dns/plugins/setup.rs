@@ -12,8 +12,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::r#loop::LoopState;
-use crate::dns::chain::plugin::Plugin;
-use crate::dns::chain::server::Server;
+use crate::dns::chain::plugin::{ChainPlugin, Plugin};
+use crate::dns::chain::server::{AccessRule, Server};
 use crate::dns::corefile::arguments::zones;
 use crate::dns::corefile::{CorefileError, Directive, Position, Token};
 use crate::dns::message::zone_set::ZoneSet;
@@ -57,7 +57,9 @@ pub struct Setup<'a> {
 /// A server block during set-up, before it is served.
 #[derive(Default)]
 pub struct BlockBuilder {
-    pub plugins: Vec<Arc<dyn Plugin>>,
+    pub plugins: Vec<ChainPlugin>,
+    pub access_rules: Vec<Arc<dyn AccessRule>>,
+    pub on_restart: Vec<OnRestart>,
     /// The zones in which links have names.
     pub link_zones: ZoneSet,
     /// The directory that relative paths start from; empty for the working directory.
@@ -79,6 +81,9 @@ pub struct BlockBuilder {
     /// The files that were read during set-up, and their contents.
     pub files_read: Vec<(PathBuf, Vec<u8>)>,
 }
+
+/// Resets failure state that would otherwise persist, on SIGUSR1.
+pub type OnRestart = Arc<dyn Fn() + Send + Sync>;
 
 /// A task that runs as long as a block is served, until the token is cancelled. The task starts once, with a server
 /// that serves the block.
@@ -220,8 +225,19 @@ impl Setup<'_> {
         Ok(())
     }
 
+    /// Adds a plugin that has to be called for each request.
     pub fn add(&mut self, plugin: impl Plugin + 'static) {
-        self.builder.plugins.push(Arc::new(plugin));
+        self.builder.plugins.push(ChainPlugin::new(Arc::new(plugin)));
+    }
+
+    /// Adds a plugin that lets answers be reused, see [`ChainPlugin`].
+    pub fn add_reusable(&mut self, plugin: impl Plugin + 'static) {
+        self.builder.plugins.push(ChainPlugin::reusable(Arc::new(plugin)));
+    }
+
+    /// Adds the rule of a plugin about look-ups.
+    pub fn add_access_rule(&mut self, rule: Arc<dyn AccessRule>) {
+        self.builder.access_rules.push(rule);
     }
 
     /// Adds a task that runs as long as the block is served.

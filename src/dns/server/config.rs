@@ -123,6 +123,7 @@ pub fn build_blocks(
         let block = ServerBlock {
             zones,
             plugins: builder.plugins.clone(),
+            access_rules: builder.access_rules.clone(),
             link_zones: builder.link_zones.clone(),
             debug: builder.debug,
         };

@@ -17,7 +17,9 @@ use super::sockets::{ListenerSocket, PortReservation, open};
 use crate::dns::chain::handler::Handler;
 use crate::dns::chain::metrics::ServerMetrics;
 use crate::dns::chain::server::{Server, ServerBlock};
-use crate::dns::plugins::setup::{BlockBuilder, HttpEndpoint, HttpKind, Reload, ServerContext, Task};
+use crate::dns::plugins::setup::{
+    BlockBuilder, HttpEndpoint, HttpKind, OnRestart, Reload, ServerContext, Task,
+};
 use crate::dns::server::config::{BlockFingerprint, Configuration, ListenAt, Listener};
 use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
@@ -75,6 +77,7 @@ struct BoundListener {
 struct RunningBlock {
     identity: BlockFingerprint,
     block: Arc<ServerBlock>,
+    on_restart: Vec<OnRestart>,
     _guard: DropGuard,
 }
 
@@ -134,6 +137,7 @@ impl Instance {
                     RunningBlock {
                         identity: built.identity.clone(),
                         block: Arc::clone(&built.block),
+                        on_restart: built.builder.on_restart.clone(),
                         _guard: stop.drop_guard(),
                     }
                 }
@@ -298,7 +302,7 @@ impl Instance {
 
     /// Restarts all plugins, including those of unchanged blocks.
     pub(crate) fn restart(&self) {
-        self.blocks.iter().flat_map(|live| &live.block.plugins).for_each(|plugin| plugin.restart());
+        self.blocks.iter().flat_map(|live| &live.on_restart).for_each(|restart| restart());
     }
 
     /// Waits until a listener dies by itself; returns its address and the reason.

@@ -109,9 +109,8 @@ fn denied_client_is_offered_no_recursion() {
     let stops = |lines: &str, client: &str| {
         let context = TestServer::block(&format!("acl {lines}\nwhoami")).from(client);
         let request = context.request("www.example. A");
-        let plugins: Vec<_> = context.server.blocks().flat_map(|(_, block)| block.plugins.clone()).collect();
-        let acl = plugins.iter().find(|plugin| plugin.name() == "acl").unwrap();
-        acl.offers_recursion(&request, &request.query)
+        let (_, block) = context.server.blocks().next().unwrap();
+        block.access_rules[0].offers_recursion(&request, &request.query)
     };
     let private = "{\nallow net 10.0.0.0/8\nblock\n}";
     assert_eq!(stops(private, "10.0.0.1"), None);

@@ -11,7 +11,7 @@ use hickory_proto::rr::Name;
 use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
 
-use crate::dns::chain::plugin::PluginError;
+use crate::dns::chain::plugin::{ChainPlugin, PluginError};
 use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::{Server, ServerBlock};
 use crate::dns::message::ede::Ede;
@@ -94,10 +94,15 @@ impl CacheFixture {
             begun: Notify::new(),
         });
         let (zone, block) = context.server.blocks().next().unwrap();
-        let mut plugins: Vec<Arc<dyn Plugin>> = block.plugins.clone();
-        *plugins.last_mut().unwrap() = Arc::clone(&source) as Arc<dyn Plugin>;
-        let block =
-            ServerBlock { zones: block.zones.clone(), plugins, link_zones: ZoneSet::default(), debug: false };
+        let mut plugins = block.plugins.clone();
+        *plugins.last_mut().unwrap() = ChainPlugin::new(Arc::clone(&source) as Arc<dyn Plugin>);
+        let block = ServerBlock {
+            zones: block.zones.clone(),
+            plugins,
+            access_rules: block.access_rules.clone(),
+            link_zones: ZoneSet::default(),
+            debug: false,
+        };
         let report = context.shared.metrics.family().unwrap();
         context.server =
             Arc::new(Server::new("dns://:53".to_owned(), &[(zone.clone(), Arc::new(block))], report));

@@ -10,7 +10,7 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::TXT;
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 
-use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
+use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::{Server, ServerBlock};
 use crate::dns::message::zone_set::ZoneSet;
@@ -74,9 +74,14 @@ impl Plugin for Behind {
 fn context(rules: &str, behind: Behind) -> TestServer {
     let mut context = TestServer::block(rules);
     let (zone, block) = context.server.blocks().next().unwrap();
-    let plugins = vec![Arc::clone(&block.plugins[0]), Arc::new(behind) as Arc<dyn Plugin>];
-    let block =
-        ServerBlock { zones: vec![zone.clone()], plugins, link_zones: ZoneSet::default(), debug: false };
+    let plugins = vec![block.plugins[0].clone(), ChainPlugin::new(Arc::new(behind))];
+    let block = ServerBlock {
+        zones: vec![zone.clone()],
+        plugins,
+        access_rules: block.access_rules.clone(),
+        link_zones: ZoneSet::default(),
+        debug: false,
+    };
     let report = context.shared.metrics.family().unwrap();
     context.server = Arc::new(Server::new("dns://:53".into(), &[(zone.clone(), Arc::new(block))], report));
     context.request.server = Arc::clone(&context.server);
