@@ -90,7 +90,7 @@ pub enum TargetOwner {
     /// A Service created no later than this time, in seconds since 1970: the earlier operator created external targets
     /// after their Services, and deleted both together.
     CreatedUntil(i64),
-    /// Not recorded: any Service of that name.
+    /// No owner is recorded: the external target may belong to any Service of that name.
     Unknown,
 }
 

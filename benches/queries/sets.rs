@@ -98,7 +98,7 @@ impl fmt::Display for Set {
 /// The names for the targets in a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Names {
-    /// The names in lb-linker.
+    /// The names of links in lb-linker.
     Linked,
     /// The names of ExternalName Services in CoreDNS's `kubernetes`.
     Cluster,

@@ -81,8 +81,8 @@ impl fmt::Display for Rejection {
 /// The entries of a comma-separated list in an annotation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ListEntries<'a> {
-    /// Those of the first [`MAX_ENTRIES`] entries that have at most [`MAX_ENTRY_BYTES`] bytes, without surrounding
-    /// white space.
+    /// The first [`MAX_ENTRIES`] entries, without surrounding white space, except entries of more than
+    /// [`MAX_ENTRY_BYTES`] bytes.
     pub counted: Vec<&'a str>,
     /// The number of all other entries.
     pub ignored: usize,

@@ -280,7 +280,7 @@ impl SourceAnnotationController {
         let keys: Vec<ServiceKey> = self.followers.of(&change.key).cloned().collect();
         for key in keys {
             if change.target_change().is_some() {
-                // What failed was about the old target.
+                // Earlier failures concern the old target.
                 self.work_queue.changed(&key);
             }
             self.work_queue.add(&key);
@@ -339,7 +339,7 @@ impl SourceAnnotationController {
     fn follow(&mut self, follower: AnnotatedService) {
         let (key, source) = (&follower.key, &follower.source);
         self.work_queue.stop_timer(key);
-        // All are looked at again when the load balancers of that namespace have been listed.
+        // All annotated Services are queued again when the load balancers of that namespace have been listed.
         if !self.settings.links_listed.borrow().covers(source.namespace(), self.lists) {
             return;
         }

@@ -303,7 +303,8 @@ async fn server_blocks_share_the_limit_of_sockets() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn single_client_reaches_500_look_ups_and_keeps_them() {
-    /// 30 % of these are more than the look-ups need, so the limit of look-ups is reached first.
+    /// The limit of open files. 30 % of it are more sockets than the look-ups need, so the limit of look-ups is reached
+    /// first.
     const FILES: usize = 10_000;
     let upstream = upstream().await;
     let directory = tempfile::tempdir().unwrap();

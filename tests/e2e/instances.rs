@@ -215,7 +215,7 @@ async fn instance_mismatch_is_logged_with_both_remedies() {
     assert_eq!(complaint.lines().count(), 1, "{complaint}");
     drop(linker);
 
-    // The first remedy.
+    // First remedy: the instance gets its old name again.
     assert_eq!(check("of/a").status.code(), Some(0));
     let linker = renamed("of/a");
     linker.ready().await;
@@ -227,7 +227,7 @@ async fn instance_mismatch_is_logged_with_both_remedies() {
     drop(linker);
     assert_eq!(versions(&cluster, &target).await.iter().filter(|it| versions_before.contains(it)).count(), 3);
 
-    // The second remedy: the instance adopts the objects of its links at once.
+    // Second remedy: the renamed instance adopts the objects of its links at once.
     let linker = renamed("new");
     linker.line("belong to the lb-linker instance of/a").await;
     let (_, command) = remedies[1].split_once(' ').unwrap();

@@ -1,12 +1,12 @@
-//! What a check finds.
+//! The result of `lb-linker check`.
 
-/// What a check found.
+/// The errors that `lb-linker check` has found.
 #[derive(Debug, Default)]
 pub struct CheckReport {
     /// Lines for people, in order.
     pub lines: Vec<String>,
-    /// What is wrong with the input: flags and files.
+    /// Errors in flags and files.
     pub input: Vec<String>,
-    /// What is wrong with the cluster: rights that are missing.
+    /// Errors in the cluster, such as missing permissions.
     pub cluster: Vec<String>,
 }

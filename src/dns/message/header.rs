@@ -133,7 +133,7 @@ fn question(message: &[u8]) -> Option<&[u8]> {
         match length {
             0 => break,
             1..=63 => at += length,
-            // A pointer: nothing precedes the question that it could point to.
+            // A compression pointer is invalid here: no name precedes the question.
             _ => return None,
         }
         // RFC 1035 section 2.3.4.
@@ -320,7 +320,7 @@ mod tests {
         let mut cut = bare.clone();
         (cut[3], cut[7]) = (2, 1);
         assert!(matches!(parse_reply(&asked, &cut), UpstreamReply::Mismatch));
-        // Two questions; one of them is that of the query.
+        // Two questions, of which one equals the question of the query.
         let mut two = asked.clone();
         (two[2], two[3], two[5]) = (two[2] | 0x80, 3, 2);
         two.extend_from_slice(&asked[HEADER..]);

@@ -25,8 +25,8 @@ pub struct ForwardOptions {
     pub read_timeout: Duration,
     /// The maximum number of failed attempts for one query; `None` for two with each upstream.
     pub max_attempts: Option<usize>,
-    /// The maximum number of concurrent look-ups of a kind; a client may hold at most half of those that other clients
-    /// don't hold. Each look-up takes a socket for every datagram that it sends.
+    /// The maximum number of concurrent look-ups of a kind. Of the look-ups that other clients leave free, a client may
+    /// use at most half. Each look-up takes a socket for every datagram that it sends.
     pub max_concurrent: usize,
     /// The limit of sockets to all upstreams of the process.
     pub sockets: Arc<SocketBudget>,
@@ -84,7 +84,7 @@ pub struct PoolConfig {
 }
 
 impl Default for PoolConfig {
-    /// Returns CoreDNS's defaults, with limits of the numbers, which only bursts of queries exceed.
+    /// Returns CoreDNS's defaults, and limits of the numbers that only bursts of queries exceed.
     fn default() -> Self {
         Self { idle: Duration::from_secs(10), age: None, number: 100, sockets: 1000 }
     }

@@ -35,7 +35,8 @@ pub struct UpstreamGroup {
     upstreams: ArcSwap<Vec<Arc<Upstream>>>,
     pub(crate) options: ForwardOptions,
     turn: AtomicUsize,
-    /// Clients' questions and targets have separate limits, so that a flood of the former doesn't affect the latter.
+    /// Look-ups for clients' queries. Look-ups of targets have a separate limit, so that a flood of queries doesn't
+    /// affect them.
     forwards: Arc<ClientQuota>,
     target_quota: Arc<ClientQuota>,
     /// A tenth of the limit of targets, for rare types: one client can ask for all of them.
@@ -124,8 +125,8 @@ impl UpstreamGroup {
         let mut rounds = AttemptSchedule::new(upstreams, attempts, begun);
         let mut tries = SmallFutureSet::new();
         let mut alarm = None;
-        // The last attempt, if it is under way, and the time at which it wakes this task at the latest: until then this
-        // task needs no timer of its own.
+        // The last attempt in flight, and the latest time at which it wakes this task: until then this task needs no
+        // timer.
         let mut looked_at = None;
         let mut poor: Option<Message> = None;
         // Read only after waiting, because reading the clock takes time.

@@ -24,7 +24,8 @@ struct Breaker {
     /// When the next probe may be made.
     due: Instant,
     probe: Option<ServiceKey>,
-    /// In the order of the probes. A key that has probed goes to the end, as its failure may be its own.
+    /// The keys in the order of the probes. A key that has probed goes to the end, because its failure may concern this
+    /// key alone.
     waiting: IndexSet<ServiceKey>,
 }
 
@@ -35,7 +36,7 @@ impl<C> Default for PlaceBreakers<C> {
 }
 
 impl<C: Eq + Hash> PlaceBreakers<C> {
-    /// Returns whether a write of all these classes may be made for a key, if only as a probe. Otherwise the key waits
+    /// Returns whether a write of all these classes may be made for a key, perhaps as a probe. Otherwise the key waits
     /// until [`Self::trip`] or [`Self::next_probe`] returns it.
     pub(crate) fn admit(&mut self, key: &ServiceKey, classes: &[C]) -> bool {
         for class in classes {
@@ -55,30 +56,32 @@ impl<C: Eq + Hash> PlaceBreakers<C> {
         true
     }
 
-    /// Notes that the write of a key was refused for a reason that its class shares. The key waits.
+    /// Opens the breaker of a class, or keeps it open: a write was refused for a reason that may concern the whole
+    /// class. The key waits.
     pub(crate) fn reset(&mut self, class: C, key: &ServiceKey, at_least: Option<Duration>) {
         self.probe_ended(key);
         let breaker = self.0.entry(class).or_insert_with(Breaker::new);
-        // Writes that were under way together count once.
+        // Failures of concurrent writes count once.
         if breaker.due <= Instant::now() {
             breaker.due = Instant::now() + breaker.backoff.next().max(at_least.unwrap_or_default());
         }
         breaker.waiting.insert(key.clone());
     }
 
-    /// Notes that the API server has answered a write of a class with something else. Returns the keys that waited.
+    /// Closes the breaker of a class, because the API server has processed one of its writes. Returns the keys that
+    /// waited.
     pub(crate) fn trip(&mut self, class: &C) -> Vec<ServiceKey> {
         self.0.remove(class).map(|breaker| breaker.waiting.into_iter().collect()).unwrap_or_default()
     }
 
-    /// Notes that the write of a key, if it was a probe, has ended without an answer that tells anything.
+    /// Ends the probes of a key, whatever the result: another key may probe.
     pub(crate) fn probe_ended(&mut self, key: &ServiceKey) {
         for breaker in self.0.values_mut() {
             breaker.probe.take_if(|probe| probe == key);
         }
     }
 
-    /// Waits until a key may probe a class; for ever where none waits.
+    /// Waits until the next probe of a class is due; forever if no class waits for a probe.
     pub(crate) async fn due(&self) {
         let idle = self.0.values().filter(|breaker| breaker.probe.is_none());
         match idle.map(|breaker| breaker.due).min() {

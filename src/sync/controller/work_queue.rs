@@ -20,29 +20,29 @@ const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duratio
 /// value: at most 20 retries a second for up to 600 keys, and each key every 30 s beyond.
 const RETRY_PAUSE_PER_FAILING_LINK: (Duration, Duration) =
     (Duration::from_millis(50), Duration::from_secs(30));
-/// Keys refused for a limit of their namespace that are retried when one of them succeeds. The number doubles with each
-/// success.
+/// The number of keys, refused because of a limit of their namespace, that are retried when the write of another such
+/// key succeeds. So the number of retries doubles with each success.
 const MAX_RELEASED_AT_ONCE: usize = 2;
-/// Writes in a row for an unchanged key, more than are ever needed: then another client is suspected of reverting them.
+/// The number of consecutive writes for an unchanged key above which another client is suspected of reverting them.
 const MAX_UNTHROTTLED_WRITES: u32 = 10;
-/// First and longest pause between such writes.
+/// First and longest pause between writes that another client reverts.
 const REPAIR_BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
-/// Time without such a write after which they are forgotten.
+/// The time without a write after which earlier writes for a key aren't counted any more.
 const QUIET_PERIOD: Duration = Duration::from_secs(120);
-/// Farthest moment for which a timer is set: the timer wheel ends at about two years.
+/// The longest timer: the timer wheel ends at about two years.
 const MAX_TIMER: Duration = Duration::from_secs(24 * 3600);
-/// How long the watch may take to deliver the version on which the API server has based a conflict (409). It always
-/// delivers one, unless the conflict was with something else, such as a quota or a webhook.
+/// How long the watch may take to deliver the version on which the API server has based a conflict (409). It does,
+/// unless the conflict has another cause, such as a quota or a webhook.
 pub(crate) const CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of keys for which an empty queue keeps its memory.
 const MAX_IDLE_CAPACITY: usize = 1024;
 
-/// Queue of Services. `A` is what a write is compared with to tell whether it repeats the one before.
+/// Queue of Services. `A` is the desired state that a write sets: two writes for an equal state count as repeated.
 #[derive(Debug)]
 pub(crate) struct WorkQueue<A> {
     max_writes: usize,
     ready: VecDeque<ServiceKey>,
-    /// Keys whose last write has failed: taken when `ready` is empty.
+    /// Keys with a failed last write, which are taken when `ready` is empty.
     retries: VecDeque<ServiceKey>,
     /// The keys in `ready` and `retries`.
     queued: HashSet<ServiceKey>,
@@ -53,7 +53,7 @@ pub(crate) struct WorkQueue<A> {
     /// Keys of `failures` that were refused for a limit of their namespace.
     limited: BTreeSet<ServiceKey>,
     throttles: HashMap<ServiceKey, DriftThrottle<A>>,
-    /// Next moment at which `repairs` are checked for removal.
+    /// The time of the next removal of old `throttles`.
     check_repairs_at: Option<Instant>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct WorkQueue<A> {
 #[derive(Debug)]
 struct InFlight {
     is_retry: bool,
-    /// Whether what the write is about has changed since it began.
+    /// Whether the desired state has changed since the write began.
     is_superseded: bool,
 }
 
@@ -142,7 +142,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.in_flight.len() < self.max_writes
     }
 
-    /// Notes that a write for a key begins.
+    /// Records that a write for a key begins.
     pub(crate) fn begin(&mut self, key: &ServiceKey) {
         let is_retry = self.has_failed(key);
         self.in_flight.insert(key.clone(), InFlight { is_retry, is_superseded: false });
@@ -156,12 +156,12 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         keys
     }
 
-    /// Notes that the write for a key has ended. Returns whether [`Self::changed`] was called meanwhile.
+    /// Records that the write for a key has ended. Returns whether [`Self::changed`] was called meanwhile.
     pub(crate) fn done(&mut self, key: &ServiceKey) -> bool {
         self.in_flight.remove(key).is_some_and(|write| write.is_superseded)
     }
 
-    /// Notes that what writes for a key are about has changed: earlier failures don't count any more.
+    /// Records that the desired state of a key has changed: earlier failures don't count any more.
     pub(crate) fn changed(&mut self, key: &ServiceKey) {
         self.stop_timer(key);
         self.succeeded(key);
@@ -175,7 +175,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.queued.clone()
     }
 
-    /// Frees the memory that very many keys took, once the queue is empty. Returns whether it was much.
+    /// Frees the memory of a queue that is empty after it had very many keys. Returns whether memory was freed.
     pub(crate) fn shrink(&mut self) -> bool {
         let shrinks = self.ready.is_empty() && self.ready.capacity() > MAX_IDLE_CAPACITY;
         if shrinks {
@@ -230,8 +230,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         pause
     }
 
-    /// Queues a key again after a write that failed for a reason of its own. Returns the pause, and whether the reason
-    /// differs from the one before.
+    /// Queues a key again after a write that failed for a reason of this key alone. Returns the pause, and whether the
+    /// reason differs from that of the previous failure.
     pub(crate) fn add_refused(
         &mut self,
         key: &ServiceKey,
@@ -270,7 +270,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.failures.contains_key(key) && self.timer_of.contains_key(key)
     }
 
-    /// Notes after [`Self::add_refused`] that the reason is a limit of the namespace, such as a quota.
+    /// Records after [`Self::add_refused`] that the reason is a limit of the namespace, such as a quota.
     pub(crate) fn mark_limited(&mut self, key: &ServiceKey) {
         self.limited.insert(key.clone());
     }
@@ -281,8 +281,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.limited.remove(key);
     }
 
-    /// Forgets the failed writes of a key. If they were refused for a limit of the namespace, queues some of the other
-    /// keys that were.
+    /// Forgets the failed writes of a key. If they were refused because of a limit of the namespace, queues some of the
+    /// other keys that were refused for such a reason.
     pub(crate) fn succeeded_and_release(&mut self, key: &ServiceKey) {
         let was_limited = self.limited.contains(key);
         self.succeeded(key);
@@ -296,7 +296,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         }
     }
 
-    /// Queues the keys in a pause for a reason that keys share. Keys that were refused for a reason of their own stay.
+    /// Queues the keys in a pause for a reason that keys share. Keys that were refused for an individual
+    /// reason keep their pause.
     pub(crate) fn resume(&mut self) {
         let shared =
             |(key, failure): (&ServiceKey, &FailedWrites)| failure.reason.is_none().then(|| key.clone());
@@ -318,14 +319,14 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     // === writes that another client reverts ===
 
-    /// Returns how long the next write for an unchanged key has to wait, because another client reverts the writes.
+    /// Returns the remaining pause before the next write for an unchanged key, if another client reverts the writes.
     pub(crate) fn throttled_for(&self, key: &ServiceKey, about: &A) -> Option<Duration> {
         let repairs = self.throttles.get(key).filter(|repairs| repairs.desired == *about)?;
         repairs.slowed.as_ref()?.1.checked_duration_since(Instant::now())
     }
 
-    /// Counts a successful write for a key. Where many follow each other while the key stays the same, another client or
-    /// an admission policy reverts them: then returns the growing pause before the next one.
+    /// Counts a successful write for a key. After many consecutive writes for the same desired state, another client or
+    /// an admission policy seems to revert them: then returns the growing pause before the next write.
     pub(crate) fn record_write(&mut self, key: &ServiceKey, about: &A) -> Option<Duration> {
         self.check_repairs_at.get_or_insert_with(|| Instant::now() + QUIET_PERIOD);
         let repairs = self.throttles.entry(key.clone()).or_insert_with(|| DriftThrottle::new(about));

@@ -34,7 +34,7 @@ pub struct DeletionBudget {
     made: VecDeque<(Instant, String)>,
     /// The objects in `made`.
     counted: HashSet<String>,
-    /// Removals without an answer: their objects still exist.
+    /// Objects with a removal in flight: they still count as present.
     under_way: HashSet<String>,
 }
 

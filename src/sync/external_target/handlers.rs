@@ -46,7 +46,7 @@ impl Reconciler {
             ObjectEvent::Applied(object) => {
                 let id = object.id();
                 let was_outdated = self.stale_versions.remove(&id).is_some();
-                // The answer to a write of ours contained this version already.
+                // Skip a version that the answer to our own write has contained already.
                 if was_outdated || self.objects.is_news(&object) {
                     let is_new = self.objects.get(&id).is_none_or(|known| known.uid != *object.uid());
                     self.change_object(&id, |objects| objects.apply(&object));
@@ -116,7 +116,7 @@ impl Reconciler {
             self.report.heed(change);
         }
         if change.target_change().is_some() {
-            // What failed was about the old target.
+            // Earlier failures concern the old target.
             self.work_queue.changed(&change.key);
         }
         self.work_queue.add(&change.key);
@@ -206,7 +206,8 @@ impl Reconciler {
         }
     }
 
-    /// Adopts the external targets of gone Services, and updates the orphans. `begins`: whether this is the start.
+    /// Adopts the external targets of gone Services, and updates the orphans. `begins` is whether this is the
+    /// start.
     pub(crate) fn restore_deleted(&mut self, begins: bool) {
         let unknown = self.objects.links().filter(|key| !self.settings.store.contains(key));
         let mut keys: BTreeSet<ServiceKey> = unknown.collect();

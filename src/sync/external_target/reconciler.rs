@@ -140,7 +140,7 @@ pub(crate) struct Reconciler {
     /// The number of restores of etcd before those lists began.
     pub(crate) rewinds: u64,
     pub(crate) listed_in_term: HashSet<ObjectKind>,
-    /// Links that haven't been looked at since the start: how they stand is no news.
+    /// Links that haven't been reconciled since the start. Conflicts found then cause no Event.
     initial_pass: HashSet<ServiceKey>,
     pub(crate) writes: JoinSet<WriteEnd>,
     pub(crate) work_queue: WorkQueue<Arc<Link>>,
@@ -292,7 +292,7 @@ impl Reconciler {
 
     // === what is done ===
 
-    /// Looks at queued links and starts writes, as many as may be under way.
+    /// Reconciles queued links while fewer than [`MAX_WRITES`] writes are in flight.
     fn drain_queue(&mut self) {
         while let Some(key) = self.work_queue.next() {
             self.reconcile_isolated(key);
@@ -305,7 +305,7 @@ impl Reconciler {
         self.report.remind(self.settings.policy.max_deletes);
     }
 
-    /// Looks at a link. A defect that only one link brings to light costs only that link.
+    /// Reconciles a link. A panic is caught, so that it affects only this link.
     fn reconcile_isolated(&mut self, key: ServiceKey) {
         let now = Instant::now();
         let looked = catch_unwind(AssertUnwindSafe(|| {

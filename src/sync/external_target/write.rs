@@ -261,7 +261,7 @@ impl Reconciler {
                 }
                 self.work_queue.add(&key);
             }
-            // By the clock: the election may say so a moment later.
+            // The lease has ended by the clock. The election may report the end of leadership a moment later.
             Err(WriteError::NotLeading(_)) => drop(self.work_queue.add_rate_limited(&key, None)),
             Err(WriteError::Unanswered) => {
                 self.unanswered = true;
@@ -272,7 +272,7 @@ impl Reconciler {
                 if matches!(code, 401 | 403 | 404) {
                     self.breakers.reset(write.class(), &key, retry_after);
                 } else {
-                    // Others may fare better: it may be a webhook that has trouble with this one.
+                    // Writes of other objects may succeed: a webhook may be slow for this object.
                     self.work_queue.add_rate_limited(&key, retry_after);
                 }
             }

@@ -1,4 +1,4 @@
-//! Outcome of a write.
+//! The result of a write to an external target.
 
 use std::time::{Duration, Instant};
 
@@ -8,35 +8,36 @@ use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::Write;
 use crate::sync::k8s::object::Object;
 
-/// What came of a decision to write.
+/// The end of a write that the reconciler has decided on.
 #[derive(Debug)]
 pub(crate) enum WriteEnd {
-    /// The write was made, or tried.
+    /// The write was sent.
     Written(WriteResult),
-    /// It wasn't tried.
+    /// The write was skipped.
     Dropped { key: ServiceKey, write: Write, why: SkipReason },
 }
 
-/// Why a write that was decided on isn't tried.
+/// The reason why a write was skipped.
 #[derive(Debug)]
 pub(crate) enum SkipReason {
-    /// The Service may not be gone.
+    /// It isn't confirmed that the Service is gone.
     Unconfirmed(Unconfirmed),
-    /// Other removals have used up `--max-deletes` since; the next may be made after this time, or never.
+    /// Other removals have used up `--max-deletes` meanwhile. The time until the next removal is allowed; `None` means
+    /// forever.
     Held(Option<Duration>),
 }
 
-/// A write that has ended.
+/// A sent write and its result.
 #[derive(Debug)]
 pub(crate) struct WriteResult {
     pub(super) key: ServiceKey,
     pub(super) looked_at: Instant,
     pub(super) write: Write,
-    /// Whether the object was foreign before.
+    /// Whether the write adopts a foreign object.
     pub(super) adopted: bool,
-    /// How it was confirmed that the Service is gone, where the write relies on that.
+    /// The confirmation that the Service is gone, if the write depends on it.
     pub(super) confirmed: Option<Confirmed>,
-    /// What it removes for good, as the brake counts it.
+    /// The deletion budget's key of the removed external target, if the write removes one for good.
     pub(super) removal: Option<String>,
     pub(super) code: u16,
     pub(super) result: Result<Option<Object>, WriteError>,

@@ -151,7 +151,7 @@ impl AnswerSocket {
     }
 
     /// Returns whether an ICMP error is from this host itself. Errors from other hosts limit no client: they may be
-    /// forged, and an answer to a client behind a router doesn't wait in this host.
+    /// forged, and an answer to a client behind a router doesn't wait for ARP in this host.
     fn is_own(&self, sender: SocketAddr, now: Instant) -> bool {
         let mut senders = self.senders.lock();
         if senders.since.is_none_or(|since| since + SENDERS_KEPT <= now) {

@@ -9,12 +9,12 @@ use futures::future::BoxFuture;
 use crate::dns::chain::handler::EncodedReply;
 use crate::dns::response_cache::wire_response::WireResponse;
 
-/// The client, and the address that it asked.
+/// The client, and the local address that it sent the query to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
     pub(super) local: Option<IpAddr>,
-    /// Datagrams that the socket had no room for before this one.
+    /// The number of datagrams that the kernel dropped before this one because the receive buffer was full.
     pub(super) lost: u32,
 }
 
@@ -22,27 +22,27 @@ pub(super) struct Peer {
 pub(super) struct PendingQuery {
     pub(super) asking: QueryProgress,
     pub(super) peer: Peer,
-    /// What makes it the same as another, if its answer may be one to keep.
+    /// The key of the response cache, if the answer may be cached.
     pub(super) key: Option<Box<[u8]>>,
     pub(super) ticket: InFlightGuard,
 }
 
-/// How far a question has come.
+/// The state of a question.
 pub(super) enum QueryProgress {
-    /// It is as it came.
+    /// The question as received.
     Message(Vec<u8>),
-    /// The full handler has begun to answer it, and waits for something.
+    /// The full handler has begun to answer the question, and is pending.
     UnderWay(BoxFuture<'static, Option<EncodedReply>>),
 }
 
-/// An answer to keep.
+/// An answer for the response cache of the worker.
 pub(super) struct CacheInsert {
     pub(super) key: Box<[u8]>,
     pub(super) client: IpAddr,
     pub(super) wire_response: Box<WireResponse>,
 }
 
-/// Counts a question as under way until this is dropped.
+/// Counts a question as pending until the guard is dropped.
 pub(super) struct InFlightGuard(Arc<AtomicUsize>);
 
 impl InFlightGuard {

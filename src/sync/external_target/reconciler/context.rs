@@ -1,4 +1,4 @@
-//! What the reconciler is given at its start.
+//! The dependencies of the reconciler.
 
 use std::sync::Arc;
 
@@ -18,33 +18,30 @@ use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::source::selection::Selection;
 
-/// What the reconciler needs.
 #[derive(Clone)]
 pub struct ReconcilerContext {
-    /// Where the links are.
     pub store: Arc<Store>,
-    /// Where the external targets are.
+    /// The storage of external targets.
     pub backend: Backend,
-    /// Where it can be looked up which Services exist.
+    /// Looks up which Services exist, regardless of the flags that select them.
     pub registry: Registry,
-    /// Which Services become links: the external targets of others aren't ours to touch.
+    /// Selects the Services that become links. External targets of other Services aren't changed.
     pub selection: Arc<Selection>,
     /// What of their wishes is granted.
     pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
     /// What the user has decided.
     pub policy: SyncPolicy,
-    /// Where what happens is told.
+    /// Logs, Events and metrics of links.
     pub news: Telemetry,
-    /// What is counted of its work.
     pub metrics: Arc<ReconcilerMetrics>,
-    /// What is counted of its writes.
+    /// Metrics of requests to the API server.
     pub api: Arc<ApiMetrics>,
-    /// How old what its watches have heard is.
+    /// The age of the data that the watches have delivered.
     pub staleness: Arc<Staleness>,
-    /// Whether it may write.
+    /// Whether this replica may write, and in which term.
     pub leadership: Leadership,
-    /// How often etcd was restored.
+    /// Counts restores of etcd to an earlier revision.
     pub rewinds: Rewinds,
-    /// Which lists of load balancers are complete.
+    /// The namespaces with a complete list of load balancers.
     pub links_listed: watch::Receiver<LinkLists>,
 }

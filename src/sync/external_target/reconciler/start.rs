@@ -1,4 +1,5 @@
-//! External targets that would go at a start or when a term begins: which of their Services exist is looked up first.
+//! Check of the external targets at a start and at the beginning of a term: if most would be removed, looks up first
+//! which of their Services exist.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -25,25 +26,26 @@ use crate::sync::k8s::object::ObjectKind;
 use crate::sync::source::relist_guard::are_most;
 use crate::sync::source::selection::Selection;
 
-/// The first and the longest pause before Services are looked up again.
+/// The first and the longest pause before the next look-up of Services.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Services that a line of the log names.
+/// The maximum number of Services that a log line names.
 const MAX_EXAMPLES: usize = 3;
 
-/// What would become of the external target of a link.
+/// The fate of an external target if nothing protects it.
 enum TargetFate {
     Stays,
-    /// No Service is followed, or none has been since this process is there.
+    /// This process has observed no selected Service for the link.
     Unlisted,
-    /// This process knows that the Service is gone.
+    /// The Service is gone.
     Outlived,
-    /// The Service is followed, and `--ip-targets` doesn't show its addresses.
+    /// The Service exists, and `--ip-targets` allows no external target for its addresses.
     NotShown,
 }
 
 impl Reconciler {
-    /// Looks at all external targets: what is without a Service is taken over. Where most would go at the start, or
-    /// when a term begins, none does before it is known which of their Services exist.
+    /// Checks all external targets, and adds links for external targets without a Service. `begins` is whether this is
+    /// the start or the beginning of a term: if most external targets would then be removed, none is removed before
+    /// a look-up has shown which of their Services exist.
     pub(crate) fn take_stock(&mut self, begins: bool) {
         let policy = &self.settings.policy;
         let is_braked = begins && policy.sync != SyncMode::Off && policy.max_deletes != MaxDeletes::Unlimited;
@@ -118,7 +120,7 @@ impl Reconciler {
         }
     }
 
-    /// Whether an object that is labelled for a link would be removed without its Service, were its namespace watched.
+    /// Returns whether an object that is labelled for a link is ours.
     fn has_ours(&self, key: &ServiceKey) -> bool {
         self.objects.of_link(key).iter().any(|object| self.is_of_ours(key, object.has_our_field_manager))
     }
@@ -130,16 +132,16 @@ impl Reconciler {
         has_our_field_manager || is_watched && self.settings.policy.prune
     }
 
-    /// Adds a link of a Service that is gone since a time when no lb-linker watched.
+    /// Adds a link for a Service that was deleted while no lb-linker was running.
     fn adopt(&self, key: &ServiceKey) {
         if let Some(change) = self.settings.store.insert_gone(key, self.noted_hostnames(key)) {
             info!("link {}: its Service is gone, its external target is still there", change.key);
         }
     }
 
-    /// Keeps what the external target of a link records.
+    /// Keeps a left-out link with the uid, target and hostnames that its external target records.
     fn keep(&self, key: &ServiceKey) {
-        // What the API server has said of the Service is more than what is noted.
+        // A uid from the API server takes precedence over the recorded one.
         let known = self.settings.store.get(key).filter(|link| link.is_left_out());
         let uid = known.map_or_else(|| self.recorded_uid(key), |link| link.uid.clone());
         let (target, hostnames) = (self.recorded_target(key), self.noted_hostnames(key));
@@ -156,7 +158,7 @@ impl Reconciler {
             return;
         }
         self.start_check.asked.clone_from(&wanted);
-        // The one before would miss some.
+        // A look-up that is in flight lacks some of these Services: abort it.
         self.start_check.look_ups = JoinSet::new();
         let (registry, selection, availability) =
             (registry.clone(), Arc::clone(selection), backend.availability());
@@ -165,14 +167,14 @@ impl Reconciler {
             .spawn(async move { until_known(registry, wanted, &selection, availability).await });
     }
 
-    /// Takes over which Services exist.
+    /// Processes the result of a look-up.
     pub(super) fn looked_up(&mut self, existing: &Existing) {
         let holds = self.settings.policy.max_deletes == MaxDeletes::Share;
         let (mut left_out, mut gone) = (BTreeMap::new(), Vec::new());
         for key in std::mem::take(&mut self.start_check.unconfirmed) {
             let ReconcilerContext { store, selection, .. } = &self.settings;
             let Some(link) = store.get(&key).filter(|link| link.is_left_out() || link.is_gone()) else {
-                // It has turned up meanwhile.
+                // A watch has reported the Service meanwhile.
                 continue;
             };
             match existing.judge(&key, &self.recorded_uid(&key), selection) {
@@ -185,7 +187,7 @@ impl Reconciler {
                 }
                 Verdict::Exists { .. } => drop(self.start_check.postponed.remove(&key)),
                 Verdict::OptedOut => {
-                    // Its external target goes at once, however long those of others outlive their Services.
+                    // The Service opts out: its external target is removed without the delay.
                     let now = Instant::now();
                     self.end(&key, now.checked_sub(self.settings.policy.delete_delay).unwrap_or(now));
                     self.start_check.ended.insert(key.clone());
@@ -210,7 +212,8 @@ impl Reconciler {
         self.announce();
     }
 
-    /// Ends a link whose Service counts as gone since then. External targets of namespaces that aren't watched stay as they are.
+    /// Ends the link of a Service that counts as gone since `since`. In a namespace that isn't watched, the link is
+    /// forgotten, and its external target stays as it is.
     fn end(&self, key: &ServiceKey, since: Instant) {
         let ReconcilerContext { store, selection, news, .. } = &self.settings;
         let is_watched = selection.watches(key.namespace());
@@ -218,14 +221,15 @@ impl Reconciler {
         change.iter().for_each(|change| log_change(news, change));
     }
 
-    /// Returns the uid of the Service that the external target of a link was written for; empty if it isn't noted.
+    /// Returns the uid of the Service that the external target of a link was written for, or an empty uid if none is
+    /// recorded.
     fn recorded_uid(&self, key: &ServiceKey) -> Uid {
         let objects = self.objects.of_link(key).into_iter();
         let mut services = objects.filter(|object| object.id.kind == ObjectKind::Service);
         services.find_map(|object| object.annotation(SERVICE_UID)).unwrap_or_default().into()
     }
 
-    /// Follows what the external target of a left-out link records, and forgets the link when it is gone.
+    /// Updates a left-out link from its external target, or forgets the link if the external target is gone.
     pub(super) fn follow_recorded(&mut self, link: &Link) {
         let services = self.objects.of_link(&link.key).into_iter();
         let is_there = services.filter(|object| object.id.kind == ObjectKind::Service).count() > 0;
@@ -236,7 +240,7 @@ impl Reconciler {
         }
     }
 
-    /// Records an Event on each Service that a flag leaves out. Only the leader's are sent.
+    /// Records an Event on each Service that a flag leaves out. Only the leader sends Events.
     pub(super) fn announce(&self) {
         for (key, flag) in &self.start_check.left_out {
             if let (Some(link), Some(flag)) = (self.settings.store.get(key), flag) {
@@ -255,7 +259,7 @@ impl Reconciler {
             if keys.is_empty() {
                 continue;
             }
-            // Where lb-linker may not look in other namespaces.
+            // lb-linker may lack the permission to look up Services in namespaces that it doesn't watch.
             let exist = if flag == Flag::WatchNamespaces { "exist or can't be looked up" } else { "exist" };
             warn!(
                 "{going} of {present} external targets would go; {} of them because {flag} leaves out their load \
@@ -282,7 +286,7 @@ impl Reconciler {
     }
 }
 
-/// Returns the first names of a list, and how many more there are.
+/// Returns the first names of a list, and the number of further names.
 fn examples(keys: &[&ServiceKey]) -> String {
     let names: Vec<String> = keys.iter().take(MAX_EXAMPLES).map(ToString::to_string).collect();
     match keys.len().saturating_sub(MAX_EXAMPLES) {
@@ -291,7 +295,7 @@ fn examples(keys: &[&ServiceKey]) -> String {
     }
 }
 
-/// Looks up which Services exist until that succeeds.
+/// Looks up which Services exist, and repeats failed look-ups.
 async fn until_known(
     registry: Registry,
     wanted: HashSet<ServiceKey>,
@@ -306,7 +310,7 @@ async fn until_known(
             Err(LookUpError::List(error)) if error.code() == 0 => {
                 availability.iter().for_each(|availability| availability.report(&root_cause(&error)));
             }
-            // The list took so long that its pages are gone: from the beginning.
+            // The continue token has expired: list again from the first page.
             Err(LookUpError::List(error)) if error.code() == 410 => {}
             Err(LookUpError::List(error)) => {
                 if said.insert(error.code()) {

@@ -12,18 +12,18 @@ use crate::sync::external_target::metrics::ReconcilerMetrics;
 
 #[derive(Default)]
 pub(super) struct StartCheck {
-    /// Links whose Services aren't followed, and of which it isn't known whether they exist.
+    /// Links with an unlisted Service, which may exist or not.
     pub(super) unconfirmed: HashSet<ServiceKey>,
-    /// Links whose Services exist, and what leaves them out.
+    /// Links with an existing Service that a flag leaves out, and the flag, if it is known.
     pub(super) left_out: BTreeMap<ServiceKey, Option<Flag>>,
-    /// Links whose external targets stay longer than `--delete-delay`.
+    /// Links with an external target that stays longer than `--delete-delay`.
     pub(super) postponed: HashSet<ServiceKey>,
-    /// Links whose Services are gone or opt out. Where their namespaces aren't watched there is no link any more.
+    /// Links with a Service that is gone or opts out. If its namespace isn't watched, the store has forgotten the link.
     pub(super) ended: HashSet<ServiceKey>,
-    /// At most one look-up, and which links it is about.
+    /// The look-up of the links in `asked`: at most one task.
     pub(super) look_ups: JoinSet<Existing>,
     pub(super) asked: HashSet<ServiceKey>,
-    /// How many external targets would have gone, of how many, at the last look.
+    /// The number of external targets that would be removed, and the number of all, at the last check.
     pub(super) counted: (usize, usize),
 }
 
@@ -34,7 +34,7 @@ impl StartCheck {
         self.postponed.contains(key)
     }
 
-    /// Returns whether the external target of a living link stays although `--ip-targets` excludes it.
+    /// Returns whether the external target of an existing Service stays although `--ip-targets` excludes it.
     pub(super) fn keeps(&self, key: &ServiceKey) -> bool {
         self.left_out.get(key) == Some(&Some(Flag::IpTargets))
     }

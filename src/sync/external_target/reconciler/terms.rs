@@ -1,4 +1,4 @@
-//! Terms that objects bear: of this leader, of a former one, or of a leader with a higher term.
+//! The terms in the annotations of objects: this leader's, a former leader's, or a higher one.
 
 use tracing::warn;
 
@@ -18,7 +18,7 @@ impl Reconciler {
         RecordedTerm::read(Some(text), unix_now()).term().filter(|_| is_ours)
     }
 
-    /// Takes in the terms on all objects.
+    /// Passes the highest term on any object to the leadership.
     pub(crate) fn see_terms(&self) {
         if let Some(highest) = self.highest_term() {
             self.settings.leadership.observe_term(highest);
@@ -29,17 +29,18 @@ impl Reconciler {
         self.objects.iter().filter_map(|object| self.term_on(object)).max()
     }
 
-    /// Takes in the terms on all objects at the start: without an election this process takes one above them.
+    /// At the start of a process without leader election: takes a term above those on all objects.
     pub(super) fn take_term(&mut self) {
         let leadership = &self.settings.leadership;
         if self.settings.policy.sync == SyncMode::On && leadership.is_without_election() {
             leadership.raise_term_above(self.highest_term().unwrap_or_default());
-            // Its lists are as good in this term.
+            // No other process leads, so the lists that were made before are valid in this term, too.
             self.term = self.settings.leadership.term();
         }
     }
 
-    /// Takes in the term on an object that the watch has told of; `is_new` says that it wasn't there before.
+    /// Processes the term on an object that the watch has reported. `is_new` is whether the object is a new one.
+    /// Records a new object of a former leader that belongs to no link.
     pub(crate) fn see_term(&mut self, object: &Object, is_new: bool) {
         let Some(observed) = self.objects.get(&object.id()) else { return };
         let Some(term) = self.term_on(observed) else { return };
@@ -66,7 +67,7 @@ impl Reconciler {
         }
     }
 
-    /// Returns the term on an object, if it is higher than this leader's: such an object isn't written.
+    /// Returns the term on an object, if it is higher than this leader's: this leader must not write the object.
     pub(crate) fn higher_term(&self, id: &ObjectId) -> Option<u64> {
         self.objects.get(id).and_then(|object| self.term_on(object)).filter(|term| *term > self.term)
     }

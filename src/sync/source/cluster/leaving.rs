@@ -58,7 +58,7 @@ pub(super) struct Leaving {
     delay: Duration,
     /// The Services without an answer to their LIST.
     asked: HashMap<ServiceKey, PendingLookUp>,
-    /// Those of `asked` without a LIST in flight, by the time of their next LIST.
+    /// The Services of `asked` without a LIST in flight, by the time of their next LIST.
     waiting: BTreeSet<(Due, ServiceKey)>,
     asking: FuturesUnordered<BoxFuture<'static, LookUpResult>>,
     /// The number of the last look-up.

@@ -1,4 +1,4 @@
-//! What a name of a zone stands for.
+//! The kinds of names in a zone of links.
 
 use std::sync::Arc;
 
@@ -9,42 +9,43 @@ use crate::model::link::{Link, Port};
 use crate::model::names::MAX_LABEL;
 use crate::store::Store;
 
-/// A question, and where its answer is known.
+/// A question about a name in a zone, and the store with the answer.
 pub(super) struct ZoneQuery<'a> {
     pub(super) store: &'a Store,
     /// The name as the client wrote it.
     pub(super) name: &'a Name,
-    /// Its part below the origin, as `model::names::wire` writes it.
+    /// The part of the name below the origin, as `model::names::wire` writes it.
     pub(super) relative: &'a [u8],
     pub(super) qtype: RecordType,
 }
 
-/// What there is at a name.
+/// A name in a zone, with its data.
 #[derive(Debug)]
 pub(super) enum Node {
-    /// The zone's own records. In a reverse zone of one address it has pointers, too.
+    /// The apex, with the zone's own records. In the reverse zone of a single address, also the PTR records of these
+    /// links.
     Apex(Vec<Arc<Link>>),
     /// The zone's name server.
     NameServer,
-    /// What a link has: its target, and at the names that are its own also its services.
+    /// A name of a link.
     Link(Arc<Link>),
-    /// A service of a link, at these ports.
+    /// An SRV name `_<port>._<protocol>` of a link, with the numbers of the matching ports.
     Service { link: Arc<Link>, ports: Vec<u16> },
-    /// Links that have an address.
+    /// A reverse name, with the links that have this address.
     Pointers(Vec<Arc<Link>>),
-    /// Nothing, but there are names below it (RFC 8020 section 2: it exists).
+    /// An empty non-terminal: a name without data that exists because of the names below it (RFC 8020 section 2).
     Empty,
-    /// No such name.
+    /// A name that doesn't exist.
     Nothing,
-    /// What no link can change: whether such a name exists.
+    /// A reserved name, whose existence depends on no link.
     Reserved { exists: bool },
 }
 
 // === impl Node ===
 
 impl Node {
-    /// Whether the name may be another's, or have something else, once all links are known. An unambiguous
-    /// name of a Service is its own; other names belong to the owners noted on external targets.
+    /// Returns whether the owner or the data of the name may change once all links are known. An unambiguous name
+    /// always belongs to its Service; other names belong to the owners that external targets record.
     pub(super) fn may_change(&self, relative: &[u8]) -> bool {
         let is_final = |link: &Link| link.target.is_some() && !link.is_gone();
         match self {
@@ -56,16 +57,16 @@ impl Node {
     }
 }
 
-/// Returns whether a label is that of a port or a protocol (RFC 8552 section 1.1): no host's.
+/// Returns whether a label names a port or a protocol, not a host (RFC 8552 section 1.1).
 pub(super) fn is_service_label(label: &[u8]) -> bool {
     label.starts_with(b"_")
 }
 
-/// Returns what there is at `_<port>._<protocol>` below a link's name, or at `_<protocol>`.
+/// Returns the node `_<port>._<protocol>` below a link's name, or `_<protocol>` if `port` is `None`.
 pub(super) fn find(link: Arc<Link>, protocol: &[u8], port: Option<&[u8]>) -> Node {
     let is = |label: &[u8], text: &str| label[1..].eq_ignore_ascii_case(text.as_bytes());
     let named = |candidate: &&Port| match &candidate.name {
-        // A name that its label has no room for is none that can be asked for.
+        // The label is `_` and the name: a longer name can't be queried.
         Some(name) if name.len() < MAX_LABEL => {
             is(protocol, &candidate.protocol) && port.is_none_or(|port| is(port, name))
         }

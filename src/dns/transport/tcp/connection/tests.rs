@@ -340,7 +340,7 @@ async fn questions_received_before_the_stop_are_answered() {
 
 #[tokio::test(start_paused = true)]
 async fn client_that_does_not_read_is_disconnected() {
-    // Far fewer bytes than the answers have.
+    // The buffer holds far fewer bytes than the answers have.
     let (mut client, serving, _stop) = connected(64);
     let start = Instant::now();
     let mut sent = 0;
