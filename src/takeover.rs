@@ -312,7 +312,7 @@ mod tests {
     use crate::takeover::*;
 
     #[test]
-    fn the_table_is_as_wide_as_its_longest_name() {
+    fn table_column_fits_the_longest_name() {
         let rows = BTreeMap::from([
             (ServiceKey::new("shop", "web"), ("in use", Freed::Free.to_string())),
             (

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_100_entries_count_of_253_bytes_each() {
+    fn entries_count_up_to_100_and_253_bytes_each() {
         let name = |length: usize| "x".repeat(length);
         let text = format!(" a ,,{}, {}.,{}", name(253), name(253), name(254));
         let absolute = format!("{}.", name(253));

@@ -51,7 +51,7 @@ fn is_prohibited(answer: &Message) -> bool {
 }
 
 #[tokio::test]
-async fn links_are_followed_for_every_client() {
+async fn targets_of_links_are_resolved_for_every_client() {
     let upstream = upstream().await;
     let fixture = start(&upstream, &[]).await;
     // A cached answer for one client is never given to a client with other permissions.

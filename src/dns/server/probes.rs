@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_without_end_is_refused() {
+    async fn endless_request_headers_are_refused() {
         let (mut client, server) = duplex(4096);
         let serving = tokio::spawn(serve_one(server, health()));
         client.write_all(b"GET /health HTTP/1.1\r\n").await.unwrap();

@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn writes_for_a_link_that_stays_the_same_get_ever_more_seldom() {
+    async fn repeated_writes_for_an_unchanged_key_are_throttled() {
         let (mut work_queue, key) = (WorkQueue::new(4), key());
         for _ in 0..MAX_UNTHROTTLED_WRITES {
             assert_eq!(work_queue.record_write(&key, &"same"), None);
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_success_relieves_two_links_with_the_same_limit() {
+    async fn success_releases_two_keys_with_the_same_limit() {
         let mut work_queue = WorkQueue::<()>::new(4);
         let keys: Vec<ServiceKey> = (0..5).map(|i| ServiceKey::new("default", &i.to_string())).collect();
         for key in &keys {
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reason_is_new_once_until_it_changes_or_a_write_succeeds() {
+    async fn repeated_reason_is_not_new_until_a_write_succeeds() {
         let (mut work_queue, key) = (WorkQueue::<()>::new(4), key());
         let fails = |work_queue: &mut WorkQueue<()>, reason| work_queue.add_refused(&key, None, reason).1;
         assert!(fails(&mut work_queue, "a") && !fails(&mut work_queue, "a"));
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_end_of_a_shared_trouble_ends_no_rest_of_a_refused_link() {
+    async fn resume_keeps_the_pause_of_an_individually_refused_key() {
         let (mut work_queue, refused) = (WorkQueue::<()>::new(4), key());
         let keys: Vec<ServiceKey> = (0..3).map(|i| ServiceKey::new("default", &i.to_string())).collect();
         work_queue.add_refused(&refused, None, "a policy");
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_link_is_due_when_its_time_has_come() {
+    async fn key_is_due_when_its_timer_ends() {
         let (mut work_queue, key) = (WorkQueue::<()>::new(4), key());
         work_queue.add_after(key.clone(), Duration::from_secs(600));
         let before = Instant::now();
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn writes_of_long_ago_are_forgotten_while_it_waits() {
+    async fn throttle_is_forgotten_after_the_quiet_period() {
         let (mut work_queue, key) = (WorkQueue::new(4), key());
         for _ in 0..=MAX_UNTHROTTLED_WRITES {
             work_queue.record_write(&key, &"same");

@@ -68,7 +68,7 @@ fn list(following: &mut SourceAnnotationController, number: usize, followers: &[
 }
 
 #[tokio::test(start_paused = true)]
-async fn forbidden_list_of_an_unused_feature_is_seldom_retried() {
+async fn forbidden_list_is_retried_rarely_without_annotations() {
     let (settings, requests) = refused();
     let hours = |number: u64| Duration::from_secs(3600 * number);
     let run = async |settings: SourceAnnotationContext, span| {
