@@ -716,7 +716,7 @@ fn new_ports_of_a_hostname_target_send_no_change() {
     }
     assert_eq!(store.get(&key).unwrap().ports[0].port, 81);
 
-    // Together with another difference new ports are a change, and so they are if the target consists of addresses.
+    // New ports cause a change if something else differs, too, or if the target consists of addresses.
     assert!(store.apply(with_port(82, web("b.example."))).is_some());
     let addresses = |port| {
         let ingress = Ingress { hostnames: vec![], addresses: vec!["192.0.2.1".parse().unwrap()] };

@@ -167,7 +167,7 @@ pub fn service_differs(actual: &Service, desired: &Service) -> bool {
     // The API server keeps a trailing dot that another client has written, and sets the default type.
     let name = |spec: &Spec| spec.external_name.as_deref().map(|name| name.trim_end_matches('.').to_owned());
     let ip = |spec: &Spec| spec.cluster_ip.clone().filter(|ip| !ip.is_empty());
-    // A missing uid alone, on an object of another client, isn't worth a write.
+    // A missing uid annotation alone causes no write: another client may have written the object.
     let other_uid = match (actual.annotation(SERVICE_UID), desired.annotation(SERVICE_UID)) {
         (Some(actual), Some(desired)) => actual != desired,
         _ => false,

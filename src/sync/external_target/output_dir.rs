@@ -143,7 +143,7 @@ impl OutputDirectory {
     }
 }
 
-/// The kind of a file: each type would also accept the text of the other kind.
+/// The `kind` of a file, read first: each of the two types would also accept the text of the other one.
 #[derive(Default, Deserialize)]
 struct FileKind {
     kind: Option<String>,

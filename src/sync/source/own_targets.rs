@@ -28,10 +28,10 @@ pub struct OwnTargets {
     services: BTreeMap<ServiceKey, ObservedTarget>,
     bytes: usize,
     of_namespace: HashMap<Box<str>, usize>,
-    /// By the link that owns one of their hosts.
+    /// The Services by the links that own their hosts.
     by_link: Dependents<ServiceKey>,
-    /// By the label directly below the zone of one of their hosts. When names appear or vanish, names with the same
-    /// label may be the host, or decide which wildcard matches it.
+    /// The Services by the labels of their hosts directly below a zone. When a name appears or vanishes, this may
+    /// change the owner of each host with the same label, also by a wildcard.
     by_label: Dependents<Box<[u8]>>,
     due: BTreeSet<ServiceKey>,
 }
@@ -214,7 +214,7 @@ fn label_below_zone(host: &Name, hostname_policy: &HostnamePolicy) -> Option<Box
     Some(host.iter().nth(below.checked_sub(1)?)?.to_ascii_lowercase().into())
 }
 
-/// Returns the labels directly below a zone that a link's names have; `None` if they may have any.
+/// Returns the labels directly below a zone that occur in a link's names; `None` if any label may occur.
 fn labels_of(link: &Link, hostname_policy: &HostnamePolicy) -> Option<BTreeSet<Box<[u8]>>> {
     let (namespace, service) = link.key.parts();
     let own = [names::dashed_label(namespace, service), namespace.to_owned()];
@@ -342,7 +342,8 @@ mod tests {
             apply(&guest);
         }
         assert_eq!(own.services.len(), 990);
-        // Only its guests are checked: after a new target, a new `allow-from`, its end and its return.
+        // Only the Services that depend on the link are checked: after a new target, a new `allow-from`, its deletion
+        // and its recreation.
         let mut due = |change: &LinkChange| {
             own.heed(change, &hostname_policy);
             let due = own.due.len();

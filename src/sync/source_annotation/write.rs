@@ -23,7 +23,7 @@ const RIGHT: &str = "the annotation linker.hsj.com/source needs the ClusterRole 
 /// Services that can't be written together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum WritePlace {
-    /// All of them: the API server doesn't answer.
+    /// All namespaces: the API server doesn't answer.
     Everywhere,
     /// The Services of a namespace.
     Namespace(Arc<str>),

@@ -22,8 +22,8 @@ use crate::harness::{PATIENCE, eventually};
 const RATE: u32 = 20_000;
 const RELOADS: u32 = 100;
 const CLIENTS: u32 = 4;
-/// The maximum of outstanding queries per client. All clients together stay far below the capacity of the socket's
-/// receive buffer.
+/// The maximum number of outstanding queries per client. All clients together stay far below the capacity of the
+/// socket's receive buffer.
 const WINDOW: usize = 16;
 
 fn corefile(version: u32) -> String {

@@ -17,7 +17,7 @@ use socket2::{Domain, Socket, Type};
 #[derive(Debug)]
 pub struct HeldPort {
     number: u16,
-    /// Bound and not listening.
+    /// A socket that is bound and doesn't listen.
     _tcp: Socket,
     /// Bound to an interface that doesn't exist, so that it receives nothing.
     _udp: Socket,

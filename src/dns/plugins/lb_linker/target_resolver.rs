@@ -188,7 +188,7 @@ impl TargetResolver {
             cached: true,
         };
         if let LookupStart::InFlight(flight) = self.start(request, &question, wanted, None) {
-            // If the look-up fails, the query of a client repeats it.
+            // If the prefetch fails, the next query of a client repeats the look-up.
             let _ = flight.wait().await;
         }
     }

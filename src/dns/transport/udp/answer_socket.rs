@@ -107,8 +107,8 @@ impl AnswerSocket {
         admitted
     }
 
-    /// Checks the level of the send buffer. From one eighth on, limits the addresses that the kernel is resolving,
-    /// because answers to them are what waits in the buffer, and with them all unknown addresses on the same links.
+    /// Checks the level of the send buffer. If at least one eighth is in use, limits the addresses that the kernel is
+    /// resolving, because answers to these addresses fill the buffer, and all unknown addresses on the same links.
     /// Returns whether the next check should be soon.
     pub(super) fn check_send_buffer(&self, now: Instant) -> bool {
         let queued = self.queued();
@@ -117,7 +117,7 @@ impl AnswerSocket {
             && self.unreachable.is_new_reading(&table)
         {
             let unresolved = table.unresolved();
-            // Without unresolved addresses the answers wait for the network. An incomplete table lacks reachable
+            // If no address is unresolved, the answers wait for the network. An incomplete table lacks some reachable
             // clients.
             if !unresolved.is_empty() && table.is_whole {
                 self.unreachable.limit_unknown(table, now);
