@@ -85,8 +85,8 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
 }
 
 fn store_for(zones: &[LinkZone], source: &SyncSource) -> Store {
-    let departed = if source.backend().is_some() { OnGone::Kept } else { OnGone::Dropped };
-    let store = Store::new(departed).with_zones(zones.iter().map(|zone| &zone.origin));
+    let on_gone = if source.backend().is_some() { OnGone::Kept } else { OnGone::Dropped };
+    let store = Store::new(on_gone).with_zones(zones.iter().map(|zone| &zone.origin));
     if source.has_versions() { store.with_versions() } else { store }
 }
 

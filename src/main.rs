@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
-        Err(error) => return complain(&error.to_string(), FAILED),
+        Err(error) => return exit_with_error(&error.to_string(), FAILED),
     };
     let code = match cli.command {
         None => runtime.block_on(start(cli.flags)),
@@ -116,11 +116,11 @@ fn main() -> ExitCode {
 async fn start(flags: Flags) -> ExitCode {
     let set_debug = match start_log(flags.log_format) {
         Ok(set_debug) => set_debug,
-        Err(error) => return complain(&format!("RUST_LOG: {error}"), BAD_INPUT),
+        Err(error) => return exit_with_error(&format!("RUST_LOG: {error}"), BAD_INPUT),
     };
     let stop = CancellationToken::new();
     if let Err(error) = stop_on_signals(&stop) {
-        return complain(&error.to_string(), FAILED);
+        return exit_with_error(&error.to_string(), FAILED);
     }
     match run(flags, stop, set_debug).await {
         Ok(()) => ExitCode::SUCCESS,
@@ -129,21 +129,21 @@ async fn start(flags: Flags) -> ExitCode {
 }
 
 async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
-    let findings = match check(flags, ask_cluster).await {
-        Ok(findings) => findings,
+    let check_report = match check(flags, ask_cluster).await {
+        Ok(check_report) => check_report,
         Err(error) => return fail(&error.into()),
     };
     let mut out = std::io::stdout().lock();
-    for line in &findings.lines {
+    for line in &check_report.lines {
         // Ignore EPIPE: stdout or stderr may be closed (`| head`).
         let _ = writeln!(out, "{line}");
     }
-    for problem in findings.input.iter().chain(&findings.cluster) {
-        complain(problem, 0);
+    for problem in check_report.input.iter().chain(&check_report.cluster) {
+        exit_with_error(problem, 0);
     }
-    if !findings.input.is_empty() {
+    if !check_report.input.is_empty() {
         ExitCode::from(BAD_INPUT)
-    } else if !findings.cluster.is_empty() {
+    } else if !check_report.cluster.is_empty() {
         ExitCode::from(FAILED)
     } else {
         ExitCode::SUCCESS
@@ -152,7 +152,7 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
 
 async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
     if flags.manifests.is_some() {
-        return complain("takeover is about a cluster: leave out --manifests", BAD_INPUT);
+        return exit_with_error("takeover is about a cluster: leave out --manifests", BAD_INPUT);
     }
     // Ignore EPIPE: stdout or stderr may be closed (`| head`).
     let progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
@@ -165,16 +165,16 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
         let _ = writeln!(out, "{line}");
     }
     for problem in &outcome.problems {
-        complain(problem, 0);
+        exit_with_error(problem, 0);
     }
     if outcome.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }
 
 fn fail(error: &RunError) -> ExitCode {
-    complain(&error.to_string(), if error.is_input() { BAD_INPUT } else { FAILED })
+    exit_with_error(&error.to_string(), if error.is_input() { BAD_INPUT } else { FAILED })
 }
 
-fn complain(problem: &str, code: u8) -> ExitCode {
+fn exit_with_error(problem: &str, code: u8) -> ExitCode {
     let _ = writeln!(std::io::stderr(), "lb-linker: {problem}");
     ExitCode::from(code)
 }

@@ -24,8 +24,8 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::{broadcast, watch};
 
 use crate::model::link::{
-    Annotations, LastQueried, Link, LinkChange, LinkState, NEVER, ObservedService, Superseded, Target,
-    UNKNOWN,
+    Annotations, LastQueried, Link, LinkChange, LinkState, ObservedService, RANK_NEVER_OBSERVED,
+    RANK_WITHOUT_CREATION_TIME, Superseded, Target,
 };
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -138,7 +138,7 @@ fn origins<'a>(zones: impl IntoIterator<Item = &'a Name>) -> Zones {
 impl Store {
     /// Returns an empty store that isn't synced yet.
     #[must_use]
-    pub fn new(departed: OnGone) -> Self {
+    pub fn new(policy: OnGone) -> Self {
         Self {
             links: Table::default(),
             index: Index::default(),
@@ -151,7 +151,7 @@ impl Store {
             serial: AtomicU64::new(0),
             serial_offset: AtomicU64::new(0),
             has_versions: AtomicBool::new(false),
-            on_gone: departed,
+            on_gone: policy,
             zones: RwLock::default(),
         }
     }
@@ -369,7 +369,7 @@ impl Store {
         let kept = Link {
             uid,
             target,
-            created: NEVER,
+            created: RANK_NEVER_OBSERVED,
             annotations: hostnames.shared(),
             state: LinkState::LeftOut,
             ..known.as_ref().map_or_else(|| Link::new(key.clone(), ""), |link| Link::clone(link))
@@ -413,14 +413,14 @@ impl Store {
         if self.unreadable.contains(key) {
             return None;
         }
-        let ghost = Link {
-            created: NEVER,
+        let gone_link = Link {
+            created: RANK_NEVER_OBSERVED,
             has_finalizer,
             annotations: Annotations { hostnames: hostnames.into(), ..Default::default() }.shared(),
             state: LinkState::Gone(Instant::now().into()),
             ..Link::new(key.clone(), uid)
         };
-        Some(self.upsert(&mut allocator, None, ghost))
+        Some(self.upsert(&mut allocator, None, gone_link))
     }
 
     /// Records that our finalizer was added to the Service of a link, or removed from it.
@@ -497,8 +497,8 @@ impl Store {
             // A load balancer that is deleted and recreated keeps its rank for its names.
             created: known
                 .as_ref()
-                .filter(|link| link.created != NEVER)
-                .map_or(created.unwrap_or(UNKNOWN), |link| link.created),
+                .filter(|link| link.created != RANK_NEVER_OBSERVED)
+                .map_or(created.unwrap_or(RANK_WITHOUT_CREATION_TIME), |link| link.created),
             target,
             ports: allocator.ports.shared(ports),
             annotations: annotations.shared(),
@@ -551,7 +551,7 @@ impl Store {
         let change = LinkChange { key: key.clone(), before, after };
         self.advance_serial(None);
         match &mut allocator.pending_changes {
-            Some(untold) => untold.push(change.clone()),
+            Some(queued) => queued.push(change.clone()),
             None => self.send_change(change.clone()),
         }
         change

@@ -157,21 +157,22 @@ impl SyncSource {
         let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
         let writers = end.writers.clone();
         tasks.spawn(end.run(stop.clone()));
-        let news = Telemetry { metrics: Arc::clone(&metrics.events), recorder, log: ServiceLog::default() };
+        let telemetry =
+            Telemetry { metrics: Arc::clone(&metrics.events), recorder, log: ServiceLog::default() };
         // Manifests have no leader election, so the first list already counts for the current term.
         let rewinds = Rewinds::default();
         let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
         let listed = ListEpoch { term, rewinds: rewinds.count() };
         let listed = watch::Sender::new(LinkLists::new(&selection.namespaces, listed));
         if let Some(backend) = self.backend() {
-            let settings = reconciler::context::ReconcilerContext {
+            let context = reconciler::context::ReconcilerContext {
                 store: Arc::clone(store),
                 backend: backend.clone(),
                 registry: self.registry(flags),
                 selection: Arc::clone(&selection),
                 hostname_policy: hostname_policy.clone(),
                 policy: policy(),
-                news: news.clone(),
+                telemetry: telemetry.clone(),
                 metrics: Arc::clone(&metrics.reconciler),
                 api: Arc::clone(&metrics.api),
                 staleness: Arc::clone(&metrics.staleness),
@@ -182,7 +183,7 @@ impl SyncSource {
             let reconciler_stop = stop.clone();
             let reconciler =
                 supervise("the reconciler", stop.clone(), Arc::clone(&metrics.supervisor), move || {
-                    reconciler::run(settings.clone(), reconciler_stop.clone())
+                    reconciler::run(context.clone(), reconciler_stop.clone())
                 });
             tasks.spawn(writers.track_future(reconciler));
         } else {
@@ -196,14 +197,14 @@ impl SyncSource {
         match self {
             Self::Cluster { client, availability, .. } => {
                 if flags.sync_mode() != SyncMode::Off {
-                    let settings = source_annotation::SourceAnnotationContext {
+                    let context = source_annotation::SourceAnnotationContext {
                         store: Arc::clone(&store),
                         client: client.clone(),
                         availability: availability.clone(),
                         selection: Arc::clone(&selection),
                         policy: policy(),
                         hostname_policy: hostname_policy.clone(),
-                        news: news.clone(),
+                        telemetry: telemetry.clone(),
                         api: Arc::clone(&metrics.api),
                         staleness: Arc::clone(&metrics.staleness),
                         leadership: leadership.clone(),
@@ -212,11 +213,11 @@ impl SyncSource {
                     };
                     let until = stop.clone();
                     let name = "the following by annotation";
-                    let following =
+                    let annotation_controller =
                         supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
-                            source_annotation::run(settings.clone(), until.clone())
+                            source_annotation::run(context.clone(), until.clone())
                         });
-                    tasks.spawn(writers.track_future(following));
+                    tasks.spawn(writers.track_future(annotation_controller));
                 }
                 if flags.sync_mode() != SyncMode::Off {
                     let (client, availability) = (client.clone(), availability.clone());
@@ -244,7 +245,7 @@ impl SyncSource {
                     keeps_unlisted,
                     delete_delay: flags.effective_delete_delay(),
                     store,
-                    news,
+                    telemetry,
                     metrics: Arc::clone(&metrics.watch),
                     staleness: Arc::clone(&metrics.staleness),
                     leadership,
@@ -272,7 +273,7 @@ impl SyncSource {
                     selection,
                     hostname_policy: Arc::default(),
                     store,
-                    news,
+                    telemetry,
                     files: Arc::default(),
                     keeps_unlisted,
                 };
@@ -306,7 +307,11 @@ impl SyncSource {
             let writes = self.backend().is_some() && flags.sync_mode() == SyncMode::On;
             metrics.election.leader.set(i64::from(writes));
             let in_cluster = writes && matches!(self, Self::Cluster { .. });
-            return if in_cluster { Leadership::without_election(unix_now()) } else { Leadership::always() };
+            return if in_cluster {
+                Leadership::without_election(unix_now())
+            } else {
+                Leadership::unconditional()
+            };
         };
         let election = Election::new(
             client.clone(),

@@ -28,45 +28,46 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     flags.validate()?;
     flags.upstreams()?;
     let (zones, corefile, warnings) = &check_corefile(flags)?;
-    let mut findings = CheckReport::default();
+    let mut check_report = CheckReport::default();
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
-    findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
-    findings.lines.extend(flags.sync_notice().map(ToOwned::to_owned));
+    check_report.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
+    check_report.lines.extend(flags.sync_notice().map(ToOwned::to_owned));
     // `check` reports warnings of the Corefile as problems; `run` only logs them.
-    findings.input.extend(warnings.iter().map(ToString::to_string));
-    findings.lines.push(String::new());
-    findings.lines.extend(corefile.lines().map(str::to_owned));
+    check_report.input.extend(warnings.iter().map(ToString::to_string));
+    check_report.lines.push(String::new());
+    check_report.lines.extend(corefile.lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
         let checked = manifests::check(directory, &flags.selection(), &flags.hostname_policy(zones))
             .map_err(|source| InputError::Directory { flag: "manifests", source })?;
-        findings.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
-        findings.lines.extend(checked.notices);
-        findings.input.extend(checked.errors);
+        check_report.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
+        check_report.lines.extend(checked.notices);
+        check_report.input.extend(checked.errors);
     } else if ask_cluster {
         let ClientConnection { client, server } =
             connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
-        findings.lines.push(format!("API server {server}"));
+        check_report.lines.push(format!("API server {server}"));
         let election_config = flags.election_config()?;
         let needed = permissions::needed(flags, election_config.as_ref());
-        permissions::review_access(&mut findings, client.clone(), &needed).await;
+        permissions::review_access(&mut check_report, client.clone(), &needed).await;
         if flags.sync_mode() == SyncMode::On {
-            dry_run::dry_run_create(&mut findings, client.clone(), &flags.target_namespace).await;
+            dry_run::dry_run_create(&mut check_report, client.clone(), &flags.target_namespace).await;
         }
         if flags.sync_mode() != SyncMode::Off {
-            instance::check_owners(&mut findings, client, &flags.target_namespace, &flags.instance()).await;
+            instance::check_owners(&mut check_report, client, &flags.target_namespace, &flags.instance())
+                .await;
         }
     } else {
         let connection = connect(flags.kubeconfig.clone(), flags.context.clone()).await;
         let is_named = flags.kubeconfig.is_some() || flags.context.is_some();
         match connection {
-            Ok(ClientConnection { server, .. }) => findings.lines.push(format!("API server {server}")),
+            Ok(ClientConnection { server, .. }) => check_report.lines.push(format!("API server {server}")),
             Err(error) if is_named => return Err(error.into()),
             // Flags and files can be checked without a cluster.
-            Err(error) => findings.lines.push(format!("API server unknown: {error}")),
+            Err(error) => check_report.lines.push(format!("API server unknown: {error}")),
         }
     }
-    Ok(findings)
+    Ok(check_report)
 }
 
 /// Builds the configuration of the Corefile and discards it. Returns the Corefile's zones of links, the text of

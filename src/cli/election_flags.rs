@@ -95,24 +95,25 @@ impl Flags {
 
     pub(crate) fn election_config_in(
         &self,
-        around: Environment,
+        environment: Environment,
     ) -> Result<Option<ElectionConfig>, ConfigError> {
-        let usual = if self.is_own_cluster(&around) { LeaderElection::Lease } else { LeaderElection::Off };
-        let how = self.election.leader_election.unwrap_or(usual);
-        let writes = self.sync_mode_in(&around) == SyncMode::On;
+        let default_mode =
+            if self.is_own_cluster(&environment) { LeaderElection::Lease } else { LeaderElection::Off };
+        let how = self.election.leader_election.unwrap_or(default_mode);
+        let writes = self.sync_mode_in(&environment) == SyncMode::On;
         if self.manifests.is_some() || !writes || how == LeaderElection::Off {
             return Ok(None);
         }
-        let pod = around.pod_name.clone();
-        let pods_namespace = around.pod_namespace.clone();
-        let identity = self.identity_in(&around);
+        let pod = environment.pod_name.clone();
+        let pods_namespace = environment.pod_namespace.clone();
+        let identity = self.identity_in(&environment);
         let (namespace, pod) = if how == LeaderElection::Life {
             let (Some(pod), Some(namespace)) = (pod, pods_namespace) else {
                 return Err(ConfigError::LifeOutsideAPod);
             };
             (namespace, Some(pod))
         } else {
-            (self.lease_namespace_in(&around), None)
+            (self.lease_namespace_in(&environment), None)
         };
         Ok(Some(ElectionConfig { namespace, lease: self.election.lease_name.clone(), identity, pod }))
     }
@@ -123,8 +124,9 @@ impl Flags {
         self.sync_mode_in(&Environment::detect())
     }
 
-    fn sync_mode_in(&self, around: &Environment) -> SyncMode {
-        let meant = around.in_cluster || self.election.leader_election.is_some() || self.manifests.is_some();
+    fn sync_mode_in(&self, environment: &Environment) -> SyncMode {
+        let meant =
+            environment.in_cluster || self.election.leader_election.is_some() || self.manifests.is_some();
         self.sync.unwrap_or(if meant { SyncMode::On } else { SyncMode::Plan })
     }
 
@@ -138,15 +140,15 @@ impl Flags {
     }
 
     /// Returns whether the cluster is the one that this process runs in.
-    fn is_own_cluster(&self, around: &Environment) -> bool {
-        around.in_cluster && self.kubeconfig.is_none() && self.context.is_none()
+    fn is_own_cluster(&self, environment: &Environment) -> bool {
+        environment.in_cluster && self.kubeconfig.is_none() && self.context.is_none()
     }
 
     /// Returns the namespace of a Lease that the leader renews: the Pod's namespace, or outside a Pod the target
     /// namespace.
-    fn lease_namespace_in(&self, around: &Environment) -> String {
-        let own = around.pod_namespace.as_ref().or(around.account_namespace.as_ref());
-        own.filter(|_| self.is_own_cluster(around)).unwrap_or(&self.target_namespace).clone()
+    fn lease_namespace_in(&self, environment: &Environment) -> String {
+        let own = environment.pod_namespace.as_ref().or(environment.account_namespace.as_ref());
+        own.filter(|_| self.is_own_cluster(environment)).unwrap_or(&self.target_namespace).clone()
     }
 
     /// Returns the name of the installation that owns the external targets.
@@ -155,8 +157,8 @@ impl Flags {
         self.instance_in(&Environment::detect())
     }
 
-    fn instance_in(&self, around: &Environment) -> String {
-        let default = || format!("{}/{}", self.lease_namespace_in(around), self.election.lease_name);
+    fn instance_in(&self, environment: &Environment) -> String {
+        let default = || format!("{}/{}", self.lease_namespace_in(environment), self.election.lease_name);
         self.instance.clone().unwrap_or_else(default)
     }
 
@@ -166,8 +168,8 @@ impl Flags {
         self.identity_in(&Environment::detect())
     }
 
-    fn identity_in(&self, around: &Environment) -> String {
-        let named = [&self.election.identity, &around.pod_name, &around.host];
+    fn identity_in(&self, environment: &Environment) -> String {
+        let named = [&self.election.identity, &environment.pod_name, &environment.host];
         named.into_iter().flatten().next().map_or_else(|| "lb-linker".to_owned(), Clone::clone)
     }
 
@@ -212,9 +214,9 @@ mod tests {
     }
 
     /// Returns the namespace, Lease, identity and Pod.
-    fn election_config(around: Environment, arguments: &[&str]) -> Result<Option<[String; 4]>, String> {
+    fn election_config(environment: Environment, arguments: &[&str]) -> Result<Option<[String; 4]>, String> {
         let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
-        let election_config = flags.election_config_in(around).map_err(|error| error.to_string())?;
+        let election_config = flags.election_config_in(environment).map_err(|error| error.to_string())?;
         Ok(election_config.map(|ElectionConfig { namespace, lease, identity, pod }| {
             [namespace, lease, identity, pod.unwrap_or_default()]
         }))
@@ -222,9 +224,9 @@ mod tests {
 
     #[test]
     fn sync_defaults_to_plan_outside_a_pod() {
-        let mode = |around: Environment, arguments: &[&str]| {
+        let mode = |environment: Environment, arguments: &[&str]| {
             let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
-            flags.sync_mode_in(&around)
+            flags.sync_mode_in(&environment)
         };
         for arguments in [&[][..], &["--kubeconfig=k"], &["--context=c"], &["--finalizer"]] {
             assert_eq!(mode(outside(), arguments), SyncMode::Plan, "{arguments:?}");
@@ -250,8 +252,8 @@ mod tests {
 
     #[test]
     fn candidacy_depends_on_environment_and_flags() {
-        let takes_part = |around, arguments: &[&str], expected: [&str; 4]| {
-            let found = election_config(around, arguments).unwrap();
+        let takes_part = |environment, arguments: &[&str], expected: [&str; 4]| {
+            let found = election_config(environment, arguments).unwrap();
             assert_eq!(found, Some(expected.map(str::to_owned)), "{arguments:?}");
         };
         takes_part(in_pod(), &[], ["lb-linker", "lb-linker", "lb-linker-7d9f", ""]);
@@ -283,8 +285,8 @@ mod tests {
         ] {
             assert_eq!(election_config(in_pod(), arguments), Ok(None), "{arguments:?}");
         }
-        let instance = |around, arguments: &[&str]| {
-            Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags.instance_in(&around)
+        let instance = |environment, arguments: &[&str]| {
+            Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags.instance_in(&environment)
         };
         assert_eq!(instance(in_pod(), &["--target-namespace=t"]), "lb-linker/lb-linker");
         assert_eq!(instance(in_pod(), &["--lease-name=b"]), "lb-linker/b");
@@ -292,8 +294,8 @@ mod tests {
         assert_eq!(instance(outside(), &["--lease-name=b"]), "external-targets/b");
         assert_eq!(instance(in_pod(), &["--instance=my.own"]), "my.own");
         assert_eq!(election_config(outside(), &[]), Ok(None));
-        for around in [outside(), unnamed] {
-            let refused = election_config(around, &["--leader-election=life"]).unwrap_err();
+        for environment in [outside(), unnamed] {
+            let refused = election_config(environment, &["--leader-election=life"]).unwrap_err();
             assert!(refused.contains("POD_NAME and POD_NAMESPACE"), "{refused}");
         }
     }

@@ -120,8 +120,8 @@ impl QueryLog {
     pub fn new(format: LineFormat, metrics: &Metrics) -> Result<(Self, LineQueue), prometheus::Error> {
         let (sender, receiver) = sync_channel(QUEUE_CAPACITY);
         let dropped = metrics.family()?;
-        let (said, closed) = Default::default();
-        let shared = Arc::new(LogState { sender, format, dropped, last_warning: said, closed });
+        let (warned_at, closed) = Default::default();
+        let shared = Arc::new(LogState { sender, format, dropped, last_warning: warned_at, closed });
         Ok((Self(Arc::clone(&shared)), LineQueue { receiver, shared }))
     }
 
@@ -159,9 +159,9 @@ impl LogState {
     fn count_lost(&self, number: u64, why: &str) {
         self.dropped.0.inc_by(number);
         // If the lock is taken, another thread is logging the warning.
-        let Some(mut said) = self.last_warning.try_lock() else { return };
-        if said.is_none_or(|said| said.elapsed() >= LOG_INTERVAL) {
-            *said = Some(Instant::now());
+        let Some(mut warned_at) = self.last_warning.try_lock() else { return };
+        if warned_at.is_none_or(|warned_at| warned_at.elapsed() >= LOG_INTERVAL) {
+            *warned_at = Some(Instant::now());
             let total = self.dropped.0.get();
             warn!("lines of the plugins log and errors are lost, {total} since the start: {why}");
         }

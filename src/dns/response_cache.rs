@@ -284,7 +284,7 @@ impl CacheSlot {
                 .validity
                 .cache_entries
                 .iter()
-                .for_each(|kept| kept.record_hits(self.unreported_hits, now));
+                .for_each(|cached| cached.record_hits(self.unreported_hits, now));
             (self.unreported_hits, self.reported_at) = (0, now);
         }
     }

@@ -45,9 +45,9 @@ impl HostnamePolicy {
         for name in annotations {
             let Some(text) = annotation(name) else { continue };
             let ListEntries { counted, ignored } = ListEntries::of(text);
-            let mut complaint =
+            let mut rejection =
                 Rejection::new(RejectedField::Hostname, format!("the DNS name in annotation {name}"));
-            complaint.ignore(ignored, ListEntries::LIMIT);
+            rejection.ignore(ignored, ListEntries::LIMIT);
             for name in counted {
                 let lower = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
                 if granted.iter().any(|known| **known == *lower) || self.is_own(key, &lower) {
@@ -60,10 +60,10 @@ impl HostnamePolicy {
                 };
                 match outcome {
                     Ok(()) => granted.push(lower.into()),
-                    Err(why) => complaint.refuse(name, &why),
+                    Err(why) => rejection.refuse(name, &why),
                 }
             }
-            unusable.extend(complaint.into_complaint());
+            unusable.extend(rejection.into_complaint());
         }
         (granted, unusable)
     }
@@ -211,9 +211,9 @@ mod tests {
             let text = "shop.lb.internal,*.lb.internal,x.other.lb.internal,dns.lb.internal,shop.example.com";
             let (names, unusable) = asked(&hostname_policy, &json!({HOSTNAME: text}));
             assert_eq!(names.len(), 3, "{names:?}");
-            let complaint = unusable[0].to_string();
-            assert!(complaint.contains("\"dns.lb.internal\""), "{complaint}");
-            assert!(complaint.contains("\"shop.example.com\""), "{complaint}");
+            let rejection = unusable[0].to_string();
+            assert!(rejection.contains("\"dns.lb.internal\""), "{rejection}");
+            assert!(rejection.contains("\"shop.example.com\""), "{rejection}");
             assert_eq!(unusable.len(), 1, "{unusable:?}");
         }
     }
@@ -234,9 +234,9 @@ mod tests {
         let names: Vec<String> = (0..14_000).map(|i| format!("n{i}.default.lb.internal")).collect();
         let (granted, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: names.join(",")}));
         assert_eq!(granted, names[..100].iter().map(|name| Box::from(&**name)).collect::<Vec<Box<str>>>());
-        let [complaint] = &unusable[..] else { panic!("{unusable:?}") };
+        let [rejection] = &unusable[..] else { panic!("{unusable:?}") };
         assert!(
-            complaint.to_string().ends_with("ignored: 13900; the first 100 count, of at most 253 bytes each")
+            rejection.to_string().ends_with("ignored: 13900; the first 100 count, of at most 253 bytes each")
         );
 
         let theirs = "coredns.io/hostname";
@@ -252,8 +252,8 @@ mod tests {
     fn thousands_of_invalid_names_are_one_short_rejection() {
         let names: Vec<String> = (0..14_000).map(|i| format!("{i}\u{1b}[2J.example\n")).collect();
         let (granted, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: names.join(",")}));
-        let [complaint] = &unusable[..] else { panic!("{unusable:?}") };
-        let text = complaint.to_string();
+        let [rejection] = &unusable[..] else { panic!("{unusable:?}") };
+        let text = rejection.to_string();
         assert!(granted.is_empty() && text.len() < 1024, "{text}");
         assert!(text.contains("; and 97 more; entries that are ignored: 13900;"), "{text}");
         assert!(!text.chars().any(char::is_control), "{text}");

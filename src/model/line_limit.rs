@@ -10,26 +10,26 @@ const WINDOW: Duration = Duration::from_secs(60);
 pub(crate) struct LineLimit {
     most: usize,
     since: Option<Instant>,
-    said: usize,
+    logged: usize,
     omitted: usize,
 }
 
 impl LineLimit {
     pub(crate) fn new(most: usize) -> Self {
-        Self { most, since: None, said: 0, omitted: 0 }
+        Self { most, since: None, logged: 0, omitted: 0 }
     }
 
     /// Returns the number of lines omitted before this one, if a line may be written now; otherwise counts an omitted
     /// line.
     pub(crate) fn take(&mut self, now: Instant) -> Option<usize> {
         if self.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {
-            (self.since, self.said) = (Some(now), 0);
+            (self.since, self.logged) = (Some(now), 0);
         }
-        if self.said >= self.most {
+        if self.logged >= self.most {
             self.omitted += 1;
             return None;
         }
-        self.said += 1;
+        self.logged += 1;
         Some(std::mem::take(&mut self.omitted))
     }
 }
@@ -41,8 +41,8 @@ mod tests {
     #[test]
     fn lines_over_the_limit_are_counted_until_the_next_minute() {
         let (mut limit, now) = (LineLimit::new(3), Instant::now());
-        let said: Vec<_> = (0..10).map(|_| limit.take(now)).collect();
-        assert_eq!(said[..4], [Some(0), Some(0), Some(0), None]);
+        let logged: Vec<_> = (0..10).map(|_| limit.take(now)).collect();
+        assert_eq!(logged[..4], [Some(0), Some(0), Some(0), None]);
         assert_eq!(limit.take(now + WINDOW / 2), None);
         assert_eq!(limit.take(now + WINDOW), Some(8));
         assert_eq!(limit.take(now + WINDOW), Some(0));

@@ -16,10 +16,10 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
 /// The rank of a link whose Service was never observed: the last.
-pub(crate) const NEVER: i64 = i64::MAX;
+pub(crate) const RANK_NEVER_OBSERVED: i64 = i64::MAX;
 
 /// The rank of a link whose Service has no creation time: only its name counts.
-pub(crate) const UNKNOWN: i64 = i64::MIN;
+pub(crate) const RANK_WITHOUT_CREATION_TIME: i64 = i64::MIN;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -303,7 +303,7 @@ impl Link {
     pub fn new(key: ServiceKey, uid: &str) -> Self {
         Self {
             uid: uid.into(),
-            created: UNKNOWN,
+            created: RANK_WITHOUT_CREATION_TIME,
             target: None,
             ports: Arc::default(),
             annotations: Annotations::default().shared(),
@@ -388,7 +388,7 @@ impl Link {
     /// Returns whether this process has never observed the Service, but only its external target.
     #[must_use]
     pub fn was_never_seen(&self) -> bool {
-        self.created == NEVER
+        self.created == RANK_NEVER_OBSERVED
     }
 }
 

@@ -161,8 +161,8 @@ fn cut_with_hash(name: &str, namespace: &str, service: &str, digits: usize) -> S
     let digest = Sha256::digest(format!("{namespace}/{service}"));
     let hash: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let room = MAX_LABEL - 1 - digits;
-    let kept: String = name.chars().take(room).collect();
-    format!("{}-{}", kept.trim_end_matches('-'), &hash[..digits])
+    let prefix: String = name.chars().take(room).collect();
+    format!("{}-{}", prefix.trim_end_matches('-'), &hash[..digits])
 }
 
 #[cfg(test)]

@@ -133,14 +133,14 @@ mod tests {
 
     #[test]
     fn rejection_has_three_examples_and_a_count() {
-        let mut complaint = Rejection::new(RejectedField::Hostname, "the annotation");
-        assert_eq!(complaint.clone().into_complaint(), None);
-        complaint.refuse("a", "no");
-        assert_eq!(complaint.to_string(), "the annotation \"a\" isn't served: no");
+        let mut rejection = Rejection::new(RejectedField::Hostname, "the annotation");
+        assert_eq!(rejection.clone().into_complaint(), None);
+        rejection.refuse("a", "no");
+        assert_eq!(rejection.to_string(), "the annotation \"a\" isn't served: no");
         for _ in 0..10_000 {
-            complaint.refuse(&"\n".repeat(250_000), &"y".repeat(250_000));
+            rejection.refuse(&"\n".repeat(250_000), &"y".repeat(250_000));
         }
-        let text = complaint.to_string();
+        let text = rejection.to_string();
         assert!(text.ends_with("; and 9998 more") && text.len() < 2500, "{text}");
         assert!(!text.contains('\n'), "{text}");
         let mut ignored = Rejection::new(RejectedField::Other, "the annotation");

@@ -25,8 +25,8 @@ impl ReverseIndex {
 
     /// Removes the addresses that a link no longer has, or all of them if `now` is `None`.
     pub(super) fn remove(&self, before: &Link, now: Option<&Link>) {
-        let kept = now.map(addresses).unwrap_or_default();
-        let mut gone = addresses(before).iter().filter(|ip| !kept.contains(ip)).peekable();
+        let current = now.map(addresses).unwrap_or_default();
+        let mut gone = addresses(before).iter().filter(|ip| !current.contains(ip)).peekable();
         if gone.peek().is_some() {
             let mut all = self.0.write();
             for ip in gone {
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn kept_address_is_always_found_during_changes() {
         let store = Store::new(OnGone::Kept);
-        let (key, kept) = (ServiceKey::new("default", "web"), "192.0.2.1".parse().unwrap());
+        let (key, current) = (ServiceKey::new("default", "web"), "192.0.2.1".parse().unwrap());
         store.apply(observed(&key, "u", &["192.0.2.1"], false));
         std::thread::scope(|scope| {
             let writing = scope.spawn(|| {
@@ -184,7 +184,7 @@ mod tests {
                 }
             });
             while !writing.is_finished() {
-                assert_eq!(store.links_at(kept).len(), 1);
+                assert_eq!(store.links_at(current).len(), 1);
             }
         });
     }

@@ -126,11 +126,11 @@ impl Election {
     /// # Errors
     /// Never: failed requests are retried.
     pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
-        let mut talk = LeaseClient::new(&self);
-        let Some(owner) = stop.run_until_cancelled(talk.owner()).await else { return Ok(()) };
+        let mut lease_client = LeaseClient::new(&self);
+        let Some(owner) = stop.run_until_cancelled(lease_client.owner()).await else { return Ok(()) };
         let term = self.leader_status.borrow().term;
         let mut elector = Elector::new(self.holder.clone(), owner, Timing::DEFAULT, term, (self.clock)());
-        let mut seen = self.fence.watch_seen();
+        let mut seen = self.fence.subscribe_highest_term();
         loop {
             elector.observe_term(*seen.borrow_and_update(), (self.clock)());
             let step = elector.next((self.clock)());
@@ -142,12 +142,12 @@ impl Election {
             let done = async {
                 match step {
                     ElectionStep::Wait(until) => tokio::select! {
-                        () = talk.wait(until) => {}
+                        () = lease_client.wait(until) => {}
                         () = self.fence.renewal_requested.notified() => elector.request_renewal((self.clock)()),
                         // The new term is read at the top of the loop. The sender lives as long as `self`.
                         _ = seen.changed() => {}
                     },
-                    step => talk.carry_out(&mut elector, step).await,
+                    step => lease_client.carry_out(&mut elector, step).await,
                 }
             };
             if stop.run_until_cancelled(done).await.is_none() {
@@ -157,7 +157,7 @@ impl Election {
         }
         elector.resign();
         self.publish(&mut elector);
-        talk.release(&elector).await;
+        lease_client.release(&elector).await;
         Ok(())
     }
 
@@ -177,7 +177,7 @@ impl Election {
             *known = elector.confirmed();
             is_new
         });
-        for news in elector.take_news() {
+        for news in elector.take_events() {
             match news {
                 LeaderEvent::Gained => info!("leading now as {} in term {}", self.holder, leader_status.term),
                 LeaderEvent::Raised(term) => warn!(
@@ -202,7 +202,7 @@ struct LeaseClient<'a> {
     election: &'a Election,
     leases: Api<Lease>,
     pods: Api<Pod>,
-    trouble: ThrottledLog,
+    error_log: ThrottledLog,
     pauses: Backoff,
     /// Whether the last request of the round failed.
     failed: bool,
@@ -221,7 +221,7 @@ impl<'a> LeaseClient<'a> {
                 namespace,
                 &ApiResource::erase::<v1::Pod>(&()),
             ),
-            trouble: ThrottledLog::default(),
+            error_log: ThrottledLog::default(),
             pauses: Backoff::new(RETRY_BACKOFF),
             failed: false,
             waited: false,
@@ -235,7 +235,7 @@ impl<'a> LeaseClient<'a> {
             let doing = format!("get Pod {}/{name}", self.election.election_config.namespace);
             match ask(self.pods.get(name)).await {
                 Ok(pod) => {
-                    self.election.availability.over();
+                    self.election.availability.report_available();
                     return Some(LeaseOwner { name: name.to_owned(), uid: pod.uid().unwrap_or_default() });
                 }
                 Err(failure) => {
@@ -267,10 +267,10 @@ impl<'a> LeaseClient<'a> {
         let failure = match step {
             ElectionStep::Wait(until) => return self.wait(until).await,
             ElectionStep::Get => {
-                match ask_until(self.until(elector.deadline()), self.leases.get_opt(&name)).await {
+                match ask_until(self.remaining_until(elector.deadline()), self.leases.get_opt(&name)).await {
                     Ok(lease) => {
                         elector.on_lease(lease, sent, clock());
-                        return self.election.availability.over();
+                        return self.election.availability.report_available();
                     }
                     Err(failure) => failure,
                 }
@@ -280,15 +280,18 @@ impl<'a> LeaseClient<'a> {
                 let written = match step {
                     ElectionStep::Create => ask(self.leases.create(&post, &lease)).await,
                     _ => {
-                        ask_until(self.until(elector.deadline()), self.leases.replace(&name, &post, &lease))
-                            .await
+                        ask_until(
+                            self.remaining_until(elector.deadline()),
+                            self.leases.replace(&name, &post, &lease),
+                        )
+                        .await
                     }
                 };
                 self.count(step.verb(), &written);
                 match written {
                     Ok(lease) => {
                         elector.on_written(lease, sent, clock());
-                        return self.election.availability.over();
+                        return self.election.availability.report_available();
                     }
                     Err(failure) => failure,
                 }
@@ -301,7 +304,7 @@ impl<'a> LeaseClient<'a> {
                 match deleted {
                     Ok(_) => {
                         elector.deleted(clock());
-                        return self.election.availability.over();
+                        return self.election.availability.report_available();
                     }
                     Err(failure) => failure,
                 }
@@ -309,7 +312,7 @@ impl<'a> LeaseClient<'a> {
             ElectionStep::GetPod(ref pod) => match ask(self.pods.get_opt(pod)).await {
                 Ok(pod) => {
                     elector.on_pod(pod.as_ref());
-                    return self.election.availability.over();
+                    return self.election.availability.report_available();
                 }
                 Err(failure) => failure,
             },
@@ -333,7 +336,7 @@ impl<'a> LeaseClient<'a> {
         }
     }
 
-    fn until(&self, deadline: Option<BootInstant>) -> Option<Duration> {
+    fn remaining_until(&self, deadline: Option<BootInstant>) -> Option<Duration> {
         deadline.map(|deadline| deadline.saturating_duration_since((self.election.clock)()))
     }
 
@@ -353,7 +356,8 @@ impl<'a> LeaseClient<'a> {
         let empty = async |lease: Lease| {
             let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
             let written =
-                ask_until(self.until(Some(deadline)), self.leases.replace(name, &post, &lease)).await;
+                ask_until(self.remaining_until(Some(deadline)), self.leases.replace(name, &post, &lease))
+                    .await;
             self.count("update", &written);
             written.map(drop)
         };
@@ -364,7 +368,7 @@ impl<'a> LeaseClient<'a> {
                 Err(failure) if failure.code() == 409 => {}
                 written => return written,
             }
-            let lease = ask_until(self.until(Some(deadline)), self.leases.get(name)).await?;
+            let lease = ask_until(self.remaining_until(Some(deadline)), self.leases.get(name)).await?;
             if lease::holder(&lease) == Some(&*self.election.holder) {
                 empty(lease::released(lease, Timestamp::now())).await?;
             }
@@ -378,7 +382,7 @@ impl<'a> LeaseClient<'a> {
 
     fn succeeded(&mut self) {
         let ElectionConfig { namespace, lease, .. } = &self.election.election_config;
-        self.trouble.recovered(&format!("Lease {namespace}/{lease} can be used again"));
+        self.error_log.recovered(&format!("Lease {namespace}/{lease} can be used again"));
         self.pauses = Backoff::new(RETRY_BACKOFF);
     }
 
@@ -394,13 +398,13 @@ impl<'a> LeaseClient<'a> {
             }
         };
         match failure {
-            RequestFailure::Unanswered => self.trouble.report(0, &failure.sentence(doing, right)),
+            RequestFailure::Unanswered => self.error_log.report(0, &failure.sentence(doing, right)),
             RequestFailure::Kube(error) if failure.code() == 0 => {
                 self.election.availability.report(&root_cause(error))
             }
             RequestFailure::Kube(_) => {
-                self.election.availability.over();
-                self.trouble.report(failure.code(), &failure.sentence(doing, right));
+                self.election.availability.report_available();
+                self.error_log.report(failure.code(), &failure.sentence(doing, right));
             }
         }
         pause

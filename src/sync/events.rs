@@ -134,7 +134,7 @@ impl Recorder {
     #[must_use]
     pub fn new(dropped: IntCounter, leadership: Leadership) -> Self {
         let waiting = Mutex::new(NamespaceQueues::default());
-        Self(Some(Arc::new(EventQueue { waiting, news: Notify::new(), dropped, leadership })))
+        Self(Some(Arc::new(EventQueue { waiting, notify: Notify::new(), dropped, leadership })))
     }
 
     #[cfg(test)]
@@ -176,7 +176,7 @@ struct QueuedEvent {
 /// The queue of Events. It survives restarts of the [`EventPublisher`].
 struct EventQueue {
     waiting: Mutex<NamespaceQueues>,
-    news: Notify,
+    notify: Notify,
     dropped: IntCounter,
     leadership: Leadership,
 }
@@ -227,7 +227,7 @@ impl NamespaceQueues {
 impl EventQueue {
     fn push(&self, event: QueuedEvent) {
         if self.waiting.lock().push(event) {
-            self.news.notify_one();
+            self.notify.notify_one();
         } else {
             self.dropped.inc();
         }
@@ -243,7 +243,7 @@ impl EventQueue {
             if let Some(next) = self.pop() {
                 return next;
             }
-            self.news.notified().await;
+            self.notify.notified().await;
         }
     }
 }
@@ -268,7 +268,7 @@ mod tests {
 
     fn recorder() -> (Recorder, IntCounter) {
         let dropped = IntCounter::new("dropped", "dropped").unwrap();
-        (Recorder::new(dropped.clone(), Leadership::always()), dropped)
+        (Recorder::new(dropped.clone(), Leadership::unconditional()), dropped)
     }
 
     #[test]

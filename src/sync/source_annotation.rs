@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::controller::circuit_breaker::PlaceBreakers;
+use super::controller::circuit_breaker::CircuitBreakers;
 use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use super::controller::work_queue::WorkQueue;
 use super::election::Leadership;
@@ -64,7 +64,7 @@ pub struct SourceAnnotationContext {
     pub selection: Arc<Selection>,
     pub policy: SyncPolicy,
     pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
-    pub news: Telemetry,
+    pub telemetry: Telemetry,
     pub api: Arc<ApiMetrics>,
     /// Tracks the age of the watches' data.
     pub staleness: Arc<Staleness>,
@@ -80,22 +80,22 @@ pub struct SourceAnnotationContext {
 ///
 /// # Errors
 /// If the Services can't be watched any more.
-pub async fn run(mut settings: SourceAnnotationContext, stop: CancellationToken) -> Result<(), SyncError> {
-    let mut feed = settings.store.subscribe();
+pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) -> Result<(), SyncError> {
+    let mut feed = context.store.subscribe();
     let mut memory = CrossTermState::default();
-    memory.departed.look_again(&settings.store);
-    let mut leadership = settings.leadership.clone();
-    let mut links_listed = settings.links_listed.clone();
-    let mut hostname_policy = settings.hostname_policy.clone();
+    memory.deleted_links.rescan(&context.store);
+    let mut leadership = context.leadership.clone();
+    let mut links_listed = context.links_listed.clone();
+    let mut hostname_policy = context.hostname_policy.clone();
     loop {
-        settings.policy.tombstone = hostname_policy.borrow_and_update().tombstone();
-        let lists = |term| ListEpoch { term, rewinds: settings.rewinds.count() };
+        context.policy.tombstone = hostname_policy.borrow_and_update().tombstone();
+        let lists = |term| ListEpoch { term, rewinds: context.rewinds.count() };
         let lists = leadership.current_term().map(lists);
         let is_settled = |lists: &ListEpoch| links_listed.borrow_and_update().is_settled(*lists);
         if let Some(lists) = lists.filter(is_settled)
-            && settings.store.is_synced()
+            && context.store.is_synced()
         {
-            memory = run_term(&settings, &mut feed, memory, lists, &stop).await?;
+            memory = run_term(&context, &mut feed, memory, lists, &stop).await?;
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -103,8 +103,8 @@ pub async fn run(mut settings: SourceAnnotationContext, stop: CancellationToken)
             Ok(()) = links_listed.changed() => {}
             Ok(()) = hostname_policy.changed() => {}
             change = feed.recv() => match change {
-                Ok(change) => memory.departed.heed(&change, &settings.store),
-                Err(RecvError::Lagged(_)) => memory.departed.look_again(&settings.store),
+                Ok(change) => memory.deleted_links.on_link_change(&change, &context.store),
+                Err(RecvError::Lagged(_)) => memory.deleted_links.rescan(&context.store),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
         }
@@ -114,56 +114,56 @@ pub async fn run(mut settings: SourceAnnotationContext, stop: CancellationToken)
 /// Updates the annotated Services until the term ends, etcd is restored or the policy changes: then everything is listed
 /// again.
 async fn run_term(
-    settings: &SourceAnnotationContext,
+    context: &SourceAnnotationContext,
     feed: &mut broadcast::Receiver<LinkChange>,
     memory: CrossTermState,
     lists: ListEpoch,
     stop: &CancellationToken,
 ) -> Result<CrossTermState, SyncError> {
-    let mut leadership = settings.leadership.clone();
-    let mut links_listed = settings.links_listed.clone();
-    let rewinds = settings.rewinds.clone();
-    let mut hostname_policy = settings.hostname_policy.clone();
+    let mut leadership = context.leadership.clone();
+    let mut links_listed = context.links_listed.clone();
+    let rewinds = context.rewinds.clone();
+    let mut hostname_policy = context.hostname_policy.clone();
     hostname_policy.mark_unchanged();
-    let mut following = SourceAnnotationController::new(settings.clone(), memory, lists);
-    let mut events: SelectAll<Events> = (0..following.followers.number_of_scopes())
-        .map(|number| following.watch(number, Duration::ZERO))
+    let mut controller = SourceAnnotationController::new(context.clone(), memory, lists);
+    let mut events: SelectAll<Events> = (0..controller.annotated.number_of_scopes())
+        .map(|number| controller.watch(number, Duration::ZERO))
         .collect();
-    while following.is_current() && !stop.is_cancelled() {
-        following.drain_queue();
+    while controller.is_current() && !stop.is_cancelled() {
+        controller.drain_queue();
         tokio::select! {
             () = stop.cancelled() => {}
             () = leadership.changed() => {}
-            () = rewinds.beyond(lists.rewinds) => {}
+            () = rewinds.wait_for_change(lists.rewinds) => {}
             Ok(()) = hostname_policy.changed() => break,
-            Ok(()) = links_listed.changed() => following.queue_all(),
+            Ok(()) = links_listed.changed() => controller.queue_all(),
             change = feed.recv() => match change {
-                Ok(change) => following.link_changed(&change),
-                Err(RecvError::Lagged(_)) => following.look_again(),
+                Ok(change) => controller.link_changed(&change),
+                Err(RecvError::Lagged(_)) => controller.rescan(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             event = events.next() => {
                 let (number, event) = event.ok_or(SyncError::WatchEnded)?;
-                if let Some(pause) = following.heed(number, event) {
-                    events.push(following.watch(number, pause));
+                if let Some(pause) = controller.on_watch_item(number, event) {
+                    events.push(controller.watch(number, pause));
                 }
             }
-            _ = following.work_queue.due() => {}
-            () = following.breakers.due(), if following.work_queue.has_capacity() => {
-                following.breakers.next_probe().iter().for_each(|key| following.work_queue.add(key));
+            _ = controller.work_queue.due() => {}
+            () = controller.breakers.due(), if controller.work_queue.has_capacity() => {
+                controller.breakers.next_probe().iter().for_each(|key| controller.work_queue.add(key));
             }
-            Some(written) = following.writes.join_next() => following.written(written?),
+            Some(written) = controller.writes.join_next() => controller.written(written?),
         }
     }
-    let farewell = async {
-        while let Some(written) = following.writes.join_next().await {
-            following.written(written?);
+    let drain = async {
+        while let Some(written) = controller.writes.join_next().await {
+            controller.written(written?);
         }
         Ok::<_, SyncError>(())
     };
     // A write without an answer delays neither the shutdown nor the next term.
-    tokio::time::timeout(SHUTDOWN_TIMEOUT, farewell).await.unwrap_or(Ok(()))?;
-    Ok(following.memory)
+    tokio::time::timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or(Ok(()))?;
+    Ok(controller.memory)
 }
 
 /// State that survives the end of a term.
@@ -171,23 +171,23 @@ async fn run_term(
 struct CrossTermState {
     /// The logged errors of annotated Services.
     object_errors: ObjectErrors,
-    departed: DeletedLinks,
+    deleted_links: DeletedLinks,
 }
 
 struct SourceAnnotationController {
-    settings: SourceAnnotationContext,
+    context: SourceAnnotationContext,
     memory: CrossTermState,
     /// The term and the rewind count of the lists that writes are based on.
     lists: ListEpoch,
-    followers: AnnotatedServices,
+    annotated: AnnotatedServices,
     /// Ends the watch of each scope.
     watches: HashMap<usize, AbortHandle>,
     writes: JoinSet<WriteResult>,
     /// The write that the queue tracks is the wanted name.
     work_queue: WorkQueue<String>,
-    breakers: PlaceBreakers<WritePlace>,
+    breakers: CircuitBreakers<WritePlace>,
     /// Log of the refusals of each namespace.
-    troubles: HashMap<Arc<str>, ThrottledLog>,
+    error_logs: HashMap<Arc<str>, ThrottledLog>,
     refusals: RefusalLog,
     /// The versions of annotated Services for which the API server has returned a conflict, and since when.
     stale_versions: HashMap<ServiceKey, (Precondition, Instant)>,
@@ -203,17 +203,17 @@ struct SourceAnnotationController {
 type Events = futures::stream::BoxStream<'static, (usize, WatchItem<Service>)>;
 
 impl SourceAnnotationController {
-    fn new(settings: SourceAnnotationContext, memory: CrossTermState, lists: ListEpoch) -> Self {
+    fn new(context: SourceAnnotationContext, memory: CrossTermState, lists: ListEpoch) -> Self {
         Self {
-            followers: AnnotatedServices::new(&settings.selection, &settings.availability),
+            annotated: AnnotatedServices::new(&context.selection, &context.availability),
             watches: HashMap::new(),
-            settings,
+            context,
             memory,
             lists,
             writes: JoinSet::new(),
             work_queue: WorkQueue::new(MAX_WRITES),
-            breakers: PlaceBreakers::default(),
-            troubles: HashMap::new(),
+            breakers: CircuitBreakers::default(),
+            error_logs: HashMap::new(),
             refusals: RefusalLog::default(),
             stale_versions: HashMap::new(),
             planned: HashMap::new(),
@@ -226,18 +226,18 @@ impl SourceAnnotationController {
     /// Returns whether the term lasts, and etcd hasn't been restored since the lists began.
     fn is_current(&self) -> bool {
         let ListEpoch { term, rewinds } = self.lists;
-        self.settings.leadership.current_term() == Some(term) && self.settings.rewinds.count() == rewinds
+        self.context.leadership.current_term() == Some(term) && self.context.rewinds.count() == rewinds
     }
 
     /// Starts to list and watch a scope after a pause, and ends its previous watch.
     fn watch(&mut self, number: usize, pause: Duration) -> Events {
-        let query = self.followers.query(number);
-        let (client, staleness) = (self.settings.client.clone(), Arc::clone(&self.settings.staleness));
+        let query = self.annotated.query(number);
+        let (client, staleness) = (self.context.client.clone(), Arc::clone(&self.context.staleness));
         let events = async move {
             tokio::time::sleep(pause).await;
             // During the pause there is no watch with an age.
-            let sign = staleness.watch(&in_namespace("sources", query.namespace.as_deref()));
-            list_watch::<Service>(client, query, sign)
+            let activity = staleness.watch(&in_namespace("sources", query.namespace.as_deref()));
+            list_watch::<Service>(client, query, activity)
         };
         let (events, end) = abortable(events.flatten_stream().map(move |event| (number, event)));
         if let Some(before) = self.watches.insert(number, end) {
@@ -247,16 +247,16 @@ impl SourceAnnotationController {
     }
 
     /// Processes an item of a watch. If the watch has to start again, returns the pause before it.
-    fn heed(&mut self, number: usize, event: WatchItem<Service>) -> Option<Duration> {
-        let was_listed = self.followers.is_listed(number);
+    fn on_watch_item(&mut self, number: usize, event: WatchItem<Service>) -> Option<Duration> {
+        let was_listed = self.annotated.is_listed(number);
         let mut anew = None;
-        for heard in self.followers.heed(number, event, &mut self.memory.object_errors) {
-            match heard {
-                IndexEvent::Answer => self.can_write(&WritePlace::Everywhere),
-                IndexEvent::Rewound(what) if self.is_current() => self.settings.rewinds.note(&what),
+        for index_event in self.annotated.on_watch_item(number, event, &mut self.memory.object_errors) {
+            match index_event {
+                IndexEvent::Answered => self.can_write(&WritePlace::Everywhere),
+                IndexEvent::Rewound(what) if self.is_current() => self.context.rewinds.record_restore(&what),
                 // Another watch has noticed the restore, or this replica doesn't lead any more.
                 IndexEvent::Rewound(_) => {}
-                IndexEvent::Used => anew = Some(Duration::ZERO),
+                IndexEvent::AnnotationFound => anew = Some(Duration::ZERO),
                 IndexEvent::Forbidden => anew = Some(FORBIDDEN_RETRY),
                 IndexEvent::Follower(key) => self.work_queue.add(&key),
                 IndexEvent::NoFollower(key) => {
@@ -265,19 +265,19 @@ impl SourceAnnotationController {
                 }
                 IndexEvent::Malformed { key, uid, why } => {
                     self.forget(&key);
-                    self.complain(&key, &uid, &why, was_listed);
+                    self.report_object_error(&key, &uid, &why, was_listed);
                 }
             }
         }
-        if !was_listed && self.followers.is_listed(number) {
-            self.initial_pass.extend(self.followers.within(number).cloned());
+        if !was_listed && self.annotated.is_listed(number) {
+            self.initial_pass.extend(self.annotated.within(number).cloned());
         }
         anew
     }
 
     fn link_changed(&mut self, change: &LinkChange) {
-        self.memory.departed.heed(change, &self.settings.store);
-        let keys: Vec<ServiceKey> = self.followers.of(&change.key).cloned().collect();
+        self.memory.deleted_links.on_link_change(change, &self.context.store);
+        let keys: Vec<ServiceKey> = self.annotated.of(&change.key).cloned().collect();
         for key in keys {
             if change.target_change().is_some() {
                 // Earlier failures concern the old target.
@@ -288,8 +288,8 @@ impl SourceAnnotationController {
     }
 
     /// Reconciles all links and annotated Services, because changes have been missed.
-    fn look_again(&mut self) {
-        self.memory.departed.look_again(&self.settings.store);
+    fn rescan(&mut self) {
+        self.memory.deleted_links.rescan(&self.context.store);
         self.work_queue.end_pauses();
         self.queue_all();
     }
@@ -305,7 +305,7 @@ impl SourceAnnotationController {
     }
 
     fn queue_all(&mut self) {
-        for key in self.followers.keys() {
+        for key in self.annotated.keys() {
             self.work_queue.add(key);
         }
     }
@@ -321,14 +321,14 @@ impl SourceAnnotationController {
 
     /// Reconciles an annotated Service. A panic affects only this Service.
     fn reconcile_isolated(&mut self, key: &ServiceKey) {
-        let looked = catch_unwind(AssertUnwindSafe(|| {
-            if let Some(follower) = self.followers.get(key).cloned() {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(follower) = self.annotated.get(key).cloned() {
                 #[cfg(test)]
-                super::external_target::reconciler::defect::strike(key);
+                super::external_target::reconciler::defect::panic_if_injected(key);
                 self.follow(follower);
             }
         }));
-        if looked.is_err() {
+        if outcome.is_err() {
             let pause = self.work_queue.add_rate_limited(key, None);
             error!(
                 "Service {key}: its following has panicked, a defect of lb-linker; next try in {pause:.1?}"
@@ -340,31 +340,31 @@ impl SourceAnnotationController {
         let (key, source) = (&follower.key, &follower.source);
         self.work_queue.stop_timer(key);
         // All annotated Services are queued again when the load balancers of that namespace have been listed.
-        if !self.settings.links_listed.borrow().covers(source.namespace(), self.lists) {
+        if !self.context.links_listed.borrow().covers(source.namespace(), self.lists) {
             return;
         }
-        let store = &self.settings.store;
-        let (link, gone) = (store.get(source), self.memory.departed.get(source));
+        let store = &self.context.store;
+        let (link, gone) = (store.get(source), self.memory.deleted_links.get(source));
         if gone.is_some() || store.contains(source) {
             self.resolved.insert(key.clone());
             self.unknown.remove(key);
         } else if !self.resolved.contains(key) {
-            return self.unknown(&follower);
+            return self.report_unknown_source(&follower);
         }
         let is_news = !self.initial_pass.remove(key);
-        let wish = follower.decide(link.as_deref(), gone, &self.settings.policy);
-        if !matches!(wish, Decision::Refuse(_)) {
+        let decision = follower.decide(link.as_deref(), gone, &self.context.policy);
+        if !matches!(decision, Decision::Refuse(_)) {
             self.memory.object_errors.set(key, None);
         }
-        if !matches!(wish, Decision::Write(_)) {
+        if !matches!(decision, Decision::Write(_)) {
             self.work_queue.succeeded(key);
             self.planned.remove(key);
         }
-        match (wish, self.settings.policy.sync) {
+        match (decision, self.context.policy.sync) {
             (Decision::Leave, _) => {}
             (Decision::Refuse(why), _) => {
                 let uid = follower.version.uid.as_deref().unwrap_or_default();
-                self.complain(key, uid, &why, is_news);
+                self.report_object_error(key, uid, &why, is_news);
             }
             (Decision::Write(name), SyncMode::Plan) => {
                 if self.planned.get(key) != Some(&name) {
@@ -377,7 +377,7 @@ impl SourceAnnotationController {
     }
 
     /// Reports that the load balancer of an annotated Service doesn't exist, and hasn't existed.
-    fn unknown(&mut self, follower: &AnnotatedService) {
+    fn report_unknown_source(&mut self, follower: &AnnotatedService) {
         let key = &follower.key;
         let since = self.unknown.entry(key.clone()).or_insert_with(Instant::now).elapsed();
         let is_news = !self.initial_pass.contains(key);
@@ -389,12 +389,12 @@ impl SourceAnnotationController {
             follower.source
         );
         self.initial_pass.remove(key);
-        self.complain(key, follower.version.uid.as_deref().unwrap_or_default(), &why, is_news);
+        self.report_object_error(key, follower.version.uid.as_deref().unwrap_or_default(), &why, is_news);
     }
 
-    fn complain(&mut self, key: &ServiceKey, uid: &str, why: &str, is_news: bool) {
+    fn report_object_error(&mut self, key: &ServiceKey, uid: &str, why: &str, is_news: bool) {
         if self.memory.object_errors.set(key, Some(why.to_owned())) && is_news {
-            self.settings.news.recorder.record(Regarding::new(key, uid), Reason::TargetRefused, why);
+            self.context.telemetry.recorder.record(Regarding::new(key, uid), Reason::TargetRefused, why);
         }
     }
 }

@@ -69,6 +69,6 @@ pub(crate) fn metrics<F: MetricGroup>() -> Arc<F> {
 }
 
 /// Returns telemetry that drops all Events.
-pub(crate) fn news() -> Telemetry {
+pub(crate) fn telemetry() -> Telemetry {
     Telemetry { metrics: metrics(), recorder: Recorder::none(), log: ServiceLog::default() }
 }

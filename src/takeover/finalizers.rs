@@ -85,7 +85,7 @@ pub async fn remove_finalizer(
     api.patch_metadata(bound.key.name(), &params, &Patch::Strategic(patch)).await
 }
 
-/// Lists the Services with the finalizer in these namespaces, or in all; calls `looked_at` with the number of Services
+/// Lists the Services with the finalizer in these namespaces, or in all; calls `started_at` with the number of Services
 /// of each page. There is no field selector for finalizers, so this reads the metadata of all Services.
 ///
 /// # Errors
@@ -102,11 +102,11 @@ pub async fn list_blocked(
             metadata_only: true,
             ..RequestQuery::default()
         };
-        let told = |page: Vec<RawDeserializeGuard<Service>>| {
+        let on_page = |page: Vec<RawDeserializeGuard<Service>>| {
             looked_at(page.len());
             found.extend(page.iter().map(Resource::meta).filter_map(BlockedService::of));
         };
-        list_pages(client.clone(), &query, told)
+        list_pages(client.clone(), &query, on_page)
             .await
             .map_err(|source| ListError { what: in_place("Services", place), source: Box::new(source) })?;
     }
@@ -116,7 +116,7 @@ pub async fn list_blocked(
 }
 
 /// Searches once for Services with the finalizer. Without `--finalizer`, logs these Services. With `--finalizer`
-/// (`is_ours`), adds the Services that aren't load balancers any more to the store, so that the reconciler removes
+/// (`is_removable`), adds the Services that aren't load balancers any more to the store, so that the reconciler removes
 /// their finalizer. Logs each kind of error once, and retries with backoff.
 ///
 /// # Errors
@@ -130,7 +130,7 @@ pub async fn scan(
 ) -> Result<(), SyncError> {
     let _ = tokio::time::timeout(DNS_LISTS_TIMEOUT, store.synced()).await;
     let mut pauses = Backoff::new(RETRY_BACKOFF);
-    let mut said = BTreeSet::new();
+    let mut logged_codes = BTreeSet::new();
     let found = loop {
         let error = match list_blocked(&client, &selection.namespaces, |_| {}).await {
             Ok(found) => break found,
@@ -140,7 +140,7 @@ pub async fn scan(
             // The pages of the list have expired: lists again.
             410 => {}
             0 => availability.report(&root_cause(&error)),
-            code if said.insert(code) => {
+            code if logged_codes.insert(code) => {
                 let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
                 warn!("looking for the earlier operator's finalizers: {sentence}; trying again later");
             }

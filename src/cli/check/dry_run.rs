@@ -14,7 +14,7 @@ use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Creates an external target as a dry run. Reports no missing rights, because [`super::permissions`] reports them.
-pub(super) async fn dry_run_create(findings: &mut CheckReport, client: Client, namespace: &str) {
+pub(super) async fn dry_run_create(check_report: &mut CheckReport, client: Client, namespace: &str) {
     let api: Api<Service> = Api::namespaced(client, namespace);
     let metadata = ObjectMeta { generate_name: Some("lb-linker-check-".to_owned()), ..Default::default() };
     let spec = Spec {
@@ -25,25 +25,25 @@ pub(super) async fn dry_run_create(findings: &mut CheckReport, client: Client, n
     let service = Service { metadata, spec, ..Service::default() };
     let dry_run = PostParams { dry_run: true, ..Default::default() };
     let Ok(answer) = tokio::time::timeout(REQUEST_TIMEOUT, api.create(&dry_run, &service)).await else {
-        findings
+        check_report
             .lines
             .push(format!("no answer within {REQUEST_TIMEOUT:?} to a dry run in namespace {namespace}"));
         return;
     };
     match answer {
-        Ok(_) => findings.lines.push(format!("yes  external targets are taken in namespace {namespace}")),
-        Err(kube::Error::Api(status)) if status.code == 404 => findings.cluster.push(format!(
+        Ok(_) => check_report.lines.push(format!("yes  external targets are taken in namespace {namespace}")),
+        Err(kube::Error::Api(status)) if status.code == 404 => check_report.cluster.push(format!(
             "the target namespace {namespace} doesn't exist: kubectl create namespace {namespace}"
         )),
         Err(error) if Forbidden::of(&error, "create", "services") == Some(Forbidden::Authorizer) => {}
-        Err(kube::Error::Api(status)) if status.code == 403 => findings.cluster.push(format!(
+        Err(kube::Error::Api(status)) if status.code == 403 => check_report.cluster.push(format!(
             "the target namespace {namespace} takes no external targets: {}",
             sentence(&status.message)
         )),
         // The API server refuses dry runs where an admission webhook has side effects.
         Err(error) => {
             let why = sentence(&error.to_string()).to_string();
-            findings.lines.push(format!("can't try an external target in namespace {namespace}: {why}"));
+            check_report.lines.push(format!("can't try an external target in namespace {namespace}: {why}"));
         }
     }
 }

@@ -21,7 +21,7 @@ const PAGE_SIZE: u32 = 500;
 
 /// Adds a finding if another instance owns most external targets and EndpointSlices. Reports no missing rights, because
 /// [`super::permissions`] reports them.
-pub(super) async fn check_owners(findings: &mut CheckReport, client: Client, namespace: &str, own: &str) {
+pub(super) async fn check_owners(check_report: &mut CheckReport, client: Client, namespace: &str, own: &str) {
     let lists = async {
         let mut instances = instances::<Service>(&client, namespace).await?;
         instances.extend(self::instances::<EndpointSlice>(&client, namespace).await?);
@@ -30,13 +30,15 @@ pub(super) async fn check_owners(findings: &mut CheckReport, client: Client, nam
     match tokio::time::timeout(LIST_TIMEOUT, lists).await {
         Ok(Ok(instances)) => {
             let other = OtherOwner::find(namespace, own, instances.into_iter());
-            findings.cluster.extend(other.map(|other| other.to_string()));
+            check_report.cluster.extend(other.map(|other| other.to_string()));
         }
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403 | 404) => {}
         Ok(Err(error)) => {
-            findings.lines.push(format!("can't list the external targets in namespace {namespace}: {error}"));
+            check_report
+                .lines
+                .push(format!("can't list the external targets in namespace {namespace}: {error}"));
         }
-        Err(_) => findings.lines.push(format!(
+        Err(_) => check_report.lines.push(format!(
             "no answer within {LIST_TIMEOUT:?} to lists of the objects in namespace {namespace}"
         )),
     }

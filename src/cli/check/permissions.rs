@@ -73,7 +73,7 @@ pub(super) fn needed<'a>(
     } else {
         flags.watch_namespaces.iter().map(|namespace| Some(&**namespace)).collect()
     };
-    let kept: &[&str] = match flags.sync_mode() {
+    let verbs: &[&str] = match flags.sync_mode() {
         SyncMode::On => &["list", "watch", "create", "patch", "delete"],
         SyncMode::Plan => &["list", "watch"],
         SyncMode::Off => &[],
@@ -83,8 +83,8 @@ pub(super) fn needed<'a>(
     for namespace in &watched {
         rights.extend(["list", "watch"].iter().map(right(SERVICES, *namespace, default)));
     }
-    rights.extend(kept.iter().map(right(SERVICES, target, default)));
-    rights.extend(kept.iter().map(right(ENDPOINT_SLICES, target, default)));
+    rights.extend(verbs.iter().map(right(SERVICES, target, default)));
+    rights.extend(verbs.iter().map(right(ENDPOINT_SLICES, target, default)));
     if flags.sync_mode() == SyncMode::On {
         let patch = if flags.finalizer {
             Requirement::Always("deploy/finalizer/, for --finalizer")
@@ -113,27 +113,29 @@ pub(super) fn needed<'a>(
 
 /// Asks the API server whether each right is granted.
 pub(super) async fn review_access(
-    findings: &mut CheckReport,
+    check_report: &mut CheckReport,
     client: Client,
     rights: &[RequiredPermission<'_>],
 ) {
     let api: Api<SelfSubjectAccessReview> = Api::all(client);
     for right in rights {
         match tokio::time::timeout(REQUEST_TIMEOUT, is_granted(&api, right)).await {
-            Ok(Ok(true)) => findings.lines.push(format!("yes  {right}")),
+            Ok(Ok(true)) => check_report.lines.push(format!("yes  {right}")),
             Ok(Ok(false)) => match right.need {
                 Requirement::Always(folder) => {
-                    findings.lines.push(format!("NO   {right}"));
-                    findings.cluster.push(format!("the right to {right} is missing; it is in {folder}"));
+                    check_report.lines.push(format!("NO   {right}"));
+                    check_report.cluster.push(format!("the right to {right} is missing; it is in {folder}"));
                 }
-                Requirement::Optional(what) => findings.lines.push(format!("no   {right} ({what})")),
+                Requirement::Optional(what) => check_report.lines.push(format!("no   {right} ({what})")),
             },
             Ok(Err(error)) => {
-                findings.cluster.push(describe(&error, &format!("ask for the right to {right}"), ""));
+                check_report.cluster.push(describe(&error, &format!("ask for the right to {right}"), ""));
                 return;
             }
             Err(_) => {
-                findings.cluster.push(format!("the API server hasn't answered within {REQUEST_TIMEOUT:?}"));
+                check_report
+                    .cluster
+                    .push(format!("the API server hasn't answered within {REQUEST_TIMEOUT:?}"));
                 return;
             }
         }

@@ -93,7 +93,7 @@ async fn check_and_answer(
 async fn answer_question(request: &mut Request, message: &[u8]) -> Option<EncodedReply> {
     let query = request.query.clone();
     let reply = Server::serve(request).await?;
-    let edns = request.edns.as_ref().map(|asked| response_edns(asked, &reply));
+    let edns = request.edns.as_ref().map(|request_edns| response_edns(request_edns, &reply));
     let encoded = encode(&reply, &query, edns.as_ref(), request.limit());
     let (bytes, layout) = match encoded {
         Ok(encoded) => encoded,
@@ -143,12 +143,12 @@ fn decode(
 }
 
 /// RFC 6891 section 7: a query with OPT gets OPT.
-fn response_edns(asked: &Edns, reply: &Reply) -> Edns {
+fn response_edns(request_edns: &Edns, reply: &Reply) -> Edns {
     let mut edns = Edns::new();
     edns.set_max_payload(MAX_UDP);
-    edns.set_dnssec_ok(asked.flags().dnssec_ok);
-    let told = reply.options.iter().cloned().chain(reply.ede.map(Ede::option));
-    for option in told {
+    edns.set_dnssec_ok(request_edns.flags().dnssec_ok);
+    let options = reply.options.iter().cloned().chain(reply.ede.map(Ede::option));
+    for option in options {
         edns.options_mut().insert(option);
     }
     edns

@@ -203,11 +203,11 @@ impl Server {
     }
 
     /// Looks a name up for a request, in the block of this listener that is responsible for the name.
-    pub async fn look_up(asked: &Request, query: Query, purpose: Purpose) -> Option<Reply> {
-        if asked.depth >= MAX_LOOKUPS {
+    pub async fn look_up(outer: &Request, query: Query, purpose: Purpose) -> Option<Reply> {
+        if outer.depth >= MAX_LOOKUPS {
             return None;
         }
-        let mut inner = asked.clone();
+        let mut inner = outer.clone();
         inner.query = query;
         inner.purpose = purpose;
         inner.depth += 1;
@@ -217,9 +217,9 @@ impl Server {
 
     /// Looks up the target of a CNAME that a plugin adds to an answer, for the same purpose. The result isn't cacheable
     /// if it may differ between clients, because `cache` shares answers between all clients.
-    pub async fn look_up_alias(asked: &Request, query: Query) -> Option<Reply> {
-        let is_for_every_client = asked.server.clients(&query, asked, LookUp::Question).is_empty();
-        let mut reply = Self::look_up(asked, query, asked.purpose).await?;
+    pub async fn look_up_alias(outer: &Request, query: Query) -> Option<Reply> {
+        let is_for_every_client = outer.server.clients(&query, outer, LookUp::Question).is_empty();
+        let mut reply = Self::look_up(outer, query, outer.purpose).await?;
         reply.is_cacheable &= is_for_every_client;
         Some(reply)
     }

@@ -158,16 +158,16 @@ pub enum UpstreamReply {
 /// Parses the reply to the query `asked`: id and question must match (RFC 5452 section 9.1). The kernel has already
 /// matched address and port.
 #[must_use]
-pub fn parse_reply(asked: &[u8], reply: &[u8]) -> UpstreamReply {
+pub fn parse_reply(sent: &[u8], reply: &[u8]) -> UpstreamReply {
     let is_answer = reply.len() >= HEADER
-        && reply[..2] == asked[..2]
+        && reply[..2] == sent[..2]
         // QR set, opcode 0.
         && reply[2] & 0xf8 == 0x80;
     if !is_answer {
         return UpstreamReply::Mismatch;
     }
-    let message = match (question(asked), question(reply)) {
-        (Some(asked), Some(repeated)) if is_same_question(asked, repeated) => {
+    let message = match (question(sent), question(reply)) {
+        (Some(sent), Some(repeated)) if is_same_question(sent, repeated) => {
             decode(reply, HEADER + repeated.len())
         }
         (_, None) => match error_without_question(reply) {
@@ -185,11 +185,11 @@ pub fn parse_reply(asked: &[u8], reply: &[u8]) -> UpstreamReply {
 }
 
 /// Returns whether two questions are equal. RFC 4343: names are case-insensitive; type and class are numbers.
-fn is_same_question(asked: &[u8], repeated: &[u8]) -> bool {
-    let name = asked.len() - 4;
-    asked.len() == repeated.len()
-        && asked[..name].eq_ignore_ascii_case(&repeated[..name])
-        && asked[name..] == repeated[name..]
+fn is_same_question(sent: &[u8], repeated: &[u8]) -> bool {
+    let name = sent.len() - 4;
+    sent.len() == repeated.len()
+        && sent[..name].eq_ignore_ascii_case(&repeated[..name])
+        && sent[name..] == repeated[name..]
 }
 
 /// Returns an error response without a question, and without its records: nothing in it shows which name the records
@@ -238,15 +238,15 @@ mod tests {
 
     #[test]
     fn message_without_a_single_question_is_refused() {
-        let asked = query("a.example.");
-        let mut notify = asked.clone();
+        let sent = query("a.example.");
+        let mut notify = sent.clone();
         notify[2] |= 4 << 3;
         let HeaderCheck::Reply(reply) = check_header(&notify) else { panic!() };
         // QR, the opcode and RD; NOTIMP; one question and no records.
         assert_eq!(reply[..12], [0x12, 0x34, 0xa1, 4, 0, 1, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(reply[12..], asked[12..]);
+        assert_eq!(reply[12..], sent[12..]);
 
-        let mut with_edns = Message::from_vec(&asked).unwrap();
+        let mut with_edns = Message::from_vec(&sent).unwrap();
         let mut edns = Edns::new();
         edns.set_dnssec_ok(true);
         with_edns.set_edns(edns);
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(reply.max_payload(), MAX_UDP, "OPT for OPT");
         assert!(reply.edns.unwrap().flags().dnssec_ok, "RFC 3225 section 3");
 
-        let mut two = asked.clone();
+        let mut two = sent.clone();
         two[5] = 2;
         let HeaderCheck::Reply(reply) = check_header(&two) else { panic!() };
         assert_eq!(reply, [0x12, 0x34, 0x81, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -265,13 +265,13 @@ mod tests {
 
     #[test]
     fn replies_are_classified() {
-        let asked = query("a.example.");
-        let mut answer = asked.clone();
+        let sent = query("a.example.");
+        let mut answer = sent.clone();
         answer[2] |= 0x80;
         let with = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut reply = answer.clone();
             change(&mut reply);
-            match parse_reply(&asked, &reply) {
+            match parse_reply(&sent, &reply) {
                 UpstreamReply::Answer(_) => "answer",
                 UpstreamReply::Truncated(Some(_)) => "truncated",
                 UpstreamReply::Truncated(None) => "cut",
@@ -298,38 +298,38 @@ mod tests {
 
     #[test]
     fn only_errors_may_lack_a_question() {
-        let asked = query("a.example.");
+        let sent = query("a.example.");
         // FORMERR, SERVFAIL, NOTIMP, REFUSED.
         const ERRORS: [u8; 4] = [1, 2, 4, 5];
-        let mut bare = asked[..HEADER].to_vec();
+        let mut bare = sent[..HEADER].to_vec();
         bare[2] |= 0x80;
         bare[5] = 0;
         for rcode in 0..16 {
             bare[3] = rcode;
-            let is_answer = matches!(parse_reply(&asked, &bare), UpstreamReply::Answer(_));
+            let is_answer = matches!(parse_reply(&sent, &bare), UpstreamReply::Answer(_));
             assert_eq!(is_answer, ERRORS.contains(&rcode), "rcode {rcode}");
         }
         // BADVERS is 16: the upper bits are in the OPT record (RFC 6891 section 6.1.3).
         let mut badvers = bare.clone();
         (badvers[3], badvers[11]) = (0, 1);
         badvers.extend([0, 0, 41, 4, 208, 1, 0, 0, 0, 0, 0]);
-        assert!(matches!(parse_reply(&asked, &badvers), UpstreamReply::Mismatch));
+        assert!(matches!(parse_reply(&sent, &badvers), UpstreamReply::Mismatch));
         (badvers[3], badvers[11]) = (2, 1);
-        assert!(matches!(parse_reply(&asked, &badvers), UpstreamReply::Mismatch), "18 is no SERVFAIL");
+        assert!(matches!(parse_reply(&sent, &badvers), UpstreamReply::Mismatch), "18 is no SERVFAIL");
         // The OPT record can't be read, so the full rcode is unknown.
         let mut cut = bare.clone();
         (cut[3], cut[7]) = (2, 1);
-        assert!(matches!(parse_reply(&asked, &cut), UpstreamReply::Mismatch));
+        assert!(matches!(parse_reply(&sent, &cut), UpstreamReply::Mismatch));
         // Two questions, of which one equals the question of the query.
-        let mut two = asked.clone();
+        let mut two = sent.clone();
         (two[2], two[3], two[5]) = (two[2] | 0x80, 3, 2);
-        two.extend_from_slice(&asked[HEADER..]);
-        assert!(matches!(parse_reply(&asked, &two), UpstreamReply::Mismatch));
+        two.extend_from_slice(&sent[HEADER..]);
+        assert!(matches!(parse_reply(&sent, &two), UpstreamReply::Mismatch));
     }
 
     #[test]
     fn errors_without_a_question_lose_their_records() {
-        let asked = query("a.example.");
+        let sent = query("a.example.");
         let record = |name: &str| {
             Record::from_rdata(Name::from_ascii(name).unwrap(), 60, RData::A(A::new(192, 0, 2, 66)))
         };
@@ -340,7 +340,7 @@ mod tests {
         let mut edns = Edns::new();
         edns.options_mut().insert(Ede::STALE.option());
         error.set_edns(edns);
-        let UpstreamReply::Answer(error) = parse_reply(&asked, &error.to_vec().unwrap()) else { panic!() };
+        let UpstreamReply::Answer(error) = parse_reply(&sent, &error.to_vec().unwrap()) else { panic!() };
         assert_eq!(error.metadata.response_code, ResponseCode::ServFail);
         assert_eq!([&error.answers, &error.authorities, &error.additionals].map(Vec::len), [0; 3]);
         assert!(error.edns.is_some(), "it may tell why");
@@ -348,21 +348,21 @@ mod tests {
 
     #[test]
     fn truncated_question_isnt_echoed() {
-        let asked = query("a.example.");
-        assert_eq!(format_error(&asked[..asked.len() - 1])[5], 0);
-        let mut pointing = asked;
+        let sent = query("a.example.");
+        assert_eq!(format_error(&sent[..sent.len() - 1])[5], 0);
+        let mut pointing = sent;
         pointing[12] = 0xc0;
         assert_eq!(format_error(&pointing).len(), 12);
     }
 
     #[test]
     fn a_broken_opt_is_answered_with_opt() {
-        let mut asked = Message::from_vec(&query("a.example.")).unwrap();
-        asked.metadata.checking_disabled = true;
-        asked.set_edns(Edns::new());
-        let asked = asked.to_vec().unwrap();
+        let mut sent = Message::from_vec(&query("a.example.")).unwrap();
+        sent.metadata.checking_disabled = true;
+        sent.set_edns(Edns::new());
+        let sent = sent.to_vec().unwrap();
         let has_opt = |change: &dyn Fn(&mut Vec<u8>)| {
-            let mut message = asked.clone();
+            let mut message = sent.clone();
             change(&mut message);
             assert!(Message::from_vec(&message).is_err());
             let reply = Message::from_vec(&format_error(&message)).unwrap();

@@ -155,7 +155,7 @@ impl CacheEntryRef {
 impl Validity {
     /// Returns the validity of a cached answer with these numbers of records in its sections.
     #[must_use]
-    pub fn of_cached(kept: CacheEntryRef, countdown: Option<(Instant, u32)>, sections: [usize; 3]) -> Self {
+    pub fn of_cached(entry: CacheEntryRef, countdown: Option<(Instant, u32)>, sections: [usize; 3]) -> Self {
         let all = [Section::Answer, Section::Authority, Section::Additional].into_iter().zip(sections);
         let all_of = |(since, ttl)| {
             let of = move |(section, number)| TtlCountdown {
@@ -168,8 +168,8 @@ impl Validity {
             all.map(of).collect()
         };
         Self {
-            until: Some(kept.until()),
-            cache_entries: vec![kept],
+            until: Some(entry.until()),
+            cache_entries: vec![entry],
             countdown: countdown.map(all_of).unwrap_or_default(),
             ..Self::default()
         }

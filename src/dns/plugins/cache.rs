@@ -185,7 +185,8 @@ struct Cache {
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let ParsedOptions { options, zones, without_success, without_denial } = parse(setup)?;
+    let ParsedOptions { options, zones, zones_without_success_cache: without_success, without_denial } =
+        parse(setup)?;
     let labels: Vec<String> = zones.all().iter().map(ToString::to_string).collect();
     let shared = CacheState {
         has_recheck: !options.failure_recheck.is_zero(),
@@ -213,12 +214,12 @@ impl Plugin for Cache {
         if !shared.zones.contains(request.query.name()) {
             return next.serve(request).await;
         }
-        let asked = CacheQuery::new(request);
-        let counters = shared.counters(&asked);
-        let Some(found) = shared.find(request, &asked) else {
+        let cache_query = CacheQuery::new(request);
+        let counters = shared.counters(&cache_query);
+        let Some(found) = shared.find(request, &cache_query) else {
             let counted = counters.answered(None);
             let mark = shared.invalidated.mark();
-            let mut reply = shared.store_outcome(&asked, mark, ask(request, next).await)?;
+            let mut reply = shared.store_outcome(&cache_query, mark, ask(request, next).await)?;
             // The response cache may reuse the reply even if it isn't stored here.
             if let Some(repeat) = &mut reply.validity {
                 repeat.counters.extend(counted);
@@ -231,9 +232,9 @@ impl Plugin for Cache {
         }
         match found.freshness {
             Freshness::Fresh => {}
-            Freshness::Due | Freshness::Stale(None) => self.refresh(request, next, &asked, &found),
-            Freshness::Stale(Some(patience)) => {
-                if let Some(reply) = self.verify(request, next, &asked, &found, patience).await {
+            Freshness::Due | Freshness::Stale(None) => self.refresh(request, next, &cache_query, &found),
+            Freshness::Stale(Some(verify_timeout)) => {
+                if let Some(reply) = self.verify(request, next, &cache_query, &found, verify_timeout).await {
                     return Ok(reply);
                 }
             }
@@ -241,8 +242,8 @@ impl Plugin for Cache {
         if matches!(found.freshness, Freshness::Stale(_)) {
             counters.served_stale();
         }
-        let mut reply = asked.reply_from(request, &found);
-        reply.validity = asked.validity(request, &found, &reply, counted);
+        let mut reply = cache_query.reply_from(request, &found);
+        reply.validity = cache_query.validity(request, &found, &reply, counted);
         Ok(reply)
     }
 
@@ -259,21 +260,21 @@ impl Plugin for Cache {
 
 impl Cache {
     /// Refreshes an entry in the background, unless a refresh of the entry is under way.
-    fn refresh(&self, request: &Request, next: Next<'_>, asked: &CacheQuery, found: &CacheHit) {
+    fn refresh(&self, request: &Request, next: Next<'_>, cache_query: &CacheQuery, found: &CacheHit) {
         let is_stale = found.freshness != Freshness::Due;
         self.spawn(|| {
             let place = found.begin_refresh()?;
-            let (shared, asked) = (Arc::clone(&self.shared), asked.clone());
+            let (shared, cache_query) = (Arc::clone(&self.shared), cache_query.clone());
             let (mut request, next) = (background_request(request), next.detached());
-            shared.counters(&asked).prefetch();
+            shared.counters(&cache_query).prefetch();
             Some(async move {
                 let mark = shared.invalidated.mark();
                 let outcome = next.serve(&mut request).await;
                 if !is_stale {
                     // A refresh of an unexpired entry takes any outcome.
-                    let _ = shared.store_outcome(&asked, mark, outcome);
+                    let _ = shared.store_outcome(&cache_query, mark, outcome);
                     place.succeed();
-                } else if shared.store_refreshed(&asked, mark, outcome).is_some() {
+                } else if shared.store_refreshed(&cache_query, mark, outcome).is_some() {
                     place.succeed();
                 }
             })
@@ -286,41 +287,41 @@ impl Cache {
         &self,
         request: &mut Request,
         next: Next<'_>,
-        asked: &CacheQuery,
+        cache_query: &CacheQuery,
         found: &CacheHit,
-        patience: Duration,
+        verify_timeout: Duration,
     ) -> Option<Reply> {
         let shared = &self.shared;
         let place = || {
             if shared.has_recheck { found.begin_refresh().map(Some) } else { Some(None) }
         };
-        if patience.is_zero() {
+        if verify_timeout.is_zero() {
             let place = place()?;
             let mark = shared.invalidated.mark();
             let outcome = ask(request, next).await;
-            let taken = shared.store_refreshed(asked, mark, outcome)?;
+            let stored = shared.store_refreshed(cache_query, mark, outcome)?;
             if let Some(place) = place {
                 place.succeed();
             }
-            return Some(taken.reply);
+            return Some(stored.reply);
         }
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         self.spawn(|| {
             let place = place()?;
-            let (shared, asked) = (Arc::clone(shared), asked.clone());
+            let (shared, cache_query) = (Arc::clone(shared), cache_query.clone());
             let (mut request, next) = (background_request(request), next.detached());
             Some(async move {
                 let mark = shared.invalidated.mark();
                 let outcome = next.serve(&mut request).await;
-                let taken = shared.store_refreshed(&asked, mark, outcome);
-                if let (Some(place), true) = (place, taken.is_some()) {
+                let stored = shared.store_refreshed(&cache_query, mark, outcome);
+                if let (Some(place), true) = (place, stored.is_some()) {
                     place.succeed();
                 }
                 // Fails if the client has already got the expired answer.
-                let _ = tell.send(taken);
+                let _ = sender.send(stored);
             })
         });
-        let StoredReply { mut reply, is_kept, .. } = timeout(patience, told).await.ok()?.ok()??;
+        let StoredReply { mut reply, is_kept, .. } = timeout(verify_timeout, receiver).await.ok()?.ok()??;
         // As in CoreDNS, a stored answer counts as given from the cache, which sets AA.
         reply.metadata.authoritative |= is_kept;
         Some(reply)

@@ -68,12 +68,12 @@ impl Plugin for Cancel {
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
-        let asked = request.clone();
+        let original = request.clone();
         match timeout(self.timeout, next.serve(request)).await {
             Ok(outcome) => outcome,
             Err(_) => {
                 // Cancelled plugins can't undo their changes of the request.
-                *request = asked;
+                *request = original;
                 Err(PluginError::servfail(format!("no answer within {:?}", self.timeout)))
             }
         }

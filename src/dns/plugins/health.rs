@@ -43,7 +43,7 @@ use std::time::Duration;
 use super::setup::{HttpKind, Setup};
 use crate::dns::corefile::CorefileError;
 
-const DEFAULT: &str = ":8080";
+const DEFAULT_ADDRESS: &str = ":8080";
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let mut lameduck = Duration::ZERO;
@@ -54,7 +54,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             _ => return Err(option.unknown("health", &["lameduck"])),
         }
     }
-    setup.serve_http(HttpKind::Health { lameduck }, DEFAULT)
+    setup.serve_http(HttpKind::Health { lameduck }, DEFAULT_ADDRESS)
 }
 
 #[cfg(test)]

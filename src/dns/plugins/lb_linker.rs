@@ -302,7 +302,7 @@ impl LbLinker {
                         self.deny(reply, &mut chase, Denial::Namespace);
                         return false;
                     }
-                    answer.link.iter().for_each(|link| note(link, qtype));
+                    answer.link.iter().for_each(|link| record_queried_family(link, qtype));
                     self.add_dependencies(reply, &mut answer);
                     if !answer.hops.is_empty() {
                         self.check_services(request, reply, zone, &mut answer);
@@ -393,8 +393,8 @@ impl LbLinker {
     /// Removes a link's services if their host is denied, or is reached through a denied name. Removes the addresses of
     /// a service's host or of a zone's name server that the client may not query.
     fn check_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
-        let mut looked = HopCheck::default();
-        let denial = match self.address_types(request, &answer.hops, &mut looked) {
+        let mut hop_check = HopCheck::default();
+        let denial = match self.address_types(request, &answer.hops, &mut hop_check) {
             Ok(types) => {
                 let number = answer.additionals.len();
                 answer.additionals.retain(|record| types.contains(&record.record_type()));
@@ -413,7 +413,7 @@ impl LbLinker {
         if let Some(denial) = denial {
             self.denials.count(reply, denial);
         }
-        looked.limit_reuse(reply);
+        hop_check.limit_reuse(reply);
         if answer.answers.is_empty()
             && let Some(repeat) = &mut reply.validity
         {
@@ -454,7 +454,7 @@ impl LbLinker {
             found = Ok(fresh);
         }
         let is_absence = found.as_ref().is_ok_and(|found| found.is_absence(&query));
-        let TargetAnswer { resolved: known, chain: mut followed, check: looked } = match found {
+        let TargetAnswer { resolved: known, chain: mut followed, check: hop_check } = match found {
             Ok(found) => found,
             Err(ede) => {
                 reply.metadata.response_code = ResponseCode::ServFail;
@@ -472,11 +472,11 @@ impl LbLinker {
         if known.stale || followed.end == ChainEnd::Unresolved {
             reply.validity = None;
         }
-        if let Some(denial) = looked.denial.filter(|_| followed.end != ChainEnd::Denied) {
+        if let Some(denial) = hop_check.denial.filter(|_| followed.end != ChainEnd::Denied) {
             self.denials.count(reply, denial);
         }
-        let denial = looked.denial;
-        looked.limit_reuse(reply);
+        let denial = hop_check.denial;
+        hop_check.limit_reuse(reply);
         add_target_dependencies(reply, &known.reply, &followed, chase, is_absence);
         reply.answers.append(&mut followed.answers);
         reply.authorities = followed.authorities;
@@ -507,11 +507,11 @@ impl LbLinker {
     ) -> Result<TargetAnswer, Ede> {
         let wanted = ResolveOptions { deadline: chase.deadline, max_negative_age: chase.absence(), cached };
         let known = self.targets.of(&request.server).resolve(request, query, wanted).await?;
-        let mut looked = HopCheck::default();
+        let mut hop_check = HopCheck::default();
         let step = |name: &Name| {
             if request.server.is_link_name(name) {
                 ChainStep::Ours
-            } else if self.allows_name(request, name, &mut looked) {
+            } else if self.allows_name(request, name, &mut hop_check) {
                 ChainStep::Upstream
             } else {
                 ChainStep::Denied
@@ -520,16 +520,16 @@ impl LbLinker {
         let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.negative_ttl, step);
         // A chain outside our zones started at a link.
         let namespace = chase.link.as_ref().map_or("", |link| link.key.namespace());
-        let allows = |name: &Name| self.allows_data(request, namespace, name, &mut looked);
+        let allows = |name: &Name| self.allows_data(request, namespace, name, &mut hop_check);
         let has_denied_addresses = drop_denied(&mut followed.answers, &self.policy, allows);
         if has_denied_addresses {
-            looked.denial.get_or_insert(Denial::Address);
+            hop_check.denial.get_or_insert(Denial::Address);
         }
-        let allows = |host: &Name, qtype| !self.denies(request, host, qtype, &mut looked);
+        let allows = |host: &Name, qtype| !self.denies(request, host, qtype, &mut hop_check);
         if drop_hints(&mut followed.answers, allows) {
-            looked.denial.get_or_insert(Denial::Acl);
+            hop_check.denial.get_or_insert(Denial::Acl);
         }
-        Ok(TargetAnswer { resolved: known, chain: followed, check: looked })
+        Ok(TargetAnswer { resolved: known, chain: followed, check: hop_check })
     }
 }
 
@@ -637,7 +637,7 @@ fn is_for_every_client(qtype: RecordType) -> bool {
     matches!(qtype, RecordType::A | RecordType::AAAA | RecordType::HTTPS | RecordType::SVCB)
 }
 
-fn note(link: &Link, qtype: RecordType) {
+fn record_queried_family(link: &Link, qtype: RecordType) {
     if let Some(family) = family_of(qtype) {
         link.last_queried.note(family);
     }

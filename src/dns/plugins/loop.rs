@@ -361,7 +361,7 @@ mod tests {
     /// A plugin in the place of `forward`.
     #[derive(Debug)]
     struct Upstreams {
-        mood: Mutex<UpstreamsState>,
+        behavior: Mutex<UpstreamsState>,
         probes: AtomicU32,
         state: Arc<LoopState>,
     }
@@ -376,11 +376,11 @@ mod tests {
             if self.state.refuses(&request.query) {
                 return Err(PluginError::servfail("loop"));
             }
-            let mood = *self.mood.lock();
+            let behavior = *self.behavior.lock();
             let is_first = request.client == request.server.internal_request(request.query.clone()).client;
             if request.query.query_type() == RecordType::HINFO && is_first {
                 self.probes.fetch_add(1, Ordering::Relaxed);
-                if mood == UpstreamsState::Looping {
+                if behavior == UpstreamsState::Looping {
                     for _ in 0..MAX_HARMLESS_RETURNS {
                         let mut again = request.clone();
                         again.client.set_port(1);
@@ -388,7 +388,7 @@ mod tests {
                     }
                 }
             }
-            match mood {
+            match behavior {
                 UpstreamsState::Looping | UpstreamsState::Silent => pending().await,
                 UpstreamsState::Answering => Ok(request.reply("upstreams")),
                 UpstreamsState::Failing => Err(PluginError::servfail("")),
@@ -405,11 +405,12 @@ mod tests {
         task: JoinHandle<()>,
     }
 
-    fn block(mood: UpstreamsState) -> ProbedBlock {
+    fn block(behavior: UpstreamsState) -> ProbedBlock {
         let (mut context, configuration) = TestServer::configured(". {\nloop\n}\n");
         let mut builder = configuration.blocks.into_iter().next().unwrap().builder;
         let state = builder.loop_state.clone().unwrap();
-        let upstreams = Arc::new(Upstreams { mood: Mutex::new(mood), probes: AtomicU32::new(0), state });
+        let upstreams =
+            Arc::new(Upstreams { behavior: Mutex::new(behavior), probes: AtomicU32::new(0), state });
         let restart = Arc::clone(&builder.on_restart[0]);
         let plugins =
             vec![builder.plugins[0].clone(), ChainPlugin::new(Arc::clone(&upstreams) as Arc<dyn Plugin>)];
@@ -429,8 +430,8 @@ mod tests {
     }
 
     impl ProbedBlock {
-        fn set(&self, mood: UpstreamsState) {
-            *self.upstreams.mood.lock() = mood;
+        fn set(&self, behavior: UpstreamsState) {
+            *self.upstreams.behavior.lock() = behavior;
         }
 
         /// Waits, and returns the counts of past and present loops and of probes.

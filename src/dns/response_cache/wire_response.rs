@@ -57,7 +57,7 @@ impl WireResponse {
     #[must_use]
     pub fn new(
         mut reply: Reply,
-        asked: &Name,
+        qname: &Name,
         (bytes, layout): (&[u8], &RecordOffsets),
         server: u64,
     ) -> Option<Self> {
@@ -65,8 +65,8 @@ impl WireResponse {
         if bytes.len() > MAX_RESPONSE_BYTES {
             return None;
         }
-        let any_spelling = !depends_on_spelling(&reply, asked);
-        if !any_spelling && asked.iter().flatten().any(u8::is_ascii_uppercase) {
+        let any_spelling = !depends_on_spelling(&reply, qname);
+        if !any_spelling && qname.iter().flatten().any(u8::is_ascii_uppercase) {
             return None;
         }
         let places = |section| match section {
@@ -118,8 +118,8 @@ impl WireResponse {
     pub fn weight(&self) -> usize {
         /// The approximate size of a client scope, in bytes: a name and its allocations.
         const CLIENTS: usize = 200;
-        let Validity { links, cache_entries: kept, clients, .. } = &self.validity;
-        size_of::<Self>() + self.bytes.len() + CLIENTS * clients.len() + 32 * (links.len() + kept.len())
+        let Validity { links, cache_entries: entries, clients, .. } = &self.validity;
+        size_of::<Self>() + self.bytes.len() + CLIENTS * clients.len() + 32 * (links.len() + entries.len())
     }
 
     #[must_use]
@@ -164,9 +164,9 @@ impl WireResponse {
 /// Returns whether the encoding depends on the case of the question's name: names in the answer may be compressed
 /// against it, and compression is case-sensitive. An owner with exactly the spelling of the question is always
 /// compressed.
-fn depends_on_spelling(reply: &Reply, asked: &Name) -> bool {
+fn depends_on_spelling(reply: &Reply, qname: &Name) -> bool {
     // Names without a common last label can't be compressed against each other.
-    let last = asked.iter().next_back();
+    let last = qname.iter().next_back();
     let may_point = |name: &Name| {
         name.iter().next_back().zip(last).is_some_and(|(label, last)| label.eq_ignore_ascii_case(last))
     };
@@ -177,7 +177,7 @@ fn depends_on_spelling(reply: &Reply, asked: &Name) -> bool {
             RData::SOA(soa) => may_point(&soa.mname) || may_point(&soa.rname),
             _ => true,
         };
-        data_may_point || (!same_spelling(&record.name, asked) && may_point(&record.name))
+        data_may_point || (!same_spelling(&record.name, qname) && may_point(&record.name))
     })
 }
 

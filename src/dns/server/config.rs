@@ -220,14 +220,14 @@ impl Configuration {
     /// last block that sets them.
     #[must_use]
     pub fn connection_config(&self, listener: &Listener) -> ConnectionConfig {
-        let drafts = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
+        let builders = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
         let tls = match listener.at.scheme {
-            Scheme::Tls => drafts().find_map(|builder| builder.tls.clone()),
+            Scheme::Tls => builders().find_map(|builder| builder.tls.clone()),
             Scheme::Dns => None,
         };
         ConnectionConfig {
             tls,
-            limits: drafts()
+            limits: builders()
                 .fold(ConnectionLimits::default(), |limits, builder| limits.with(builder.timeouts)),
         }
     }

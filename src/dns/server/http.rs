@@ -131,9 +131,9 @@ impl Http {
                     let leaving = self.live.iter().filter(is_leaving);
                     leaving.filter(|live| live.holders.share(port, share)).count() > 0
                 };
-                let beside = share(true);
-                let (bound, listener) =
-                    open_http(endpoint.address, &endpoint.position, beside).inspect_err(|_| {
+                let reuse_port = share(true);
+                let (bound, listener) = open_http(endpoint.address, &endpoint.position, reuse_port)
+                    .inspect_err(|_| {
                         share(false);
                     })?;
                 opened.push(OpenedPort { place, bound, listener });

@@ -162,9 +162,9 @@ impl Instance {
         }
         self.http.serve(http, &endpoints);
         self.report.set_enabled(self.enabled());
-        let drafts = || configuration.blocks.iter().map(|built| &built.builder);
-        (self.set_debug)(drafts().any(|builder| builder.debug));
-        self.reload = drafts().find_map(|builder: &BlockBuilder| builder.reload);
+        let builders = || configuration.blocks.iter().map(|built| &built.builder);
+        (self.set_debug)(builders().any(|builder| builder.debug));
+        self.reload = builders().find_map(|builder: &BlockBuilder| builder.reload);
         self.lameduck = endpoints.iter().map(lameduck).max().unwrap_or_default();
         Ok(applied)
     }
@@ -194,8 +194,8 @@ impl Instance {
             let leaving = self.listeners.iter().filter(is_leaving);
             leaving.filter(|live| live.port_reservation.share(port, share)).count() > 0
         };
-        let beside = share(true) || self.draining.iter().any(|(_, gone)| *gone == port);
-        open(listener.at, &listener.place, beside).inspect_err(|_| {
+        let reuse_port = share(true) || self.draining.iter().any(|(_, gone)| *gone == port);
+        open(listener.at, &listener.place, reuse_port).inspect_err(|_| {
             share(false);
         })
     }

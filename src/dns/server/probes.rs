@@ -133,8 +133,8 @@ async fn serve_at_most(
     // Frees the port, which another reload may need.
     drop(listener);
     // A client with an incomplete request must not delay the shutdown.
-    let farewell = async { while connections.join_next().await.is_some() {} };
-    let _ = timeout(SHUTDOWN_TIMEOUT, farewell).await;
+    let drain = async { while connections.join_next().await.is_some() {} };
+    let _ = timeout(SHUTDOWN_TIMEOUT, drain).await;
     Ok(())
 }
 

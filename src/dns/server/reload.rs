@@ -92,7 +92,7 @@ impl Reloader {
         context: ServerContext,
         set_debug: SetDebug,
     ) -> Result<Self, ServerError> {
-        let asked = signal(SignalKind::user_defined1()).map_err(ServerError::Signal)?;
+        let requested = signal(SignalKind::user_defined1()).map_err(ServerError::Signal)?;
         let metrics = context.metrics.family()?;
         let mut serving = Instance::new(context.clone(), set_debug)?;
         let hash = hash(&corefile);
@@ -106,7 +106,7 @@ impl Reloader {
             context,
             metrics,
             last: Ok(hash),
-            sigusr1: asked,
+            sigusr1: requested,
         })
     }
 
@@ -148,31 +148,31 @@ impl Reloader {
 
     /// Reads and applies the Corefile again. `stop` interrupts the reading, because a file system may not respond. Logs
     /// an error only once.
-    async fn reload(&mut self, asked: bool, stop: &CancellationToken) {
-        let Some(loaded) = stop.run_until_cancelled(self.load(asked)).await else { return };
+    async fn reload(&mut self, requested: bool, stop: &CancellationToken) {
+        let Some(loaded) = stop.run_until_cancelled(self.load(requested)).await else { return };
         let outcome = match loaded {
             Ok(LoadedConfig { configuration: None, .. }) => return,
             Ok(LoadedConfig { hash, zones, configuration: Some(configuration) }) => {
                 let applied = self.instance.apply(configuration);
-                applied.map(|kept| (hash, zones, kept)).map_err(ReloadError::from)
+                applied.map(|summary| (hash, zones, summary)).map_err(ReloadError::from)
             }
             Err(problem) => Err(problem),
         };
         match outcome {
-            Ok((hash, zones, kept)) => {
+            Ok((hash, zones, summary)) => {
                 self.zones.send_if_modified(|known| {
                     let changed = *known != zones;
                     *known = zones;
                     changed
                 });
-                info!("the Corefile is in force again: {kept}");
+                info!("the Corefile is in force again: {summary}");
                 self.metrics.version.reset();
                 self.metrics.version.with_label_values(&["sha512", &hash]).set(1);
                 self.last = Ok(hash);
             }
             Err(problem) => {
                 let problem = problem.to_string();
-                if asked || self.last.as_ref().err() != Some(&problem) {
+                if requested || self.last.as_ref().err() != Some(&problem) {
                     self.metrics.failed.inc();
                     error!("the Corefile isn't taken in force, the one before stays: {problem}");
                 }
@@ -183,7 +183,7 @@ impl Reloader {
 
     /// Reads the Corefile and builds its configuration. Without SIGUSR1, skips the latter if the Corefile and the files
     /// that it names are unchanged.
-    async fn load(&self, asked: bool) -> Result<LoadedConfig, ReloadError> {
+    async fn load(&self, requested: bool) -> Result<LoadedConfig, ReloadError> {
         let (origin, check_zones, context) =
             (self.origin.clone(), Arc::clone(&self.check_zones), self.context.clone());
         let known = self.last.as_ref().ok().cloned();
@@ -193,7 +193,7 @@ impl Reloader {
             let corefile = origin.read()?;
             let hash = hash(&corefile);
             let is_same = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).is_ok_and(|now| now == *bytes);
-            if !asked && known.as_ref() == Some(&hash) && files.iter().all(is_same) {
+            if !requested && known.as_ref() == Some(&hash) && files.iter().all(is_same) {
                 return Ok(LoadedConfig { hash, zones: Vec::new(), configuration: None });
             }
             let zones = corefile.link_zones()?;

@@ -52,14 +52,18 @@ impl PortReservation {
 
 /// Opens the same port for UDP and TCP, or for TLS; port 0 means any free port. `beside` sets SO_REUSEPORT, so that the
 /// port can be shared with a listener of this process that is about to stop.
-pub(crate) fn open(listen: ListenAt, place: &Position, beside: bool) -> Result<ListenerSocket, ServerError> {
+pub(crate) fn open(
+    listen: ListenAt,
+    place: &Position,
+    reuse_port: bool,
+) -> Result<ListenerSocket, ServerError> {
     let ListenAt { scheme, address } = listen;
     let failed = |address, transport| {
         move |source| ServerError::Listen { place: at(place), address, transport, source }
     };
     if scheme == Scheme::Tls || address.port() != 0 {
         // TCP first: its error shows whether another process has the port.
-        let tcp = tcp::bind(address, beside).map_err(failed(address, "TCP"))?;
+        let tcp = tcp::bind(address, reuse_port).map_err(failed(address, "TCP"))?;
         let bound = tcp.local_addr().map_err(failed(address, "TCP"))?;
         let udp = if scheme == Scheme::Tls {
             Vec::new()
@@ -96,9 +100,9 @@ impl ListenerSocket {
 pub(crate) fn open_http(
     address: SocketAddr,
     place: &Position,
-    beside: bool,
+    reuse_port: bool,
 ) -> Result<(SocketAddr, TcpListener), ServerError> {
     let failed = |source| ServerError::Listen { place: at(place), address, transport: "TCP", source };
-    let listener = tcp::bind(address, beside).map_err(failed)?;
+    let listener = tcp::bind(address, reuse_port).map_err(failed)?;
     Ok((listener.local_addr().map_err(failed)?, listener))
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 #[derive(Debug)]
 pub struct ClientQuota {
     limit: usize,
-    taken: Mutex<QuotaState>,
+    quota_state: Mutex<QuotaState>,
 }
 
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl ClientQuota {
     /// Returns a resource of `limit` units, all of them free.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, taken: Mutex::default() })
+        Arc::new(Self { limit, quota_state: Mutex::default() })
     }
 
     /// Returns an empty share for a client. The address must be [unmapped](crate::dns::net::unmapped).
@@ -58,8 +58,8 @@ impl ClientQuota {
 
     #[must_use]
     pub fn held_by(&self, client: IpAddr) -> usize {
-        let taken = self.taken.lock();
-        taken.clients.get(&client).copied().unwrap_or_default()
+        let quota_state = self.quota_state.lock();
+        quota_state.clients.get(&client).copied().unwrap_or_default()
     }
 }
 
@@ -85,8 +85,8 @@ impl QuotaGuard {
         if size == self.size {
             return true;
         }
-        let mut taken = self.shares.taken.lock();
-        let QuotaState { all, clients } = &mut *taken;
+        let mut quota_state = self.shares.quota_state.lock();
+        let QuotaState { all, clients } = &mut *quota_state;
         let entry = clients.entry(self.client);
         let own = if let Entry::Occupied(own) = &entry { *own.get() } else { 0 };
         let more = size.saturating_sub(self.size);
@@ -130,8 +130,8 @@ mod tests {
         all.remove(0);
         assert!(take_all(4).len() >= 256, "what is given back is there for others");
         drop(all);
-        let taken = shares.taken.lock();
-        assert_eq!((taken.all, taken.clients.len()), (0, 0));
+        let quota_state = shares.quota_state.lock();
+        assert_eq!((quota_state.all, quota_state.clients.len()), (0, 0));
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl ConnectionLimits {
 ///
 /// # Errors
 /// If the address can't be bound.
-pub fn bind(address: SocketAddr, beside: bool) -> io::Result<TcpListener> {
+pub fn bind(address: SocketAddr, reuse_port: bool) -> io::Result<TcpListener> {
     bind_with(address, |address| {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         if address.is_ipv6() {
@@ -97,7 +97,7 @@ pub fn bind(address: SocketAddr, beside: bool) -> io::Result<TcpListener> {
         let _ = socket.set_tcp_nodelay(true);
         let _ = socket.set_recv_buffer_size(KERNEL_BUFFER);
         let _ = socket.set_send_buffer_size(KERNEL_BUFFER);
-        setsockopt(&socket, sockopt::ReusePort, &beside)?;
+        setsockopt(&socket, sockopt::ReusePort, &reuse_port)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         TcpListener::from_std(socket.into())
@@ -117,7 +117,7 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> io::Result<()> {
     let mut connections = JoinSet::new();
-    let mut said: Option<Instant> = None;
+    let mut logged_at: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -137,9 +137,9 @@ pub async fn serve(
             }
             Err(error) if is_fatal(&error) => return Err(error),
             Err(error) if is_out_of_resources(&error) => {
-                if said.is_none_or(|said| said.elapsed() > LOG_INTERVAL) {
+                if logged_at.is_none_or(|logged_at| logged_at.elapsed() > LOG_INTERVAL) {
                     warn!("TCP: a connection can't be accepted: {error}");
-                    said = Some(Instant::now());
+                    logged_at = Some(Instant::now());
                 }
                 tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
             }

@@ -127,14 +127,14 @@ fn verifier(
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let named = ca.map(roots).transpose()?;
-    let anybody = |required| {
+    let any_certificate = |required| {
         let algorithms = provider.signature_verification_algorithms;
         Ok(Arc::new(AnyClientCertificate { required, algorithms }) as Arc<dyn ClientCertVerifier>)
     };
     let optional = match clients {
         ClientAuth::None => return Ok(Arc::new(NoClientAuth)),
-        ClientAuth::Request => return anybody(false),
-        ClientAuth::Require => return anybody(true),
+        ClientAuth::Request => return any_certificate(false),
+        ClientAuth::Require => return any_certificate(true),
         ClientAuth::VerifyIfGiven => true,
         ClientAuth::RequireAndVerify => false,
     };

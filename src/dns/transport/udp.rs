@@ -41,7 +41,7 @@ use worker::Worker;
 const RECEIVE_BUFFER: usize = 1 << 20;
 /// The maximum number of questions of a listener that wait for an upstream. Exceeds the number of concurrent queries
 /// that an upstream accepts, so that it limits only questions that wait for another question's query.
-const MAX_WAITING: usize = 4096;
+const MAX_PENDING_QUESTIONS: usize = 4096;
 /// The capacity of the queue from a thread to the full handler, in questions.
 const QUEUE_CAPACITY: usize = 4096;
 /// The capacity of the queue of answers for a thread's response cache. A lost answer is only a missed optimization.
@@ -104,7 +104,7 @@ pub async fn serve(
     handler: Arc<Handler>,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    serve_with(sockets, handler, ClientQuota::new(MAX_WAITING), stop).await
+    serve_with(sockets, handler, ClientQuota::new(MAX_PENDING_QUESTIONS), stop).await
 }
 
 async fn serve_with(
@@ -121,26 +121,26 @@ async fn serve_with(
     // Shared, because the kernel chooses another socket for each port of a client.
     let unreachable = Arc::<Unreachable>::default();
     let mut ends = JoinSet::new();
-    let mut fulls = JoinSet::new();
+    let mut slow_paths = JoinSet::new();
     for socket in sockets {
         let socket = Arc::new(socket);
         workers.sockets.push(Arc::clone(&socket));
         let socket = Arc::new(AnswerSocket::new(socket, Arc::clone(&unreachable), Arc::clone(&metrics)));
-        let (questions, asked) = mpsc::channel(QUEUE_CAPACITY);
-        let (keep, kept) = sync_channel(CACHE_INSERT_CAPACITY);
+        let (questions, queue) = mpsc::channel(QUEUE_CAPACITY);
+        let (insert_sender, inserts) = sync_channel(CACHE_INSERT_CAPACITY);
         let full = SlowPath {
             socket: Arc::clone(&socket),
             handler: Arc::clone(&handler),
             shares: Arc::clone(&shares),
-            keep,
+            insert_sender,
         };
         // Unconstrained, because `serve` yields to other tasks by itself.
-        fulls.spawn(unconstrained(full.serve(asked)));
+        slow_paths.spawn(unconstrained(full.serve(queue)));
         let worker = Worker {
             socket,
             handler: Arc::clone(&handler),
             questions,
-            kept,
+            inserts,
             pending: Arc::clone(&pending),
             stop: Arc::clone(&workers.stop),
             runtime: Handle::current(),
@@ -156,7 +156,7 @@ async fn serve_with(
     loop {
         tokio::select! {
             () = stop.cancelled(), if !workers.is_stopped() => workers.stop(),
-            Some(ended) = fulls.join_next(), if !workers.is_stopped() => {
+            Some(ended) = slow_paths.join_next(), if !workers.is_stopped() => {
                 // The slow path must not end before its thread.
                 outcome = Err(ended.map_or_else(io::Error::other, |()| io::Error::other("the handler has ended")));
                 workers.stop();
@@ -172,7 +172,7 @@ async fn serve_with(
             },
         }
     }
-    while fulls.join_next().await.is_some() {}
+    while slow_paths.join_next().await.is_some() {}
     outcome
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct TimerPool(Mutex<Vec<Pin<Box<Sleep>>>>);
 pub(crate) struct PooledTimer<'a> {
     /// `None` only after the drop.
     timer: Option<Pin<Box<Sleep>>>,
-    alarms: &'a TimerPool,
+    timers: &'a TimerPool,
 }
 
 impl TimerPool {
@@ -31,7 +31,7 @@ impl TimerPool {
             }
             None => Box::pin(sleep_until(deadline)),
         };
-        PooledTimer { timer: Some(timer), alarms: self }
+        PooledTimer { timer: Some(timer), timers: self }
     }
 }
 
@@ -45,7 +45,7 @@ impl Future for PooledTimer<'_> {
 
 impl Drop for PooledTimer<'_> {
     fn drop(&mut self) {
-        let mut idle = self.alarms.0.lock();
+        let mut idle = self.timers.0.lock();
         if idle.len() < IDLE {
             idle.extend(self.timer.take());
         }
@@ -60,12 +60,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reused_timer_fires_at_its_new_deadline() {
-        let alarms = TimerPool::default();
-        let number = || alarms.0.lock().len();
+        let timers = TimerPool::default();
+        let number = || timers.0.lock().len();
         let mut begun = Instant::now();
         for (until, rings) in [(3, false), (5, true), (2, true), (9, false), (4, true), (1, true)] {
             let after = Duration::from_secs(until);
-            let alarm = alarms.at(begun + after);
+            let alarm = timers.at(begun + after);
             if rings {
                 alarm.await;
                 assert_eq!(begun.elapsed(), after);
@@ -75,7 +75,7 @@ mod tests {
             }
             assert_eq!(number(), 1);
         }
-        let many: Vec<_> = (0..=IDLE).map(|_| alarms.at(begun)).collect();
+        let many: Vec<_> = (0..=IDLE).map(|_| timers.at(begun)).collect();
         drop(many);
         assert_eq!(number(), IDLE);
     }

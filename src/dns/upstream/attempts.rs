@@ -124,10 +124,10 @@ impl AttemptSchedule {
             self.next = now;
         }
         // An error of an upstream is more informative than the lack of a socket for another attempt.
-        let tells = |trouble: &ExchangeError| self.why.is_none() || !trouble.is_shortage();
+        let tells = |failure: &ExchangeError| self.why.is_none() || !failure.is_shortage();
         match outcome {
             Ok(answer) => return Some(answer),
-            Err(trouble) if tells(&trouble) => self.why = Some(trouble),
+            Err(failure) if tells(&failure) => self.why = Some(failure),
             Err(_) => {}
         }
         None
@@ -181,7 +181,7 @@ mod tests {
     use crate::dns::upstream::config::ForwardOptions;
     use crate::dns::upstream::endpoint::{Transport, UpstreamEndpoint};
 
-    fn rounds(upstreams: u16, attempts: usize) -> AttemptSchedule {
+    fn schedule(upstreams: u16, attempts: usize) -> AttemptSchedule {
         let upstream = |port| {
             let endpoint =
                 UpstreamEndpoint { address: ([127, 0, 0, 1], port).into(), transport: Transport::Udp };
@@ -190,54 +190,54 @@ mod tests {
         AttemptSchedule::new((1..=upstreams).map(upstream), attempts, Instant::now())
     }
 
-    fn trouble() -> Result<Message, ExchangeError> {
+    fn failure() -> Result<Message, ExchangeError> {
         Err(Operation::dial("tcp", ([127, 0, 0, 1], 1).into()).failed(io::ErrorKind::Other.into()))
     }
 
     /// Begins the next attempt; returns its number, the index of the upstream, and the delay in milliseconds.
-    fn begin(rounds: &mut AttemptSchedule) -> (usize, usize, u128) {
-        let turn = rounds.next().unwrap();
+    fn begin(schedule: &mut AttemptSchedule) -> (usize, usize, u128) {
+        let turn = schedule.next().unwrap();
         let after = turn.at.saturating_duration_since(Instant::now()).as_millis();
-        let InFlight { number, index, .. } = rounds.record_start(turn, Instant::now());
+        let InFlight { number, index, .. } = schedule.record_start(turn, Instant::now());
         (*number, *index, after)
     }
 
     #[tokio::test(start_paused = true)]
     async fn upstreams_are_asked_in_turn_up_to_the_attempt_limit() {
-        let mut rounds = rounds(2, 4);
+        let mut schedule = schedule(2, 4);
         for expected in [(1, 0, 0), (2, 1, 0), (3, 0, 100), (4, 1, 0)] {
-            let begun = begin(&mut rounds);
+            let begun = begin(&mut schedule);
             assert_eq!(begun, expected);
-            assert!(rounds.record_outcome(begun.0, trouble(), Instant::now()).is_none());
+            assert!(schedule.record_outcome(begun.0, failure(), Instant::now()).is_none());
         }
-        assert_eq!(rounds.next(), None);
-        assert!(!rounds.is_waiting());
+        assert_eq!(schedule.next(), None);
+        assert!(!schedule.is_waiting());
     }
 
     #[tokio::test(start_paused = true)]
     async fn pending_or_answered_upstream_isnt_asked_again() {
-        let mut rounds = rounds(2, usize::MAX);
-        assert_eq!(begin(&mut rounds), (1, 0, 0));
-        assert_eq!(begin(&mut rounds), (2, 1, 500), "the first one is silent");
-        rounds.record_outcome(2, trouble(), Instant::now());
-        assert_eq!(rounds.next(), None, "it's the first one's turn");
-        assert!(rounds.record_outcome(1, Ok(Message::query()), Instant::now()).is_some());
-        assert_eq!(begin(&mut rounds), (3, 1, 100));
-        rounds.record_outcome(3, Ok(Message::query()), Instant::now());
-        assert_eq!(rounds.next(), None);
+        let mut schedule = schedule(2, usize::MAX);
+        assert_eq!(begin(&mut schedule), (1, 0, 0));
+        assert_eq!(begin(&mut schedule), (2, 1, 500), "the first one is silent");
+        schedule.record_outcome(2, failure(), Instant::now());
+        assert_eq!(schedule.next(), None, "it's the first one's turn");
+        assert!(schedule.record_outcome(1, Ok(Message::query()), Instant::now()).is_some());
+        assert_eq!(begin(&mut schedule), (3, 1, 100));
+        schedule.record_outcome(3, Ok(Message::query()), Instant::now());
+        assert_eq!(schedule.next(), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn late_attempt_fails_but_may_still_answer() {
-        let mut rounds = rounds(1, 2);
-        begin(&mut rounds);
-        rounds.give_up_on_late(Instant::now());
-        assert_eq!(rounds.next(), None, "it isn't late yet");
-        advance(rounds.due().unwrap().saturating_duration_since(Instant::now())).await;
-        rounds.give_up_on_late(Instant::now());
-        assert!(rounds.why().ends_with("i/o timeout"), "{}", rounds.why());
-        assert_eq!(begin(&mut rounds), (2, 0, 0));
-        assert!(rounds.record_outcome(1, Ok(Message::query()), Instant::now()).is_some());
-        assert!(rounds.is_waiting(), "the second try goes on");
+        let mut schedule = schedule(1, 2);
+        begin(&mut schedule);
+        schedule.give_up_on_late(Instant::now());
+        assert_eq!(schedule.next(), None, "it isn't late yet");
+        advance(schedule.due().unwrap().saturating_duration_since(Instant::now())).await;
+        schedule.give_up_on_late(Instant::now());
+        assert!(schedule.why().ends_with("i/o timeout"), "{}", schedule.why());
+        assert_eq!(begin(&mut schedule), (2, 0, 0));
+        assert!(schedule.record_outcome(1, Ok(Message::query()), Instant::now()).is_some());
+        assert!(schedule.is_waiting(), "the second try goes on");
     }
 }

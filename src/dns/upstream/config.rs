@@ -21,7 +21,7 @@ pub struct ForwardOptions {
     pub max_fails: u32,
     pub health_check: HealthCheck,
     /// The limits of idle connections and sockets.
-    pub keep: PoolConfig,
+    pub pool_config: PoolConfig,
     pub read_timeout: Duration,
     /// The maximum number of failed attempts for one query; `None` for two with each upstream.
     pub max_attempts: Option<usize>,
@@ -47,7 +47,7 @@ impl Default for ForwardOptions {
             policy: SelectionPolicy::Random,
             max_fails: 2,
             health_check: HealthCheck::default(),
-            keep: PoolConfig::default(),
+            pool_config: PoolConfig::default(),
             read_timeout: Duration::from_secs(2),
             max_attempts: None,
             max_concurrent: 1000,

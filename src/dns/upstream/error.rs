@@ -19,7 +19,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// 127.0.0.1:33482->192.0.2.1:53: i/o timeout`.
 #[derive(Debug)]
 pub(crate) struct ExchangeError {
-    doing: Operation,
+    operation: Operation,
     error: io::Error,
 }
 
@@ -45,7 +45,7 @@ impl Operation {
     }
 
     pub(crate) fn failed(self, error: io::Error) -> ExchangeError {
-        ExchangeError { doing: self, error }
+        ExchangeError { operation: self, error }
     }
 
     pub(crate) fn late(self) -> ExchangeError {
@@ -62,8 +62,8 @@ pub(crate) struct ExchangeProgress {
 }
 
 impl ExchangeProgress {
-    pub(crate) fn new(doing: Operation, now: Instant) -> Self {
-        Self { step: Mutex::new((doing, now)), is_silent: AtomicBool::new(false) }
+    pub(crate) fn new(operation: Operation, now: Instant) -> Self {
+        Self { step: Mutex::new((operation, now)), is_silent: AtomicBool::new(false) }
     }
 
     /// Records that the upstream has been silent so long that a health check was started.
@@ -76,21 +76,21 @@ impl ExchangeProgress {
         self.is_silent.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn begins(&self, doing: Operation, now: Instant) {
-        *self.step.lock() = (doing, now);
+    pub(crate) fn begins(&self, operation: Operation, now: Instant) {
+        *self.step.lock() = (operation, now);
     }
 
     /// Records the start of a step, unless it repeats the current one.
-    pub(crate) fn first(&self, doing: Operation, now: Instant) {
-        if self.step().0.verb != doing.verb {
-            self.begins(doing, now);
+    pub(crate) fn first(&self, operation: Operation, now: Instant) {
+        if self.step().0.verb != operation.verb {
+            self.begins(operation, now);
         }
     }
 
     /// Returns the current step, and the time at which it is late.
-    pub(crate) fn due(&self, patience: Duration) -> (Operation, Instant) {
-        let (doing, since) = self.step();
-        (doing, since + if doing.verb == DIAL { CONNECT_TIMEOUT } else { patience })
+    pub(crate) fn due(&self, timeout: Duration) -> (Operation, Instant) {
+        let (operation, since) = self.step();
+        (operation, since + if operation.verb == DIAL { CONNECT_TIMEOUT } else { timeout })
     }
 
     fn step(&self) -> (Operation, Instant) {
@@ -107,7 +107,7 @@ impl ExchangeError {
 
 impl fmt::Display for ExchangeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Operation { verb, network, local, remote } = self.doing;
+        let Operation { verb, network, local, remote } = self.operation;
         write!(f, "{verb} {network} ")?;
         if let Some(local) = local {
             write!(f, "{local}->")?;

@@ -66,16 +66,16 @@ pub(crate) async fn exchange(
     progress: Arc<ExchangeProgress>,
     quota: &SocketQuota,
 ) -> (Instant, Result<Message, ExchangeError>) {
-    let asking = Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota };
-    let mut asking = pin!(asking.ask());
+    let attempt = Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota };
+    let mut attempt = pin!(attempt.ask());
     let answer = tokio::select! {
         biased;
-        answer = &mut asking => answer,
-        () = upstream.alarms.at(times.health_check_at) => {
+        answer = &mut attempt => answer,
+        () = upstream.timers.at(times.health_check_at) => {
             upstream.start_health_checks();
             // The caller has set no timer so far, and sees the change in this same poll.
             progress.falls_silent();
-            asking.await
+            attempt.await
         }
     };
     let ended = Instant::now();
@@ -106,13 +106,13 @@ pub(crate) async fn ping(
     // A health check starts no further health check.
     let times = Deadlines { begun: now, health_check_at: deadline, deadline };
     let quota = &upstream.budget.of_checks();
-    let asking = Attempt { upstream, question, by_tcp, times, progress, quota };
+    let attempt = Attempt { upstream, question, by_tcp, times, progress, quota };
     let bytes = question.encode(false);
     // Each check opens a new socket, because an open one may be the problem. This isn't counted as a miss of the pool.
     if by_tcp {
-        asking.over_new(&bytes, quota.take()).await.map(drop)
+        attempt.over_new(&bytes, quota.take()).await.map(drop)
     } else {
-        asking.by_udp(&bytes, quota.take(), None, now).await.map(drop)
+        attempt.by_udp(&bytes, quota.take(), None, now).await.map(drop)
     }
 }
 
@@ -313,7 +313,7 @@ impl Attempt<'_> {
     /// Waits for a future until the deadline. Sets no timer as long as [`exchange`] wakes the task before.
     async fn timeout_late<T>(&self, deadline: Instant, future: impl Future<Output = T>) -> Result<T, ()> {
         let mut future = pin!(future);
-        let mut alarm = None;
+        let mut timer = None;
         poll_fn(|context| {
             if let Poll::Ready(output) = future.as_mut().poll(context) {
                 return Poll::Ready(Ok(output));
@@ -321,7 +321,7 @@ impl Attempt<'_> {
             if deadline > self.times.health_check_at && !self.progress.is_silent() {
                 return Poll::Pending;
             }
-            alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline))).as_mut().poll(context).map(Err)
+            timer.get_or_insert_with(|| Box::pin(sleep_until(deadline))).as_mut().poll(context).map(Err)
         })
         .await
     }
@@ -335,7 +335,7 @@ impl Attempt<'_> {
         let pooled = self.upstream.pool.take();
         self.upstream.needed(pooled.is_some(), true);
         let Some(connection) = pooled else { return self.over_new(bytes, Ok(permit)).await };
-        let mut old = Box::pin(self.over(connection.with(permit), bytes));
+        let mut old = Box::pin(self.exchange_over(connection.with(permit), bytes));
         let outcome = timeout(POOLED_STREAM_TIMEOUT, &mut old).await;
         if let Ok(Ok(answer)) = outcome {
             return Ok(answer);
@@ -368,11 +368,15 @@ impl Attempt<'_> {
             Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
             Err(_) => return Err(dialing.late()),
         };
-        self.over(StreamConnection { stream, opened: Instant::now(), _permit: permit }, bytes).await
+        self.exchange_over(StreamConnection { stream, opened: Instant::now(), _permit: permit }, bytes).await
     }
 
     /// Sends the query over a connection, which returns to the pool after success.
-    async fn over(&self, mut connection: StreamConnection, bytes: &[u8]) -> Result<Message, ExchangeError> {
+    async fn exchange_over(
+        &self,
+        mut connection: StreamConnection,
+        bytes: &[u8],
+    ) -> Result<Message, ExchangeError> {
         let local = connection.local();
         let reading = Operation::read("tcp", local, self.upstream.endpoint.address);
         self.progress.begins(reading, Instant::now());
@@ -429,7 +433,7 @@ mod tests {
             deadline: begun + Duration::from_secs(5),
         };
         let progress = Arc::new(upstream.progress(begun));
-        let asking = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
+        let attempt = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
         let answering = async {
             let mut message = [0; 512];
             let (_, first) = upstream_socket.recv_from(&mut message).await.unwrap();
@@ -439,7 +443,7 @@ mod tests {
             message[2] |= 0x80;
             upstream_socket.send_to(&message[..length], second).await.unwrap();
         };
-        let ((_, answer), ()) = timeout(Duration::from_secs(10), async { tokio::join!(asking, answering) })
+        let ((_, answer), ()) = timeout(Duration::from_secs(10), async { tokio::join!(attempt, answering) })
             .await
             .expect("the question comes again");
         assert!(answer.is_ok(), "{answer:?}");
@@ -463,7 +467,7 @@ mod tests {
             deadline: begun + Duration::from_secs(5),
         };
         let progress = Arc::new(upstream.progress(begun));
-        let asking = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
+        let attempt = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
         let heard = async || {
             let mut message = [0; 512];
             // Skips health checks, which ask for the root.
@@ -478,7 +482,7 @@ mod tests {
         };
         let pause = tokio::select! {
             pause = hearing => pause,
-            answer = asking => panic!("{answer:?}"),
+            answer = attempt => panic!("{answer:?}"),
         };
         assert!(pause < 2 * UDP_RETRANSMIT, "{pause:?}");
     }

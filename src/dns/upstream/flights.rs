@@ -33,13 +33,13 @@ impl ForwardGroup {
         purpose: LookupOrigin,
         client: IpAddr,
     ) -> ForwardResult {
-        let (begun_for, landing) =
+        let (begun_for, result) =
             self.join_or_start(forward, (question.clone(), purpose, None), client).await?;
         // A lack of sockets of another client doesn't apply to this one.
-        if landing == Err(ForwardError::NoSocket) && begun_for != client {
+        if result == Err(ForwardError::NoSocket) && begun_for != client {
             return self.join_or_start(forward, (question, purpose, Some(client)), client).await?.1;
         }
-        landing
+        result
     }
 
     /// Returns the result of a look-up, and the client that started it.
@@ -54,9 +54,9 @@ impl ForwardGroup {
             let share = forward.admit(*purpose, question.is_common(), client)?;
             let (forward, question, purpose) = (Arc::clone(forward), question.clone(), *purpose);
             Ok(async move {
-                let landing = forward.ask(&question, purpose, client).await.map(Arc::new);
+                let result = forward.ask(&question, purpose, client).await.map(Arc::new);
                 drop(share);
-                (client, landing)
+                (client, result)
             })
         };
         let flight = self.0.join_or_start(&route, look_up, |_| {})?;
@@ -140,7 +140,7 @@ mod tests {
         let mut message = [0; 512];
         let (length, from) = tokio::select! {
             asked = upstream.recv_from(&mut message) => asked.unwrap(),
-            landing = &mut other => panic!("{landing:?}"),
+            result = &mut other => panic!("{result:?}"),
         };
         // Sets QR and RA: an answer without records.
         message[2] |= 0x80;

@@ -34,7 +34,7 @@ pub struct UpstreamGroup {
     /// Changes when names of upstreams are resolved.
     upstreams: ArcSwap<Vec<Arc<Upstream>>>,
     pub(crate) options: ForwardOptions,
-    turn: AtomicUsize,
+    round_robin: AtomicUsize,
     /// Look-ups for clients' queries. Look-ups of targets have a separate limit, so that a flood of queries doesn't
     /// affect them.
     forwards: Arc<ClientQuota>,
@@ -54,7 +54,7 @@ impl UpstreamGroup {
         let chases = options.max_concurrent.min(options.sockets.of_targets());
         let forward = Self {
             upstreams: ArcSwap::default(),
-            turn: AtomicUsize::new(0),
+            round_robin: AtomicUsize::new(0),
             forwards: ClientQuota::new(options.max_concurrent),
             target_quota: ClientQuota::new(chases),
             rare_type_quota: ClientQuota::new(chases.div_ceil(10)),
@@ -122,22 +122,22 @@ impl UpstreamGroup {
         let by_tcp = purpose == LookupOrigin::ForwardByTcp && !self.options.prefer_udp;
         let begun = Instant::now();
         let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
-        let mut rounds = AttemptSchedule::new(upstreams, attempts, begun);
+        let mut schedule = AttemptSchedule::new(upstreams, attempts, begun);
         let mut tries = SmallFutureSet::new();
-        let mut alarm = None;
+        let mut timer = None;
         // The last attempt in flight, and the latest time at which it wakes this task: until then this task needs no
         // timer.
         let mut looked_at = None;
-        let mut poor: Option<Message> = None;
+        let mut fallback: Option<Message> = None;
         // Read only after waiting, because reading the clock takes time.
         let mut now = begun;
         loop {
-            let next = rounds.next().filter(|_| now.duration_since(begun) < LOOKUP_TIMEOUT);
-            if next.is_none() && !rounds.is_waiting() {
-                return poor.ok_or_else(|| self.failed(&rounds, purpose, client));
+            let next = schedule.next().filter(|_| now.duration_since(begun) < LOOKUP_TIMEOUT);
+            if next.is_none() && !schedule.is_waiting() {
+                return fallback.ok_or_else(|| self.failed(&schedule, purpose, client));
             }
             if let Some(next) = next.filter(|next| next.at <= now) {
-                let InFlight { number, upstream, progress, .. } = rounds.record_start(next, now);
+                let InFlight { number, upstream, progress, .. } = schedule.record_start(next, now);
                 let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
                 let times = Deadlines { begun: now, health_check_at: now + SILENT_AFTER, deadline };
                 looked_at = Some((number, times.health_check_at, Arc::clone(&progress)));
@@ -153,35 +153,35 @@ impl UpstreamGroup {
                 Some((number, (ended, outcome))) = tries.next() => {
                     looked_at = looked_at.filter(|(last, ..)| *last != number);
                     now = ended;
-                    match rounds.record_outcome(number, outcome, now) {
+                    match schedule.record_outcome(number, outcome, now) {
                         Some(answer) if self.is_final(&answer, purpose) => return Ok(answer),
-                        Some(answer) if is_better(&answer, poor.as_ref(), purpose) => poor = Some(answer),
+                        Some(answer) if is_better(&answer, fallback.as_ref(), purpose) => fallback = Some(answer),
                         _ => {}
                     }
                 }
                 // Evaluated after each poll of the attempts, because their deadlines may have changed.
                 () = poll_fn(|context| {
-                    let late = rounds.due().unwrap_or(deadline);
-                    let due = next.map_or(late, |next| next.at.min(late));
+                    let late_at = schedule.due().unwrap_or(deadline);
+                    let due = next.map_or(late_at, |next| next.at.min(late_at));
                     if looked_at.as_ref().is_some_and(|(_, at, last)| *at < due && !last.is_silent()) {
                         return Poll::Pending;
                     }
-                    let alarm = alarm.get_or_insert_with(|| Box::pin(sleep_until(due)));
-                    if alarm.deadline() != due {
-                        alarm.as_mut().reset(due);
+                    let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+                    if timer.deadline() != due {
+                        timer.as_mut().reset(due);
                     }
-                    alarm.as_mut().poll(context)
+                    timer.as_mut().poll(context)
                 }) => {
                     now = Instant::now();
-                    rounds.give_up_on_late(now);
+                    schedule.give_up_on_late(now);
                 }
             }
         }
     }
 
-    fn failed(&self, rounds: &AttemptSchedule, purpose: LookupOrigin, client: IpAddr) -> ForwardError {
-        if !rounds.lack_sockets() {
-            return ForwardError::NoAnswer(rounds.why());
+    fn failed(&self, schedule: &AttemptSchedule, purpose: LookupOrigin, client: IpAddr) -> ForwardError {
+        if !schedule.lack_sockets() {
+            return ForwardError::NoAnswer(schedule.why());
         }
         self.options.metrics.iter().for_each(|metrics| metrics.refused(LookupLimit::Sockets));
         self.refusals.note(purpose, client, &ForwardError::NoSocket);
@@ -202,7 +202,7 @@ impl UpstreamGroup {
             return Err(ForwardError::none("the names of the upstreams aren't resolved yet"));
         }
         if !up.is_empty() {
-            self.options.policy.order(&mut up, &self.turn);
+            self.options.policy.order(&mut up, &self.round_robin);
             return Ok((up, attempts));
         }
         self.options.metrics.iter().for_each(|metrics| metrics.all_down.inc());
@@ -210,7 +210,7 @@ impl UpstreamGroup {
             return Err(ForwardError::none("no healthy proxies"));
         }
         up.extend(all.iter().cloned());
-        SelectionPolicy::Random.order(&mut up, &self.turn);
+        SelectionPolicy::Random.order(&mut up, &self.round_robin);
         Ok((up, attempts.min(all.len())))
     }
 

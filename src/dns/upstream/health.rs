@@ -33,7 +33,7 @@ pub(crate) struct Upstream {
     pub(crate) pool: StreamPool,
     pub(crate) sockets: UdpPool,
     pub(crate) budget: Arc<SocketBudget>,
-    pub(crate) alarms: TimerPool,
+    pub(crate) timers: TimerPool,
     pub(crate) reply_timeout: Duration,
     pub(crate) source: Option<IpAddr>,
     pub(crate) metrics: Option<UpstreamCounters>,
@@ -49,10 +49,10 @@ impl Upstream {
         let address = endpoint.address;
         Self {
             endpoint,
-            pool: StreamPool::new(options.keep, Arc::clone(&options.sockets)),
-            sockets: UdpPool::new(options.keep.sockets, Arc::clone(&options.sockets)),
+            pool: StreamPool::new(options.pool_config, Arc::clone(&options.sockets)),
+            sockets: UdpPool::new(options.pool_config.sockets, Arc::clone(&options.sockets)),
             budget: Arc::clone(&options.sockets),
-            alarms: TimerPool::default(),
+            timers: TimerPool::default(),
             reply_timeout: options.read_timeout,
             source: options.source,
             metrics: options.metrics.clone().map(|metrics| UpstreamCounters::new(metrics, address)),
@@ -94,26 +94,26 @@ impl Upstream {
     async fn check(&self) -> bool {
         let mut question = UpstreamQuery::recursive(self.check.domain.clone(), RecordType::NS);
         question.recursion_desired = self.check.recursion_desired;
-        let pong = ping(self, &question.key(), Instant::now() + CHECK_TIMEOUT).await;
-        if pong.as_ref().is_err_and(ExchangeError::is_shortage) {
+        let reply = ping(self, &question.key(), Instant::now() + CHECK_TIMEOUT).await;
+        if reply.as_ref().is_err_and(ExchangeError::is_shortage) {
             // The query wasn't sent.
             return false;
         }
         let was_down = self.is_down();
-        if pong.is_ok() {
+        if reply.is_ok() {
             self.fails.store(0, Ordering::Relaxed);
         } else {
             // An overflow would take over a year.
             self.fails.fetch_add(1, Ordering::Relaxed);
             self.metrics.iter().for_each(UpstreamCounters::check_failed);
         }
-        match (was_down, &pong) {
+        match (was_down, &reply) {
             (false, Err(trouble)) if self.is_down() => {
                 warn!("upstream {} fails health checks: {trouble}", self.endpoint);
             }
             (true, Ok(())) => info!("upstream {} answers again", self.endpoint),
             _ => {}
         }
-        pong.is_ok()
+        reply.is_ok()
     }
 }

@@ -16,12 +16,12 @@ pub enum SelectionPolicy {
 
 impl SelectionPolicy {
     /// Orders the items for one query; `turn` counts the queries.
-    pub(crate) fn order<T>(self, items: &mut [T], turn: &AtomicUsize) {
+    pub(crate) fn order<T>(self, items: &mut [T], round_robin: &AtomicUsize) {
         match self {
             Self::Random => items.shuffle(&mut rand::rng()),
             Self::RoundRobin if !items.is_empty() => {
                 // As in CoreDNS, the first query begins with the second item, and the other items keep their order.
-                let first = turn.fetch_add(1, Ordering::Relaxed).wrapping_add(1) % items.len();
+                let first = round_robin.fetch_add(1, Ordering::Relaxed).wrapping_add(1) % items.len();
                 items[..=first].rotate_right(1);
             }
             Self::RoundRobin | Self::Sequential => {}
@@ -35,10 +35,10 @@ mod tests {
 
     #[test]
     fn each_policy_has_its_order() {
-        let turn = AtomicUsize::new(0);
+        let round_robin = AtomicUsize::new(0);
         let order = |policy: SelectionPolicy| {
             let mut items = [1, 2, 3];
-            policy.order(&mut items, &turn);
+            policy.order(&mut items, &round_robin);
             items
         };
         assert_eq!(order(SelectionPolicy::Sequential), [1, 2, 3]);
@@ -47,6 +47,6 @@ mod tests {
         assert_eq!(order(SelectionPolicy::RoundRobin), [1, 2, 3]);
         let firsts: Vec<u8> = (0..200).map(|_| order(SelectionPolicy::Random)[0]).collect();
         assert!([1, 2, 3].iter().all(|first| firsts.contains(first)), "{firsts:?}");
-        SelectionPolicy::RoundRobin.order(&mut [0_u8; 0], &turn);
+        SelectionPolicy::RoundRobin.order(&mut [0_u8; 0], &round_robin);
     }
 }

@@ -40,7 +40,7 @@ impl<T: Clone + Send + Sync + 'static> Call<T> {
     pub(crate) async fn wait(self) -> Option<T> {
         match self.role {
             CallRole::Driver(driver) => driver.await,
-            CallRole::Waiter(landing) => landing.wait().await.clone(),
+            CallRole::Waiter(result) => result.wait().await.clone(),
         }
     }
 }
@@ -53,9 +53,9 @@ impl<T: Send + 'static> Future for CallDriver<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
         let Some(look_up) = &mut self.0 else { return Poll::Ready(None) };
-        let landed = ready!(look_up.poll_unpin(context));
+        let output = ready!(look_up.poll_unpin(context));
         self.0 = None;
-        Poll::Ready(landed)
+        Poll::Ready(output)
     }
 }
 
@@ -81,12 +81,12 @@ pub(crate) struct Group<K: Eq + Hash, T> {
 #[derive(Debug)]
 struct CallEntry<T> {
     since: Instant,
-    landing: CallResult<T>,
+    result: CallResult<T>,
 }
 
 impl<T: Send + 'static> CallEntry<T> {
     fn join(&self) -> Call<T> {
-        Call { since: self.since, role: CallRole::Waiter(Arc::clone(&self.landing)) }
+        Call { since: self.since, role: CallRole::Waiter(Arc::clone(&self.result)) }
     }
 }
 
@@ -101,7 +101,7 @@ where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    pub(crate) fn under_way(&self, key: &K) -> Option<Call<T>> {
+    pub(crate) fn in_flight(&self, key: &K) -> Option<Call<T>> {
         self.calls.get(key).map(|calls| calls.join())
     }
 
@@ -126,21 +126,21 @@ where
             Entry::Vacant(entry) => entry,
         };
         let look_up = look_up()?;
-        let landing = CallResult::default();
+        let result = CallResult::default();
         let place = EntryGuard {
             calls: Arc::clone(&self.calls),
             key: key.clone(),
-            landing: Some(Arc::clone(&landing)),
+            result: Some(Arc::clone(&result)),
         };
-        let looking = look_up.map(|landed| {
-            place.leave(&landed, take);
-            landed
+        let looking = look_up.map(|output| {
+            place.complete(&output, take);
+            output
         });
         let driver = AssertUnwindSafe(looking)
             .catch_unwind()
-            .map(|landed| landed.inspect_err(|_| error!("a look-up panicked")).ok());
+            .map(|output| output.inspect_err(|_| error!("a look-up panicked")).ok());
         let since = Instant::now();
-        entry.insert(CallEntry { since, landing });
+        entry.insert(CallEntry { since, result });
         Ok(Call { since, role: CallRole::Driver(CallDriver(Some(driver.boxed()))) })
     }
 
@@ -161,29 +161,29 @@ struct EntryGuard<K: Eq + Hash, T> {
     calls: Arc<DashMap<K, CallEntry<T>>>,
     key: K,
     /// `None` after the removal.
-    landing: Option<CallResult<T>>,
+    result: Option<CallResult<T>>,
 }
 
 impl<K: Eq + Hash, T> EntryGuard<K, T> {
     /// Removes the entry and publishes the result. A concurrent `forget` comes either before `take`, which then isn't
     /// called, or after `take`.
-    fn leave(mut self, landed: &T, take: impl FnOnce(&T))
+    fn complete(mut self, output: &T, take: impl FnOnce(&T))
     where
         T: Clone,
     {
-        let Some(landing) = &self.landing else { return };
-        self.give_up(landing, || take(landed));
+        let Some(result) = &self.result else { return };
+        self.remove_entry(result, || take(output));
         // Fast path: no task has joined, and no task can join any more.
-        if Arc::strong_count(landing) > 1 {
-            let _ = landing.set(Some(landed.clone()));
+        if Arc::strong_count(result) > 1 {
+            let _ = result.set(Some(output.clone()));
         }
-        self.landing = None;
+        self.result = None;
     }
 
     /// Removes the entry from the map, unless it was forgotten and replaced by that of another look-up.
-    fn give_up(&self, landing: &CallResult<T>, before: impl FnOnce()) {
+    fn remove_entry(&self, result: &CallResult<T>, before: impl FnOnce()) {
         self.calls.remove_if(&self.key, |_, calls| {
-            let is_ours = Arc::ptr_eq(&calls.landing, landing);
+            let is_ours = Arc::ptr_eq(&calls.result, result);
             if is_ours {
                 before();
             }
@@ -194,9 +194,9 @@ impl<K: Eq + Hash, T> EntryGuard<K, T> {
 
 impl<K: Eq + Hash, T> Drop for EntryGuard<K, T> {
     fn drop(&mut self) {
-        if let Some(landing) = self.landing.take() {
-            self.give_up(&landing, || {});
-            let _ = landing.set(None);
+        if let Some(result) = self.result.take() {
+            self.remove_entry(&result, || {});
+            let _ = result.set(None);
         }
     }
 }
@@ -221,8 +221,8 @@ mod tests {
         let (end, ended) = oneshot::channel();
         let (taken, took) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
-        let Ok(flight) = flights.join_or_start(&1, look_up, |landing| _ = taken.send(*landing));
-        let joined = flights.under_way(&1).unwrap();
+        let Ok(flight) = flights.join_or_start(&1, look_up, |result| _ = taken.send(*result));
+        let joined = flights.in_flight(&1).unwrap();
         assert_eq!(joined.wait().now_or_never(), None);
         assert_eq!(flight.wait().now_or_never(), None);
         end.send(7).unwrap();
@@ -236,7 +236,7 @@ mod tests {
         let (end, ended) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
         let Ok(started) = flights.join_or_start(&1, look_up, |_| panic!("it was forgotten"));
-        let mut joined: Vec<_> = (0..2).map(|_| Box::pin(flights.under_way(&1).unwrap().wait())).collect();
+        let mut joined: Vec<_> = (0..2).map(|_| Box::pin(flights.in_flight(&1).unwrap().wait())).collect();
         assert_eq!((&mut joined[0]).now_or_never(), None);
         drop(started);
         flights.forget(|_| true);
@@ -292,7 +292,7 @@ mod tests {
         };
         let all: JoinSet<_> = (0..20_000).map(|_| fly(Arc::clone(&flights))).collect();
         let told = timeout(CALL_TIMEOUT, all.join_all()).await.expect("nobody waits in vain");
-        assert!(told.iter().all(|landed| *landed == Some(7)));
+        assert!(told.iter().all(|output| *output == Some(7)));
         assert_eq!(flights.keys(), [0; 0]);
     }
 
@@ -300,7 +300,7 @@ mod tests {
     fn waiting_tasks_end_when_the_runtime_does() {
         let flights = Group::<u8, u8>::default();
         let Ok(started) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
-        let joined = flights.under_way(&1).unwrap();
+        let joined = flights.in_flight(&1).unwrap();
         drop(started);
         assert_eq!(joined.wait().now_or_never(), Some(None));
     }

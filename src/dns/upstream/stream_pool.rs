@@ -57,31 +57,31 @@ impl StreamConnection {
 pub(crate) struct StreamPool {
     /// Each connection, and the time since when it is idle.
     idle: IdlePool<(Instant, StreamConnection)>,
-    keep: PoolConfig,
+    pool_config: PoolConfig,
     budget: Arc<SocketBudget>,
 }
 
 impl StreamPool {
-    pub(crate) fn new(keep: PoolConfig, budget: Arc<SocketBudget>) -> Self {
-        Self { idle: IdlePool::default(), keep, budget }
+    pub(crate) fn new(pool_config: PoolConfig, budget: Arc<SocketBudget>) -> Self {
+        Self { idle: IdlePool::default(), pool_config, budget }
     }
 
     /// Takes the most recently used connection, which the other end is least likely to have closed.
     pub(crate) fn take(&self) -> Option<StreamConnection> {
         let mut connections = self.idle.items();
-        connections.retain(|(since, connection)| self.keep.holds(*since, connection));
+        connections.retain(|(since, connection)| self.pool_config.holds(*since, connection));
         connections.pop().map(|(_, connection)| connection)
     }
 
     pub(crate) fn put(&self, connection: StreamConnection) {
-        let keep = self.keep;
+        let pool_config = self.pool_config;
         let item = || Some((Instant::now(), connection.with(self.budget.idle()?)));
         // Expired connections are closed even in an unused pool, because each holds a permit that other upstreams could
         // use.
         let is_over = move |(since, connection): &mut (Instant, StreamConnection), _| {
-            !keep.holds(*since, connection) || connection.is_over()
+            !pool_config.holds(*since, connection) || connection.is_over()
         };
-        self.idle.put(keep.number, item, SWEEP_INTERVAL, is_over);
+        self.idle.put(pool_config.number, item, SWEEP_INTERVAL, is_over);
     }
 
     pub(crate) fn clear(&self) {
@@ -124,8 +124,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let budget = Arc::new(SocketBudget::default());
         let all = free(&budget);
-        let keep = PoolConfig { idle: Duration::from_secs(10), ..PoolConfig::default() };
-        let pool = StreamPool::new(keep, Arc::clone(&budget));
+        let pool_config = PoolConfig { idle: Duration::from_secs(10), ..PoolConfig::default() };
+        let pool = StreamPool::new(pool_config, Arc::clone(&budget));
         // In the second round, the task of the first round has ended.
         for _ in 0..2 {
             for _ in 0..2 {
@@ -133,7 +133,9 @@ mod tests {
             }
             let put = Instant::now();
             holds(&budget, all, 0).await;
-            assert!(put.elapsed() >= keep.idle && put.elapsed() < keep.idle + 2 * SWEEP_INTERVAL);
+            assert!(
+                put.elapsed() >= pool_config.idle && put.elapsed() < pool_config.idle + 2 * SWEEP_INTERVAL
+            );
         }
     }
 
@@ -174,9 +176,9 @@ mod tests {
     async fn number_and_age_of_connections_are_limited() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let seconds = Duration::from_secs;
-        let keep =
+        let pool_config =
             PoolConfig { idle: seconds(10), age: Some(seconds(15)), number: 1, ..PoolConfig::default() };
-        let pool = StreamPool::new(keep, Arc::default());
+        let pool = StreamPool::new(pool_config, Arc::default());
         pool.put(connection(&listener).await);
         let second = connection(&listener).await;
         pool.put(second);

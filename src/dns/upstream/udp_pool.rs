@@ -41,7 +41,7 @@ pub(crate) struct UdpUpstreamSocket {
     pub(crate) local: Option<SocketAddr>,
     opened: Instant,
     /// The number of queries that the socket may still send.
-    left: u8,
+    remaining: u8,
     /// Dropped after the socket.
     _permit: SocketPermit,
 }
@@ -62,7 +62,7 @@ impl UdpUpstreamSocket {
             local,
             udp: for_reading(udp)?,
             opened: Instant::now(),
-            left: MAX_QUERIES_PER_SOCKET,
+            remaining: MAX_QUERIES_PER_SOCKET,
             _permit: permit,
         })
     }
@@ -166,9 +166,9 @@ impl UdpPool {
     }
 
     pub(crate) fn put(&self, mut socket: UdpUpstreamSocket) {
-        socket.left -= 1;
+        socket.remaining -= 1;
         socket.clear_readiness();
-        if socket.left == 0 {
+        if socket.remaining == 0 {
             return;
         }
         // After a burst of queries there may be many sockets.

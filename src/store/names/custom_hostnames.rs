@@ -107,8 +107,8 @@ impl CustomHostnames {
 
     /// Returns the names that a link requests and owns, as spelled in its annotations.
     pub(crate) fn names_of(&self, key: &ServiceKey) -> Box<[Box<str>]> {
-        let asked = self.requests.get(key).into_iter().flat_map(|asked| &asked.names);
-        asked.filter(|(_, wire)| self.owner(wire) == Some(key)).map(|(name, _)| name.clone()).collect()
+        let requested = self.requests.get(key).into_iter().flat_map(|requested| &requested.names);
+        requested.filter(|(_, wire)| self.owner(wire) == Some(key)).map(|(name, _)| name.clone()).collect()
     }
 
     pub(crate) fn requesters(&self, name: &WireName) -> Vec<ServiceKey> {
@@ -227,7 +227,7 @@ mod tests {
             let all = names(&["a.example", "b.example", "*.a.example"]);
             let keys: Vec<ServiceKey> = ["x", "y", "z"].map(key).into();
             let mut custom_hostnames = CustomHostnames::default();
-            let (mut asked, mut noted) = (HashMap::new(), HashMap::<String, (ServiceKey, Vec<_>)>::new());
+            let (mut requested, mut noted) = (HashMap::new(), HashMap::<String, (ServiceKey, Vec<_>)>::new());
             let mut owners: HashMap<WireName, ServiceKey> = HashMap::new();
             for _ in 0..80 {
                 let key = keys[random.random_range(0..keys.len())].clone();
@@ -239,8 +239,9 @@ mod tests {
                     custom_hostnames.set_recorded(&object, Some((&key, &names)))
                 } else {
                     let names: Vec<_> = all.iter().filter(|_| random.random_bool(0.5)).cloned().collect();
-                    let created = asked.get(&key).map_or(random.random_range(0..3), |(created, _)| *created);
-                    asked.insert(key.clone(), (created, names.clone()));
+                    let created =
+                        requested.get(&key).map_or(random.random_range(0..3), |(created, _)| *created);
+                    requested.insert(key.clone(), (created, names.clone()));
                     custom_hostnames.set_requested(&key, created, &names)
                 };
                 for OwnerChange { name, from, to } in changes {
@@ -260,7 +261,7 @@ mod tests {
                 assert_eq!(shown.into_iter().collect::<HashMap<_, _>>(), owners, "seed {seed}");
 
                 let mut fresh = CustomHostnames::default();
-                let mut order: Vec<_> = asked.iter().collect();
+                let mut order: Vec<_> = requested.iter().collect();
                 order.shuffle(&mut random);
                 for (key, (created, names)) in order {
                     fresh.set_requested(key, *created, names);

@@ -16,10 +16,10 @@ const PROBE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duratio
 
 /// The classes of writes that are refused at present, each with the keys that wait for it.
 #[derive(Debug)]
-pub(crate) struct PlaceBreakers<C>(HashMap<C, Breaker>);
+pub(crate) struct CircuitBreakers<C>(HashMap<C, CircuitBreaker>);
 
 #[derive(Debug)]
-struct Breaker {
+struct CircuitBreaker {
     backoff: Backoff,
     /// When the next probe may be made.
     due: Instant,
@@ -29,15 +29,15 @@ struct Breaker {
     waiting: IndexSet<ServiceKey>,
 }
 
-impl<C> Default for PlaceBreakers<C> {
+impl<C> Default for CircuitBreakers<C> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl<C: Eq + Hash> PlaceBreakers<C> {
+impl<C: Eq + Hash> CircuitBreakers<C> {
     /// Returns whether a write of all these classes may be made for a key, perhaps as a probe. Otherwise the key waits
-    /// until [`Self::trip`] or [`Self::next_probe`] returns it.
+    /// until [`Self::record_success`] or [`Self::next_probe`] returns it.
     pub(crate) fn admit(&mut self, key: &ServiceKey, classes: &[C]) -> bool {
         for class in classes {
             if let Some(breaker) = self.0.get_mut(class)
@@ -58,9 +58,9 @@ impl<C: Eq + Hash> PlaceBreakers<C> {
 
     /// Opens the breaker of a class, or keeps it open: a write was refused for a reason that may concern the whole
     /// class. The key waits.
-    pub(crate) fn reset(&mut self, class: C, key: &ServiceKey, at_least: Option<Duration>) {
+    pub(crate) fn record_failure(&mut self, class: C, key: &ServiceKey, at_least: Option<Duration>) {
         self.probe_ended(key);
-        let breaker = self.0.entry(class).or_insert_with(Breaker::new);
+        let breaker = self.0.entry(class).or_insert_with(CircuitBreaker::new);
         // Failures of concurrent writes count once.
         if breaker.due <= Instant::now() {
             breaker.due = Instant::now() + breaker.backoff.next().max(at_least.unwrap_or_default());
@@ -70,7 +70,7 @@ impl<C: Eq + Hash> PlaceBreakers<C> {
 
     /// Closes the breaker of a class, because the API server has processed one of its writes. Returns the keys that
     /// waited.
-    pub(crate) fn trip(&mut self, class: &C) -> Vec<ServiceKey> {
+    pub(crate) fn record_success(&mut self, class: &C) -> Vec<ServiceKey> {
         self.0.remove(class).map(|breaker| breaker.waiting.into_iter().collect()).unwrap_or_default()
     }
 
@@ -105,7 +105,7 @@ impl<C: Eq + Hash> PlaceBreakers<C> {
     }
 }
 
-impl Breaker {
+impl CircuitBreaker {
     fn new() -> Self {
         Self {
             backoff: Backoff::new(PROBE_BACKOFF),
@@ -130,10 +130,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_key_probes_an_open_class_and_the_rest_wait() {
-        let mut breakers = PlaceBreakers::default();
+        let mut breakers = CircuitBreakers::default();
         let keys: Vec<ServiceKey> = (0..3).map(|number| key(&number.to_string())).collect();
         assert!(keys.iter().all(|key| breakers.admit(key, &["a"])), "no class is open");
-        keys.iter().for_each(|key| breakers.reset("a", key, None));
+        keys.iter().for_each(|key| breakers.record_failure("a", key, None));
         assert!(keys.iter().all(|key| !breakers.admit(key, &["a"])));
         assert!(breakers.admit(&key("elsewhere"), &["b"]));
         assert_eq!(breakers.next_probe(), None, "not yet");
@@ -144,18 +144,18 @@ mod tests {
             assert!(breakers.admit(&probe, &["a"]));
             assert!(!breakers.admit(&keys[0], &["a"]) || probe == keys[0], "one at a time");
             assert_eq!(breakers.next_probe(), None);
-            breakers.reset("a", &probe, None);
+            breakers.record_failure("a", &probe, None);
             probes.push(probe);
         }
         assert!(keys.iter().all(|key| probes.contains(key)), "they take turns: {probes:?}");
-        assert_eq!(breakers.trip(&"a").len(), 3);
+        assert_eq!(breakers.record_success(&"a").len(), 3);
         assert!(keys.iter().all(|key| breakers.admit(key, &["a"])));
     }
 
     #[tokio::test(start_paused = true)]
     async fn pauses_between_probes_grow_to_their_bound() {
-        let (mut breakers, probe, mut pause) = (PlaceBreakers::default(), key("db"), Duration::ZERO);
-        breakers.reset("a", &probe, None);
+        let (mut breakers, probe, mut pause) = (CircuitBreakers::default(), key("db"), Duration::ZERO);
+        breakers.record_failure("a", &probe, None);
         for _ in 0..12 {
             let before = Instant::now();
             breakers.due().await;
@@ -163,15 +163,15 @@ mod tests {
             assert!(pause <= PROBE_BACKOFF.1 + Duration::from_millis(2), "{pause:?}");
             assert_eq!(breakers.next_probe().as_ref(), Some(&probe));
             assert!(breakers.admit(&probe, &["a"]));
-            breakers.reset("a", &probe, None);
+            breakers.record_failure("a", &probe, None);
         }
         assert!(pause >= PROBE_BACKOFF.1, "{pause:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn retry_after_is_obeyed_and_a_key_without_a_write_gives_way() {
-        let (mut breakers, start) = (PlaceBreakers::default(), Instant::now());
-        breakers.reset("a", &key("1"), Some(Duration::from_secs(60)));
+        let (mut breakers, start) = (CircuitBreakers::default(), Instant::now());
+        breakers.record_failure("a", &key("1"), Some(Duration::from_secs(60)));
         breakers.admit(&key("2"), &["a"]);
         breakers.due().await;
         assert!(start.elapsed() >= Duration::from_secs(60));
@@ -181,11 +181,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn key_waits_for_any_open_class_and_forgotten_keys_for_none() {
-        let mut breakers = PlaceBreakers::default();
-        breakers.reset("everywhere", &key("1"), None);
+        let mut breakers = CircuitBreakers::default();
+        breakers.record_failure("everywhere", &key("1"), None);
         assert!(!breakers.admit(&key("2"), &["everywhere", "a"]));
-        assert_eq!(breakers.trip(&"everywhere"), [key("1"), key("2")]);
-        breakers.reset("a", &key("1"), None);
+        assert_eq!(breakers.record_success(&"everywhere"), [key("1"), key("2")]);
+        breakers.record_failure("a", &key("1"), None);
         breakers.forget(&key("1"));
         breakers.due().await;
         assert_eq!(breakers.next_probe(), None);

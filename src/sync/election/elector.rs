@@ -169,7 +169,7 @@ pub(super) struct Elector {
     is_backing_off: bool,
     /// The leader that was last logged.
     leader: Option<String>,
-    news: Vec<LeaderEvent>,
+    events: Vec<LeaderEvent>,
 }
 
 impl Elector {
@@ -198,7 +198,7 @@ impl Elector {
             confirmed: None,
             is_backing_off: false,
             leader: None,
-            news: Vec::new(),
+            events: Vec::new(),
         }
     }
 
@@ -209,8 +209,8 @@ impl Elector {
     }
 
     /// Returns the events since the last call.
-    pub(super) fn take_news(&mut self) -> Vec<LeaderEvent> {
-        mem::take(&mut self.news)
+    pub(super) fn take_events(&mut self) -> Vec<LeaderEvent> {
+        mem::take(&mut self.events)
     }
 
     /// Returns the time at which the last renewal that a writer waited for was sent.
@@ -379,7 +379,7 @@ impl Elector {
             ));
         }
         if let Some(holder) = holder.filter(|holder| !mine && self.leader.as_ref() != Some(holder)) {
-            self.news.push(LeaderEvent::NewLeader(holder.clone()));
+            self.events.push(LeaderEvent::NewLeader(holder.clone()));
             self.leader = Some(holder);
         }
     }
@@ -447,7 +447,7 @@ impl Elector {
 
     pub(super) fn resign(&mut self) {
         if self.held.take().is_some() {
-            self.news.push(LeaderEvent::Resigned);
+            self.events.push(LeaderEvent::Resigned);
             (self.dispute, self.renewal_requested) = (Dispute::None, None);
         }
     }
@@ -459,7 +459,7 @@ impl Elector {
         self.known = match mem::replace(&mut self.known, LeaseState::Nothing) {
             LeaseState::There(observed) if !held => {
                 let holder = holder(&observed.lease).filter(|holder| *holder != self.identity);
-                self.news.extend(holder.map(|holder| LeaderEvent::LeaseDeleted(holder.to_owned())));
+                self.events.extend(holder.map(|holder| LeaderEvent::LeaseDeleted(holder.to_owned())));
                 // The Lease may have been renewed right before its deletion, so its time counts from now. A Pod that
                 // has ended stays so, but a Pod that was alive may have ended by now.
                 let owner_lives = observed.owner_lives.filter(|lives| !lives);
@@ -493,17 +493,17 @@ impl Elector {
             // The answer arrived too late.
             return;
         }
-        if self.renewal_requested.take_if(|asked| *asked <= sent).is_some() {
+        if self.renewal_requested.take_if(|requested| *requested <= sent).is_some() {
             self.confirmed = Some(sent);
         }
         let claimed = self.claimed.take();
         if self.held.replace((renewed_by, sent + self.timing.lease)).is_none() {
             self.term = claimed.filter(|claimed| *claimed > self.term).unwrap_or(self.term.saturating_add(1));
             self.leader = Some(self.identity.clone());
-            self.news.push(LeaderEvent::Gained);
+            self.events.push(LeaderEvent::Gained);
         } else if let Some(claimed) = claimed.filter(|claimed| *claimed > self.term) {
             self.term = claimed;
-            self.news.push(LeaderEvent::Raised(claimed));
+            self.events.push(LeaderEvent::Raised(claimed));
         }
         if self.dispute == Dispute::Won {
             self.dispute = Dispute::None;
@@ -519,7 +519,7 @@ impl Elector {
 
     fn lose(&mut self, why: String) {
         if self.held.take().is_some() {
-            self.news.push(LeaderEvent::Lost(why));
+            self.events.push(LeaderEvent::Lost(why));
             (self.dispute, self.renewal_requested) = (Dispute::None, None);
         }
     }

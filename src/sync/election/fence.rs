@@ -22,7 +22,7 @@ pub(super) struct Fence {
 
 impl Fence {
     /// Records a term from an external target.
-    pub(super) fn see(&self, term: u64) {
+    pub(super) fn observe_term(&self, term: u64) {
         self.seen.send_if_modified(|seen| {
             let is_higher = term > *seen;
             *seen = term.max(*seen);
@@ -36,7 +36,7 @@ impl Fence {
     }
 
     /// Returns a receiver for increases of the highest term.
-    pub(super) fn watch_seen(&self) -> watch::Receiver<u64> {
+    pub(super) fn subscribe_highest_term(&self) -> watch::Receiver<u64> {
         self.seen.subscribe()
     }
 }

@@ -59,7 +59,7 @@ pub struct Leadership {
     leader_status: watch::Receiver<LeaderStatus>,
     /// Whether the first round of requests for the Lease has ended.
     settled: watch::Receiver<bool>,
-    rivals: ElectionMode,
+    mode: ElectionMode,
     clock: Clock,
 }
 
@@ -79,7 +79,7 @@ impl Leadership {
         fence: Arc<Fence>,
         clock: Clock,
     ) -> Self {
-        Self { leader_status, settled, rivals: ElectionMode::Elected(fence), clock }
+        Self { leader_status, settled, mode: ElectionMode::Elected(fence), clock }
     }
 
     /// Returns the leadership of a process without an election, in this term.
@@ -88,14 +88,14 @@ impl Leadership {
         Self {
             leader_status: leader_status.subscribe(),
             settled: watch::channel(true).1,
-            rivals: ElectionMode::Disabled(Arc::new(leader_status)),
+            mode: ElectionMode::Disabled(Arc::new(leader_status)),
             clock: clock::now,
         }
     }
 
     /// Returns the leadership of a process without a cluster, or without writes to it.
     #[must_use]
-    pub fn always() -> Self {
+    pub fn unconditional() -> Self {
         Self::alone(ONLY_TERM)
     }
 
@@ -116,7 +116,7 @@ impl Leadership {
                 leader_status.held = term.map(|_| LeaseWindow::Always);
             });
         };
-        let leadership = Self { leader_status: receiver, ..Self::always() };
+        let leadership = Self { leader_status: receiver, ..Self::unconditional() };
         (leadership, lead)
     }
 
@@ -150,13 +150,13 @@ impl Leadership {
 
     #[must_use]
     pub fn is_without_election(&self) -> bool {
-        matches!(self.rivals, ElectionMode::Disabled(_))
+        matches!(self.mode, ElectionMode::Disabled(_))
     }
 
     /// Returns whether a higher term has been seen, and so perhaps another leader: nothing is written until the
     /// election has read the Lease.
     fn is_outdated(&self, term: u64) -> bool {
-        match &self.rivals {
+        match &self.mode {
             ElectionMode::Elected(fence) => fence.highest_term() > term,
             ElectionMode::Disabled(_) => false,
         }
@@ -164,15 +164,15 @@ impl Leadership {
 
     /// Records a term from an external target.
     pub fn observe_term(&self, term: u64) {
-        if let ElectionMode::Elected(fence) = &self.rivals {
-            fence.see(term);
+        if let ElectionMode::Elected(fence) = &self.mode {
+            fence.observe_term(term);
         }
     }
 
     /// Records the highest term on external targets at the start: without an election this process takes a term above
     /// it.
     pub fn raise_term_above(&self, highest: u64) {
-        if let ElectionMode::Disabled(leader_status) = &self.rivals {
+        if let ElectionMode::Disabled(leader_status) = &self.mode {
             leader_status.send_if_modified(|leader_status| {
                 let is_higher = highest >= leader_status.term;
                 if is_higher {
@@ -251,8 +251,8 @@ impl Leadership {
 
     /// Waits until the Lease has been renewed in this term, by a request that is sent after this call.
     async fn confirm(&self, term: u64) -> Result<(), NotLeading> {
-        let ElectionMode::Elected(fence) = &self.rivals else { return Ok(()) };
-        let asked = (self.clock)();
+        let ElectionMode::Elected(fence) = &self.mode else { return Ok(()) };
+        let requested_at = (self.clock)();
         let mut confirmed = fence.confirmed.subscribe();
         let mut leader_status = self.leader_status.clone();
         if self.held() != Some(term) {
@@ -260,7 +260,7 @@ impl Leadership {
         }
         fence.renewal_requested.notify_one();
         loop {
-            if confirmed.borrow_and_update().is_some_and(|sent| sent >= asked) {
+            if confirmed.borrow_and_update().is_some_and(|sent| sent >= requested_at) {
                 return Ok(());
             }
             // The election reports the loss of the lease; if the election has ended, no lease is held.
@@ -296,7 +296,7 @@ mod tests {
     }
 
     fn fence(leadership: &Leadership) -> Arc<Fence> {
-        let ElectionMode::Elected(fence) = &leadership.rivals else { panic!("there is an election") };
+        let ElectionMode::Elected(fence) = &leadership.mode else { panic!("there is an election") };
         Arc::clone(fence)
     }
 
@@ -356,7 +356,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn leadership_without_election_is_permanent() {
-        let mut leadership = Leadership::always();
+        let mut leadership = Leadership::unconditional();
         assert_eq!(leadership.held(), Some(1));
         assert_eq!(leadership.write(1, async { 7 }).await, Ok(7));
         let never = timeout(Duration::from_secs(3600), leadership.changed()).await;
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(before.elapsed(), FIRST_LEASE_TIMEOUT);
         looked.send_replace(true);
         leadership.settled().await;
-        Leadership::always().settled().await;
+        Leadership::unconditional().settled().await;
         assert_eq!(before.elapsed(), FIRST_LEASE_TIMEOUT);
     }
 

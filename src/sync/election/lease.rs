@@ -47,7 +47,7 @@ pub(super) fn duration(lease: &Lease, usual: Duration) -> Option<Duration> {
 pub(super) fn claim(
     there: Option<&Lease>,
     name: &str,
-    me: &str,
+    identity: &str,
     pod: Option<&LeaseOwner>,
     duration: Duration,
     term: u64,
@@ -70,14 +70,14 @@ pub(super) fn claim(
         .collect();
     lease.metadata.owner_references = (!owners.is_empty()).then_some(owners);
     let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
-    if there.is_none_or(|there| holder(there) != Some(me)) {
+    if there.is_none_or(|there| holder(there) != Some(identity)) {
         spec.lease_transitions = Some(match there {
             Some(_) => spec.lease_transitions.unwrap_or_default().saturating_add(1),
             None => 0,
         });
         spec.acquire_time = Some(MicroTime(now));
     }
-    spec.holder_identity = Some(me.to_owned());
+    spec.holder_identity = Some(identity.to_owned());
     spec.lease_duration_seconds =
         pod.is_none().then(|| i32::try_from(duration.as_secs()).unwrap_or(i32::MAX));
     spec.renew_time = Some(MicroTime(now));

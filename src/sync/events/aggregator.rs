@@ -83,8 +83,8 @@ impl SentEvent {
     /// Returns the write for the series that is due now. The second occurrence is sent at once; updates for later ones
     /// can wait.
     fn tell(&mut self, now: Instant) -> EventWrite {
-        let (told, at) = self.reported;
-        if self.count == told || (told > 1 && now.duration_since(at) < SERIES_UPDATE_INTERVAL) {
+        let (sent_count, at) = self.reported;
+        if self.count == sent_count || (sent_count > 1 && now.duration_since(at) < SERIES_UPDATE_INTERVAL) {
             return EventWrite::Nothing;
         }
         self.reported = (self.count, now);
@@ -206,7 +206,7 @@ mod tests {
     fn event_loop_costs_one_request_a_minute_with_exact_count() {
         let (mut memory, quota, start) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
         let looping = event_key("u", Reason::Conflict, "taken");
-        let (mut requests, mut told) = (0, 0);
+        let (mut requests, mut sent_count) = (0, 0);
         for second in 0..600 {
             let now = start + Duration::from_secs(second);
             let mut todo = vec![memory.observe(&looping, at(0), now, &quota)];
@@ -214,16 +214,16 @@ mod tests {
             for todo in todo {
                 requests += i32::from(todo != EventWrite::Nothing);
                 if let EventWrite::Count { count, .. } = todo {
-                    told = count;
+                    sent_count = count;
                 }
             }
         }
         assert!(requests <= 12, "{requests}");
         for (_, todo) in memory.due(start + Duration::from_secs(700)) {
             let EventWrite::Count { count, .. } = todo else { panic!("{todo:?}") };
-            told = count;
+            sent_count = count;
         }
-        assert_eq!(told, 600);
+        assert_eq!(sent_count, 600);
         assert!(memory.due(start + Duration::from_secs(2000)).is_empty());
         assert!(memory.0.is_empty(), "what is long ago is forgotten");
     }

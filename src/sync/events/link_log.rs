@@ -20,18 +20,18 @@ pub struct Telemetry {
     pub log: ServiceLog,
 }
 
-pub(crate) fn log_changes(news: &Telemetry, changes: impl IntoIterator<Item = LinkChange>) {
+pub(crate) fn log_changes(telemetry: &Telemetry, changes: impl IntoIterator<Item = LinkChange>) {
     for change in changes {
-        log_change(news, &change);
+        log_change(telemetry, &change);
     }
 }
 
-pub(crate) fn log_change(news: &Telemetry, change: &LinkChange) {
+pub(crate) fn log_change(telemetry: &Telemetry, change: &LinkChange) {
     let state = |link: &Option<Arc<Link>>| link.as_ref().map(|link| link.state);
     let (before, after) = (state(&change.before), state(&change.after));
     let retargeted = change.target_change();
     if change.before.is_some() && retargeted.is_some() {
-        news.metrics.target_changes.inc();
+        telemetry.metrics.target_changes.inc();
     }
     if before != after && after == Some(LinkState::Stale) {
         // The link continues with its last target, but needs attention.
@@ -43,15 +43,15 @@ pub(crate) fn log_change(news: &Telemetry, change: &LinkChange) {
     }
     let Some(link) = &change.after else { return };
     if let Some(note) = lost_hostnames(change) {
-        news.log.warn(&link.key, &format!("link {}: {note}", link.key));
-        news.recorder.about(link, Reason::Conflict, &note);
+        telemetry.log.warn(&link.key, &format!("link {}: {note}", link.key));
+        telemetry.recorder.about(link, Reason::Conflict, &note);
     }
     if let (Some(target), Some(LinkState::Stale)) = (&link.target, after)
         && before != after
     {
         let why = if link.refused { "the new target isn't followed" } else { "the status is blank" };
         let note = format!("{why}; {target} stays the target");
-        news.recorder.about(link, Reason::TargetStale, &note);
+        telemetry.recorder.about(link, Reason::TargetStale, &note);
     }
 }
 
@@ -67,11 +67,11 @@ pub(crate) fn lost_hostnames(change: &LinkChange) -> Option<String> {
 }
 
 /// Logs the first list as a single line: a line per link would bury everything else.
-pub(crate) fn log_first_list(store: &Store, news: &Telemetry, changes: &[LinkChange]) {
+pub(crate) fn log_first_list(store: &Store, telemetry: &Telemetry, changes: &[LinkChange]) {
     for change in changes {
         debug!("{change}");
         if let Some(note) = lost_hostnames(change) {
-            news.log.warn(&change.key, &format!("link {}: {note}", change.key));
+            telemetry.log.warn(&change.key, &format!("link {}: {note}", change.key));
         }
     }
     info!("ready: load balancers: {}", store.links().len());

@@ -192,7 +192,7 @@ impl EventPublisher {
         };
         self.metrics.wrote(verb, "Event", code);
         let Err(error) = sent else {
-            self.availability.over();
+            self.availability.report_available();
             known.namespaces.on_accepted(namespace);
             if verb == "create" {
                 known.quota.count(event_key, Instant::now());
@@ -264,13 +264,13 @@ impl EventPublisher {
                 if forbidden == Some(Forbidden::Admission) {
                     namespaces.single.refused(code, &sentence);
                 } else {
-                    namespaces.trouble(namespace, now).refused(code, &sentence);
+                    namespaces.error_log(namespace, now).refused(code, &sentence);
                     namespaces.refuse(namespace, now);
                 }
                 SendResult::Refused
             }
             429 | 500.. => {
-                namespaces.trouble(namespace, now).report(status.code, &describe(error, &doing, ""));
+                namespaces.error_log(namespace, now).report(status.code, &describe(error, &doing, ""));
                 SendResult::Again(retry_after(error).unwrap_or_default().min(RETRY_BACKOFF.1))
             }
             code => {
@@ -350,7 +350,7 @@ mod tests {
     /// Runs a publisher against a stub that gives these responses, and succeeds afterwards. Returns the recorder, the
     /// received requests, and the counter of dropped Events.
     fn sender(answers: &[StubResponse]) -> (Recorder, Requests, IntCounter, impl Drop + use<>) {
-        let (sender, requests) = idle_sender(answers, Leadership::always());
+        let (sender, requests) = idle_sender(answers, Leadership::unconditional());
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(sender.run(CancellationToken::new()));
@@ -358,17 +358,17 @@ mod tests {
     }
 
     fn idle_sender(answers: &[StubResponse], leadership: Leadership) -> (EventPublisher, Requests) {
-        let (asked, requests) = mpsc::unbounded_channel();
+        let (received, requests) = mpsc::unbounded_channel();
         let answers = Arc::new(Mutex::new(VecDeque::from(answers.to_vec())));
         let service = tower::service_fn(move |request: Request<Body>| {
-            let (asked, answers) = (asked.clone(), Arc::clone(&answers));
+            let (received, answers) = (received.clone(), Arc::clone(&answers));
             async move {
                 let path = request.uri().path().to_owned();
                 let answer = answers.lock().pop_front();
                 let body = request.into_body().collect_bytes().await.unwrap();
                 let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
                 let what = sent["note"].as_str().map_or_else(|| sent.to_string(), ToOwned::to_owned);
-                asked.send((path, what)).unwrap();
+                received.send((path, what)).unwrap();
                 let (code, body) = match answer.unwrap_or(CREATED) {
                     StubResponse::Never => return std::future::pending().await,
                     StubResponse::Nothing => return Err(std::io::Error::other("connection reset")),
@@ -410,11 +410,11 @@ mod tests {
         record(&recorder, "first");
         record(&recorder, "second");
         let start = Instant::now();
-        let mut asked = Vec::new();
+        let mut received = Vec::new();
         for _ in 0..=MAX_ATTEMPTS {
-            asked.push(requests.recv().await.unwrap().1);
+            received.push(requests.recv().await.unwrap().1);
         }
-        assert_eq!(asked, ["first", "first", "first", "second"]);
+        assert_eq!(received, ["first", "first", "first", "second"]);
         assert!(start.elapsed() >= Duration::from_secs(3), "1 s, then 2 s at least");
         assert!(start.elapsed() <= RETRY_BACKOFF.1 * 2);
         assert_eq!(metrics.get(), 1);
@@ -457,7 +457,7 @@ mod tests {
     async fn refusing_namespace_is_skipped_for_a_while() {
         let forbidden = StubResponse::Status(403, MISSING_RIGHT);
         let (recorder, mut requests, metrics, _tasks) = sender(&[forbidden, CREATED, CREATED, CREATED]);
-        let mut asked = async || {
+        let mut received = async || {
             let (path, note) = requests.recv().await.unwrap();
             (path.contains("/namespaces/refusing/"), note)
         };
@@ -465,20 +465,20 @@ mod tests {
             record_in("refusing", &recorder, &i.to_string());
         }
         record(&recorder, "elsewhere");
-        assert_eq!(asked().await, (true, "0".to_owned()));
-        assert_eq!(asked().await, (false, "elsewhere".to_owned()));
+        assert_eq!(received().await, (true, "0".to_owned()));
+        assert_eq!(received().await, (false, "elsewhere".to_owned()));
         assert_eq!(metrics.get(), 10);
         sleep(Duration::from_secs(3)).await;
         for note in ["later", "last"] {
             record_in("refusing", &recorder, note);
-            assert_eq!(asked().await, (true, note.to_owned()));
+            assert_eq!(received().await, (true, note.to_owned()));
         }
         assert_eq!(metrics.get(), 10);
     }
 
     #[tokio::test(start_paused = true)]
     async fn namespace_with_1000_services_delays_no_other_event() {
-        let (sender, mut requests) = idle_sender(&[], Leadership::always());
+        let (sender, mut requests) = idle_sender(&[], Leadership::unconditional());
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         for note in 0..3 {
             for service in 0..1000 {
@@ -538,7 +538,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn events_queued_at_shutdown_are_sent_or_counted() {
-        let (sender, mut requests) = idle_sender(&[], Leadership::always());
+        let (sender, mut requests) = idle_sender(&[], Leadership::unconditional());
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         let stop = CancellationToken::new();
         stop.cancel();
@@ -549,7 +549,7 @@ mod tests {
         assert_eq!(std::iter::from_fn(|| requests.try_recv().ok()).count(), 10);
         assert_eq!(metrics.get(), 0);
 
-        let (sender, _requests) = idle_sender(&[CREATED, StubResponse::Never], Leadership::always());
+        let (sender, _requests) = idle_sender(&[CREATED, StubResponse::Never], Leadership::unconditional());
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         for i in 0..10 {
             record(&recorder, &i.to_string());

@@ -30,7 +30,7 @@ struct NamespaceBreaker {
 pub(super) struct NamespaceBreakers {
     refused: HashMap<Box<str>, NamespaceBreaker>,
     /// The log for the namespaces without their own log lines.
-    others: ThrottledLog,
+    unnamed_log: ThrottledLog,
     /// The log for single rejected Events. The success of another Event doesn't end it.
     pub(super) single: ThrottledLog,
 }
@@ -48,10 +48,10 @@ impl NamespaceBreakers {
     }
 
     /// Returns the log for a namespace.
-    pub(super) fn trouble(&mut self, namespace: &str, now: Instant) -> &mut ThrottledLog {
+    pub(super) fn error_log(&mut self, namespace: &str, now: Instant) -> &mut ThrottledLog {
         self.entry(namespace, now);
         let own = self.refused.get_mut(namespace).and_then(|refused| refused.trouble.as_mut());
-        own.unwrap_or(&mut self.others)
+        own.unwrap_or(&mut self.unnamed_log)
     }
 
     /// Records that a namespace has accepted an Event.
@@ -60,7 +60,7 @@ impl NamespaceBreakers {
         if let Some(mut trouble) = refused.trouble {
             trouble.recovered(&format!("Events can be recorded again in namespace {namespace}"));
         } else if self.refused.values().all(|refused| refused.trouble.is_some()) {
-            self.others.recovered("Events can be recorded again in the other namespaces");
+            self.unnamed_log.recovered("Events can be recorded again in the other namespaces");
         }
     }
 

@@ -134,10 +134,10 @@ impl Backend {
         match self {
             Self::Namespace { client, availability, namespace } => {
                 let query = RequestQuery { namespace: Some(namespace.clone()), ..RequestQuery::default() };
-                let sign = staleness.watch("external-targets");
-                let services = list_watch::<Service>(client.clone(), query.clone(), sign);
-                let sign = staleness.watch("endpoint-slices");
-                let slices = list_watch::<EndpointSlice>(client.clone(), query, sign);
+                let activity = staleness.watch("external-targets");
+                let services = list_watch::<Service>(client.clone(), query.clone(), activity);
+                let activity = staleness.watch("endpoint-slices");
+                let slices = list_watch::<EndpointSlice>(client.clone(), query, activity);
                 futures::stream::select(
                     namespace_events(services, ObjectKind::Service, namespace, availability.clone()),
                     namespace_events(slices, ObjectKind::EndpointSlice, namespace, availability.clone()),
@@ -190,7 +190,7 @@ impl Backend {
         };
         match sent {
             Ok(object) => {
-                availability.over();
+                availability.report_available();
                 (if created { 201 } else { 200 }, Ok(object))
             }
             Err(error) => {
@@ -214,7 +214,7 @@ pub(crate) async fn patch_service(
     let doing = format!("patch Services in namespace {}", service.namespace());
     match api.patch(service.name(), &params, patch).await {
         Ok(service) => {
-            availability.over();
+            availability.report_available();
             (200, Ok(Some(service.into())))
         }
         Err(error) => failed(
@@ -240,10 +240,10 @@ struct WriteRequest<'a> {
 fn failed(
     error: kube::Error,
     availability: &ApiAvailability,
-    asked: WriteRequest<'_>,
+    write_request: WriteRequest<'_>,
 ) -> (u16, Result<Option<Object>, WriteError>) {
     let code = WriteError::code(&error);
-    let doing = asked.doing;
+    let doing = write_request.doing;
     if let kube::Error::Service(error) = &error
         && error.is::<Elapsed>()
     {
@@ -255,8 +255,8 @@ fn failed(
         availability.report(&root_cause(&error));
         return (0, Err(WriteError::Unanswered));
     }
-    availability.over();
-    (code, Err(sort(error, asked)))
+    availability.report_available();
+    (code, Err(sort(error, write_request)))
 }
 
 /// Returns a strategic merge patch, which leaves other finalizers alone. Another uid is refused (422).
@@ -346,13 +346,13 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     namespace: &str,
     availability: ApiAvailability,
 ) -> impl Stream<Item = ObjectEvent> + Send + use<K> {
-    let mut trouble = WatchLog::new(availability, format!("{kind}s in namespace {namespace}"), ABSENT);
+    let mut watch_log = WatchLog::new(availability, format!("{kind}s in namespace {namespace}"), ABSENT);
     let mut object_errors = ObjectErrors::of_kind(kind);
     let mut list = Vec::new();
     events.filter_map(move |event| {
         // Temporary failures are waited for, but not a missing permission or namespace.
         let unseen = event.as_ref().is_err_and(|error| matches!(error.code(), 401 | 403 | 404));
-        let Some(event) = trouble.unless_failed(event) else {
+        let Some(event) = watch_log.log_failure(event) else {
             return std::future::ready(unseen.then_some(ObjectEvent::Unseen));
         };
         std::future::ready(match event {

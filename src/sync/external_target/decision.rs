@@ -144,7 +144,7 @@ pub struct Actual<'a> {
     /// The EndpointSlices that are labelled for the link.
     pub slices: &'a [&'a EndpointSlice],
     /// EndpointSlices with names that the link needs, labelled for another link or for none.
-    pub strange_slices: &'a [&'a EndpointSlice],
+    pub foreign_slices: &'a [&'a EndpointSlice],
 }
 
 /// The handling of the external target of a deleted Service.
@@ -251,10 +251,10 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
         return slice.map_or(conflict, |slice| remove(ObjectKind::EndpointSlice, &slice.metadata));
     }
     // Objects under a former name are removed only when the new external target exists.
-    let stands =
+    let new_exists =
         desired.service.is_none() || ours.is_some_and(|ours| ours.metadata.deletion_timestamp.is_none());
     let leftovers = || {
-        let former = actual.other_services.first().filter(|_| stands);
+        let former = actual.other_services.first().filter(|_| new_exists);
         former.map_or(NextStep::Done, |service| remove(ObjectKind::Service, &service.metadata))
     };
     // When changing to addresses, write the slices before the Service; when changing away from addresses, in reverse
@@ -379,7 +379,7 @@ fn service_step(
     let Some(object) = named else {
         return NextStep::Write(Write::Create(desired.clone().into()));
     };
-    let ours = match (ours, stranger(object, own)) {
+    let ours = match (ours, foreign_reason(object, own)) {
         (Some(ours), _) => ours,
         (None, None) => object,
         (None, Some(why)) => {
@@ -402,7 +402,7 @@ fn service_step(
 fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) -> NextStep {
     let same_name = |slice: &&&EndpointSlice| slice.metadata.name == desired.metadata.name;
     let ours = actual.slices.iter().find(same_name);
-    let stranger = actual.strange_slices.iter().find(same_name);
+    let stranger = actual.foreign_slices.iter().find(same_name);
     let there = match (ours, stranger) {
         (Some(ours), _) => ours,
         // lb-linker has written this EndpointSlice, which has lost its labels.
@@ -450,7 +450,7 @@ fn remove(kind: ObjectKind, metadata: &ObjectMeta) -> NextStep {
 
 /// Returns the reason why an object that isn't labelled for the link is foreign. An ExternalName Service made by hand
 /// may be adopted, and an object of ours that has lost its labels is taken back.
-fn stranger(object: &Service, own: Option<&str>) -> Option<String> {
+fn foreign_reason(object: &Service, own: Option<&str>) -> Option<String> {
     let metadata = &object.metadata;
     if let Some(other) = other_instance(metadata, own) {
         return Some(belongs_to(other));

@@ -31,18 +31,18 @@ impl fmt::Display for MaxDeletes {
 /// The removals of external targets in the last ten minutes, by any replica.
 #[derive(Debug, Default)]
 pub struct DeletionBudget {
-    made: VecDeque<(Instant, String)>,
+    removals: VecDeque<(Instant, String)>,
     /// The objects in `made`.
     counted: HashSet<String>,
     /// Objects with a removal in flight: they still count as present.
-    under_way: HashSet<String>,
+    in_flight: HashSet<String>,
 }
 
 impl DeletionBudget {
     /// Records that `waiting` of the `present` external targets wait for removal at the start. If these exceed the
     /// limit, the previous process may just have removed as many: then the budget counts as used up, so that a process
     /// that restarts again and again doesn't remove them all.
-    pub fn start(&mut self, max: MaxDeletes, waiting: usize, present: usize, now: Instant) {
+    pub fn initialize(&mut self, max: MaxDeletes, waiting: usize, present: usize, now: Instant) {
         if waiting > limit(max, present) {
             // `MaxDeletes::Share` grows with the number of removed targets, at most to this limit.
             for number in 0..limit(max, 2 * present) {
@@ -67,18 +67,18 @@ impl DeletionBudget {
         if self.counted.contains(object) {
             return Ok(());
         }
-        let limit = limit(max, (present + self.made.len()).saturating_sub(self.under_way.len()));
-        if self.made.len() < limit {
+        let limit = limit(max, (present + self.removals.len()).saturating_sub(self.in_flight.len()));
+        if self.removals.len() < limit {
             return Ok(());
         }
-        Err(self.made.front().map(|(first, _)| WINDOW.saturating_sub(now.duration_since(*first))))
+        Err(self.removals.front().map(|(first, _)| WINDOW.saturating_sub(now.duration_since(*first))))
     }
 
     /// Like [`DeletionBudget::allows`], and counts the removal, once per object.
     ///
     /// # Errors
     /// The time to wait; `None` means forever.
-    pub fn ask(
+    pub fn reserve(
         &mut self,
         max: MaxDeletes,
         object: &str,
@@ -87,35 +87,35 @@ impl DeletionBudget {
     ) -> Result<(), Option<Duration>> {
         self.allows(max, object, present, now)?;
         self.count(object, now);
-        self.under_way.insert(object.to_owned());
+        self.in_flight.insert(object.to_owned());
         Ok(())
     }
 
     /// Records the answer to a removal. `refused` means that the object certainly still exists; after a
     /// missing answer this is unknown.
-    pub fn answered(&mut self, object: &str, refused: bool) {
-        self.under_way.remove(object);
+    pub fn record_result(&mut self, object: &str, refused: bool) {
+        self.in_flight.remove(object);
         if refused && self.counted.remove(object) {
-            self.made.retain(|(_, made)| made != object);
+            self.removals.retain(|(_, made)| made != object);
         }
     }
 
     /// Records that an object is gone, perhaps removed by an earlier leader.
-    pub fn seen(&mut self, object: &str, now: Instant) {
+    pub fn record_observed_removal(&mut self, object: &str, now: Instant) {
         self.expire(now);
-        self.under_way.remove(object);
+        self.in_flight.remove(object);
         self.count(object, now);
     }
 
     fn count(&mut self, object: &str, now: Instant) {
         if self.counted.insert(object.to_owned()) {
-            self.made.push_back((now, object.to_owned()));
+            self.removals.push_back((now, object.to_owned()));
         }
     }
 
     fn expire(&mut self, now: Instant) {
-        while self.made.front().is_some_and(|(at, _)| now.duration_since(*at) >= WINDOW) {
-            let expired = self.made.pop_front();
+        while self.removals.front().is_some_and(|(at, _)| now.duration_since(*at) >= WINDOW) {
+            let expired = self.removals.pop_front();
             expired.map(|(_, object)| self.counted.remove(&object));
         }
     }
@@ -140,19 +140,21 @@ mod tests {
         for (there, allowed) in [(1, 1), (11, 10), (49, 10), (60, 12), (100, 20), (3000, 600)] {
             for at_once in [1, 16] {
                 let mut deletion_budget = DeletionBudget::default();
-                let (mut present, mut asked) = (there, 0);
+                let (mut present, mut removed) = (there, 0);
                 let mut under_way = VecDeque::new();
-                while asked < there
-                    && deletion_budget.ask(MaxDeletes::Share, &asked.to_string(), present, start).is_ok()
+                while removed < there
+                    && deletion_budget
+                        .reserve(MaxDeletes::Share, &removed.to_string(), present, start)
+                        .is_ok()
                 {
-                    under_way.push_back(asked.to_string());
-                    asked += 1;
+                    under_way.push_back(removed.to_string());
+                    removed += 1;
                     if under_way.len() == at_once {
-                        deletion_budget.answered(&under_way.pop_front().unwrap(), false);
+                        deletion_budget.record_result(&under_way.pop_front().unwrap(), false);
                         present -= 1;
                     }
                 }
-                assert_eq!(asked, allowed, "of {there}, {at_once} under way");
+                assert_eq!(removed, allowed, "of {there}, {at_once} under way");
             }
         }
     }
@@ -162,7 +164,7 @@ mod tests {
         let mut deletion_budget = DeletionBudget::default();
         let start = Instant::now();
         let mut ask = |object, seconds| {
-            deletion_budget.ask(MaxDeletes::Number(2), object, 5, start + Duration::from_secs(seconds))
+            deletion_budget.reserve(MaxDeletes::Number(2), object, 5, start + Duration::from_secs(seconds))
         };
         assert_eq!(ask("a", 0), Ok(()));
         assert_eq!(ask("b", 60), Ok(()));
@@ -170,8 +172,8 @@ mod tests {
         assert_eq!(ask("a", 100), Ok(()), "it is tried again and counts once");
         assert_eq!(ask("c", 600), Ok(()));
         assert_eq!(ask("d", 601), Err(Some(Duration::from_secs(59))));
-        assert_eq!(DeletionBudget::default().ask(MaxDeletes::Number(0), "a", 2, start), Err(None));
-        assert_eq!(deletion_budget.ask(MaxDeletes::Unlimited, "d", 2, start), Ok(()));
+        assert_eq!(DeletionBudget::default().reserve(MaxDeletes::Number(0), "a", 2, start), Err(None));
+        assert_eq!(deletion_budget.reserve(MaxDeletes::Unlimited, "d", 2, start), Ok(()));
     }
 
     #[test]
@@ -179,14 +181,14 @@ mod tests {
         let mut deletion_budget = DeletionBudget::default();
         let now = Instant::now();
         let max = MaxDeletes::Number(2);
-        assert_eq!(deletion_budget.ask(max, "a", 5, now), Ok(()));
-        deletion_budget.answered("a", true);
+        assert_eq!(deletion_budget.reserve(max, "a", 5, now), Ok(()));
+        deletion_budget.record_result("a", true);
         assert_eq!(deletion_budget.allows(max, "b", 5, now), Ok(()));
-        assert_eq!(deletion_budget.ask(max, "b", 5, now), Ok(()), "the question alone counts nothing");
-        deletion_budget.answered("b", false);
-        deletion_budget.seen("b", now);
-        deletion_budget.seen("theirs", now);
-        assert!(deletion_budget.ask(max, "c", 5, now).is_err());
+        assert_eq!(deletion_budget.reserve(max, "b", 5, now), Ok(()), "the question alone counts nothing");
+        deletion_budget.record_result("b", false);
+        deletion_budget.record_observed_removal("b", now);
+        deletion_budget.record_observed_removal("theirs", now);
+        assert!(deletion_budget.reserve(max, "c", 5, now).is_err());
     }
 
     #[test]
@@ -200,9 +202,9 @@ mod tests {
             (MaxDeletes::Unlimited, 100, true),
         ] {
             let mut deletion_budget = DeletionBudget::default();
-            deletion_budget.start(max, waiting, 30, start);
-            assert_eq!(deletion_budget.ask(max, "a", 30, start).is_ok(), allowed, "{max} {waiting}");
-            assert!(deletion_budget.ask(max, "a", 30, later).is_ok(), "{max} {waiting}");
+            deletion_budget.initialize(max, waiting, 30, start);
+            assert_eq!(deletion_budget.reserve(max, "a", 30, start).is_ok(), allowed, "{max} {waiting}");
+            assert!(deletion_budget.reserve(max, "a", 30, later).is_ok(), "{max} {waiting}");
         }
     }
 }

@@ -132,9 +132,9 @@ fn slice<'a>(
 fn service_metadata(link: &Link) -> ObjectMeta {
     let hostnames = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
     let uid = (!link.uid.is_empty()).then(|| (SERVICE_UID.to_owned(), link.uid.to_string()));
-    let noted: BTreeMap<String, String> = hostnames.into_iter().chain(uid).collect();
+    let recorded: BTreeMap<String, String> = hostnames.into_iter().chain(uid).collect();
     ObjectMeta {
-        annotations: (!noted.is_empty()).then_some(noted),
+        annotations: (!recorded.is_empty()).then_some(recorded),
         ..metadata(link, &link.external_target())
     }
 }

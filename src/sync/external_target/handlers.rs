@@ -31,14 +31,14 @@ impl Reconciler {
         match event {
             ObjectEvent::ListBegins(kind) => self.objects.list_begins(kind),
             // Another watch has noticed the restore already.
-            ObjectEvent::Rewound(_) if self.rewinds != self.settings.rewinds.count() => {}
+            ObjectEvent::Rewound(_) if self.rewinds != self.context.rewinds.count() => {}
             ObjectEvent::Rewound(kind) => {
-                self.settings.rewinds.note(&format!("{kind}s in the target namespace"));
+                self.context.rewinds.record_restore(&format!("{kind}s in the target namespace"));
             }
             ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
             ObjectEvent::Unseen => {
-                self.settings.store.set_owners_known();
-                if self.settings.policy.sync == SyncMode::Off {
+                self.context.store.set_owners_known();
+                if self.context.policy.sync == SyncMode::Off {
                     // Without the permission to read objects there is nothing to wait for.
                     self.listed.extend([ObjectKind::Service, ObjectKind::EndpointSlice]);
                 }
@@ -47,15 +47,15 @@ impl Reconciler {
                 let id = object.id();
                 let was_outdated = self.stale_versions.remove(&id).is_some();
                 // Skip a version that the answer to our own write has contained already.
-                if was_outdated || self.objects.is_news(&object) {
+                if was_outdated || self.objects.changes_cache(&object) {
                     let is_new = self.objects.get(&id).is_none_or(|known| known.uid != *object.uid());
                     self.change_object(&id, |objects| objects.apply(&object));
-                    self.see_term(&object, is_new);
+                    self.process_object_term(&object, is_new);
                 }
             }
             ObjectEvent::Deleted { id, uid } => {
                 self.stale_versions.remove(&id);
-                self.note_removal(&id, &uid);
+                self.count_observed_removal(&id, &uid);
                 self.former.forget(&uid);
                 self.change_object(&id, |objects| objects.remove(&id, &uid));
             }
@@ -63,13 +63,13 @@ impl Reconciler {
     }
 
     /// Counts the removal of the external target of a gone Service, perhaps by an earlier leader.
-    fn note_removal(&mut self, id: &ObjectId, uid: &str) {
+    fn count_observed_removal(&mut self, id: &ObjectId, uid: &str) {
         let holder = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
-        let outlived = |key: ServiceKey| {
-            self.settings.store.get(&key).is_some_and(|link| link.service_gone_since().is_some())
+        let is_service_gone = |key: ServiceKey| {
+            self.context.store.get(&key).is_some_and(|link| link.service_gone_since().is_some())
         };
-        if id.kind == ObjectKind::Service && !self.former.wrote(uid) && holder.is_some_and(outlived) {
-            self.deletion_budget.lock().seen(&removal_of(&id.name, uid), Instant::now());
+        if id.kind == ObjectKind::Service && !self.former.wrote(uid) && holder.is_some_and(is_service_gone) {
+            self.deletion_budget.lock().record_observed_removal(&removal_of(&id.name, uid), Instant::now());
         }
     }
 
@@ -79,7 +79,7 @@ impl Reconciler {
         self.stale_versions.retain(|id, _| id.kind != kind);
         self.listed.insert(kind);
         self.listed_in_term.insert(kind);
-        self.see_terms();
+        self.process_all_terms();
         for id in &gone {
             self.report_owner(id);
         }
@@ -88,13 +88,13 @@ impl Reconciler {
         }
         for object in self.objects.iter().filter(|object| object.id.kind == ObjectKind::Service) {
             if !was_listed {
-                self.tell_last_target(object);
+                self.publish_persisted_target(object);
             }
             self.report_owner(&object.id);
         }
         self.report
             .other_owner(self.objects.number_of_others(), |namespace| self.objects.other_owner(namespace));
-        self.settings.store.set_owners_known();
+        self.context.store.set_owners_known();
         if was_listed {
             self.restore_deleted(false);
             self.work_queue.resume();
@@ -113,7 +113,7 @@ impl Reconciler {
             info!("link {}: its external target is {after} from now on, not {before}", change.key);
         }
         if self.may_write() {
-            self.report.heed(change);
+            self.report.record_target_change(change);
         }
         if change.target_change().is_some() {
             // Earlier failures concern the old target.
@@ -127,8 +127,8 @@ impl Reconciler {
         if id.kind == ObjectKind::Service {
             let object = self.objects.get(id);
             let holder = object.and_then(|object| self.objects.owner_of(object));
-            let noted = object.filter(|_| holder.is_some()).and_then(|object| object.annotation(HOSTNAME));
-            self.settings.store.set_owner(&id.name, holder.as_ref(), &noted_hostnames(noted));
+            let recorded = object.filter(|_| holder.is_some()).and_then(|object| object.annotation(HOSTNAME));
+            self.context.store.set_owner(&id.name, holder.as_ref(), &noted_hostnames(recorded));
         }
     }
 
@@ -136,33 +136,33 @@ impl Reconciler {
     pub(crate) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Box<str>> {
         let objects = self.objects.of_link(key).into_iter();
         let services = objects.filter(|object| object.id.kind == ObjectKind::Service);
-        let mut noted: Vec<Box<str>> = Vec::new();
+        let mut recorded: Vec<Box<str>> = Vec::new();
         // A link may have two external targets, of which one is to replace the other.
         for name in services.flat_map(|object| noted_hostnames(object.annotation(HOSTNAME))) {
-            if !noted.contains(&name) {
-                noted.push(name);
+            if !recorded.contains(&name) {
+                recorded.push(name);
             }
         }
-        self.settings.hostname_policy.borrow().still_granted(key.namespace(), noted)
+        self.context.hostname_policy.borrow().still_granted(key.namespace(), recorded)
     }
 
     /// Passes the target of an external target of an earlier process to the store.
-    fn tell_last_target(&self, object: &ObservedObject) {
+    fn publish_persisted_target(&self, object: &ObservedObject) {
         let Some(holder) = self.objects.owner_of(object) else { return };
         let written_for = match (object.annotation(SERVICE_UID), object.created) {
             (Some(uid), _) => TargetOwner::Uid(uid.into()),
             (None, Some(created)) => TargetOwner::CreatedUntil(created),
             (None, None) => TargetOwner::Unknown,
         };
-        let noted = noted_hostnames(object.annotation(HOSTNAME));
-        let hostnames = self.settings.hostname_policy.borrow().still_granted(holder.namespace(), noted);
+        let recorded = noted_hostnames(object.annotation(HOSTNAME));
+        let hostnames = self.context.hostname_policy.borrow().still_granted(holder.namespace(), recorded);
         let last = PersistedTarget {
             target: self.target_of(&holder, object),
             owner: written_for,
             hostnames: hostnames.into(),
-            is_ours: self.is_of_ours(&holder, object.has_our_field_manager),
+            is_ours: self.is_own_object(&holder, object.has_our_field_manager),
         };
-        log_changes(&self.settings.news, self.settings.store.set_persisted_target(&holder, last));
+        log_changes(&self.context.telemetry, self.context.store.set_persisted_target(&holder, last));
     }
 
     /// Returns the target that the external target of a link records, if it is still allowed.
@@ -176,32 +176,33 @@ impl Reconciler {
         let objects: Vec<Object> = objects.map(ObservedObject::to_object).collect();
         let slices = objects.iter().filter_map(Object::as_slice);
         // The tombstone's name isn't a target, nor is the placeholder during a change of the clusterIP.
-        let nobodys = |target: &Target| {
+        let is_placeholder = |target: &Target| {
             let text = target.to_string();
-            text == self.settings.policy.tombstone || text == placeholder_name(&service.id.name)
+            text == self.context.policy.tombstone || text == placeholder_name(&service.id.name)
         };
-        let target =
-            current_target(service.to_object().as_service()?, slices).filter(|target| !nobodys(target));
+        let target = current_target(service.to_object().as_service()?, slices)
+            .filter(|target| !is_placeholder(target));
         // Drop targets that the policy now denies. Targets in our zones are checked by DNS for each answer.
-        target.and_then(|target| self.settings.hostname_policy.borrow().targets.allowed(target))
+        target.and_then(|target| self.context.hostname_policy.borrow().targets.allowed(target))
     }
 
     /// Changes the cached state of an object, and queues the links that the object concerned before and concerns now.
     pub(crate) fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut ObjectCache)) {
-        self.queue_concerned(id);
+        self.queue_affected_links(id);
         change(&mut self.objects);
-        self.settings.metrics.set_objects_of_others(self.objects.number_of_others());
+        self.context.metrics.set_objects_of_others(self.objects.number_of_others());
         self.report_owner(id);
-        self.queue_concerned(id);
+        self.queue_affected_links(id);
     }
 
-    fn queue_concerned(&mut self, id: &ObjectId) {
+    fn queue_affected_links(&mut self, id: &ObjectId) {
         if !self.is_listed() {
             return;
         }
         let labelled = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
-        let wanting = external_target(id).map(|name| self.settings.store.claimants(name)).unwrap_or_default();
-        for key in labelled.iter().chain(&wanting) {
+        let claimant_keys =
+            external_target(id).map(|name| self.context.store.claimants(name)).unwrap_or_default();
+        for key in labelled.iter().chain(&claimant_keys) {
             self.work_queue.add(key);
         }
     }
@@ -209,28 +210,28 @@ impl Reconciler {
     /// Adopts the external targets of gone Services, and updates the orphans. `begins` is whether this is the
     /// start.
     pub(crate) fn restore_deleted(&mut self, begins: bool) {
-        let unknown = self.objects.links().filter(|key| !self.settings.store.contains(key));
+        let unknown = self.objects.links().filter(|key| !self.context.store.contains(key));
         let mut keys: BTreeSet<ServiceKey> = unknown.collect();
-        self.take_stock(begins);
+        self.check_external_targets(begins);
         keys.extend(self.orphans.links().cloned());
         for key in &keys {
-            self.note_orphans(key);
+            self.update_orphans(key);
         }
     }
 
     /// Returns whether an object of ours, from a watched namespace, is labelled for a link.
-    pub(crate) fn left_something(&self, key: &ServiceKey) -> bool {
-        self.settings.selection.watches(key.namespace())
-            && self.objects.of_link(key).iter().any(|object| self.is_ours(object.has_our_field_manager))
+    pub(crate) fn has_removable_object(&self, key: &ServiceKey) -> bool {
+        self.context.selection.watches(key.namespace())
+            && self.objects.of_link(key).iter().any(|object| self.is_removable(object.has_our_field_manager))
     }
 
     /// Returns whether an object of a gone Service is ours to remove. A foreign object is ours only with `--prune`.
-    pub(crate) fn is_ours(&self, has_our_field_manager: bool) -> bool {
-        self.settings.policy.prune || has_our_field_manager
+    pub(crate) fn is_removable(&self, has_our_field_manager: bool) -> bool {
+        self.context.policy.prune || has_our_field_manager
     }
 
-    pub(crate) fn note_orphans(&mut self, key: &ServiceKey) {
-        let ReconcilerContext { store, selection, policy, .. } = &self.settings;
+    pub(crate) fn update_orphans(&mut self, key: &ServiceKey) {
+        let ReconcilerContext { store, selection, policy, .. } = &self.context;
         let own = policy.instance.as_deref();
         let mut orphans = Vec::new();
         // A recreated Service may have an orphan of its predecessor.

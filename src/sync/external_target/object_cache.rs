@@ -196,14 +196,14 @@ impl ObjectCache {
 
     /// Applies an object from the watch or from the answer to a write, if it is newer than the cached one.
     pub fn apply(&mut self, object: &Object) {
-        if self.is_news(object) {
+        if self.changes_cache(object) {
             self.insert(Box::new(ObservedObject::of(object)));
         }
     }
 
     /// Returns whether an object is newer than the cached one.
     #[must_use]
-    pub fn is_news(&self, object: &Object) -> bool {
+    pub fn changes_cache(&self, object: &Object) -> bool {
         let id = object.id();
         if self.deleted.get(object.uid()) == Some(&id) {
             return false;

@@ -40,15 +40,15 @@ pub fn removal_command(namespace: &str, objects: &[&str]) -> String {
 pub(crate) struct Orphans {
     metrics: Arc<ReconcilerMetrics>,
     known: BTreeMap<ServiceKey, Vec<String>>,
-    news: Vec<(ServiceKey, String)>,
+    unlogged: Vec<(ServiceKey, String)>,
     /// The start of the time window, and the number of lines in it.
-    said: (Instant, usize),
+    logged: (Instant, usize),
 }
 
 impl Orphans {
     pub(crate) fn new(metrics: Arc<ReconcilerMetrics>) -> Self {
         metrics.orphans.set(0);
-        Self { metrics, known: BTreeMap::new(), news: Vec::new(), said: (Instant::now(), 0) }
+        Self { metrics, known: BTreeMap::new(), unlogged: Vec::new(), logged: (Instant::now(), 0) }
     }
 
     pub(crate) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
@@ -61,7 +61,7 @@ impl Orphans {
         }
         let before = self.known.remove(key).unwrap_or_default();
         let new = objects.iter().filter(|object| !before.contains(object));
-        self.news.extend(new.map(|object| (key.clone(), object.clone())));
+        self.unlogged.extend(new.map(|object| (key.clone(), object.clone())));
         if !objects.is_empty() {
             self.known.insert(key.clone(), objects);
         }
@@ -70,7 +70,7 @@ impl Orphans {
     }
 
     pub(crate) fn report(&mut self, backend: &Backend) {
-        let (lines, more) = self.take_news(Instant::now());
+        let (lines, more) = self.take_unlogged(Instant::now());
         for (key, object) in &lines {
             let remove = match backend {
                 Backend::Namespace { namespace, .. } => removal_command(namespace, &[object]),
@@ -92,17 +92,17 @@ impl Orphans {
     }
 
     /// Returns the new orphans to log, and the number of those above the limit.
-    fn take_news(&mut self, now: Instant) -> (Vec<(ServiceKey, String)>, usize) {
-        if self.news.is_empty() {
+    fn take_unlogged(&mut self, now: Instant) -> (Vec<(ServiceKey, String)>, usize) {
+        if self.unlogged.is_empty() {
             return (Vec::new(), 0);
         }
-        if now.duration_since(self.said.0) > LOG_INTERVAL {
-            self.said = (now, 0);
+        if now.duration_since(self.logged.0) > LOG_INTERVAL {
+            self.logged = (now, 0);
         }
-        let mut news = std::mem::take(&mut self.news);
-        let more = news.split_off(news.len().min(MAX_LINES.saturating_sub(self.said.1)));
-        self.said.1 += news.len();
-        (news, more.len())
+        let mut unlogged = std::mem::take(&mut self.unlogged);
+        let more = unlogged.split_off(unlogged.len().min(MAX_LINES.saturating_sub(self.logged.1)));
+        self.logged.1 += unlogged.len();
+        (unlogged, more.len())
     }
 }
 
@@ -117,8 +117,8 @@ mod tests {
         ServiceKey::new("shop", &format!("svc-{i}"))
     }
 
-    fn said(orphans: &mut Orphans, now: Instant) -> (usize, usize) {
-        let (lines, more) = orphans.take_news(now);
+    fn logged(orphans: &mut Orphans, now: Instant) -> (usize, usize) {
+        let (lines, more) = orphans.take_unlogged(now);
         (lines.len(), more)
     }
 
@@ -126,20 +126,20 @@ mod tests {
     fn orphan_is_logged_once_and_many_are_limited() {
         let mut orphans = Orphans::new(crate::sync::test_support::metrics());
         let now = Instant::now();
-        assert_eq!(said(&mut orphans, now), (0, 0));
+        assert_eq!(logged(&mut orphans, now), (0, 0));
         for _ in 0..2 {
             for i in 0..50 {
                 orphans.set(&key(i), vec![format!("svc-{i}-shop-ext")]);
             }
         }
         assert_eq!(orphans.metrics.orphans.get(), 50);
-        assert_eq!(said(&mut orphans, now), (20, 30));
-        assert_eq!(said(&mut orphans, now), (0, 0));
+        assert_eq!(logged(&mut orphans, now), (20, 30));
+        assert_eq!(logged(&mut orphans, now), (0, 0));
         orphans.set(&key(50), vec!["another".to_owned()]);
-        assert_eq!(said(&mut orphans, now), (0, 1), "enough for this minute");
+        assert_eq!(logged(&mut orphans, now), (0, 1), "enough for this minute");
         orphans.set(&key(0), vec![]);
         orphans.set(&key(0), vec!["svc-0-shop-ext".to_owned()]);
-        assert_eq!(said(&mut orphans, now + 2 * LOG_INTERVAL), (1, 0), "it is one again");
+        assert_eq!(logged(&mut orphans, now + 2 * LOG_INTERVAL), (1, 0), "it is one again");
         for key in orphans.links().cloned().collect::<Vec<_>>() {
             orphans.set(&key, vec![]);
         }

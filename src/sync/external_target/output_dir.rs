@@ -67,14 +67,14 @@ impl OutputDirectory {
             let directory = directory.clone();
             tokio::task::spawn_blocking(move || directory.list())
         });
-        let told = |list: Result<Result<_, DirectoryError>, JoinError>| match list {
+        let to_events = |list: Result<Result<_, DirectoryError>, JoinError>| match list {
             Ok(list) => list.map_err(|error| warn!("{error}")).ok(),
             Err(error) => {
                 warn!("{error}");
                 None
             }
         };
-        lists.scan((), move |(), list| std::future::ready(told(list))).flat_map(
+        lists.scan((), move |(), list| std::future::ready(to_events(list))).flat_map(
             |objects: Vec<ObservedObject>| {
                 let (services, slices) =
                     objects.into_iter().partition(|object| object.id.kind == ObjectKind::Service);

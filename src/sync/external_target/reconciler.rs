@@ -37,7 +37,7 @@ use super::orphans::Orphans;
 use super::status_log::StatusLog;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
-use crate::sync::controller::circuit_breaker::PlaceBreakers;
+use crate::sync::controller::circuit_breaker::CircuitBreakers;
 use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use crate::sync::controller::work_queue::WorkQueue;
 use crate::sync::election::term::unix_now;
@@ -62,30 +62,30 @@ const MAX_WRITES: usize = 16;
 ///
 /// # Errors
 /// If the objects can't be watched any more.
-pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result<(), SyncError> {
-    let mut feed = settings.store.subscribe();
-    if stop.run_until_cancelled(settings.leadership.settled()).await.is_none() {
+pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<(), SyncError> {
+    let mut feed = context.store.subscribe();
+    if stop.run_until_cancelled(context.leadership.settled()).await.is_none() {
         return Ok(());
     }
-    let mut events = settings.backend.events(&settings.staleness);
-    let (leadership, rewinds) = (settings.leadership.clone(), settings.rewinds.clone());
-    let mut leader_status = settings.leadership.clone();
-    let mut links_listed = settings.links_listed.clone();
-    let mut hostname_policy = settings.hostname_policy.clone();
+    let mut events = context.backend.events(&context.staleness);
+    let (leadership, rewinds) = (context.leadership.clone(), context.rewinds.clone());
+    let mut leader_status = context.leadership.clone();
+    let mut links_listed = context.links_listed.clone();
+    let mut hostname_policy = context.hostname_policy.clone();
     hostname_policy.mark_unchanged();
-    let mut reconciler = Reconciler::new(settings);
+    let mut reconciler = Reconciler::new(context);
     // Nothing is written before both lists are complete.
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = reconciler.settings.store.synced(), if reconciler.is_listed() => break,
+            () = reconciler.context.store.synced(), if reconciler.is_listed() => break,
             () = leadership.wait_for_other_term(reconciler.term) => events = reconciler.begin_term(),
-            () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
+            () = rewinds.wait_for_change(reconciler.rewinds) => events = reconciler.begin_term(),
             Ok(()) = hostname_policy.changed() => events = reconciler.take_policy(),
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
         }
     }
-    reconciler.take_term();
+    reconciler.begin_term_without_election();
     reconciler.restore_deleted(true);
     reconciler.seed_budget();
     reconciler.queue_all();
@@ -100,7 +100,7 @@ pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             () = leadership.wait_for_other_term(reconciler.term) => events = reconciler.begin_term(),
-            () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
+            () = rewinds.wait_for_change(reconciler.rewinds) => events = reconciler.begin_term(),
             Ok(()) = hostname_policy.changed() => events = reconciler.take_policy(),
             () = leader_status.changed() => reconciler.on_leader_status(),
             Ok(()) = links_listed.changed() => reconciler.resume_writing(),
@@ -113,24 +113,24 @@ pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result
                 let next = reconciler.adoption.next(tokio::time::Instant::now());
                 next.iter().for_each(|key| reconciler.work_queue.add(key));
             }
-            Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended?),
+            Some(ended) = reconciler.writes.join_next() => reconciler.on_write_end(ended?),
             Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.looked_up(&existing?),
         }
     }
-    let farewell = async {
+    let drain = async {
         while let Some(ended) = reconciler.writes.join_next().await {
-            reconciler.ended(ended?);
+            reconciler.on_write_end(ended?);
         }
         Ok(())
     };
-    tokio::time::timeout(SHUTDOWN_TIMEOUT, farewell).await.unwrap_or_else(|_| {
+    tokio::time::timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or_else(|_| {
         warn!("stopping although some writes to the API server haven't been answered");
         Ok(())
     })
 }
 
 pub(crate) struct Reconciler {
-    pub(crate) settings: ReconcilerContext,
+    pub(crate) context: ReconcilerContext,
     pub(crate) objects: ObjectCache,
     /// The kinds of objects with a complete list.
     pub(crate) listed: HashSet<ObjectKind>,
@@ -148,7 +148,7 @@ pub(crate) struct Reconciler {
     /// the watch delivers another version.
     pub(crate) stale_versions: HashMap<ObjectId, (Option<String>, Instant)>,
     pub(crate) report: StatusLog,
-    pub(crate) breakers: PlaceBreakers<WriteClass>,
+    pub(crate) breakers: CircuitBreakers<WriteClass>,
     /// A write counts here just before it is sent.
     pub(crate) deletion_budget: Arc<Mutex<DeletionBudget>>,
     pub(crate) orphans: Orphans,
@@ -156,69 +156,69 @@ pub(crate) struct Reconciler {
     pub(crate) former: FormerLeaders,
     pub(crate) contradictions: Contradictions,
     /// Services that count as gone, with a failed last confirmation.
-    pub(crate) refused_looks: HashMap<ServiceKey, LastingRefusal>,
+    pub(crate) refused_look_ups: HashMap<ServiceKey, LastingRefusal>,
     start_check: StartCheck,
     /// Whether the last write had no answer.
     pub(crate) unanswered: bool,
 }
 
 impl Reconciler {
-    fn new(mut settings: ReconcilerContext) -> Self {
-        settings.policy.tombstone = settings.hostname_policy.borrow().tombstone();
+    fn new(mut context: ReconcilerContext) -> Self {
+        context.policy.tombstone = context.hostname_policy.borrow().tombstone();
         let report = StatusLog::new(
-            settings.backend.clone(),
-            settings.news.clone(),
-            Arc::clone(&settings.metrics),
-            Arc::clone(&settings.api),
+            context.backend.clone(),
+            context.telemetry.clone(),
+            Arc::clone(&context.metrics),
+            Arc::clone(&context.api),
         );
-        let orphans = Orphans::new(Arc::clone(&settings.metrics));
+        let orphans = Orphans::new(Arc::clone(&context.metrics));
         Self {
-            objects: ObjectCache::new(settings.policy.instance.clone()),
+            objects: ObjectCache::new(context.policy.instance.clone()),
             listed: HashSet::new(),
-            term: settings.leadership.term(),
-            rewinds: settings.rewinds.count(),
+            term: context.leadership.term(),
+            rewinds: context.rewinds.count(),
             listed_in_term: HashSet::new(),
             initial_pass: HashSet::new(),
             writes: JoinSet::new(),
             work_queue: WorkQueue::new(MAX_WRITES),
             stale_versions: HashMap::new(),
             report,
-            breakers: PlaceBreakers::default(),
+            breakers: CircuitBreakers::default(),
             deletion_budget: Arc::default(),
             orphans,
             adoption: AdoptionQueue::default(),
             former: FormerLeaders::default(),
             contradictions: Contradictions::default(),
-            refused_looks: HashMap::new(),
+            refused_look_ups: HashMap::new(),
             start_check: StartCheck::default(),
             unanswered: false,
-            settings,
+            context,
         }
     }
 
     /// Begins a term of this leader, or continues after a restore of etcd, with new lists.
     fn begin_term(&mut self) -> BoxStream<'static, ObjectEvent> {
-        self.term = self.settings.leadership.term();
-        self.rewinds = self.settings.rewinds.count();
+        self.term = self.context.leadership.term();
+        self.rewinds = self.context.rewinds.count();
         self.listed_in_term.clear();
         self.former.clear();
-        self.refused_looks.clear();
-        self.settings.backend.events(&self.settings.staleness)
+        self.refused_look_ups.clear();
+        self.context.backend.events(&self.context.staleness)
     }
 
     /// Applies a changed hostname policy, with new lists: it decides which recorded hostnames and targets count.
     fn take_policy(&mut self) -> BoxStream<'static, ObjectEvent> {
-        self.settings.policy.tombstone = self.settings.hostname_policy.borrow().tombstone();
+        self.context.policy.tombstone = self.context.hostname_policy.borrow().tombstone();
         self.begin_term()
     }
 
     /// Returns whether writes may be made: by the leader, after everything has been listed in its term and since the
     /// last restore of etcd. A failed list of load balancers delays only the links of its namespace.
     pub(crate) fn may_write(&self) -> bool {
-        self.settings.leadership.current_term() == Some(self.term)
+        self.context.leadership.current_term() == Some(self.term)
             && self.listed_in_term.len() == self.listed.len()
-            && self.rewinds == self.settings.rewinds.count()
-            && self.settings.links_listed.borrow().is_settled(self.lists())
+            && self.rewinds == self.context.rewinds.count()
+            && self.context.links_listed.borrow().is_settled(self.lists())
     }
 
     /// Returns the term and the rewind count of the lists that writes are based on.
@@ -229,14 +229,14 @@ impl Reconciler {
     /// Returns whether the load balancers of a namespace have been listed in this term and since the last restore of
     /// etcd.
     pub(crate) fn are_links_listed(&self, namespace: &str) -> bool {
-        self.settings.links_listed.borrow().covers(namespace, self.lists())
+        self.context.links_listed.borrow().covers(namespace, self.lists())
     }
 
     fn may_write_for(&self, link: &Link) -> bool {
         let namespace = link.key.namespace();
         // A Service that is gone stays gone in the next term, and is looked up before such a write.
         let is_gone = || {
-            let listed = self.settings.links_listed.borrow().of(namespace);
+            let listed = self.context.links_listed.borrow().of(namespace);
             is_end_told(link) && listed.is_none_or(|listed| listed.rewinds == self.rewinds)
         };
         self.may_write() && (self.are_links_listed(namespace) || is_gone())
@@ -245,8 +245,8 @@ impl Reconciler {
     /// Makes the writes that were due while this process didn't lead.
     pub(crate) fn resume_writing(&mut self) {
         if self.may_write() {
-            self.take_stock(true);
-            self.announce();
+            self.check_external_targets(true);
+            self.record_left_out_events();
             self.work_queue.resume();
             self.queue_all();
             self.initial_pass = self.work_queue.queued();
@@ -255,7 +255,7 @@ impl Reconciler {
 
     /// Processes the beginning or the end of leadership.
     fn on_leader_status(&mut self) {
-        if self.settings.leadership.current_term().is_none() {
+        if self.context.leadership.current_term().is_none() {
             self.report.leadership_lost();
             self.adoption.clear();
         }
@@ -263,13 +263,13 @@ impl Reconciler {
 
     /// Initializes the deletion budget with the number of removals that wait at the start.
     fn seed_budget(&mut self) {
-        let links = self.settings.store.links();
-        let goes = |link: &Arc<Link>| {
-            link.is_gone() || link.service_gone_since().is_some() && self.left_something(&link.key)
+        let links = self.context.store.links();
+        let waits_for_removal = |link: &Arc<Link>| {
+            link.is_gone() || link.service_gone_since().is_some() && self.has_removable_object(&link.key)
         };
-        let waiting = links.into_iter().filter(goes).count();
-        let (max, present) = (self.settings.policy.max_deletes, self.objects.number_of_links());
-        self.deletion_budget.lock().start(max, waiting, present, Instant::now());
+        let waiting = links.into_iter().filter(waits_for_removal).count();
+        let (max, present) = (self.context.policy.max_deletes, self.objects.number_of_links());
+        self.deletion_budget.lock().initialize(max, waiting, present, Instant::now());
     }
 
     /// Queues all links, including those that were forgotten while the feed lagged.
@@ -277,15 +277,14 @@ impl Reconciler {
         self.queue_all();
         let known = self.report.links().chain(self.work_queue.known()).chain(self.orphans.links());
         let known = known.chain(self.start_check.links()).cloned();
-        let forgotten =
-            known.chain(self.objects.links()).filter(|key| self.settings.store.get(key).is_none());
+        let forgotten = known.chain(self.objects.links()).filter(|key| self.context.store.get(key).is_none());
         for key in forgotten.collect::<Vec<_>>() {
             self.work_queue.add(&key);
         }
     }
 
     pub(crate) fn queue_all(&mut self) {
-        for link in self.settings.store.links() {
+        for link in self.context.store.links() {
             self.work_queue.add(&link.key);
         }
     }
@@ -301,20 +300,20 @@ impl Reconciler {
             self.initial_pass.shrink_to_fit();
             self.report.tidy();
         }
-        self.orphans.report(&self.settings.backend);
-        self.report.remind(self.settings.policy.max_deletes);
+        self.orphans.report(&self.context.backend);
+        self.report.remind(self.context.policy.max_deletes);
     }
 
     /// Reconciles a link. A panic is caught, so that it affects only this link.
     fn reconcile_isolated(&mut self, key: ServiceKey) {
         let now = Instant::now();
-        let looked = catch_unwind(AssertUnwindSafe(|| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
             #[cfg(test)]
-            defect::strike(&key);
+            defect::panic_if_injected(&key);
             self.reconcile(key.clone());
         }));
-        if looked.is_err() {
-            self.settings.metrics.reconciled(ReconcileResult::Failed, now);
+        if outcome.is_err() {
+            self.context.metrics.reconciled(ReconcileResult::Failed, now);
             let pause = self.work_queue.add_rate_limited(&key, None);
             error!(
                 "link {key}: its reconciling has panicked, a defect of lb-linker; next try in {pause:.1?}"
@@ -325,41 +324,41 @@ impl Reconciler {
     fn reconcile(&mut self, key: ServiceKey) {
         self.work_queue.stop_timer(&key);
         let (now, is_news) = (Instant::now(), !self.initial_pass.remove(&key));
-        let found = self.settings.store.get(&key);
-        self.start_check.settle(&key, found.as_deref(), &self.settings.metrics);
+        let found = self.context.store.get(&key);
+        self.start_check.settle(&key, found.as_deref(), &self.context.metrics);
         if found.as_ref().is_none_or(|link| link.service_gone_since().is_none()) {
-            self.contradictions.over(&key);
-            self.refused_looks.remove(&key);
+            self.contradictions.remove(&key);
+            self.refused_look_ups.remove(&key);
         }
         let Some(link) = found else {
             self.report.forget(&key);
             self.work_queue.forget(&key);
             self.adoption.forget(&key);
             // A link that has left an object is reconciled once more, as a link with a gone Service.
-            if self.left_something(&key) {
-                self.settings.store.insert_gone(&key, self.noted_hostnames(&key));
+            if self.has_removable_object(&key) {
+                self.context.store.insert_gone(&key, self.noted_hostnames(&key));
             }
-            return self.note_orphans(&key);
+            return self.update_orphans(&key);
         };
-        self.note_orphans(&key);
+        self.update_orphans(&key);
         if link.is_left_out() {
             self.follow_recorded(&link);
-            return self.settings.metrics.reconciled(ReconcileResult::Waiting, now);
+            return self.context.metrics.reconciled(ReconcileResult::Waiting, now);
         }
         let external_target = link.external_target();
         let ids = object_ids(&external_target);
         let labelled: Vec<Object> =
             self.objects.of_link(&key).into_iter().map(ObservedObject::to_object).collect();
-        let strange: Vec<Object> = ids
+        let foreign_objects: Vec<Object> = ids
             .iter()
             .filter(|id| !labelled.iter().any(|object| object.id() == **id))
             .filter_map(|id| self.objects.get(id).map(ObservedObject::to_object))
             .collect();
         let named: Vec<&Object> =
-            labelled.iter().filter(|object| ids.contains(&object.id())).chain(&strange).collect();
+            labelled.iter().filter(|object| ids.contains(&object.id())).chain(&foreign_objects).collect();
         // If this process may never have observed the Service of a link, only objects of ours count.
         let strict = link.was_never_seen() || matches!(link.state, LinkState::Recreated(_));
-        let counts = |object: &Object| !strict || self.is_ours(has_our_field_manager(object.meta()));
+        let counts = |object: &Object| !strict || self.is_removable(has_our_field_manager(object.meta()));
         let objects: Vec<&Object> = labelled.iter().filter(|object| counts(object)).collect();
         let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();
         let others: Vec<&Service> = objects
@@ -368,21 +367,22 @@ impl Reconciler {
             .filter(|service| service.metadata.name.as_deref() != Some(&external_target))
             .filter(|service| {
                 has_our_field_manager(&service.metadata)
-                    || link.service_gone_since().is_some() && self.settings.policy.prune
+                    || link.service_gone_since().is_some() && self.context.policy.prune
             })
             .collect();
-        let strangers: Vec<&EndpointSlice> = strange.iter().filter_map(Object::as_slice).collect();
+        let foreign_slices: Vec<&EndpointSlice> =
+            foreign_objects.iter().filter_map(Object::as_slice).collect();
         let actual = Actual {
             named: named.iter().find_map(|object| object.as_service()),
             is_orphan: named.iter().any(|object| object.kind() == ObjectKind::Service && !counts(object)),
-            strange_slices: &strangers,
+            foreign_slices: &foreign_slices,
             other_services: &others,
             slices: &slices,
         };
         let objects_of_link = objects.iter().map(|object| object.uid());
         let policy = match link.was_never_seen() && self.former.wrote_all(objects_of_link) {
-            true => &former::policy(&self.settings.policy),
-            false => &self.settings.policy,
+            true => &former::policy(&self.context.policy),
+            false => &self.context.policy,
         };
         let mut step = next_step(&link, actual, policy, now);
         if let (Some(since), true) = (link.service_gone_since(), self.start_check.postpones(&key)) {
@@ -394,7 +394,7 @@ impl Reconciler {
         }
         let (repair, adoption) = self.wanted_annotations(&link, actual, &step);
         if !matches!(step, NextStep::Write(_)) {
-            self.report.not_held(&key);
+            self.report.clear_held_back(&key);
             // The last write of an annotation may have failed although the link needs no other write.
             if repair.is_none() && adoption.is_none() {
                 self.work_queue.succeeded(&key);
@@ -408,27 +408,27 @@ impl Reconciler {
                 if adoption.is_none() {
                     self.adoption.forget(&key);
                 }
-                let is_turn = |_: &Write| self.adoption.ask(&key, tokio::time::Instant::now());
+                let is_turn = |_: &Write| self.adoption.may_write(&key, tokio::time::Instant::now());
                 let annotate = repair.or_else(|| adoption.filter(is_turn));
                 if annotate.is_some_and(|write| self.start(&link, write, now)) {
                     return;
                 }
                 ReconcileResult::Unchanged
             }
-            NextStep::Write(_) if self.settings.policy.sync == SyncMode::Off => ReconcileResult::Unchanged,
+            NextStep::Write(_) if self.context.policy.sync == SyncMode::Off => ReconcileResult::Unchanged,
             NextStep::Write(write) if is_kept(&write) => ReconcileResult::Waiting,
-            NextStep::Write(write) if self.settings.policy.sync == SyncMode::Plan => {
+            NextStep::Write(write) if self.context.policy.sync == SyncMode::Plan => {
                 let removal = Self::removal(&link, &write);
                 if removal.is_none_or(|object| self.may_remove(&link, &object)) {
-                    self.report.plan(&key, all_writes(&link, actual, &self.settings.policy, now));
+                    self.report.plan(&key, all_writes(&link, actual, &self.context.policy, now));
                 }
                 ReconcileResult::Waiting
             }
             // The leader makes the write. All links are queued again when this replica leads and has listed them.
             NextStep::Write(_) if !self.may_write_for(&link) => ReconcileResult::Waiting,
             NextStep::Forget => {
-                if let Some(change) = self.settings.store.forget(&key) {
-                    log_change(&self.settings.news, &change);
+                if let Some(change) = self.context.store.forget(&key) {
+                    log_change(&self.context.telemetry, &change);
                 }
                 ReconcileResult::Unchanged
             }
@@ -444,14 +444,14 @@ impl Reconciler {
             NextStep::Write(write) => {
                 let ours = actual.named.filter(|_| holder(&external_target).as_ref() == Some(&key));
                 let target = || current_target(ours?, slices.iter().copied());
-                self.report.retargets(&key, !is_news, target);
+                self.report.record_previous_target(&key, !is_news, target);
                 if self.start(&link, write, now) {
                     return;
                 }
                 ReconcileResult::Waiting
             }
         };
-        self.settings.metrics.reconciled(result, now);
+        self.context.metrics.reconciled(result, now);
     }
 }
 
@@ -464,7 +464,7 @@ impl Reconciler {
         actual: Actual<'_>,
         step: &NextStep,
     ) -> (Option<Write>, Option<Write>) {
-        let policy = &self.settings.policy;
+        let policy = &self.context.policy;
         if *step != NextStep::Done || policy.sync != SyncMode::On || !self.may_write_for(link) {
             return (None, None);
         }
@@ -487,7 +487,7 @@ pub(crate) mod defect {
         KEY.set(Some(key));
     }
 
-    pub(crate) fn strike(key: &ServiceKey) {
+    pub(crate) fn panic_if_injected(key: &ServiceKey) {
         KEY.with_borrow(|chosen| assert_ne!(chosen.as_ref(), Some(key), "a defect on purpose"));
     }
 }

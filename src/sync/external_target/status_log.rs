@@ -27,38 +27,38 @@ use crate::sync::k8s::service::{FINALIZER, Service};
 /// The state that was last reported.
 pub(crate) struct StatusLog {
     backend: Backend,
-    news: Telemetry,
+    telemetry: Telemetry,
     metrics: Arc<ReconcilerMetrics>,
     api: Arc<ApiMetrics>,
     conflicts: BTreeMap<ServiceKey, String>,
     /// Links with a removal held back by the deletion budget.
     held: HashSet<ServiceKey>,
-    holding: ThrottledLog,
+    held_back_log: ThrottledLog,
     /// Time until the next removal; `None` means forever.
     next_removal: Option<Duration>,
     /// Links that have lost the name of their external target, and the links that own it.
     names_lost: HashMap<ServiceKey, Option<ServiceKey>>,
     /// Links with a new target, and the target that they had before or that their external target still has.
-    former: HashMap<ServiceKey, Option<Target>>,
+    previous_targets: HashMap<ServiceKey, Option<Target>>,
     planned: HashMap<ServiceKey, Vec<Write>>,
     /// Links with an object that has a higher term than this leader's, and that term.
     higher_terms: HashMap<ServiceKey, u64>,
     /// Whether it was logged that another instance owns most objects.
     other_owner: bool,
     /// Errors that concern all writes of a kind by a verb.
-    troubles: HashMap<(&'static str, ObjectKind), ThrottledLog>,
+    error_logs: HashMap<(&'static str, ObjectKind), ThrottledLog>,
     /// Errors that concern writes of single objects.
     refusals: RefusalLog,
     /// Errors of the look-ups of Services that count as gone.
-    looks: ThrottledLog,
+    look_up_log: ThrottledLog,
     /// Services that count as gone because they may not be looked up.
-    refused_looks: ThrottledLog,
+    refused_look_up_log: ThrottledLog,
 }
 
 impl StatusLog {
     pub(crate) fn new(
         backend: Backend,
-        news: Telemetry,
+        telemetry: Telemetry,
         metrics: Arc<ReconcilerMetrics>,
         api: Arc<ApiMetrics>,
     ) -> Self {
@@ -66,22 +66,22 @@ impl StatusLog {
         metrics.deletes_held.set(0);
         Self {
             backend,
-            news,
+            telemetry,
             metrics,
             api,
             conflicts: BTreeMap::new(),
             held: HashSet::new(),
-            holding: ThrottledLog::default(),
+            held_back_log: ThrottledLog::default(),
             next_removal: None,
             names_lost: HashMap::new(),
-            former: HashMap::new(),
+            previous_targets: HashMap::new(),
             planned: HashMap::new(),
             higher_terms: HashMap::new(),
             other_owner: false,
-            troubles: HashMap::new(),
+            error_logs: HashMap::new(),
             refusals: RefusalLog::default(),
-            looks: ThrottledLog::default(),
-            refused_looks: ThrottledLog::default(),
+            look_up_log: ThrottledLog::default(),
+            refused_look_up_log: ThrottledLog::default(),
         }
     }
 
@@ -125,7 +125,7 @@ impl StatusLog {
         let object = self.place(&id);
         let record = |reason, note: &str| {
             if let Some(link) = link {
-                self.news.recorder.about(link, reason, note);
+                self.telemetry.recorder.about(link, reason, note);
             }
         };
         match (write, after.and_then(|after| after.as_service())) {
@@ -157,28 +157,28 @@ impl StatusLog {
             (Write::Annotate { .. }, _) => debug!("{} {object}: annotations written", id.kind),
             _ => debug!("EndpointSlice {object}: {}", write.verb()),
         }
-        let Some(trouble) = self.troubles.get_mut(&(write.verb(), id.kind)) else { return false };
+        let Some(trouble) = self.error_logs.get_mut(&(write.verb(), id.kind)) else { return false };
         trouble.recovered(&format!("{}s can be written again ({})", id.kind, write.verb()))
     }
 
     /// Reports an error that concerns the whole class of writes.
-    pub(crate) fn trouble(&mut self, write: &Write, code: u16, sentence: &str) {
-        self.troubles.entry((write.verb(), write.id().kind)).or_default().report(code, sentence);
+    pub(crate) fn report_class_error(&mut self, write: &Write, code: u16, sentence: &str) {
+        self.error_logs.entry((write.verb(), write.id().kind)).or_default().report(code, sentence);
     }
 
     /// Reports that the end of a Service can't be confirmed, so its external target stays.
     pub(crate) fn unconfirmed(&mut self, code: u16, sentence: &str) {
-        self.looks.report(code, &format!("{sentence}; the external target stays until that is known"));
+        self.look_up_log.report(code, &format!("{sentence}; the external target stays until that is known"));
     }
 
     /// Reports that look-ups succeed again.
     pub(crate) fn confirmed(&mut self) {
-        self.looks.recovered("Services that count as gone can be looked up again");
+        self.look_up_log.recovered("Services that count as gone can be looked up again");
     }
 
     /// Reports that the external target of a Service is removed although the Service can't be looked up.
     pub(crate) fn counts_as_gone(&mut self, key: &ServiceKey) {
-        self.refused_looks.remind(&format!(
+        self.refused_look_up_log.remind(&format!(
             "Service {key} counts as gone: the watch has told of its end, and for ten minutes the API server has \
              refused every look at it, as after its namespace was deleted; what it has left is removed"
         ));
@@ -198,7 +198,7 @@ impl StatusLog {
     }
 
     /// Logs that another client seems to undo the writes for a link.
-    pub(crate) fn undone(&self, key: &ServiceKey, write: &Write, pause: Duration) {
+    pub(crate) fn report_reverted_write(&self, key: &ServiceKey, write: &Write, pause: Duration) {
         let object = self.place(&write.id());
         warn!(
             "external target {object} of link {key}: another client, or an admission policy, changes what is \
@@ -236,7 +236,7 @@ impl StatusLog {
             warn!("{sentence}");
             if is_news {
                 let note = format!("{object} is left alone: {why}; rename or delete it, or label it");
-                self.news.recorder.about(link, Reason::Conflict, &note);
+                self.telemetry.recorder.about(link, Reason::Conflict, &note);
             }
             self.conflicts.insert(key.clone(), sentence);
         }
@@ -277,13 +277,13 @@ impl StatusLog {
     }
 
     /// Reports that an external target isn't removed yet because of the deletion budget.
-    pub(crate) fn held(&mut self, link: &Link, max: MaxDeletes, pause: Option<Duration>) {
+    pub(crate) fn report_held_back(&mut self, link: &Link, max: MaxDeletes, pause: Option<Duration>) {
         let key = &link.key;
         if self.held.insert(key.clone()) {
             let note = format!(
                 "--max-deletes allows the removal of {max} in ten minutes: the external target stays"
             );
-            self.news.recorder.about(link, Reason::RemovalHeld, &note);
+            self.telemetry.recorder.about(link, Reason::RemovalHeld, &note);
         }
         self.next_removal = pause;
         self.count_held();
@@ -298,7 +298,7 @@ impl StatusLog {
             Some(pause) => format!("the next one follows in {pause:.0?}"),
             None => "no other one follows".to_owned(),
         };
-        self.holding.remind(&format!(
+        self.held_back_log.remind(&format!(
             "no more external targets are removed for now: --max-deletes allows {max} in ten minutes; {when}; \
              external targets held back: {}",
             self.held.len()
@@ -309,15 +309,15 @@ impl StatusLog {
     pub(crate) fn leadership_lost(&mut self) {
         self.held.clear();
         self.count_held();
-        self.former.clear();
+        self.previous_targets.clear();
     }
 
     /// Reports that the removal of a link's external target isn't held back any more.
-    pub(crate) fn not_held(&mut self, key: &ServiceKey) {
+    pub(crate) fn clear_held_back(&mut self, key: &ServiceKey) {
         if self.held.remove(key) {
             self.count_held();
             if self.held.is_empty() {
-                self.holding.recovered("no removals of external targets are held back any more");
+                self.held_back_log.recovered("no removals of external targets are held back any more");
             }
         }
     }
@@ -340,10 +340,10 @@ impl StatusLog {
         let (namespace, name) = link.key.parts();
         let first = names::external_target(namespace, name);
         let holder = holder(&first);
-        if let Some(said) = self.names_lost.get_mut(&link.key) {
+        if let Some(reported) = self.names_lost.get_mut(&link.key) {
             // The owner may become known later, or its object may be recreated.
-            let (was, is) = (said.clone(), holder.clone().or(said.take()));
-            *said = is.clone();
+            let (was, is) = (reported.clone(), holder.clone().or(reported.take()));
+            *reported = is.clone();
             if was.is_none() || was == is {
                 return;
             }
@@ -357,34 +357,34 @@ impl StatusLog {
                 (self.backend.describe(&first), self.backend.describe(&link.external_target()));
             warn!("link {}: its external target is {own}, not {first}: {whose}", link.key);
             let note = format!("the external target is {own}, not {first}: {whose}");
-            self.news.recorder.about(link, Reason::Conflict, &note);
+            self.telemetry.recorder.about(link, Reason::Conflict, &note);
         }
         self.names_lost.insert(link.key.clone(), holder);
     }
 
     /// Records a change of a link's target, which is reported when it has been written.
-    pub(crate) fn heed(&mut self, change: &LinkChange) {
+    pub(crate) fn record_target_change(&mut self, change: &LinkChange) {
         match change.target_change() {
             Some((from, Some(_))) => {
-                self.former.entry(change.key.clone()).or_insert_with(|| from.cloned());
+                self.previous_targets.entry(change.key.clone()).or_insert_with(|| from.cloned());
             }
-            Some((_, None)) => drop(self.former.remove(&change.key)),
+            Some((_, None)) => drop(self.previous_targets.remove(&change.key)),
             None => {}
         }
     }
 
     /// Records the target of a link's external target before a write. At the first reconciliation this is the target
     /// from before this process led; later it is a change made by hand.
-    pub(crate) fn retargets(
+    pub(crate) fn record_previous_target(
         &mut self,
         key: &ServiceKey,
         is_first: bool,
         target: impl FnOnce() -> Option<Target>,
     ) {
-        match self.former.get_mut(key) {
+        match self.previous_targets.get_mut(key) {
             Some(former @ None) => *former = target(),
             Some(_) => {}
-            None if is_first => drop(self.former.insert(key.clone(), target())),
+            None if is_first => drop(self.previous_targets.insert(key.clone(), target())),
             None => {}
         }
     }
@@ -392,31 +392,31 @@ impl StatusLog {
     /// Records that a link needs no more writes.
     pub(crate) fn settled(&mut self, link: &Link) {
         self.planned.remove(&link.key);
-        if let Some(Some(from)) = self.former.remove(&link.key)
+        if let Some(Some(from)) = self.previous_targets.remove(&link.key)
             && let Some(to) = link.target.as_ref().filter(|to| **to != from)
         {
-            self.news.recorder.about(link, Reason::TargetChanged, &format!("{from} → {to}"));
+            self.telemetry.recorder.about(link, Reason::TargetChanged, &format!("{from} → {to}"));
         }
     }
 
     pub(crate) fn tidy(&mut self) {
         self.held.shrink_to_fit();
-        self.former.shrink_to_fit();
+        self.previous_targets.shrink_to_fit();
     }
 
     /// Returns the links with reported state.
     pub(crate) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
-        let Self { conflicts, held, names_lost, former, planned, .. } = self;
-        let said = conflicts.keys().chain(held).chain(names_lost.keys());
-        said.chain(former.keys()).chain(planned.keys())
+        let Self { conflicts, held, names_lost, previous_targets: former, planned, .. } = self;
+        let reported = conflicts.keys().chain(held).chain(names_lost.keys());
+        reported.chain(former.keys()).chain(planned.keys())
     }
 
     /// Forgets the reported state of a link that is gone.
     pub(crate) fn forget(&mut self, key: &ServiceKey) {
         self.no_conflict(key);
-        self.not_held(key);
+        self.clear_held_back(key);
         self.names_lost.remove(key);
-        self.former.remove(key);
+        self.previous_targets.remove(key);
         self.planned.remove(key);
         self.higher_terms.remove(key);
     }

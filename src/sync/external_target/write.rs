@@ -32,19 +32,19 @@ impl Reconciler {
     /// Returns whether a removal may be made now; otherwise the link waits. With [`SyncMode::Plan`] the removal counts
     /// as made.
     pub(crate) fn may_remove(&mut self, link: &Link, object: &str) -> bool {
-        let SyncPolicy { max_deletes: max, sync, .. } = self.settings.policy;
+        let SyncPolicy { max_deletes: max, sync, .. } = self.context.policy;
         let (present, now) = (self.objects.number_of_links(), Instant::now());
         let answer = match sync {
-            SyncMode::Plan => self.deletion_budget.lock().ask(max, object, present, now),
+            SyncMode::Plan => self.deletion_budget.lock().reserve(max, object, present, now),
             // The removal counts when it is sent: first the end of the Service has to be confirmed.
             SyncMode::On | SyncMode::Off => self.deletion_budget.lock().allows(max, object, present, now),
         };
-        answer.inspect_err(|pause| self.hold(link, *pause)).is_ok()
+        answer.inspect_err(|pause| self.wait_for_budget(link, *pause)).is_ok()
     }
 
     /// Schedules a link that waits for its removal; `None` means forever.
-    fn hold(&mut self, link: &Link, pause: Option<Duration>) {
-        self.report.held(link, self.settings.policy.max_deletes, pause);
+    fn wait_for_budget(&mut self, link: &Link, pause: Option<Duration>) {
+        self.report.report_held_back(link, self.context.policy.max_deletes, pause);
         if let Some(pause) = pause {
             self.work_queue.add_after(link.key.clone(), pause);
         }
@@ -54,9 +54,9 @@ impl Reconciler {
     pub(crate) fn start(&mut self, link: &Arc<Link>, write: Write, looked_at: Instant) -> bool {
         let (key, id) = (link.key.clone(), write.id());
         if let Some((outdated, since)) = self.stale_versions.get(&id) {
-            let patience = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
-            if *outdated == self.version_of(&id) && !patience.is_zero() {
-                self.work_queue.add_after(key, patience);
+            let remaining = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
+            if *outdated == self.version_of(&id) && !remaining.is_zero() {
+                self.work_queue.add_after(key, remaining);
                 return false;
             }
             self.stale_versions.remove(&id);
@@ -77,17 +77,17 @@ impl Reconciler {
         if !self.breakers.admit(&key, &[write.class()]) {
             return false;
         }
-        let is_strange =
+        let is_foreign =
             |before: &ObservedObject| before.labelled_for.is_none() && !before.has_our_field_manager;
-        let adopted = self.objects.get(&id).is_some_and(is_strange);
+        let adopted = self.objects.get(&id).is_some_and(is_foreign);
         self.work_queue.begin(&key);
         self.objects.write_begins(&id);
-        let backend = self.settings.backend.clone();
-        let is_refused = self.refused_looks.get(&key).is_some_and(LastingRefusal::is_lasting);
-        let departure = GoneCheck::of(link, &write, &self.settings, is_refused);
-        let (leadership, term) = (self.settings.leadership.clone(), self.term);
-        let stamp = Stamp { instance: self.settings.policy.instance.clone(), term: Some(term) };
-        let (deletion_budget, max) = (Arc::clone(&self.deletion_budget), self.settings.policy.max_deletes);
+        let backend = self.context.backend.clone();
+        let is_refused = self.refused_look_ups.get(&key).is_some_and(LastingRefusal::is_lasting);
+        let departure = GoneCheck::of(link, &write, &self.context, is_refused);
+        let (leadership, term) = (self.context.leadership.clone(), self.term);
+        let stamp = Stamp { instance: self.context.policy.instance.clone(), term: Some(term) };
+        let (deletion_budget, max) = (Arc::clone(&self.deletion_budget), self.context.policy.max_deletes);
         let present = self.objects.number_of_links();
         self.writes.spawn(async move {
             let request = async {
@@ -99,7 +99,7 @@ impl Reconciler {
                 if let Some(object) = &removal {
                     deletion_budget
                         .lock()
-                        .ask(max, object, present, Instant::now())
+                        .reserve(max, object, present, Instant::now())
                         .map_err(SkipReason::Held)?;
                 }
                 Ok((confirmed, backend.write(write.clone(), &stamp).await))
@@ -117,11 +117,11 @@ impl Reconciler {
             };
             WriteEnd::Written(WriteResult {
                 key,
-                looked_at,
+                started_at: looked_at,
                 write,
                 adopted,
                 confirmed,
-                removal,
+                budget_key: removal,
                 code,
                 result,
             })
@@ -129,7 +129,7 @@ impl Reconciler {
         true
     }
 
-    pub(crate) fn ended(&mut self, ended: WriteEnd) {
+    pub(crate) fn on_write_end(&mut self, ended: WriteEnd) {
         match ended {
             WriteEnd::Written(written) => self.written(written),
             WriteEnd::Dropped { key, write, why } => self.dropped(&key, &write, why),
@@ -143,14 +143,14 @@ impl Reconciler {
         match why {
             SkipReason::Unconfirmed(why) => self.unconfirmed(key, why),
             SkipReason::Held(pause) => {
-                if let Some(link) = self.settings.store.get(key) {
-                    self.hold(&link, pause);
+                if let Some(link) = self.context.store.get(key) {
+                    self.wait_for_budget(&link, pause);
                 }
             }
         }
         self.objects.write_ended(&write.id());
         // Events that arrived meanwhile may have changed the decision.
-        if self.settings.store.get(key).is_none_or(|link| link.service_gone_since().is_none()) {
+        if self.context.store.get(key).is_none_or(|link| link.service_gone_since().is_none()) {
             self.work_queue.succeeded(key);
             self.work_queue.add(key);
         }
@@ -158,9 +158,9 @@ impl Reconciler {
 
     /// Processes an unconfirmed end of a Service.
     fn unconfirmed(&mut self, key: &ServiceKey, why: Unconfirmed) {
-        self.report.not_held(key);
+        self.report.clear_held_back(key);
         let by_authorizer = matches!(why, Unconfirmed::Refused { by_authorizer: true, .. });
-        self.refused_looks.entry(key.clone()).or_default().note(by_authorizer);
+        self.refused_look_ups.entry(key.clone()).or_default().note(by_authorizer);
         match why {
             Unconfirmed::Exists { version } => {
                 self.report.confirmed();
@@ -168,7 +168,7 @@ impl Reconciler {
                     Remedy::Wait => self.work_queue.add_after(key.clone(), WATCH_LAG),
                     Remedy::WaitLonger => drop(self.work_queue.add_rate_limited(key, None)),
                     Remedy::List => {
-                        self.settings.rewinds.note_existing(key);
+                        self.context.rewinds.record_restore_by_look_up(key);
                         self.work_queue.add_rate_limited(key, None);
                     }
                 }
@@ -189,12 +189,21 @@ impl Reconciler {
     }
 
     pub(crate) fn written(&mut self, written: WriteResult) {
-        let WriteResult { key, looked_at, write, adopted, confirmed, removal, code, result } = written;
-        self.report.not_held(&key);
+        let WriteResult {
+            key,
+            started_at: looked_at,
+            write,
+            adopted,
+            confirmed,
+            budget_key: removal,
+            code,
+            result,
+        } = written;
+        self.report.clear_held_back(&key);
         if let Some(object) = &removal {
             // Without an answer the object may be gone.
             let refused = result.is_err() && code >= 400 && !matches!(result, Err(WriteError::Gone));
-            self.deletion_budget.lock().answered(object, refused);
+            self.deletion_budget.lock().record_result(object, refused);
         }
         let id = write.id();
         self.work_queue.done(&key);
@@ -202,7 +211,7 @@ impl Reconciler {
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             match confirmed {
                 Some(Confirmed::Absent) => {
-                    self.refused_looks.remove(&key);
+                    self.refused_look_ups.remove(&key);
                     self.report.confirmed();
                 }
                 Some(Confirmed::Refused) => self.report.counts_as_gone(&key),
@@ -210,25 +219,25 @@ impl Reconciler {
             }
             self.report.count(&write, code, &result, looked_at);
         }
-        let says_nothing = |error: &WriteError| {
+        let is_inconclusive = |error: &WriteError| {
             matches!(
                 error,
                 WriteError::NotLeading(_) | WriteError::Unanswered | WriteError::WholeClass { .. }
             )
         };
-        if !result.as_ref().is_err_and(says_nothing) {
-            for waiting in self.breakers.trip(&write.class()) {
+        if !result.as_ref().is_err_and(is_inconclusive) {
+            for waiting in self.breakers.record_success(&write.class()) {
                 self.work_queue.add(&waiting);
             }
         }
         match result {
             Ok(after) => {
                 self.work_queue.succeeded_and_release(&key);
-                let link = self.settings.store.get(&key);
+                let link = self.context.store.get(&key);
                 if let Some(link) = &link
                     && let Some(pause) = self.work_queue.record_write(&key, link)
                 {
-                    self.report.undone(&key, &write, pause);
+                    self.report.report_reverted_write(&key, &write, pause);
                 }
                 let unanswered = std::mem::take(&mut self.unanswered);
                 if self.report.written(link.as_deref(), &write, adopted, after.as_ref()) || unanswered {
@@ -236,7 +245,7 @@ impl Reconciler {
                 }
                 match (&write, after) {
                     (Write::Finalizer { uid, add, .. }, _) => {
-                        drop(self.settings.store.set_has_finalizer(&key, uid, *add));
+                        drop(self.context.store.set_has_finalizer(&key, uid, *add));
                     }
                     (_, Some(after)) => self.change_object(&id, |objects| objects.answered(&after)),
                     (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
@@ -250,7 +259,7 @@ impl Reconciler {
             }
             Err(WriteError::Gone) if matches!(write, Write::Finalizer { .. }) => {
                 // The finalizers are gone with the Service.
-                self.settings.store.set_has_finalizer(&key, write.uid(), false);
+                self.context.store.set_has_finalizer(&key, write.uid(), false);
                 self.work_queue.add(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
@@ -268,9 +277,9 @@ impl Reconciler {
                 self.work_queue.add_rate_limited(&key, None);
             }
             Err(WriteError::WholeClass { code, message, retry_after }) => {
-                self.report.trouble(&write, code, &message);
+                self.report.report_class_error(&write, code, &message);
                 if matches!(code, 401 | 403 | 404) {
-                    self.breakers.reset(write.class(), &key, retry_after);
+                    self.breakers.record_failure(write.class(), &key, retry_after);
                 } else {
                     // Writes of other objects may succeed: a webhook may be slow for this object.
                     self.work_queue.add_rate_limited(&key, retry_after);

@@ -31,14 +31,14 @@ pub(crate) enum SkipReason {
 #[derive(Debug)]
 pub(crate) struct WriteResult {
     pub(super) key: ServiceKey,
-    pub(super) looked_at: Instant,
+    pub(super) started_at: Instant,
     pub(super) write: Write,
     /// Whether the write adopts a foreign object.
     pub(super) adopted: bool,
     /// The confirmation that the Service is gone, if the write depends on it.
     pub(super) confirmed: Option<Confirmed>,
     /// The deletion budget's key of the removed external target, if the write removes one for good.
-    pub(super) removal: Option<String>,
+    pub(super) budget_key: Option<String>,
     pub(super) code: u16,
     pub(super) result: Result<Option<Object>, WriteError>,
 }

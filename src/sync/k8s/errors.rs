@@ -99,7 +99,7 @@ fn explain_watch(error: &WatchError, what: &str, right: &str) -> String {
 #[derive(Debug)]
 pub struct ObjectErrors {
     kind: ObjectKind,
-    said: HashMap<ServiceKey, String>,
+    logged: HashMap<ServiceKey, String>,
     log: ServiceLog,
 }
 
@@ -113,17 +113,17 @@ impl ObjectErrors {
     /// Returns an empty set of errors for objects of this kind.
     #[must_use]
     pub fn of_kind(kind: ObjectKind) -> Self {
-        Self { kind, said: HashMap::new(), log: ServiceLog::default() }
+        Self { kind, logged: HashMap::new(), log: ServiceLog::default() }
     }
 
     /// Sets or clears the error of an object. Logs a new error, at a limited rate. Returns whether the error is new.
-    pub fn set(&mut self, key: &ServiceKey, complaint: Option<String>) -> bool {
-        match complaint {
-            None => drop(self.said.remove(key)),
-            Some(complaint) if self.said.get(key) == Some(&complaint) => {}
-            Some(complaint) => {
-                self.log.warn(key, &format!("{} {key}: {complaint}", self.kind));
-                self.said.insert(key.clone(), complaint);
+    pub fn set(&mut self, key: &ServiceKey, error_text: Option<String>) -> bool {
+        match error_text {
+            None => drop(self.logged.remove(key)),
+            Some(error_text) if self.logged.get(key) == Some(&error_text) => {}
+            Some(error_text) => {
+                self.log.warn(key, &format!("{} {key}: {error_text}", self.kind));
+                self.logged.insert(key.clone(), error_text);
                 return true;
             }
         }
@@ -132,12 +132,12 @@ impl ObjectErrors {
 
     #[must_use]
     pub fn of(&self, key: &ServiceKey) -> Option<&str> {
-        self.said.get(key).map(String::as_str)
+        self.logged.get(key).map(String::as_str)
     }
 
     /// Forgets the objects for which `known` is false.
     pub fn retain(&mut self, known: impl Fn(&ServiceKey) -> bool) {
-        self.said.retain(|key, _| known(key));
+        self.logged.retain(|key, _| known(key));
     }
 }
 
@@ -149,15 +149,15 @@ const MAX_LINES_PER_INTERVAL: u32 = 5;
 #[derive(Debug, Default)]
 pub struct ThrottledLog {
     /// By HTTP code: different errors may alternate.
-    said: HashMap<u16, LoggedError>,
+    logged: HashMap<u16, LoggedError>,
 }
 
 #[derive(Debug)]
 struct LoggedError {
     at: Instant,
-    unsaid: u64,
+    suppressed: u64,
     /// Whether the end of the error hasn't been logged yet.
-    lasts: bool,
+    is_unresolved: bool,
     /// The start of the present interval, and the number of lines in it.
     times: (Instant, u32),
 }
@@ -165,7 +165,7 @@ struct LoggedError {
 impl LoggedError {
     fn is_quiet(&self) -> bool {
         let (since, times) = self.times;
-        if self.lasts {
+        if self.is_unresolved {
             self.at.elapsed() < LOG_INTERVAL
         } else {
             times >= MAX_LINES_PER_INTERVAL && since.elapsed() < LOG_INTERVAL
@@ -177,54 +177,59 @@ impl ThrottledLog {
     /// Logs `sentence` and that the request is retried, unless an error with the same HTTP code was logged less than a
     /// minute ago.
     pub fn report(&mut self, code: u16, sentence: &str) {
-        match self.unsaid(code) {
+        match self.suppressed(code) {
             None => {}
             Some(0) => warn!("{sentence}; retrying"),
-            Some(unsaid) => warn!("{sentence}; retrying, and {unsaid} times since this was last said"),
+            Some(suppressed) => {
+                warn!("{sentence}; retrying, and {suppressed} times since this was last said")
+            }
         }
     }
 
     /// Logs `sentence` about a request that isn't retried, unless an error with the same HTTP code was logged less than
     /// a minute ago.
     pub fn refused(&mut self, code: u16, sentence: &str) {
-        match self.unsaid(code) {
+        match self.suppressed(code) {
             None => {}
             Some(0) => warn!("{sentence}"),
-            Some(unsaid) => warn!("{sentence}; {unsaid} times more since this was last said"),
+            Some(suppressed) => warn!("{sentence}; {suppressed} times more since this was last said"),
         }
     }
 
     /// Logs `sentence` about a pending condition, unless it was logged less than a minute ago.
     pub fn remind(&mut self, sentence: &str) {
-        if self.unsaid(0).is_some() {
+        if self.suppressed(0).is_some() {
             warn!("{sentence}");
         }
     }
 
     /// Returns the number of suppressed lines if a line may be logged now, else `None`.
-    fn unsaid(&mut self, code: u16) -> Option<u64> {
+    fn suppressed(&mut self, code: u16) -> Option<u64> {
         let now = Instant::now();
-        let (unsaid, (since, times)) = match self.said.get_mut(&code) {
-            Some(said) if said.is_quiet() => {
-                said.unsaid += 1;
+        let (suppressed, (since, times)) = match self.logged.get_mut(&code) {
+            Some(logged) if logged.is_quiet() => {
+                logged.suppressed += 1;
                 return None;
             }
-            Some(said) if said.times.0.elapsed() < LOG_INTERVAL => (said.unsaid, said.times),
-            Some(said) => (said.unsaid, (now, 0)),
+            Some(logged) if logged.times.0.elapsed() < LOG_INTERVAL => (logged.suppressed, logged.times),
+            Some(logged) => (logged.suppressed, (now, 0)),
             None => (0, (now, 0)),
         };
-        self.said.insert(code, LoggedError { at: now, unsaid: 0, lasts: true, times: (since, times + 1) });
-        Some(unsaid)
+        self.logged.insert(
+            code,
+            LoggedError { at: now, suppressed: 0, is_unresolved: true, times: (since, times + 1) },
+        );
+        Some(suppressed)
     }
 
     /// Logs the end of the errors, if any was logged. Returns whether any was.
     pub fn recovered(&mut self, sentence: &str) -> bool {
-        let lasts = self.said.values().any(|said| said.lasts);
+        let lasts = self.logged.values().any(|logged| logged.is_unresolved);
         if lasts {
             info!("{sentence}");
         }
-        for said in self.said.values_mut() {
-            said.lasts = false;
+        for logged in self.logged.values_mut() {
+            logged.is_unresolved = false;
         }
         lasts
     }
@@ -241,7 +246,7 @@ impl ApiAvailability {
     }
 
     /// Logs that a request was answered, if the previous one wasn't.
-    pub fn over(&self) {
+    pub fn report_available(&self) {
         self.lock().recovered("the API server answers again");
     }
 
@@ -258,7 +263,7 @@ const WAITING_CODE_OFFSET: u16 = 1000;
 #[derive(Debug)]
 pub struct WatchLog {
     availability: ApiAvailability,
-    own: ThrottledLog,
+    error_log: ThrottledLog,
     what: String,
     hint: &'static str,
     /// A note on the work that waits for the next list, if any.
@@ -272,7 +277,7 @@ impl WatchLog {
     /// Returns the log for a watch of `what`; `hint` tells how to grant a missing permission.
     #[must_use]
     pub fn new(availability: ApiAvailability, what: String, hint: &'static str) -> Self {
-        Self { availability, own: ThrottledLog::default(), what, hint, waiting: None }
+        Self { availability, error_log: ThrottledLog::default(), what, hint, waiting: None }
     }
 
     /// Returns the name of the watched objects for the log.
@@ -287,28 +292,28 @@ impl WatchLog {
     }
 
     /// Returns the event, or logs the error of the watch.
-    pub fn unless_failed<K>(&mut self, item: WatchItem<K>) -> Option<Event<RawDeserializeGuard<K>>> {
+    pub fn log_failure<K>(&mut self, item: WatchItem<K>) -> Option<Event<RawDeserializeGuard<K>>> {
         match item {
             Ok(Event::ListBegins) => Some(Event::ListBegins),
             Ok(event) => {
-                self.availability.over();
-                self.own.recovered(&format!("the {} can be followed again", self.what));
+                self.availability.report_available();
+                self.error_log.recovered(&format!("the {} can be followed again", self.what));
                 Some(event)
             }
             Err(error) => {
                 match (&error, error.code()) {
                     (WatchError::Unidentified, _) => {
-                        self.own.report(0, &explain_watch(&error, &self.what, self.hint));
+                        self.error_log.report(0, &explain_watch(&error, &self.what, self.hint));
                     }
                     (error, 0) => self.availability.report(&root_cause(error)),
                     (_, code) => {
-                        self.availability.over();
+                        self.availability.report_available();
                         let sentence = explain_watch(&error, &self.what, self.hint);
                         match &self.waiting {
-                            Some(waiting) => {
-                                self.own.report(code + WAITING_CODE_OFFSET, &format!("{sentence}; {waiting}"))
-                            }
-                            None => self.own.report(code, &sentence),
+                            Some(waiting) => self
+                                .error_log
+                                .report(code + WAITING_CODE_OFFSET, &format!("{sentence}; {waiting}")),
+                            None => self.error_log.report(code, &sentence),
                         }
                     }
                 }
@@ -372,16 +377,16 @@ mod tests {
 
     #[test]
     fn recurring_error_is_logged_five_times_a_minute() {
-        let mut trouble = ThrottledLog::default();
-        let mut said = 0;
+        let mut throttled_log = ThrottledLog::default();
+        let mut logged = 0;
         for _ in 0..1000 {
-            said += usize::from(trouble.unsaid(500).is_some());
-            trouble.recovered("it is over");
+            logged += usize::from(throttled_log.suppressed(500).is_some());
+            throttled_log.recovered("it is over");
         }
-        assert_eq!(said, 5);
-        assert!(!trouble.recovered("it is over"), "what wasn't said to begin isn't said to end");
-        assert_eq!(trouble.unsaid(429), Some(0), "each kind counts by itself");
-        assert_eq!(trouble.unsaid(429), None);
-        assert!(trouble.recovered("it is over") && !trouble.recovered("it is over"));
+        assert_eq!(logged, 5);
+        assert!(!throttled_log.recovered("it is over"), "what wasn't said to begin isn't said to end");
+        assert_eq!(throttled_log.suppressed(429), Some(0), "each kind counts by itself");
+        assert_eq!(throttled_log.suppressed(429), None);
+        assert!(throttled_log.recovered("it is over") && !throttled_log.recovered("it is over"));
     }
 }

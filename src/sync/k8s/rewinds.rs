@@ -14,7 +14,7 @@ pub struct Rewinds(watch::Sender<u64>);
 impl Rewinds {
     /// Counts and logs a restore that the list of these objects has revealed. Nothing is written until everything that
     /// writes depend on has been listed again.
-    pub fn note(&self, what: &str) {
+    pub fn record_restore(&self, what: &str) {
         warn!(
             "the API server's list of {what} is older than what it sent before: etcd was probably restored from a \
              backup; everything is listed anew, and lb-linker follows that state"
@@ -23,7 +23,7 @@ impl Rewinds {
     }
 
     /// Counts and logs a restore that a look-up has revealed: the Service exists although it counts as gone.
-    pub fn note_existing(&self, service: &ServiceKey) {
+    pub fn record_restore_by_look_up(&self, service: &ServiceKey) {
         warn!(
             "Service {service} counts as gone, but the API server has it, and the watch doesn't tell of it: etcd was \
              probably restored from a backup; nothing that the Service has left is removed, everything is listed anew, \
@@ -42,7 +42,7 @@ impl Rewinds {
     }
 
     /// Waits until the number differs from `count`.
-    pub async fn beyond(&self, count: u64) {
+    pub async fn wait_for_change(&self, count: u64) {
         // The sender lives as long as `self`.
         let _ = self.0.subscribe().wait_for(|now| *now != count).await;
     }

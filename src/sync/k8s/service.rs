@@ -173,9 +173,9 @@ impl Service {
         let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
             Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
             _ => {
-                let mut complaint = Rejection::new(RejectedField::Other, format!("annotation {TTL}"));
-                complaint.refuse(text, &format!("not a number of seconds from 0 to {MAX_TTL}"));
-                unusable.push(complaint);
+                let mut rejection = Rejection::new(RejectedField::Other, format!("annotation {TTL}"));
+                rejection.refuse(text, &format!("not a number of seconds from 0 to {MAX_TTL}"));
+                unusable.push(rejection);
                 None
             }
         });
@@ -204,18 +204,18 @@ impl Service {
     fn allow_from(&self) -> (Box<[Box<str>]>, Option<Rejection>) {
         let ListEntries { counted, ignored } =
             ListEntries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
-        let mut complaint =
+        let mut rejection =
             Rejection::new(RejectedField::Other, format!("the namespace in annotation {ALLOW_FROM}"));
-        complaint.ignore(ignored, ListEntries::LIMIT);
+        rejection.ignore(ignored, ListEntries::LIMIT);
         let mut namespaces: Vec<Box<str>> = Vec::new();
         for namespace in counted {
             if namespace != "*" && !names::is_label(namespace) {
-                complaint.refuse(namespace, "neither the name of a namespace nor *");
+                rejection.refuse(namespace, "neither the name of a namespace nor *");
             } else if !namespaces.iter().any(|known| **known == *namespace) {
                 namespaces.push(namespace.into());
             }
         }
-        (namespaces.into(), complaint.into_complaint())
+        (namespaces.into(), rejection.into_complaint())
     }
 }
 
@@ -405,15 +405,15 @@ mod tests {
             _ => json!({"ip": "x".repeat(i), "hostname": "y".repeat(i)}),
         };
         let ingress: Vec<_> = (0..3000).map(entry).collect();
-        let (observed, complaint) = observe(json!({"status": {"loadBalancer": {"ingress": ingress}}}));
+        let (observed, rejection) = observe(json!({"status": {"loadBalancer": {"ingress": ingress}}}));
         assert_eq!(observed.ingress.addresses.len(), 1000);
         assert!(!observed.refused);
         let expected = "status.loadBalancer.ingress: entries that are ignored: 2000; the first 1000 count";
-        assert_eq!(complaint, expected);
-        let (observed, complaint) =
+        assert_eq!(rejection, expected);
+        let (observed, rejection) =
             observe(json!({"status": {"loadBalancer": {"ingress": ingress[2000..]}}}));
-        assert!(observed.refused && complaint.len() < 2048, "{complaint}");
-        assert!(complaint.contains("; and 996 more"), "{complaint}");
+        assert!(observed.refused && rejection.len() < 2048, "{rejection}");
+        assert!(rejection.contains("; and 996 more"), "{rejection}");
     }
 
     #[test]
@@ -423,15 +423,15 @@ mod tests {
         namespaces[1] = "Not One".to_owned();
         namespaces[2] = "ns-3".to_owned();
         let annotations = json!({ALLOW_FROM: namespaces.join(", "), TTL: "\n".repeat(250_000)});
-        let (observed, complaint) = observe(json!({"metadata": {"annotations": annotations}}));
+        let (observed, rejection) = observe(json!({"metadata": {"annotations": annotations}}));
         assert_eq!(observed.annotations.allow_from.len(), 98);
         assert!(observed.annotations.allows("ns-99"));
         assert!(
-            complaint.contains("\"Not One\" isn't served: neither the name of a namespace nor *"),
-            "{complaint}"
+            rejection.contains("\"Not One\" isn't served: neither the name of a namespace nor *"),
+            "{rejection}"
         );
-        assert!(complaint.contains("entries that are ignored: 13900;"), "{complaint}");
-        assert!(complaint.len() < 1024 && !complaint.contains('\n'), "{complaint}");
+        assert!(rejection.contains("entries that are ignored: 13900;"), "{rejection}");
+        assert!(rejection.len() < 1024 && !rejection.contains('\n'), "{rejection}");
     }
 
     #[test]

@@ -186,7 +186,7 @@ async fn read_one<K: DeserializeOwned>(
 }
 
 /// Lists the objects of a query, and watches them afterwards. `sign` records the time of each sign of life.
-pub fn list_watch<K>(client: Client, query: RequestQuery, sign: Arc<LastActivity>) -> Events<K>
+pub fn list_watch<K>(client: Client, query: RequestQuery, activity: Arc<LastActivity>) -> Events<K>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
@@ -196,7 +196,7 @@ where
         client,
         request,
         query,
-        sign,
+        activity,
         progress: WatchProgress::new(now),
         pages: PageSize::default(),
         streams: Streams::default(),
@@ -216,7 +216,7 @@ where
 pub async fn list_pages<K>(
     client: Client,
     query: &RequestQuery,
-    mut told: impl FnMut(Vec<RawDeserializeGuard<K>>),
+    mut on_page: impl FnMut(Vec<RawDeserializeGuard<K>>),
 ) -> kube::Result<()>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
@@ -229,7 +229,7 @@ where
         match read_page::<K>(client.clone(), page, limit).await {
             Ok((page, bytes)) => {
                 size = size.after(page.items.len(), bytes);
-                told(page.items);
+                on_page(page.items);
                 token = page.metadata.continue_.filter(|token| !token.is_empty());
                 if token.is_none() {
                     return Ok(());
@@ -329,7 +329,7 @@ struct ListWatch<K> {
     client: Client,
     request: Request,
     query: RequestQuery,
-    sign: Arc<LastActivity>,
+    activity: Arc<LastActivity>,
     progress: WatchProgress,
     pages: PageSize,
     streams: Streams,
@@ -376,9 +376,14 @@ enum ListWatchState<K> {
         count: ListProgress,
     },
     /// Reading a streamed list, which continues as a watch. Deletions are returned after the list.
-    Stream { events: wire::Events<K>, over: Instant, count: ListProgress, gone: Vec<RawDeserializeGuard<K>> },
+    Stream {
+        events: wire::Events<K>,
+        ends_at: Instant,
+        count: ListProgress,
+        deleted: Vec<RawDeserializeGuard<K>>,
+    },
     /// Reading a watch.
-    Watch { events: wire::Events<K>, over: Instant },
+    Watch { events: wire::Events<K>, ends_at: Instant },
 }
 
 #[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
@@ -396,11 +401,11 @@ where
     /// Returns the next item. Cancel-safe: the state changes only after an await has completed.
     async fn next(&mut self) -> WatchItem<K> {
         loop {
-            if let Some(said) = self.pending.pop_front() {
-                return said;
+            if let Some(item) = self.pending.pop_front() {
+                return item;
             }
-            if let StepResult::Item(said) = self.advance().await {
-                return said;
+            if let StepResult::Item(item) = self.advance().await {
+                return item;
             }
         }
     }
@@ -425,7 +430,7 @@ where
     async fn begin(&mut self, step: WatchStep) -> StepResult<K> {
         if !matches!(step, WatchStep::List(_)) {
             if Instant::now() >= self.progress.deadline() {
-                return self.go_on(WatchInput::Silence);
+                return self.on_input(WatchInput::Silence);
             }
             return match step {
                 WatchStep::AskNewest(_) => self.ask_newest().await,
@@ -453,9 +458,13 @@ where
         match open(self.client.clone(), self.query.watch_request(&self.request, &params, "")).await {
             Ok(events) => {
                 self.progress.take(WatchInput::WatchBegan, Instant::now());
-                let over = Instant::now() + WATCH_TIMEOUT;
-                self.state =
-                    ListWatchState::Stream { events, over, count: ListProgress::new(), gone: Vec::new() };
+                let ends_at = Instant::now() + WATCH_TIMEOUT;
+                self.state = ListWatchState::Stream {
+                    events,
+                    ends_at,
+                    count: ListProgress::new(),
+                    deleted: Vec::new(),
+                };
                 StepResult::Quiet
             }
             Err(error) => self.stream_failed(error),
@@ -463,7 +472,7 @@ where
     }
 
     async fn next_of_stream(&mut self) -> StepResult<K> {
-        let ListWatchState::Stream { events, over, count, gone } = &mut self.state else {
+        let ListWatchState::Stream { events, ends_at, count, deleted } = &mut self.state else {
             return StepResult::Quiet;
         };
         let sent = match timeout(STREAM_IDLE_TIMEOUT, events.next()).await {
@@ -482,7 +491,7 @@ where
                 .stream_failed(broken("the streamed list has an object without a name or a resourceVersion")),
             WireEvent::Object(ObjectChange::Deleted, object) => {
                 count.objects = count.objects.saturating_sub(1);
-                gone.push(object);
+                deleted.push(object);
                 StepResult::Quiet
             }
             WireEvent::Object(change, object) => {
@@ -494,18 +503,18 @@ where
             }
             WireEvent::Bookmark { ends_list: false, .. } => StepResult::Quiet,
             WireEvent::Bookmark { version, ends_list: true } => {
-                let over = *over;
-                let (count, gone) = (std::mem::take(count), std::mem::take(gone));
+                let ends_at = *ends_at;
+                let (count, deleted) = (std::mem::take(count), std::mem::take(deleted));
                 let ListWatchState::Stream { events, .. } = std::mem::replace(
                     &mut self.state,
-                    ListWatchState::Rest { until: over, step: WatchStep::List(0) },
+                    ListWatchState::Rest { until: ends_at, step: WatchStep::List(0) },
                 ) else {
                     return StepResult::Quiet;
                 };
-                self.state = ListWatchState::Watch { events, over };
-                let said = self.listed(&version, &count);
-                self.pending.extend(gone.into_iter().map(|object| Ok(Event::Deleted(object))));
-                said
+                self.state = ListWatchState::Watch { events, ends_at };
+                let item = self.listed(&version, &count);
+                self.pending.extend(deleted.into_iter().map(|object| Ok(Event::Deleted(object))));
+                item
             }
             WireEvent::Error(status) => self.stream_failed(kube::Error::Api(status)),
             WireEvent::Unidentified => {
@@ -573,7 +582,7 @@ where
         let &ListProgress { objects, newest } = count;
         self.progress.take(WatchInput::Listed { version, objects, newest }, Instant::now());
         self.streams.failed = false;
-        self.sign.note();
+        self.activity.note();
         StepResult::Item(Ok(Event::ListEnds { version: number(version), rewound }))
     }
 
@@ -583,10 +592,10 @@ where
         match read_one::<K>(self.client.clone(), request).await {
             Ok((page, _)) => {
                 let version = page.metadata.resource_version.unwrap_or_default();
-                self.go_on(WatchInput::Newest(&version))
+                self.on_input(WatchInput::Newest(&version))
             }
             // The answer contains the newest resourceVersion, but can't be read; a complete list can, in pages.
-            Err(PageError::TooLarge) => self.go_on(WatchInput::Silence),
+            Err(PageError::TooLarge) => self.on_input(WatchInput::Silence),
             Err(PageError::Kube(error)) => {
                 self.fail(WatchInput::WatchFailed(code(&error)), WatchError::List(error))
             }
@@ -602,7 +611,7 @@ where
         match open(self.client.clone(), request).await {
             Ok(events) => {
                 self.progress.take(WatchInput::WatchBegan, Instant::now());
-                self.state = ListWatchState::Watch { events, over: Instant::now() + WATCH_TIMEOUT };
+                self.state = ListWatchState::Watch { events, ends_at: Instant::now() + WATCH_TIMEOUT };
                 StepResult::Quiet
             }
             Err(error) => self.fail(WatchInput::WatchFailed(code(&error)), WatchError::Watch(error)),
@@ -611,17 +620,17 @@ where
 
     async fn next_of_watch(&mut self) -> StepResult<K> {
         let deadline = self.progress.deadline();
-        let ListWatchState::Watch { events, over } = &mut self.state else { return StepResult::Quiet };
+        let ListWatchState::Watch { events, ends_at } = &mut self.state else { return StepResult::Quiet };
         let sent = tokio::select! {
             // Prefer events that have arrived to the timers.
             biased;
             sent = events.next() => sent,
-            () = sleep_until(deadline) => return self.go_on(WatchInput::Silence),
-            () = sleep_until(*over) => return self.go_on(WatchInput::WatchEnded),
+            () = sleep_until(deadline) => return self.on_input(WatchInput::Silence),
+            () = sleep_until(*ends_at) => return self.on_input(WatchInput::WatchEnded),
         };
         match sent {
             Ok(Some(sent)) => self.sent(sent),
-            Ok(None) => self.go_on(WatchInput::WatchEnded),
+            Ok(None) => self.on_input(WatchInput::WatchEnded),
             Err(error) => {
                 self.fail(WatchInput::WatchFailed(0), WatchError::Watch(kube::Error::ReadEvents(error)))
             }
@@ -634,8 +643,8 @@ where
                 let Some(version) = identified(&object).map(ToOwned::to_owned) else {
                     return self.fail(WatchInput::Unidentified, WatchError::Unidentified);
                 };
-                self.sign.note();
-                let step = self.go_on(WatchInput::Event { version: &version, change });
+                self.activity.note();
+                let step = self.on_input(WatchInput::Event { version: &version, change });
                 if !matches!(self.state, ListWatchState::Watch { .. }) {
                     return step;
                 }
@@ -645,8 +654,8 @@ where
                 }))
             }
             WireEvent::Bookmark { version, .. } => {
-                self.sign.note();
-                self.go_on(WatchInput::Bookmark(&version))
+                self.activity.note();
+                self.on_input(WatchInput::Bookmark(&version))
             }
             WireEvent::Error(status) => {
                 self.fail(WatchInput::WatchFailed(status.code), WatchError::Ended(status))
@@ -655,7 +664,7 @@ where
         }
     }
 
-    fn go_on(&mut self, input: WatchInput<'_>) -> StepResult<K> {
+    fn on_input(&mut self, input: WatchInput<'_>) -> StepResult<K> {
         self.follow(input, Duration::ZERO);
         StepResult::Quiet
     }

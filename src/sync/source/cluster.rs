@@ -37,7 +37,7 @@ use crate::sync::k8s::watch::{
 };
 use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard, keep_unlisted};
-use leaving::{Deleted, Leaving};
+use leaving::{Deleted, RemovalChecks};
 
 /// Maximum time that the first links wait until the owners of names are known.
 const OWNERS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,7 +58,7 @@ pub struct ServiceWatcher {
     /// Time for which the link of a Service is kept after the Service has left the selection (`--delete-delay`).
     pub delete_delay: Duration,
     pub store: Arc<Store>,
-    pub news: Telemetry,
+    pub telemetry: Telemetry,
     pub metrics: Arc<WatchMetrics>,
     /// Tracks the age of the watches' data.
     pub staleness: Arc<Staleness>,
@@ -89,9 +89,9 @@ struct WatchState {
     rewound: bool,
     /// The resourceVersion of the last list or event, which a new term compares its first list with.
     newest: Option<u64>,
-    trouble: WatchLog,
+    watch_log: WatchLog,
     /// The time of the list that has to confirm a suspicious one.
-    again: Option<Instant>,
+    confirm_at: Option<Instant>,
     /// Ends the stream of events.
     end: Option<AbortHandle>,
 }
@@ -102,7 +102,7 @@ impl WatchState {
             Some(namespace) => format!("LoadBalancer Services in namespace {namespace}"),
             None => "LoadBalancer Services in all namespaces".to_owned(),
         };
-        let trouble = WatchLog::new(availability, what, WatchLog::READING);
+        let watch_log = WatchLog::new(availability, what, WatchLog::READING);
         Self {
             namespace,
             list: PartialList::default(),
@@ -111,8 +111,8 @@ impl WatchState {
             failed: false,
             rewound: false,
             newest: None,
-            trouble,
-            again: None,
+            watch_log,
+            confirm_at: None,
             end: None,
         }
     }
@@ -129,7 +129,7 @@ impl WatchState {
             Some(namespace) => format!("links of namespace {namespace}"),
             None => "any link".to_owned(),
         };
-        self.trouble.set_waiting(Some(format!(
+        self.watch_log.set_waiting(Some(format!(
             "before that list is complete nothing is written for {links}: what is known of the Services is from before \
              {why}"
         )));
@@ -159,17 +159,17 @@ impl ServiceWatcher {
         }
         let mut relist_guard = RelistGuard::default();
         let (client, availability) = (self.client.clone(), self.availability.clone());
-        let mut heard = OtherServices {
+        let mut other_services = OtherServices {
             object_errors: ObjectErrors::default(),
-            leaving: Leaving::new(client, availability, Arc::clone(&self.selection), self.delete_delay),
+            leaving: RemovalChecks::new(client, availability, Arc::clone(&self.selection), self.delete_delay),
         };
         loop {
             // While a list is being received, the Service that a target depends on may still be missing.
             if self.drain_feed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
-                log_changes(&self.news, self.reconsider(&mut heard.object_errors));
+                log_changes(&self.telemetry, self.reconsider(&mut other_services.object_errors));
             }
-            let again = scopes.iter().filter_map(|scope| scope.again).min();
-            let over = heard.leaving.due().map(Instant::from_std);
+            let confirm_at = scopes.iter().filter_map(|scope| scope.confirm_at).min();
+            let expiry = other_services.leaving.due().map(Instant::from_std);
             let (number, event) = tokio::select! {
                 biased;
                 () = self.beyond(lists) => {
@@ -184,19 +184,19 @@ impl ServiceWatcher {
                     continue;
                 }
                 event = events.next() => event.ok_or(SyncError::WatchEnded)?,
-                (deleted, membership) = heard.leaving.answer() => {
-                    self.left(&deleted, membership, &mut heard.leaving);
+                (deleted, membership) = other_services.leaving.answer() => {
+                    self.left(&deleted, membership, &mut other_services.leaving);
                     continue;
                 }
-                () = sleep_until_opt(over) => {
-                    for (key, uid, since) in heard.leaving.take_expired(std::time::Instant::now()) {
-                        log_changes(&self.news, self.store.delete_since(&key, &uid, None, since));
+                () = sleep_until_opt(expiry) => {
+                    for (key, uid, since) in other_services.leaving.take_expired(std::time::Instant::now()) {
+                        log_changes(&self.telemetry, self.store.delete_since(&key, &uid, None, since));
                     }
                     continue;
                 }
-                () = sleep_until_opt(again) => {
+                () = sleep_until_opt(confirm_at) => {
                     for (number, scope) in scopes.iter_mut().enumerate() {
-                        if scope.again.take_if(|at| *at <= Instant::now()).is_some() {
+                        if scope.confirm_at.take_if(|at| *at <= Instant::now()).is_some() {
                             events.push(self.follow(number, scope));
                         }
                     }
@@ -204,7 +204,7 @@ impl ServiceWatcher {
                 }
             };
             let scope = &mut scopes[number];
-            let Some(event) = scope.trouble.unless_failed(event) else {
+            let Some(event) = scope.watch_log.log_failure(event) else {
                 // After a failure the list starts again.
                 scope.listing = false;
                 scope.failed = true;
@@ -222,10 +222,10 @@ impl ServiceWatcher {
                     scope.list = PartialList::default();
                     scope.listing = true;
                 }
-                Event::Listed(object) => scope.list.add(&self, object, &mut heard.object_errors),
+                Event::Listed(object) => scope.list.add(&self, object, &mut other_services.object_errors),
                 Event::ListEnds { version, rewound } => {
                     (scope.listed, scope.listing, scope.failed) = (true, false, false);
-                    scope.trouble.set_waiting(None);
+                    scope.watch_log.set_waiting(None);
                     wait_for_owners(&self.store).await;
                     let list = std::mem::take(&mut scope.list);
                     // Another watch may have noticed the restore first.
@@ -234,29 +234,30 @@ impl ServiceWatcher {
                     if rewound && !was_noticed && self.rewinds.count() == lists.rewinds {
                         // Note the restore before the links change, so that no write is based on this list and an older
                         // list of external targets.
-                        self.rewinds.note(scope.trouble.what());
+                        self.rewinds.record_restore(scope.watch_log.what());
                     }
                     if rewound {
                         version.into_iter().for_each(|version| self.store.rewind(version));
                     }
                     scope.newest = version.or(scope.newest);
                     let complete = Complete { list, version, rewound };
-                    let mut changes = self.take_list(scope, &mut relist_guard, complete, &mut heard.leaving);
+                    let mut changes =
+                        self.take_list(scope, &mut relist_guard, complete, &mut other_services.leaving);
                     if self.drain_feed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
-                        changes.extend(self.reconsider(&mut heard.object_errors));
+                        changes.extend(self.reconsider(&mut other_services.object_errors));
                     }
-                    heard.object_errors.retain(|key| self.store.get(key).is_some());
+                    other_services.object_errors.retain(|key| self.store.get(key).is_some());
                     self.note_list(&scopes[number], lists, true);
                     let complete = scopes.iter().all(|scope| scope.listed);
                     self.listed(changes, complete);
                 }
                 Event::Applied(object) => {
                     scope.newest = scope.newest.max(version_of(&object));
-                    self.applied(object, &mut heard);
+                    self.applied(object, &mut other_services);
                 }
                 Event::Deleted(object) => {
                     scope.newest = scope.newest.max(version_of(&object));
-                    self.deleted(&object, &mut heard);
+                    self.deleted(&object, &mut other_services);
                 }
             }
         }
@@ -276,7 +277,7 @@ impl ServiceWatcher {
     async fn beyond(&self, ListEpoch { term, rewinds }: ListEpoch) {
         tokio::select! {
             () = self.leadership.wait_for_other_term(term) => {}
-            () = self.rewinds.beyond(rewinds) => {}
+            () = self.rewinds.wait_for_change(rewinds) => {}
         }
     }
 
@@ -288,8 +289,8 @@ impl ServiceWatcher {
             labels: self.selection.labels.to_string(),
             ..RequestQuery::default()
         };
-        let sign = self.staleness.watch(&in_namespace("load-balancers", scope.namespace.as_deref()));
-        let events = list_watch::<Service>(self.client.clone(), query, sign);
+        let activity = self.staleness.watch(&in_namespace("load-balancers", scope.namespace.as_deref()));
+        let events = list_watch::<Service>(self.client.clone(), query, activity);
         let (events, end) = abortable(events.map(move |event| (number, event)));
         if let Some(before) = scope.end.replace(end) {
             before.abort();
@@ -304,9 +305,9 @@ impl ServiceWatcher {
         scope: &mut WatchState,
         relist_guard: &mut RelistGuard,
         Complete { list, version, rewound }: Complete,
-        leaving: &mut Leaving,
+        leaving: &mut RemovalChecks,
     ) -> Vec<LinkChange> {
-        let PartialList { seen, unreadable, departing, unselected, .. } = list;
+        let PartialList { seen, unreadable, terminating, unselected, .. } = list;
         let mut changes = Vec::new();
         for observed in &seen {
             if leaving.forget(&observed.key) {
@@ -322,39 +323,39 @@ impl ServiceWatcher {
         let (known, missing) = self.store.missing_from(listed, namespace);
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
         // The first list has nothing to be compared with.
-        let mut kept = if self.store.is_synced() {
+        let mut retained = if self.store.is_synced() {
             relist_guard.keeps(known, &missing, within, std::time::Instant::now())
         } else {
             HashSet::new()
         };
-        scope.again = (!kept.is_empty()).then(|| Instant::now() + CONFIRM_AFTER);
-        if !kept.is_empty() {
+        scope.confirm_at = (!retained.is_empty()).then(|| Instant::now() + CONFIRM_AFTER);
+        if !retained.is_empty() {
             warn!(
                 "{} of {known} load balancers are missing from the API server's new list: it isn't believed \
                  before another one, in {CONFIRM_AFTER:?}, agrees; until then they stay as they were",
-                kept.len()
+                retained.len()
             );
         }
-        kept.extend(staying);
+        retained.extend(staying);
         // A missing Service may exist and have left the selection: the list lacks it in either case. After a restore of
         // etcd the list alone counts.
         if self.store.is_synced() && !rewound {
             for key in missing {
-                if let Some(link) = self.store.get(&key).filter(|_| !kept.contains(&key)) {
-                    kept.insert(key.clone());
-                    leaving.ask(Deleted { key, uid: link.uid.to_string(), version });
+                if let Some(link) = self.store.get(&key).filter(|_| !retained.contains(&key)) {
+                    retained.insert(key.clone());
+                    leaving.start_check(Deleted { key, uid: link.uid.to_string(), version });
                 }
             }
         }
-        changes.extend(self.store.replace(namespace, seen, unreadable, &kept));
+        changes.extend(self.store.replace(namespace, seen, unreadable, &retained));
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_terminating(&key, &uid, true);
-        changes.extend(departing.into_iter().filter_map(insert));
+        changes.extend(terminating.into_iter().filter_map(insert));
         changes
     }
 
     fn listed(&self, changes: Vec<LinkChange>, complete: bool) {
         if self.store.is_synced() {
-            log_changes(&self.news, changes);
+            log_changes(&self.telemetry, changes);
             return;
         }
         if complete {
@@ -362,13 +363,13 @@ impl ServiceWatcher {
                 keep_unlisted(&self.store);
             }
             self.store.set_synced();
-            log_first_list(&self.store, &self.news, &changes);
+            log_first_list(&self.store, &self.telemetry, &changes);
         }
     }
 
     /// Returns the observation for the store, and records Events for its denied parts, except during the first list.
     fn observe(&self, service: &Service, object_errors: &mut ObjectErrors) -> ObservedService {
-        self.own_targets().note(service, &self.hostname_policy, Some(&self.store));
+        self.own_targets().track(service, &self.hostname_policy, Some(&self.store));
         let (observed, refused) = observe(service, &self.hostname_policy, &self.store, object_errors);
         if !self.store.is_synced() {
             return observed;
@@ -380,7 +381,7 @@ impl ServiceWatcher {
             let note = joined(refused.iter().filter(|unusable| unusable.subject == subject));
             if !note.is_empty() {
                 let regarding = Regarding::new(&observed.key, &observed.uid.to_string());
-                self.news.recorder.record(regarding, reason, &note);
+                self.telemetry.recorder.record(regarding, reason, &note);
             }
         }
         observed
@@ -389,7 +390,7 @@ impl ServiceWatcher {
     /// Like [`ServiceWatcher::observe`], for a Service of an incomplete list. Errors about a target that depends on
     /// another Service are reported later, by [`ServiceWatcher::reconsider`].
     fn observe_listed(&self, service: &Service, object_errors: &mut ObjectErrors) -> ObservedService {
-        if self.own_targets().note(service, &self.hostname_policy, None) {
+        if self.own_targets().track(service, &self.hostname_policy, None) {
             return service.observe(&self.hostname_policy, &self.store).0;
         }
         self.observe(service, object_errors)
@@ -398,8 +399,8 @@ impl ServiceWatcher {
     /// Observes the Services again for which another Service's permission of their target has changed.
     fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
-        let mut again = |service: &Service| self.store.apply(self.observe(service, object_errors));
-        services.iter().filter_map(&mut again).collect()
+        let mut confirm_at = |service: &Service| self.store.apply(self.observe(service, object_errors));
+        services.iter().filter_map(&mut confirm_at).collect()
     }
 
     /// Processes the changes of links. Returns whether Services depend on them.
@@ -407,8 +408,8 @@ impl ServiceWatcher {
         let mut own_targets = self.own_targets();
         loop {
             match feed.try_recv() {
-                Ok(change) => own_targets.heed(&change, &self.hostname_policy),
-                Err(TryRecvError::Lagged(_)) => own_targets.heed_all(),
+                Ok(change) => own_targets.on_link_change(&change, &self.hostname_policy),
+                Err(TryRecvError::Lagged(_)) => own_targets.recheck_all(),
                 Err(TryRecvError::Empty | TryRecvError::Closed) => return own_targets.is_due(),
             }
         }
@@ -418,28 +419,28 @@ impl ServiceWatcher {
         self.own_targets.lock()
     }
 
-    fn applied(&self, object: RawDeserializeGuard<Service>, heard: &mut OtherServices) {
+    fn applied(&self, object: RawDeserializeGuard<Service>, other_services: &mut OtherServices) {
         let key = key_of(&object);
-        let Some(service) = readable(object, &mut heard.object_errors) else {
+        let Some(service) = readable(object, &mut other_services.object_errors) else {
             return self.store.set_unreadable(&key);
         };
         let membership = self.selection.membership(&service);
         if membership == Membership::Selected {
-            let was_deleted = heard.leaving.forget(&key);
-            let observed = self.observe(&service, &mut heard.object_errors);
+            let was_deleted = other_services.leaving.forget(&key);
+            let observed = self.observe(&service, &mut other_services.object_errors);
             let ended = was_deleted.then(|| self.end_if_blank(&observed)).flatten();
-            return log_changes(&self.news, ended.into_iter().chain(self.store.apply(observed)));
+            return log_changes(&self.telemetry, ended.into_iter().chain(self.store.apply(observed)));
         }
-        heard.object_errors.set(&key, None);
+        other_services.object_errors.set(&key, None);
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
         if membership == Membership::NotSelected && self.is_left_out(&deleted.key) {
             // The Service was left out before, too.
             return;
         }
-        self.left(&deleted, membership, &mut heard.leaving);
+        self.left(&deleted, membership, &mut other_services.leaving);
         if self.guards && service.is_guarded() {
             // The Service waits for us, even if this process has never known it as a load balancer.
-            log_changes(&self.news, self.store.insert_terminating(&service.key(), service.uid(), true));
+            log_changes(&self.telemetry, self.store.insert_terminating(&service.key(), service.uid(), true));
         }
     }
 
@@ -454,15 +455,15 @@ impl ServiceWatcher {
 
     /// Records that a Service was deleted or left the selection. The event contains the previous version of the object,
     /// of which only key, uid and resourceVersion are used.
-    fn deleted(&self, object: &RawDeserializeGuard<Service>, heard: &mut OtherServices) {
+    fn deleted(&self, object: &RawDeserializeGuard<Service>, other_services: &mut OtherServices) {
         let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
         let deleted = Deleted { key: key_of(object), uid, version };
-        heard.object_errors.set(&deleted.key, None);
+        other_services.object_errors.set(&deleted.key, None);
         let is_gone = object.meta().deletion_timestamp.is_some();
         if !is_gone && self.is_followed(&deleted) {
-            heard.leaving.ask(deleted);
+            other_services.leaving.start_check(deleted);
         } else {
-            self.left(&deleted, Membership::Gone, &mut heard.leaving);
+            self.left(&deleted, Membership::Gone, &mut other_services.leaving);
         }
     }
 
@@ -477,7 +478,7 @@ impl ServiceWatcher {
     }
 
     /// Applies the membership of a Service that has left the watch.
-    fn left(&self, deleted: &Deleted, membership: Membership, leaving: &mut Leaving) {
+    fn left(&self, deleted: &Deleted, membership: Membership, leaving: &mut RemovalChecks) {
         let Deleted { key, uid, version } = deleted;
         let since = match membership {
             // The watch returns the Service again.
@@ -496,14 +497,14 @@ impl ServiceWatcher {
             Membership::NotSelected | Membership::Gone => std::time::Instant::now(),
         };
         leaving.forget(key);
-        log_changes(&self.news, self.store.delete_since(key, uid, *version, since));
+        log_changes(&self.telemetry, self.store.delete_since(key, uid, *version, since));
     }
 }
 
 /// State of Services outside the store.
 struct OtherServices {
     object_errors: ObjectErrors,
-    leaving: Leaving,
+    leaving: RemovalChecks,
 }
 
 #[derive(Debug, Default)]
@@ -514,7 +515,7 @@ struct PartialList {
     ports: PortInterner,
     unreadable: Vec<ServiceKey>,
     /// Services with our finalizer that aren't links, with their uid.
-    departing: Vec<(ServiceKey, Box<str>)>,
+    terminating: Vec<(ServiceKey, Box<str>)>,
     /// Services with a living link that have left the selection.
     unselected: Vec<(Deleted, Membership)>,
 }
@@ -546,7 +547,7 @@ impl PartialList {
         }
         object_errors.set(&key, None);
         if source.guards && service.is_guarded() {
-            self.departing.push((key.clone(), service.uid().into()));
+            self.terminating.push((key.clone(), service.uid().into()));
         }
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
         if source.is_followed(&deleted) {
@@ -559,7 +560,7 @@ impl PartialList {
     fn drop_earlier(&mut self, key: &ServiceKey) {
         self.seen.retain(|observed| observed.key != *key);
         self.unreadable.retain(|unreadable| unreadable != key);
-        self.departing.retain(|(departing, _)| departing != key);
+        self.terminating.retain(|(terminating, _)| terminating != key);
         self.unselected.retain(|(deleted, _)| deleted.key != *key);
     }
 }
@@ -580,8 +581,8 @@ pub(crate) fn observe(
     object_errors: &mut ObjectErrors,
 ) -> (ObservedService, Vec<Rejection>) {
     let (observed, unusable) = service.observe(hostname_policy, store);
-    let complaint = joined(&unusable);
-    let is_news = object_errors.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
+    let message = joined(&unusable);
+    let is_news = object_errors.set(&observed.key, (!message.is_empty()).then_some(message));
     (observed, if is_news { unusable } else { Vec::new() })
 }
 

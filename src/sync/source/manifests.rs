@@ -45,7 +45,7 @@ pub struct ManifestSource {
     /// Decides which requested hostnames and targets are allowed.
     pub hostname_policy: Arc<HostnamePolicy>,
     pub store: Arc<Store>,
-    pub news: Telemetry,
+    pub telemetry: Telemetry,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
     /// Whether most external targets stay after the start until it is certain that their Services are gone.
@@ -83,13 +83,13 @@ impl ManifestSource {
             }
             let changes = self.store.replace(None, list, Vec::new(), &HashSet::new());
             if self.store.is_synced() {
-                log_changes(&self.news, changes);
+                log_changes(&self.telemetry, changes);
             } else {
                 if self.keeps_unlisted {
                     keep_unlisted(&self.store);
                 }
                 self.store.set_synced();
-                log_first_list(&self.store, &self.news, &changes);
+                log_first_list(&self.store, &self.telemetry, &changes);
             }
         }
         Err(SyncError::WatchEnded)
@@ -153,7 +153,7 @@ struct ManifestFile {
     content: Vec<u8>,
     services: Vec<Service>,
     /// Whether the file has ever been valid.
-    good: bool,
+    had_valid_content: bool,
 }
 
 impl ManifestFiles {
@@ -167,8 +167,10 @@ impl ManifestFiles {
                 Ok(content) if content == file.content => {}
                 Ok(content) => {
                     match parse(&path, &content) {
-                        Ok(services) => (file.services, file.good) = (services, true),
-                        Err(error) => self.errors.push(FileError { error, good: file.good }),
+                        Ok(services) => (file.services, file.had_valid_content) = (services, true),
+                        Err(error) => {
+                            self.errors.push(FileError { error, had_valid_content: file.had_valid_content })
+                        }
                     }
                     file.content = content;
                 }
@@ -176,7 +178,7 @@ impl ManifestFiles {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => {
                     let error = format!("{}: {error}", path.display());
-                    self.errors.push(FileError { error, good: file.good });
+                    self.errors.push(FileError { error, had_valid_content: file.had_valid_content });
                 }
             }
             self.by_name.insert(path, file);
@@ -187,7 +189,7 @@ impl ManifestFiles {
 
     /// Returns whether there is a file that has never been valid.
     fn unread(&self) -> bool {
-        self.by_name.values().any(|file| !file.good)
+        self.by_name.values().any(|file| !file.had_valid_content)
     }
 
     /// Reports Services that occur in several files: the first file by name counts.
@@ -250,13 +252,16 @@ impl ManifestFiles {
 #[derive(Debug)]
 struct FileError {
     error: String,
-    good: bool,
+    had_valid_content: bool,
 }
 
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let consequence =
-            if self.good { "its last good content stays in force" } else { "the file is passed over" };
+        let consequence = if self.had_valid_content {
+            "its last good content stays in force"
+        } else {
+            "the file is passed over"
+        };
         write!(f, "{}; {consequence}", self.error)
     }
 }

@@ -40,7 +40,7 @@ pub struct OwnTargets {
 struct ObservedTarget {
     service: Service,
     weight: usize,
-    looked: TargetCheck,
+    target_check: TargetCheck,
     labels: BTreeSet<Box<[u8]>>,
 }
 
@@ -89,7 +89,7 @@ impl<K: Clone + Eq + Hash> Dependents<K> {
 impl OwnTargets {
     /// Tracks a Service and checks it, if its target depends on another Service; returns whether it does. Without a
     /// store the check is made later.
-    pub(crate) fn note(
+    pub(crate) fn track(
         &mut self,
         service: &Service,
         hostname_policy: &HostnamePolicy,
@@ -115,7 +115,7 @@ impl OwnTargets {
             );
             return false;
         }
-        let looked = match store {
+        let target_check = match store {
             Some(store) => look(&key, &hosts, hostname_policy, store),
             None => {
                 self.due.insert(key.clone());
@@ -123,20 +123,20 @@ impl OwnTargets {
             }
         };
         let labels = hosts.iter().filter_map(|host| label_below_zone(host, hostname_policy)).collect();
-        self.by_link.add(&looked.links, &key);
+        self.by_link.add(&target_check.links, &key);
         self.by_label.add(&labels, &key);
         self.bytes += weight;
         *self.of_namespace.entry(key.namespace().into()).or_default() += 1;
-        self.services.insert(key, ObservedTarget { service: service.clone(), weight, looked, labels });
+        self.services.insert(key, ObservedTarget { service: service.clone(), weight, target_check, labels });
         true
     }
 
     fn forget(&mut self, key: &ServiceKey) {
         self.due.remove(key);
-        let Some(noted) = self.services.remove(key) else { return };
-        self.bytes -= noted.weight;
-        self.by_link.remove(&noted.looked.links, key);
-        self.by_label.remove(&noted.labels, key);
+        let Some(observed_target) = self.services.remove(key) else { return };
+        self.bytes -= observed_target.weight;
+        self.by_link.remove(&observed_target.target_check.links, key);
+        self.by_label.remove(&observed_target.labels, key);
         if let Some(number) = self.of_namespace.get_mut(key.namespace()) {
             *number -= 1;
             if *number == 0 {
@@ -146,7 +146,7 @@ impl OwnTargets {
     }
 
     /// Processes the change of a link: the Services that depend on it have to be checked.
-    pub(crate) fn heed(&mut self, change: &LinkChange, hostname_policy: &HostnamePolicy) {
+    pub(crate) fn on_link_change(&mut self, change: &LinkChange, hostname_policy: &HostnamePolicy) {
         if self.services.is_empty() {
             return;
         }
@@ -167,13 +167,13 @@ impl OwnTargets {
                         self.due.extend(self.by_label.of(label).cloned());
                     }
                 }
-                None => return self.heed_all(),
+                None => return self.recheck_all(),
             }
         }
     }
 
     /// Marks all Services to be checked, because any link may have changed.
-    pub(crate) fn heed_all(&mut self) {
+    pub(crate) fn recheck_all(&mut self) {
         self.due = self.services.keys().cloned().collect();
     }
 
@@ -191,15 +191,16 @@ impl OwnTargets {
                 self.forget(&key);
                 continue;
             }
-            let Some(noted) = self.services.get_mut(&key) else { continue };
-            let now = look(&key, &own_hosts(&noted.service, hostname_policy), hostname_policy, store);
-            let before = std::mem::replace(&mut noted.looked, now);
-            if noted.looked.refused != before.refused {
-                changed.push(noted.service.clone());
+            let Some(observed_target) = self.services.get_mut(&key) else { continue };
+            let now =
+                look(&key, &own_hosts(&observed_target.service, hostname_policy), hostname_policy, store);
+            let before = std::mem::replace(&mut observed_target.target_check, now);
+            if observed_target.target_check.refused != before.refused {
+                changed.push(observed_target.service.clone());
             }
-            if noted.looked.links != before.links {
+            if observed_target.target_check.links != before.links {
                 self.by_link.remove(&before.links, &key);
-                self.by_link.add(&noted.looked.links, &key);
+                self.by_link.add(&observed_target.target_check.links, &key);
             }
         }
         changed
@@ -297,11 +298,11 @@ mod tests {
         let mut own = OwnTargets::default();
         let apply = |own: &mut OwnTargets, service: &Service| {
             let change = store.apply(service.observe(&hostname_policy, &store).0);
-            change.iter().for_each(|change| own.heed(change, &hostname_policy));
+            change.iter().for_each(|change| own.on_link_change(change, &hostname_policy));
         };
         let guest = service("a", "guest", "host.b.lb.internal", "");
-        assert!(!own.note(&service("a", "other", "cloud.example", ""), &hostname_policy, Some(&store)));
-        assert!(own.note(&guest, &hostname_policy, Some(&store)));
+        assert!(!own.track(&service("a", "other", "cloud.example", ""), &hostname_policy, Some(&store)));
+        assert!(own.track(&guest, &hostname_policy, Some(&store)));
         apply(&mut own, &guest);
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0], "there is no host yet");
         for (allow_from, changed) in [("", true), ("c,a", true), ("*", false), ("c", true), ("a", true)] {
@@ -309,16 +310,19 @@ mod tests {
             let expected: &[&str] = if changed { &["a/guest"] } else { &[] };
             assert_eq!(keys(&own.changed(&hostname_policy, &store)), expected, "{allow_from:?}");
         }
-        own.heed(&store.delete(&ServiceKey::new("b", "host"), "u", None).unwrap(), &hostname_policy);
+        own.on_link_change(
+            &store.delete(&ServiceKey::new("b", "host"), "u", None).unwrap(),
+            &hostname_policy,
+        );
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/guest"]);
         // A Service of a list is always checked again.
-        assert!(own.note(&guest, &hostname_policy, None));
+        assert!(own.track(&guest, &hostname_policy, None));
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/guest"]);
         // A Service of a list in which a later version opts out has no link, either.
-        assert!(own.note(&service("a", "out", "host.b.lb.internal", ""), &hostname_policy, None));
+        assert!(own.track(&service("a", "out", "host.b.lb.internal", ""), &hostname_policy, None));
         store.delete(&guest.key(), "u", None);
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0]);
-        own.heed_all();
+        own.recheck_all();
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0]);
         assert_eq!((own.services.len(), own.bytes, own.of_namespace.len()), (0, 0, 0));
         assert_eq!((own.by_link.0.len(), own.by_label.0.len(), own.due.len()), (0, 0, 0));
@@ -333,19 +337,19 @@ mod tests {
         for number in 0..10 {
             let host = service("b", &format!("host{number}"), "cloud.example", "*");
             let change = apply(&host);
-            own.heed(&change, &hostname_policy);
+            own.on_link_change(&change, &hostname_policy);
         }
         for (namespace, number) in (0..10).flat_map(|n| (0..99).map(move |s| (n, s))) {
             let host = format!("host{}-b.lb.internal", number % 10);
             let guest = service(&format!("n{namespace}"), &format!("s{number}"), &host, "");
-            own.note(&guest, &hostname_policy, Some(&store));
+            own.track(&guest, &hostname_policy, Some(&store));
             apply(&guest);
         }
         assert_eq!(own.services.len(), 990);
         // Only the Services that depend on the link are checked: after a new target, a new `allow-from`, its deletion
         // and its recreation.
         let mut due = |change: &LinkChange| {
-            own.heed(change, &hostname_policy);
+            own.on_link_change(change, &hostname_policy);
             let due = own.due.len();
             (due, own.changed(&hostname_policy, &store).len())
         };
@@ -366,7 +370,7 @@ mod tests {
         store.set_zones(&hostname_policy.targets.zones);
         let mut own = OwnTargets::default();
         let host = "x.y.apps.example";
-        assert!(own.note(&service("a", "guest", host, ""), &hostname_policy, Some(&store)));
+        assert!(own.track(&service("a", "guest", host, ""), &hostname_policy, Some(&store)));
         let link = |key: &str, hostname: &str| {
             let (namespace, name) = key.split_once('/').unwrap();
             let mut link = Link::new(ServiceKey::new(namespace, name), "u");
@@ -377,7 +381,7 @@ mod tests {
             let (key, before, after) =
                 (ServiceKey::new("b", "host"), before.map(Arc::new), after.map(Arc::new));
             own.due.clear();
-            own.heed(&LinkChange { key, before, after }, &hostname_policy);
+            own.on_link_change(&LinkChange { key, before, after }, &hostname_policy);
             own.is_due()
         };
         for name in ["x.y.apps.example", "*.y.apps.example", "*.apps.example", "z.y.apps.example"] {
@@ -396,14 +400,14 @@ mod tests {
         let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         let mut own = OwnTargets::default();
         let mut note = |namespace: &str, name: &str, allow_from: &str| {
-            own.note(
+            own.track(
                 &service(namespace, name, "host.b.lb.internal", allow_from),
                 &hostname_policy,
                 Some(&store),
             )
         };
-        let noted = (0..200).filter(|i| note("a", &format!("s{i}"), "")).count();
-        assert_eq!(noted, MAX_SERVICES_OF_NAMESPACE);
+        let observed_target = (0..200).filter(|i| note("a", &format!("s{i}"), "")).count();
+        assert_eq!(observed_target, MAX_SERVICES_OF_NAMESPACE);
         assert!(!note("b", "big", &"x".repeat(MAX_BYTES)));
         assert!(note("b", "small", ""));
     }

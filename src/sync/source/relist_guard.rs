@@ -27,7 +27,7 @@ pub struct RelistGuard {
     /// The time since which each load balancer has been missing.
     missing: HashMap<ServiceKey, Instant>,
     /// The numbers of recent disappearances that were accepted at once, and their times.
-    believed: VecDeque<(Instant, usize)>,
+    accepted: VecDeque<(Instant, usize)>,
 }
 
 impl RelistGuard {
@@ -42,11 +42,11 @@ impl RelistGuard {
         now: Instant,
     ) -> HashSet<ServiceKey> {
         self.missing.retain(|key, _| !listed(key) || missing.contains(key));
-        self.believed.retain(|(at, _)| now.duration_since(*at) < CONFIRM_AFTER);
-        let recently: usize = self.believed.iter().map(|(_, number)| number).sum();
+        self.accepted.retain(|(at, _)| now.duration_since(*at) < CONFIRM_AFTER);
+        let recently: usize = self.accepted.iter().map(|(_, number)| number).sum();
         if missing.len() + recently <= max_safe_loss(known + recently) {
             self.missing.retain(|key, _| !missing.contains(key));
-            self.believed.push_back((now, missing.len()));
+            self.accepted.push_back((now, missing.len()));
             return HashSet::new();
         }
         let mut since = |key: &ServiceKey| *self.missing.entry(key.clone()).or_insert(now);

@@ -189,25 +189,25 @@ mod tests {
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         let delete = policy(OnDelete::Delete);
-        let wish = |follower: &AnnotatedService, link: Link| follower.decide(Some(&link), None, &delete);
+        let decide_on = |follower: &AnnotatedService, link: Link| follower.decide(Some(&link), None, &delete);
         let write = |name: &str| Decision::Write(name.to_owned());
-        assert_eq!(wish(&own, link(host("new.example."), &[])), write("new.example"));
-        assert_eq!(wish(&own, link(host("old.example."), &[])), Decision::Leave);
-        assert_eq!(wish(&own, link(None, &[])), Decision::Leave, "pending");
-        assert_eq!(wish(&own, link(ips(&["2001:db8::1", "192.0.2.1"]), &[])), write("192.0.2.1"));
-        assert!(matches!(wish(&own, link(ips(&["2001:db8::1"]), &[])), Decision::Refuse(_)));
+        assert_eq!(decide_on(&own, link(host("new.example."), &[])), write("new.example"));
+        assert_eq!(decide_on(&own, link(host("old.example."), &[])), Decision::Leave);
+        assert_eq!(decide_on(&own, link(None, &[])), Decision::Leave, "pending");
+        assert_eq!(decide_on(&own, link(ips(&["2001:db8::1", "192.0.2.1"]), &[])), write("192.0.2.1"));
+        assert!(matches!(decide_on(&own, link(ips(&["2001:db8::1"]), &[])), Decision::Refuse(_)));
         assert_eq!(own.decide(None, None, &delete), Decision::Leave);
         let left_out = |link| Link { state: LinkState::LeftOut, ..link };
-        assert_eq!(wish(&own, left_out(link(host("new.example."), &[]))), Decision::Leave);
+        assert_eq!(decide_on(&own, left_out(link(host("new.example."), &[]))), Decision::Leave);
         assert_eq!(
-            wish(&other, left_out(link(host("new.example."), &[]))),
+            decide_on(&other, left_out(link(host("new.example."), &[]))),
             Decision::Leave,
             "it may be allowed"
         );
 
-        assert!(matches!(wish(&other, link(host("new.example."), &["b"])), Decision::Refuse(_)));
+        assert!(matches!(decide_on(&other, link(host("new.example."), &["b"])), Decision::Refuse(_)));
         for allowed in [&["b", "app"][..], &["*"]] {
-            assert_eq!(wish(&other, link(host("new.example."), allowed)), write("new.example"));
+            assert_eq!(decide_on(&other, link(host("new.example."), allowed)), write("new.example"));
         }
     }
 

@@ -31,7 +31,7 @@ impl DeletedLinks {
         self.gone.get(key)
     }
 
-    pub(super) fn heed(&mut self, change: &LinkChange, store: &Store) {
+    pub(super) fn on_link_change(&mut self, change: &LinkChange, store: &Store) {
         match (&change.before, &change.after) {
             (_, Some(link)) if !link.is_gone() || link.was_never_seen() => self.look_at(link, store),
             (Some(link), _) if !link.is_gone() => {
@@ -47,7 +47,7 @@ impl DeletedLinks {
     }
 
     /// Processes all links, because changes have been missed.
-    pub(super) fn look_again(&mut self, store: &Store) {
+    pub(super) fn rescan(&mut self, store: &Store) {
         for link in store.links() {
             self.look_at(&link, store);
         }
@@ -97,30 +97,33 @@ mod tests {
 
     #[test]
     fn last_target_is_remembered_until_the_load_balancer_is_back() {
-        let (store, mut departed) = (Store::new(Policy::Kept), DeletedLinks::default());
+        let (store, mut deleted_links) = (Store::new(Policy::Kept), DeletedLinks::default());
         let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         let bare = || Link::new(ServiceKey::new("shop", "web"), "u");
         let live = || Link { target: Some(target.clone()), ..bare() };
         let gone = || Link { state: LinkState::Gone(Instant::now().into()), ..bare() };
         let key = live().key;
-        departed.heed(&change(Some(live()), Some(gone())), &store);
-        departed.heed(&change(Some(gone()), None), &store);
-        assert_eq!(departed.get(&key).unwrap().target, target);
-        departed.heed(&change(None, Some(live())), &store);
-        assert_eq!(departed.get(&key), None);
-        departed.heed(&change(Some(live()), None), &store);
-        assert_eq!(departed.get(&key).unwrap().target, target, "forgotten at once");
+        deleted_links.on_link_change(&change(Some(live()), Some(gone())), &store);
+        deleted_links.on_link_change(&change(Some(gone()), None), &store);
+        assert_eq!(deleted_links.get(&key).unwrap().target, target);
+        deleted_links.on_link_change(&change(None, Some(live())), &store);
+        assert_eq!(deleted_links.get(&key), None);
+        deleted_links.on_link_change(&change(Some(live()), None), &store);
+        assert_eq!(deleted_links.get(&key).unwrap().target, target, "forgotten at once");
     }
 
     #[test]
     fn number_of_remembered_links_is_bounded() {
-        let mut departed = DeletedLinks::default();
+        let mut deleted_links = DeletedLinks::default();
         let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         for number in 0..=MAX_DELETED_LINKS {
             let key = ServiceKey::new("shop", &number.to_string());
-            departed.insert(&key, DeletedLink { target: target.clone(), annotations: None });
+            deleted_links.insert(&key, DeletedLink { target: target.clone(), annotations: None });
         }
-        assert_eq!((departed.gone.len(), departed.order.len()), (MAX_DELETED_LINKS, MAX_DELETED_LINKS));
-        assert_eq!(departed.get(&ServiceKey::new("shop", "0")), None);
+        assert_eq!(
+            (deleted_links.gone.len(), deleted_links.order.len()),
+            (MAX_DELETED_LINKS, MAX_DELETED_LINKS)
+        );
+        assert_eq!(deleted_links.get(&ServiceKey::new("shop", "0")), None);
     }
 }

@@ -35,9 +35,9 @@ pub(super) enum IndexEvent {
     /// The list of these objects is older than earlier data: etcd was restored.
     Rewound(String),
     /// The API server has answered.
-    Answer,
+    Answered,
     /// The annotation is used in a scope with metadata-only lists: its Services have to be listed in full.
-    Used,
+    AnnotationFound,
     /// The Services have been forbidden to be listed for a while, and no use of the annotation is known.
     Forbidden,
 }
@@ -106,7 +106,7 @@ impl fmt::Display for WatchScope {
 /// The state of the watch of a scope.
 struct IndexWatchState {
     within: WatchScope,
-    trouble: WatchLog,
+    watch_log: WatchLog,
     /// The incomplete list. `unreadable`: the Services in it that can't be decoded.
     list: BTreeMap<ServiceKey, ObservedObjects>,
     unreadable: HashSet<ServiceKey>,
@@ -170,10 +170,10 @@ impl AnnotatedServices {
     pub(super) fn new(selection: &Selection, availability: &ApiAvailability) -> Self {
         let scope = |within: WatchScope| {
             let what = format!("ExternalName Services in {within}");
-            let trouble = WatchLog::new(availability.clone(), what, RIGHT);
+            let watch_log = WatchLog::new(availability.clone(), what, RIGHT);
             IndexWatchState {
                 within,
-                trouble,
+                watch_log,
                 list: BTreeMap::new(),
                 unreadable: HashSet::new(),
                 listed: false,
@@ -227,7 +227,7 @@ impl AnnotatedServices {
     }
 
     /// Processes an item of the watch of a scope.
-    pub(super) fn heed(
+    pub(super) fn on_watch_item(
         &mut self,
         number: usize,
         event: WatchItem<Service>,
@@ -237,27 +237,27 @@ impl AnnotatedServices {
         if scope.unused && event.as_ref().is_err_and(|error| error.code() == 403) {
             return scope.forbid(Instant::now());
         }
-        let Some(event) = scope.trouble.unless_failed(event) else { return Vec::new() };
+        let Some(event) = scope.watch_log.log_failure(event) else { return Vec::new() };
         if !matches!(event, Event::ListBegins) {
             scope.allow();
         }
-        let mut heard = Vec::new();
+        let mut index_events = Vec::new();
         if scope.unused
             && let Event::Listed(object) | Event::Applied(object) = &event
         {
             if object.annotations().contains_key(SOURCE) {
                 // This list is discarded: another one begins.
                 scope.unused = false;
-                heard.push(IndexEvent::Used);
+                index_events.push(IndexEvent::AnnotationFound);
             }
-            heard.push(IndexEvent::Answer);
-            return heard;
+            index_events.push(IndexEvent::Answered);
+            return index_events;
         }
         match event {
             Event::ListBegins => {
                 scope.list.clear();
                 scope.unreadable.clear();
-                return heard;
+                return index_events;
             }
             Event::Listed(object) => {
                 let key = key_of(&object);
@@ -277,7 +277,7 @@ impl AnnotatedServices {
             }
             // Everything is listed again, so this list isn't needed.
             Event::ListEnds { rewound: true, .. } => {
-                heard.push(IndexEvent::Rewound(scope.trouble.what().to_owned()));
+                index_events.push(IndexEvent::Rewound(scope.watch_log.what().to_owned()));
             }
             Event::ListEnds { rewound: false, .. } => {
                 scope.listed = true;
@@ -291,16 +291,19 @@ impl AnnotatedServices {
                 let gone: Vec<ServiceKey> = self.known.keys().filter(is_gone).cloned().collect();
                 for key in gone {
                     self.forget(&key);
-                    heard.push(IndexEvent::NoFollower(key));
+                    index_events.push(IndexEvent::NoFollower(key));
                 }
                 object_errors.retain(|key| !within.contains(key) || listed.contains(key));
                 for seen in list.into_values() {
-                    self.seen(seen, &mut heard);
+                    self.seen(seen, &mut index_events);
                 }
             }
             Event::Applied(object) => {
                 if let Some(service) = readable(object, object_errors) {
-                    self.seen(ObservedObjects::of(&service, self.target_namespace.as_deref()), &mut heard);
+                    self.seen(
+                        ObservedObjects::of(&service, self.target_namespace.as_deref()),
+                        &mut index_events,
+                    );
                 }
             }
             Event::Deleted(object) => {
@@ -309,34 +312,38 @@ impl AnnotatedServices {
                 let is_another = |known: &AnnotatedService| known.version.uid != object.uid();
                 if !self.known.get(&key).is_some_and(is_another) {
                     self.forget(&key);
-                    heard.push(IndexEvent::NoFollower(key));
+                    index_events.push(IndexEvent::NoFollower(key));
                 }
             }
         }
-        heard.push(IndexEvent::Answer);
-        heard
+        index_events.push(IndexEvent::Answered);
+        index_events
     }
 
-    fn seen(&mut self, ObservedObjects { key, uid, follower }: ObservedObjects, heard: &mut Vec<IndexEvent>) {
+    fn seen(
+        &mut self,
+        ObservedObjects { key, uid, follower }: ObservedObjects,
+        index_events: &mut Vec<IndexEvent>,
+    ) {
         match follower {
             Some(Ok(follower)) => {
                 if self.known.get(&key).is_some_and(|known| {
                     known.source != follower.source || known.version.uid != follower.version.uid
                 }) {
                     self.forget(&key);
-                    heard.push(IndexEvent::NoFollower(key.clone()));
+                    index_events.push(IndexEvent::NoFollower(key.clone()));
                 }
                 self.by_source.entry(follower.source.clone()).or_default().insert(key.clone());
                 self.known.insert(key.clone(), follower);
-                heard.push(IndexEvent::Follower(key));
+                index_events.push(IndexEvent::Follower(key));
             }
             Some(Err(why)) => {
                 self.forget(&key);
-                heard.push(IndexEvent::Malformed { uid, key, why });
+                index_events.push(IndexEvent::Malformed { uid, key, why });
             }
             None => {
                 self.forget(&key);
-                heard.push(IndexEvent::NoFollower(key));
+                index_events.push(IndexEvent::NoFollower(key));
             }
         }
     }
@@ -361,7 +368,7 @@ mod tests {
     use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
     use crate::sync::k8s::watch::WatchError;
 
-    fn followers(namespaces: &[&str]) -> AnnotatedServices {
+    fn annotated(namespaces: &[&str]) -> AnnotatedServices {
         let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
         AnnotatedServices::new(&Selection { namespaces, ..Default::default() }, &ApiAvailability::default())
     }
@@ -375,10 +382,10 @@ mod tests {
         serde_json::from_str(&service.to_string()).unwrap()
     }
 
-    fn list(followers: &mut AnnotatedServices, number: usize, services: Vec<Value>) -> Vec<IndexEvent> {
-        followers.scopes[number].unused = false;
+    fn list(annotated: &mut AnnotatedServices, number: usize, services: Vec<Value>) -> Vec<IndexEvent> {
+        annotated.scopes[number].unused = false;
         let mut object_errors = ObjectErrors::default();
-        let mut heed = |event| followers.heed(number, Ok(event), &mut object_errors);
+        let mut heed = |event| annotated.on_watch_item(number, Ok(event), &mut object_errors);
         heed(Event::ListBegins);
         for service in services {
             heed(Event::Listed(object(service)));
@@ -388,87 +395,90 @@ mod tests {
 
     #[test]
     fn scope_is_listed_after_its_own_list() {
-        let mut followers = followers(&["a", "b"]);
-        list(&mut followers, 1, vec![]);
-        assert!(!followers.is_listed(0) && followers.is_listed(1));
-        list(&mut followers, 0, vec![service("db", "web")]);
-        assert!(followers.is_listed(0));
-        assert_eq!((followers.within(0).count(), followers.within(1).count()), (1, 0));
-        assert_eq!(followers.of(&ServiceKey::new("a", "web")).count(), 1);
+        let mut annotated = annotated(&["a", "b"]);
+        list(&mut annotated, 1, vec![]);
+        assert!(!annotated.is_listed(0) && annotated.is_listed(1));
+        list(&mut annotated, 0, vec![service("db", "web")]);
+        assert!(annotated.is_listed(0));
+        assert_eq!((annotated.within(0).count(), annotated.within(1).count()), (1, 0));
+        assert_eq!(annotated.of(&ServiceKey::new("a", "web")).count(), 1);
     }
 
     #[test]
     fn missing_service_is_removed_and_undecodable_kept() {
-        let mut followers = followers(&[]);
-        list(&mut followers, 0, ["db", "gone", "bad"].map(|name| service(name, "web")).into());
+        let mut annotated = annotated(&[]);
+        list(&mut annotated, 0, ["db", "gone", "bad"].map(|name| service(name, "web")).into());
         let mut bad = service("bad", "web");
         bad["spec"]["type"] = 5.into();
-        let heard = list(&mut followers, 0, vec![service("db", "web"), bad]);
+        let index_events = list(&mut annotated, 0, vec![service("db", "web"), bad]);
         let key = |name| ServiceKey::new("a", name);
         assert_eq!(
-            heard,
-            [IndexEvent::NoFollower(key("gone")), IndexEvent::Follower(key("db")), IndexEvent::Answer]
+            index_events,
+            [IndexEvent::NoFollower(key("gone")), IndexEvent::Follower(key("db")), IndexEvent::Answered]
         );
-        assert_eq!(followers.of(&key("web")).count(), 2);
+        assert_eq!(annotated.of(&key("web")).count(), 2);
     }
 
     #[test]
     fn last_version_of_a_listed_service_counts() {
-        let mut followers = followers(&[]);
+        let mut annotated = annotated(&[]);
         let mut without = service("db", "web");
         without["metadata"]["annotations"] = json!({});
         let mut bad = service("db", "web");
         bad["spec"]["type"] = 5.into();
         let key = ServiceKey::new("a", "db");
-        let heard = list(&mut followers, 0, vec![service("db", "web"), without.clone()]);
-        assert_eq!(heard, [IndexEvent::Answer]);
-        let heard = list(&mut followers, 0, vec![without.clone(), bad.clone(), service("db", "web")]);
-        assert_eq!(heard, [IndexEvent::Follower(key.clone()), IndexEvent::Answer]);
-        assert_eq!(list(&mut followers, 0, vec![service("db", "api"), bad]), [IndexEvent::Answer]);
-        assert_eq!(followers.of(&ServiceKey::new("a", "web")).count(), 1, "it can't be read and stays");
-        let heard = list(&mut followers, 0, vec![service("db", "web"), without]);
-        assert_eq!(heard, [IndexEvent::NoFollower(key), IndexEvent::Answer]);
+        let index_events = list(&mut annotated, 0, vec![service("db", "web"), without.clone()]);
+        assert_eq!(index_events, [IndexEvent::Answered]);
+        let index_events = list(&mut annotated, 0, vec![without.clone(), bad.clone(), service("db", "web")]);
+        assert_eq!(index_events, [IndexEvent::Follower(key.clone()), IndexEvent::Answered]);
+        assert_eq!(list(&mut annotated, 0, vec![service("db", "api"), bad]), [IndexEvent::Answered]);
+        assert_eq!(annotated.of(&ServiceKey::new("a", "web")).count(), 1, "it can't be read and stays");
+        let index_events = list(&mut annotated, 0, vec![service("db", "web"), without]);
+        assert_eq!(index_events, [IndexEvent::NoFollower(key), IndexEvent::Answered]);
     }
 
     #[test]
     fn only_metadata_are_listed_until_the_annotation_is_used() {
-        let mut followers = followers(&["a", "b"]);
+        let mut annotated = annotated(&["a", "b"]);
         let mut object_errors = ObjectErrors::default();
         let metadata = |source: Option<&str>| {
             let annotations = source.map(|source| json!({SOURCE: source}));
             object(json!({"metadata": {"namespace": "a", "name": "db", "annotations": annotations}}))
         };
-        let mut heed = |event| followers.heed(0, Ok(event), &mut object_errors);
+        let mut heed = |event| annotated.on_watch_item(0, Ok(event), &mut object_errors);
         heed(Event::ListBegins);
-        assert_eq!(heed(Event::Listed(metadata(None))), [IndexEvent::Answer]);
-        assert_eq!(heed(Event::ListEnds { version: None, rewound: false }), [IndexEvent::Answer]);
-        assert_eq!(heed(Event::Applied(metadata(None))), [IndexEvent::Answer]);
-        assert_eq!(heed(Event::Applied(metadata(Some("web")))), [IndexEvent::Used, IndexEvent::Answer]);
-        assert!(!followers.query(0).metadata_only && followers.query(1).metadata_only);
-        assert_eq!(followers.keys().count(), 0, "nothing is known of it yet");
+        assert_eq!(heed(Event::Listed(metadata(None))), [IndexEvent::Answered]);
+        assert_eq!(heed(Event::ListEnds { version: None, rewound: false }), [IndexEvent::Answered]);
+        assert_eq!(heed(Event::Applied(metadata(None))), [IndexEvent::Answered]);
+        assert_eq!(
+            heed(Event::Applied(metadata(Some("web")))),
+            [IndexEvent::AnnotationFound, IndexEvent::Answered]
+        );
+        assert!(!annotated.query(0).metadata_only && annotated.query(1).metadata_only);
+        assert_eq!(annotated.keys().count(), 0, "nothing is known of it yet");
     }
 
     #[tokio::test(start_paused = true)]
     async fn forbidden_list_is_an_error_only_if_the_annotation_is_used() {
-        let mut followers = followers(&["a", "b"]);
+        let mut annotated = annotated(&["a", "b"]);
         let forbidden = || {
             let status = kube::core::Status::failure("services is forbidden: no", "Forbidden").with_code(403);
             Err(WatchError::List(kube::Error::Api(status.boxed())))
         };
-        let mut heed = |number, item| followers.heed(number, item, &mut ObjectErrors::default());
+        let mut heed = |number, item| annotated.on_watch_item(number, item, &mut ObjectErrors::default());
         let ends = || Ok(Event::ListEnds { version: None, rewound: false });
-        assert_eq!(heed(0, ends()), [IndexEvent::Answer]);
+        assert_eq!(heed(0, ends()), [IndexEvent::Answered]);
         assert_eq!(heed(1, forbidden()), []);
         tokio::time::advance(STARTUP_TIMEOUT).await;
         assert_eq!(heed(1, forbidden()), [IndexEvent::Forbidden]);
         assert_eq!(heed(1, forbidden()), [IndexEvent::Forbidden]);
-        assert_eq!(heed(1, ends()), [IndexEvent::Answer]);
+        assert_eq!(heed(1, ends()), [IndexEvent::Answered]);
         assert_eq!(heed(1, forbidden()), [], "it counts from the start again");
-        assert!(followers.is_listed(0));
-        followers.scopes[1].unused = false;
+        assert!(annotated.is_listed(0));
+        annotated.scopes[1].unused = false;
         tokio::time::advance(STARTUP_TIMEOUT).await;
         assert_eq!(
-            followers.heed(1, forbidden(), &mut ObjectErrors::default()),
+            annotated.on_watch_item(1, forbidden(), &mut ObjectErrors::default()),
             [],
             "it is asked for as usual"
         );
@@ -476,18 +486,22 @@ mod tests {
 
     #[test]
     fn new_source_restarts_and_malformed_source_ends_a_service() {
-        let mut followers = followers(&[]);
-        list(&mut followers, 0, vec![service("db", "web")]);
+        let mut annotated = annotated(&[]);
+        list(&mut annotated, 0, vec![service("db", "web")]);
         let key = ServiceKey::new("a", "db");
-        followers.scopes[0].unused = false;
+        annotated.scopes[0].unused = false;
         let mut apply = |source| {
-            followers.heed(0, Ok(Event::Applied(object(service("db", source)))), &mut ObjectErrors::default())
+            annotated.on_watch_item(
+                0,
+                Ok(Event::Applied(object(service("db", source)))),
+                &mut ObjectErrors::default(),
+            )
         };
         let anew =
-            [IndexEvent::NoFollower(key.clone()), IndexEvent::Follower(key.clone()), IndexEvent::Answer];
+            [IndexEvent::NoFollower(key.clone()), IndexEvent::Follower(key.clone()), IndexEvent::Answered];
         assert_eq!(apply("b/web"), anew);
-        assert_eq!(apply("b/web"), [IndexEvent::Follower(key.clone()), IndexEvent::Answer]);
-        assert!(matches!(&apply("a/b/c")[..], [IndexEvent::Malformed { .. }, IndexEvent::Answer]));
-        assert_eq!(followers.by_source.len(), 0);
+        assert_eq!(apply("b/web"), [IndexEvent::Follower(key.clone()), IndexEvent::Answered]);
+        assert!(matches!(&apply("a/b/c")[..], [IndexEvent::Malformed { .. }, IndexEvent::Answered]));
+        assert_eq!(annotated.by_source.len(), 0);
     }
 }

@@ -43,9 +43,9 @@ impl SourceAnnotationController {
     pub(super) fn start(&mut self, follower: AnnotatedService, name: String) {
         let key = &follower.key;
         if let Some((outdated, since)) = self.stale_versions.get(key) {
-            let patience = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
-            if *outdated == follower.version && !patience.is_zero() {
-                return self.work_queue.add_after(key.clone(), patience);
+            let remaining = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
+            if *outdated == follower.version && !remaining.is_zero() {
+                return self.work_queue.add_after(key.clone(), remaining);
             }
             self.stale_versions.remove(key);
         }
@@ -56,8 +56,8 @@ impl SourceAnnotationController {
             return;
         }
         self.work_queue.begin(key);
-        let (client, availability) = (self.settings.client.clone(), self.settings.availability.clone());
-        let (leadership, term) = (self.settings.leadership.clone(), self.lists.term);
+        let (client, availability) = (self.context.client.clone(), self.context.availability.clone());
+        let (leadership, term) = (self.context.leadership.clone(), self.lists.term);
         self.writes.spawn(async move {
             let Precondition { uid, resource_version } = &follower.version;
             let patch = Patch::Merge(json!({
@@ -80,7 +80,7 @@ impl SourceAnnotationController {
         let (key, source) = (before.key, before.source);
         let is_superseded = self.work_queue.done(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
-            self.settings.api.wrote("patch", "Service", code);
+            self.context.api.wrote("patch", "Service", code);
         }
         self.breakers.probe_ended(&key);
         let namespace = WritePlace::of(&key);
@@ -94,7 +94,7 @@ impl SourceAnnotationController {
             info!("Service {key}, which follows {source}: {} → {name}", before.name);
         }
         // The Service is gone: there is nothing to update.
-        let Some(known) = self.followers.get_mut(&key) else { return };
+        let Some(known) = self.annotated.get_mut(&key) else { return };
         let unseen = known.version == before.version;
         match result {
             Ok(after) => {
@@ -120,11 +120,11 @@ impl SourceAnnotationController {
             }
             // By the clock: the election may say so a moment later.
             Err(WriteError::NotLeading(_)) => drop(self.work_queue.add_rate_limited(&key, None)),
-            Err(WriteError::Unanswered) => self.breakers.reset(WritePlace::Everywhere, &key, None),
+            Err(WriteError::Unanswered) => self.breakers.record_failure(WritePlace::Everywhere, &key, None),
             // Credentials and rights are the same for all Services of a namespace.
             Err(WriteError::WholeClass { code: code @ (401 | 403), message, retry_after }) => {
-                self.troubles.entry(key.namespace().into()).or_default().report(code, &message);
-                self.breakers.reset(namespace, &key, retry_after);
+                self.error_logs.entry(key.namespace().into()).or_default().report(code, &message);
+                self.breakers.record_failure(namespace, &key, retry_after);
             }
             // What it was about has changed meanwhile.
             Err(WriteError::Refused { .. } | WriteError::Other { .. }) if is_superseded => {
@@ -149,13 +149,13 @@ impl SourceAnnotationController {
 
     /// Queues the Services that wait until a place can be written.
     pub(super) fn can_write(&mut self, place: &WritePlace) {
-        for key in self.breakers.trip(place) {
+        for key in self.breakers.record_success(place) {
             self.work_queue.add(&key);
         }
         if let WritePlace::Namespace(namespace) = place
-            && let Some(mut trouble) = self.troubles.remove(namespace)
+            && let Some(mut error_log) = self.error_logs.remove(namespace)
         {
-            trouble.recovered(&format!(
+            error_log.recovered(&format!(
                 "Services in namespace {namespace} that follow a load balancer can be written again"
             ));
         }

@@ -128,16 +128,16 @@ pub(crate) struct CacheEntry {
 impl CacheEntry {
     /// Returns an entry that is stored now; `hits` is the use count that it inherits from the entry before.
     pub(crate) fn new(
-        worth: Cacheability,
+        cacheability: Cacheability,
         message: Arc<Message>,
         hits: u32,
         last_good: Option<Arc<Self>>,
     ) -> Self {
         let stored = Instant::now();
         Self {
-            kind: worth.kind,
+            kind: cacheability.kind,
             message,
-            ttl: worth.ttl,
+            ttl: cacheability.ttl,
             stored,
             last_good,
             usage: Arc::new(CacheEntryUse::new(stored, hits)),

@@ -60,10 +60,10 @@ impl InvalidatedNames {
     }
 
     /// Returns whether a name was invalidated after a query for it was sent.
-    pub(super) fn is_invalidated_since(&self, asked: QueryMark, name: &[u8]) -> bool {
+    pub(super) fn is_invalidated_since(&self, query_mark: QueryMark, name: &[u8]) -> bool {
         let inner = self.0.lock();
-        let later = inner.names.iter().rev().take_while(|entry| entry.number >= asked.0);
-        asked.0 < inner.all_before || later.into_iter().any(|entry| *entry.name == *name)
+        let later = inner.names.iter().rev().take_while(|entry| entry.number >= query_mark.0);
+        query_mark.0 < inner.all_before || later.into_iter().any(|entry| *entry.name == *name)
     }
 }
 

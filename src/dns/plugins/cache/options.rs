@@ -28,7 +28,7 @@ pub(super) struct ParsedOptions {
     pub(super) options: CacheOptions,
     pub(super) zones: ZoneSet,
     /// The zones in which positive answers aren't cached.
-    pub(super) without_success: ZoneSet,
+    pub(super) zones_without_success_cache: ZoneSet,
     /// The zones in which denials and failures aren't cached.
     pub(super) without_denial: ZoneSet,
 }
@@ -43,7 +43,7 @@ pub(super) fn parse(setup: &Setup<'_>) -> Result<ParsedOptions, CorefileError> {
     let mut parsed = ParsedOptions {
         options,
         zones: setup.zones_or_own(zones)?,
-        without_success: ZoneSet::default(),
+        zones_without_success_cache: ZoneSet::default(),
         without_denial: ZoneSet::default(),
     };
     let mut policy: Option<&Directive> = None;
@@ -176,7 +176,7 @@ fn disable(option: &Directive, parsed: &mut ParsedOptions) -> Result<(), Corefil
     let (part, words) =
         option.arguments().split_first().ok_or_else(|| option.missing_argument("success or denial"))?;
     let part_without = match &*part.text {
-        "success" => &mut parsed.without_success,
+        "success" => &mut parsed.zones_without_success_cache,
         "denial" => &mut parsed.without_denial,
         _ => return Err(part.unexpected("a part of the cache: there are success and denial")),
     };

@@ -84,9 +84,9 @@ impl CacheQuery {
         reply: &Reply,
         counted: [Arc<ShardedCounters>; 2],
     ) -> Option<Box<Validity>> {
-        let kept = found.reusable_ref()?;
+        let reusable = found.reusable_ref()?;
         let sections = [reply.answers.len(), reply.authorities.len(), reply.additionals.len()];
-        let mut repeat = Validity::of_cached(kept, found.countdown(), sections);
+        let mut repeat = Validity::of_cached(reusable, found.countdown(), sections);
         repeat.counters.extend(counted);
         if let (Purpose::Target { absence, .. }, false) =
             (request.purpose, found.kind == ResponseKind::Success)

@@ -38,112 +38,124 @@ pub(super) struct StoredReply {
 }
 
 impl CacheState {
-    pub(super) fn counters<'a>(&'a self, asked: &'a CacheQuery) -> CacheCounters<'a> {
-        CacheCounters { metrics: &self.metrics, server: &asked.server.label, zones: &self.zones_label }
+    pub(super) fn counters<'a>(&'a self, cache_query: &'a CacheQuery) -> CacheCounters<'a> {
+        CacheCounters { metrics: &self.metrics, server: &cache_query.server.label, zones: &self.zones_label }
     }
 
     /// Returns the cache entry that is good enough for the request. Answers of targets are served with authority, so an
     /// expired answer isn't good enough, and neither is a denial older than `absence`.
-    pub(super) fn find(&self, request: &Request, asked: &CacheQuery) -> Option<CacheHit> {
+    pub(super) fn find(&self, request: &Request, cache_query: &CacheQuery) -> Option<CacheHit> {
         match request.purpose {
-            Purpose::Client => self.store.get(&asked.key),
-            Purpose::Target { cached: true, absence } => self.store.get(&asked.key).filter(|found| {
+            Purpose::Client => self.store.get(&cache_query.key),
+            Purpose::Target { cached: true, absence } => self.store.get(&cache_query.key).filter(|found| {
                 !matches!(found.freshness, Freshness::Stale(_))
                     && (found.kind == ResponseKind::Success || found.age < absence)
             }),
             // A cached failure prevents an immediate retry.
-            Purpose::Target { cached: false, .. } => self.store.failure(&asked.key),
+            Purpose::Target { cached: false, .. } => self.store.failure(&cache_query.key),
         }
     }
 
     /// Stores the result of a query, and returns the result for the client.
     pub(super) fn store_outcome(
         &self,
-        asked: &CacheQuery,
+        cache_query: &CacheQuery,
         mark: QueryMark,
         outcome: PluginResult,
     ) -> PluginResult {
         match outcome {
-            Ok(reply) => Ok(self.store_reply(asked, mark, reply).reply),
+            Ok(reply) => Ok(self.store_reply(cache_query, mark, reply).reply),
             Err(failure) => {
-                self.store_failure(asked, mark, &failure);
+                self.store_failure(cache_query, mark, &failure);
                 Err(failure)
             }
         }
     }
 
     /// Stores an answer if it is cacheable.
-    fn store_reply(&self, asked: &CacheQuery, mark: QueryMark, mut reply: Reply) -> StoredReply {
-        if !reply.is_cacheable || is_transfer(asked.question.query.query_type()) {
-            reply.metadata.authentic_data = asked.shows_ad(&reply.metadata);
+    fn store_reply(&self, cache_query: &CacheQuery, mark: QueryMark, mut reply: Reply) -> StoredReply {
+        if !reply.is_cacheable || is_transfer(cache_query.question.query.query_type()) {
+            reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
             return StoredReply { reply, kind: ResponseKind::Other, is_kept: false };
         }
-        let message = take_message(&mut reply, &asked.question.query);
-        let worth = self.store.classify(&message, asked.question.dnssec_ok);
-        let is_kept = is_kept(&asked.key, &message, worth) && self.may_keep(asked, mark, worth.kind);
+        let message = take_message(&mut reply, &cache_query.question.query);
+        let cacheability = self.store.classify(&message, cache_query.question.dnssec_ok);
+        let is_kept = is_kept(&cache_query.key, &message, cacheability)
+            && self.may_keep(cache_query, mark, cacheability.kind);
         if is_kept {
             let message = Arc::new(message);
-            self.insert(asked, mark, worth.kind, || self.store.put(&asked.key, &message, worth));
-            asked.refill(&mut reply, &message, worth.ttl);
+            self.insert(cache_query, mark, cacheability.kind, || {
+                self.store.put(&cache_query.key, &message, cacheability)
+            });
+            cache_query.refill(&mut reply, &message, cacheability.ttl);
         } else {
-            asked.put_back(&mut reply, message, worth.ttl);
+            cache_query.put_back(&mut reply, message, cacheability.ttl);
         }
-        reply.metadata.authentic_data = asked.shows_ad(&reply.metadata);
-        StoredReply { reply, kind: worth.kind, is_kept }
+        reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
+        StoredReply { reply, kind: cacheability.kind, is_kept }
     }
 
     /// Stores the result of refreshing an expired entry. Returns the new answer if it is better (RFC 8767 section 4);
     /// otherwise the expired entry stays.
     pub(super) fn store_refreshed(
         &self,
-        asked: &CacheQuery,
+        cache_query: &CacheQuery,
         mark: QueryMark,
         outcome: PluginResult,
     ) -> Option<StoredReply> {
         let reply = outcome.ok()?;
         if !reply.is_cacheable && replaces_stale(&reply) {
-            return Some(self.store_reply(asked, mark, reply));
+            return Some(self.store_reply(cache_query, mark, reply));
         }
         let truncated = reply.metadata.truncation;
         let has_answers = !reply.answers.is_empty();
         if self.prefer_positive {
-            let taken = self.store_reply(asked, mark, reply);
-            return (taken.kind == ResponseKind::Success && has_answers && !truncated).then_some(taken);
+            let stored = self.store_reply(cache_query, mark, reply);
+            return (stored.kind == ResponseKind::Success && has_answers && !truncated).then_some(stored);
         }
         if !replaces_stale(&reply) {
             return None;
         }
-        let taken = self.store_reply(asked, mark, reply);
-        let is_denial = taken.reply.metadata.response_code == ResponseCode::NXDomain;
-        if !taken.is_kept && !truncated && (taken.kind != ResponseKind::Other || is_denial) {
+        let stored = self.store_reply(cache_query, mark, reply);
+        let is_denial = stored.reply.metadata.response_code == ResponseCode::NXDomain;
+        if !stored.is_kept && !truncated && (stored.kind != ResponseKind::Other || is_denial) {
             // The expired entry is outdated, even though the new answer isn't cacheable.
-            self.store.remove(&asked.key);
+            self.store.remove(&cache_query.key);
         }
-        Some(taken)
+        Some(stored)
     }
 
     /// Caches the failure if no upstream has answered. A plugin's own failure isn't cached: it doesn't show that the
     /// upstreams are down, and may depend on the client.
-    fn store_failure(&self, asked: &CacheQuery, mark: QueryMark, failure: &PluginError) {
+    fn store_failure(&self, cache_query: &CacheQuery, mark: QueryMark, failure: &PluginError) {
         let no_upstream = matches!(failure, PluginError::Error { no_upstream: true, .. });
-        if no_upstream && self.may_keep(asked, mark, ResponseKind::NoAnswer) {
-            self.insert(asked, mark, ResponseKind::NoAnswer, || self.store.put_no_answer(&asked.key));
+        if no_upstream && self.may_keep(cache_query, mark, ResponseKind::NoAnswer) {
+            self.insert(cache_query, mark, ResponseKind::NoAnswer, || {
+                self.store.put_no_answer(&cache_query.key)
+            });
         }
     }
 
-    fn may_keep(&self, asked: &CacheQuery, mark: QueryMark, kind: ResponseKind) -> bool {
+    fn may_keep(&self, cache_query: &CacheQuery, mark: QueryMark, kind: ResponseKind) -> bool {
         let without =
             if kind == ResponseKind::Success { &self.without_success } else { &self.without_denial };
-        !without.contains(asked.name()) && !self.invalidated.is_invalidated_since(mark, asked.key.name())
+        !without.contains(cache_query.name())
+            && !self.invalidated.is_invalidated_since(mark, cache_query.key.name())
     }
 
-    fn insert(&self, asked: &CacheQuery, mark: QueryMark, kind: ResponseKind, put: impl FnOnce() -> usize) {
+    fn insert(
+        &self,
+        cache_query: &CacheQuery,
+        mark: QueryMark,
+        kind: ResponseKind,
+        put: impl FnOnce() -> usize,
+    ) {
         let evicted = put();
-        if self.invalidated.is_invalidated_since(mark, asked.key.name()) {
+        if self.invalidated.is_invalidated_since(mark, cache_query.key.name()) {
             // The name was invalidated after `may_keep`.
-            self.store.remove(&asked.key);
+            self.store.remove(&cache_query.key);
         }
-        self.counters(asked).stored(kind, evicted, self.store.len());
+        self.counters(cache_query).stored(kind, evicted, self.store.len());
     }
 }
 

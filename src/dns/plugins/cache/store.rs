@@ -230,25 +230,26 @@ impl CacheStore {
     }
 
     /// Stores an answer if it is cacheable. Returns the number of evicted entries.
-    pub fn put(&self, key: &QueryKey, message: &Arc<Message>, worth: Cacheability) -> usize {
-        if is_kept(key, message, worth) { self.store(key, message, worth) } else { 0 }
+    pub fn put(&self, key: &QueryKey, message: &Arc<Message>, cacheability: Cacheability) -> usize {
+        if is_kept(key, message, cacheability) { self.store(key, message, cacheability) } else { 0 }
     }
 
     /// Stores the failure of all upstreams, so that the query isn't retried at once (RFC 9520 section 3.2). Returns the
     /// number of evicted entries.
     pub fn put_no_answer(&self, key: &QueryKey) -> usize {
         let nothing = Arc::new(Message::response(0, OpCode::Query));
-        let worth = Cacheability { kind: ResponseKind::NoAnswer, ttl: NO_ANSWER_TTL.min(self.servfail()) };
-        if is_kept(key, &nothing, worth) { self.store(key, &nothing, worth) } else { 0 }
+        let cacheability =
+            Cacheability { kind: ResponseKind::NoAnswer, ttl: NO_ANSWER_TTL.min(self.servfail()) };
+        if is_kept(key, &nothing, cacheability) { self.store(key, &nothing, cacheability) } else { 0 }
     }
 
-    fn store(&self, key: &QueryKey, message: &Arc<Message>, worth: Cacheability) -> usize {
+    fn store(&self, key: &QueryKey, message: &Arc<Message>, cacheability: Cacheability) -> usize {
         let parts = [self.success.get(key), self.denial.get(key)];
         // A popular answer stays popular if it is refreshed before a client has to wait.
         let hits = parts.iter().flatten().map(|before| before.inherited_hits()).max().unwrap_or(0);
         let [success, denial] = parts;
-        let item = |last_good| Arc::new(CacheEntry::new(worth, Arc::clone(message), hits, last_good));
-        match worth.kind {
+        let item = |last_good| Arc::new(CacheEntry::new(cacheability, Arc::clone(message), hits, last_good));
+        match cacheability.kind {
             ResponseKind::Success => {
                 let prefer = self.options.prefer_positive;
                 let is_empty = message.answers.is_empty();
@@ -345,8 +346,11 @@ pub(crate) fn take_message(reply: &mut Reply, query: &Query) -> Message {
 
 /// Returns whether an answer to a query can be stored.
 #[must_use]
-pub fn is_kept(key: &QueryKey, message: &Message, worth: Cacheability) -> bool {
-    worth.ttl > 0 && worth.kind != ResponseKind::Other && !message.metadata.truncation && key.is_cacheable()
+pub fn is_kept(key: &QueryKey, message: &Message, cacheability: Cacheability) -> bool {
+    cacheability.ttl > 0
+        && cacheability.kind != ResponseKind::Other
+        && !message.metadata.truncation
+        && key.is_cacheable()
 }
 
 impl CacheLimits {

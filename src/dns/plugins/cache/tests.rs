@@ -52,10 +52,10 @@ impl Plugin for Source {
         sleep(delay).await;
         let mut reply = outcome?;
         let metadata = Metadata::response_from_request(&request.metadata);
-        let said = replace(&mut reply.metadata, metadata);
-        reply.metadata.response_code = said.response_code;
-        reply.metadata.authentic_data = said.authentic_data;
-        reply.metadata.truncation = said.truncation;
+        let original = replace(&mut reply.metadata, metadata);
+        reply.metadata.response_code = original.response_code;
+        reply.metadata.authentic_data = original.authentic_data;
+        reply.metadata.truncation = original.truncation;
         reply.metadata.recursion_available = true;
         Ok(reply)
     }

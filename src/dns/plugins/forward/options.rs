@@ -135,12 +135,12 @@ pub(super) fn parse(
         option.no_block()?;
         braces.take(option, setup)?;
     }
-    let keep = braces.options.keep;
-    if keep.age.is_some_and(|age| age < keep.idle) {
+    let pool_config = braces.options.pool_config;
+    if pool_config.age.is_some_and(|age| age < pool_config.idle) {
         return Err(line.error(format!(
             "max_age ({:?}) has to be at least as long as expire ({:?})",
-            keep.age.unwrap_or_default(),
-            keep.idle
+            pool_config.age.unwrap_or_default(),
+            pool_config.idle
         )));
     }
     let from = zone(from, setup)?;
@@ -201,11 +201,11 @@ impl OptionsParser {
                 line.no_arguments()?;
                 options.prefer_udp = true;
             }
-            "expire" => options.keep.idle = duration(line)?,
-            "max_age" => options.keep.age = Some(duration(line)?).filter(|age| !age.is_zero()),
+            "expire" => options.pool_config.idle = duration(line)?,
+            "max_age" => options.pool_config.age = Some(duration(line)?).filter(|age| !age.is_zero()),
             "max_idle_conns" => {
                 let (number, default) = (number(line)?, PoolConfig::default());
-                (options.keep.number, options.keep.sockets) =
+                (options.pool_config.number, options.pool_config.sockets) =
                     if number == 0 { (default.number, default.sockets) } else { (number, number) };
             }
             "read_timeout" => {
@@ -269,7 +269,7 @@ impl OptionsParser {
         connector: &mut Option<TlsConnector>,
     ) -> Result<UpstreamAddr, CorefileError> {
         let Destination { scheme, at, server_name } = destination;
-        let speaking = match (scheme, &self.tls.name) {
+        let transport = match (scheme, &self.tls.name) {
             (Scheme::Dns, _) if self.force_tcp => TransportConfig::Tcp,
             (Scheme::Dns, _) => TransportConfig::Plain,
             (Scheme::Tls, Some((_, name))) if server_name.is_some() => {
@@ -285,8 +285,8 @@ impl OptionsParser {
             }
         };
         Ok(match at {
-            AddressOrHost::Address(address) => UpstreamAddr::Address(address, speaking),
-            AddressOrHost::Host(host, port) => UpstreamAddr::Host(host, port, speaking),
+            AddressOrHost::Address(address) => UpstreamAddr::Address(address, transport),
+            AddressOrHost::Host(host, port) => UpstreamAddr::Host(host, port, transport),
         })
     }
 }

@@ -382,10 +382,11 @@ mod tests {
     }
 
     fn dropped(answers: &[Record]) -> (Vec<Record>, bool) {
-        let mut kept = answers.to_vec();
+        let mut remaining = answers.to_vec();
         let denied = name("denied.example.");
-        let has_addresses = drop_denied(&mut kept, &TargetPolicy::default(), |name| !denied.zone_of(name));
-        (kept, has_addresses)
+        let has_addresses =
+            drop_denied(&mut remaining, &TargetPolicy::default(), |name| !denied.zone_of(name));
+        (remaining, has_addresses)
     }
 
     #[test]
@@ -393,9 +394,9 @@ mod tests {
         let mut answers = ["t.example. CNAME u.example.", "u.example. A 127.0.0.1", "u.example. A 192.0.2.1"]
             .map(record)
             .to_vec();
-        let (kept, has_addresses) = dropped(&answers);
+        let (remaining, has_addresses) = dropped(&answers);
         answers.remove(1);
-        assert_eq!((&kept, has_addresses), (&answers, true));
+        assert_eq!((&remaining, has_addresses), (&answers, true));
         assert_eq!(dropped(&answers), (answers, false));
 
         let https = |hint: &str| {
@@ -403,8 +404,8 @@ mod tests {
             let svcb = SVCB::new(1, name("t.example."), vec![(SvcParamKey::Ipv4Hint, hint)]);
             Record::from_rdata(name("t.example."), 60, RData::HTTPS(HTTPS(svcb)))
         };
-        let (kept, has_addresses) = dropped(&[https("192.0.2.1"), https("127.0.0.1")]);
-        assert_eq!((kept, has_addresses), (vec![https("192.0.2.1")], true));
+        let (remaining, has_addresses) = dropped(&[https("192.0.2.1"), https("127.0.0.1")]);
+        assert_eq!((remaining, has_addresses), (vec![https("192.0.2.1")], true));
     }
 
     fn signature(owner: &str, covered: RecordType) -> Record {

@@ -74,8 +74,8 @@ impl FailedTargets {
         if state.failing.len() < MAX_FAILED_TARGETS {
             state.failing.insert(key.clone(), now);
             self.count(&mut state);
-            if let Some(unsaid) = state.take_log_slot() {
-                warn!("target {}: {why}{unsaid}", name_of(question));
+            if let Some(suffix) = state.take_log_slot() {
+                warn!("target {}: {why}{suffix}", name_of(question));
             }
         }
     }
@@ -85,8 +85,8 @@ impl FailedTargets {
         let mut state = self.state.lock();
         if state.failing.remove(key).is_some() {
             self.count(&mut state);
-            if let Some(unsaid) = state.take_log_slot() {
-                info!("target {}: it can be resolved again{unsaid}", name_of(question));
+            if let Some(suffix) = state.take_log_slot() {
+                info!("target {}: it can be resolved again{suffix}", name_of(question));
             }
         }
     }

@@ -114,14 +114,14 @@ impl LbLinker {
     }
 
     /// Checks a name outside our zones in a chain; returns whether the chain may continue there.
-    pub(super) fn allows_name(&self, request: &Request, name: &Name, looked: &mut HopCheck) -> bool {
+    pub(super) fn allows_name(&self, request: &Request, name: &Name, hop_check: &mut HopCheck) -> bool {
         if self.policy.check_name(name).is_err() {
-            looked.denial = Some(Denial::Name);
+            hop_check.denial = Some(Denial::Name);
             return false;
         }
-        let is_denied = self.denies(request, name, request.query.query_type(), looked);
+        let is_denied = self.denies(request, name, request.query.query_type(), hop_check);
         if is_denied {
-            looked.denial = Some(Denial::Acl);
+            hop_check.denial = Some(Denial::Acl);
         }
         !is_denied
     }
@@ -135,16 +135,16 @@ impl LbLinker {
         &self,
         request: &Request,
         hops: &[Hop],
-        looked: &mut HopCheck,
+        hop_check: &mut HopCheck,
     ) -> Result<SmallVec<[RecordType; 2]>, Denial> {
         let mut types = SmallVec::from(ADDRESS_TYPES);
         for Hop { name, target_of } in hops {
             if let Some(link) = target_of
-                && let Some(denial) = self.denial_of_target(request, link.key.namespace(), name, looked)
+                && let Some(denial) = self.denial_of_target(request, link.key.namespace(), name, hop_check)
             {
                 return Err(denial);
             }
-            types.retain(|qtype| !self.denies(request, name, *qtype, looked));
+            types.retain(|qtype| !self.denies(request, name, *qtype, hop_check));
         }
         if types.is_empty() { Err(Denial::Acl) } else { Ok(types) }
     }
@@ -155,16 +155,16 @@ impl LbLinker {
         request: &Request,
         namespace: &str,
         name: &Name,
-        looked: &mut HopCheck,
+        hop_check: &mut HopCheck,
     ) -> bool {
-        let mut denial = self.denial_of_target(request, namespace, name, looked);
+        let mut denial = self.denial_of_target(request, namespace, name, hop_check);
         // The name may stay if the client may query at least one address family.
         if denial.is_none()
-            && ADDRESS_TYPES.into_iter().all(|qtype| self.denies(request, name, qtype, looked))
+            && ADDRESS_TYPES.into_iter().all(|qtype| self.denies(request, name, qtype, hop_check))
         {
             denial = Some(Denial::Acl);
         }
-        looked.denial = denial.or(looked.denial);
+        hop_check.denial = denial.or(hop_check.denial);
         denial.is_none()
     }
 
@@ -174,7 +174,7 @@ impl LbLinker {
         request: &Request,
         namespace: &str,
         name: &Name,
-        looked: &mut HopCheck,
+        hop_check: &mut HopCheck,
     ) -> Option<Denial> {
         if self.policy.check_name(name).is_err() {
             return Some(Denial::Name);
@@ -183,8 +183,8 @@ impl LbLinker {
             let found = zone.answer(&self.store, name, &relative, RecordType::ANY);
             let is_open = found.is_open_to(namespace);
             match found.dependencies {
-                Some(dependencies) => looked.dependencies.push(dependencies),
-                None => looked.is_uncacheable = true,
+                Some(dependencies) => hop_check.dependencies.push(dependencies),
+                None => hop_check.is_uncacheable = true,
             }
             if !is_open {
                 return Some(Denial::Namespace);
@@ -198,14 +198,14 @@ impl LbLinker {
         request: &Request,
         name: &Name,
         qtype: RecordType,
-        looked: &mut HopCheck,
+        hop_check: &mut HopCheck,
     ) -> bool {
         let mut query = query_for(request, name);
         query.set_query_type(qtype);
         let is_ours = self.find_zone(request, name).is_some();
         let look_up = if is_ours { LookUp::Stored } else { LookUp::Target };
         let access = request.server.access(&query, request, look_up);
-        looked.clients.extend(access.clients);
+        hop_check.clients.extend(access.clients);
         access.is_denied
     }
 }

@@ -109,23 +109,23 @@ impl TargetResolver {
     ) -> Result<Resolved, Ede> {
         let question = UpstreamQuery { query: query.clone(), ..request.question() };
         let flight = match self.start(request, &question, wanted, None) {
-            LookupStart::Completed(landing) => return self.choose_answer(&question, landing),
+            LookupStart::Completed(result) => return self.choose_answer(&question, result),
             LookupStart::InFlight(flight) => flight,
         };
-        let mut landed = self.wait(&question, wanted, flight).await;
+        let mut outcome = self.wait(&question, wanted, flight).await;
         // If another client has exceeded its quota, the result doesn't apply to this client: start a look-up for it
         // alone.
-        if let Some(Some((begun_for, Some(reply)))) = &landed
+        if let Some(Some((begun_for, Some(reply)))) = &outcome
             && is_busy(reply)
             && *begun_for != request.quota_client()
         {
-            landed = match self.start(request, &question, wanted, Some(request.quota_client())) {
-                LookupStart::Completed(landing) => return self.choose_answer(&question, landing),
+            outcome = match self.start(request, &question, wanted, Some(request.quota_client())) {
+                LookupStart::Completed(result) => return self.choose_answer(&question, result),
                 LookupStart::InFlight(flight) => self.wait(&question, wanted, flight).await,
             };
         }
-        match landed {
-            Some(landing) => self.choose_answer(&question, landing.and_then(|(_, landing)| landing)),
+        match outcome {
+            Some(result) => self.choose_answer(&question, result.and_then(|(_, result)| result)),
             None => {
                 self.stale_cache.set_failing(&question, true);
                 self.stale_cache.get(&question).map(stale_reply).ok_or(Ede::NO_UPSTREAM)
@@ -156,9 +156,9 @@ impl TargetResolver {
     }
 
     /// Prefers the stale answer to an answer that doesn't resolve the target (RFC 8767 section 4).
-    fn choose_answer(&self, question: &UpstreamQuery, landing: LookupResult) -> Result<Resolved, Ede> {
+    fn choose_answer(&self, question: &UpstreamQuery, result: LookupResult) -> Result<Resolved, Ede> {
         let remembered = || self.stale_cache.get(question).map(stale_reply);
-        match landing {
+        match result {
             Some(reply) if is_unresolved(&reply, question) => {
                 let failed = reply.metadata.response_code == ResponseCode::ServFail || is_busy(&reply);
                 let why = reply.ede.filter(|_| failed);
@@ -203,20 +203,21 @@ impl TargetResolver {
         only_for: Option<IpAddr>,
     ) -> LookupStart {
         let route = (question.key(), only_for);
-        if let Some(flight) = self.look_ups.under_way(&route) {
+        if let Some(flight) = self.look_ups.in_flight(&route) {
             return LookupStart::InFlight(flight);
         }
         let account = request.quota_client();
-        let (asked, query) = (request.clone(), question.query.clone());
+        let (outer_request, query) = (request.clone(), question.query.clone());
         let purpose = Purpose::Target { absence: wanted.max_negative_age, cached: wanted.cached };
-        let mut looking = async move { Server::look_up(&asked, query, purpose).await.map(Arc::new) }.boxed();
-        let news = self.outcome_recorder(&route.0, question);
-        if let Some(landing) = (&mut looking).now_or_never() {
-            news(&landing);
-            return LookupStart::Completed(landing);
+        let mut future =
+            async move { Server::look_up(&outer_request, query, purpose).await.map(Arc::new) }.boxed();
+        let record_outcome = self.outcome_recorder(&route.0, question);
+        if let Some(result) = (&mut future).now_or_never() {
+            record_outcome(&result);
+            return LookupStart::Completed(result);
         }
-        let look_up = || Ok::<_, std::convert::Infallible>(looking.map(move |landing| (account, landing)));
-        match self.look_ups.join_or_start(&route, look_up, |(_, landing)| news(landing)) {
+        let look_up = || Ok::<_, std::convert::Infallible>(future.map(move |result| (account, result)));
+        match self.look_ups.join_or_start(&route, look_up, |(_, result)| record_outcome(result)) {
             Ok(flight) => LookupStart::InFlight(flight),
             Err(never) => match never {},
         }
@@ -230,18 +231,18 @@ impl TargetResolver {
     ) -> impl FnOnce(&LookupResult) + Send + 'static {
         let (memory, failing) = (Arc::clone(&self.stale_cache), Arc::clone(&self.failing));
         let (key, question) = (key.clone(), question.clone());
-        move |landing| {
-            let good = landing.as_deref().is_some_and(replaces_stale);
+        move |result| {
+            let good = result.as_deref().is_some_and(replaces_stale);
             // Only an uncached answer within the quota shows the present state of the upstreams.
-            if landing.as_deref().is_none_or(|reply| reply.age.is_zero() && !is_busy(reply)) {
+            if result.as_deref().is_none_or(|reply| reply.age.is_zero() && !is_busy(reply)) {
                 memory.set_failing(&question, !good);
-                match landing.as_deref() {
+                match result.as_deref() {
                     Some(_) if good => failing.mark_resolved(&key, &question),
                     Some(reply) => failing.mark_failed(&key, &question, failure_reason(reply)),
                     None => failing.mark_failed(&key, &question, Ede::NO_UPSTREAM.text),
                 }
             }
-            let Some(reply) = landing else { return };
+            let Some(reply) = result else { return };
             if reply.metadata.response_code == ResponseCode::NXDomain {
                 memory.forget(&question);
             } else if good && let Some(positive) = cacheable_polarity(reply, &question) {

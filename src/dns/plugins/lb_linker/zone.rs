@@ -186,26 +186,26 @@ impl Zone {
         if !synced && node.may_change(relative) {
             return ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
         }
-        let asked = ZoneQuery { store, name, relative, qtype };
+        let zone_query = ZoneQuery { store, name, relative, qtype };
         let mut answer = ZoneAnswer::new(ResponseCode::NoError);
         match node {
             Node::Nothing | Node::Reserved { exists: false } => answer.rcode = ResponseCode::NXDomain,
             Node::Empty | Node::Reserved { exists: true } => {}
-            Node::Apex(links) => self.apex(&asked, &mut lookups, &links, &mut answer),
+            Node::Apex(links) => self.apex(&zone_query, &mut lookups, &links, &mut answer),
             Node::NameServer => {
                 answer.answers = addresses(name, self.authority.ttl, &self.authority.addresses, qtype);
             }
             Node::Link(link) => {
-                self.link(&asked, &mut lookups, &link, &mut answer);
+                self.link(&zone_query, &mut lookups, &link, &mut answer);
                 answer.link = Some(link);
             }
             Node::Service { link, ports } => {
                 if matches!(qtype, RecordType::SRV | RecordType::ANY) {
-                    self.services(&asked, &mut lookups, &link, &ports, &mut answer);
+                    self.services(&zone_query, &mut lookups, &link, &ports, &mut answer);
                 }
                 answer.link = Some(link);
             }
-            Node::Pointers(links) => answer.answers = self.pointers(&asked, &mut lookups, &links),
+            Node::Pointers(links) => answer.answers = self.pointers(&zone_query, &mut lookups, &links),
         }
         // Answers of reverse zones are never reused, because links gain and lose addresses without a change of names.
         if let ZoneKind::LinkNames(_) = &self.names {
@@ -220,35 +220,35 @@ impl Zone {
 
     fn apex(
         &self,
-        asked: &ZoneQuery<'_>,
+        zone_query: &ZoneQuery<'_>,
         lookups: &mut Lookups<'_>,
         links: &[Arc<Link>],
         answer: &mut ZoneAnswer,
     ) {
         let Authority { name_server, addresses: ips, ttl, .. } = &self.authority;
-        match asked.qtype {
+        match zone_query.qtype {
             RecordType::SOA | RecordType::ANY => {
-                answer.answers.push(self.soa(asked.store, asked.name));
+                answer.answers.push(self.soa(zone_query.store, zone_query.name));
             }
             RecordType::NS => {
-                answer.answers.push(record(asked.name, *ttl, RData::NS(NS(name_server.clone()))));
+                answer.answers.push(record(zone_query.name, *ttl, RData::NS(NS(name_server.clone()))));
                 for qtype in [RecordType::A, RecordType::AAAA] {
                     answer.additionals.extend(addresses(name_server, *ttl, ips, qtype));
                 }
                 answer.hops.push(Hop { name: name_server.clone(), target_of: None });
             }
-            _ => answer.answers = self.pointers(asked, lookups, links),
+            _ => answer.answers = self.pointers(zone_query, lookups, links),
         }
     }
 
     fn link(
         &self,
-        asked: &ZoneQuery<'_>,
+        zone_query: &ZoneQuery<'_>,
         lookups: &mut Lookups<'_>,
         link: &Arc<Link>,
         answer: &mut ZoneAnswer,
     ) {
-        let ZoneQuery { name, qtype, .. } = *asked;
+        let ZoneQuery { name, qtype, .. } = *zone_query;
         match &link.target {
             None => {}
             // RFC 1034 section 3.6.2: the CNAME answers all types. Queries for CNAME itself, and for ANY (RFC 8482),
@@ -262,10 +262,10 @@ impl Zone {
             }
             // Only a link's own names have SRV records.
             Some(Target::Addresses(_))
-                if qtype == RecordType::SRV && LinkNames::is_own(&link.key, asked.relative) =>
+                if qtype == RecordType::SRV && LinkNames::is_own(&link.key, zone_query.relative) =>
             {
                 let ports: Vec<u16> = link.ports.iter().map(|port| port.port).collect();
-                self.services(asked, lookups, link, &ports, answer);
+                self.services(zone_query, lookups, link, &ports, answer);
             }
             Some(Target::Addresses(ips)) => answer.answers = addresses(name, self.ttl_of(link), ips, qtype),
         }
@@ -278,10 +278,15 @@ impl Zone {
         answer.authorities = vec![self.soa(store, &self.origin)];
     }
 
-    fn pointers(&self, asked: &ZoneQuery<'_>, lookups: &mut Lookups<'_>, links: &[Arc<Link>]) -> Vec<Record> {
+    fn pointers(
+        &self,
+        zone_query: &ZoneQuery<'_>,
+        lookups: &mut Lookups<'_>,
+        links: &[Arc<Link>],
+    ) -> Vec<Record> {
         let ZoneKind::Reverse(reverse) = &self.names else { return Vec::new() };
         let mut named = |link: &Arc<Link>| Some((self.ttl_of(link), reverse.first().name_of(lookups, link)?));
-        pointers(asked.name, links.iter().filter_map(&mut named).collect(), asked.qtype)
+        pointers(zone_query.name, links.iter().filter_map(&mut named).collect(), zone_query.qtype)
     }
 
     fn ttl_of(&self, link: &Link) -> u32 {

@@ -39,18 +39,18 @@ impl CnameRule {
             return Ok(());
         };
         open.reply.is_cacheable &= found.is_cacheable;
-        let mut kept = Vec::new();
+        let mut retained = Vec::new();
         for &at in &open.answers {
             let RData::CNAME(target) = &mut open.records[at].data else { continue };
-            kept.push(at);
+            retained.push(at);
             if name_text(&target.0) == old {
                 target.0 = new;
                 break;
             }
         }
-        kept.extend(open.records.len()..open.records.len() + found.answers.len());
+        retained.extend(open.records.len()..open.records.len() + found.answers.len());
         open.records.append(&mut found.answers);
-        open.answers = kept;
+        open.answers = retained;
         // The truncation of the target's answer counts, and the cache must know about it.
         open.reply.metadata.truncation = found.metadata.truncation;
         Ok(())

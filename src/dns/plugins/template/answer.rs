@@ -120,7 +120,7 @@ impl Templates {
             let target = target(&record, request.query.query_type());
             reply.answers.push(record);
             if let Some(target) = target {
-                follow(&mut reply, request, target).await;
+                add_target_records(&mut reply, request, target).await;
             }
         }
         for template in &answer.additionals {
@@ -215,7 +215,7 @@ fn target(record: &Record, qtype: RecordType) -> Option<Name> {
 }
 
 /// Adds the records of a CNAME's target.
-async fn follow(reply: &mut Reply, request: &Request, target: Name) {
+async fn add_target_records(reply: &mut Reply, request: &Request, target: Name) {
     let mut query = Query::query(target, request.query.query_type());
     query.set_query_class(DNSClass::IN);
     let Some(found) = Server::look_up_alias(request, query).await else {

@@ -79,7 +79,7 @@ struct Session {
     /// Whether further questions are read.
     open: bool,
     /// The number of questions that the client may still ask.
-    left: u64,
+    remaining_queries: u64,
     /// When the last question was finished. Messages that get no reply don't count.
     last_finished_at: Instant,
 }
@@ -93,8 +93,17 @@ struct Unanswered {
 impl Session {
     fn new(connection: Connection, protocol: Protocol) -> Self {
         let (input, output, waiting) = Default::default();
-        let (left, rested) = (connection.limits.queries, Instant::now());
-        Self { connection, protocol, input, output, waiting, open: true, left, last_finished_at: rested }
+        let (remaining_queries, rested) = (connection.limits.queries, Instant::now());
+        Self {
+            connection,
+            protocol,
+            input,
+            output,
+            waiting,
+            open: true,
+            remaining_queries,
+            last_finished_at: rested,
+        }
     }
 
     async fn run(
@@ -104,7 +113,7 @@ impl Session {
     ) -> io::Result<()> {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut stop = pin!(stop);
-        let mut alarm = pin!(sleep_until(self.last_finished_at + self.connection.limits.idle));
+        let mut idle_timer = pin!(sleep_until(self.last_finished_at + self.connection.limits.idle));
         loop {
             self.take_questions().await?;
             // Data that the kernel accepts at once needs no timeout.
@@ -119,8 +128,8 @@ impl Session {
                 break;
             }
             let deadline = self.deadline();
-            if let Some(deadline) = deadline.filter(|deadline| *deadline != alarm.deadline()) {
-                alarm.as_mut().reset(deadline);
+            if let Some(deadline) = deadline.filter(|deadline| *deadline != idle_timer.deadline()) {
+                idle_timer.as_mut().reset(deadline);
             }
             let reading = self.open && !self.input.has_message();
             tokio::select! {
@@ -130,7 +139,7 @@ impl Session {
                     // A question gets no answer if its processing panicked.
                     self.answered(answered.unwrap_or(Ok(None))?);
                 }
-                () = &mut alarm, if deadline.is_some() => {
+                () = &mut idle_timer, if deadline.is_some() => {
                     if !self.is_idle() || self.input.partial_since().is_some() {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
@@ -147,7 +156,7 @@ impl Session {
             }
         }
         timeout(self.connection.limits.write, writer.shutdown()).await??;
-        if self.left == 0 {
+        if self.remaining_queries == 0 {
             // Unread data would make the kernel reset the connection, and drop answers that the client hasn't received
             // yet.
             let mut nowhere = tokio::io::sink();
@@ -173,8 +182,8 @@ impl Session {
                 };
                 if let (Some(key), Some(wire_response)) = (key, answer.wire_response) {
                     let client = unmapped(client).ip();
-                    with_thread_cache(|desk| {
-                        desk.response_cache.insert(key, client, *wire_response, Instant::now())
+                    with_thread_cache(|cache| {
+                        cache.response_cache.insert(key, client, *wire_response, Instant::now())
                     });
                 }
                 places.hold(client, answer.bytes).map(Some)
@@ -220,8 +229,8 @@ impl Session {
                     }
                 }
                 self.input.advance(now);
-                self.left -= 1;
-                self.open &= self.left > 0;
+                self.remaining_queries -= 1;
+                self.open &= self.remaining_queries > 0;
             }
             if answered > 0 {
                 response_cache.set_hit_duration(now.elapsed() / answered);
@@ -236,7 +245,7 @@ impl Session {
 
     /// Returns whether there is a complete question, and room for its answer.
     fn may_take(&self) -> bool {
-        self.left > 0 && self.input.has_message() && !self.output.is_full()
+        self.remaining_queries > 0 && self.input.has_message() && !self.output.is_full()
     }
 
     /// Returns whether no further question may wait for an upstream.
@@ -259,14 +268,14 @@ impl Session {
     /// Returns the time at which the connection ends unless the client acts.
     fn deadline(&self) -> Option<Instant> {
         let ConnectionLimits { read, write, idle, .. } = self.connection.limits;
-        let half = self.input.partial_since().filter(|_| self.open);
+        let partial = self.input.partial_since().filter(|_| self.open);
         let rested = self.is_idle().then(|| self.last_finished_at + idle);
         // A partial question extends the idle timeout once: otherwise a client that sends partial questions without
         // ever getting an answer could stay connected forever.
-        let rested = if half.is_some() { rested.map(|end| end + read) } else { rested };
-        let half = half.map(|since| since + read);
+        let rested = if partial.is_some() { rested.map(|end| end + read) } else { rested };
+        let partial = partial.map(|since| since + read);
         let unread = self.output.since().map(|since| since + write);
-        [rested, half, unread].into_iter().flatten().min()
+        [rested, partial, unread].into_iter().flatten().min()
     }
 
     fn is_idle(&self) -> bool {

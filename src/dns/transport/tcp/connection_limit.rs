@@ -57,7 +57,7 @@ struct LimiterState {
     /// The numbers of refused and evicted connections since the last warning.
     refused: u64,
     evicted: u64,
-    said: Option<Instant>,
+    last_warning: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -114,9 +114,9 @@ impl ConnectionLimiter {
             state.open += 1;
             *state.clients.entry(client).or_default() += 1;
         }
-        let news = if refused || full { state.take_warning_counts() } else { None };
+        let counts = if refused || full { state.take_warning_counts() } else { None };
         drop(state);
-        if let Some((refused, evicted)) = news {
+        if let Some((refused, evicted)) = counts {
             warn!(
                 "TCP: too many connections: {refused} refused and {evicted} idle ones closed since this was \
                  last said; the newest is of {client}"
@@ -126,8 +126,13 @@ impl ConnectionLimiter {
             return None;
         }
         let (places, extra) = (Arc::clone(self), self.waiting.of(client));
-        let mut place =
-            ConnectionPermit { limiter: places, client, connection, turn: IdleQueuePosition::Working, extra };
+        let mut place = ConnectionPermit {
+            limiter: places,
+            client,
+            connection,
+            position: IdleQueuePosition::Working,
+            extra,
+        };
         place.set_idle();
         Some((place, registration))
     }
@@ -161,10 +166,10 @@ impl LimiterState {
     }
 
     fn take_warning_counts(&mut self) -> Option<(u64, u64)> {
-        if self.said.is_some_and(|said| said.elapsed() < LOG_INTERVAL) {
+        if self.last_warning.is_some_and(|last_warning| last_warning.elapsed() < LOG_INTERVAL) {
             return None;
         }
-        self.said = Some(Instant::now());
+        self.last_warning = Some(Instant::now());
         Some((std::mem::take(&mut self.refused), std::mem::take(&mut self.evicted)))
     }
 }
@@ -175,7 +180,7 @@ pub struct ConnectionPermit {
     limiter: Arc<ConnectionLimiter>,
     client: IpAddr,
     connection: AbortHandle,
-    turn: IdleQueuePosition,
+    position: IdleQueuePosition,
     /// The pending questions, not counting the first.
     extra: QuotaGuard,
 }
@@ -198,18 +203,20 @@ impl ConnectionPermit {
         let places = Arc::clone(&self.limiter);
         let mut state = places.state.lock();
         self.leave_turn(&mut state);
-        if self.turn == IdleQueuePosition::Evicted {
+        if self.position == IdleQueuePosition::Evicted {
             return;
         }
         self.extra.resize(0);
-        let turn = state.next_turn;
+        let position = state.next_turn;
         state.next_turn += 1;
-        state.idle.insert(turn, IdleConnection { client: self.client, connection: self.connection.clone() });
-        self.turn = IdleQueuePosition::Idle(turn);
+        state
+            .idle
+            .insert(position, IdleConnection { client: self.client, connection: self.connection.clone() });
+        self.position = IdleQueuePosition::Idle(position);
     }
 
     pub fn set_busy(&mut self) {
-        if matches!(self.turn, IdleQueuePosition::Idle(_)) {
+        if matches!(self.position, IdleQueuePosition::Idle(_)) {
             let places = Arc::clone(&self.limiter);
             self.leave_turn(&mut places.state.lock());
         }
@@ -222,8 +229,8 @@ impl ConnectionPermit {
     }
 
     fn leave_turn(&mut self, state: &mut LimiterState) {
-        if let IdleQueuePosition::Idle(turn) = self.turn {
-            self.turn = if state.idle.remove(&turn).is_some() {
+        if let IdleQueuePosition::Idle(position) = self.position {
+            self.position = if state.idle.remove(&position).is_some() {
                 IdleQueuePosition::Working
             } else {
                 IdleQueuePosition::Evicted
@@ -237,7 +244,7 @@ impl Drop for ConnectionPermit {
         let places = Arc::clone(&self.limiter);
         let mut state = places.state.lock();
         self.leave_turn(&mut state);
-        if self.turn == IdleQueuePosition::Working {
+        if self.position == IdleQueuePosition::Working {
             state.leave(self.client);
         }
     }

@@ -19,7 +19,7 @@ const BATCH_BYTES: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct ReadBuffer {
     bytes: Vec<u8>,
-    taken: usize,
+    consumed: usize,
     /// When the first of these bytes was read.
     since: Option<Instant>,
 }
@@ -28,8 +28,8 @@ impl ReadBuffer {
     /// Reads at least one byte, and returns their number; 0 means the end of the stream. Dropping the future loses no
     /// data.
     pub async fn fill(&mut self, reader: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
-        self.bytes.drain(..self.taken);
-        self.taken = 0;
+        self.bytes.drain(..self.consumed);
+        self.consumed = 0;
         let read = std::future::poll_fn(|context| {
             // On the stack, and only during a read, so that idle connections have no buffer.
             let mut bytes = [MaybeUninit::uninit(); READ_BYTES];
@@ -58,8 +58,8 @@ impl ReadBuffer {
 
     pub fn advance(&mut self, now: Instant) {
         let Some((_, length)) = self.length() else { return };
-        self.taken += 2 + length;
-        if self.taken >= self.bytes.len() {
+        self.consumed += 2 + length;
+        if self.consumed >= self.bytes.len() {
             *self = Self::default();
         } else {
             self.since = Some(now);
@@ -77,7 +77,7 @@ impl ReadBuffer {
     }
 
     fn length(&self) -> Option<(&[u8], usize)> {
-        let (length, rest) = self.bytes.get(self.taken..)?.split_first_chunk()?;
+        let (length, rest) = self.bytes.get(self.consumed..)?.split_first_chunk()?;
         Some((rest, u16::from_be_bytes(*length).into()))
     }
 }

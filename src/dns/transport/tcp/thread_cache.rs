@@ -26,7 +26,7 @@ thread_local! {
 /// # Panics
 /// If `work` calls this function.
 pub(super) fn with_thread_cache<T>(work: impl FnOnce(&mut ThreadCache) -> T) -> T {
-    THREAD_CACHE.with_borrow_mut(|desk| work(desk.get_or_insert_with(new)))
+    THREAD_CACHE.with_borrow_mut(|cache| work(cache.get_or_insert_with(new)))
 }
 
 fn new() -> Box<ThreadCache> {

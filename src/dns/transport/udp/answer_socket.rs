@@ -119,7 +119,7 @@ impl AnswerSocket {
             let unresolved = table.unresolved();
             // If no address is unresolved, the answers wait for the network. An incomplete table lacks some reachable
             // clients.
-            if !unresolved.is_empty() && table.is_whole {
+            if !unresolved.is_empty() && table.is_complete {
                 self.unreachable.limit_unknown(table, now);
             }
             self.unreachable.limit_unresolved(unresolved, now);

@@ -134,7 +134,7 @@ impl DatagramBatch {
     pub(super) fn peer(&self, at: usize) -> Option<Peer> {
         let header = &self.incoming.headers[at].msg_hdr;
         let address = address(&self.peers[at], header.msg_namelen)?;
-        let (mut asked, mut lost) = (None, 0);
+        let (mut local_address, mut lost) = (None, 0);
         // SAFETY: the kernel has filled in the control messages and their length. Their data may be unaligned.
         unsafe {
             let mut control = libc::CMSG_FIRSTHDR(header);
@@ -143,11 +143,11 @@ impl DatagramBatch {
                 match ((*control).cmsg_level, (*control).cmsg_type) {
                     (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                         let info = ptr::read_unaligned(data.cast::<libc::in_pktinfo>());
-                        asked = Some(IpAddr::from(info.ipi_addr.s_addr.to_ne_bytes()));
+                        local_address = Some(IpAddr::from(info.ipi_addr.s_addr.to_ne_bytes()));
                     }
                     (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                         let info = ptr::read_unaligned(data.cast::<libc::in6_pktinfo>());
-                        asked = Some(IpAddr::from(info.ipi6_addr.s6_addr));
+                        local_address = Some(IpAddr::from(info.ipi6_addr.s6_addr));
                     }
                     (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => lost = ptr::read_unaligned(data.cast::<u32>()),
                     _ => {}
@@ -155,11 +155,11 @@ impl DatagramBatch {
                 control = libc::CMSG_NXTHDR(header, control);
             }
         }
-        Some(Peer { address, local: asked, lost })
+        Some(Peer { address, local: local_address, lost })
     }
 
     /// Queues `length` bytes of the answer buffer for the sender of a datagram, to be sent from the address `asked`.
-    pub(super) fn answer(&mut self, at: usize, asked: Option<IpAddr>, length: usize) {
+    pub(super) fn answer(&mut self, at: usize, local_address: Option<IpAddr>, length: usize) {
         let outgoing = &mut self.outgoing;
         outgoing.vectors[self.answered].iov_len = length;
         let name = &raw mut self.peers[at];
@@ -168,7 +168,7 @@ impl DatagramBatch {
         header.msg_namelen = self.incoming.headers[at].msg_hdr.msg_namelen;
         header.msg_control = outgoing.controls[self.answered].0.as_mut_ptr().cast();
         // SAFETY: the buffer has room for either control message.
-        header.msg_controllen = unsafe { write_source_address(header, asked) };
+        header.msg_controllen = unsafe { write_source_address(header, local_address) };
         self.answered += 1;
     }
 
@@ -290,7 +290,7 @@ fn address(peer: &libc::sockaddr_storage, length: libc::socklen_t) -> Option<Soc
 ///
 /// # Safety
 /// The control buffer of the header must have room for [`CONTROL_BYTES`] bytes.
-unsafe fn write_source_address(header: &mut libc::msghdr, asked: Option<IpAddr>) -> ControlLength {
+unsafe fn write_source_address(header: &mut libc::msghdr, local_address: Option<IpAddr>) -> ControlLength {
     unsafe fn write<T>(
         header: &mut libc::msghdr,
         level: libc::c_int,
@@ -311,7 +311,7 @@ unsafe fn write_source_address(header: &mut libc::msghdr, asked: Option<IpAddr>)
         }
         space as ControlLength
     }
-    match asked {
+    match local_address {
         None => 0,
         Some(IpAddr::V4(ip)) => {
             let nowhere = libc::in_addr { s_addr: 0 };

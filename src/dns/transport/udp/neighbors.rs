@@ -52,7 +52,7 @@ pub(super) struct NeighborTable {
     /// The indices of the interfaces with an address in [`INCOMPLETE`].
     pub(super) waiting_interfaces: HashSet<u32>,
     /// Whether the table is complete: a table larger than [`MAX_BYTES`] is truncated.
-    pub(super) is_whole: bool,
+    pub(super) is_complete: bool,
     pub(super) read_at: Option<Instant>,
 }
 
@@ -124,7 +124,7 @@ fn read() -> io::Result<NeighborTable> {
     while total < MAX_BYTES {
         let part = kernel.receive()?;
         if !table.add(&part) {
-            table.is_whole = true;
+            table.is_complete = true;
             break;
         }
         total += part.len();
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn the_neighbor_table_of_this_machine_is_read() {
-        assert!(read().unwrap().is_whole);
+        assert!(read().unwrap().is_complete);
     }
 
     #[test]

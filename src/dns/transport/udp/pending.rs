@@ -20,11 +20,11 @@ pub(super) struct Peer {
 
 /// A question for the full handler.
 pub(super) struct PendingQuery {
-    pub(super) asking: QueryProgress,
+    pub(super) progress: QueryProgress,
     pub(super) peer: Peer,
     /// The key of the response cache, if the answer may be cached.
     pub(super) key: Option<Box<[u8]>>,
-    pub(super) ticket: InFlightGuard,
+    pub(super) guard: InFlightGuard,
 }
 
 /// The state of a question.

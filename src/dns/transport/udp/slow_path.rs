@@ -29,7 +29,7 @@ pub(super) struct SlowPath {
     pub(super) handler: Arc<Handler>,
     pub(super) shares: Arc<ClientQuota>,
     /// To the thread of the socket.
-    pub(super) keep: SyncSender<CacheInsert>,
+    pub(super) insert_sender: SyncSender<CacheInsert>,
 }
 
 impl SlowPath {
@@ -70,10 +70,10 @@ impl SlowPath {
 
     /// Answers a question, after waiting for an upstream if necessary; `None` if the client gets no reply.
     async fn answer(&self, question: PendingQuery) -> Option<OutgoingDatagram> {
-        let PendingQuery { asking, peer, key, ticket } = question;
+        let PendingQuery { progress, peer, key, guard } = question;
         let Peer { address, local: asked, .. } = peer;
         let client = unmapped(address).ip();
-        let mut answering = pin!(match asking {
+        let mut answering = pin!(match progress {
             QueryProgress::Message(message) => {
                 Either::Left(self.handler.answer(message, address, asked, Protocol::Udp))
             }
@@ -95,9 +95,9 @@ impl SlowPath {
         let answer = answer.await?;
         if let (Some(key), Some(wire_response)) = (key, answer.wire_response) {
             // If the queue is full, the answer is cached another time.
-            let _ = self.keep.try_send(CacheInsert { key, client, wire_response });
+            let _ = self.insert_sender.try_send(CacheInsert { key, client, wire_response });
         }
-        drop(ticket);
+        drop(guard);
         Some(OutgoingDatagram { peer, bytes: answer.bytes })
     }
 }

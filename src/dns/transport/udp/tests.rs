@@ -116,16 +116,16 @@ async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
         ask(&client, KNOWN).await;
     }
     let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.family().unwrap()));
-    let ((questions, asked), (keep, kept)) =
+    let ((questions, asked), (insert_sender, inserts)) =
         (mpsc::channel(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
-    let (shares, own) = (ClientQuota::new(MAX_WAITING), Arc::clone(&socket));
-    let full = SlowPath { socket: own, handler: Arc::clone(&handler), shares, keep };
+    let (shares, own) = (ClientQuota::new(MAX_PENDING_QUESTIONS), Arc::clone(&socket));
+    let full = SlowPath { socket: own, handler: Arc::clone(&handler), shares, insert_sender };
     let _answering = AbortOnDropHandle::new(tokio::spawn(full.serve(asked)));
     let worker = Worker {
         socket,
         handler,
         questions,
-        kept,
+        inserts,
         pending: Arc::default(),
         stop: Arc::new(AtomicBool::new(true)),
         runtime: Handle::current(),

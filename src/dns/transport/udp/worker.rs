@@ -38,7 +38,7 @@ pub(super) struct Worker {
     /// To the slow path.
     pub(super) questions: Sender<PendingQuery>,
     /// Answers of the slow path for the response cache.
-    pub(super) kept: Receiver<CacheInsert>,
+    pub(super) inserts: Receiver<CacheInsert>,
     /// The number of the listener's questions in the slow path.
     pub(super) pending: Arc<AtomicUsize>,
     pub(super) stop: Arc<AtomicBool>,
@@ -64,13 +64,13 @@ impl Worker {
         let runtime = self.runtime.clone();
         let _context = runtime.enter();
         loop {
-            let mut desk = WorkerState {
+            let mut state = WorkerState {
                 batch: DatagramBatch::new(),
                 response_cache: ResponseCache::new(CACHE_CAPACITY),
                 lost: 0,
                 until_check: 0,
             };
-            let serving = AssertUnwindSafe(|| self.serve(&mut desk));
+            let serving = AssertUnwindSafe(|| self.serve(&mut state));
             // A panic caused by one message must not end the listener.
             match catch_unwind(serving) {
                 Ok(ended) => return ended,
@@ -82,10 +82,10 @@ impl Worker {
         }
     }
 
-    fn serve(&mut self, desk: &mut WorkerState) -> io::Result<()> {
+    fn serve(&mut self, state: &mut WorkerState) -> io::Result<()> {
         while !self.is_stopped() {
-            match desk.batch.receive(self.socket.as_fd(), true) {
-                Ok(number) => self.process_batch(desk, number),
+            match state.batch.receive(self.socket.as_fd(), true) {
+                Ok(number) => self.process_batch(state, number),
                 Err(error) if is_fatal(&error) => return Err(error),
                 // An ICMP error about an earlier answer, or a temporary lack of memory.
                 Err(error) => {
@@ -100,10 +100,10 @@ impl Worker {
         let mut last = 0;
         let end = Instant::now() + DRAIN_TIMEOUT;
         loop {
-            match desk.batch.receive(self.socket.as_fd(), false) {
+            match state.batch.receive(self.socket.as_fd(), false) {
                 Ok(number) => {
                     last += number;
-                    self.process_batch(desk, number);
+                    self.process_batch(state, number);
                 }
                 Err(error) if is_fatal(&error) => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -133,10 +133,10 @@ impl Worker {
     }
 
     /// Answers the received datagrams, or passes them to the slow path.
-    fn process_batch(&mut self, desk: &mut WorkerState, number: usize) {
-        let WorkerState { batch, response_cache, lost, until_check } = desk;
+    fn process_batch(&mut self, state: &mut WorkerState, number: usize) {
+        let WorkerState { batch, response_cache, lost, until_check } = state;
         let now = Instant::now();
-        for CacheInsert { key, client, wire_response } in self.kept.try_iter() {
+        for CacheInsert { key, client, wire_response } in self.inserts.try_iter() {
             response_cache.insert(key, client, *wire_response, now);
         }
         let server = self.handler.server.load().number();
@@ -220,9 +220,9 @@ impl Worker {
     }
 
     /// Passes a question to the slow path, if that has room.
-    fn enqueue(&self, asking: QueryProgress, peer: Peer, key: Option<Box<[u8]>>) {
-        let ticket = InFlightGuard::new(&self.pending);
-        if self.questions.try_send(PendingQuery { asking, peer, key, ticket }).is_err() {
+    fn enqueue(&self, progress: QueryProgress, peer: Peer, key: Option<Box<[u8]>>) {
+        let guard = InFlightGuard::new(&self.pending);
+        if self.questions.try_send(PendingQuery { progress, peer, key, guard }).is_err() {
             self.socket.count_dropped(DropReason::Busy, 1);
         }
     }

@@ -57,7 +57,7 @@ fn leader(now: BootInstant) -> Elector {
     elector.on_lease(None, now, now);
     assert_eq!(elector.next(now), ElectionStep::Create);
     elector.on_written(lease(ME, 1), now, now);
-    assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
+    assert_eq!(elector.take_events(), [LeaderEvent::Gained]);
     elector
 }
 
@@ -71,7 +71,7 @@ async fn missing_lease_is_created_and_renewed_every_two_seconds() {
     assert_eq!(elector.next(start), ElectionStep::Create);
     // The answer takes a second. The lease counts from the request.
     elector.on_written(lease(ME, 1), start, start + seconds(1));
-    assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
+    assert_eq!(elector.take_events(), [LeaderEvent::Gained]);
     let held = LeaseWindow::Until { renewed_by: start + seconds(10), end: start + seconds(15) };
     assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: Some(held) });
     assert_eq!(elector.next(start + seconds(1)), ElectionStep::Wait(start + seconds(2)));
@@ -79,7 +79,7 @@ async fn missing_lease_is_created_and_renewed_every_two_seconds() {
     elector.on_written(lease(ME, 2), start + seconds(2), start + seconds(2));
     let held = LeaseWindow::Until { renewed_by: start + seconds(12), end: start + seconds(17) };
     assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: Some(held) });
-    assert_eq!(elector.take_news(), []);
+    assert_eq!(elector.take_events(), []);
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn foreign_lease_unchanged_for_its_duration_is_taken() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.on_lease(Some(lease("other_2", 1)), start, start);
-    assert_eq!(elector.take_news(), [LeaderEvent::NewLeader("other_2".to_owned())]);
+    assert_eq!(elector.take_events(), [LeaderEvent::NewLeader("other_2".to_owned())]);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     let look = |elector: &mut Elector, at: u64, version| {
         let now = start + seconds(at);
@@ -103,7 +103,7 @@ async fn foreign_lease_unchanged_for_its_duration_is_taken() {
     let mine = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
     assert_eq!(mine.metadata.resource_version.as_deref(), Some("2"), "never over a newer one");
     elector.on_written(lease(ME, 3), start + seconds(19), start + seconds(19));
-    assert_eq!(elector.take_news(), [LeaderEvent::Gained], "who leads is said once");
+    assert_eq!(elector.take_events(), [LeaderEvent::Gained], "who leads is said once");
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn lease_with_empty_holder_is_taken_at_once() {
     let mut elector = candidate(start);
     elector.on_lease(Some(lease("", 1)), start, start);
     assert_eq!(elector.next(start), ElectionStep::Replace);
-    assert_eq!(elector.take_news(), []);
+    assert_eq!(elector.take_events(), []);
 }
 
 #[tokio::test]
@@ -139,14 +139,17 @@ async fn lease_not_renewed_in_time_is_lost_until_another_term() {
     assert_eq!(elector.next(start + seconds(8)), ElectionStep::Wait(start + seconds(10)));
     let late = start + seconds(10);
     assert_eq!(elector.next(late), ElectionStep::Get);
-    assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease couldn't be renewed for 10 s".to_owned())]);
+    assert_eq!(
+        elector.take_events(),
+        [LeaderEvent::Lost("the Lease couldn't be renewed for 10 s".to_owned())]
+    );
     assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: None });
     // No other replica has taken the Lease.
     elector.on_lease(Some(lease(ME, 1)), late, late);
     assert_eq!(elector.next(late), ElectionStep::Replace);
     assert_eq!(elector.leader_status().held, None, "not before it is renewed");
     elector.on_written(lease(ME, 2), late, late);
-    assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
+    assert_eq!(elector.take_events(), [LeaderEvent::Gained]);
     assert_eq!(elector.leader_status().term, 2);
 }
 
@@ -157,10 +160,10 @@ async fn answer_during_a_stop_of_the_process_gives_no_lease() {
     let (sent, now) = (start + seconds(2), start + seconds(60));
     assert_eq!(elector.next(sent), ElectionStep::Replace);
     elector.on_written(lease(ME, 2), sent, now);
-    assert!(matches!(&elector.take_news()[..], [LeaderEvent::Lost(_)]));
+    assert!(matches!(&elector.take_events()[..], [LeaderEvent::Lost(_)]));
     assert_eq!(elector.next(now), ElectionStep::Get);
     elector.on_lease(Some(lease("other_2", 9)), now, now);
-    assert_eq!(elector.take_news(), [LeaderEvent::NewLeader("other_2".to_owned())]);
+    assert_eq!(elector.take_events(), [LeaderEvent::NewLeader("other_2".to_owned())]);
     assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
 }
 
@@ -174,7 +177,7 @@ async fn taken_lease_is_lost_at_once() {
     assert_eq!(elector.next(now), ElectionStep::Get);
     elector.on_lease(Some(lease("thief", 7)), now, now);
     let lost = LeaderEvent::Lost("thief has taken the Lease".to_owned());
-    assert_eq!(elector.take_news(), [lost, LeaderEvent::NewLeader("thief".to_owned())]);
+    assert_eq!(elector.take_events(), [lost, LeaderEvent::NewLeader("thief".to_owned())]);
     assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
 }
 
@@ -195,7 +198,7 @@ async fn labelled_lease_stays_ours_and_causes_no_hot_loop() {
     assert_eq!(elector.next(now + seconds(2)), ElectionStep::Replace);
     elector.on_written(lease(ME, 9), now + seconds(2), now + seconds(2));
     assert_eq!(elector.leader_status().term, 1);
-    assert_eq!(elector.take_news(), []);
+    assert_eq!(elector.take_events(), []);
 }
 
 #[tokio::test]
@@ -205,7 +208,7 @@ async fn deleted_lease_is_created_again_in_another_term() {
     let now = start + seconds(2);
     assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.gone(now);
-    assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease was deleted".to_owned())]);
+    assert_eq!(elector.take_events(), [LeaderEvent::Lost("the Lease was deleted".to_owned())]);
     assert_eq!(elector.next(now), ElectionStep::Create);
     elector.on_written(lease(ME, 9), now, now);
     assert_eq!(elector.leader_status().term, 2);
@@ -216,7 +219,7 @@ async fn vanished_foreign_lease_is_created_after_its_expiry() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.on_lease(Some(lease("other_2", 1)), start, start);
-    assert_eq!(elector.take_news(), [LeaderEvent::NewLeader("other_2".to_owned())]);
+    assert_eq!(elector.take_events(), [LeaderEvent::NewLeader("other_2".to_owned())]);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     // The holder may have renewed the Lease right before its deletion.
     for at in [2, 4, 6, 8, 10, 12, 14] {
@@ -225,7 +228,7 @@ async fn vanished_foreign_lease_is_created_after_its_expiry() {
         elector.on_lease(None, now, now);
         assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "{at}");
     }
-    assert_eq!(elector.take_news(), [LeaderEvent::LeaseDeleted("other_2".to_owned())], "said once");
+    assert_eq!(elector.take_events(), [LeaderEvent::LeaseDeleted("other_2".to_owned())], "said once");
     let now = start + seconds(16);
     assert_eq!(elector.next(now), ElectionStep::Get);
     elector.on_lease(None, now, now);
@@ -241,7 +244,7 @@ async fn vanished_foreign_lease_is_created_after_its_expiry() {
     let made = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
     assert_eq!(made.metadata.resource_version, None);
     elector.on_written(lease(ME, 9), now, now);
-    assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
+    assert_eq!(elector.take_events(), [LeaderEvent::Gained]);
 }
 
 #[tokio::test]
@@ -412,7 +415,7 @@ async fn lease_for_life_is_owned_by_the_pod_and_only_read() {
     assert_eq!(serde_json::to_value(&made.metadata.owner_references).unwrap(), owners);
     assert_eq!(made.spec.as_ref().unwrap().lease_duration_seconds, None);
     elector.on_written(owned(ME, 1, "my-pod", "my-uid"), start, start);
-    assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
+    assert_eq!(elector.take_events(), [LeaderEvent::Gained]);
     let now = start + seconds(2);
     assert_eq!(elector.next(now), ElectionStep::Get);
     elector.on_lease(Some(owned(ME, 1, "my-pod", "my-uid")), now, now);
@@ -421,7 +424,7 @@ async fn lease_for_life_is_owned_by_the_pod_and_only_read() {
     // After a loss of connectivity the Lease still belongs to the Pod, in another term.
     let late = start + seconds(60);
     assert_eq!(elector.next(late), ElectionStep::Get);
-    assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease couldn't be read for 10 s".to_owned())]);
+    assert_eq!(elector.take_events(), [LeaderEvent::Lost("the Lease couldn't be read for 10 s".to_owned())]);
     elector.on_lease(Some(owned(ME, 1, "my-pod", "my-uid")), late, late);
     assert_eq!(elector.next(late), ElectionStep::Replace, "the new term is written before anything else");
     elector.on_written(owned(ME, 2, "my-pod", "my-uid"), late, late);
@@ -497,7 +500,7 @@ async fn resignation_is_reported_once() {
     let mut elector = leader(start);
     elector.resign();
     elector.resign();
-    assert_eq!(elector.take_news(), [LeaderEvent::Resigned]);
+    assert_eq!(elector.take_events(), [LeaderEvent::Resigned]);
     assert_eq!(elector.leader_status().held, None);
 }
 
@@ -521,7 +524,7 @@ fn leader_in_term(now: BootInstant) -> Elector {
     assert_eq!(term_in(&made), "1000000");
     elector.on_written(in_term("1000000", 1), now, now);
     assert_eq!(elector.leader_status().term, 1_000_000);
-    elector.take_news();
+    elector.take_events();
     elector
 }
 
@@ -571,7 +574,7 @@ async fn higher_term_on_a_target_triggers_a_lease_read() {
     let raised = elector.claim("lb-linker", Timestamp::from_second(1_000_001).unwrap());
     assert_eq!(term_in(&raised), "1000701");
     elector.on_written(in_term("1000701", 2), now, now);
-    assert_eq!(elector.take_news(), [LeaderEvent::Raised(1_000_701)]);
+    assert_eq!(elector.take_events(), [LeaderEvent::Raised(1_000_701)]);
     assert_eq!(elector.leader_status().term, 1_000_701);
     assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
     // Repeated higher terms cause no more requests.
@@ -586,7 +589,7 @@ async fn higher_term_on_a_target_triggers_a_lease_read() {
         assert_eq!(elector.next(now), ElectionStep::Get);
         elector.on_lease(Some(there.clone()), now, now);
         assert_eq!(elector.leader_status().held, None, "{there:?}");
-        assert!(matches!(elector.take_news()[0], LeaderEvent::Lost(_)));
+        assert!(matches!(elector.take_events()[0], LeaderEvent::Lost(_)));
     }
 
     // With leader-for-life, too.

@@ -171,8 +171,8 @@ fn foreign_object_is_left_alone_and_reported() {
         (relabelled(MANAGED_BY.0, "helm".into()), "\"helm\""),
         (relabelled(ORIGINAL_NAME, "other".into()), "default/other"),
     ] {
-        let said = show(step(&host("b.example."), Some(&object)));
-        assert!(said.starts_with("conflict: ") && said.contains(reason), "{said}");
+        let message = show(step(&host("b.example."), Some(&object)));
+        assert!(message.starts_with("conflict: ") && message.contains(reason), "{message}");
         assert_eq!(step(&gone(Instant::now()), Some(&object)), NextStep::Forget);
     }
 }
@@ -190,8 +190,8 @@ fn hand_made_service_is_adopted_and_lost_labels_are_restored() {
     half["metadata"]["labels"] = json!({MANAGED_BY.0: MANAGED_BY.1});
     for object in [by_hand, stripped, half] {
         let object: Service = serde_json::from_value(object).unwrap();
-        let said = show(step(&host("a.example."), Some(&object)));
-        assert!(said.contains("patch"), "{said}");
+        let message = show(step(&host("a.example."), Some(&object)));
+        assert!(message.contains("patch"), "{message}");
         let mut terminating = object;
         terminating.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
         assert_eq!(step(&host("a.example."), Some(&terminating)), NextStep::Done, "it can't be saved");
@@ -218,8 +218,8 @@ fn uid_annotation_alone_causes_no_write_to_foreign_objects() {
     earlier.metadata.annotations = None;
     assert_eq!(step(&link, Some(&earlier)), NextStep::Done);
     let recreated = Link { uid: "v".into(), ..link.clone() };
-    let said = show(step(&recreated, Some(&service(&link, &policy()))));
-    assert_eq!(said, "patch Service web-default-ext", "or its target would be its predecessor's");
+    let message = show(step(&recreated, Some(&service(&link, &policy()))));
+    assert_eq!(message, "patch Service web-default-ext", "or its target would be its predecessor's");
 }
 
 #[test]
@@ -480,7 +480,7 @@ fn foreign_slice_is_a_conflict_unlike_an_unlabelled_own_slice() {
     let with = |slice: &EndpointSlice| {
         show(next_step(
             &link,
-            Actual { strange_slices: &[slice], ..Default::default() },
+            Actual { foreign_slices: &[slice], ..Default::default() },
             &policy(),
             Instant::now(),
         ))
@@ -516,8 +516,8 @@ fn objects_of_another_instance_are_conflicts() {
     annotate(&mut slices[0].metadata, INSTANCE, "other");
     slices[0].metadata.labels = None;
     slices[0].metadata.managed_fields = serde_json::from_value(json!([{"manager": "lb-linker"}])).unwrap();
-    let strange: Vec<&EndpointSlice> = slices.iter().collect();
-    let actual = Actual { strange_slices: &strange, ..Default::default() };
+    let foreign: Vec<&EndpointSlice> = slices.iter().collect();
+    let actual = Actual { foreign_slices: &foreign, ..Default::default() };
     assert!(show(next_step(&link, actual, &own(), Instant::now())).contains(why));
     let taken_back = next_step(&link, actual, &policy(), Instant::now());
     assert!(matches!(taken_back, NextStep::Write(Write::Change { .. })), "there are no instances");

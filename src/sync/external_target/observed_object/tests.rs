@@ -202,7 +202,7 @@ fn observed_slice_is_enough_for_every_decision() {
         for link in &links {
             let of = |slice| decisions(link, Actual { slices: &[slice], ..Actual::default() }, now);
             assert_eq!(of(after), of(&before), "{value}");
-            let of = |slice| decisions(link, Actual { strange_slices: &[slice], ..Actual::default() }, now);
+            let of = |slice| decisions(link, Actual { foreign_slices: &[slice], ..Actual::default() }, now);
             assert_eq!(of(after), of(&before), "{value}");
         }
     }

@@ -25,7 +25,7 @@ pub(super) struct AdoptionQueue {
 
 impl AdoptionQueue {
     /// Returns whether a link may write now; otherwise it waits for its turn.
-    pub(super) fn ask(&mut self, key: &ServiceKey, now: Instant) -> bool {
+    pub(super) fn may_write(&mut self, key: &ServiceKey, now: Instant) -> bool {
         if self.turn.take_if(|turn| turn == key).is_some() {
             return true;
         }
@@ -66,16 +66,16 @@ mod tests {
         let (mut queue, start) = (AdoptionQueue::default(), Instant::now());
         let keys: Vec<ServiceKey> = (0..5).map(|i| ServiceKey::new("a", &i.to_string())).collect();
         for key in &keys {
-            assert!(!queue.ask(key, start));
-            assert!(!queue.ask(key, start), "asking twice changes nothing");
+            assert!(!queue.may_write(key, start));
+            assert!(!queue.may_write(key, start), "asking twice changes nothing");
         }
         for (i, key) in keys.iter().enumerate() {
             let due = queue.due().unwrap();
             assert_eq!(due, start + FIRST_DELAY + NEXT_DELAY * u32::try_from(i).unwrap());
             assert_eq!(queue.next(due).as_ref(), Some(key));
-            assert!(!queue.ask(&ServiceKey::new("b", "b"), due), "it is another one's turn");
+            assert!(!queue.may_write(&ServiceKey::new("b", "b"), due), "it is another one's turn");
             queue.forget(&ServiceKey::new("b", "b"));
-            assert!(queue.ask(key, due));
+            assert!(queue.may_write(key, due));
         }
         let after = queue.due().unwrap();
         assert_eq!(queue.next(after), None);

@@ -32,7 +32,7 @@ pub struct ReconcilerContext {
     /// What the user has decided.
     pub policy: SyncPolicy,
     /// Logs, Events and metrics of links.
-    pub news: Telemetry,
+    pub telemetry: Telemetry,
     pub metrics: Arc<ReconcilerMetrics>,
     /// Metrics of requests to the API server.
     pub api: Arc<ApiMetrics>,

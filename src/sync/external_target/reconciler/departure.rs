@@ -64,21 +64,21 @@ impl GoneCheck {
     pub(crate) fn of(
         link: &Link,
         write: &Write,
-        settings: &ReconcilerContext,
+        context: &ReconcilerContext,
         is_refused: bool,
     ) -> Option<Self> {
-        let Registry::Cluster(client) = &settings.registry else { return None };
-        let relies =
+        let Registry::Cluster(client) = &context.registry else { return None };
+        let needs_confirmation =
             link.service_gone_since().is_some() && !matches!(write, Write::Finalizer { add: true, .. });
         // An undecodable Service exists and stays as it was.
-        if !relies || settings.store.is_unreadable(&link.key) {
+        if !needs_confirmation || context.store.is_unreadable(&link.key) {
             return None;
         }
         let successor = matches!(link.state, LinkState::Recreated(_)).then(|| link.uid.clone());
         Some(Self {
             client: client.clone(),
-            availability: settings.backend.availability()?,
-            selection: Arc::clone(&settings.selection),
+            availability: context.backend.availability()?,
+            selection: Arc::clone(&context.selection),
             key: link.key.clone(),
             successor,
             accepts_refusal: is_refused && is_end_told(link),
@@ -93,11 +93,11 @@ impl GoneCheck {
         query.metadata_only = true;
         match find_in_etcd::<Service>(self.client.clone(), &query).await {
             Ok(found) => {
-                self.availability.over();
+                self.availability.report_available();
                 self.judge(found.map(|found| found.meta().clone()))
             }
             Err(error @ kube::Error::Api(_)) => {
-                self.availability.over();
+                self.availability.report_available();
                 let by_authorizer = Forbidden::lists_services(&error);
                 if by_authorizer && self.accepts_refusal {
                     return Ok(Confirmed::Refused);
@@ -174,7 +174,7 @@ impl Contradictions {
     }
 
     /// Records that a Service doesn't count as gone any more, or is gone.
-    pub(super) fn over(&mut self, key: &ServiceKey) {
+    pub(super) fn remove(&mut self, key: &ServiceKey) {
         self.found.remove(key);
     }
 }
@@ -248,8 +248,8 @@ mod tests {
         assert_eq!(note(&api, "5", 12), Remedy::Wait);
         assert_eq!(note(&api, "5", 20), Remedy::WaitLonger, "no list has changed it");
         assert_eq!(note(&api, "5", 160), Remedy::List);
-        contradictions.over(&api);
-        contradictions.over(&web);
+        contradictions.remove(&api);
+        contradictions.remove(&web);
         assert!(contradictions.found.is_empty());
     }
 }

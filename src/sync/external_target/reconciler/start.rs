@@ -37,7 +37,7 @@ enum TargetFate {
     /// This process has observed no selected Service for the link.
     Unlisted,
     /// The Service is gone.
-    Outlived,
+    ServiceGone,
     /// The Service exists, and `--ip-targets` allows no external target for its addresses.
     NotShown,
 }
@@ -46,37 +46,38 @@ impl Reconciler {
     /// Checks all external targets, and adds links for external targets without a Service. `begins` is whether this is
     /// the start or the beginning of a term: if most external targets would then be removed, none is removed before
     /// a look-up has shown which of their Services exist.
-    pub(crate) fn take_stock(&mut self, begins: bool) {
-        let policy = &self.settings.policy;
-        let is_braked = begins && policy.sync != SyncMode::Off && policy.max_deletes != MaxDeletes::Unlimited;
+    pub(crate) fn check_external_targets(&mut self, begins: bool) {
+        let policy = &self.context.policy;
+        let is_limited =
+            begins && policy.sync != SyncMode::Off && policy.max_deletes != MaxDeletes::Unlimited;
         let (mut unlisted, mut outlived, mut not_shown) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for key in self.objects.links() {
             match self.fate(&key) {
                 TargetFate::Stays => {}
                 TargetFate::Unlisted => drop(unlisted.insert(key)),
-                TargetFate::Outlived => drop(outlived.insert(key)),
+                TargetFate::ServiceGone => drop(outlived.insert(key)),
                 TargetFate::NotShown => drop(not_shown.insert(key)),
             }
         }
         let mut present = self.objects.number_of_links();
         for going in [&mut unlisted, &mut outlived] {
             let before = going.len();
-            going.retain(|key| self.has_ours(key));
+            going.retain(|key| self.has_own_object(key));
             present -= before - going.len();
         }
         let going = unlisted.len() + outlived.len() + not_shown.len();
-        let most = is_braked && are_most(going, present);
-        let holds = most && self.settings.policy.max_deletes == MaxDeletes::Share;
+        let most = is_limited && are_most(going, present);
+        let protects = most && self.context.policy.max_deletes == MaxDeletes::Share;
         for key in unlisted {
-            let link = self.settings.store.get(&key);
+            let link = self.context.store.get(&key);
             if link.as_ref().is_some_and(|link| link.is_left_out()) {
-                if is_braked && !self.start_check.left_out.contains_key(&key) {
+                if is_limited && !self.start_check.left_out.contains_key(&key) {
                     self.start_check.unconfirmed.insert(key);
                 }
-            } else if holds {
-                self.keep(&key);
+            } else if protects {
+                self.keep_left_out(&key);
                 self.start_check.unconfirmed.insert(key);
-            } else if self.left_something(&key) {
+            } else if self.has_removable_object(&key) {
                 if link.is_none() {
                     self.adopt(&key);
                 }
@@ -94,19 +95,19 @@ impl Reconciler {
                 outlived.into_iter().filter(|key| self.start_check.postponed.insert(key.clone())).collect();
             self.report_gone(&new);
         }
-        if holds {
+        if protects {
             let left_out = not_shown.into_iter().map(|key| (key, Some(Flag::IpTargets)));
             let new: BTreeMap<ServiceKey, Option<Flag>> =
                 left_out.filter(|(key, _)| !self.start_check.left_out.contains_key(key)).collect();
             self.report_left_out(&new);
             self.start_check.left_out.extend(new);
         }
-        self.start_check.count(&self.settings.metrics);
+        self.start_check.count(&self.context.metrics);
         self.look_up();
     }
 
     fn fate(&self, key: &ServiceKey) -> TargetFate {
-        let store: &Store = &self.settings.store;
+        let store: &Store = &self.context.store;
         let ended = self.start_check.ended.contains(key);
         let Some(link) = store.get(key) else {
             return if ended || store.contains(key) { TargetFate::Stays } else { TargetFate::Unlisted };
@@ -114,71 +115,72 @@ impl Reconciler {
         let is_unknown = link.is_left_out() || link.is_gone() && link.was_never_seen() && !ended;
         match &link.target {
             _ if is_unknown => TargetFate::Unlisted,
-            _ if link.service_gone_since().is_some() => TargetFate::Outlived,
-            Some(target) if !is_shown(target, self.settings.policy.ip_targets) => TargetFate::NotShown,
+            _ if link.service_gone_since().is_some() => TargetFate::ServiceGone,
+            Some(target) if !is_shown(target, self.context.policy.ip_targets) => TargetFate::NotShown,
             _ => TargetFate::Stays,
         }
     }
 
     /// Returns whether an object that is labelled for a link is ours.
-    fn has_ours(&self, key: &ServiceKey) -> bool {
-        self.objects.of_link(key).iter().any(|object| self.is_of_ours(key, object.has_our_field_manager))
+    fn has_own_object(&self, key: &ServiceKey) -> bool {
+        self.objects.of_link(key).iter().any(|object| self.is_own_object(key, object.has_our_field_manager))
     }
 
     /// Whether an object that is labelled for a link is ours, whether its namespace is watched or not: what others
     /// have written is so only where `--prune` says it of a namespace that is watched.
-    pub(crate) fn is_of_ours(&self, key: &ServiceKey, has_our_field_manager: bool) -> bool {
-        let is_watched = self.settings.selection.watches(key.namespace());
-        has_our_field_manager || is_watched && self.settings.policy.prune
+    pub(crate) fn is_own_object(&self, key: &ServiceKey, has_our_field_manager: bool) -> bool {
+        let is_watched = self.context.selection.watches(key.namespace());
+        has_our_field_manager || is_watched && self.context.policy.prune
     }
 
     /// Adds a link for a Service that was deleted while no lb-linker was running.
     fn adopt(&self, key: &ServiceKey) {
-        if let Some(change) = self.settings.store.insert_gone(key, self.noted_hostnames(key)) {
+        if let Some(change) = self.context.store.insert_gone(key, self.noted_hostnames(key)) {
             info!("link {}: its Service is gone, its external target is still there", change.key);
         }
     }
 
     /// Keeps a left-out link with the uid, target and hostnames that its external target records.
-    fn keep(&self, key: &ServiceKey) {
+    fn keep_left_out(&self, key: &ServiceKey) {
         // A uid from the API server takes precedence over the recorded one.
-        let known = self.settings.store.get(key).filter(|link| link.is_left_out());
+        let known = self.context.store.get(key).filter(|link| link.is_left_out());
         let uid = known.map_or_else(|| self.recorded_uid(key), |link| link.uid.clone());
         let (target, hostnames) = (self.recorded_target(key), self.noted_hostnames(key));
-        if let Some(change) = self.settings.store.keep_left_out(key, uid, target, hostnames) {
-            log_change(&self.settings.news, &change);
+        if let Some(change) = self.context.store.keep_left_out(key, uid, target, hostnames) {
+            log_change(&self.context.telemetry, &change);
         }
     }
 
     /// Looks up which of the unconfirmed Services exist.
     fn look_up(&mut self) {
-        let ReconcilerContext { registry, selection, backend, .. } = &self.settings;
+        let ReconcilerContext { registry, selection, backend, .. } = &self.context;
         let wanted = self.start_check.unconfirmed.clone();
-        if wanted.is_empty() || !self.start_check.look_ups.is_empty() && wanted == self.start_check.asked {
+        if wanted.is_empty() || !self.start_check.look_ups.is_empty() && wanted == self.start_check.looking_up
+        {
             return;
         }
-        self.start_check.asked.clone_from(&wanted);
+        self.start_check.looking_up.clone_from(&wanted);
         // A look-up that is in flight lacks some of these Services: abort it.
         self.start_check.look_ups = JoinSet::new();
         let (registry, selection, availability) =
             (registry.clone(), Arc::clone(selection), backend.availability());
         self.start_check
             .look_ups
-            .spawn(async move { until_known(registry, wanted, &selection, availability).await });
+            .spawn(async move { look_up_with_retries(registry, wanted, &selection, availability).await });
     }
 
     /// Processes the result of a look-up.
     pub(super) fn looked_up(&mut self, existing: &Existing) {
-        let holds = self.settings.policy.max_deletes == MaxDeletes::Share;
+        let protects = self.context.policy.max_deletes == MaxDeletes::Share;
         let (mut left_out, mut gone) = (BTreeMap::new(), Vec::new());
         for key in std::mem::take(&mut self.start_check.unconfirmed) {
-            let ReconcilerContext { store, selection, .. } = &self.settings;
+            let ReconcilerContext { store, selection, .. } = &self.context;
             let Some(link) = store.get(&key).filter(|link| link.is_left_out() || link.is_gone()) else {
                 // A watch has reported the Service meanwhile.
                 continue;
             };
             match existing.judge(&key, &self.recorded_uid(&key), selection) {
-                Verdict::Exists { uid, flag } if holds => {
+                Verdict::Exists { uid, flag } if protects => {
                     if let (Some(uid), true) = (uid, link.is_left_out()) {
                         let hostnames = link.annotations.hostnames.to_vec();
                         let _ = store.keep_left_out(&key, uid, link.target.clone(), hostnames);
@@ -189,12 +191,12 @@ impl Reconciler {
                 Verdict::OptedOut => {
                     // The Service opts out: its external target is removed without the delay.
                     let now = Instant::now();
-                    self.end(&key, now.checked_sub(self.settings.policy.delete_delay).unwrap_or(now));
+                    self.end_link(&key, now.checked_sub(self.context.policy.delete_delay).unwrap_or(now));
                     self.start_check.ended.insert(key.clone());
                     self.start_check.postponed.remove(&key);
                 }
                 Verdict::Gone => {
-                    self.end(&key, Instant::now());
+                    self.end_link(&key, Instant::now());
                     self.start_check.ended.insert(key.clone());
                     if selection.watches(key.namespace()) {
                         self.start_check.postponed.insert(key.clone());
@@ -208,17 +210,17 @@ impl Reconciler {
         self.report_left_out(&left_out);
         self.report_gone(&gone);
         self.start_check.left_out.extend(left_out);
-        self.start_check.count(&self.settings.metrics);
-        self.announce();
+        self.start_check.count(&self.context.metrics);
+        self.record_left_out_events();
     }
 
     /// Ends the link of a Service that counts as gone since `since`. In a namespace that isn't watched, the link is
     /// forgotten, and its external target stays as it is.
-    fn end(&self, key: &ServiceKey, since: Instant) {
-        let ReconcilerContext { store, selection, news, .. } = &self.settings;
+    fn end_link(&self, key: &ServiceKey, since: Instant) {
+        let ReconcilerContext { store, selection, telemetry, .. } = &self.context;
         let is_watched = selection.watches(key.namespace());
         let change = if is_watched { store.delete_left_out(key, since) } else { store.forget(key) };
-        change.iter().for_each(|change| log_change(news, change));
+        change.iter().for_each(|change| log_change(telemetry, change));
     }
 
     /// Returns the uid of the Service that the external target of a link was written for, or an empty uid if none is
@@ -234,19 +236,19 @@ impl Reconciler {
         let services = self.objects.of_link(&link.key).into_iter();
         let is_there = services.filter(|object| object.id.kind == ObjectKind::Service).count() > 0;
         if is_there {
-            self.keep(&link.key);
-        } else if let Some(change) = self.settings.store.forget(&link.key) {
-            log_change(&self.settings.news, &change);
+            self.keep_left_out(&link.key);
+        } else if let Some(change) = self.context.store.forget(&link.key) {
+            log_change(&self.context.telemetry, &change);
         }
     }
 
     /// Records an Event on each Service that a flag leaves out. Only the leader sends Events.
-    pub(super) fn announce(&self) {
+    pub(super) fn record_left_out_events(&self) {
         for (key, flag) in &self.start_check.left_out {
-            if let (Some(link), Some(flag)) = (self.settings.store.get(key), flag) {
+            if let (Some(link), Some(flag)) = (self.context.store.get(key), flag) {
                 let note =
                     format!("{flag} leaves it out; its external target stays until --max-deletes is given");
-                self.settings.news.recorder.about(&link, Reason::LeftOut, &note);
+                self.context.telemetry.recorder.about(&link, Reason::LeftOut, &note);
             }
         }
     }
@@ -273,7 +275,7 @@ impl Reconciler {
 
     fn report_gone(&self, gone: &[ServiceKey]) {
         let (going, present) = self.start_check.counted;
-        if gone.is_empty() || self.settings.policy.on_delete == OnDelete::Retain {
+        if gone.is_empty() || self.context.policy.on_delete == OnDelete::Retain {
             return;
         }
         let keys: Vec<&ServiceKey> = gone.iter().collect();
@@ -296,14 +298,14 @@ fn examples(keys: &[&ServiceKey]) -> String {
 }
 
 /// Looks up which Services exist, and repeats failed look-ups.
-async fn until_known(
+async fn look_up_with_retries(
     registry: Registry,
     wanted: HashSet<ServiceKey>,
     selection: &Selection,
     availability: Option<ApiAvailability>,
 ) -> Existing {
     let mut pauses = Backoff::new(RETRY_BACKOFF);
-    let mut said = BTreeSet::new();
+    let mut logged_codes = BTreeSet::new();
     loop {
         match registry.look_up(&wanted, selection).await {
             Ok(existing) => return existing,
@@ -313,7 +315,7 @@ async fn until_known(
             // The continue token has expired: list again from the first page.
             Err(LookUpError::List(error)) if error.code() == 410 => {}
             Err(LookUpError::List(error)) => {
-                if said.insert(error.code()) {
+                if logged_codes.insert(error.code()) {
                     let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
                     warn!("{sentence}; until then most external targets stay as they are");
                 }

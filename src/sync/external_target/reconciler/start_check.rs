@@ -22,7 +22,7 @@ pub(super) struct StartCheck {
     pub(super) ended: HashSet<ServiceKey>,
     /// The look-up of the links in `asked`: at most one task.
     pub(super) look_ups: JoinSet<Existing>,
-    pub(super) asked: HashSet<ServiceKey>,
+    pub(super) looking_up: HashSet<ServiceKey>,
     /// The number of external targets that would be removed, and the number of all, at the last check.
     pub(super) counted: (usize, usize),
 }

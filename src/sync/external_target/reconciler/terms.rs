@@ -19,9 +19,9 @@ impl Reconciler {
     }
 
     /// Passes the highest term on any object to the leadership.
-    pub(crate) fn see_terms(&self) {
+    pub(crate) fn process_all_terms(&self) {
         if let Some(highest) = self.highest_term() {
-            self.settings.leadership.observe_term(highest);
+            self.context.leadership.observe_term(highest);
         }
     }
 
@@ -30,26 +30,26 @@ impl Reconciler {
     }
 
     /// At the start of a process without leader election: takes a term above those on all objects.
-    pub(super) fn take_term(&mut self) {
-        let leadership = &self.settings.leadership;
-        if self.settings.policy.sync == SyncMode::On && leadership.is_without_election() {
+    pub(super) fn begin_term_without_election(&mut self) {
+        let leadership = &self.context.leadership;
+        if self.context.policy.sync == SyncMode::On && leadership.is_without_election() {
             leadership.raise_term_above(self.highest_term().unwrap_or_default());
             // No other process leads, so the lists that were made before are valid in this term, too.
-            self.term = self.settings.leadership.term();
+            self.term = self.context.leadership.term();
         }
     }
 
     /// Processes the term on an object that the watch has reported. `is_new` is whether the object is a new one.
     /// Records a new object of a former leader that belongs to no link.
-    pub(crate) fn see_term(&mut self, object: &Object, is_new: bool) {
+    pub(crate) fn process_object_term(&mut self, object: &Object, is_new: bool) {
         let Some(observed) = self.objects.get(&object.id()) else { return };
         let Some(term) = self.term_on(observed) else { return };
         let owner = self.objects.owner_of(observed);
-        self.settings.leadership.observe_term(term);
+        self.context.leadership.observe_term(term);
         let unwanted = |key: ServiceKey| {
-            self.settings.selection.watches(key.namespace())
+            self.context.selection.watches(key.namespace())
                 && self.are_links_listed(key.namespace())
-                && !self.settings.store.contains(&key)
+                && !self.context.store.contains(&key)
         };
         if is_new
             && term < self.term
@@ -61,7 +61,7 @@ impl Reconciler {
                 "{} {}: a former leader has created it in term {term}; it belongs to no existing load balancer and is \
                  removed",
                 object.kind(),
-                self.settings.backend.describe(&object.id().name)
+                self.context.backend.describe(&object.id().name)
             );
             self.former.created.insert(object.uid().to_owned());
         }

@@ -28,7 +28,7 @@ fn lists(term: u64, rewinds: u64) -> LinkLists {
 }
 
 fn reconciler(client: Client) -> Reconciler {
-    let leadership = Leadership::always();
+    let leadership = Leadership::unconditional();
     Reconciler::new(ReconcilerContext {
         store: Arc::new(Store::new(OnGone::Kept)),
         backend: Backend::Namespace {
@@ -40,7 +40,7 @@ fn reconciler(client: Client) -> Reconciler {
         selection: Arc::default(),
         hostname_policy: watch::Sender::new(Arc::default()).subscribe(),
         policy: test_support::policy(Some("own")),
-        news: test_support::news(),
+        telemetry: test_support::telemetry(),
         metrics: test_support::metrics(),
         api: test_support::metrics(),
         staleness: test_support::metrics(),
@@ -65,7 +65,7 @@ fn load_balancer(reconciler: &Reconciler, name: &str) -> Arc<Link> {
         "status": {"loadBalancer": {"ingress": [{"hostname": "cloud.example"}]}},
     }))
     .unwrap();
-    let ReconcilerContext { store, hostname_policy, .. } = &reconciler.settings;
+    let ReconcilerContext { store, hostname_policy, .. } = &reconciler.context;
     store.apply(service.observe(&hostname_policy.borrow(), store).0);
     store.set_synced();
     store.get(&service.key()).unwrap()
@@ -102,7 +102,7 @@ async fn denied_annotation_write_backs_off() {
     while tokio::time::Instant::now() < end {
         reconciler.drain_queue();
         tokio::select! {
-            Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended.unwrap()),
+            Some(ended) = reconciler.writes.join_next() => reconciler.on_write_end(ended.unwrap()),
             _ = reconciler.work_queue.due() => {}
             () = tokio::time::sleep_until(end) => break,
         }
@@ -122,7 +122,7 @@ async fn no_write_between_a_rewind_and_new_lists() {
     };
     let term = reconciler.term;
     let links_listed = watch::Sender::new(lists(term, 0));
-    reconciler.settings.links_listed = links_listed.subscribe();
+    reconciler.context.links_listed = links_listed.subscribe();
     list(&mut reconciler);
     assert!(reconciler.may_write());
     // The watch of external targets notices the restore.
@@ -134,7 +134,7 @@ async fn no_write_between_a_rewind_and_new_lists() {
     links_listed.send_replace(lists(term, 1));
     assert!(reconciler.may_write());
     // The watch of load balancers notices the restore.
-    reconciler.settings.rewinds.note("load balancers");
+    reconciler.context.rewinds.record_restore("load balancers");
     links_listed.send_replace(lists(term, 2));
     assert!(!reconciler.may_write(), "the external targets haven't been listed since");
     drop(reconciler.begin_term());
@@ -158,12 +158,12 @@ async fn panic_affects_only_its_link() {
     reconciler.drain_queue();
     assert_eq!(reconciler.writes.len(), 2);
     while let Some(written) = reconciler.writes.join_next().await {
-        reconciler.ended(written.unwrap());
+        reconciler.on_write_end(written.unwrap());
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
     assert!(reconciler.work_queue.is_backing_off(&key), "the next try comes later");
     assert_eq!(
-        reconciler.settings.metrics.count(ReconcileResult::Failed),
+        reconciler.context.metrics.count(ReconcileResult::Failed),
         3,
         "the panic, and two refused writes"
     );
@@ -193,7 +193,7 @@ async fn run_for(reconciler: &mut Reconciler, seconds: u64) {
     while tokio::time::Instant::now() < end {
         reconciler.drain_queue();
         tokio::select! {
-            Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended.unwrap()),
+            Some(ended) = reconciler.writes.join_next() => reconciler.on_write_end(ended.unwrap()),
             _ = reconciler.work_queue.due() => {}
             () = tokio::time::sleep_until(end) => break,
         }
@@ -208,9 +208,9 @@ async fn end_reported_by_the_watch_needs_no_permission_to_list() {
         (true, "services is forbidden: a policy says no", false),
     ] {
         let (mut reconciler, deleted) = without_right_to_look(message);
-        reconciler.settings.policy.prune = true;
+        reconciler.context.policy.prune = true;
         let object = external_target(&reconciler, "1");
-        let store = Arc::clone(&reconciler.settings.store);
+        let store = Arc::clone(&reconciler.context.store);
         let key = ServiceKey::new("shop", "web");
         store.delete(&key, "web", None);
         if !is_told {
@@ -233,14 +233,14 @@ async fn end_reported_by_the_watch_needs_no_permission_to_list() {
 async fn restore_resets_refused_lookups() {
     let (mut reconciler, deleted) = without_right_to_look(NO_RIGHT);
     let object = external_target(&reconciler, "1");
-    reconciler.settings.store.delete(&ServiceKey::new("shop", "web"), "web", None);
+    reconciler.context.store.delete(&ServiceKey::new("shop", "web"), "web", None);
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();
     run_for(&mut reconciler, 500).await;
-    assert!(!reconciler.refused_looks.is_empty());
+    assert!(!reconciler.refused_look_ups.is_empty());
     drop(reconciler.begin_term());
-    assert!(reconciler.refused_looks.is_empty());
+    assert!(reconciler.refused_look_ups.is_empty());
     assert!(deleted.lock().is_empty());
 }
 
@@ -260,11 +260,11 @@ async fn failed_lookup_uses_no_deletion_budget() {
         (200, json!({"metadata": {"resourceVersion": "9"}, "items": []}))
     });
     let mut reconciler = reconciler(client);
-    reconciler.settings.policy.max_deletes = MaxDeletes::Number(1);
+    reconciler.context.policy.max_deletes = MaxDeletes::Number(1);
     let objects: Vec<ObservedObject> = ["api", "web"]
         .map(|name| {
             let object = ObservedObject::of(&external_target_of(&reconciler, name, "1"));
-            reconciler.settings.store.delete(&ServiceKey::new("shop", name), name, None);
+            reconciler.context.store.delete(&ServiceKey::new("shop", name), name, None);
             object
         })
         .into();
@@ -303,7 +303,7 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     let mut all = LinkLists::new(&namespaces, ListEpoch { term, rewinds: 0 });
     let (now, before) = (ListEpoch { term, rewinds: 0 }, ListEpoch { term: term - 1, rewinds: 0 });
     let links_listed = watch::Sender::new(all.clone());
-    reconciler.settings.links_listed = links_listed.subscribe();
+    reconciler.context.links_listed = links_listed.subscribe();
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     assert!(reconciler.may_write_for(&link));
@@ -320,11 +320,11 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     // The end of a Service that the watch has reported is confirmed before each write.
     let gone = Link { state: LinkState::Gone(Instant::now().into()), ..Link::clone(&link) };
     assert!(reconciler.may_write_for(&gone));
-    let never_seen = Link { created: crate::model::link::NEVER, ..gone.clone() };
+    let never_seen = Link { created: crate::model::link::RANK_NEVER_OBSERVED, ..gone.clone() };
     assert!(!reconciler.may_write_for(&never_seen));
     // After a restore the Service may exist again.
     reconciler.rewinds = 1;
-    reconciler.settings.rewinds.note("EndpointSlices");
+    reconciler.context.rewinds.record_restore("EndpointSlices");
     all.note(Some("open"), reconciler.lists(), true);
     all.note(Some("shop"), reconciler.lists(), false);
     links_listed.send_replace(all.clone());
@@ -355,7 +355,7 @@ async fn stale_watch_cache_causes_no_removal() {
     });
     let mut reconciler = reconciler(client);
     let object = external_target(&reconciler, "1");
-    reconciler.settings.store.delete(&ServiceKey::new("shop", "web"), "web", None);
+    reconciler.context.store.delete(&ServiceKey::new("shop", "web"), "web", None);
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();

@@ -65,9 +65,9 @@ pub(super) struct WatchProgress {
     version: Option<String>,
     objects: u64,
     /// The time of the last event, bookmark or list.
-    last_sign: Instant,
-    /// The maximum time between `last_sign` and the next list.
-    silence: Duration,
+    last_activity: Instant,
+    /// The maximum time between `last_activity` and the next list.
+    max_silence: Duration,
     /// The start of the present watch.
     began: Option<Instant>,
     /// The number of consecutive watches that ended within [`SHORT_WATCH`], with or without events.
@@ -86,8 +86,8 @@ impl WatchProgress {
         Self {
             version: None,
             objects: 0,
-            last_sign: now,
-            silence: MAX_SILENCE,
+            last_activity: now,
+            max_silence: MAX_SILENCE,
             began: None,
             short: 0,
             failures: 0,
@@ -103,7 +103,7 @@ impl WatchProgress {
 
     /// Returns the time at which a silent watch is replaced by a list.
     pub(super) fn deadline(&self) -> Instant {
-        self.last_sign + self.silence
+        self.last_activity + self.max_silence
     }
 
     /// Returns whether a resourceVersion is older than the last one, as after a restore of etcd to an earlier revision.
@@ -116,13 +116,13 @@ impl WatchProgress {
     pub(super) fn take(&mut self, input: WatchInput<'_>, now: Instant) -> WatchStep {
         match input {
             WatchInput::Listed { version, objects, newest } => {
-                self.silence = if self.differs(version, objects, newest) {
+                self.max_silence = if self.differs(version, objects, newest) {
                     MAX_SILENCE
                 } else {
-                    (self.silence * 2).min(MAX_SILENCE * MAX_SILENCE_FACTOR)
+                    (self.max_silence * 2).min(MAX_SILENCE * MAX_SILENCE_FACTOR)
                 };
                 self.objects = objects;
-                self.sign(version, now);
+                self.record_activity(version, now);
                 WatchStep::Watch(0)
             }
             WatchInput::ListFailed(410) => self.list_again(),
@@ -132,7 +132,7 @@ impl WatchProgress {
                 WatchStep::Continue
             }
             WatchInput::Event { version, .. } | WatchInput::Bookmark(version) if self.rewinds(version) => {
-                self.settle(now);
+                self.end_watch(now);
                 self.list_again()
             }
             WatchInput::Event { version, change } => {
@@ -141,17 +141,17 @@ impl WatchProgress {
                     ObjectChange::Modified => self.objects,
                     ObjectChange::Deleted => self.objects.saturating_sub(1),
                 };
-                self.silence = MAX_SILENCE;
-                self.sign(version, now);
+                self.max_silence = MAX_SILENCE;
+                self.record_activity(version, now);
                 WatchStep::Continue
             }
             WatchInput::Bookmark(version) => {
-                self.silence = MAX_SILENCE;
-                self.sign(version, now);
+                self.max_silence = MAX_SILENCE;
+                self.record_activity(version, now);
                 WatchStep::Continue
             }
             WatchInput::Unidentified | WatchInput::WatchFailed(410) => {
-                self.settle(now);
+                self.end_watch(now);
                 self.list_again()
             }
             WatchInput::Newest(version) if self.rewinds(version) => self.list_again(),
@@ -160,15 +160,15 @@ impl WatchProgress {
                 WatchStep::Watch(0)
             }
             WatchInput::WatchFailed(_) => {
-                let short = self.settle(now);
+                let short = self.end_watch(now);
                 // The API server may come back with an earlier state, so silence is suspicious again.
-                self.silence = MAX_SILENCE;
+                self.max_silence = MAX_SILENCE;
                 self.may_be_restored = true;
                 let pause = self.failed().max(short);
                 self.watch(pause, now)
             }
             WatchInput::WatchEnded => {
-                let pause = self.settle(now);
+                let pause = self.end_watch(now);
                 self.watch(pause, now)
             }
             WatchInput::Silence => WatchStep::List(0),
@@ -183,9 +183,9 @@ impl WatchProgress {
         is_older || objects != self.objects || newest.is_none_or(|newest| newest > known)
     }
 
-    fn sign(&mut self, version: &str, now: Instant) {
+    fn record_activity(&mut self, version: &str, now: Instant) {
         self.version = Some(version.to_owned());
-        self.last_sign = now;
+        self.last_activity = now;
         self.failures = 0;
         self.may_be_restored = false;
     }
@@ -216,7 +216,7 @@ impl WatchProgress {
 
     /// Records the end of a watch; a healthy watch resets the failure counts. Returns the number of consecutive short
     /// watches.
-    fn settle(&mut self, now: Instant) -> u32 {
+    fn end_watch(&mut self, now: Instant) -> u32 {
         let Some(began) = self.began.take() else { return self.short };
         let lasted = now.duration_since(began);
         self.short = if lasted < SHORT_WATCH { self.short.saturating_add(1) } else { 0 };
@@ -394,7 +394,7 @@ mod tests {
             for _ in 0..seconds {
                 now = progress.deadline();
                 assert_eq!(progress.take(WatchInput::Silence, now), WatchStep::List(0));
-                steps.push(progress.silence.as_secs());
+                steps.push(progress.max_silence.as_secs());
                 progress.take(listed("200", 2, 90), now);
             }
             (progress, now, steps)
@@ -403,7 +403,7 @@ mod tests {
         assert_eq!(steps, [150, 300, 600, 600, 600]);
         progress.take(WatchInput::Bookmark("201"), now);
         assert_eq!(progress.deadline(), now + MAX_SILENCE, "what has spoken is missed when it is silent");
-        for (news, input) in [
+        for (case, input) in [
             ("an older version", listed("99", 2, 90)),
             ("another object", listed("300", 3, 90)),
             ("one less", listed("300", 1, 90)),
@@ -412,7 +412,7 @@ mod tests {
         ] {
             let (mut progress, now, _) = silent(2);
             progress.take(input, now);
-            assert_eq!(progress.deadline(), now + MAX_SILENCE, "{news}");
+            assert_eq!(progress.deadline(), now + MAX_SILENCE, "{case}");
         }
     }
 
@@ -426,6 +426,6 @@ mod tests {
             (0, WatchInput::Event { version: "130", change: ObjectChange::Deleted }, WatchStep::Continue),
         ]);
         progress.take(listed("140", 3, 120), now);
-        assert_eq!(progress.silence, 2 * MAX_SILENCE);
+        assert_eq!(progress.max_silence, 2 * MAX_SILENCE);
     }
 }

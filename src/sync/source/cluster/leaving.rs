@@ -37,12 +37,12 @@ pub(super) struct Deleted {
 /// A Service with a pending LIST.
 struct PendingLookUp {
     deleted: Deleted,
-    /// The number of the call of [`Leaving::ask`]: answers to an earlier call are ignored.
+    /// The number of the call of [`RemovalChecks::start_check`]: answers to an earlier call are ignored.
     number: u64,
     /// The time of the LIST; `None` while it is in flight.
     due: Option<Due>,
     pauses: Backoff,
-    trouble: ThrottledLog,
+    error_log: ThrottledLog,
     refusal: LastingRefusal,
 }
 
@@ -50,26 +50,26 @@ struct PendingLookUp {
 type LookUpResult = (u64, Deleted, kube::Result<Membership>);
 
 /// The Services that have left the selection, or may have.
-pub(super) struct Leaving {
+pub(super) struct RemovalChecks {
     client: Client,
     availability: ApiAvailability,
     selection: Arc<Selection>,
     /// Time for which the link of a Service is kept after the Service has left the selection.
     delay: Duration,
     /// The Services without an answer to their LIST.
-    asked: HashMap<ServiceKey, PendingLookUp>,
+    pending: HashMap<ServiceKey, PendingLookUp>,
     /// The Services of `asked` without a LIST in flight, by the time of their next LIST.
     waiting: BTreeSet<(Due, ServiceKey)>,
-    asking: FuturesUnordered<BoxFuture<'static, LookUpResult>>,
+    in_flight: FuturesUnordered<BoxFuture<'static, LookUpResult>>,
     /// The number of the last look-up.
-    numbers: u64,
+    last_number: u64,
     /// Services that are selected again according to the LIST, but not yet according to the watch.
-    back: HashSet<ServiceKey>,
+    reselected: HashSet<ServiceKey>,
     /// Services that exist and aren't selected, with their uid, and since when.
     kept: HashMap<ServiceKey, (String, Instant)>,
 }
 
-impl Leaving {
+impl RemovalChecks {
     pub(super) fn new(
         client: Client,
         availability: ApiAvailability,
@@ -81,56 +81,57 @@ impl Leaving {
             availability,
             selection,
             delay,
-            asked: HashMap::new(),
+            pending: HashMap::new(),
             waiting: BTreeSet::new(),
-            asking: FuturesUnordered::new(),
-            numbers: 0,
-            back: HashSet::new(),
+            in_flight: FuturesUnordered::new(),
+            last_number: 0,
+            reselected: HashSet::new(),
             kept: HashMap::new(),
         }
     }
 
     /// Looks up whether a Service is gone, or has only left the selection. A pending look-up keeps its schedule.
-    pub(super) fn ask(&mut self, deleted: Deleted) {
-        if let Some(asked) = self.asked.get_mut(&deleted.key) {
-            asked.deleted = deleted;
+    pub(super) fn start_check(&mut self, deleted: Deleted) {
+        if let Some(pending) = self.pending.get_mut(&deleted.key) {
+            pending.deleted = deleted;
             return;
         }
         let (key, due) = (deleted.key.clone(), Due::now());
-        self.numbers += 1;
+        self.last_number += 1;
         self.waiting.insert((due, key.clone()));
-        let (pauses, trouble, refusal) =
+        let (pauses, error_log, refusal) =
             (Backoff::new(RETRY_BACKOFF), ThrottledLog::default(), LastingRefusal::default());
-        let asked = PendingLookUp { deleted, number: self.numbers, due: Some(due), pauses, trouble, refusal };
-        self.asked.insert(key, asked);
+        let pending =
+            PendingLookUp { deleted, number: self.last_number, due: Some(due), pauses, error_log, refusal };
+        self.pending.insert(key, pending);
         self.ask_next();
     }
 
     /// Sends the LISTs that are due, up to the limit.
     fn ask_next(&mut self) {
         let now = Due::now();
-        while self.asking.len() < MAX_CONCURRENT_LOOKUPS
+        while self.in_flight.len() < MAX_CONCURRENT_LOOKUPS
             && self.waiting.first().is_some_and(|(due, _)| *due <= now)
             && let Some((_, key)) = self.waiting.pop_first()
         {
-            let Some(asked) = self.asked.get_mut(&key) else { continue };
-            asked.due = None;
-            let (number, deleted) = (asked.number, asked.deleted.clone());
+            let Some(pending) = self.pending.get_mut(&key) else { continue };
+            pending.due = None;
+            let (number, deleted) = (pending.number, pending.deleted.clone());
             let (client, availability) = (self.client.clone(), self.availability.clone());
             let selection = Arc::clone(&self.selection);
-            let asking = async move {
+            let in_flight = async move {
                 let answer = look_up(client, &availability, &selection, &deleted).await;
                 (number, deleted, answer)
             };
-            self.asking.push(Box::pin(asking));
+            self.in_flight.push(Box::pin(in_flight));
         }
     }
 
-    /// Waits for the next answer to [`Leaving::ask`]. A Service that was observed again meanwhile gets no answer.
+    /// Waits for the next answer to [`RemovalChecks::start_check`]. A Service that was observed again meanwhile gets no answer.
     pub(super) async fn answer(&mut self) -> (Deleted, Membership) {
         loop {
             self.ask_next();
-            let has_room = self.asking.len() < MAX_CONCURRENT_LOOKUPS;
+            let has_room = self.in_flight.len() < MAX_CONCURRENT_LOOKUPS;
             let due = self.waiting.first().map(|(due, _)| *due).filter(|_| has_room);
             let next_is_due = async {
                 match due {
@@ -139,7 +140,7 @@ impl Leaving {
                 }
             };
             tokio::select! {
-                Some(tried) = self.asking.next() => {
+                Some(tried) = self.in_flight.next() => {
                     if let Some(answer) = self.take(tried) {
                         return answer;
                     }
@@ -151,49 +152,49 @@ impl Leaving {
 
     /// Processes the result of a LIST. Returns the answer, unless it is outdated or an error.
     fn take(&mut self, (number, deleted, answer): LookUpResult) -> Option<(Deleted, Membership)> {
-        let asked = self.asked.get_mut(&deleted.key).filter(|asked| asked.number == number)?;
+        let pending = self.pending.get_mut(&deleted.key).filter(|pending| pending.number == number)?;
         let pause = match answer {
-            Ok(membership) if asked.deleted == deleted => {
-                self.asked.remove(&deleted.key);
+            Ok(membership) if pending.deleted == deleted => {
+                self.pending.remove(&deleted.key);
                 if membership == Membership::Selected {
-                    self.back.insert(deleted.key.clone());
+                    self.reselected.insert(deleted.key.clone());
                 }
                 return Some((deleted, membership));
             }
             // Another event has arrived since the LIST was sent.
             Ok(_) => {
-                asked.refusal.note(false);
+                pending.refusal.note(false);
                 Duration::ZERO
             }
             Err(error) => {
-                asked.refusal.note(Forbidden::lists_services(&error));
-                if asked.refusal.is_lasting() {
+                pending.refusal.note(Forbidden::lists_services(&error));
+                if pending.refusal.is_lasting() {
                     // The permission to list may have gone with its namespace.
                     warn!(
                         "Service {} counts as gone: it has left the watch, and for ten minutes the API server has \
                          refused every look at it",
                         deleted.key
                     );
-                    self.asked.remove(&deleted.key);
+                    self.pending.remove(&deleted.key);
                     return Some((deleted, Membership::Gone));
                 }
                 if let kube::Error::Api(status) = &error {
                     let doing = format!("list Service {} by its name", deleted.key);
-                    asked.trouble.report(status.code, &describe(&error, &doing, WatchLog::READING));
+                    pending.error_log.report(status.code, &describe(&error, &doing, WatchLog::READING));
                 }
-                asked.pauses.next().max(retry_after(&error).unwrap_or_default())
+                pending.pauses.next().max(retry_after(&error).unwrap_or_default())
             }
         };
         let due = Due::now() + pause;
-        asked.due = Some(due);
+        pending.due = Some(due);
         self.waiting.insert((due, deleted.key));
         None
     }
 
     /// Cancels the look-up of a Service. Returns whether there was one.
-    fn stop_asking(&mut self, key: &ServiceKey) -> bool {
-        let Some(asked) = self.asked.remove(key) else { return false };
-        if let Some(due) = asked.due {
+    fn cancel_check(&mut self, key: &ServiceKey) -> bool {
+        let Some(pending) = self.pending.remove(key) else { return false };
+        if let Some(due) = pending.due {
             self.waiting.remove(&(due, key.clone()));
         }
         true
@@ -201,7 +202,7 @@ impl Leaving {
 
     /// Keeps the link of a Service that has left the selection. Returns whether it wasn't kept before.
     pub(super) fn keep(&mut self, key: &ServiceKey, uid: &str) -> bool {
-        self.stop_asking(key);
+        self.cancel_check(key);
         if self.kept.get(key).is_some_and(|(known, _)| known == uid) {
             return false;
         }
@@ -213,13 +214,13 @@ impl Leaving {
     /// the watch last returned it.
     pub(super) fn forget(&mut self, key: &ServiceKey) -> bool {
         self.kept.remove(key);
-        let (was_asked, is_back) = (self.stop_asking(key), self.back.remove(key));
+        let (was_asked, is_back) = (self.cancel_check(key), self.reselected.remove(key));
         was_asked || is_back
     }
 
     /// Returns the Services with links that stay although a list lacks them.
     pub(super) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
-        self.asked.keys().chain(self.kept.keys())
+        self.pending.keys().chain(self.kept.keys())
     }
 
     /// Returns the end of the earliest delay.
@@ -256,7 +257,7 @@ async fn look_up(
     let (namespace, name) = deleted.key.parts();
     let found = find::<Service>(client, &RequestQuery::named(namespace, name)).await;
     match &found {
-        Ok(_) => availability.over(),
+        Ok(_) => availability.report_available(),
         Err(kube::Error::Api(_)) => {}
         Err(error) => availability.report(&root_cause(error)),
     }
@@ -283,9 +284,9 @@ mod tests {
     /// The URIs of the requests to the API server stub.
     type Requests = Arc<Mutex<Vec<String>>>;
 
-    /// Returns a `Leaving` with an API server stub, which answers by namespace: "open" has no Services, "closed" gets
+    /// Returns a `RemovalChecks` with an API server stub, which answers by namespace: "open" has no Services, "closed" gets
     /// 403, "revoked" gets 403 for lack of permission, "busy" gets 429, and any other namespace gets no answer.
-    fn leaving(delay: u64) -> (Leaving, Requests) {
+    fn leaving(delay: u64) -> (RemovalChecks, Requests) {
         let requests = Requests::default();
         let log = Arc::clone(&requests);
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
@@ -318,7 +319,12 @@ mod tests {
         });
         let client = Client::new(service, "default");
         (
-            Leaving::new(client, ApiAvailability::default(), Arc::default(), Duration::from_secs(delay)),
+            RemovalChecks::new(
+                client,
+                ApiAvailability::default(),
+                Arc::default(),
+                Duration::from_secs(delay),
+            ),
             requests,
         )
     }
@@ -328,7 +334,7 @@ mod tests {
     }
 
     /// Returns the answers of the next `seconds` seconds.
-    async fn answers(leaving: &mut Leaving, seconds: u64) -> Vec<(Deleted, Membership)> {
+    async fn answers(leaving: &mut RemovalChecks, seconds: u64) -> Vec<(Deleted, Membership)> {
         let end = Due::now() + Duration::from_secs(seconds);
         let mut all = Vec::new();
         while let Ok(answer) = tokio::time::timeout_at(end, leaving.answer()).await {
@@ -342,9 +348,9 @@ mod tests {
         let (mut leaving, requests) = leaving(0);
         let refused: Vec<Deleted> =
             (0..=MAX_CONCURRENT_LOOKUPS).map(|number| deleted("closed", &number.to_string(), "u")).collect();
-        refused.iter().for_each(|refused| leaving.ask(refused.clone()));
+        refused.iter().for_each(|refused| leaving.start_check(refused.clone()));
         let granted = deleted("open", "web", "u");
-        leaving.ask(granted.clone());
+        leaving.start_check(granted.clone());
         let answer = timeout(Duration::from_millis(100), leaving.answer()).await;
         assert_eq!(answer.ok(), Some((granted, Membership::Gone)));
 
@@ -366,8 +372,8 @@ mod tests {
     async fn lookup_without_permission_ends_after_ten_minutes() {
         let (mut leaving, _) = leaving(0);
         let (web, denied) = (deleted("revoked", "web", "u"), deleted("closed", "web", "u"));
-        leaving.ask(web.clone());
-        leaving.ask(denied);
+        leaving.start_check(web.clone());
+        leaving.start_check(denied);
         assert_eq!(answers(&mut leaving, 599).await, []);
         assert_eq!(answers(&mut leaving, 62).await, [(web, Membership::Gone)]);
         assert_eq!(answers(&mut leaving, 3600).await, [], "another 403 says nothing about rights");
@@ -376,7 +382,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lookups_honor_retry_after() {
         let (mut leaving, requests) = leaving(0);
-        leaving.ask(deleted("busy", "web", "u"));
+        leaving.start_check(deleted("busy", "web", "u"));
         assert_eq!(answers(&mut leaving, 99).await, []);
         assert_eq!(requests.lock().len(), 1);
         assert_eq!(answers(&mut leaving, 100).await, []);
@@ -387,15 +393,15 @@ mod tests {
     async fn repeated_lookup_of_a_key_makes_one_request() {
         let (mut leaving, requests) = leaving(0);
         let web = deleted("open", "web", "u");
-        leaving.ask(web.clone());
-        leaving.ask(web.clone());
+        leaving.start_check(web.clone());
+        leaving.start_check(web.clone());
         assert_eq!(answers(&mut leaving, 60).await, [(web.clone(), Membership::Gone)]);
         assert_eq!(requests.lock().len(), 1);
 
         // The second event arrives after the LIST was sent, so this LIST answers only the first one.
         let another = deleted("open", "web", "another");
-        leaving.ask(web);
-        leaving.ask(another.clone());
+        leaving.start_check(web);
+        leaving.start_check(another.clone());
         assert_eq!(answers(&mut leaving, 60).await, [(another, Membership::Gone)]);
         assert_eq!(requests.lock().len(), 3);
     }
@@ -419,9 +425,9 @@ mod tests {
     async fn concurrent_lookups_are_limited_and_deduplicated() {
         let (mut leaving, requests) = leaving(0);
         for number in 0..20 {
-            leaving.ask(deleted("a", &(number % 15).to_string(), &number.to_string()));
+            leaving.start_check(deleted("a", &(number % 15).to_string(), &number.to_string()));
         }
-        assert_eq!((leaving.asking.len(), leaving.keys().count()), (MAX_CONCURRENT_LOOKUPS, 15));
+        assert_eq!((leaving.in_flight.len(), leaving.keys().count()), (MAX_CONCURRENT_LOOKUPS, 15));
         assert_eq!(leaving.waiting.len(), 15 - MAX_CONCURRENT_LOOKUPS);
         assert_eq!(answers(&mut leaving, 1).await, []);
         assert_eq!(requests.lock().len(), MAX_CONCURRENT_LOOKUPS);

@@ -26,7 +26,7 @@ fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
     let store = Arc::new(Store::new(OnGone::Dropped));
     store.set_zones(&zones);
     store.set_owners_known();
-    let leadership = Leadership::always();
+    let leadership = Leadership::unconditional();
     ServiceWatcher {
         client: Client::new(service, "default"),
         availability: ApiAvailability::default(),
@@ -39,7 +39,7 @@ fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
         keeps_unlisted: false,
         delete_delay: Duration::from_secs(600),
         store,
-        news: test_support::news(),
+        telemetry: test_support::telemetry(),
         metrics: test_support::metrics(),
         staleness: test_support::metrics(),
         leadership,
@@ -173,7 +173,7 @@ async fn serial_advances_when_another_watch_notices_a_restore() {
     let restore = async {
         tokio::time::sleep(Duration::from_secs(5)).await;
         let before = (store.serial(), host(&store));
-        rewinds.note("EndpointSlices in namespace external-targets");
+        rewinds.record_restore("EndpointSlices in namespace external-targets");
         before
     };
     let (_, (serial, target)) = tokio::join!(run, restore);
@@ -217,7 +217,7 @@ async fn forbidden_namespace_delays_its_own_links_only() {
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(["a", "b"].iter().all(|namespace| listed.borrow().covers(namespace, first)));
         is_forbidden.store(true, std::sync::atomic::Ordering::Relaxed);
-        rewinds.note("EndpointSlices in namespace external-targets");
+        rewinds.record_restore("EndpointSlices in namespace external-targets");
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(listed.borrow().is_settled(second));
         assert!(listed.borrow().covers("a", second) && !listed.borrow().covers("b", second));

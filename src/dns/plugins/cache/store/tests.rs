@@ -237,8 +237,8 @@ async fn first_answer_has_the_ttl_of_the_cached_one() {
     ];
     let cache = CacheStore::new(CacheOptions { servfail: Duration::from_secs(7), ..CacheOptions::default() });
     for (rcode, answers, authorities, ttl) in cases {
-        let worth = cache.classify(&message(*rcode, answers, authorities), true);
-        assert_eq!(worth.ttl, *ttl, "{rcode} {answers:?} {authorities:?}");
+        let cacheability = cache.classify(&message(*rcode, answers, authorities), true);
+        assert_eq!(cacheability.ttl, *ttl, "{rcode} {answers:?} {authorities:?}");
     }
 }
 

@@ -25,7 +25,7 @@ impl Zone {
     /// Adds the SRV records for these ports of a link.
     pub(super) fn services(
         &self,
-        asked: &ZoneQuery<'_>,
+        zone_query: &ZoneQuery<'_>,
         lookups: &mut Lookups<'_>,
         link: &Arc<Link>,
         ports: &[u16],
@@ -51,7 +51,7 @@ impl Zone {
             // RFC 2181 section 5: the same port for TCP and UDP is one record.
             if !ports[..i].contains(port) {
                 let service = SRV::new(PRIORITY, WEIGHT, *port, host.clone());
-                answer.answers.push(record(asked.name, end.ttl, RData::SRV(service)));
+                answer.answers.push(record(zone_query.name, end.ttl, RData::SRV(service)));
             }
         }
         // RFC 2782, "Usage rules": with the host's addresses in the reply, the client needn't query them.

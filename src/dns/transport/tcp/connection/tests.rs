@@ -107,8 +107,8 @@ async fn kept_answer_is_given_again_and_counted() {
         handler.answer(asked, CLIENT, None, Protocol::Tcp).await.unwrap().wire_response.unwrap();
     let mut key = WireKey::default();
     assert!(key.read(&framed_question(www, 0)[2..], false));
-    with_thread_cache(|desk| {
-        desk.response_cache.insert(key.as_bytes().into(), CLIENT.ip(), *wire_response, Instant::now())
+    with_thread_cache(|cache| {
+        cache.response_cache.insert(key.as_bytes().into(), CLIENT.ip(), *wire_response, Instant::now())
     });
 
     let (mut client, serving) = duplex(4096);
