@@ -155,7 +155,7 @@ pub enum UpstreamReply {
     Mismatch,
 }
 
-/// Parses the reply to the query `asked`: id and question must match (RFC 5452 section 9.1). The kernel has already
+/// Parses the reply to the query `sent`: id and question must match (RFC 5452 section 9.1). The kernel has already
 /// matched address and port.
 #[must_use]
 pub fn parse_reply(sent: &[u8], reply: &[u8]) -> UpstreamReply {

@@ -79,7 +79,7 @@ impl ConnectionLimits {
     }
 }
 
-/// Opens a socket for DNS over TCP or TLS, or for HTTP. `beside` sets SO_REUSEPORT, so that the port can be shared with
+/// Opens a socket for DNS over TCP or TLS, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port can be shared with
 /// a listener of this process that is about to stop.
 ///
 /// # Errors

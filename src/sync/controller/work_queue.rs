@@ -54,7 +54,7 @@ pub(crate) struct WorkQueue<A> {
     limited: BTreeSet<ServiceKey>,
     throttles: HashMap<ServiceKey, DriftThrottle<A>>,
     /// The time of the next removal of old `throttles`.
-    check_repairs_at: Option<Instant>,
+    check_throttles_at: Option<Instant>,
 }
 
 /// A write under way.
@@ -97,7 +97,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
             failures: HashMap::new(),
             limited: BTreeSet::new(),
             throttles: HashMap::new(),
-            check_repairs_at: None,
+            check_throttles_at: None,
         }
     }
 
@@ -196,7 +196,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
                     self.add(&key);
                     return key;
                 }
-                () = sleep_until_opt(self.check_repairs_at) => self.forget_repairs(),
+                () = sleep_until_opt(self.check_throttles_at) => self.forget_throttles(),
             }
         }
     }
@@ -328,7 +328,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// Counts a successful write for a key. After many consecutive writes for the same desired state, another client or
     /// an admission policy seems to revert them: then returns the growing pause before the next write.
     pub(crate) fn record_write(&mut self, key: &ServiceKey, about: &A) -> Option<Duration> {
-        self.check_repairs_at.get_or_insert_with(|| Instant::now() + QUIET_PERIOD);
+        self.check_throttles_at.get_or_insert_with(|| Instant::now() + QUIET_PERIOD);
         let repairs = self.throttles.entry(key.clone()).or_insert_with(|| DriftThrottle::new(about));
         if repairs.desired != *about || repairs.last.elapsed() >= QUIET_PERIOD {
             *repairs = DriftThrottle::new(about);
@@ -346,10 +346,10 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         Some(pause)
     }
 
-    fn forget_repairs(&mut self) {
+    fn forget_throttles(&mut self) {
         self.throttles.retain(|_, repairs| repairs.last.elapsed() < QUIET_PERIOD);
         self.throttles.shrink_to_fit();
-        self.check_repairs_at = (!self.throttles.is_empty()).then(|| Instant::now() + QUIET_PERIOD);
+        self.check_throttles_at = (!self.throttles.is_empty()).then(|| Instant::now() + QUIET_PERIOD);
     }
 }
 

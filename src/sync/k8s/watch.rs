@@ -185,7 +185,7 @@ async fn read_one<K: DeserializeOwned>(
     answer.unwrap_or_else(|_| Err(PageError::Kube(broken("the list of one object doesn't come to its end"))))
 }
 
-/// Lists the objects of a query, and watches them afterwards. `sign` records the time of each sign of life.
+/// Lists the objects of a query, and watches them afterwards. `activity` records the time of each sign of life.
 pub fn list_watch<K>(client: Client, query: RequestQuery, activity: Arc<LastActivity>) -> Events<K>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
@@ -209,7 +209,7 @@ where
     items.boxed()
 }
 
-/// Lists the objects of a query once, and passes them to `told` page by page.
+/// Lists the objects of a query once, and passes them to `on_page` page by page.
 ///
 /// # Errors
 /// If a page can't be read; with code 410 if the list has taken too long.
