@@ -78,7 +78,7 @@ async fn missing_target_namespace_is_reported_once() {
         wait_for_external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com")
             .await;
     }
-    assert_eq!(linker.logged("; retrying"), 1, "{:#?}", linker.log());
+    assert_eq!(linker.logged("can't list EndpointSlices"), 1, "{:#?}", linker.log());
     linker.line(&format!("the EndpointSlices in namespace {target} can be followed again")).await;
 }
 

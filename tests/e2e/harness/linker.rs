@@ -123,11 +123,13 @@ impl Linker {
         args: impl IntoIterator<Item = S>,
     ) -> Self {
         let mut command = bare();
-        command.envs(variables.iter().copied()).args(args);
+        command.envs(variables.iter().copied());
+        let args: Vec<S> = args.into_iter().collect();
         // A Corefile sets the addresses itself.
-        if !command.get_args().any(|arg| arg == "--corefile") {
+        if args.iter().all(|arg| arg.as_ref() != "--corefile") {
             with_ports(&mut command);
         }
+        command.args(args);
         Self::spawn(command)
     }
 
