@@ -164,6 +164,11 @@ impl Reconciler {
         match why {
             Unconfirmed::Exists { version } => {
                 self.report.confirmed();
+                // Another list doesn't help: the Service is known, and can't be decoded.
+                if self.context.store.is_unreadable(key) {
+                    self.work_queue.add_rate_limited(key, None);
+                    return;
+                }
                 match self.contradictions.note(key, version, Instant::now()) {
                     Remedy::Wait => self.work_queue.add_after(key.clone(), WATCH_LAG),
                     Remedy::WaitLonger => drop(self.work_queue.add_rate_limited(key, None)),

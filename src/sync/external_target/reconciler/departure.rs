@@ -70,8 +70,7 @@ impl GoneCheck {
         let Registry::Cluster(client) = &context.registry else { return None };
         let needs_confirmation =
             link.service_gone_since().is_some() && !matches!(write, Write::Finalizer { add: true, .. });
-        // An undecodable Service exists and stays as it was.
-        if !needs_confirmation || context.store.is_unreadable(&link.key) {
+        if !needs_confirmation {
             return None;
         }
         let successor = matches!(link.state, LinkState::Recreated(_)).then(|| link.uid.clone());

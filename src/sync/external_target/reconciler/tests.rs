@@ -230,6 +230,36 @@ async fn end_reported_by_the_watch_needs_no_permission_to_list() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn recreated_undecodable_service_keeps_its_target() {
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&requests);
+    let client = test_support::client(move |request| {
+        log.lock().push(format!("{} {}", request.method(), request.uri().path()));
+        let metadata = json!({"namespace": "shop", "name": "web", "uid": "new", "resourceVersion": "9"});
+        match request.method().as_str() {
+            "GET" => (200, json!({"metadata": {"resourceVersion": "9"}, "items": [{"metadata": metadata}]})),
+            _ => test_support::status(200, "", ""),
+        }
+    });
+    let mut reconciler = reconciler(client);
+    let object = external_target(&reconciler, "1");
+    let (store, key) = (Arc::clone(&reconciler.context.store), ServiceKey::new("shop", "web"));
+    store.delete(&key, "web", None);
+    store.set_unreadable(&key);
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+    reconciler.queue_all();
+    run_for(&mut reconciler, 3600).await;
+    let looked_up = requests.lock().len();
+    assert!(
+        looked_up > 0 && requests.lock().iter().all(|request| request.starts_with("GET")),
+        "{requests:?}"
+    );
+    assert!(looked_up < 200, "{looked_up} look-ups in an hour");
+    assert_eq!(reconciler.context.rewinds.count(), 0, "another list would not help");
+}
+
+#[tokio::test(start_paused = true)]
 async fn restore_resets_refused_lookups() {
     let (mut reconciler, deleted) = without_right_to_look(NO_RIGHT);
     let object = external_target(&reconciler, "1");
