@@ -126,7 +126,7 @@ async fn run_term(
     let mut hostname_policy = context.hostname_policy.clone();
     hostname_policy.mark_unchanged();
     let mut controller = SourceAnnotationController::new(context.clone(), memory, lists);
-    let mut events: SelectAll<Events> = (0..controller.annotated.number_of_scopes())
+    let mut events: SelectAll<ScopedEvents> = (0..controller.annotated.number_of_scopes())
         .map(|number| controller.watch(number, Duration::ZERO))
         .collect();
     while controller.is_current() && !stop.is_cancelled() {
@@ -200,7 +200,7 @@ struct SourceAnnotationController {
     unknown: HashMap<ServiceKey, Instant>,
 }
 
-type Events = futures::stream::BoxStream<'static, (usize, WatchItem<Service>)>;
+type ScopedEvents = futures::stream::BoxStream<'static, (usize, WatchItem<Service>)>;
 
 impl SourceAnnotationController {
     fn new(context: SourceAnnotationContext, memory: CrossTermState, lists: ListEpoch) -> Self {
@@ -230,7 +230,7 @@ impl SourceAnnotationController {
     }
 
     /// Starts to list and watch a scope after a pause, and ends its previous watch.
-    fn watch(&mut self, number: usize, pause: Duration) -> Events {
+    fn watch(&mut self, number: usize, pause: Duration) -> ScopedEvents {
         let query = self.annotated.query(number);
         let (client, staleness) = (self.context.client.clone(), Arc::clone(&self.context.staleness));
         let events = async move {
