@@ -1,37 +1,21 @@
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hickory_proto::rr::Name;
 use serde_json::{Value, json};
 
 use crate::model::hostname::Hostname;
 use crate::model::link::{Link, LinkState, Port, Target};
-use crate::sync::external_target::decision::{
-    Actual, NextStep, OnDelete, SyncMode, SyncPolicy, Write, adoption, next_step, term_repair,
-};
-use crate::sync::external_target::deletion_budget::MaxDeletes;
+use crate::sync::external_target::decision::{Actual, NextStep, Write, adoption, next_step, term_repair};
 use crate::sync::external_target::desired::{
     Desired, IpTargets, current_target, service_differs, slice_differs,
 };
 use crate::sync::external_target::observed_object::*;
 use crate::sync::external_target::orphans::orphan_of;
 use crate::sync::source::selection::Selection;
+use crate::sync::test_support;
 
 /// A time after the terms of these tests.
 const NOW: u64 = 1_790_000_100;
-
-fn policy() -> SyncPolicy {
-    SyncPolicy {
-        sync: SyncMode::On,
-        on_delete: OnDelete::Delete,
-        delete_delay: Duration::ZERO,
-        finalizer: false,
-        tombstone: "deleted.lb.internal".to_owned(),
-        max_deletes: MaxDeletes::Unlimited,
-        ip_targets: IpTargets::Headless,
-        prune: false,
-        instance: Some("own".to_owned()),
-    }
-}
 
 /// Returns links with a hostname, with addresses, and without a Service.
 fn links(now: Instant) -> [Link; 3] {
@@ -132,7 +116,7 @@ fn check_metadata(object: &Object) -> Object {
 }
 
 fn decisions(link: &Link, actual: Actual<'_>, now: Instant) -> (NextStep, Option<Write>, Option<Write>) {
-    let policy = policy();
+    let policy = test_support::policy(Some("own"));
     let repair = term_repair(link, actual, &policy, 7, NOW);
     (next_step(link, actual, &policy, now), adoption(link, actual, &policy), repair)
 }
