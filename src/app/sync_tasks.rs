@@ -218,8 +218,6 @@ impl SyncSource {
                             source_annotation::run(context.clone(), until.clone())
                         });
                     tasks.spawn(writers.track_future(annotation_controller));
-                }
-                if flags.sync_mode() != SyncMode::Off {
                     let (client, availability) = (client.clone(), availability.clone());
                     let (selection, until) = (Arc::clone(&selection), stop.clone());
                     let (store, is_ours) = (Arc::clone(&store), flags.finalizer);
@@ -253,17 +251,13 @@ impl SyncSource {
                     listed,
                     own_targets: Arc::default(),
                 };
-                let (until, policies) = (stop.clone(), hostname_policy.clone());
-                tasks.spawn(supervise(
+                let run = move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
+                tasks.spawn(supervise_source(
                     "the watch of load balancers",
-                    stop.clone(),
-                    Arc::clone(&metrics.supervisor),
-                    move || {
-                        let source = source.clone();
-                        let run =
-                            move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
-                        until_stopped(until.clone(), for_each_policy(policies.clone(), run))
-                    },
+                    stop,
+                    metrics,
+                    hostname_policy,
+                    run,
                 ));
             }
             Self::Manifests { .. } => {
@@ -277,17 +271,13 @@ impl SyncSource {
                     files: Arc::default(),
                     keeps_unlisted,
                 };
-                let (until, policies) = (stop.clone(), hostname_policy.clone());
-                tasks.spawn(supervise(
+                let run = move |hostname_policy| ManifestSource { hostname_policy, ..source.clone() }.run();
+                tasks.spawn(supervise_source(
                     "the reading of manifests",
-                    stop.clone(),
-                    Arc::clone(&metrics.supervisor),
-                    move || {
-                        let source = source.clone();
-                        let run =
-                            move |hostname_policy| ManifestSource { hostname_policy, ..source.clone() }.run();
-                        until_stopped(until.clone(), for_each_policy(policies.clone(), run))
-                    },
+                    stop,
+                    metrics,
+                    hostname_policy,
+                    run,
                 ));
             }
         }
@@ -353,6 +343,24 @@ impl ShutdownOrder {
             ended.cancel();
         }
     }
+}
+
+/// Runs a source under supervision until `stop`. It begins anew whenever the hostname policy changes.
+fn supervise_source<F, R>(
+    name: &'static str,
+    stop: &CancellationToken,
+    metrics: &SyncMetrics,
+    policies: &watch::Receiver<Arc<HostnamePolicy>>,
+    run: R,
+) -> impl Future<Output = ()> + Send + use<F, R>
+where
+    F: Future<Output = Result<(), SyncError>> + Send + 'static,
+    R: Fn(Arc<HostnamePolicy>) -> F + Clone + Send + Sync + 'static,
+{
+    let (until, policies) = (stop.clone(), policies.clone());
+    supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
+        until_stopped(until.clone(), for_each_policy(policies.clone(), run.clone()))
+    })
 }
 
 /// Runs a source, and begins anew whenever the hostname policy changes, so that all Services are observed again.

@@ -174,9 +174,7 @@ impl MetricGroup for AclCounters {
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let lists = setup.lines.iter().map(|line| parse::list(setup, line)).collect::<Result<_, _>>()?;
     let counts = setup.metrics()?;
-    let acl = Arc::new(Acl { lists, counts });
-    setup.add_access_rule(Arc::clone(&acl) as Arc<dyn AccessRule>);
-    setup.builder.plugins.push(ChainPlugin::reusable(acl));
+    setup.add_with_access_rule(Acl { lists, counts }, ChainPlugin::reusable);
     Ok(())
 }
 

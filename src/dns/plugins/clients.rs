@@ -130,9 +130,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         }
     };
     let prohibited = setup.metrics()?;
-    let clients = Arc::new(ClientNets { nets, prohibited });
-    setup.add_access_rule(Arc::clone(&clients) as Arc<dyn AccessRule>);
-    setup.builder.plugins.push(ChainPlugin::reusable(clients));
+    setup.add_with_access_rule(ClientNets { nets, prohibited }, ChainPlugin::reusable);
     Ok(())
 }
 

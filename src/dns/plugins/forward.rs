@@ -249,7 +249,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         // The plugin after the last line isn't `forward`.
         let is_last = number + 1 == lines.len();
         let looping = setup.builder.loop_state.clone();
-        let forward = Arc::new(Forward {
+        let forward = Forward {
             from,
             except,
             upstreams,
@@ -257,9 +257,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             next_rcodes: if is_last { Vec::new() } else { next },
             next_on_nodata: next_on_nodata && !is_last,
             loop_state: looping,
-        });
-        setup.add_access_rule(Arc::clone(&forward) as Arc<dyn AccessRule>);
-        setup.builder.plugins.push(ChainPlugin::new(forward));
+        };
+        setup.add_with_access_rule(forward, ChainPlugin::new);
     }
     Ok(())
 }

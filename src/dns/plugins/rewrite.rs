@@ -151,7 +151,6 @@ mod tests;
 mod ttl;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use async_trait::async_trait;
 use hickory_proto::op::Query;
@@ -173,9 +172,7 @@ struct Rewrite {
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let rules = setup.lines.iter().map(parse::rule).collect::<Result<_, _>>()?;
-    let rewrite = Arc::new(Rewrite { rules });
-    setup.add_access_rule(Arc::clone(&rewrite) as Arc<dyn AccessRule>);
-    setup.builder.plugins.push(ChainPlugin::new(rewrite));
+    setup.add_with_access_rule(Rewrite { rules }, ChainPlugin::new);
     Ok(())
 }
 

@@ -235,9 +235,15 @@ impl Setup<'_> {
         self.builder.plugins.push(ChainPlugin::reusable(Arc::new(plugin)));
     }
 
-    /// Adds the rule of a plugin about look-ups.
-    pub fn add_access_rule(&mut self, rule: Arc<dyn AccessRule>) {
-        self.builder.access_rules.push(rule);
+    /// Adds a plugin with its rule about look-ups. `chained` is [`ChainPlugin::new`] or [`ChainPlugin::reusable`].
+    pub fn add_with_access_rule<P: Plugin + AccessRule + 'static>(
+        &mut self,
+        plugin: P,
+        chained: fn(Arc<dyn Plugin>) -> ChainPlugin,
+    ) {
+        let plugin = Arc::new(plugin);
+        self.builder.access_rules.push(Arc::clone(&plugin) as Arc<dyn AccessRule>);
+        self.builder.plugins.push(chained(plugin));
     }
 
     /// Adds a task that runs as long as the block is served.

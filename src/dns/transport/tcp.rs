@@ -61,7 +61,7 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// Returns these limits, overridden by those that a block sets.
+    /// Returns these limits, overridden by the limits that a block sets.
     #[must_use]
     pub fn with(self, timeouts: Timeouts) -> Self {
         Self {

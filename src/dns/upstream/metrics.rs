@@ -111,7 +111,7 @@ impl MetricGroup for ForwardMetrics {
     }
 }
 
-/// The metrics of one upstream, with cached handles for those that almost every query needs.
+/// The metrics of one upstream, with cached handles for the metrics that almost every query needs.
 pub(crate) struct UpstreamCounters {
     all: Arc<ForwardMetrics>,
     to: String,

@@ -272,7 +272,7 @@ impl Reconciler {
         self.deletion_budget.lock().initialize(max, waiting, present, Instant::now());
     }
 
-    /// Queues all links, including those that were forgotten while the feed lagged.
+    /// Queues all links, including links that were forgotten while the feed lagged.
     fn catch_up(&mut self) {
         self.queue_all();
         let known = self.report.links().chain(self.work_queue.known()).chain(self.orphans.links());

@@ -8,17 +8,16 @@ use futures::FutureExt;
 
 use super::reconciler::Reconciler;
 use super::reconciler::departure::{Confirmed, GoneCheck, Remedy, Unconfirmed, WATCH_LAG};
+use super::write_result::{SkipReason, WriteEnd, WriteResult};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
+use crate::sync::controller::work_queue::CONFLICT_TIMEOUT;
 use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::{SyncMode, SyncPolicy, Write};
 use crate::sync::external_target::desired::Stamp;
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::object::{ObjectId, ObjectKind};
-
-pub(crate) use super::write_result::{SkipReason, WriteEnd, WriteResult};
-pub(crate) use crate::sync::controller::work_queue::CONFLICT_TIMEOUT;
 
 impl Reconciler {
     /// Returns the deletion budget's key if a write removes an external target for good, rather than an object under a
@@ -51,7 +50,7 @@ impl Reconciler {
     }
 
     /// Starts a write, unless it has to wait; returns whether it was started.
-    pub(crate) fn start(&mut self, link: &Arc<Link>, write: Write, looked_at: Instant) -> bool {
+    pub(crate) fn start(&mut self, link: &Arc<Link>, write: Write, started_at: Instant) -> bool {
         let (key, id) = (link.key.clone(), write.id());
         if let Some((outdated, since)) = self.stale_versions.get(&id) {
             let remaining = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
@@ -69,9 +68,9 @@ impl Reconciler {
             self.report.higher_term(&key, &id, term, self.term);
             return false;
         }
-        let removal =
+        let budget_key =
             Self::removal(link, &write).filter(|_| !link.was_never_seen() || !self.former.wrote(write.uid()));
-        if removal.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
+        if budget_key.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
         if !self.breakers.admit(&key, &[write.class()]) {
@@ -96,7 +95,7 @@ impl Reconciler {
                     Some(departure) => Some(departure.confirm().await.map_err(SkipReason::Unconfirmed)?),
                     None => None,
                 };
-                if let Some(object) = &removal {
+                if let Some(object) = &budget_key {
                     deletion_budget
                         .lock()
                         .reserve(max, object, present, Instant::now())
@@ -117,11 +116,11 @@ impl Reconciler {
             };
             WriteEnd::Written(WriteResult {
                 key,
-                started_at: looked_at,
+                started_at,
                 write,
                 adopted,
                 confirmed,
-                budget_key: removal,
+                budget_key,
                 code,
                 result,
             })
@@ -194,18 +193,9 @@ impl Reconciler {
     }
 
     pub(crate) fn written(&mut self, written: WriteResult) {
-        let WriteResult {
-            key,
-            started_at: looked_at,
-            write,
-            adopted,
-            confirmed,
-            budget_key: removal,
-            code,
-            result,
-        } = written;
+        let WriteResult { key, started_at, write, adopted, confirmed, budget_key, code, result } = written;
         self.report.clear_held_back(&key);
-        if let Some(object) = &removal {
+        if let Some(object) = &budget_key {
             // Without an answer the object may be gone.
             let refused = result.is_err() && code >= 400 && !matches!(result, Err(WriteError::Gone));
             self.deletion_budget.lock().record_result(object, refused);
@@ -222,7 +212,7 @@ impl Reconciler {
                 Some(Confirmed::Refused) => self.report.counts_as_gone(&key),
                 None => {}
             }
-            self.report.count(&write, code, &result, looked_at);
+            self.report.count(&write, code, &result, started_at);
         }
         let is_inconclusive = |error: &WriteError| {
             matches!(

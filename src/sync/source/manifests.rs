@@ -125,7 +125,7 @@ pub fn check(
     Ok(ManifestCheck { services, errors, notices: files.notices })
 }
 
-/// Returns all load balancers in the valid manifests of a directory, including those that the flags leave out.
+/// Returns all load balancers in the valid manifests of a directory, including load balancers that the flags leave out.
 ///
 /// # Errors
 /// If the directory can't be read.

@@ -82,7 +82,6 @@ pub fn grant_optional(plane: &ControlPlane, folder: &str, namespace: &str) {
 pub fn grant(plane: &ControlPlane, target_namespace: &str) {
     let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
     let of_the_target = rights.split("---\n").filter(|document| document.contains("external-targets"));
-    for document in of_the_target {
-        plane.apply(&document.replace("external-targets", target_namespace));
-    }
+    let of_the_target: Vec<&str> = of_the_target.collect();
+    plane.apply(&of_the_target.join("---\n").replace("external-targets", target_namespace));
 }

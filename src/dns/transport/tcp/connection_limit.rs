@@ -88,8 +88,8 @@ impl ConnectionLimiter {
         self.metrics.tcp_busy.inc();
     }
 
-    /// Returns a permit for a new connection. If there are too many connections, the one that has been idle longest is
-    /// closed (RFC 7766 section 6.2.3); `None` if the client has too many connections, or none is idle.
+    /// Returns a permit for a new connection. If there are too many connections, the connection that has
+    /// been idle longest is closed (RFC 7766 section 6.2.3); `None` if the client has too many connections, or none is idle.
     ///
     /// A connection is idle while it has no question to answer, so also with a partial question, in a handshake, or
     /// with an unread answer.

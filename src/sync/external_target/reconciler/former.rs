@@ -35,7 +35,7 @@ impl FormerLeaders {
         self.created.remove(uid);
     }
 
-    /// Forgets all objects: those that exist at the beginning of a term are treated normally.
+    /// Forgets all objects: objects that exist at the beginning of a term are treated normally.
     pub(super) fn clear(&mut self) {
         self.created.clear();
     }
