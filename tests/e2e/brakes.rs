@@ -182,11 +182,11 @@ async fn target_in_time_keeps_the_predecessors_external_target() {
 #[tokio::test]
 async fn tombstone_replaces_the_target_of_a_recreated_service() {
     let (plane, cluster, target) = cluster_with_target().await;
-    let args = ["--upstream", "none", "--on-delete", "tombstone"];
-    let mut linker = Linker::in_cluster(plane, &target, &args);
+    let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     let (namespace, object) = linked(&cluster, &target).await;
     linker.kill();
     recreate(&cluster, &namespace).await;
+    let args = ["--upstream", "none", "--on-delete", "tombstone", "--watch-namespaces", &namespace];
     let linker = Linker::in_cluster(plane, &target, &args);
     wait_for_external_target(&cluster, &target, &object, "deleted.lb.internal").await;
     let question = format!("web.{namespace}.lb.internal. CNAME");

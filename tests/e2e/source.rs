@@ -119,7 +119,8 @@ async fn follower_of_a_tombstone_points_at_a_missing_name() {
     let (plane, cluster, target) = cluster_with_target().await;
     let own = cluster.create_namespace("own").await;
     grant_source(plane, &[&own]);
-    let _linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--on-delete", "tombstone"]);
+    let args = ["--upstream", "none", "--on-delete", "tombstone", "--watch-namespaces", &own];
+    let _linker = Linker::in_cluster(plane, &target, &args);
     cluster.create_load_balancer(&own, "web").await;
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("a.example.com")]).await;
     follower(&cluster, &own, "db", "web").await;
@@ -278,7 +279,9 @@ async fn follower_errors_are_reported_once_without_start_events() {
 async fn tombstone_is_written_to_former_followers_only() {
     let (plane, cluster) = start_own_cluster().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
-    let args = ["--upstream", "none", "--on-delete", "tombstone", "--ip-targets", "skip"];
+    let both = format!("{own},{other}");
+    let tombstone = ["--on-delete", "tombstone", "--watch-namespaces", &both];
+    let args = [&["--upstream", "none", "--ip-targets", "skip"], &tombstone[..]].concat();
     let mut linker = Linker::in_cluster(&plane, TARGETS, &args);
     for (name, ingress) in [("web", Ingress::Hostname("a.example.com")), ("ip", Ingress::Ip("192.0.2.1"))] {
         load_balancer(&cluster, &own, name, "unused.example.com").await;

@@ -241,7 +241,7 @@ async fn on_delete_retains_the_object_or_makes_a_tombstone() {
     assert_eq!(retained.metadata.resource_version, first.metadata.resource_version);
     drop(linker);
 
-    let args = ["--upstream", "none", "--on-delete", "tombstone"];
+    let args = ["--upstream", "none", "--on-delete", "tombstone", "--watch-namespaces", &namespace];
     let linker = Linker::in_cluster(plane, &target, &args);
     wait_for_external_target(&cluster, &target, &object, "deleted.lb.internal").await;
     answers(linker.dns, &question, "No Error").await;

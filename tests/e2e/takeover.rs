@@ -368,7 +368,9 @@ async fn only_objects_that_lb_linker_wrote_are_removed() {
     let by_us = PostParams { field_manager: Some("lb-linker".into()), ..Default::default() };
     cluster.services(&target).create(&by_us, &copy).await.unwrap();
     for on_delete in ["tombstone", "delete"] {
+        let watched = ["--watch-namespaces", &namespace];
         let args = ["--upstream", "none", "--delete-delay", "0s", "--on-delete", on_delete];
+        let args = [args.as_slice(), &watched].concat();
         let linker = Linker::in_cluster(plane, &target, &args);
         wait_for_deletion(&cluster, &target, &ours).await;
         linker.line(&format!("external target {target}/{theirs} is an orphan")).await;
