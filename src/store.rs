@@ -6,9 +6,7 @@
 mod index;
 pub mod metrics;
 pub mod names;
-mod ports;
 mod reverse_index;
-mod table;
 mod update;
 
 use std::collections::HashSet;
@@ -32,8 +30,6 @@ use crate::model::uid::Uid;
 use index::Index;
 pub use index::{Lookup, NameSetVersion};
 use names::allocator::NameAllocator;
-pub(crate) use ports::PortInterner;
-use table::{Keyed, Table};
 
 /// Capacity of the change feed, in changes. A subscriber that falls behind rescans all links, so a larger number only
 /// saves work.
@@ -107,7 +103,7 @@ impl TargetOwner {
 /// The links and the index of their names.
 #[derive(Debug)]
 pub struct Store {
-    links: Table<Keyed>,
+    links: DashMap<ServiceKey, Arc<Link>>,
     index: Index,
     /// Owner of each name. Every write to the store holds this lock.
     allocator: Mutex<NameAllocator>,
@@ -140,7 +136,7 @@ impl Store {
     #[must_use]
     pub fn new(policy: OnGone) -> Self {
         Self {
-            links: Table::default(),
+            links: DashMap::new(),
             index: Index::default(),
             allocator: Mutex::default(),
             feed: broadcast::Sender::new(FEED_CAPACITY),
@@ -320,7 +316,7 @@ impl Store {
                 Link { target: Some(target), state: LinkState::Stale, ..Link::clone(&link) }
             }
             _ if link.state == LinkState::Live && !last.owner.matches(&link.uid, Some(link.created)) => {
-                Link { state: LinkState::Recreated(Instant::now().into()), ..Link::clone(&link) }
+                Link { state: LinkState::Recreated(Instant::now()), ..Link::clone(&link) }
             }
             _ => return None,
         };
@@ -370,7 +366,7 @@ impl Store {
             uid,
             target,
             created: RANK_NEVER_OBSERVED,
-            annotations: hostnames.shared(),
+            annotations: hostnames,
             state: LinkState::LeftOut,
             ..known.as_ref().map_or_else(|| Link::new(key.clone(), ""), |link| Link::clone(link))
         };
@@ -416,8 +412,8 @@ impl Store {
         let gone_link = Link {
             created: RANK_NEVER_OBSERVED,
             has_finalizer,
-            annotations: Annotations { hostnames: hostnames.into(), ..Default::default() }.shared(),
-            state: LinkState::Gone(Instant::now().into()),
+            annotations: Annotations { hostnames: hostnames.into(), ..Default::default() },
+            state: LinkState::Gone(Instant::now()),
             ..Link::new(key.clone(), uid)
         };
         Some(self.upsert(&mut allocator, None, gone_link))
@@ -440,12 +436,11 @@ impl Store {
 
     /// Records the link that an external target is labelled for, and the custom hostnames recorded on it: an owner
     /// keeps its names.
-    pub fn set_owner(&self, object: &str, holder: Option<&ServiceKey>, hostnames: &[Box<str>]) {
+    pub fn set_owner(&self, object: &str, owner: Option<&ServiceKey>, hostnames: &[Box<str>]) {
         let mut allocator = self.write();
-        let reassigned = allocator.set_holder(object, holder);
+        let reassigned = allocator.set_owner(object, owner);
         self.apply_reassigned(&mut allocator, reassigned);
-        let passed =
-            allocator.custom_hostnames.set_recorded(object, holder.map(|holder| (holder, hostnames)));
+        let passed = allocator.custom_hostnames.set_recorded(object, owner.map(|owner| (owner, hostnames)));
         self.apply_owner_changes(&mut allocator, passed);
     }
 
@@ -463,7 +458,8 @@ impl Store {
         } = observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
-        let key = known.as_ref().map_or_else(|| allocator.interned_key(&key), |link| link.key.clone());
+        // All maps share the key of the first link.
+        let key = known.as_ref().map_or(key, |link| link.key.clone());
         // A recreated Service doesn't inherit the target of its predecessor.
         let same = known.as_ref().filter(|link| {
             let is_it = link.uid == uid || link.is_left_out() && link.uid.is_empty();
@@ -486,7 +482,7 @@ impl Store {
         };
         let chosen = ingress.choose(in_use.as_ref());
         let state = match (&chosen, &in_use, predecessor_gone) {
-            (None, None, Some(since)) => LinkState::Recreated(since.into()),
+            (None, None, Some(since)) => LinkState::Recreated(since),
             (None, Some(_), _) => LinkState::Stale,
             _ => LinkState::Live,
         };
@@ -500,8 +496,8 @@ impl Store {
                 .filter(|link| link.created != RANK_NEVER_OBSERVED)
                 .map_or(created.unwrap_or(RANK_WITHOUT_CREATION_TIME), |link| link.created),
             target,
-            ports: allocator.ports.shared(ports),
-            annotations: annotations.shared(),
+            ports,
+            annotations,
             hostnames: known.as_ref().map_or_else(Box::default, |link| link.hostnames.clone()),
             refused,
             has_finalizer,
@@ -534,7 +530,7 @@ impl Store {
             OnGone::Kept => {
                 // A Service that never had a target itself still has its predecessor's external target.
                 let since = link.service_gone_since().map_or(since, |outlived| outlived.min(since));
-                let state = LinkState::Gone(since.into());
+                let state = LinkState::Gone(since);
                 let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
                 self.upsert(allocator, Some(Arc::clone(link)), gone)
             }
@@ -602,7 +598,7 @@ impl Store {
 impl Store {
     #[must_use]
     pub fn get(&self, key: &ServiceKey) -> Option<Arc<Link>> {
-        self.links.get(key.bytes())
+        self.links.get(key).map(|link| Arc::clone(&link))
     }
 
     /// Returns whether an external target is labelled for this Service.
@@ -633,13 +629,13 @@ impl Store {
     /// Returns whether the Service has a link, or exists but can't be decoded.
     #[must_use]
     pub fn contains(&self, key: &ServiceKey) -> bool {
-        self.links.contains(key.bytes()) || self.unreadable.contains(key)
+        self.links.contains_key(key) || self.unreadable.contains(key)
     }
 
     /// Returns all links, in no order.
     #[must_use]
     pub fn links(&self) -> Vec<Arc<Link>> {
-        self.links.all()
+        self.links.iter().map(|link| Arc::clone(&link)).collect()
     }
 
     /// Looks up a DNS name, given as the part below its zone and the zone's origin, both in the wire form of

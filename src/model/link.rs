@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use arcstr::ArcStr;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::hostname::Hostname;
@@ -81,16 +80,7 @@ pub struct Annotations {
     pub allow_from: Box<[Box<str>]>,
 }
 
-/// The value for Services without annotations, shared because nearly all have none.
-static NO_ANNOTATIONS: LazyLock<Arc<Annotations>> = LazyLock::new(Arc::default);
-
 impl Annotations {
-    /// Returns a shared reference, which takes no memory without annotations.
-    #[must_use]
-    pub(crate) fn shared(self) -> Arc<Self> {
-        if self == **NO_ANNOTATIONS { Arc::clone(&NO_ANNOTATIONS) } else { Arc::new(self) }
-    }
-
     /// Returns whether Services of another namespace may refer to this one.
     #[must_use]
     pub fn allows(&self, namespace: &str) -> bool {
@@ -169,7 +159,7 @@ impl PartialEq for LastQueried {
 
 impl Eq for LastQueried {}
 
-/// The reference time of [`LastQueried`] and [`Moment`].
+/// The reference time of [`LastQueried`].
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 impl LastQueried {
@@ -204,29 +194,6 @@ pub enum IpFamily {
     V6,
 }
 
-/// A point in time, in nanoseconds since the start of the process. Takes 8 bytes, whereas an [`Instant`] takes 16 and a
-/// tag, and so keeps a [`Link`] small.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(i64);
-
-impl From<Instant> for Moment {
-    fn from(at: Instant) -> Self {
-        let nanos = |span: Duration| i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
-        match at.checked_duration_since(*START) {
-            Some(after) => Self(nanos(after)),
-            None => Self(-nanos(START.duration_since(at))),
-        }
-    }
-}
-
-impl From<Moment> for Instant {
-    fn from(Moment(nanos): Moment) -> Self {
-        let span = Duration::from_nanos(nanos.unsigned_abs());
-        let at = if nanos < 0 { START.checked_sub(span) } else { START.checked_add(span) };
-        at.unwrap_or(*START)
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
     /// The Service exists, and its target is known or still pending.
@@ -235,25 +202,21 @@ pub enum LinkState {
     Stale,
     /// The Service was deleted and recreated, and has no target yet. An existing external target is that of the earlier
     /// Service, which was gone at this time at the latest.
-    Recreated(Moment),
+    Recreated(Instant),
     /// The Service isn't selected, perhaps because of a flag: the target is that of the existing external target, and
     /// both are kept.
     LeftOut,
     /// The Service was gone at this time; the link keeps its names until its external target is deleted.
-    Gone(Moment),
+    Gone(Instant),
 }
 
 /// The state of one LoadBalancer Service. Immutable: each change creates a new link.
-///
-/// The size is limited: with the reference counts of its [`Arc`] a link takes 160 bytes, and the allocator's next size
-/// class is 192. The order of the fields puts the key next to the reference counts, which a look-up reads together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[repr(C)]
 pub struct Link {
     pub key: ServiceKey,
     /// The target of the Service; `None` while the load balancer is pending, and once the Service is gone.
     pub target: Option<Target>,
-    pub annotations: Arc<Annotations>,
+    pub annotations: Annotations,
     pub last_queried: LastQueried,
     /// Whether the target policy denies a target in the Service's status.
     pub refused: bool,
@@ -272,11 +235,8 @@ pub struct Link {
     /// request the same name, the older Service gets it.
     pub created: i64,
     /// The name of the external target, if it isn't the default name.
-    pub(crate) external_target_override: Option<ArcStr>,
+    pub(crate) external_target_override: Option<Arc<str>>,
 }
-
-/// Keeps the allocation of a link from growing by accident.
-const _: () = assert!(size_of::<Link>() + 2 * size_of::<usize>() <= 160);
 
 /// Whether a link is superseded. A clone isn't.
 #[derive(Debug, Default)]
@@ -306,7 +266,7 @@ impl Link {
             created: RANK_WITHOUT_CREATION_TIME,
             target: None,
             ports: Arc::default(),
-            annotations: Annotations::default().shared(),
+            annotations: Annotations::default(),
             hostnames: Box::default(),
             refused: false,
             has_finalizer: false,
@@ -324,9 +284,9 @@ impl Link {
         self.external_target_override.as_deref().map_or_else(|| self.key.external_target().into(), Cow::from)
     }
 
-    pub(crate) fn rename(&mut self, external_target: ArcStr) {
-        let is_first = self.key.is_external_target(external_target.as_bytes());
-        self.external_target_override = (!is_first).then_some(external_target);
+    pub(crate) fn rename(&mut self, external_target: Arc<str>) {
+        let is_default = *external_target == *self.key.external_target();
+        self.external_target_override = (!is_default).then_some(external_target);
     }
 
     /// Returns whether one of the link's names already leads to a newer version, or to another link. A link may become
@@ -363,7 +323,7 @@ impl Link {
     #[must_use]
     pub fn service_gone_since(&self) -> Option<Instant> {
         match self.state {
-            LinkState::Recreated(since) | LinkState::Gone(since) => Some(since.into()),
+            LinkState::Recreated(since) | LinkState::Gone(since) => Some(since),
             LinkState::Live | LinkState::Stale | LinkState::LeftOut => None,
         }
     }
@@ -459,16 +419,6 @@ mod tests {
         assert_eq!(both.choose(None), Some(Target::Hostname(a.clone())));
         let only_a = Ingress { hostnames: vec![a.clone()], addresses: vec![] };
         assert_eq!(only_a.choose(Some(&in_use)), Some(Target::Hostname(a)));
-    }
-
-    #[test]
-    fn moment_converts_back_to_its_instant() {
-        let now = Instant::now();
-        for at in
-            [now, now + Duration::from_secs(1 << 30), now.checked_sub(Duration::from_secs(60)).unwrap_or(now)]
-        {
-            assert_eq!(Instant::from(Moment::from(at)), at);
-        }
     }
 
     #[test]

@@ -59,29 +59,6 @@ pub fn dashed_label(namespace: &str, service: &str) -> String {
     cut_with_hash(&label, namespace, service, HASH_DIGITS[0])
 }
 
-/// Returns whether `label` equals the result of [`dashed_label`], without an allocation in the usual case.
-#[must_use]
-pub fn is_dashed_label(label: &[u8], namespace: &str, service: &str) -> bool {
-    if service.len() + 1 + namespace.len() > MAX_LABEL {
-        return *label == *dashed_label(namespace, service).as_bytes();
-    }
-    let Some((start, rest)) = label.split_at_checked(service.len()) else { return false };
-    let end = rest.strip_prefix(b"-");
-    start.eq_ignore_ascii_case(service.as_bytes())
-        && end.is_some_and(|end| end.eq_ignore_ascii_case(namespace.as_bytes()))
-}
-
-/// Returns whether `name` equals the result of [`external_target`], without an allocation in the usual case.
-#[must_use]
-pub fn is_external_target(name: &str, namespace: &str, service: &str) -> bool {
-    let joined = name.strip_suffix("-ext").and_then(|rest| rest.strip_suffix(namespace)?.strip_suffix('-'));
-    // Fast path: no character needs sanitizing.
-    if joined == Some(service) && is_label(name) {
-        return true;
-    }
-    name == external_target(namespace, service)
-}
-
 /// Returns whether `text` is an RFC 1123 label, as Kubernetes requires: 1 to 63 lower-case letters, digits and hyphens,
 /// without a hyphen at either end.
 #[must_use]
@@ -128,19 +105,6 @@ pub fn push_label(label: &[u8], to: &mut Vec<u8>) {
     to.reserve(1 + label.len());
     to.push(u8::try_from(label.len()).unwrap_or_default());
     to.extend_from_slice(label);
-}
-
-/// Returns whether `name` equals the result of [`wire`] for these labels, which must be valid.
-#[must_use]
-pub fn is_wire<'a>(name: &[u8], labels: impl IntoIterator<Item = &'a [u8]>) -> bool {
-    let mut rest = name;
-    let all = labels.into_iter().all(|label| {
-        let Some((length, after)) = rest.split_first() else { return false };
-        let Some((start, after)) = after.split_at_checked(label.len()) else { return false };
-        rest = after;
-        usize::from(*length) == label.len() && start.eq_ignore_ascii_case(label)
-    });
-    all && rest.is_empty()
 }
 
 fn sanitize(name: String) -> String {
@@ -229,41 +193,5 @@ mod tests {
             assert!(is_reserved(label.as_bytes(), b"dns"));
         }
         assert!(!is_reserved(b"default", b"dns"));
-    }
-
-    #[test]
-    fn name_checks_agree_with_the_name_functions() {
-        let long = "l".repeat(40);
-        let parts = ["a", "a-a", "-a", "a-", "A", "a.b", "", "a/b", &long];
-        let pairs =
-            || parts.iter().flat_map(|namespace| parts.iter().map(move |service| (*namespace, *service)));
-        for (namespace, service) in pairs() {
-            for (other_namespace, other) in pairs() {
-                let made = external_target(other_namespace, other);
-                let is_it = made == external_target(namespace, service);
-                assert_eq!(
-                    is_external_target(&made, namespace, service),
-                    is_it,
-                    "{made} {namespace}/{service}"
-                );
-
-                let made = dashed_label(other_namespace, other);
-                let is_it = made == dashed_label(namespace, service);
-                assert_eq!(
-                    is_dashed_label(made.as_bytes(), namespace, service),
-                    is_it,
-                    "{made} {namespace}/{service}"
-                );
-
-                let labels = [service.as_bytes(), namespace.as_bytes()];
-                if let Some(made) = wire([other.as_bytes(), other_namespace.as_bytes()]) {
-                    assert_eq!(
-                        is_wire(&made, labels),
-                        wire(labels) == Some(made.clone()),
-                        "{made:?} {labels:?}"
-                    );
-                }
-            }
-        }
     }
 }

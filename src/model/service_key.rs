@@ -2,8 +2,7 @@
 
 use std::cmp::Ordering;
 use std::fmt;
-
-use arcstr::ArcStr;
+use std::sync::Arc;
 
 use crate::model::names;
 
@@ -12,14 +11,14 @@ const SEPARATOR: char = '/';
 
 /// The namespace and the name of a LoadBalancer Service. Ordered by namespace, then name.
 ///
-/// A pointer to a text that all copies share, because many maps contain the key.
+/// All copies share one text, because many maps contain the key.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct ServiceKey(ArcStr);
+pub struct ServiceKey(Arc<str>);
 
 impl ServiceKey {
     #[must_use]
     pub fn new(namespace: &str, name: &str) -> Self {
-        Self(arcstr::format!("{namespace}{SEPARATOR}{name}"))
+        Self(format!("{namespace}{SEPARATOR}{name}").into())
     }
 
     #[must_use]
@@ -38,21 +37,10 @@ impl ServiceKey {
         self.0.split_once(SEPARATOR).unwrap_or_default()
     }
 
-    /// Returns the unique bytes of the key.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-
     /// Returns the name `<service>.<namespace>` in wire form, which is unique to the Service.
     pub(crate) fn dotted(&self) -> Option<Vec<u8>> {
         let (namespace, name) = self.parts();
         names::wire([name.as_bytes(), namespace.as_bytes()])
-    }
-
-    /// Returns whether `wire` is the name `<service>.<namespace>` in wire form.
-    pub(crate) fn is_dotted(&self, wire: &[u8]) -> bool {
-        let (namespace, name) = self.parts();
-        names::is_wire(wire, [name.as_bytes(), namespace.as_bytes()])
     }
 
     /// Returns the label `<service>-<namespace>` in wire form.
@@ -61,21 +49,10 @@ impl ServiceKey {
         names::wire([names::dashed_label(namespace, name).as_bytes()])
     }
 
+    /// Returns the default name of the external target.
     pub(crate) fn external_target(&self) -> String {
         let (namespace, name) = self.parts();
         names::external_target(namespace, name)
-    }
-
-    /// Returns whether `object` is the default name of the external target.
-    pub(crate) fn is_external_target(&self, object: &[u8]) -> bool {
-        let (namespace, name) = self.parts();
-        std::str::from_utf8(object).is_ok_and(|object| names::is_external_target(object, namespace, name))
-    }
-
-    pub(crate) fn is_label(&self, wire: &[u8]) -> bool {
-        let (namespace, name) = self.parts();
-        let is_it = |label: &[u8]| names::is_dashed_label(label, namespace, name);
-        wire.split_first().is_some_and(|(length, label)| usize::from(*length) == label.len() && is_it(label))
     }
 }
 

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use dashmap::DashMap;
-use hashbrown::hash_table::Entry;
+use dashmap::{DashMap, Entry};
 
 use super::reverse_index::ReverseIndex;
-use super::table::{Custom, Dashed, Dotted, Table, TableEntry};
 use crate::model::link::Link;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,20 +34,18 @@ struct ChangeGuard<'a>(&'a NameSetCounter);
 /// The names of all links, in wire form, and the addresses of their targets.
 #[derive(Debug)]
 pub(super) struct Index {
-    /// The names `<service>.<namespace>`, relative to the zone.
-    dotted: NameTree<Dotted>,
-    /// The labels `<service>-<namespace>`, relative to the zone.
-    labels: NameTree<Dashed>,
+    /// The names `<service>.<namespace>` and `<service>-<namespace>`, relative to the zone.
+    default_names: NameTree,
     /// The custom hostnames, as absolute names.
-    custom_hostnames: NameTree<Custom>,
+    custom_hostnames: NameTree,
     pub(super) addresses: ReverseIndex,
     pub(super) names: NameSetCounter,
 }
 
 /// Names, and the domains above them.
 #[derive(Debug)]
-struct NameTree<P> {
-    names: Table<P>,
+struct NameTree {
+    names: DashMap<Box<[u8]>, Arc<Link>>,
     /// The domains above the names, and how many names each of them has below it.
     domains: DashMap<Box<[u8]>, usize>,
     /// The number of names.
@@ -93,8 +89,7 @@ impl Default for Index {
     fn default() -> Self {
         let names = NameSetCounter::default();
         Self {
-            dotted: NameTree::new(&names),
-            labels: NameTree::new(&names),
+            default_names: NameTree::new(&names),
             custom_hostnames: NameTree::new(&names),
             addresses: ReverseIndex::default(),
             names,
@@ -120,22 +115,17 @@ impl Index {
 
     /// Looks up one of the default names of links, relative to the zone.
     pub(super) fn find_default(&self, name: &[u8]) -> Lookup {
-        let label = if is_label(name) { self.labels.names.get(name) } else { None };
-        label.map_or_else(|| self.dotted.find(name), Lookup::Link)
+        self.default_names.find(name)
     }
 
     /// Maps a default name to a link, or removes the name. Returns the previous link.
     pub(super) fn set_default(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
-        if is_label(name) {
-            self.labels.set(name, link.map(Dashed))
-        } else {
-            self.dotted.set(name, link.map(Dotted))
-        }
+        self.default_names.set(name, link)
     }
 
     /// Maps a custom hostname to a link, or removes the hostname.
-    pub(super) fn set_custom(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
-        self.custom_hostnames.set(&name.clone(), link.map(|link| Custom { name, link }));
+    pub(super) fn set_custom(&self, name: &[u8], link: Option<Arc<Link>>) {
+        self.custom_hostnames.set(name, link);
     }
 
     /// Looks for a wildcard directly below the closest encloser (RFC 4592 section 3.3.1).
@@ -161,39 +151,39 @@ impl Index {
     }
 }
 
-impl<P: TableEntry> NameTree<P> {
+impl NameTree {
     fn new(generations: &NameSetCounter) -> Self {
-        let (names, domains) = (Table::default(), DashMap::new());
-        Self { names, domains, count: AtomicUsize::new(0), generations: generations.clone() }
+        Self {
+            names: DashMap::new(),
+            domains: DashMap::new(),
+            count: AtomicUsize::new(0),
+            generations: generations.clone(),
+        }
     }
 
     /// Maps a name to a link, or removes the name. Returns the previous link.
-    fn set(&self, name: &[u8], place: Option<P>) -> Option<Arc<Link>> {
+    fn set(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
         let mut changing = None;
         // The entry stays locked during the change, so that no reader sees the new link and then the old one again.
-        let before = self.names.change(name, |entry| match (entry, place) {
-            (Entry::Occupied(mut known), Some(place)) => {
-                let before = Arc::clone(known.get().link());
-                if !Arc::ptr_eq(&before, place.link()) {
-                    before.set_outdated();
+        let before = match (self.names.entry(name.into()), link) {
+            (Entry::Occupied(mut entry), Some(link)) => {
+                if !Arc::ptr_eq(entry.get(), &link) {
+                    entry.get().set_outdated();
                 }
-                *known.get_mut() = place;
-                Some(before)
+                Some(entry.insert(link))
             }
-            (Entry::Vacant(free), Some(place)) => {
+            (Entry::Vacant(entry), Some(link)) => {
                 changing = Some(self.generations.begin());
-                free.insert(place);
+                entry.insert(link);
                 None
             }
-            (Entry::Occupied(known), None) => {
+            (Entry::Occupied(entry), None) => {
                 changing = Some(self.generations.begin());
-                let before = Arc::clone(known.get().link());
-                before.set_outdated();
-                known.remove();
-                Some(before)
+                entry.get().set_outdated();
+                Some(entry.remove())
             }
             (Entry::Vacant(_), None) => None,
-        });
+        };
         if changing.is_some() {
             let step = if before.is_none() { 1 } else { -1 };
             self.count_below(name, step);
@@ -206,7 +196,7 @@ impl<P: TableEntry> NameTree<P> {
 
     fn find(&self, name: &[u8]) -> Lookup {
         match self.names.get(name) {
-            Some(link) => Lookup::Link(link),
+            Some(link) => Lookup::Link(Arc::clone(&link)),
             None if self.domains.contains_key(name) => Lookup::EmptyNonTerminal,
             None => Lookup::Nothing,
         }
@@ -227,11 +217,6 @@ impl<P: TableEntry> NameTree<P> {
             rest = domain;
         }
     }
-}
-
-/// Returns whether a name in wire form is a single label.
-fn is_label(name: &[u8]) -> bool {
-    parent(name).is_some_and(<[u8]>::is_empty)
 }
 
 /// Returns the domain directly above a name in wire form.

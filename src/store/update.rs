@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::names::allocator::{NameAllocator, Reassigned, coalesce};
 use super::names::custom_hostnames;
 use super::names::custom_hostnames::OwnerChange;
-use super::table::Keyed;
 use super::{Lookup, Store};
 use crate::model::link::{Link, LinkChange};
 use crate::model::names;
@@ -48,8 +47,8 @@ impl Store {
     pub(super) fn publish(&self, allocator: &mut NameAllocator, link: &Arc<Link>) {
         // Add new addresses first: a link must be found under each address that it has.
         self.index.addresses.add(link);
-        if let Some(before) = self.links.insert(Keyed(Arc::clone(link))) {
-            self.index.addresses.remove(&before.0, Some(link));
+        if let Some(before) = self.links.insert(link.key.clone(), Arc::clone(link)) {
+            self.index.addresses.remove(&before, Some(link));
         }
         if let Some(dotted) = dotted_name(&link.key) {
             self.set_own(allocator, &dotted, Some(Arc::clone(link)));
@@ -58,7 +57,7 @@ impl Store {
             self.set_own(allocator, &label, Some(Arc::clone(link)));
         }
         for name in link.hostnames.iter().filter_map(|name| custom_hostnames::wire(name)) {
-            self.index.set_custom(name, Some(Arc::clone(link)));
+            self.index.set_custom(&name, Some(Arc::clone(link)));
         }
     }
 
@@ -70,8 +69,8 @@ impl Store {
         if let Some(dotted) = dotted_name(&link.key) {
             self.set_own(allocator, &dotted, None);
         }
-        if let Some(before) = self.links.remove(link.key.bytes()) {
-            self.index.addresses.remove(&before.0, None);
+        if let Some((_, before)) = self.links.remove(&link.key) {
+            self.index.addresses.remove(&before, None);
         }
         self.apply_owner_changes(allocator, passed);
         self.record_change(allocator, &link.key, Some(Arc::clone(link)), None)
@@ -102,7 +101,7 @@ impl Store {
     pub(super) fn apply_owner_changes(&self, allocator: &mut NameAllocator, passed: Vec<OwnerChange>) {
         for OwnerChange { name, from, to } in passed {
             if to.is_none() {
-                self.index.set_custom(name, None);
+                self.index.set_custom(&name, None);
             }
             // Publish the new owner before unpublishing the old one.
             for key in [to, from].into_iter().flatten() {

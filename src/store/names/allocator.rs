@@ -6,22 +6,22 @@
 //! takes its next candidate.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-use arcstr::ArcStr;
+use smallvec::SmallVec;
 
-use super::claims::{Claim, Claims, NameKind};
+use super::claims::{Claim, Claims};
 use super::custom_hostnames::CustomHostnames;
 use super::owners::CurrentOwners;
 use crate::model::link::LinkChange;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
-use crate::store::ports::PortInterner;
 
 /// A name that has another owner from now on: the link has to be stored again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reassigned {
     /// The link's external target has this name from now on.
-    Object(ServiceKey, ArcStr),
+    Object(ServiceKey, Arc<str>),
     /// The label belongs to this link from now on, or to no link.
     Label(Box<[u8]>, Option<ServiceKey>),
 }
@@ -41,49 +41,41 @@ pub(crate) fn coalesce(changes: Vec<Reassigned>) -> Vec<Reassigned> {
     last
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct NameAllocator {
-    /// Every link has at least one claim here.
+    /// The claims for the names of external targets.
     objects: Claims,
     labels: Claims,
-    /// The claims of links with other names than their default; the last claim is the name in use.
-    non_default_claims: HashMap<ServiceKey, Vec<ArcStr>>,
+    links: HashMap<ServiceKey, LinkClaims>,
     owners: CurrentOwners,
     pub(crate) custom_hostnames: CustomHostnames,
-    pub(crate) ports: PortInterner,
     /// Changes that are sent later, all at once, because each send wakes the subscribers of the feed.
     pub(crate) pending_changes: Option<Vec<LinkChange>>,
 }
 
-impl Default for NameAllocator {
-    fn default() -> Self {
-        Self {
-            objects: Claims::of(NameKind::ExternalTarget),
-            labels: Claims::of(NameKind::Label),
-            non_default_claims: HashMap::new(),
-            owners: CurrentOwners::default(),
-            custom_hostnames: CustomHostnames::default(),
-            ports: PortInterner::default(),
-            pending_changes: None,
-        }
-    }
+/// The claims of one link for names of external targets.
+#[derive(Debug)]
+struct LinkClaims {
+    created: i64,
+    /// The last one is the name in use.
+    objects: SmallVec<[Arc<str>; 1]>,
 }
 
 impl NameAllocator {
     /// Adds a link that was created at this time (seconds since 1970). Returns the name of its external target, and the
     /// changes for other links.
-    pub(crate) fn add(&mut self, key: &ServiceKey, created: i64) -> (ArcStr, Vec<Reassigned>) {
-        let rank = Claim { created, key: key.clone() };
+    pub(crate) fn add(&mut self, key: &ServiceKey, created: i64) -> (Arc<str>, Vec<Reassigned>) {
+        let claim = Claim { created, key: key.clone() };
         let mut changes = Vec::new();
         if let Some(label) = key.label() {
             let before = self.label_winner(&label).cloned();
-            self.labels.add(&label, rank.clone());
+            self.labels.add(&label, claim.clone());
             self.record_label_change(label, before.as_ref(), &mut changes);
         }
-        self.rebalance(vec![rank], &mut changes);
+        self.rebalance(vec![claim], &mut changes);
         let mut own = default_name(key);
         changes.retain(|change| match change {
-            Reassigned::Object(whose, name) if whose == key => {
+            Reassigned::Object(other, name) if other == key => {
                 own = name.clone();
                 false
             }
@@ -95,17 +87,16 @@ impl NameAllocator {
     /// Removes a link. Returns the changes for other links.
     pub(crate) fn remove(&mut self, key: &ServiceKey) -> Vec<Reassigned> {
         let mut changes = Vec::new();
-        let claimed = self.claimed(key);
-        let Some(rank) = self.claim(key).cloned() else { return changes };
+        let Some(claims) = self.links.remove(key) else { return changes };
+        let claim = Claim { created: claims.created, key: key.clone() };
         if let Some(label) = key.label() {
             let before = self.label_winner(&label).cloned();
-            self.labels.remove(&label, &rank);
+            self.labels.remove(&label, &claim);
             self.record_label_change(label, before.as_ref(), &mut changes);
         }
-        self.non_default_claims.remove(key);
         let mut next = Vec::new();
-        for name in claimed {
-            self.objects.remove(name.as_bytes(), &rank);
+        for name in claims.objects {
+            self.objects.remove(name.as_bytes(), &claim);
             next.extend(self.object_winner(&name).cloned());
         }
         self.rebalance(next, &mut changes);
@@ -113,21 +104,21 @@ impl NameAllocator {
     }
 
     /// Records the link that an object is labelled for, if any. Returns the changes.
-    pub(crate) fn set_holder(&mut self, object: &str, holder: Option<&ServiceKey>) -> Vec<Reassigned> {
+    pub(crate) fn set_owner(&mut self, object: &str, owner: Option<&ServiceKey>) -> Vec<Reassigned> {
         let before = self.owners.get(object).cloned();
-        if before.as_ref() == holder {
+        if before.as_ref() == owner {
             return Vec::new();
         }
-        let concerned: Vec<ServiceKey> = [before.as_ref(), holder].into_iter().flatten().cloned().collect();
+        let concerned: Vec<ServiceKey> = [before.as_ref(), owner].into_iter().flatten().cloned().collect();
         let labels: Vec<Vec<u8>> = concerned.iter().filter_map(ServiceKey::label).collect();
-        let owners: Vec<_> = labels.iter().map(|label| self.label_winner(label).cloned()).collect();
+        let winners: Vec<_> = labels.iter().map(|label| self.label_winner(label).cloned()).collect();
         let displaced = self.object_winner(object).cloned();
-        self.owners.set(object, holder.map(|holder| self.interned_key(holder)));
+        self.owners.set(object, owner);
         let mut changes = Vec::new();
-        for (label, owner) in labels.into_iter().zip(owners) {
-            self.record_label_change(label, owner.as_ref(), &mut changes);
+        for (label, before) in labels.into_iter().zip(winners) {
+            self.record_label_change(label, before.as_ref(), &mut changes);
         }
-        let mut dirty: Vec<Claim> = concerned.iter().filter_map(|key| self.claim(key)).cloned().collect();
+        let mut dirty: Vec<Claim> = concerned.iter().filter_map(|key| self.claim(key)).collect();
         dirty.extend(self.object_winner(object).cloned());
         dirty.extend(displaced);
         self.rebalance(dirty, &mut changes);
@@ -136,7 +127,7 @@ impl NameAllocator {
 
     /// Returns the links that claim an object's name.
     pub(crate) fn claimants(&self, object: &str) -> Vec<ServiceKey> {
-        self.objects.claims_for(object.as_bytes()).iter().map(|rank| rank.key.clone()).collect()
+        self.objects.claims_for(object.as_bytes()).iter().map(|claim| claim.key.clone()).collect()
     }
 
     /// Returns whether an object is labelled for this link.
@@ -151,41 +142,35 @@ impl NameAllocator {
     /// Gives each of these links the first of its candidates that it wins, and then does the same for each link that
     /// this affects.
     fn rebalance(&mut self, mut dirty: Vec<Claim>, changes: &mut Vec<Reassigned>) {
-        while let Some(rank) = dirty.pop() {
-            let key = &rank.key;
-            let claimed = self.claimed(key);
-            let had = claimed.last().cloned();
-            let mut claims = Vec::new();
+        while let Some(claim) = dirty.pop() {
+            let key = &claim.key;
+            let claimed = self.links.remove(key).map(|claims| claims.objects).unwrap_or_default();
+            let mut claims = SmallVec::<[Arc<str>; 1]>::new();
             while let Some(candidate) = self.candidate(key, claims.len()) {
                 let before = self.object_winner(&candidate).cloned();
-                self.objects.add(candidate.as_bytes(), rank.clone());
+                self.objects.add(candidate.as_bytes(), claim.clone());
                 claims.push(candidate.clone());
-                if self.object_winner(&candidate) == Some(&rank) {
-                    dirty.extend(before.filter(|before| *before != rank));
+                if self.object_winner(&candidate) == Some(&claim) {
+                    dirty.extend(before.filter(|before| *before != claim));
                     break;
                 }
             }
             for name in claimed.iter().filter(|name| !claims.contains(name)) {
-                self.objects.remove(name.as_bytes(), &rank);
+                self.objects.remove(name.as_bytes(), &claim);
                 dirty.extend(self.object_winner(name).cloned());
             }
-            let has = claims.last().cloned();
-            if claims.len() == 1 && has.as_ref().is_some_and(|has| key.is_external_target(has.as_bytes())) {
-                self.non_default_claims.remove(key);
-            } else {
-                self.non_default_claims.insert(key.clone(), claims);
+            if let Some(name) = claims.last().filter(|name| Some(*name) != claimed.last()) {
+                changes.push(Reassigned::Object(key.clone(), Arc::clone(name)));
             }
-            if let Some(has) = has.filter(|has| Some(has) != had.as_ref()) {
-                changes.push(Reassigned::Object(rank.key, has));
-            }
+            self.links.insert(key.clone(), LinkClaims { created: claim.created, objects: claims });
         }
     }
 
     /// Returns the candidate at this position for the name of the link's external target. The name that the earlier
     /// operator cut at 63 characters is a candidate only if the link owns it already.
-    fn candidate(&self, key: &ServiceKey, place: usize) -> Option<ArcStr> {
+    fn candidate(&self, key: &ServiceKey, place: usize) -> Option<Arc<str>> {
         let (namespace, name) = key.parts();
-        let earlier = Some(ArcStr::from(names::earlier_external_target(namespace, name)))
+        let earlier = Some(Arc::<str>::from(names::earlier_external_target(namespace, name)))
             .filter(|earlier| self.owners.get(earlier) == Some(key));
         match (place.checked_sub(usize::from(earlier.is_some())), earlier) {
             (None, earlier) => earlier,
@@ -197,31 +182,9 @@ impl NameAllocator {
         }
     }
 
-    /// Returns the names that a link claims. The link has the last one.
-    fn claimed(&self, key: &ServiceKey) -> Vec<ArcStr> {
-        let first = || {
-            let first = default_name(key);
-            if self.objects.claims_for(first.as_bytes()).iter().any(|rank| rank.key == *key) {
-                vec![first]
-            } else {
-                Vec::new()
-            }
-        };
-        self.non_default_claims.get(key).cloned().unwrap_or_else(first)
-    }
-
     /// Returns the link's claim, or `None` for an unknown link.
-    fn claim(&self, key: &ServiceKey) -> Option<&Claim> {
-        let first = || key.external_target().into();
-        let claim =
-            self.non_default_claims.get(key).and_then(|claims| claims.first()).cloned().unwrap_or_else(first);
-        self.objects.claims_for(claim.as_bytes()).iter().find(|rank| rank.key == *key)
-    }
-
-    /// Returns an equal key that shares its memory with the stored key.
-    pub(crate) fn interned_key(&self, key: &ServiceKey) -> ServiceKey {
-        let holder = || self.owners.default_owner(key);
-        self.claim(key).map(|rank| &rank.key).or_else(holder).unwrap_or(key).clone()
+    fn claim(&self, key: &ServiceKey) -> Option<Claim> {
+        self.links.get(key).map(|claims| Claim { created: claims.created, key: key.clone() })
     }
 
     fn object_winner(&self, name: &str) -> Option<&Claim> {
@@ -230,7 +193,7 @@ impl NameAllocator {
 
     /// Returns the owner of a label: a link that owns its default external target comes first.
     fn label_winner(&self, label: &[u8]) -> Option<&ServiceKey> {
-        self.labels.winner(label, |key| self.owners.default_owner(key).is_some()).map(|rank| &rank.key)
+        self.labels.winner(label, |key| self.owners.owns_default_name(key)).map(|claim| &claim.key)
     }
 
     fn record_label_change(
@@ -247,7 +210,7 @@ impl NameAllocator {
     }
 }
 
-fn default_name(key: &ServiceKey) -> ArcStr {
+fn default_name(key: &ServiceKey) -> Arc<str> {
     key.external_target().into()
 }
 
@@ -265,7 +228,7 @@ mod tests {
     /// The names that the store would have: each link's external target, and the owner of each label.
     #[derive(Debug, Default, PartialEq)]
     struct TestState {
-        objects: BTreeMap<ServiceKey, ArcStr>,
+        objects: BTreeMap<ServiceKey, Arc<str>>,
         labels: BTreeMap<Box<[u8]>, ServiceKey>,
     }
 
@@ -323,31 +286,30 @@ mod tests {
             let keys = keys();
             let (mut allocator, mut known) = (NameAllocator::default(), TestState::default());
             let mut created = HashMap::new();
-            let mut holders: HashMap<ArcStr, ServiceKey> = HashMap::new();
+            let mut owners: HashMap<Arc<str>, ServiceKey> = HashMap::new();
             for step in 0..120 {
                 let key = &keys[random.random_range(0..keys.len())];
                 if random.random_bool(0.1) {
                     // A write for a link that has lost the name meanwhile, or a label set by hand.
                     let name = default_name(&keys[random.random_range(0..keys.len())]);
-                    known.take(allocator.set_holder(&name, Some(key)));
-                    holders.insert(name, key.clone());
+                    known.take(allocator.set_owner(&name, Some(key)));
+                    owners.insert(name, key.clone());
                 } else if known.objects.contains_key(key) {
                     if random.random_bool(0.5) {
                         // The link's object is removed, and then the link is forgotten.
-                        for (name, _) in holders.extract_if(|_, holder| holder == key) {
-                            known.take(allocator.set_holder(&name, None));
+                        for (name, _) in owners.extract_if(|_, owner| owner == key) {
+                            known.take(allocator.set_owner(&name, None));
                         }
                         known.remove(&mut allocator, key);
                         created.remove(key);
                     } else {
                         // The link's object is written; its previous object is removed.
                         let name = known.objects[key].clone();
-                        for (other, _) in holders.extract_if(|other, holder| holder == key && *other != name)
-                        {
-                            known.take(allocator.set_holder(&other, None));
+                        for (other, _) in owners.extract_if(|other, owner| owner == key && *other != name) {
+                            known.take(allocator.set_owner(&other, None));
                         }
-                        if let Entry::Vacant(free) = holders.entry(name.clone()) {
-                            known.take(allocator.set_holder(&name, Some(key)));
+                        if let Entry::Vacant(free) = owners.entry(name.clone()) {
+                            known.take(allocator.set_owner(&name, Some(key)));
                             free.insert(key.clone());
                         }
                     }
@@ -360,8 +322,8 @@ mod tests {
                 if step % 20 == 0 {
                     // A restart: the objects are listed, then the links, in any order.
                     let (mut fresh, mut after) = (NameAllocator::default(), TestState::default());
-                    for (name, holder) in &holders {
-                        fresh.set_holder(name, Some(holder));
+                    for (name, owner) in &owners {
+                        fresh.set_owner(name, Some(owner));
                     }
                     let mut order: Vec<_> = known.objects.keys().cloned().collect();
                     order.shuffle(&mut random);
@@ -376,17 +338,17 @@ mod tests {
 
     #[test]
     fn owner_keeps_its_name_against_an_older_link() {
-        let (old, holder) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
+        let (old, owner) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
         let (mut allocator, mut known) = (NameAllocator::default(), TestState::default());
-        allocator.set_holder("x-y-z-ext", Some(&holder));
-        known.add(&mut allocator, &holder, 2);
+        allocator.set_owner("x-y-z-ext", Some(&owner));
+        known.add(&mut allocator, &owner, 2);
         known.add(&mut allocator, &old, 1);
-        assert_eq!(&*known.objects[&holder], "x-y-z-ext");
+        assert_eq!(&*known.objects[&owner], "x-y-z-ext");
         assert_eq!(*known.objects[&old], *names::external_target_hashed("z", "x-y", 8));
-        assert_eq!(known.labels.values().collect::<Vec<_>>(), [&holder]);
+        assert_eq!(known.labels.values().collect::<Vec<_>>(), [&owner]);
 
         // The object is removed: the older link is next.
-        known.take(allocator.set_holder("x-y-z-ext", None));
+        known.take(allocator.set_owner("x-y-z-ext", None));
         assert_eq!(&*known.objects[&old], "x-y-z-ext");
         assert_eq!(known.labels.values().collect::<Vec<_>>(), [&old]);
     }
@@ -396,10 +358,10 @@ mod tests {
         let key = ServiceKey::new("namespace", &"s".repeat(60));
         let earlier = names::earlier_external_target("namespace", &"s".repeat(60));
         let mut allocator = NameAllocator::default();
-        allocator.set_holder(&earlier, Some(&key));
+        allocator.set_owner(&earlier, Some(&key));
         assert_eq!(&*allocator.add(&key, 0).0, earlier);
         // The object is deleted by hand: from here on the link has its default name.
-        let changes = allocator.set_holder(&earlier, None);
+        let changes = allocator.set_owner(&earlier, None);
         assert_eq!(changes, [Reassigned::Object(key.clone(), default_name(&key))]);
     }
 
@@ -411,7 +373,7 @@ mod tests {
         // Another link owns the name with 8 digits, and claims it.
         let taken = names::external_target_hashed("y-z", "x", 8);
         let squatter = ServiceKey::new("q", "q");
-        allocator.set_holder(&taken, Some(&squatter));
+        allocator.set_owner(&taken, Some(&squatter));
         known.add(&mut allocator, &squatter, 3);
         allocator.objects.add(taken.as_bytes(), Claim { created: 0, key: squatter });
         known.add(&mut allocator, &loser, 2);

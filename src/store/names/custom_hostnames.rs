@@ -75,30 +75,30 @@ impl CustomHostnames {
     pub(crate) fn set_recorded(
         &mut self,
         object: &str,
-        holder: Option<(&ServiceKey, &[Box<str>])>,
+        owner: Option<(&ServiceKey, &[Box<str>])>,
     ) -> Vec<OwnerChange> {
         let before = self.recorded.remove(object);
-        let now: Option<(ServiceKey, Vec<WireName>)> = holder
+        let now: Option<(ServiceKey, Vec<WireName>)> = owner
             .map(|(key, names)| (key.clone(), names.iter().filter_map(|name| wire(name)).collect()))
             .filter(|(_, names): &(_, Vec<WireName>)| !names.is_empty());
         let concerned = before.iter().chain(&now).flat_map(|(_, names)| names).cloned().collect();
         self.changes_of(concerned, |custom_hostnames| {
             for (key, names) in before.iter() {
                 for name in names {
-                    let Some(holders) = custom_hostnames.recorded_owners.get_mut(name) else { continue };
-                    match holders.get_mut(key) {
+                    let Some(owners) = custom_hostnames.recorded_owners.get_mut(name) else { continue };
+                    match owners.get_mut(key) {
                         Some(objects @ 2..) => *objects -= 1,
-                        _ => drop(holders.remove(key)),
+                        _ => drop(owners.remove(key)),
                     }
-                    if holders.is_empty() {
+                    if owners.is_empty() {
                         custom_hostnames.recorded_owners.remove(name);
                     }
                 }
             }
             if let Some((key, names)) = now {
                 for name in &names {
-                    let holders = custom_hostnames.recorded_owners.entry(name.clone()).or_default();
-                    *holders.entry(key.clone()).or_default() += 1;
+                    let owners = custom_hostnames.recorded_owners.entry(name.clone()).or_default();
+                    *owners.entry(key.clone()).or_default() += 1;
                 }
                 custom_hostnames.recorded.insert(object.into(), (key, names));
             }
@@ -112,14 +112,13 @@ impl CustomHostnames {
     }
 
     pub(crate) fn requesters(&self, name: &WireName) -> Vec<ServiceKey> {
-        self.claims.claims_for(name).iter().map(|rank| rank.key.clone()).collect()
+        self.claims.claims_for(name).iter().map(|claim| claim.key.clone()).collect()
     }
 
     fn owner(&self, name: &WireName) -> Option<&ServiceKey> {
-        let holds = |key: &ServiceKey| {
-            self.recorded_owners.get(name).is_some_and(|holders| holders.contains_key(key))
-        };
-        self.claims.winner(name, holds).map(|rank| &rank.key)
+        let is_owner =
+            |key: &ServiceKey| self.recorded_owners.get(name).is_some_and(|owners| owners.contains_key(key));
+        self.claims.winner(name, is_owner).map(|claim| &claim.key)
     }
 
     /// Applies a change, and returns how the owners of these names have changed.

@@ -1,55 +1,47 @@
 //! The link that each external target is labelled for.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
-
-use hashbrown::HashTable;
 
 use crate::model::service_key::ServiceKey;
 
 /// The link that each external target is labelled for, by the external target's name.
 #[derive(Debug, Default)]
 pub(crate) struct CurrentOwners {
-    /// Owners of their default name; the name is derived, not stored.
-    default_owners: HashTable<ServiceKey>,
-    other_owners: HashMap<Box<str>, ServiceKey>,
-    hasher: RandomState,
+    owners: HashMap<Box<str>, ServiceKey>,
+    /// The number of external targets that are labelled for each link.
+    counts: HashMap<ServiceKey, usize>,
 }
 
 impl CurrentOwners {
     /// Returns the link that an external target is labelled for.
     pub(crate) fn get(&self, object: &str) -> Option<&ServiceKey> {
-        let is_it = |holder: &ServiceKey| holder.is_external_target(object.as_bytes());
-        self.default_owners
-            .find(self.hasher.hash_one(object), is_it)
-            .or_else(|| self.other_owners.get(object))
+        self.owners.get(object)
     }
 
-    /// Returns the stored, equal key, if this link owns its default name.
-    pub(crate) fn default_owner(&self, key: &ServiceKey) -> Option<&ServiceKey> {
-        self.default_owners.find(self.hasher.hash_one(&*key.external_target()), |holder| holder == key)
+    /// Returns whether the external target with the link's default name is labelled for the link.
+    pub(crate) fn owns_default_name(&self, key: &ServiceKey) -> bool {
+        self.counts.contains_key(key) && self.get(&key.external_target()) == Some(key)
     }
 
-    /// Returns whether a link owns any name.
+    /// Returns whether any external target is labelled for the link.
     pub(crate) fn contains(&self, key: &ServiceKey) -> bool {
-        self.default_owner(key).is_some() || self.other_owners.values().any(|holder| holder == key)
+        self.counts.contains_key(key)
     }
 
     /// Records the link that an external target is labelled for, if any.
-    pub(crate) fn set(&mut self, object: &str, holder: Option<ServiceKey>) {
-        let Self { default_owners: usual, other_owners: others, hasher } = self;
-        let hash = hasher.hash_one(object);
-        if let Ok(before) = usual.find_entry(hash, |holder| holder.is_external_target(object.as_bytes())) {
-            before.remove();
-        } else {
-            others.remove(object);
+    pub(crate) fn set(&mut self, object: &str, owner: Option<&ServiceKey>) {
+        let before = match owner {
+            Some(owner) => self.owners.insert(object.into(), owner.clone()),
+            None => self.owners.remove(object),
+        };
+        if let Some(owner) = owner {
+            *self.counts.entry(owner.clone()).or_default() += 1;
         }
-        match holder {
-            Some(holder) if holder.is_external_target(object.as_bytes()) => {
-                usual.insert_unique(hash, holder, |holder| hasher.hash_one(&*holder.external_target()));
+        if let Some(before) = before {
+            match self.counts.get_mut(&before) {
+                Some(count @ 2..) => *count -= 1,
+                _ => drop(self.counts.remove(&before)),
             }
-            Some(holder) => drop(others.insert(object.into(), holder)),
-            None => {}
         }
     }
 }

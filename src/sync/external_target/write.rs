@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn only_final_removals_of_external_targets_count() {
         let living = Link::new(ServiceKey::new("default", "web"), "u");
-        let gone = Link { state: LinkState::Gone(Instant::now().into()), ..living.clone() };
+        let gone = Link { state: LinkState::Gone(Instant::now()), ..living.clone() };
         let (own, former) = ("web-default-ext", "former-ext");
         let removal = |link, kind, name| Reconciler::removal(link, &delete(kind, name));
         assert_eq!(removal(&gone, ObjectKind::Service, own), Some("web-default-ext o".to_owned()));

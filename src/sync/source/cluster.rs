@@ -22,7 +22,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{LinkChange, ObservedService};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
-use crate::store::{PortInterner, Store};
+use crate::store::Store;
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::election::Leadership;
 use crate::sync::events::link_log::{Telemetry, log_changes, log_first_list};
@@ -511,8 +511,6 @@ struct OtherServices {
 struct PartialList {
     keys: HashSet<ServiceKey>,
     seen: Vec<ObservedService>,
-    /// Shares equal lists of ports: there are many Services, and most have the same ports.
-    ports: PortInterner,
     unreadable: Vec<ServiceKey>,
     /// Services with our finalizer that aren't links, with their uid.
     terminating: Vec<(ServiceKey, Box<str>)>,
@@ -542,8 +540,7 @@ impl PartialList {
         let membership = source.selection.membership(&service);
         if membership == Membership::Selected {
             let observed = source.observe_listed(&service, object_errors);
-            let ports = self.ports.shared(Arc::clone(&observed.ports));
-            return self.seen.push(ObservedService { ports, ..observed });
+            return self.seen.push(observed);
         }
         object_errors.set(&key, None);
         if source.guards && service.is_guarded() {

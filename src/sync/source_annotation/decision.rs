@@ -146,7 +146,7 @@ mod tests {
 
     fn link(target: Option<Target>, allow_from: &[&str]) -> Link {
         let allow_from = allow_from.iter().map(|namespace| (*namespace).into()).collect();
-        let annotations = Annotations { allow_from, ..Default::default() }.into();
+        let annotations = Annotations { allow_from, ..Default::default() };
         Link { target, annotations, ..Link::new(ServiceKey::new("shop", "web"), "u") }
     }
 
@@ -213,8 +213,7 @@ mod tests {
 
     #[test]
     fn service_of_a_gone_link_stays_or_moves_to_the_tombstone() {
-        let gone =
-            |allow_from| Link { state: LinkState::Gone(Instant::now().into()), ..link(None, allow_from) };
+        let gone = |allow_from| Link { state: LinkState::Gone(Instant::now()), ..link(None, allow_from) };
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         for on_delete in [OnDelete::Delete, OnDelete::Retain] {
@@ -245,7 +244,7 @@ mod tests {
         let gone = gone("old.example.", None);
         assert_eq!(own.decide(None, Some(&gone), &tombstone), moved);
         assert_eq!(own.decide(None, Some(&gone), &policy(OnDelete::Delete)), Decision::Leave);
-        let ghost = Link { state: LinkState::Gone(Instant::now().into()), ..link(None, &[]) };
+        let ghost = Link { state: LinkState::Gone(Instant::now()), ..link(None, &[]) };
         assert_eq!(other.decide(Some(&ghost), Some(&gone), &tombstone), moved);
         assert_eq!(other.decide(Some(&ghost), None, &tombstone), Decision::Leave);
     }

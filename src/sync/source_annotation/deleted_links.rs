@@ -2,7 +2,6 @@
 //! finished, but the Services that follow it may be reconciled later.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 
 use crate::model::link::{Annotations, Link, LinkChange, Target};
 use crate::model::service_key::ServiceKey;
@@ -15,7 +14,7 @@ const MAX_DELETED_LINKS: usize = 1000;
 pub(super) struct DeletedLink {
     pub(super) target: Target,
     /// The annotations, for `allow-from`; `None` if this process has never observed the Service.
-    pub(super) annotations: Option<Arc<Annotations>>,
+    pub(super) annotations: Option<Annotations>,
 }
 
 /// The load balancers that were deleted since the start of this process, or before it, with an external target left.
@@ -101,7 +100,7 @@ mod tests {
         let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         let bare = || Link::new(ServiceKey::new("shop", "web"), "u");
         let live = || Link { target: Some(target.clone()), ..bare() };
-        let gone = || Link { state: LinkState::Gone(Instant::now().into()), ..bare() };
+        let gone = || Link { state: LinkState::Gone(Instant::now()), ..bare() };
         let key = live().key;
         deleted_links.on_link_change(&change(Some(live()), Some(gone())), &store);
         deleted_links.on_link_change(&change(Some(gone()), None), &store);

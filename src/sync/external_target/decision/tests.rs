@@ -42,7 +42,7 @@ fn ips(ips: &[&str]) -> Link {
 }
 
 fn gone(since: Instant) -> Link {
-    Link { state: LinkState::Gone(since.into()), ..link(None) }
+    Link { state: LinkState::Gone(since), ..link(None) }
 }
 
 /// Returns an object as the API server stores it.
@@ -412,7 +412,7 @@ fn objects_of_a_gone_service_can_be_retained_or_tombstoned() {
 #[test]
 fn pending_recreated_service_is_handled_like_a_gone_service() {
     let since = Instant::now();
-    let pending = Link { state: LinkState::Recreated(since.into()), ..link(None) };
+    let pending = Link { state: LinkState::Recreated(since), ..link(None) };
     let retain = SyncPolicy { on_delete: OnDelete::Retain, ..policy() };
     let tombstone = SyncPolicy { on_delete: OnDelete::Tombstone, ..policy() };
     let at_once = SyncPolicy { delete_delay: Duration::ZERO, ..policy() };

@@ -26,7 +26,7 @@ fn links(now: Instant) -> [Link; 3] {
     [
         Link { target: Some(host), ..link.clone() },
         Link { target: Some(Target::Addresses(addresses.into())), ..link.clone() },
-        Link { state: LinkState::Gone(now.into()), ..link },
+        Link { state: LinkState::Gone(now), ..link },
     ]
 }
 

@@ -348,7 +348,7 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     run_for(&mut reconciler, 60).await;
     assert!(sent.lock().is_empty(), "{sent:?}");
     // The end of a Service that the watch has reported is confirmed before each write.
-    let gone = Link { state: LinkState::Gone(Instant::now().into()), ..Link::clone(&link) };
+    let gone = Link { state: LinkState::Gone(Instant::now()), ..Link::clone(&link) };
     assert!(reconciler.may_write_for(&gone));
     let never_seen = Link { created: crate::model::link::RANK_NEVER_OBSERVED, ..gone.clone() };
     assert!(!reconciler.may_write_for(&never_seen));
