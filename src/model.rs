@@ -6,6 +6,7 @@ pub mod hostname_policy;
 pub(crate) mod line_limit;
 pub mod link;
 pub mod names;
+pub mod persisted_target;
 pub mod rejection;
 pub mod service_key;
 pub mod target_policy;

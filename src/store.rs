@@ -1,7 +1,7 @@
 //! The links: a concurrent map by Service key, an index by DNS name and by address, and a change feed.
 //!
-//! `sync` writes the store, `dns` reads it, and the two modules meet nowhere else. The store does no I/O. A reader
-//! never waits for a writer that changes another name. Writers are serialized.
+//! `sync` writes the store, `dns` reads it, and the two modules meet nowhere else. The store does no I/O. A reader locks
+//! one shard of a map, while it copies a reference. Writers are serialized.
 
 mod index;
 pub mod metrics;
@@ -25,6 +25,7 @@ use crate::model::link::{
     Annotations, LastQueried, Link, LinkChange, LinkState, ObservedService, RANK_NEVER_OBSERVED,
     RANK_WITHOUT_CREATION_TIME, Superseded, Target,
 };
+use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use index::Index;
@@ -45,61 +46,6 @@ pub enum OnGone {
     Dropped,
 }
 
-/// The external target of a link, as an earlier process left it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PersistedTarget {
-    /// The target; `None` if the target policy denies it.
-    pub target: Option<Target>,
-    /// The Service that the external target was written for; another Service of the same name has another target.
-    pub owner: TargetOwner,
-    /// The custom hostnames recorded on the external target that the hostname policy still allows.
-    pub hostnames: Box<[Box<str>]>,
-    /// Whether lb-linker removes the external target when its Service is gone.
-    pub is_ours: bool,
-}
-
-impl PersistedTarget {
-    /// Returns the recorded uid of the Service, or an empty uid if none is recorded.
-    #[must_use]
-    pub fn uid(&self) -> Uid {
-        match &self.owner {
-            TargetOwner::Uid(uid) => uid.clone(),
-            TargetOwner::CreatedUntil(_) | TargetOwner::Unknown => Uid::default(),
-        }
-    }
-}
-
-/// The external targets that an earlier process left, compared with the first complete list of Services.
-#[derive(Clone, Debug, Default)]
-pub struct PersistedTargets {
-    /// The number of listed Services that have an external target.
-    pub listed: usize,
-    /// The external targets of the Services that the list lacks.
-    pub unlisted: Vec<(ServiceKey, PersistedTarget)>,
-}
-
-/// The Service that an external target was written for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TargetOwner {
-    /// The Service with this uid, as recorded on the external target.
-    Uid(Uid),
-    /// A Service created no later than this time, in seconds since 1970: the earlier operator created external targets
-    /// after their Services, and deleted both together.
-    CreatedUntil(i64),
-    /// No owner is recorded: the external target may belong to any Service of that name.
-    Unknown,
-}
-
-impl TargetOwner {
-    fn matches(&self, uid: &Uid, created: Option<i64>) -> bool {
-        match self {
-            Self::Uid(noted) => noted == uid,
-            Self::CreatedUntil(until) => created.is_none_or(|created| created <= *until),
-            Self::Unknown => true,
-        }
-    }
-}
-
 /// The links and the index of their names.
 #[derive(Debug)]
 pub struct Store {
@@ -110,9 +56,6 @@ pub struct Store {
     feed: broadcast::Sender<LinkChange>,
     synced: watch::Sender<bool>,
     owners_known: watch::Sender<bool>,
-    /// Targets read from the external targets of an earlier process: those of all Services until the first complete
-    /// list, afterwards only those of Services that no longer exist.
-    persisted_targets: DashMap<ServiceKey, PersistedTarget>,
     /// Services that exist but can't be decoded.
     unreadable: DashSet<ServiceKey>,
     serial: AtomicU64,
@@ -142,7 +85,6 @@ impl Store {
             feed: broadcast::Sender::new(FEED_CAPACITY),
             synced: watch::Sender::new(false),
             owners_known: watch::Sender::new(false),
-            persisted_targets: DashMap::new(),
             unreadable: DashSet::new(),
             serial: AtomicU64::new(0),
             serial_offset: AtomicU64::new(0),
@@ -285,8 +227,6 @@ impl Store {
             self.advance_serial(None);
         }
         self.synced.send_replace(true);
-        // Most entries have been moved into links by now.
-        self.persisted_targets.shrink_to_fit();
         // Cached "not ready" answers are invalid from here on.
         let _writer = self.write();
         self.index.names.increment();
@@ -298,16 +238,10 @@ impl Store {
         self.owners_known.send_replace(true);
     }
 
-    /// Records the target of an external target that an earlier process wrote. A Service with a blank status when it
-    /// is first observed keeps this target, unless the external target was written for an earlier Service of the same
-    /// name. Returns the change of its link if the Service has been observed already.
-    pub fn set_persisted_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
+    /// Applies an external target of an earlier process that was observed later than its Service. A pending Service takes
+    /// the target if the external target was written for that Service.
+    pub fn apply_persisted_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
         let mut allocator = self.write();
-        if !self.is_synced() {
-            self.persisted_targets.insert(key.clone(), last);
-            return None;
-        }
-        // External targets may be observed later than the Services.
         let blank = |link: &Arc<Link>| !link.is_gone() && !link.is_left_out() && link.target.is_none();
         let link = self.get(key).filter(blank)?;
         let kept = match last.target {
@@ -328,22 +262,6 @@ impl Store {
     /// that have no other owner. Returns `None` if the link exists, or if the Service can't be decoded.
     pub fn insert_gone(&self, key: &ServiceKey, hostnames: Vec<Box<str>>) -> Option<LinkChange> {
         self.insert_unobserved(key, "", false, hostnames)
-    }
-
-    /// Returns the external targets of an earlier process that lb-linker removes if their Services are gone. To be
-    /// called after the first complete list and before [`Store::set_synced`].
-    #[must_use]
-    pub fn persisted_targets(&self) -> PersistedTargets {
-        // A Service outside the selection may have a link because of its finalizer.
-        let is_unlisted = |key: &ServiceKey| self.get(key).is_none_or(|link| link.was_never_seen());
-        let left = |entry: &dashmap::mapref::multiple::RefMulti<'_, ServiceKey, PersistedTarget>| {
-            entry.is_ours && is_unlisted(entry.key()) && !self.unreadable.contains(entry.key())
-        };
-        let unlisted = self.persisted_targets.iter().filter(left);
-        let unlisted: Vec<_> = unlisted.map(|entry| (entry.key().clone(), entry.value().clone())).collect();
-        let allocator = self.write();
-        let holds = |link: &&Arc<Link>| !link.is_gone() && allocator.owns_object(&link.key);
-        PersistedTargets { listed: self.links().iter().filter(holds).count(), unlisted }
     }
 
     /// Records that a Service isn't selected, perhaps because of a flag, and the contents of its external target: adds
@@ -455,6 +373,7 @@ impl Store {
             annotations,
             refused,
             has_finalizer,
+            persisted,
         } = observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
@@ -466,15 +385,11 @@ impl Store {
             is_it && !link.is_gone()
         });
         let (in_use, predecessor_gone) = match &known {
-            None => {
-                let last = self.persisted_targets.remove(&key).map(|(_, last)| last);
-                let own = |last: &PersistedTarget| !self.is_synced() && last.owner.matches(&uid, created);
-                match last {
-                    Some(last) if own(&last) => (last.target, None),
-                    Some(_) => (None, Some(Instant::now())),
-                    None => (None, None),
-                }
-            }
+            None => match persisted {
+                Some(last) if !self.is_synced() && last.owner.matches(&uid, created) => (last.target, None),
+                Some(_) => (None, Some(Instant::now())),
+                None => (None, None),
+            },
             Some(known) => match same {
                 Some(link) => (link.target.clone(), link.service_gone_since()),
                 None => (None, Some(known.service_gone_since().unwrap_or_else(Instant::now))),
@@ -613,12 +528,6 @@ impl Store {
         let mut keys = self.write().claimants(external_target);
         keys.retain(|key| self.get(key).is_some_and(|link| link.external_target() == external_target));
         keys
-    }
-
-    /// Returns the last target of a Service that was gone before this process started.
-    #[must_use]
-    pub fn persisted_target(&self, key: &ServiceKey) -> Option<Target> {
-        self.persisted_targets.get(key).and_then(|last| last.target.clone())
     }
 
     #[must_use]

@@ -102,5 +102,6 @@ fn observed(link: usize, change: u64) -> ObservedService {
         annotations: Annotations::default(),
         refused: false,
         has_finalizer: false,
+        persisted: None,
     }
 }

@@ -33,6 +33,7 @@ use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service_log::ServiceLog;
 use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::manifests::{self, ManifestSource};
+use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source_annotation;
 use crate::takeover::finalizers;
 
@@ -164,9 +165,11 @@ impl SyncSource {
         let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
         let listed = ListEpoch { term, rewinds: rewinds.count() };
         let listed = watch::Sender::new(LinkLists::new(&selection.namespaces, listed));
+        let persisted = Arc::<PersistedTargets>::default();
         if let Some(backend) = self.backend() {
             let context = reconciler::context::ReconcilerContext {
                 store: Arc::clone(store),
+                persisted: Arc::clone(&persisted),
                 backend: backend.clone(),
                 registry: self.registry(flags),
                 selection: Arc::clone(&selection),
@@ -199,6 +202,7 @@ impl SyncSource {
                 if flags.sync_mode() != SyncMode::Off {
                     let context = source_annotation::SourceAnnotationContext {
                         store: Arc::clone(&store),
+                        persisted: Arc::clone(&persisted),
                         client: client.clone(),
                         availability: availability.clone(),
                         selection: Arc::clone(&selection),
@@ -243,6 +247,7 @@ impl SyncSource {
                     keeps_unlisted,
                     delete_delay: flags.effective_delete_delay(),
                     store,
+                    persisted,
                     telemetry,
                     metrics: Arc::clone(&metrics.watch),
                     staleness: Arc::clone(&metrics.staleness),
@@ -267,6 +272,7 @@ impl SyncSource {
                     selection,
                     hostname_policy: Arc::default(),
                     store,
+                    persisted,
                     telemetry,
                     files: Arc::default(),
                     keeps_unlisted,

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::hostname::Hostname;
 use crate::model::names;
+use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
@@ -67,6 +68,8 @@ pub struct ObservedService {
     /// Whether the target policy denies a target in the Service's status.
     pub refused: bool,
     pub has_finalizer: bool,
+    /// The external target that an earlier process left, until this process has a link for the Service.
+    pub persisted: Option<PersistedTarget>,
 }
 
 /// The granted settings in the annotations of a Service.

@@ -69,7 +69,8 @@ mod tests {
 
     use crate::model::hostname::Hostname;
     use crate::model::link::{Annotations, Ingress, ObservedService};
-    use crate::store::{OnGone, PersistedTarget, Store, TargetOwner};
+    use crate::model::persisted_target::{PersistedTarget, TargetOwner};
+    use crate::store::{OnGone, Store};
 
     use super::*;
 
@@ -100,6 +101,7 @@ mod tests {
             annotations: Annotations::default(),
             refused: false,
             has_finalizer: false,
+            persisted: None,
         }
     }
 
@@ -151,7 +153,7 @@ mod tests {
                     8 => {
                         let target = Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect());
                         let written_for = TargetOwner::Uid(uid.as_str().into());
-                        store.set_persisted_target(
+                        store.apply_persisted_target(
                             &key,
                             PersistedTarget {
                                 target: Some(target),

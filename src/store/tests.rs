@@ -7,6 +7,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::model::hostname::Hostname;
 use crate::model::link::{Ingress, Port};
+use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::*;
 
@@ -21,6 +22,7 @@ fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> ObservedServi
         annotations: Annotations::default(),
         refused: false,
         has_finalizer: false,
+        persisted: None,
     }
 }
 
@@ -104,11 +106,8 @@ fn persisted_target_belongs_to_the_service_it_was_written_for() {
         (TargetOwner::Unknown, "a.example"),
     ] {
         let store = Store::new(OnGone::Kept);
-        store.set_persisted_target(
-            &ServiceKey::new("default", "web"),
-            last("a.example.", written_for.clone()),
-        );
-        store.apply(ObservedService { created: Some(5), ..seen("default", "web", "1", &[]) });
+        let persisted = Some(last("a.example.", written_for.clone()));
+        store.apply(ObservedService { created: Some(5), persisted, ..seen("default", "web", "1", &[]) });
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some(expected), "{written_for:?}");
     }
 }
@@ -120,12 +119,12 @@ fn late_external_target_restores_the_target_of_a_blank_service() {
     store.apply(seen("default", "web", "1", &[]));
     store.set_synced();
     assert!(
-        store.set_persisted_target(&key, last("a.example.", TargetOwner::Unknown)).is_none(),
+        store.apply_persisted_target(&key, last("a.example.", TargetOwner::Unknown)).is_none(),
         "it may be its predecessor's"
     );
-    assert!(store.set_persisted_target(&key, last("a.example.", noted("1"))).is_some());
+    assert!(store.apply_persisted_target(&key, last("a.example.", noted("1"))).is_some());
     assert_eq!(store.get(&key).unwrap().state, LinkState::Stale);
-    assert!(store.set_persisted_target(&key, last("b.example.", noted("1"))).is_none(), "it has one");
+    assert!(store.apply_persisted_target(&key, last("b.example.", noted("1"))).is_none(), "it has one");
 }
 
 /// Returns the time since which the Service behind default/web's external target is gone.
@@ -135,29 +134,6 @@ fn outlived_since(store: &Store) -> Option<Instant> {
 
 fn key(name: &str) -> ServiceKey {
     ServiceKey::new("default", name)
-}
-
-#[test]
-fn recorded_returns_unlisted_external_targets_of_ours() {
-    let store = Store::new(OnGone::Kept);
-    for name in ["listed", "unlisted", "unreadable", "orphan"] {
-        store.set_owner(&format!("{name}-default-ext"), Some(&key(name)), &[]);
-        let is_ours = name != "orphan";
-        store.set_persisted_target(&key(name), PersistedTarget { is_ours, ..last("a.example.", noted("1")) });
-    }
-    store.apply(seen("default", "listed", "1", &["a.example."]));
-    store.apply(seen("default", "without", "1", &[]));
-    store.set_unreadable(&key("unreadable"));
-    assert_eq!(store.persisted_targets().unlisted.len(), 1);
-    // Carrying our finalizer doesn't mean that the Service is gone.
-    store.insert_terminating(&key("unlisted"), "1", true);
-    let recorded = store.persisted_targets();
-    assert_eq!(recorded.listed, 1);
-    let unlisted: Vec<&ServiceKey> = recorded.unlisted.iter().map(|(key, _)| key).collect();
-    assert_eq!(unlisted, [&key("unlisted")]);
-    assert_eq!(recorded.unlisted[0].1.uid(), Uid::from("1"));
-    assert!(TargetOwner::Unknown.matches(&"2".into(), None));
-    assert!(last("a.example.", TargetOwner::Unknown).uid().is_empty());
 }
 
 #[test]
@@ -242,13 +218,12 @@ fn pending_service_is_outlived_only_after_a_predecessor() {
             let last =
                 || PersistedTarget { target: target.clone(), ..last("a.example.", written_for.clone()) };
             let early = Store::new(OnGone::Kept);
-            early.set_persisted_target(&key, last());
-            early.apply(pending());
+            early.apply(ObservedService { persisted: Some(last()), ..pending() });
             early.set_synced();
             let late = Store::new(OnGone::Kept);
             late.apply(pending());
             late.set_synced();
-            late.set_persisted_target(&key, last());
+            late.apply_persisted_target(&key, last());
             for store in [early, late] {
                 let since = outlived_since(&store);
                 assert_eq!(since.is_some(), is_predecessors, "{written_for:?}");
@@ -290,10 +265,9 @@ fn recreated_service_is_outlived_since_its_predecessors_end() {
 #[test]
 fn initially_blank_service_keeps_its_persisted_target() {
     let store = Store::new(OnGone::Kept);
-    let key = ServiceKey::new("default", "web");
-    store.set_persisted_target(&key, last("a.example.", noted("1")));
-    store.apply(seen("default", "web", "1", &[]));
-    assert_eq!(store.get(&key).unwrap().state, LinkState::Stale);
+    let persisted = Some(last("a.example.", noted("1")));
+    store.apply(ObservedService { persisted, ..seen("default", "web", "1", &[]) });
+    assert_eq!(store.get(&key("web")).unwrap().state, LinkState::Stale);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
     store.apply(seen("default", "web", "1", &["b.example."]));
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("b.example"));

@@ -5,5 +5,6 @@ pub mod file_watcher;
 pub mod manifests;
 pub mod metrics;
 pub(crate) mod own_targets;
+pub mod persisted_targets;
 pub(crate) mod relist_guard;
 pub mod selection;

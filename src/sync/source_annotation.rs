@@ -37,6 +37,7 @@ use super::k8s::refusals::RefusalLog;
 use super::k8s::rewinds::Rewinds;
 use super::k8s::service::Service;
 use super::k8s::watch::{WatchItem, in_namespace, list_watch};
+use super::source::persisted_targets::PersistedTargets;
 use super::source::selection::Selection;
 use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
@@ -57,6 +58,7 @@ const WATCH_LAG: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct SourceAnnotationContext {
     pub store: Arc<Store>,
+    pub persisted: Arc<PersistedTargets>,
     pub client: Client,
     /// Reports an unreachable API server.
     pub availability: ApiAvailability,
@@ -83,7 +85,7 @@ pub struct SourceAnnotationContext {
 pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = context.store.subscribe();
     let mut memory = CrossTermState::default();
-    memory.deleted_links.rescan(&context.store);
+    memory.deleted_links.rescan(&context.store, &context.persisted);
     let mut leadership = context.leadership.clone();
     let mut links_listed = context.links_listed.clone();
     let mut hostname_policy = context.hostname_policy.clone();
@@ -103,8 +105,8 @@ pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) 
             Ok(()) = links_listed.changed() => {}
             Ok(()) = hostname_policy.changed() => {}
             change = feed.recv() => match change {
-                Ok(change) => memory.deleted_links.on_link_change(&change, &context.store),
-                Err(RecvError::Lagged(_)) => memory.deleted_links.rescan(&context.store),
+                Ok(change) => memory.deleted_links.on_link_change(&change, &context.persisted),
+                Err(RecvError::Lagged(_)) => memory.deleted_links.rescan(&context.store, &context.persisted),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
         }
@@ -276,7 +278,7 @@ impl SourceAnnotationController {
     }
 
     fn link_changed(&mut self, change: &LinkChange) {
-        self.memory.deleted_links.on_link_change(change, &self.context.store);
+        self.memory.deleted_links.on_link_change(change, &self.context.persisted);
         let keys: Vec<ServiceKey> = self.annotated.of(&change.key).cloned().collect();
         for key in keys {
             if change.target_change().is_some() {
@@ -289,7 +291,7 @@ impl SourceAnnotationController {
 
     /// Reconciles all links and annotated Services, because changes have been missed.
     fn rescan(&mut self) {
-        self.memory.deleted_links.rescan(&self.context.store);
+        self.memory.deleted_links.rescan(&self.context.store, &self.context.persisted);
         self.work_queue.end_pauses();
         self.queue_all();
     }

@@ -229,6 +229,7 @@ fn observed(link: u32, generation: u32) -> ObservedService {
         annotations: Annotations::default(),
         refused: false,
         has_finalizer: false,
+        persisted: None,
     }
 }
 

@@ -69,6 +69,7 @@ fn handler() -> Arc<Handler> {
         },
         refused: false,
         has_finalizer: false,
+        persisted: None,
     };
     let addresses = |count: u16| (0..count).map(|i| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, i).into());
     let mut several: Vec<IpAddr> = vec![[192, 0, 2, 1].into(), [192, 0, 2, 2].into()];

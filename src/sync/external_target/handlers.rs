@@ -10,8 +10,8 @@ use super::reconciler::context::ReconcilerContext;
 use super::write::removal_of;
 use crate::model::hostname_policy::{HOSTNAME, noted_hostnames};
 use crate::model::link::{LinkChange, LinkState, Target};
+use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::service_key::ServiceKey;
-use crate::store::{PersistedTarget, TargetOwner};
 use crate::sync::events::link_log::log_changes;
 use crate::sync::external_target::backend::ObjectEvent;
 use crate::sync::external_target::decision::SyncMode;
@@ -162,7 +162,8 @@ impl Reconciler {
             hostnames: hostnames.into(),
             is_ours: self.is_own_object(&holder, object.has_our_field_manager),
         };
-        log_changes(&self.context.telemetry, self.context.store.set_persisted_target(&holder, last));
+        let ReconcilerContext { store, persisted, telemetry, .. } = &self.context;
+        log_changes(telemetry, persisted.record(store, &holder, last));
     }
 
     /// Returns the target that the external target of a link records, if it is still allowed.

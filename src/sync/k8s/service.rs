@@ -194,6 +194,7 @@ impl Service {
             annotations,
             refused,
             has_finalizer: self.is_guarded(),
+            persisted: None,
         };
         (observed, unusable)
     }

@@ -36,7 +36,8 @@ use crate::sync::k8s::watch::{
     Event, RequestQuery, WatchItem, in_namespace, key_of, list_watch, readable, sleep_until_opt,
 };
 use crate::sync::source::metrics::WatchMetrics;
-use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard, keep_unlisted};
+use crate::sync::source::persisted_targets::PersistedTargets;
+use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard};
 use leaving::{Deleted, RemovalChecks};
 
 /// Maximum time that the first links wait until the owners of names are known.
@@ -58,6 +59,7 @@ pub struct ServiceWatcher {
     /// Time for which the link of a Service is kept after the Service has left the selection (`--delete-delay`).
     pub delete_delay: Duration,
     pub store: Arc<Store>,
+    pub persisted: Arc<PersistedTargets>,
     pub telemetry: Telemetry,
     pub metrics: Arc<WatchMetrics>,
     /// Tracks the age of the watches' data.
@@ -347,6 +349,7 @@ impl ServiceWatcher {
                 }
             }
         }
+        let seen = seen.into_iter().map(|observed| self.persisted.attach(&self.store, observed)).collect();
         changes.extend(self.store.replace(namespace, seen, unreadable, &retained));
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_terminating(&key, &uid, true);
         changes.extend(terminating.into_iter().filter_map(insert));
@@ -359,9 +362,7 @@ impl ServiceWatcher {
             return;
         }
         if complete {
-            if self.keeps_unlisted {
-                keep_unlisted(&self.store);
-            }
+            self.persisted.on_first_list(&self.store, self.keeps_unlisted);
             self.store.set_synced();
             log_first_list(&self.store, &self.telemetry, &changes);
         }
@@ -396,11 +397,14 @@ impl ServiceWatcher {
         self.observe(service, object_errors)
     }
 
+    fn apply(&self, observed: ObservedService) -> Option<LinkChange> {
+        self.store.apply(self.persisted.attach(&self.store, observed))
+    }
+
     /// Observes the Services again for which another Service's permission of their target has changed.
     fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
-        let mut confirm_at = |service: &Service| self.store.apply(self.observe(service, object_errors));
-        services.iter().filter_map(&mut confirm_at).collect()
+        services.iter().filter_map(|service| self.apply(self.observe(service, object_errors))).collect()
     }
 
     /// Processes the changes of links. Returns whether Services depend on them.
@@ -429,7 +433,7 @@ impl ServiceWatcher {
             let was_deleted = other_services.leaving.forget(&key);
             let observed = self.observe(&service, &mut other_services.object_errors);
             let ended = was_deleted.then(|| self.end_if_blank(&observed)).flatten();
-            return log_changes(&self.telemetry, ended.into_iter().chain(self.store.apply(observed)));
+            return log_changes(&self.telemetry, ended.into_iter().chain(self.apply(observed)));
         }
         other_services.object_errors.set(&key, None);
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };

@@ -31,7 +31,7 @@ use crate::sync::controller::supervisor::SyncError;
 use crate::sync::events::link_log::{Telemetry, log_changes, log_first_list};
 use crate::sync::k8s::errors::{ObjectErrors, located};
 use crate::sync::k8s::service::Service;
-use crate::sync::source::relist_guard::keep_unlisted;
+use crate::sync::source::persisted_targets::PersistedTargets;
 use strings::{Document, Misread};
 
 /// The extensions of the files that are read.
@@ -45,6 +45,7 @@ pub struct ManifestSource {
     /// Decides which requested hostnames and targets are allowed.
     pub hostname_policy: Arc<HostnamePolicy>,
     pub store: Arc<Store>,
+    pub persisted: Arc<PersistedTargets>,
     pub telemetry: Telemetry,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
@@ -81,13 +82,13 @@ impl ManifestSource {
             if !self.store.is_synced() && unread {
                 continue;
             }
+            let list =
+                list.into_iter().map(|observed| self.persisted.attach(&self.store, observed)).collect();
             let changes = self.store.replace(None, list, Vec::new(), &HashSet::new());
             if self.store.is_synced() {
                 log_changes(&self.telemetry, changes);
             } else {
-                if self.keeps_unlisted {
-                    keep_unlisted(&self.store);
-                }
+                self.persisted.on_first_list(&self.store, self.keeps_unlisted);
                 self.store.set_synced();
                 log_first_list(&self.store, &self.telemetry, &changes);
             }

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::model::service_key::ServiceKey;
-use crate::store::Store;
 
 /// Number of load balancers that may always disappear at once, so that a small cluster can become empty.
 pub(crate) const ALWAYS_SAFE_LOSS: usize = 10;
@@ -61,18 +60,6 @@ impl RelistGuard {
 #[must_use]
 pub fn are_most(going: usize, present: usize) -> bool {
     going > 1 && going > present / 2
-}
-
-/// Keeps the recorded targets of all Services that the first complete list lacks, if most external targets are
-/// affected: before DNS answers from that list, and until it is certain whether the Services exist.
-pub(crate) fn keep_unlisted(store: &Store) {
-    let recorded = store.persisted_targets();
-    if are_most(recorded.unlisted.len(), recorded.listed + recorded.unlisted.len()) {
-        for (key, last) in recorded.unlisted {
-            // Subscribers of the change feed get the change.
-            let _ = store.keep_left_out(&key, last.uid(), last.target, last.hostnames.into_vec());
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::model::link::{Annotations, Link, LinkChange, Target};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
+use crate::sync::source::persisted_targets::PersistedTargets;
 
 /// Maximum number of remembered load balancers.
 const MAX_DELETED_LINKS: usize = 1000;
@@ -30,9 +31,9 @@ impl DeletedLinks {
         self.gone.get(key)
     }
 
-    pub(super) fn on_link_change(&mut self, change: &LinkChange, store: &Store) {
+    pub(super) fn on_link_change(&mut self, change: &LinkChange, persisted: &PersistedTargets) {
         match (&change.before, &change.after) {
-            (_, Some(link)) if !link.is_gone() || link.was_never_seen() => self.look_at(link, store),
+            (_, Some(link)) if !link.is_gone() || link.was_never_seen() => self.look_at(link, persisted),
             (Some(link), _) if !link.is_gone() => {
                 if let Some(target) = link.target.clone() {
                     self.insert(
@@ -46,17 +47,17 @@ impl DeletedLinks {
     }
 
     /// Processes all links, because changes have been missed.
-    pub(super) fn rescan(&mut self, store: &Store) {
+    pub(super) fn rescan(&mut self, store: &Store, persisted: &PersistedTargets) {
         for link in store.links() {
-            self.look_at(&link, store);
+            self.look_at(&link, persisted);
         }
     }
 
-    fn look_at(&mut self, link: &Link, store: &Store) {
+    fn look_at(&mut self, link: &Link, persisted: &PersistedTargets) {
         if !link.is_gone() {
             self.remove(&link.key);
         } else if link.was_never_seen()
-            && let Some(target) = store.persisted_target(&link.key)
+            && let Some(target) = persisted.target(&link.key)
         {
             self.insert(&link.key, DeletedLink { target, annotations: None });
         }
@@ -87,7 +88,6 @@ mod tests {
 
     use super::*;
     use crate::model::link::LinkState;
-    use crate::store::OnGone as Policy;
 
     fn change(before: Option<Link>, after: Option<Link>) -> LinkChange {
         let key = ServiceKey::new("shop", "web");
@@ -96,18 +96,18 @@ mod tests {
 
     #[test]
     fn last_target_is_remembered_until_the_load_balancer_is_back() {
-        let (store, mut deleted_links) = (Store::new(Policy::Kept), DeletedLinks::default());
+        let (persisted, mut deleted_links) = (PersistedTargets::default(), DeletedLinks::default());
         let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         let bare = || Link::new(ServiceKey::new("shop", "web"), "u");
         let live = || Link { target: Some(target.clone()), ..bare() };
         let gone = || Link { state: LinkState::Gone(Instant::now()), ..bare() };
         let key = live().key;
-        deleted_links.on_link_change(&change(Some(live()), Some(gone())), &store);
-        deleted_links.on_link_change(&change(Some(gone()), None), &store);
+        deleted_links.on_link_change(&change(Some(live()), Some(gone())), &persisted);
+        deleted_links.on_link_change(&change(Some(gone()), None), &persisted);
         assert_eq!(deleted_links.get(&key).unwrap().target, target);
-        deleted_links.on_link_change(&change(None, Some(live())), &store);
+        deleted_links.on_link_change(&change(None, Some(live())), &persisted);
         assert_eq!(deleted_links.get(&key), None);
-        deleted_links.on_link_change(&change(Some(live()), None), &store);
+        deleted_links.on_link_change(&change(Some(live()), None), &persisted);
         assert_eq!(deleted_links.get(&key).unwrap().target, target, "forgotten at once");
     }
 

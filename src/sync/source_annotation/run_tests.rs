@@ -21,6 +21,7 @@ fn context(client: Client) -> SourceAnnotationContext {
     let leadership = Leadership::unconditional();
     let lists = LinkLists::new(&BTreeSet::new(), ListEpoch { term: leadership.term(), rewinds: 0 });
     let context = SourceAnnotationContext {
+        persisted: Arc::default(),
         store: Arc::new(Store::new(OnGone::Kept)),
         client,
         availability: ApiAvailability::default(),

@@ -44,6 +44,7 @@ pub(crate) fn link(service: &str, target: &str) -> ObservedService {
         annotations: Annotations::default(),
         refused: false,
         has_finalizer: false,
+        persisted: None,
     }
 }
 

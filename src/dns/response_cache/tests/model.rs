@@ -13,7 +13,7 @@ use rand::seq::SliceRandom;
 use crate::dns::response_cache::tests::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Port, Target};
-use crate::store::{PersistedTarget, TargetOwner};
+use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 
 const SEEDS: std::ops::Range<u64> = 0..60;
 const STEPS: usize = 150;
@@ -198,6 +198,7 @@ impl World<'_> {
             annotations,
             refused: false,
             has_finalizer: false,
+            persisted: None,
         }
     }
 
@@ -263,7 +264,7 @@ impl World<'_> {
             13 => {
                 let (key, target) =
                     (self.key(), Target::Addresses(addresses(&["192.0.2.10".to_owned()]).into()));
-                store.set_persisted_target(
+                store.apply_persisted_target(
                     &key,
                     PersistedTarget {
                         target: Some(target),

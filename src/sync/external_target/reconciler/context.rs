@@ -16,11 +16,13 @@ use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::k8s::listed::LinkLists;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::k8s::rewinds::Rewinds;
+use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::selection::Selection;
 
 #[derive(Clone)]
 pub struct ReconcilerContext {
     pub store: Arc<Store>,
+    pub persisted: Arc<PersistedTargets>,
     /// The storage of external targets.
     pub backend: Backend,
     /// Looks up which Services exist, regardless of the flags that select them.

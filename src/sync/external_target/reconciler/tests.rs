@@ -30,6 +30,7 @@ fn lists(term: u64, rewinds: u64) -> LinkLists {
 fn reconciler(client: Client) -> Reconciler {
     let leadership = Leadership::unconditional();
     Reconciler::new(ReconcilerContext {
+        persisted: Arc::default(),
         store: Arc::new(Store::new(OnGone::Kept)),
         backend: Backend::Namespace {
             client: client.clone(),

@@ -39,6 +39,7 @@ fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
         keeps_unlisted: false,
         delete_delay: Duration::from_secs(600),
         store,
+        persisted: Arc::default(),
         telemetry: test_support::telemetry(),
         metrics: test_support::metrics(),
         staleness: test_support::metrics(),

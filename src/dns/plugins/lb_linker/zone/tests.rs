@@ -35,6 +35,7 @@ fn link(namespace: &str, service: &str, hostnames: &[&str], addresses: &[&str]) 
         annotations: Annotations::default(),
         refused: false,
         has_finalizer: false,
+        persisted: None,
     }
 }
 

@@ -1,0 +1,162 @@
+//! The external targets that an earlier process left: those of all Services until the first complete list, afterwards
+//! only those of Services that no longer exist.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+use super::relist_guard::are_most;
+use crate::model::link::{LinkChange, ObservedService, Target};
+use crate::model::persisted_target::PersistedTarget;
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
+
+#[derive(Debug, Default)]
+pub struct PersistedTargets(Mutex<HashMap<ServiceKey, PersistedTarget>>);
+
+impl PersistedTargets {
+    /// Records an external target that an earlier process wrote. A Service with a blank status when it is first observed
+    /// keeps this target, unless the external target was written for an earlier Service of the same name. Returns the
+    /// change of the link if the Services have been listed already.
+    pub(crate) fn record(
+        &self,
+        store: &Store,
+        key: &ServiceKey,
+        last: PersistedTarget,
+    ) -> Option<LinkChange> {
+        if store.is_synced() {
+            return store.apply_persisted_target(key, last);
+        }
+        self.0.lock().insert(key.clone(), last);
+        None
+    }
+
+    /// Moves the external target of a Service that has no link yet into the observation.
+    pub(crate) fn attach(&self, store: &Store, observed: ObservedService) -> ObservedService {
+        if store.get(&observed.key).is_some() {
+            return observed;
+        }
+        let persisted = self.0.lock().remove(&observed.key);
+        ObservedService { persisted, ..observed }
+    }
+
+    /// Returns the last target of a Service that was gone before this process started.
+    pub(crate) fn target(&self, key: &ServiceKey) -> Option<Target> {
+        self.0.lock().get(key)?.target.clone()
+    }
+
+    /// Processes the end of the first complete list, before DNS answers from it. If the list lacks the Services of most
+    /// external targets and `keep` is set, their targets are kept until it is certain whether the Services exist.
+    pub(crate) fn on_first_list(&self, store: &Store, keep: bool) {
+        let mut targets = self.0.lock();
+        // Most entries have been moved into links.
+        targets.shrink_to_fit();
+        if !keep {
+            return;
+        }
+        // A Service outside the selection may have a link because of its finalizer.
+        let is_unlisted = |key: &ServiceKey| store.get(key).is_none_or(|link| link.was_never_seen());
+        let unlisted: Vec<_> = targets
+            .iter()
+            .filter(|(key, last)| last.is_ours && is_unlisted(key) && !store.is_unreadable(key))
+            .collect();
+        let links = store.links();
+        let listed =
+            links.iter().filter(|link| !link.is_gone() && store.has_external_target(&link.key)).count();
+        if are_most(unlisted.len(), listed + unlisted.len()) {
+            for (key, last) in unlisted {
+                // Subscribers of the change feed get the change.
+                let _ = store.keep_left_out(key, last.uid(), last.target.clone(), last.hostnames.to_vec());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::Name;
+
+    use super::*;
+    use crate::model::hostname::Hostname;
+    use crate::model::link::{Annotations, Ingress};
+    use crate::model::persisted_target::TargetOwner;
+    use crate::store::OnGone;
+
+    fn key(name: &str) -> ServiceKey {
+        ServiceKey::new("default", name)
+    }
+
+    fn target() -> Target {
+        Target::Hostname(Hostname::from(&Name::from_ascii("a.example.").unwrap()))
+    }
+
+    fn observed(name: &str) -> ObservedService {
+        ObservedService {
+            key: key(name),
+            uid: "1".into(),
+            created: None,
+            resource_version: None,
+            ingress: Ingress::default(),
+            ports: [].into(),
+            annotations: Annotations::default(),
+            refused: false,
+            has_finalizer: false,
+            persisted: None,
+        }
+    }
+
+    fn recorded(is_ours: bool) -> PersistedTarget {
+        let owner = TargetOwner::Uid("1".into());
+        PersistedTarget { target: Some(target()), owner, hostnames: Box::default(), is_ours }
+    }
+
+    /// Returns a store after the first complete list: of four external targets, one has a listed Service, one has an
+    /// undecodable Service, and one belongs to another program.
+    fn after_first_list(keep: bool) -> (PersistedTargets, Store) {
+        let (targets, store) = (PersistedTargets::default(), Store::new(OnGone::Kept));
+        for name in ["listed", "gone", "guarded", "unreadable", "orphan"] {
+            store.set_owner(&format!("{name}-default-ext"), Some(&key(name)), &[]);
+            assert!(targets.record(&store, &key(name), recorded(name != "orphan")).is_none());
+        }
+        store.apply(targets.attach(&store, observed("listed")));
+        store.apply(targets.attach(&store, observed("without")));
+        store.set_unreadable(&key("unreadable"));
+        // Carrying our finalizer doesn't mean that the Service is gone.
+        store.insert_terminating(&key("guarded"), "1", true);
+        targets.on_first_list(&store, keep);
+        store.set_synced();
+        (targets, store)
+    }
+
+    #[test]
+    fn first_list_that_lacks_most_services_ends_no_target() {
+        for keep in [false, true] {
+            let (_, store) = after_first_list(keep);
+            let mut links = store.links();
+            links.retain(|link| link.is_left_out());
+            links.sort_by(|a, b| a.key.cmp(&b.key));
+            let left_out: Vec<_> =
+                links.iter().map(|link| (&link.key, &link.target, link.uid.clone())).collect();
+            let (gone, guarded, target) = (key("gone"), key("guarded"), Some(target()));
+            let expected = [(&gone, &target, "1".into()), (&guarded, &target, "1".into())];
+            assert_eq!(left_out, if keep { &expected[..] } else { &[] });
+        }
+    }
+
+    #[test]
+    fn recorded_target_is_moved_into_the_first_link_of_its_service() {
+        let (targets, store) = after_first_list(false);
+        assert_eq!(store.get(&key("listed")).unwrap().target, Some(target()));
+        assert_eq!(targets.target(&key("listed")), None);
+        assert_eq!(targets.target(&key("gone")), Some(target()));
+        assert_eq!(targets.attach(&store, observed("gone")).persisted, Some(recorded(true)));
+        assert_eq!(targets.target(&key("gone")), None);
+        // A link exists: its external target is compared when the link is reconciled.
+        assert_eq!(targets.attach(&store, observed("guarded")).persisted, None);
+
+        // External targets may be observed later than the Services.
+        assert!(targets.record(&store, &key("without"), recorded(true)).is_some());
+        assert_eq!(store.get(&key("without")).unwrap().target, Some(target()));
+        assert_eq!(targets.target(&key("without")), None);
+    }
+}
