@@ -1,6 +1,5 @@
 //! The client of upstream servers.
 
-pub(crate) mod alarms;
 pub(crate) mod attempts;
 pub(crate) mod bootstrap;
 pub(crate) mod config;

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -57,23 +56,11 @@ impl Operation {
 #[derive(Debug)]
 pub(crate) struct ExchangeProgress {
     step: Mutex<(Operation, Instant)>,
-    /// Whether the upstream has been silent so long that a health check was started.
-    is_silent: AtomicBool,
 }
 
 impl ExchangeProgress {
     pub(crate) fn new(operation: Operation, now: Instant) -> Self {
-        Self { step: Mutex::new((operation, now)), is_silent: AtomicBool::new(false) }
-    }
-
-    /// Records that the upstream has been silent so long that a health check was started.
-    pub(crate) fn falls_silent(&self) {
-        self.is_silent.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether a health check was started because the upstream is silent.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.is_silent.load(Ordering::Relaxed)
+        Self { step: Mutex::new((operation, now)) }
     }
 
     pub(crate) fn begins(&self, operation: Operation, now: Instant) {

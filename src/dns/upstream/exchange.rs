@@ -6,7 +6,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::select_ok;
@@ -30,7 +29,7 @@ use crate::dns::upstream::endpoint::Transport;
 
 /// How long an upstream may be silent before a health check starts. Shorter than the time after which the next upstream
 /// is queried, since the answer of that upstream would end this attempt.
-pub(crate) const SILENT_AFTER: Duration = Duration::from_millis(400);
+const SILENT_AFTER: Duration = Duration::from_millis(400);
 /// The pause before the first retransmission of a datagram; it doubles with each retransmission.
 const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
 /// The timeout of the query by TCP after a truncated answer that has records.
@@ -41,9 +40,6 @@ const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
     pub(crate) begun: Instant,
-    /// When a silent upstream gets a health check. The exchange wakes its caller then, so that later steps need no
-    /// timer before that time: nearly all queries are answered earlier.
-    pub(crate) health_check_at: Instant,
     pub(crate) deadline: Instant,
 }
 
@@ -57,7 +53,7 @@ struct Attempt<'a> {
 }
 
 /// Sends a query to an upstream until the deadline; also returns when the exchange ended. Starts a health check of an
-/// upstream that fails, or that is silent at `health_check_at`.
+/// upstream that fails, or that is silent for [`SILENT_AFTER`].
 pub(crate) async fn exchange(
     upstream: Arc<Upstream>,
     question: &QueryKey,
@@ -71,10 +67,8 @@ pub(crate) async fn exchange(
     let answer = tokio::select! {
         biased;
         answer = &mut attempt => answer,
-        () = upstream.timers.at(times.health_check_at) => {
+        () = sleep_until(times.begun + SILENT_AFTER) => {
             upstream.start_health_checks();
-            // The caller has set no timer so far, and sees the change in this same poll.
-            progress.falls_silent();
             attempt.await
         }
     };
@@ -103,8 +97,7 @@ pub(crate) async fn ping(
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let now = Instant::now();
     let progress = &upstream.progress(now);
-    // A health check starts no further health check.
-    let times = Deadlines { begun: now, health_check_at: deadline, deadline };
+    let times = Deadlines { begun: now, deadline };
     let quota = &upstream.budget.of_checks();
     let attempt = Attempt { upstream, question, by_tcp, times, progress, quota };
     let bytes = question.encode(false);
@@ -253,7 +246,7 @@ impl Attempt<'_> {
             self.progress.first(reading, now);
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
-            while let Ok(Some(reply)) = self.timeout_late(repeat, tries.next()).await {
+            while let Ok(Some(reply)) = timeout_at(repeat, tries.next()).await {
                 // The failure of a socket doesn't affect the waiting ones, and that of a reused socket doesn't affect
                 // new ones.
                 if reply.is_ok() || tries.is_empty() && !was_open {
@@ -308,22 +301,6 @@ impl Attempt<'_> {
                 }
             }
         }
-    }
-
-    /// Waits for a future until the deadline. Sets no timer as long as [`exchange`] wakes the task before.
-    async fn timeout_late<T>(&self, deadline: Instant, future: impl Future<Output = T>) -> Result<T, ()> {
-        let mut future = pin!(future);
-        let mut timer = None;
-        poll_fn(|context| {
-            if let Poll::Ready(output) = future.as_mut().poll(context) {
-                return Poll::Ready(Ok(output));
-            }
-            if deadline > self.times.health_check_at && !self.progress.is_silent() {
-                return Poll::Pending;
-            }
-            timer.get_or_insert_with(|| Box::pin(sleep_until(deadline))).as_mut().poll(context).map(Err)
-        })
-        .await
     }
 
     /// Sends the query over an idle connection if there is one, else over a new one.
@@ -427,11 +404,7 @@ mod tests {
         let _in_use: Vec<SocketPermit> = std::iter::from_fn(|| quota.take_spare().ok()).collect();
         let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let begun = Instant::now();
-        let times = Deadlines {
-            begun,
-            health_check_at: begun + SILENT_AFTER,
-            deadline: begun + Duration::from_secs(5),
-        };
+        let times = Deadlines { begun, deadline: begun + Duration::from_secs(5) };
         let progress = Arc::new(upstream.progress(begun));
         let attempt = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
         let answering = async {
@@ -461,11 +434,7 @@ mod tests {
         upstream.sockets.put(broken);
         let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let begun = Instant::now();
-        let times = Deadlines {
-            begun,
-            health_check_at: begun + SILENT_AFTER,
-            deadline: begun + Duration::from_secs(5),
-        };
+        let times = Deadlines { begun, deadline: begun + Duration::from_secs(5) };
         let progress = Arc::new(upstream.progress(begun));
         let attempt = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
         let heard = async || {

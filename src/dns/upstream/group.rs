@@ -3,9 +3,9 @@
 
 use std::future::poll_fn;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::task::Poll;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -19,7 +19,7 @@ use crate::dns::upstream::attempts::{AttemptSchedule, InFlight};
 use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
-use crate::dns::upstream::exchange::{Deadlines, SILENT_AFTER, exchange};
+use crate::dns::upstream::exchange::{Deadlines, exchange};
 use crate::dns::upstream::few::SmallFutureSet;
 use crate::dns::upstream::health::Upstream;
 use crate::dns::upstream::metrics::LookupLimit;
@@ -124,10 +124,7 @@ impl UpstreamGroup {
         let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
         let mut schedule = AttemptSchedule::new(upstreams, attempts, begun);
         let mut tries = SmallFutureSet::new();
-        let mut timer = None;
-        // The last attempt in flight, and the latest time at which it wakes this task: until then this task needs no
-        // timer.
-        let mut looked_at = None;
+        let mut timer = pin!(sleep_until(deadline));
         let mut fallback: Option<Message> = None;
         // Read only after waiting, because reading the clock takes time.
         let mut now = begun;
@@ -139,8 +136,7 @@ impl UpstreamGroup {
             if let Some(next) = next.filter(|next| next.at <= now) {
                 let InFlight { number, upstream, progress, .. } = schedule.record_start(next, now);
                 let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
-                let times = Deadlines { begun: now, health_check_at: now + SILENT_AFTER, deadline };
-                looked_at = Some((number, times.health_check_at, Arc::clone(&progress)));
+                let times = Deadlines { begun: now, deadline };
                 // Created inside the block: a future that is moved into a future that awaits it occupies its space
                 // twice.
                 tries.push(async move {
@@ -151,7 +147,6 @@ impl UpstreamGroup {
             tokio::select! {
                 biased;
                 Some((number, (ended, outcome))) = tries.next() => {
-                    looked_at = looked_at.filter(|(last, ..)| *last != number);
                     now = ended;
                     match schedule.record_outcome(number, outcome, now) {
                         Some(answer) if self.is_final(&answer, purpose) => return Ok(answer),
@@ -163,10 +158,6 @@ impl UpstreamGroup {
                 () = poll_fn(|context| {
                     let late_at = schedule.due().unwrap_or(deadline);
                     let due = next.map_or(late_at, |next| next.at.min(late_at));
-                    if looked_at.as_ref().is_some_and(|(_, at, last)| *at < due && !last.is_silent()) {
-                        return Poll::Pending;
-                    }
-                    let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
                     if timer.deadline() != due {
                         timer.as_mut().reset(due);
                     }

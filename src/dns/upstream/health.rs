@@ -11,7 +11,6 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use super::alarms::TimerPool;
 use super::config::ForwardOptions;
 use super::endpoint::UpstreamEndpoint;
 use super::error::ExchangeError;
@@ -33,7 +32,6 @@ pub(crate) struct Upstream {
     pub(crate) pool: StreamPool,
     pub(crate) sockets: UdpPool,
     pub(crate) budget: Arc<SocketBudget>,
-    pub(crate) timers: TimerPool,
     pub(crate) reply_timeout: Duration,
     pub(crate) source: Option<IpAddr>,
     pub(crate) metrics: Option<UpstreamCounters>,
@@ -52,7 +50,6 @@ impl Upstream {
             pool: StreamPool::new(options.pool_config, Arc::clone(&options.sockets)),
             sockets: UdpPool::new(options.pool_config.sockets, Arc::clone(&options.sockets)),
             budget: Arc::clone(&options.sockets),
-            timers: TimerPool::default(),
             reply_timeout: options.read_timeout,
             source: options.source,
             metrics: options.metrics.clone().map(|metrics| UpstreamCounters::new(metrics, address)),
