@@ -89,7 +89,7 @@ async fn find(
     let code = |error: &ListError| error.code();
     retry(code, || async {
         let mut looked_at = 0;
-        list_blocked(client, &selection.namespaces, |services| {
+        list_blocked(client, selection, |services| {
             let before = looked_at / PROGRESS;
             looked_at += services;
             if looked_at / PROGRESS > before {

@@ -37,21 +37,24 @@ pub struct BlockedService {
     pub uid: String,
     /// Whether the Service is being deleted, and the finalizer blocks this.
     pub stuck: bool,
-    pub others: Vec<String>,
-    pub labels: BTreeMap<String, String>,
+    /// The other finalizers: up to three of them, and the number of the remaining ones; empty without other ones.
+    pub others: String,
+    /// Whether the label selector of the flags selects the Service. The labels may be large, and aren't kept.
+    pub is_selected: bool,
 }
 
 impl BlockedService {
-    fn of(metadata: &ObjectMeta) -> Option<Self> {
-        let finalizers = metadata.finalizers.iter().flatten().cloned();
-        let (ours, others): (Vec<_>, Vec<_>) = finalizers.partition(|finalizer| finalizer == FINALIZER);
+    fn of(metadata: &ObjectMeta, selection: &Selection) -> Option<Self> {
+        let finalizers = metadata.finalizers.iter().flatten();
+        let (ours, others): (Vec<_>, Vec<_>) = finalizers.partition(|finalizer| *finalizer == FINALIZER);
+        let no_labels = BTreeMap::new();
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         (!ours.is_empty()).then(|| Self {
             key: ServiceKey::new(&text(&metadata.namespace), &text(&metadata.name)),
             uid: text(&metadata.uid),
             stuck: metadata.deletion_timestamp.is_some(),
-            others,
-            labels: metadata.labels.clone().unwrap_or_default(),
+            others: if others.is_empty() { String::new() } else { examples(others) },
+            is_selected: selection.labels.matches(metadata.labels.as_ref().unwrap_or(&no_labels)),
         })
     }
 
@@ -85,18 +88,18 @@ pub async fn remove_finalizer(
     api.patch_metadata(bound.key.name(), &params, &Patch::Strategic(patch)).await
 }
 
-/// Lists the Services with the finalizer in these namespaces, or in all; calls `started_at` with the number of Services
+/// Lists the Services with the finalizer in the watched namespaces; calls `started_at` with the number of Services
 /// of each page. There is no field selector for finalizers, so this reads the metadata of all Services.
 ///
 /// # Errors
 /// If a page can't be read.
 pub async fn list_blocked(
     client: &Client,
-    namespaces: &BTreeSet<String>,
+    selection: &Selection,
     mut looked_at: impl FnMut(usize),
 ) -> Result<Vec<BlockedService>, ListError> {
     let mut found = Vec::new();
-    for place in watch_scopes(namespaces) {
+    for place in watch_scopes(&selection.namespaces) {
         let query = RequestQuery {
             namespace: place.map(ToOwned::to_owned),
             metadata_only: true,
@@ -104,7 +107,11 @@ pub async fn list_blocked(
         };
         let on_page = |page: Vec<RawDeserializeGuard<Service>>| {
             looked_at(page.len());
-            found.extend(page.iter().map(Resource::meta).filter_map(BlockedService::of));
+            found.extend(
+                page.iter()
+                    .map(Resource::meta)
+                    .filter_map(|metadata| BlockedService::of(metadata, selection)),
+            );
         };
         list_pages(client.clone(), &query, on_page)
             .await
@@ -132,7 +139,7 @@ pub async fn scan(
     let mut pauses = Backoff::new(RETRY_BACKOFF);
     let mut logged_codes = BTreeSet::new();
     let found = loop {
-        let error = match list_blocked(&client, &selection.namespaces, |_| {}).await {
+        let error = match list_blocked(&client, &selection, |_| {}).await {
             Ok(found) => break found,
             Err(error) => error,
         };
@@ -157,9 +164,7 @@ pub async fn scan(
     store.synced().await;
     store.owners_known().await;
     // The finalizer may belong to another lb-linker with other labels and another target namespace.
-    let belongs = |bound: &BlockedService| {
-        selection.labels.matches(&bound.labels) || store.has_external_target(&bound.key)
-    };
+    let belongs = |bound: &BlockedService| bound.is_selected || store.has_external_target(&bound.key);
     for bound in found.iter().filter(|bound| belongs(bound)) {
         if let Some(change) = store.insert_terminating(&bound.key, &bound.uid, true) {
             info!("link {}: it is no load balancer any more, and still carries {FINALIZER}", change.key);
@@ -187,8 +192,8 @@ fn lines(found: &[BlockedService]) -> Vec<String> {
             format!("carries {FINALIZER} and will get stuck when it is deleted")
         };
         let others = match &*bound.others {
-            [] => String::new(),
-            others => format!(" (other finalizers: {})", examples(others)),
+            "" => String::new(),
+            others => format!(" (other finalizers: {others})"),
         };
         format!("Service {} {state}{others}; to free it: {}", bound.key, bound.command())
     }));
@@ -209,21 +214,25 @@ mod tests {
         .unwrap()
     }
 
+    fn blocked(finalizers: &[&str], deleted: bool) -> Option<BlockedService> {
+        BlockedService::of(&service(finalizers, deleted).metadata, &Selection::default())
+    }
+
     #[test]
     fn only_services_with_the_finalizer_are_found() {
-        assert_eq!(BlockedService::of(&service(&[], true).metadata), None);
-        assert_eq!(BlockedService::of(&service(&["lb-linker/other"], true).metadata), None);
-        let bound = BlockedService::of(&service(&["a/b", FINALIZER, "c/d"], true).metadata).unwrap();
+        assert_eq!(blocked(&[], true), None);
+        assert_eq!(blocked(&["lb-linker/other"], true), None);
+        let bound = blocked(&["a/b", FINALIZER, "c/d"], true).unwrap();
         assert!(bound.stuck);
-        assert_eq!(bound.others, ["a/b", "c/d"]);
-        assert!(!BlockedService::of(&service(&[FINALIZER], false).metadata).unwrap().stuck);
+        assert_eq!(bound.others, "a/b, c/d");
+        assert!(bound.is_selected);
+        assert!(!blocked(&[FINALIZER], false).unwrap().stuck);
     }
 
     #[test]
     fn log_names_services_with_commands_up_to_a_limit() {
         assert!(lines(&[]).is_empty());
-        let found: Vec<BlockedService> =
-            (0..45).filter_map(|i| BlockedService::of(&service(&[FINALIZER], i % 2 == 0).metadata)).collect();
+        let found: Vec<BlockedService> = (0..45).filter_map(|i| blocked(&[FINALIZER], i % 2 == 0)).collect();
         let lines = lines(&found);
         assert_eq!(lines.len(), 22);
         assert!(lines[0].contains("carry it: 45, stuck in deletion: 23"), "{}", lines[0]);

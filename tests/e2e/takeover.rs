@@ -512,8 +512,8 @@ async fn finalizer_of_a_recreated_service_isnt_removed() {
         key: ServiceKey::new(&namespace, "web"),
         uid: uid.to_owned(),
         stuck: false,
-        labels: BTreeMap::new(),
-        others: Vec::new(),
+        others: String::new(),
+        is_selected: true,
     };
     let refused = remove_finalizer(&cluster.client, &bound("another")).await.unwrap_err();
     assert!(is_uid_mismatch(&refused), "{refused}");

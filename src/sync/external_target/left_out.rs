@@ -1,13 +1,14 @@
 //! Decides about the external targets at a start that would remove most of them: a flag may leave their Services out by
 //! mistake, or the Services may all be gone. Pure functions, and the look-up of the Services.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::SelectorExt;
-use kube::{Client, Resource, ResourceExt};
+use kube::{Client, Resource};
 
 use super::decision::{NextStep, OnDelete, SyncPolicy, Write};
 use super::desired::IpTargets;
@@ -17,7 +18,7 @@ use crate::model::uid::Uid;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ListError, in_place};
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
-use crate::sync::k8s::watch::{RequestQuery, list_pages};
+use crate::sync::k8s::watch::{RequestQuery, key_of, list_pages};
 use crate::sync::source::file_watcher::DirectoryError;
 use crate::sync::source::manifests;
 use crate::sync::source::selection::{MANAGED, Selection};
@@ -42,12 +43,13 @@ impl Flag {
 
     /// Returns the flag that leaves out an existing Service with this metadata; `None` if none does.
     #[must_use]
-    fn of(key: &ServiceKey, service: &Metadata, selection: &Selection) -> Option<Self> {
+    fn of(key: &ServiceKey, metadata: &ObjectMeta, selection: &Selection) -> Option<Self> {
+        let no_labels = BTreeMap::new();
         if !selection.watches(key.namespace()) {
             Some(Self::WatchNamespaces)
-        } else if !selection.labels.matches(&service.labels) {
+        } else if !selection.labels.matches(metadata.labels.as_ref().unwrap_or(&no_labels)) {
             Some(Self::ServiceSelector)
-        } else if selection.annotated_only && service.managed.as_deref() != Some("true") {
+        } else if selection.annotated_only && managed(metadata) != Some("true") {
             Some(Self::Selection)
         } else {
             None
@@ -81,17 +83,18 @@ pub enum Verdict {
     Gone,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Metadata {
+/// What is kept of an existing Service. Its labels and annotations may be large, and aren't kept.
+#[derive(Clone, Debug)]
+struct FoundService {
     uid: Uid,
-    labels: std::collections::BTreeMap<String, String>,
-    managed: Option<String>,
+    has_opted_out: bool,
+    flag: Option<Flag>,
 }
 
 /// The looked-up load balancers that exist.
 #[derive(Clone, Debug, Default)]
 pub struct Existing {
-    services: HashMap<ServiceKey, Metadata>,
+    services: HashMap<ServiceKey, FoundService>,
     /// Namespaces that may not be listed.
     forbidden: BTreeSet<String>,
 }
@@ -100,32 +103,27 @@ impl Existing {
     /// Decides about a load balancer, given the uid `recorded` on its external target. Without a recorded uid any
     /// Service of the same name counts as the same.
     #[must_use]
-    pub fn judge(&self, key: &ServiceKey, recorded: &Uid, selection: &Selection) -> Verdict {
+    pub fn judge(&self, key: &ServiceKey, recorded: &Uid) -> Verdict {
         if self.forbidden.contains(key.namespace()) {
             return Verdict::Exists { uid: None, flag: Some(Flag::WatchNamespaces) };
         }
         match self.services.get(key) {
             Some(service) if !recorded.is_empty() && service.uid != *recorded => Verdict::Gone,
-            Some(service) if service.managed.as_deref() == Some("false") => Verdict::OptedOut,
-            Some(service) => {
-                Verdict::Exists { uid: Some(service.uid.clone()), flag: Flag::of(key, service, selection) }
-            }
+            Some(service) if service.has_opted_out => Verdict::OptedOut,
+            Some(service) => Verdict::Exists { uid: Some(service.uid.clone()), flag: service.flag },
             None => Verdict::Gone,
         }
     }
 
-    fn add(&mut self, wanted: &HashSet<ServiceKey>, page: Vec<RawDeserializeGuard<Service>>) {
-        for service in page {
-            let key = ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any());
-            // A Service that is being deleted counts as gone.
-            if service.meta().deletion_timestamp.is_none() && wanted.contains(&key) {
-                let metadata = Metadata {
-                    uid: service.uid().as_deref().unwrap_or_default().into(),
-                    managed: service.annotations().get(MANAGED).cloned(),
-                    labels: service.labels().clone(),
-                };
-                self.services.insert(key, metadata);
-            }
+    fn add(&mut self, key: ServiceKey, metadata: &ObjectMeta, selection: &Selection) {
+        // A Service that is being deleted counts as gone.
+        if metadata.deletion_timestamp.is_none() {
+            let found = FoundService {
+                uid: metadata.uid.as_deref().unwrap_or_default().into(),
+                has_opted_out: managed(metadata) == Some("false"),
+                flag: Flag::of(&key, metadata, selection),
+            };
+            self.services.insert(key, found);
         }
     }
 }
@@ -167,22 +165,20 @@ impl Registry {
                 let directory = directory.clone();
                 let read =
                     tokio::task::spawn_blocking(move || manifests::load_balancers(&directory)).await??;
-                existing.services = read
-                    .into_iter()
-                    .filter(|service| wanted.contains(&service.key()))
-                    .map(|service| (service.key(), Metadata::of(&service)))
-                    .collect();
+                for service in read.iter().filter(|service| wanted.contains(&service.key())) {
+                    existing.add(service.key(), &service.metadata, selection);
+                }
                 return Ok(existing);
             }
         };
-        let forbidden = match list(client, None, wanted, &mut existing).await {
+        let forbidden = match list(client, None, wanted, selection, &mut existing).await {
             Err(error) if error.code() == 403 && !selection.namespaces.is_empty() => error,
             listed => return Ok(listed.map(|()| existing)?),
         };
         let namespaces: BTreeSet<&str> = wanted.iter().map(ServiceKey::namespace).collect();
         for namespace in namespaces {
             if selection.watches(namespace) {
-                list(client, Some(namespace), wanted, &mut existing).await?;
+                list(client, Some(namespace), wanted, selection, &mut existing).await?;
             } else {
                 existing.forbidden.insert(namespace.to_owned());
             }
@@ -192,14 +188,8 @@ impl Registry {
     }
 }
 
-impl Metadata {
-    fn of(service: &Service) -> Self {
-        Self {
-            uid: service.uid().into(),
-            labels: service.metadata.labels.clone().unwrap_or_default(),
-            managed: service.annotation(MANAGED).map(ToOwned::to_owned),
-        }
-    }
+fn managed(metadata: &ObjectMeta) -> Option<&str> {
+    metadata.annotations.as_ref()?.get(MANAGED).map(String::as_str)
 }
 
 /// Lists the metadata of the load balancers of a namespace, or of all, page by page.
@@ -207,6 +197,7 @@ async fn list(
     client: &Client,
     namespace: Option<&str>,
     wanted: &HashSet<ServiceKey>,
+    selection: &Selection,
     existing: &mut Existing,
 ) -> Result<(), ListError> {
     let query = RequestQuery {
@@ -215,7 +206,15 @@ async fn list(
         metadata_only: true,
         ..RequestQuery::default()
     };
-    let listed = list_pages(client.clone(), &query, |page| existing.add(wanted, page)).await;
+    let on_page = |page: Vec<RawDeserializeGuard<Service>>| {
+        for service in page {
+            let key = key_of(&service);
+            if wanted.contains(&key) {
+                existing.add(key, service.meta(), selection);
+            }
+        }
+    };
+    let listed = list_pages(client.clone(), &query, on_page).await;
     listed
         .map_err(|source| ListError { what: in_place("load balancers", namespace), source: Box::new(source) })
 }
@@ -260,13 +259,12 @@ mod tests {
     use crate::sync::k8s::object::{ObjectId, ObjectKind};
     use crate::sync::test_support;
 
-    fn existing(services: &[serde_json::Value], wanted: &[&str]) -> Existing {
-        let page = services.iter().map(|metadata| {
-            RawDeserializeGuard::from_json(&json!({"metadata": metadata}).to_string()).unwrap()
-        });
-        let wanted = wanted.iter().map(|name| ServiceKey::new("shop", name)).collect();
+    fn existing(services: &[serde_json::Value], selection: &Selection) -> Existing {
         let mut existing = Existing::default();
-        existing.add(&wanted, page.collect());
+        for metadata in services {
+            let metadata: ObjectMeta = serde_json::from_value(metadata.clone()).unwrap();
+            existing.add(ServiceKey::new("shop", metadata.name.as_deref().unwrap()), &metadata, selection);
+        }
         existing
     }
 
@@ -284,7 +282,6 @@ mod tests {
     #[test]
     fn verdict_names_the_flag_that_leaves_a_service_out() {
         let web = json!({"namespace": "shop", "name": "web", "uid": "u", "labels": {"tier": "web"}});
-        let existing = existing(&[web], &["web"]);
         let key = ServiceKey::new("shop", "web");
         for (selection, flag) in [
             (selection(&[], false, &[]), None),
@@ -294,11 +291,12 @@ mod tests {
             (selection(&[("tier", "web")], false, &[]), None),
             (selection(&[("tier", "web")], true, &[]), Some(Flag::Selection)),
         ] {
+            let existing = existing(std::slice::from_ref(&web), &selection);
             for recorded in ["u", ""] {
-                let verdict = existing.judge(&key, &recorded.into(), &selection);
+                let verdict = existing.judge(&key, &recorded.into());
                 assert_eq!(verdict, Verdict::Exists { uid: Some("u".into()), flag }, "{selection:?}");
             }
-            assert_eq!(existing.judge(&key, &"earlier".into(), &selection), Verdict::Gone, "recreated");
+            assert_eq!(existing.judge(&key, &"earlier".into()), Verdict::Gone, "recreated");
         }
     }
 
@@ -309,16 +307,13 @@ mod tests {
             json!({"namespace": "shop", "name": "out", "uid": "u", "annotations": managed("false")}),
             json!({"namespace": "shop", "name": "in", "uid": "u", "annotations": managed("true")}),
             json!({"namespace": "shop", "name": "going", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}),
-            json!({"namespace": "shop", "name": "unasked", "uid": "u"}),
         ];
-        let mut existing = existing(&services, &["out", "in", "going", "gone"]);
-        let selection = selection(&[], true, &[]);
-        let judge = |existing: &Existing, name| {
-            existing.judge(&ServiceKey::new("shop", name), &Uid::default(), &selection)
-        };
+        let mut existing = existing(&services, &selection(&[], true, &[]));
+        let judge =
+            |existing: &Existing, name| existing.judge(&ServiceKey::new("shop", name), &Uid::default());
         assert_eq!(judge(&existing, "out"), Verdict::OptedOut);
         assert_eq!(judge(&existing, "in"), Verdict::Exists { uid: Some("u".into()), flag: None });
-        for name in ["going", "gone", "unasked"] {
+        for name in ["going", "gone"] {
             assert_eq!(judge(&existing, name), Verdict::Gone, "{name}");
         }
         existing.forbidden.insert("shop".to_owned());

@@ -10,6 +10,7 @@ use tracing::{info, warn};
 
 use super::Reconciler;
 use super::context::ReconcilerContext;
+use crate::model::excerpt::examples;
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -28,8 +29,6 @@ use crate::sync::source::selection::Selection;
 
 /// The first and the longest pause before the next look-up of Services.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// The maximum number of Services that a log line names.
-const MAX_EXAMPLES: usize = 3;
 
 /// The fate of an external target if nothing protects it.
 enum TargetFate {
@@ -179,7 +178,7 @@ impl Reconciler {
                 // A watch has reported the Service meanwhile.
                 continue;
             };
-            match existing.judge(&key, &self.recorded_uid(&key), selection) {
+            match existing.judge(&key, &self.recorded_uid(&key)) {
                 Verdict::Exists { uid, flag } if protects => {
                     if let (Some(uid), true) = (uid, link.is_left_out()) {
                         let hostnames = link.annotations.hostnames.to_vec();
@@ -278,22 +277,12 @@ impl Reconciler {
         if gone.is_empty() || self.context.policy.on_delete == OnDelete::Retain {
             return;
         }
-        let keys: Vec<&ServiceKey> = gone.iter().collect();
         warn!(
             "{going} of {present} external targets would go; {} of them because their load balancers are gone: {}; \
              they stay for ten minutes more than --delete-delay; --max-deletes unlimited lifts this",
-            keys.len(),
-            examples(&keys)
+            gone.len(),
+            examples(gone)
         );
-    }
-}
-
-/// Returns the first names of a list, and the number of further names.
-fn examples(keys: &[&ServiceKey]) -> String {
-    let names: Vec<String> = keys.iter().take(MAX_EXAMPLES).map(ToString::to_string).collect();
-    match keys.len().saturating_sub(MAX_EXAMPLES) {
-        0 => names.join(", "),
-        more => format!("{} and {more} more", names.join(", ")),
     }
 }
 
