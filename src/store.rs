@@ -260,7 +260,7 @@ impl Store {
     /// Adds a link for a Service that was gone before this process started, because its external target still exists.
     /// The link keeps the names that it owns, ranks last for all other names, and keeps those of its custom hostnames
     /// that have no other owner. Returns `None` if the link exists, or if the Service can't be decoded.
-    pub fn insert_gone(&self, key: &ServiceKey, hostnames: Vec<Box<str>>) -> Option<LinkChange> {
+    pub fn insert_gone(&self, key: &ServiceKey, hostnames: Vec<Arc<str>>) -> Option<LinkChange> {
         self.insert_unobserved(key, "", false, hostnames)
     }
 
@@ -272,7 +272,7 @@ impl Store {
         key: &ServiceKey,
         uid: Uid,
         target: Option<Target>,
-        hostnames: Vec<Box<str>>,
+        hostnames: Vec<Arc<str>>,
     ) -> Option<LinkChange> {
         let mut allocator = self.write();
         let known = self.get(key);
@@ -313,7 +313,7 @@ impl Store {
         key: &ServiceKey,
         uid: &str,
         has_finalizer: bool,
-        hostnames: Vec<Box<str>>,
+        hostnames: Vec<Arc<str>>,
     ) -> Option<LinkChange> {
         let mut allocator = self.write();
         if let Some(link) = self.get(key) {
@@ -354,7 +354,7 @@ impl Store {
 
     /// Records the link that an external target is labelled for, and the custom hostnames recorded on it: an owner
     /// keeps its names.
-    pub fn set_owner(&self, object: &str, owner: Option<&ServiceKey>, hostnames: &[Box<str>]) {
+    pub fn set_owner(&self, object: &str, owner: Option<&ServiceKey>, hostnames: &[Arc<str>]) {
         let mut allocator = self.write();
         let reassigned = allocator.set_owner(object, owner);
         self.apply_reassigned(&mut allocator, reassigned);

@@ -1,6 +1,7 @@
 //! The policy for the target of a Service, and for the DNS names that the Service requests.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::rejection::{ListEntries, MAX_ENTRIES, MAX_ENTRY_BYTES, RejectedField, Rejection};
 use crate::model::hostname::to_presentation;
@@ -39,8 +40,8 @@ impl HostnamePolicy {
         &self,
         key: &ServiceKey,
         annotation: impl Fn(&str) -> Option<&'a str>,
-    ) -> (Vec<Box<str>>, Vec<Rejection>) {
-        let (mut granted, mut unusable): (Vec<Box<str>>, Vec<Rejection>) = Default::default();
+    ) -> (Vec<Arc<str>>, Vec<Rejection>) {
+        let (mut granted, mut unusable): (Vec<Arc<str>>, Vec<Rejection>) = Default::default();
         let annotations = [HOSTNAME].into_iter().chain(self.hostname_annotations.iter().map(String::as_str));
         for name in annotations {
             let Some(text) = annotation(name) else { continue };
@@ -86,7 +87,7 @@ impl HostnamePolicy {
 
     /// Returns the names that a Service of the namespace may still have.
     #[must_use]
-    pub fn still_granted(&self, namespace: &str, hostnames: Vec<Box<str>>) -> Vec<Box<str>> {
+    pub fn still_granted(&self, namespace: &str, hostnames: Vec<Arc<str>>) -> Vec<Arc<str>> {
         hostnames.into_iter().filter(|name| self.grant(namespace, name).is_ok()).collect()
     }
 
@@ -133,7 +134,7 @@ impl HostnamePolicy {
 
 /// Returns the names that an external target records in this annotation [`HOSTNAME`].
 #[must_use]
-pub fn noted_hostnames(annotation: Option<&str>) -> Vec<Box<str>> {
+pub fn noted_hostnames(annotation: Option<&str>) -> Vec<Arc<str>> {
     annotation.into_iter().flat_map(|names| ListEntries::of(names).counted).map(Into::into).collect()
 }
 
@@ -152,7 +153,7 @@ mod tests {
     fn asked(
         hostname_policy: &HostnamePolicy,
         annotations: &serde_json::Value,
-    ) -> (Vec<Box<str>>, Vec<Rejection>) {
+    ) -> (Vec<Arc<str>>, Vec<Rejection>) {
         hostname_policy.hostnames(&ServiceKey::new("default", "web"), |name| annotations[name].as_str())
     }
 
@@ -168,7 +169,7 @@ mod tests {
         let (names, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: text}));
         let expected =
             ["shop.default.lb.internal", "*.shop.default.lb.internal", "a.b.default.other.example"];
-        assert_eq!(names, expected.map(Box::from));
+        assert_eq!(names, expected.map(Arc::from));
         assert_eq!(unusable, []);
         let own = "web.default.lb.internal,web-default.other.example";
         assert_eq!(
@@ -226,14 +227,14 @@ mod tests {
         let hostname_policy =
             HostnamePolicy { hostname_annotations: vec![theirs.to_owned()], ..hostname_policy() };
         let (names, _) = asked(&hostname_policy, &annotations);
-        assert_eq!(names, ["a.default.lb.internal", "b.default.lb.internal"].map(Box::from));
+        assert_eq!(names, ["a.default.lb.internal", "b.default.lb.internal"].map(Arc::from));
     }
 
     #[test]
     fn names_after_the_first_100_are_one_rejection() {
         let names: Vec<String> = (0..14_000).map(|i| format!("n{i}.default.lb.internal")).collect();
         let (granted, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: names.join(",")}));
-        assert_eq!(granted, names[..100].iter().map(|name| Box::from(&**name)).collect::<Vec<Box<str>>>());
+        assert_eq!(granted, names[..100].iter().map(|name| Arc::from(&**name)).collect::<Vec<Arc<str>>>());
         let [rejection] = &unusable[..] else { panic!("{unusable:?}") };
         assert!(
             rejection.to_string().ends_with("ignored: 13900; the first 100 count, of at most 253 bytes each")

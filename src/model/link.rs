@@ -78,9 +78,9 @@ pub struct Annotations {
     /// The TTL of the Service's records, in seconds.
     pub ttl: Option<u32>,
     /// Custom hostnames: absolute, lower-case, without the trailing dot; the first label may be `*`.
-    pub hostnames: Box<[Box<str>]>,
+    pub hostnames: Arc<[Arc<str>]>,
     /// The namespaces in which Services may refer to this one as their source or target; `*` for all.
-    pub allow_from: Box<[Box<str>]>,
+    pub allow_from: Arc<[Arc<str>]>,
 }
 
 impl Annotations {
@@ -231,7 +231,7 @@ pub struct Link {
     /// The Service's ports. The external target has ports only if the target consists of addresses.
     pub ports: Arc<[Port]>,
     /// The custom hostnames that the link holds: other links may hold some of the requested ones.
-    pub hostnames: Box<[Box<str>]>,
+    pub hostnames: Box<[Arc<str>]>,
     /// The Service's uid; empty if unknown.
     pub uid: Uid,
     /// When a Service with this key was first created, in seconds since 1970, as far as known. Of two links that

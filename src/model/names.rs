@@ -92,6 +92,22 @@ pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     Some(name)
 }
 
+/// Returns the text of a name in wire form, without the trailing dot and without escapes: it equals the text of a custom
+/// hostname if the names are equal.
+#[must_use]
+pub fn text(mut wire: &[u8]) -> String {
+    let mut text = String::with_capacity(wire.len());
+    while let Some((length, rest)) = wire.split_first() {
+        let (label, rest) = rest.split_at(usize::from(*length).min(rest.len()));
+        if !text.is_empty() {
+            text.push('.');
+        }
+        text.push_str(&String::from_utf8_lossy(label));
+        wire = rest;
+    }
+    text
+}
+
 /// Writes labels in wire form and lower case. No label may exceed 63 octets.
 pub fn push_labels<'a>(labels: impl IntoIterator<Item = &'a [u8]>, to: &mut Vec<u8>) {
     let start = to.len();
@@ -185,6 +201,7 @@ mod tests {
         assert_ne!(wire([&b"a.b"[..]]), wire([&b"a"[..], b"b"]));
         assert_eq!(wire([&b""[..]]), None);
         assert_eq!(wire([&[b'x'; 64][..]]), None);
+        assert_eq!(text(b"\x01*\x02ab\x01c"), "*.ab.c");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What an external target tells about its link after a restart.
 
+use std::sync::Arc;
+
 use crate::model::link::Target;
 use crate::model::uid::Uid;
 
@@ -11,7 +13,7 @@ pub struct PersistedTarget {
     /// The Service that the external target was written for; another Service of the same name has another target.
     pub owner: TargetOwner,
     /// The custom hostnames recorded on the external target that the hostname policy still allows.
-    pub hostnames: Box<[Box<str>]>,
+    pub hostnames: Box<[Arc<str>]>,
     /// Whether lb-linker removes the external target when its Service is gone.
     pub is_ours: bool,
 }

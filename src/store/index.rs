@@ -1,9 +1,11 @@
 //! Index of DNS names: finds the link that owns a name.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use dashmap::{DashMap, Entry};
+use parking_lot::RwLock;
+use smallvec::SmallVec;
 
 use super::reverse_index::ReverseIndex;
 use crate::model::link::Link;
@@ -15,6 +17,9 @@ pub enum Lookup {
     EmptyNonTerminal,
     Nothing,
 }
+
+/// A name whose labels, each with its length octet, are in reverse order.
+type ReversedName = SmallVec<[u8; 40]>;
 
 /// A version of the set of names. It doesn't cover the links behind the names.
 #[derive(Clone, Debug)]
@@ -42,12 +47,11 @@ pub(super) struct Index {
     pub(super) names: NameSetCounter,
 }
 
-/// Names, and the domains above them.
 #[derive(Debug)]
 struct NameTree {
-    names: DashMap<Box<[u8]>, Arc<Link>>,
-    /// The domains above the names, and how many names each of them has below it.
-    domains: DashMap<Box<[u8]>, usize>,
+    /// The labels of each name are in reverse order: so the names below a domain follow the domain, and the domains need
+    /// no entries, of which a name can have over a hundred.
+    names: RwLock<BTreeMap<ReversedName, Arc<Link>>>,
     /// The number of names.
     count: AtomicUsize,
     generations: NameSetCounter,
@@ -153,70 +157,48 @@ impl Index {
 
 impl NameTree {
     fn new(generations: &NameSetCounter) -> Self {
-        Self {
-            names: DashMap::new(),
-            domains: DashMap::new(),
-            count: AtomicUsize::new(0),
-            generations: generations.clone(),
-        }
+        Self { names: RwLock::default(), count: AtomicUsize::new(0), generations: generations.clone() }
     }
 
     /// Maps a name to a link, or removes the name. Returns the previous link.
     fn set(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
-        let mut changing = None;
-        // The entry stays locked during the change, so that no reader sees the new link and then the old one again.
-        let before = match (self.names.entry(name.into()), link) {
-            (Entry::Occupied(mut entry), Some(link)) => {
-                if !Arc::ptr_eq(entry.get(), &link) {
-                    entry.get().set_outdated();
-                }
-                Some(entry.insert(link))
-            }
-            (Entry::Vacant(entry), Some(link)) => {
-                changing = Some(self.generations.begin());
-                entry.insert(link);
-                None
-            }
-            (Entry::Occupied(entry), None) => {
-                changing = Some(self.generations.begin());
-                entry.get().set_outdated();
-                Some(entry.remove())
-            }
-            (Entry::Vacant(_), None) => None,
-        };
-        if changing.is_some() {
-            let step = if before.is_none() { 1 } else { -1 };
-            self.count_below(name, step);
-            // Writers are serialized.
-            let owned = self.count.load(Ordering::Relaxed).saturating_add_signed(step);
-            self.count.store(owned, Ordering::Release);
+        let name = reversed(name);
+        // The map stays locked during the change, so that no reader sees the new link and then the old one again.
+        let mut names = self.names.write();
+        let before = names.get(&name).cloned();
+        let _change = (before.is_some() != link.is_some()).then(|| self.generations.begin());
+        if let Some(before) = &before
+            && link.as_ref().is_none_or(|link| !Arc::ptr_eq(before, link))
+        {
+            before.set_outdated();
         }
+        match link {
+            Some(link) => names.insert(name, link),
+            None => names.remove(&name),
+        };
+        self.count.store(names.len(), Ordering::Release);
         before
     }
 
     fn find(&self, name: &[u8]) -> Lookup {
-        match self.names.get(name) {
-            Some(link) => Lookup::Link(Arc::clone(&link)),
-            None if self.domains.contains_key(name) => Lookup::EmptyNonTerminal,
-            None => Lookup::Nothing,
+        let name = reversed(name);
+        match self.names.read().range::<ReversedName, _>(&name..).next() {
+            Some((found, link)) if *found == name => Lookup::Link(Arc::clone(link)),
+            Some((below, _)) if !name.is_empty() && below.starts_with(&name) => Lookup::EmptyNonTerminal,
+            _ => Lookup::Nothing,
         }
     }
+}
 
-    /// Adds `step` to the name count of each domain above the name.
-    fn count_below(&self, name: &[u8], step: isize) {
-        let mut rest = name;
-        while let Some(domain) = parent(rest).filter(|domain| !domain.is_empty()) {
-            let mut below = self.domains.entry(domain.into()).or_default();
-            *below = below.saturating_add_signed(step);
-            let unused = *below == 0;
-            drop(below);
-            // Writers are serialized: no name was added below the domain meanwhile.
-            if unused {
-                self.domains.remove(domain);
-            }
-            rest = domain;
-        }
+/// Returns a name in wire form with its labels in reverse order.
+fn reversed(mut name: &[u8]) -> ReversedName {
+    let mut reversed = SmallVec::from_elem(0, name.len());
+    while let Some((length, _)) = name.split_first() {
+        let (label, rest) = name.split_at((1 + usize::from(*length)).min(name.len()));
+        reversed[rest.len()..name.len()].copy_from_slice(label);
+        name = rest;
     }
+    reversed
 }
 
 /// Returns the domain directly above a name in wire form.

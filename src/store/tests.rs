@@ -141,7 +141,7 @@ fn left_out_service_keeps_its_names_and_target_through_lists() {
     let store = store_with_zone();
     let web = key("web");
     let host = Some(Target::Hostname(host("a.example.")));
-    let names = || vec![Box::from("shop.default.lb.internal")];
+    let names = || vec![Arc::from("shop.default.lb.internal")];
     assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_some());
     assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_none(), "nothing changes");
     for name in [&["web-default"][..], &["web", "default"], &["shop", "default"]] {
@@ -469,7 +469,7 @@ fn leads(store: &Store, name: &str) -> String {
 }
 
 fn asking(service: ObservedService, names: &[&str]) -> ObservedService {
-    let hostnames = names.iter().map(|name| Box::from(*name)).collect();
+    let hostnames = names.iter().map(|name| Arc::from(*name)).collect();
     ObservedService { annotations: Annotations { hostnames, ..Default::default() }, ..service }
 }
 
@@ -533,7 +533,7 @@ fn contested_hostname_goes_to_its_owner_else_the_older_link() {
     assert_eq!((has("old"), has("young")), (1, 0));
 
     let young = ServiceKey::new("default", "young");
-    store.set_owner("young-default-ext", Some(&young), &name.map(Box::from));
+    store.set_owner("young-default-ext", Some(&young), &name.map(Arc::from));
     assert_eq!(leads(&store, "shop"), "young");
     assert_eq!((has("old"), has("young")), (0, 1));
     store.delete(&young, "young", None);
@@ -552,13 +552,13 @@ const PARTS: [&str; 3] = ["a", "a-a", "a-a-a"];
 
 /// Returns one of several Services with clashing names, and custom hostnames for it, most of which are default names of
 /// other Services.
-fn clashing(random: &mut StdRng) -> (ServiceKey, Vec<Box<str>>) {
+fn clashing(random: &mut StdRng) -> (ServiceKey, Vec<Arc<str>>) {
     let mut part = || PARTS[random.random_range(0..PARTS.len())];
     let key = ServiceKey::new(part(), part());
     let own = format!("{}.{}.lb.internal", part(), part());
     let dashed = format!("{}-{}.lb.internal", part(), part());
     let all = [own, dashed, "shop.lb.internal".to_owned(), "*.shop.lb.internal".to_owned()];
-    (key, all.iter().filter(|_| random.random_bool(0.5)).map(|name| Box::from(&**name)).collect())
+    (key, all.iter().filter(|_| random.random_bool(0.5)).map(|name| Arc::from(&**name)).collect())
 }
 
 /// Checks the owner of every name that any link could have.
@@ -585,7 +585,7 @@ fn check_names(store: &Store, context: &str) {
     }
     let mut asked: HashMap<&str, Vec<&Arc<Link>>> = HashMap::new();
     for link in &links {
-        for name in &link.annotations.hostnames {
+        for name in &*link.annotations.hostnames {
             asked.entry(name).or_default().push(link);
         }
     }
@@ -607,7 +607,7 @@ fn names_are_unique_after_random_changes() {
     for seed in 0..40 {
         let mut random = StdRng::seed_from_u64(seed);
         let mut store = store_with_zone();
-        let mut written: HashMap<String, (ServiceKey, Vec<Box<str>>)> = HashMap::new();
+        let mut written: HashMap<String, (ServiceKey, Vec<Arc<str>>)> = HashMap::new();
         let mut living: HashMap<ServiceKey, ObservedService> = HashMap::new();
         for step in 0..120 {
             let (key, hostnames) = clashing(&mut random);
@@ -729,8 +729,8 @@ fn target_in_our_zone_needs_its_links_permission() {
         ("other", "open", "default"),
         ("other", "all", "*"),
     ] {
-        let allow_from = allowed.split(',').filter(|word| !word.is_empty()).map(Box::from).collect();
-        let hostnames = [Box::from(format!("{name}-extra.lb.internal"))].into();
+        let allow_from = allowed.split(',').filter(|word| !word.is_empty()).map(Arc::from).collect();
+        let hostnames = [Arc::from(format!("{name}-extra.lb.internal"))].into();
         let annotations = Annotations { allow_from, hostnames, ..Annotations::default() };
         store.apply(ObservedService { annotations, ..seen(namespace, name, "u", &["lb.example."]) });
     }

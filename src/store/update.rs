@@ -100,7 +100,7 @@ impl Store {
     /// Publishes custom hostnames under their new owners.
     pub(super) fn apply_owner_changes(&self, allocator: &mut NameAllocator, passed: Vec<OwnerChange>) {
         for OwnerChange { name, from, to } in passed {
-            if to.is_none() {
+            if let (None, Some(name)) = (&to, custom_hostnames::wire(&name)) {
                 self.index.set_custom(&name, None);
             }
             // Publish the new owner before unpublishing the old one.
@@ -127,7 +127,7 @@ impl Store {
             return;
         }
         for zone in &*self.zones() {
-            for key in allocator.custom_hostnames.requesters(&[name, &**zone].concat().into()) {
+            for key in allocator.custom_hostnames.requesters(&names::text(&[name, &**zone].concat())) {
                 self.refresh_hostnames(allocator, &key);
             }
         }
@@ -143,7 +143,7 @@ impl Store {
     }
 
     /// Returns the custom hostnames that a link owns, except default names of other links.
-    fn hostnames_of(&self, allocator: &NameAllocator, key: &ServiceKey) -> Box<[Box<str>]> {
+    fn hostnames_of(&self, allocator: &NameAllocator, key: &ServiceKey) -> Box<[Arc<str>]> {
         let zones = self.zones();
         let free = |name: &str| {
             let Some(name) = custom_hostnames::wire(name) else { return false };

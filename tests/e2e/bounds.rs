@@ -16,8 +16,8 @@ const SERVICES: usize = 10;
 const ROUNDS: usize = 12;
 /// All annotations of an object together may take 256 KiB.
 const ANNOTATION: usize = 250_000;
-/// The memory limit of the Deployment in `deploy/`, in KiB.
-const MEMORY_LIMIT: usize = 128 * 1024;
+/// The upper bound of the resident memory, in KiB. `deploy/` allows 256 MiB.
+const MEMORY_LIMIT: usize = 96 * 1024;
 
 /// Returns about 14,000 names that no load balancer may have, different in each round.
 fn names(round: usize) -> String {

@@ -44,8 +44,9 @@ pub(crate) fn coalesce(changes: Vec<Reassigned>) -> Vec<Reassigned> {
 #[derive(Debug, Default)]
 pub(crate) struct NameAllocator {
     /// The claims for the names of external targets.
-    objects: Claims,
-    labels: Claims,
+    objects: Claims<Arc<str>>,
+    /// The claims for labels, in wire form.
+    labels: Claims<Box<[u8]>>,
     links: HashMap<ServiceKey, LinkClaims>,
     owners: CurrentOwners,
     pub(crate) custom_hostnames: CustomHostnames,
@@ -69,7 +70,7 @@ impl NameAllocator {
         let mut changes = Vec::new();
         if let Some(label) = key.label() {
             let before = self.label_winner(&label).cloned();
-            self.labels.add(&label, claim.clone());
+            self.labels.add(label.as_slice().into(), claim.clone());
             self.record_label_change(label, before.as_ref(), &mut changes);
         }
         self.rebalance(vec![claim], &mut changes);
@@ -91,12 +92,12 @@ impl NameAllocator {
         let claim = Claim { created: claims.created, key: key.clone() };
         if let Some(label) = key.label() {
             let before = self.label_winner(&label).cloned();
-            self.labels.remove(&label, &claim);
+            self.labels.remove(label.as_slice(), &claim);
             self.record_label_change(label, before.as_ref(), &mut changes);
         }
         let mut next = Vec::new();
         for name in claims.objects {
-            self.objects.remove(name.as_bytes(), &claim);
+            self.objects.remove(&*name, &claim);
             next.extend(self.object_winner(&name).cloned());
         }
         self.rebalance(next, &mut changes);
@@ -127,7 +128,7 @@ impl NameAllocator {
 
     /// Returns the links that claim an object's name.
     pub(crate) fn claimants(&self, object: &str) -> Vec<ServiceKey> {
-        self.objects.claims_for(object.as_bytes()).iter().map(|claim| claim.key.clone()).collect()
+        self.objects.claims_for(object).iter().map(|claim| claim.key.clone()).collect()
     }
 
     /// Returns whether an object is labelled for this link.
@@ -148,7 +149,7 @@ impl NameAllocator {
             let mut claims = SmallVec::<[Arc<str>; 1]>::new();
             while let Some(candidate) = self.candidate(key, claims.len()) {
                 let before = self.object_winner(&candidate).cloned();
-                self.objects.add(candidate.as_bytes(), claim.clone());
+                self.objects.add(Arc::clone(&candidate), claim.clone());
                 claims.push(candidate.clone());
                 if self.object_winner(&candidate) == Some(&claim) {
                     dirty.extend(before.filter(|before| *before != claim));
@@ -156,7 +157,7 @@ impl NameAllocator {
                 }
             }
             for name in claimed.iter().filter(|name| !claims.contains(name)) {
-                self.objects.remove(name.as_bytes(), &claim);
+                self.objects.remove(&**name, &claim);
                 dirty.extend(self.object_winner(name).cloned());
             }
             if let Some(name) = claims.last().filter(|name| Some(*name) != claimed.last()) {
@@ -188,7 +189,7 @@ impl NameAllocator {
     }
 
     fn object_winner(&self, name: &str) -> Option<&Claim> {
-        self.objects.winner(name.as_bytes(), |key| self.owners.get(name) == Some(key))
+        self.objects.winner(name, |key| self.owners.get(name) == Some(key))
     }
 
     /// Returns the owner of a label: a link that owns its default external target comes first.
@@ -375,7 +376,7 @@ mod tests {
         let squatter = ServiceKey::new("q", "q");
         allocator.set_owner(&taken, Some(&squatter));
         known.add(&mut allocator, &squatter, 3);
-        allocator.objects.add(taken.as_bytes(), Claim { created: 0, key: squatter });
+        allocator.objects.add(taken.as_str().into(), Claim { created: 0, key: squatter });
         known.add(&mut allocator, &loser, 2);
         assert_eq!(*known.objects[&loser], *names::external_target_hashed("y-z", "x", 16));
     }

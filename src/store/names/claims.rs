@@ -1,6 +1,8 @@
 //! The claims of links for names, in order of precedence.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use smallvec::SmallVec;
 
@@ -14,18 +16,27 @@ pub(crate) struct Claim {
 }
 
 /// The claims for each name, in order of precedence.
-#[derive(Debug, Default)]
-pub(crate) struct Claims(HashMap<Box<[u8]>, SmallVec<[Claim; 1]>>);
+#[derive(Debug)]
+pub(crate) struct Claims<N>(HashMap<N, SmallVec<[Claim; 1]>>);
 
-impl Claims {
-    pub(crate) fn add(&mut self, name: &[u8], claim: Claim) {
-        let claims = self.0.entry(name.into()).or_default();
+impl<N> Default for Claims<N> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<N: Eq + Hash> Claims<N> {
+    pub(crate) fn add(&mut self, name: N, claim: Claim) {
+        let claims = self.0.entry(name).or_default();
         if let Err(position) = claims.binary_search(&claim) {
             claims.insert(position, claim);
         }
     }
 
-    pub(crate) fn remove(&mut self, name: &[u8], claim: &Claim) {
+    pub(crate) fn remove<Q: Eq + Hash + ?Sized>(&mut self, name: &Q, claim: &Claim)
+    where
+        N: Borrow<Q>,
+    {
         let Some(claims) = self.0.get_mut(name) else { return };
         claims.retain(|other| other != claim);
         if claims.is_empty() {
@@ -34,12 +45,22 @@ impl Claims {
     }
 
     /// Returns the claims for a name, in order of precedence.
-    pub(crate) fn claims_for(&self, name: &[u8]) -> &[Claim] {
+    pub(crate) fn claims_for<Q: Eq + Hash + ?Sized>(&self, name: &Q) -> &[Claim]
+    where
+        N: Borrow<Q>,
+    {
         self.0.get(name).map(|claims| &**claims).unwrap_or_default()
     }
 
     /// Returns the winning claim: that of the present owner, else the first.
-    pub(crate) fn winner(&self, name: &[u8], is_owner: impl Fn(&ServiceKey) -> bool) -> Option<&Claim> {
+    pub(crate) fn winner<Q: Eq + Hash + ?Sized>(
+        &self,
+        name: &Q,
+        is_owner: impl Fn(&ServiceKey) -> bool,
+    ) -> Option<&Claim>
+    where
+        N: Borrow<Q>,
+    {
         let claims = self.claims_for(name);
         claims.iter().find(|claim| is_owner(&claim.key)).or(claims.first())
     }

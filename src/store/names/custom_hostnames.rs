@@ -3,35 +3,37 @@
 //! The owner of a name keeps it: the link on whose external target the name is recorded. A name without an owner goes
 //! to the oldest Service, then by namespace and name. So a restart, or another replica, gives the same result.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::claims::{Claim, Claims};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
-type WireName = Box<[u8]>;
-
+/// The names are absolute, in lower case and without the trailing dot.
 #[derive(Debug, Default)]
 pub(crate) struct CustomHostnames {
-    claims: Claims,
+    claims: Claims<Arc<str>>,
     requests: HashMap<ServiceKey, HostnameRequest>,
     /// By external target: the link that it is labelled for, and the names recorded on it.
-    recorded: HashMap<Box<str>, (ServiceKey, Vec<WireName>)>,
-    /// By name: the links that it is recorded for, and on how many external targets. While one external target replaces
-    /// another, a link has two.
-    recorded_owners: HashMap<WireName, BTreeMap<ServiceKey, usize>>,
+    recorded: HashMap<Box<str>, (ServiceKey, Vec<Arc<str>>)>,
+    /// By name: the link of each external target on which the name is recorded. While one external target replaces
+    /// another, a link is listed twice.
+    recorded_owners: HashMap<Arc<str>, SmallVec<[ServiceKey; 1]>>,
 }
 
 #[derive(Debug)]
 struct HostnameRequest {
     created: i64,
-    names: Vec<(Box<str>, WireName)>,
+    names: Vec<Arc<str>>,
 }
 
 /// A name that has another owner from now on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnerChange {
-    pub(crate) name: WireName,
+    pub(crate) name: Arc<str>,
     pub(crate) from: Option<ServiceKey>,
     pub(crate) to: Option<ServiceKey>,
 }
@@ -42,27 +44,21 @@ impl CustomHostnames {
         &mut self,
         key: &ServiceKey,
         created: i64,
-        names: &[Box<str>],
+        names: &[Arc<str>],
     ) -> Vec<OwnerChange> {
         let before = self.requests.remove(key);
         if before.is_none() && names.is_empty() {
             return Vec::new();
         }
-        let names: Vec<(Box<str>, WireName)> =
-            names.iter().filter_map(|name| Some((name.clone(), wire(name)?))).collect();
-        let concerned = before
-            .iter()
-            .flat_map(|before| &before.names)
-            .chain(&names)
-            .map(|(_, wire)| wire.clone())
-            .collect();
+        let names: Vec<Arc<str>> = names.iter().filter(|name| wire(name).is_some()).cloned().collect();
+        let concerned = before.iter().flat_map(|before| &before.names).chain(&names).cloned().collect();
         self.changes_of(concerned, |custom_hostnames| {
-            for (_, wire) in before.iter().flat_map(|before| &before.names) {
-                let created = before.as_ref().map_or(created, |before| before.created);
-                custom_hostnames.claims.remove(wire, &Claim { created, key: key.clone() });
+            if let Some(HostnameRequest { created, names }) = before {
+                let claim = Claim { created, key: key.clone() };
+                names.iter().for_each(|name| custom_hostnames.claims.remove(&**name, &claim));
             }
-            for (_, wire) in &names {
-                custom_hostnames.claims.add(wire, Claim { created, key: key.clone() });
+            for name in &names {
+                custom_hostnames.claims.add(Arc::clone(name), Claim { created, key: key.clone() });
             }
             if !names.is_empty() {
                 custom_hostnames.requests.insert(key.clone(), HostnameRequest { created, names });
@@ -75,55 +71,57 @@ impl CustomHostnames {
     pub(crate) fn set_recorded(
         &mut self,
         object: &str,
-        owner: Option<(&ServiceKey, &[Box<str>])>,
+        owner: Option<(&ServiceKey, &[Arc<str>])>,
     ) -> Vec<OwnerChange> {
         let before = self.recorded.remove(object);
-        let now: Option<(ServiceKey, Vec<WireName>)> = owner
-            .map(|(key, names)| (key.clone(), names.iter().filter_map(|name| wire(name)).collect()))
-            .filter(|(_, names): &(_, Vec<WireName>)| !names.is_empty());
+        let now = owner
+            .map(|(key, names)| {
+                let names = names.iter().filter(|name| wire(name).is_some()).cloned().collect();
+                (key.clone(), names)
+            })
+            .filter(|(_, names): &(_, Vec<Arc<str>>)| !names.is_empty());
         let concerned = before.iter().chain(&now).flat_map(|(_, names)| names).cloned().collect();
         self.changes_of(concerned, |custom_hostnames| {
+            let recorded_owners = &mut custom_hostnames.recorded_owners;
             for (key, names) in before.iter() {
                 for name in names {
-                    let Some(owners) = custom_hostnames.recorded_owners.get_mut(name) else { continue };
-                    match owners.get_mut(key) {
-                        Some(objects @ 2..) => *objects -= 1,
-                        _ => drop(owners.remove(key)),
+                    let Some(owners) = recorded_owners.get_mut(name) else { continue };
+                    if let Some(position) = owners.iter().position(|owner| owner == key) {
+                        owners.swap_remove(position);
                     }
                     if owners.is_empty() {
-                        custom_hostnames.recorded_owners.remove(name);
+                        recorded_owners.remove(name);
                     }
                 }
             }
             if let Some((key, names)) = now {
                 for name in &names {
-                    let owners = custom_hostnames.recorded_owners.entry(name.clone()).or_default();
-                    *owners.entry(key.clone()).or_default() += 1;
+                    recorded_owners.entry(Arc::clone(name)).or_default().push(key.clone());
                 }
                 custom_hostnames.recorded.insert(object.into(), (key, names));
             }
         })
     }
 
-    /// Returns the names that a link requests and owns, as spelled in its annotations.
-    pub(crate) fn names_of(&self, key: &ServiceKey) -> Box<[Box<str>]> {
+    /// Returns the names that a link requests and owns.
+    pub(crate) fn names_of(&self, key: &ServiceKey) -> Box<[Arc<str>]> {
         let requested = self.requests.get(key).into_iter().flat_map(|requested| &requested.names);
-        requested.filter(|(_, wire)| self.owner(wire) == Some(key)).map(|(name, _)| name.clone()).collect()
+        requested.filter(|name| self.owner(name) == Some(key)).cloned().collect()
     }
 
-    pub(crate) fn requesters(&self, name: &WireName) -> Vec<ServiceKey> {
+    pub(crate) fn requesters(&self, name: &str) -> Vec<ServiceKey> {
         self.claims.claims_for(name).iter().map(|claim| claim.key.clone()).collect()
     }
 
-    fn owner(&self, name: &WireName) -> Option<&ServiceKey> {
+    fn owner(&self, name: &str) -> Option<&ServiceKey> {
         let is_owner =
-            |key: &ServiceKey| self.recorded_owners.get(name).is_some_and(|owners| owners.contains_key(key));
+            |key: &ServiceKey| self.recorded_owners.get(name).is_some_and(|owners| owners.contains(key));
         self.claims.winner(name, is_owner).map(|claim| &claim.key)
     }
 
     /// Applies a change, and returns how the owners of these names have changed.
-    fn changes_of(&mut self, names: BTreeSet<WireName>, change: impl FnOnce(&mut Self)) -> Vec<OwnerChange> {
-        let before: Vec<(WireName, Option<ServiceKey>)> = names
+    fn changes_of(&mut self, names: BTreeSet<Arc<str>>, change: impl FnOnce(&mut Self)) -> Vec<OwnerChange> {
+        let before: Vec<(Arc<str>, Option<ServiceKey>)> = names
             .into_iter()
             .map(|name| {
                 let owner = self.owner(&name).cloned();
@@ -143,8 +141,8 @@ impl CustomHostnames {
 }
 
 /// Returns a name in the wire form of the index, or `None` if DNS can't carry it.
-pub(crate) fn wire(name: &str) -> Option<WireName> {
-    names::wire(name.split('.').map(str::as_bytes)).map(Into::into)
+pub(crate) fn wire(name: &str) -> Option<Vec<u8>> {
+    names::wire(name.split('.').map(str::as_bytes))
 }
 
 #[cfg(test)]
@@ -159,12 +157,12 @@ mod tests {
         ServiceKey::new("default", name)
     }
 
-    fn names(names: &[&str]) -> Vec<Box<str>> {
-        names.iter().map(|name| Box::from(*name)).collect()
+    fn names(names: &[&str]) -> Vec<Arc<str>> {
+        names.iter().map(|name| Arc::from(*name)).collect()
     }
 
     fn passed(name: &str, from: Option<&str>, to: Option<&str>) -> OwnerChange {
-        OwnerChange { name: wire(name).unwrap(), from: from.map(key), to: to.map(key) }
+        OwnerChange { name: name.into(), from: from.map(key), to: to.map(key) }
     }
 
     #[test]
@@ -227,7 +225,7 @@ mod tests {
             let keys: Vec<ServiceKey> = ["x", "y", "z"].map(key).into();
             let mut custom_hostnames = CustomHostnames::default();
             let (mut requested, mut noted) = (HashMap::new(), HashMap::<String, (ServiceKey, Vec<_>)>::new());
-            let mut owners: HashMap<WireName, ServiceKey> = HashMap::new();
+            let mut owners: HashMap<Arc<str>, ServiceKey> = HashMap::new();
             for _ in 0..80 {
                 let key = keys[random.random_range(0..keys.len())].clone();
                 let changes = if random.random_bool(0.4) {
@@ -250,10 +248,10 @@ mod tests {
                         None => owners.remove(&name),
                     };
                 }
-                let mut shown: Vec<(WireName, ServiceKey)> = Vec::new();
+                let mut shown: Vec<(Arc<str>, ServiceKey)> = Vec::new();
                 for key in &keys {
                     shown.extend(
-                        custom_hostnames.names_of(key).iter().map(|name| (wire(name).unwrap(), key.clone())),
+                        custom_hostnames.names_of(key).iter().map(|name| (Arc::clone(name), key.clone())),
                     );
                 }
                 assert_eq!(shown.len(), owners.len(), "seed {seed}: {shown:?} {owners:?}");

@@ -57,7 +57,7 @@ pub(crate) fn log_change(telemetry: &Telemetry, change: &LinkChange) {
 
 /// Returns a note about the DNS names that a link requests and doesn't own, if these have changed.
 pub(crate) fn lost_hostnames(change: &LinkChange) -> Option<String> {
-    let lost = |link: &Option<Arc<Link>>| -> Vec<Box<str>> {
+    let lost = |link: &Option<Arc<Link>>| -> Vec<Arc<str>> {
         let Some(link) = link else { return Vec::new() };
         link.annotations.hostnames.iter().filter(|name| !link.hostnames.contains(name)).cloned().collect()
     };

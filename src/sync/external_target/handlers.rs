@@ -1,6 +1,7 @@
 //! Event handlers of the reconciler, for objects in the target namespace and for links.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::info;
@@ -133,10 +134,10 @@ impl Reconciler {
     }
 
     /// Returns the custom hostnames recorded for a link that are still allowed.
-    pub(crate) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Box<str>> {
+    pub(crate) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Arc<str>> {
         let objects = self.objects.of_link(key).into_iter();
         let services = objects.filter(|object| object.id.kind == ObjectKind::Service);
-        let mut recorded: Vec<Box<str>> = Vec::new();
+        let mut recorded: Vec<Arc<str>> = Vec::new();
         // A link may have two external targets, of which one is to replace the other.
         for name in services.flat_map(|object| noted_hostnames(object.annotation(HOSTNAME))) {
             if !recorded.contains(&name) {

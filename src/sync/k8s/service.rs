@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 use k8s_openapi::NamespaceResourceScope;
@@ -202,13 +203,13 @@ impl Service {
 
 impl Service {
     /// Returns the namespaces that may follow this Service, without duplicates, and the invalid part of the annotation.
-    fn allow_from(&self) -> (Box<[Box<str>]>, Option<Rejection>) {
+    fn allow_from(&self) -> (Arc<[Arc<str>]>, Option<Rejection>) {
         let ListEntries { counted, ignored } =
             ListEntries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
         let mut rejection =
             Rejection::new(RejectedField::Other, format!("the namespace in annotation {ALLOW_FROM}"));
         rejection.ignore(ignored, ListEntries::LIMIT);
-        let mut namespaces: Vec<Box<str>> = Vec::new();
+        let mut namespaces: Vec<Arc<str>> = Vec::new();
         for namespace in counted {
             if namespace != "*" && !names::is_label(namespace) {
                 rejection.refuse(namespace, "neither the name of a namespace nor *");

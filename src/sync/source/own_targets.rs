@@ -374,7 +374,7 @@ mod tests {
         let link = |key: &str, hostname: &str| {
             let (namespace, name) = key.split_once('/').unwrap();
             let mut link = Link::new(ServiceKey::new(namespace, name), "u");
-            link.hostnames = [Box::from(hostname)].into();
+            link.hostnames = [Arc::from(hostname)].into();
             link
         };
         let mut is_due = |before: Option<Link>, after: Option<Link>| {

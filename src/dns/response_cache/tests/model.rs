@@ -178,7 +178,7 @@ impl World<'_> {
         });
         ports.shuffle(self.random);
         let number = self.random.random_range(0..=ports.len());
-        let boxed = |texts: Vec<String>| texts.into_iter().map(Box::from).collect();
+        let boxed = |texts: Vec<String>| texts.into_iter().map(Arc::from).collect();
         let annotations = Annotations {
             ttl: if self.chance(0.3) { Some(60) } else { None },
             hostnames: boxed(self.some_of(&WISHES, 0.2)),
@@ -254,7 +254,7 @@ impl World<'_> {
             }
             12 => {
                 let (key, hostnames) = (self.key(), self.some_of(&WISHES, 0.3));
-                let hostnames: Vec<Box<str>> = hostnames.into_iter().map(Box::from).collect();
+                let hostnames: Vec<Arc<str>> = hostnames.into_iter().map(Arc::from).collect();
                 let object = store.get(&key).map(|link| link.external_target().into_owned());
                 let object = object.unwrap_or_else(|| "a-tenant-tenant-ext".to_owned());
                 let holder = if self.chance(0.7) { Some(&key) } else { None };

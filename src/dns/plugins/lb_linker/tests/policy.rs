@@ -67,7 +67,7 @@ const UPSTREAM: &str = r#"
 
 /// Returns a load balancer in a namespace, with an `allow-from` annotation.
 fn balancer(namespace: &str, service: &str, target: &str, allow_from: &[&str]) -> ObservedService {
-    let allow_from = allow_from.iter().map(|namespace| Box::from(*namespace)).collect();
+    let allow_from = allow_from.iter().map(|namespace| std::sync::Arc::from(*namespace)).collect();
     let annotations = Annotations { allow_from, ..Annotations::default() };
     ObservedService { key: ServiceKey::new(namespace, service), annotations, ..link(service, target) }
 }

@@ -44,7 +44,7 @@ fn with_ttl(ttl: u32, link: ObservedService) -> ObservedService {
 }
 
 fn asking(names: &[&str], link: ObservedService) -> ObservedService {
-    let hostnames = names.iter().map(|name| Box::from(*name)).collect();
+    let hostnames = names.iter().map(|name| Arc::from(*name)).collect();
     ObservedService { annotations: Annotations { hostnames, ..link.annotations }, ..link }
 }
 
@@ -311,7 +311,7 @@ fn before_the_first_list_only_final_names_are_answered() {
     store.apply(link("default", "web", &["a.example."], &[]));
     store.apply(link("default", "pending", &[], &[]));
     let wild = ObservedService {
-        annotations: Annotations { hostnames: [Box::from("*.lb.internal")].into(), ..Default::default() },
+        annotations: Annotations { hostnames: [Arc::from("*.lb.internal")].into(), ..Default::default() },
         ..link("default", "wild", &["wild.example."], &[])
     };
     store.apply(wild);
