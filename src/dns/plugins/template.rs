@@ -77,8 +77,8 @@
 //! - `.Name`, the name, in lower case; `.Type` and `.Class`; `.Zone`, the zone of the template; `.Remote`, the client's
 //!   address; `.Regex`, the regular expression that has matched.
 //! - `.Match`, the groups of the match: `index .Match 0` is the whole match, `index .Match 1` the first group.
-//!   `.Group`, the groups by number and by name: `.Group.a` or `index .Group "a"`. A missing name is `<no value>` in
-//!   the first form, and empty in the second.
+//!   `.Group`, the groups by name and by number: `.Group.a`, `index .Group "a"` or `index .Group "1"`. A missing name
+//!   is `<no value>` in the first form, and empty with `index`.
 //! - `.Question.Name`, in the case of the query, `.Question.Qtype` and `.Question.Qclass`, which are numbers.
 //! - `.Message` with the fields `.Id`, `.Response`, `.Opcode`, `.Authoritative`, `.Truncated`, `.RecursionDesired`,
 //!   `.RecursionAvailable`, `.AuthenticatedData`, `.CheckingDisabled`, `.Rcode` and `.Question`, the list of its one

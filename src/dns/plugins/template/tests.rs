@@ -171,7 +171,7 @@ async fn alias_through_cache_is_followed_for_each_client() {
 async fn matches_and_failures_are_counted() {
     let context = template(
         "IN ANY example",
-        "match ^good[.]\nmatch ^(long)[.]\nmatch ^bad[.]\nanswer \"{{- if .Group.1 -}} {{ index .Match 2 }} {{- end }}{{ .Name }} TXT {{ .Type }}\"",
+        "match ^good[.]\nmatch ^(?P<l>long)[.]\nmatch ^bad[.]\nanswer \"{{- if .Group.l -}} {{ index .Match 2 }} {{- end }}{{ .Name }} TXT {{ .Type }}\"",
     );
     for name in ["good", "good", "long"] {
         let _ = context.ask(&format!("{name}.example. TXT")).await;
@@ -191,7 +191,7 @@ async fn matches_and_failures_are_counted() {
     assert_eq!(
         context.metrics("template_failures_total"),
         ["coredns_template_template_failures_total{class=\"IN\",section=\"answer\",server=\"dns://:53\",\
-             template=\"{{if .Group.1}}{{index .Match 2}}{{end}}{{.Name}} TXT {{.Type}}\",type=\"TXT\",view=\"\",zone=\"example.\"} 1"]
+             template=\"{{if .Group.l}}{{index .Match 2}}{{end}}{{.Name}} TXT {{.Type}}\",type=\"TXT\",view=\"\",zone=\"example.\"} 1"]
     );
     assert_eq!(
         broken.metrics("rr_failures_total"),

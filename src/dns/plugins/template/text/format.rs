@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use super::run::MAX_LENGTH;
 use super::value::Value;
 
 /// The maximum width: no record needs more, and a template must not fill the memory with zeros.
@@ -60,7 +61,7 @@ impl Format {
     /// Formats values.
     ///
     /// # Errors
-    /// Fails if the number of values is wrong, or if a value doesn't fit its verb.
+    /// Fails if the number of values is wrong, if a value doesn't fit its verb, or if the text is longer than any record.
     pub(super) fn write(&self, values: &[Value<'_>]) -> Result<String, String> {
         if self.arguments() != values.len() {
             return Err(format!(
@@ -75,6 +76,10 @@ impl Format {
             match piece {
                 Piece::Text(text) => written.push_str(text),
                 Piece::Verb(verb) => written.push_str(&verb.write(values.next().unwrap_or(&Value::None))?),
+            }
+            // A template can double a variable for each element of a list.
+            if written.len() > MAX_LENGTH {
+                return Err("the text is longer than any record".to_owned());
             }
         }
         Ok(written)
@@ -135,78 +140,99 @@ impl Verb {
     }
 
     fn write(&self, value: &Value<'_>) -> Result<String, String> {
-        let wrong = || format!("%{} isn't for {}", self.verb, value.kind_name());
-        let written = match (self.verb, value) {
+        let text = match (self.verb, value) {
+            ('d' | 'v' | 'x' | 'X', Value::Int(number)) => {
+                let sign = if *number < 0 { "-" } else { self.plus() };
+                return Ok(self.number(sign, number.unsigned_abs()));
+            }
+            ('d' | 'v' | 'x' | 'X', Value::Uint(number)) => return Ok(self.number(self.plus(), *number)),
             ('s' | 'v', Value::Str(text)) => match self.precision {
                 Some(most) => text.chars().take(most).collect(),
                 None => text.to_string(),
             },
-            ('v', Value::Int(_) | Value::Uint(_)) | ('d', Value::Uint(_)) if !self.plus => {
-                return Ok(self.pad_number(&value.print()?));
-            }
-            ('d', Value::Int(number)) if self.plus => return Ok(self.pad_number(&format!("{number:+}"))),
-            ('d', Value::Uint(number)) => return Ok(self.pad_number(&format!("{number:+}"))),
-            ('d', Value::Int(number)) => return Ok(self.pad_number(&number.to_string())),
-            ('x' | 'X', Value::Int(number)) => {
-                let sign = if *number < 0 { "-" } else { "" };
-                return Ok(self.pad_number(&self.cased(format!("{sign}{:x}", number.unsigned_abs()))));
-            }
-            ('x' | 'X', Value::Uint(number)) => {
-                return Ok(self.pad_number(&self.cased(format!("{number:x}"))));
-            }
             ('x' | 'X', Value::Str(text)) => {
                 let mut hex = String::new();
                 for byte in text.bytes() {
-                    let _ = write!(hex, "{byte:02x}");
+                    let _ =
+                        if self.verb == 'x' { write!(hex, "{byte:02x}") } else { write!(hex, "{byte:02X}") };
                 }
-                self.cased(hex)
+                hex
             }
             ('q', Value::Str(text)) => quoted(text),
-            ('v', Value::Bool(_) | Value::Strings(_) | Value::Map(_)) if self.width == 0 => {
-                value.print()?.into_owned()
+            ('v', Value::Bool(is_true)) => is_true.to_string(),
+            ('v', Value::None) => "<nil>".to_owned(),
+            // The verb, the flags and the width are for each element.
+            (_, Value::Strings(list)) => {
+                let elements: Vec<String> =
+                    list.iter().map(|text| self.write(&Value::Str(text.into()))).collect::<Result<_, _>>()?;
+                return Ok(format!("[{}]", elements.join(" ")));
             }
-            _ => return Err(wrong()),
+            (_, Value::Map(map)) => {
+                let mut entries = Vec::new();
+                for (key, text) in *map {
+                    let (key, text) = (Value::Str(key.into()), Value::Str(text.into()));
+                    entries.push(format!("{}:{}", self.write(&key)?, self.write(&text)?));
+                }
+                return Ok(format!("map[{}]", entries.join(" ")));
+            }
+            _ => return Err(format!("%{} isn't for {}", self.verb, value.kind_name())),
         };
-        if self.zeros && !self.left && self.width > 0 {
-            return Err(format!("zeros before {} aren't supported here", value.kind_name()));
-        }
-        Ok(self.pad(&written))
+        Ok(self.pad(&text))
     }
 
-    fn cased(&self, hex: String) -> String {
-        if self.verb == 'X' { hex.to_ascii_uppercase() } else { hex }
+    fn plus(&self) -> &'static str {
+        if self.plus { "+" } else { "" }
     }
 
-    /// Pads a number; zeros go after the sign.
-    fn pad_number(&self, number: &str) -> String {
-        if !self.zeros || self.left {
-            return self.pad(number);
+    /// Formats a number; zeros go after the sign.
+    fn number(&self, sign: &str, number: u64) -> String {
+        let digits = match self.verb {
+            'x' => format!("{number:x}"),
+            'X' => format!("{number:X}"),
+            _ => number.to_string(),
+        };
+        if self.zeros && !self.left {
+            format!("{sign}{digits:0>width$}", width = self.width.saturating_sub(sign.len()))
+        } else {
+            self.pad(&format!("{sign}{digits}"))
         }
-        let digits = number.trim_start_matches(['-', '+']);
-        let sign = &number[..number.len() - digits.len()];
-        format!("{sign}{digits:0>width$}", width = self.width.saturating_sub(sign.len()))
     }
 
     fn pad(&self, text: &str) -> String {
         let width = self.width;
-        if self.left { format!("{text:<width$}") } else { format!("{text:>width$}") }
+        match (self.left, self.zeros) {
+            (true, _) => format!("{text:<width$}"),
+            (false, true) => format!("{text:0>width$}"),
+            (false, false) => format!("{text:>width$}"),
+        }
     }
 }
 
-/// Quotes a string like Go's `%q`, for the characters in names and zone files.
+/// Quotes a string like Go's `%q`.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
-        match c {
-            '"' | '\\' => quoted.extend(['\\', c]),
-            '\n' => quoted.push_str("\\n"),
-            '\r' => quoted.push_str("\\r"),
-            '\t' => quoted.push_str("\\t"),
-            c if c.is_control() => {
-                let _ = write!(quoted, "\\x{:02x}", u32::from(c));
-            }
-            c => quoted.push(c),
-        }
+        let _ = match c {
+            '"' | '\\' => write!(quoted, "\\{c}"),
+            '\x07' => write!(quoted, "\\a"),
+            '\x08' => write!(quoted, "\\b"),
+            '\x0c' => write!(quoted, "\\f"),
+            '\n' => write!(quoted, "\\n"),
+            '\r' => write!(quoted, "\\r"),
+            '\t' => write!(quoted, "\\t"),
+            '\x0b' => write!(quoted, "\\v"),
+            ' '..='~' => write!(quoted, "{c}"),
+            ..='\x7f' => write!(quoted, "\\x{:02x}", u32::from(c)),
+            c if is_printable(c) => write!(quoted, "{c}"),
+            ..='\u{ffff}' => write!(quoted, "\\u{:04x}", u32::from(c)),
+            c => write!(quoted, "\\U{:08x}", u32::from(c)),
+        };
     }
     quoted + "\""
+}
+
+/// Returns whether a character that isn't ASCII is printable, in Rust's table of Unicode, which has the rules of Go's.
+fn is_printable(c: char) -> bool {
+    // `escape_debug` escapes a combining character only at the start of a string.
+    String::from_iter(['a', c]).escape_debug().nth(1) == Some(c)
 }

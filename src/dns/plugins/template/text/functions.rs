@@ -164,6 +164,8 @@ fn parse_int<'a>(text: &Value<'_>, base: &Value<'_>, bits: &Value<'_>) -> Result
             given.join(", ")
         ));
     };
+    // With base 0, underscores may separate digits, as in Go's number literals.
+    let is_separated = *base == 0 && !text.starts_with('_') && !text.ends_with('_') && !text.contains("__");
     let (digits, base) = match (base, text.get(..2).map(str::to_ascii_lowercase).as_deref()) {
         (0, Some("0x")) => (&text[2..], 16),
         (0, Some("0o")) => (&text[2..], 8),
@@ -178,10 +180,11 @@ fn parse_int<'a>(text: &Value<'_>, base: &Value<'_>, bits: &Value<'_>) -> Result
         1..=64 => *bits,
         _ => return Err(format!("parsing {text:?}: invalid bit size {bits}")),
     };
+    let digits = if is_separated { digits.replace('_', "") } else { digits.to_owned() };
     if digits.is_empty() || !digits.chars().all(|c| c.is_digit(base)) {
         return Err(format!("parsing {text:?}: invalid syntax"));
     }
-    u64::from_str_radix(digits, base)
+    u64::from_str_radix(&digits, base)
         .ok()
         .filter(|number| u128::from(*number) < 1 << bits)
         .map(Value::Uint)

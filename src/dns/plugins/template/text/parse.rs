@@ -104,8 +104,9 @@ impl<'t> Parser<'t> {
     }
 
     fn comment(&mut self) -> Parsed<()> {
+        self.at += "/*".len();
         let end = self.rest().find("*/").ok_or("this comment isn't closed by */")?;
-        self.at += end + 2;
+        self.at += end + "*/".len();
         let rest = self.rest();
         let trims = rest.starts_with(SPACE) && rest[1..].starts_with("-}}");
         if !(trims || rest.starts_with("}}")) || !self.close()? {

@@ -188,6 +188,12 @@ impl Parser<'_> {
             if name.is_empty() {
                 return Err("the name of a field has to follow this dot".to_owned());
             }
+            // Go reads `.0` as a number.
+            if name.starts_with(|c: char| c.is_ascii_digit()) {
+                return Err(format!(
+                    "the name of a field can't begin with a digit: instead of .{name}, write index .Group \"{name}\""
+                ));
+            }
             kind = kind.map(|kind| kind.field(name)).transpose()?;
             self.at += 1 + name.len();
             fields.push(name.to_owned());

@@ -6,7 +6,7 @@ use super::value::{Data, Value};
 
 /// The maximum length of the result: a message has 64 KiB (RFC 1035 section 4.2.2), and the text form of an octet has
 /// four characters at most.
-const MAX_LENGTH: usize = 4 * 65_536;
+pub(super) const MAX_LENGTH: usize = 4 * 65_536;
 
 pub(super) struct Runner<'a> {
     variables: Vec<(String, Value<'a>)>,

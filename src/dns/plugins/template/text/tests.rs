@@ -95,6 +95,11 @@ fn literals_and_functions() {
         ("{{ \"a\\\"\\n\\t\\\\\" }}{{ `b\\n` }}", "a\"\n\t\\b\\n"),
         ("{{ 12 }} {{ -1 }} {{ +1 }} {{ 0x0A }} {{ true }}", "12 -1 1 10 true"),
         ("{{ parseInt .Group.b 16 8 }} {{ parseInt \"0x1f\" 0 64 }} {{ parseInt \"010\" 0 0 }}", "10 31 8"),
+        ("{{ parseInt \"1_0\" 0 64 }} {{ parseInt \"0x_1_f\" 0 64 }} {{ parseInt \"0_7\" 0 8 }}", "10 31 7"),
+        (
+            "{{ parseInt \"1_0\" 10 64 }}",
+            "failed: at <parseInt \"1_0\" 10 64>: error calling parseInt: parsing \"1_0\": invalid syntax",
+        ),
         (
             "{{ parseInt \"gg\" 16 8 }}",
             "failed: at <parseInt \"gg\" 16 8>: error calling parseInt: parsing \"gg\": invalid syntax",
@@ -141,6 +146,15 @@ fn printf_formats_values() {
         ("{{ printf \"%x %X %04x %x\" 171 171 171 \"aB\" }}", "ab AB 00ab 6142"),
         ("{{ printf \"%q %5s|%-5s|%.2s\" \"a\\\"b\" \"x\" \"x\" \"xyz\" }}", "\"a\\\"b\"     x|x    |xy"),
         ("{{ printf \"%v %v\" true .Match }}", "true [ip-10-0a.example. 10 0a]"),
+        ("{{ printf \"%5v|%-6v|%05s|%06v\" true false \"a\" true }}", " true|false |0000a|00true"),
+        (
+            "{{ printf \"%3v|%q|%-2s\" .Match .Match .Group }}",
+            "[ip-10-0a.example.  10  0a]|[\"ip-10-0a.example.\" \"10\" \"0a\"]\
+             |map[0 :ip-10-0a.example. 1 :10 2 :0a a :10 b :0a e :  ]",
+        ),
+        ("{{ printf \"%v|%7v\" .Group.none .Group.none }}", "<nil>|  <nil>"),
+        ("{{ printf \"%q\" \"\u{7}\u{8}\u{b}\u{c}\u{1b}\u{7f}\" }}", "\"\\a\\b\\v\\f\\x1b\\x7f\""),
+        ("{{ printf \"%q\" \"é\u{301}\u{a0}\u{e000}\u{10ffff}\" }}", "\"é\u{301}\\u00a0\\ue000\\U0010ffff\""),
         (
             "{{ printf \"%d\" .Group.a }}",
             "failed: at <printf \"%d\" .Group.a>: error calling printf: %d isn't for a string",
@@ -205,6 +219,7 @@ fn invalid_templates_are_rejected_by_the_parser() {
         ("{{ }}", "4: an expression is missing"),
         ("{{ .Name | }}", "12: an expression is missing"),
         ("{{/* x }}", "1: this comment isn't closed by */"),
+        ("{{/*/}}", "1: this comment isn't closed by */"),
         ("{{/* x */ y }}", "1: }} has to follow the */ of a comment"),
         ("{{/* x */ }}", "1: }} has to follow the */ of a comment"),
         ("{{ if\"x\" }}{{ end }}", "6: a space has to follow if"),
@@ -218,6 +233,10 @@ fn invalid_templates_are_rejected_by_the_parser() {
         ("{{ .Meta \"a\" }}", "4: .Meta needs CoreDNS's plugin metadata, which isn't supported here"),
         ("{{ .Question.Nome }}", "4: the question has no field .Nome here; it has .Name, .Qtype, .Qclass"),
         ("{{ .Name.Length }}", "4: a string has no fields, and here is .Length"),
+        (
+            "{{ .Group.1 }}",
+            "4: the name of a field can't begin with a digit: instead of .1, write index .Group \"1\"",
+        ),
         (
             "{{ .Message.Answer }}",
             "4: the message has no field .Answer here; it has .Id, .Response, .Opcode, .Authoritative, .Truncated, \
@@ -299,4 +318,10 @@ fn template_is_written_as_in_go() {
 fn result_length_is_limited() {
     let text = "{{ range $.Group }}".repeat(8) + "{{ printf \"%1000d\" 1 }}" + &"{{ end }}".repeat(8);
     assert_eq!(run(&text), "failed: the result is longer than any record");
+    let double = "{{ $x = printf \"%s%s\" $x $x }}";
+    let text = format!(
+        "{{{{ $x := .Name }}}}{}",
+        ["{{ range .Group }}", "{{ range $.Group }}", double, "{{ end }}{{ end }}"].concat()
+    );
+    assert!(run(&text).ends_with("error calling printf: the text is longer than any record"));
 }
