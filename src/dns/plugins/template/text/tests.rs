@@ -1,3 +1,5 @@
+mod differential;
+
 use std::collections::BTreeMap;
 
 use crate::dns::plugins::template::text::*;

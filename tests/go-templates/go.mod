@@ -1,0 +1,3 @@
+module lb-linker.test/go-templates
+
+go 1.26.0
