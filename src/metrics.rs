@@ -34,12 +34,12 @@ pub fn registered<M: Collector + Clone + 'static>(
     Ok(metric)
 }
 
-/// The metrics of the process. Those of DNS have CoreDNS's names and labels, so that its dashboards work. Each module
-/// registers its own metrics.
+/// The metrics of the process. The DNS metrics have CoreDNS's names and labels, so that dashboards made for
+/// CoreDNS work. Each module registers its own metrics.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    families: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+    groups: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Metrics {
@@ -53,7 +53,7 @@ impl Metrics {
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         registry.register(Box::new(build))?;
         registry.register(Box::new(ProcessCollector::for_self()))?;
-        Ok(Self { registry, families: Mutex::default() })
+        Ok(Self { registry, groups: Mutex::default() })
     }
 
     /// Registers a collector that computes its metrics at each scrape.
@@ -68,15 +68,15 @@ impl Metrics {
     ///
     /// # Errors
     /// If two metrics have the same name.
-    pub fn family<F: MetricGroup>(&self) -> Result<Arc<F>, prometheus::Error> {
-        let mut families = self.families.lock();
-        let known = families.get(&TypeId::of::<F>()).cloned();
-        if let Some(family) = known.and_then(|family| family.downcast().ok()) {
-            return Ok(family);
+    pub fn group<G: MetricGroup>(&self) -> Result<Arc<G>, prometheus::Error> {
+        let mut groups = self.groups.lock();
+        let known = groups.get(&TypeId::of::<G>()).cloned();
+        if let Some(group) = known.and_then(|group| group.downcast().ok()) {
+            return Ok(group);
         }
-        let family = Arc::new(F::register(&self.registry)?);
-        families.insert(TypeId::of::<F>(), Arc::clone(&family) as Arc<dyn Any + Send + Sync>);
-        Ok(family)
+        let group = Arc::new(G::register(&self.registry)?);
+        groups.insert(TypeId::of::<G>(), Arc::clone(&group) as Arc<dyn Any + Send + Sync>);
+        Ok(group)
     }
 
     /// Returns the metrics in Prometheus's text format 0.0.4.

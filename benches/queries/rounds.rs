@@ -144,7 +144,7 @@ fn quiet<T>(measure: impl Fn() -> Result<(Load, T), String>) -> Result<(Load, T)
     Ok(best)
 }
 
-/// The CPU time of a server and of its core since a start time.
+/// Measures the CPU time of a server and of its core, from the readings at the start.
 struct Meter {
     pid: u32,
     used: f64,

@@ -221,8 +221,8 @@ impl Environment {
     }
 }
 
-/// Starts Knot as the upstream of all forwarders, on the core of the load, so that the upstream's cost doesn't count
-/// for them.
+/// Starts Knot as the upstream of all forwarders, on the load generator's core, so that its CPU time isn't counted as the
+/// forwarders'.
 pub fn start_upstream(program: &Path, directory: &Path, port: u16) -> io::Result<Process> {
     fs::create_dir_all(directory)?;
     fs::write(directory.join("zone"), fixtures::zone())?;

@@ -30,13 +30,13 @@ impl SyncMetrics {
     /// If two metrics have the same name.
     pub(super) fn register(metrics: &Metrics) -> Result<Self, prometheus::Error> {
         Ok(Self {
-            api: metrics.family()?,
-            election: metrics.family()?,
-            events: metrics.family()?,
-            reconciler: metrics.family()?,
-            staleness: metrics.family()?,
-            supervisor: metrics.family()?,
-            watch: metrics.family()?,
+            api: metrics.group()?,
+            election: metrics.group()?,
+            events: metrics.group()?,
+            reconciler: metrics.group()?,
+            staleness: metrics.group()?,
+            supervisor: metrics.group()?,
+            watch: metrics.group()?,
         })
     }
 }

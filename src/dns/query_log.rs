@@ -119,7 +119,7 @@ impl QueryLog {
     /// If two metrics have the same name.
     pub fn new(format: LineFormat, metrics: &Metrics) -> Result<(Self, LineQueue), prometheus::Error> {
         let (sender, receiver) = sync_channel(QUEUE_CAPACITY);
-        let dropped = metrics.family()?;
+        let dropped = metrics.group()?;
         let (warned_at, closed) = Default::default();
         let shared = Arc::new(LogState { sender, format, dropped, last_warning: warned_at, closed });
         Ok((Self(Arc::clone(&shared)), LineQueue { receiver, shared }))
@@ -248,7 +248,7 @@ mod tests {
     fn lines(format: LineFormat) -> (QueryLog, LineQueue, Arc<DroppedLines>) {
         let metrics = Metrics::new().unwrap();
         let (lines, queue) = QueryLog::new(format, &metrics).unwrap();
-        (lines, queue, metrics.family().unwrap())
+        (lines, queue, metrics.group().unwrap())
     }
 
     fn write(lines: &QueryLog, text: &str) {

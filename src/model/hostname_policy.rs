@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_refused_with_a_reason() {
+    fn hostnames_outside_the_policy_are_refused_with_a_reason() {
         for (name, why) in [
             ("shop.other.lb.internal", "below default.lb.internal only"),
             ("shop.lb.internal", "below default.lb.internal only"),

@@ -136,7 +136,7 @@ impl Index {
     fn find_wildcard(&self, name: &[u8], origin: &[u8]) -> Lookup {
         let mut rest = name;
         while let Some(parent) = parent(rest) {
-            // A wildcard doesn't cover names below `_tcp` and the like.
+            // Unlike in RFC 4592, a wildcard doesn't match a name with a label that begins with `_`.
             if rest.get(1) == Some(&b'_') {
                 return Lookup::Nothing;
             }

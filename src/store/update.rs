@@ -116,7 +116,7 @@ impl Store {
         let owner = link.as_ref().map(|link| link.key.clone());
         let before = self.index.set_default(name, link);
         let is_changed = before.is_some() != owner.is_some();
-        // Publish the link that has lost the name again, under its other names.
+        // The previous owner keeps its other names: publish it again without this one.
         if let (Some(loser), Some(owner)) = (before, owner)
             && loser.key != owner
             && self.get(&loser.key).is_some_and(|link| Arc::ptr_eq(&link, &loser))

@@ -248,7 +248,7 @@ impl<'a> LeaseClient<'a> {
 
     /// Waits until the given time. Timers stand still during a suspend, so the caller checks the clock afterwards.
     async fn wait(&mut self, until: BootInstant) {
-        // A successful read doesn't end an outage of writes.
+        // A round in which a request failed isn't a recovery, even if its read succeeded.
         if !self.failed {
             self.succeeded();
         }

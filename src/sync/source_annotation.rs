@@ -179,7 +179,7 @@ struct CrossTermState {
 struct SourceAnnotationController {
     context: SourceAnnotationContext,
     memory: CrossTermState,
-    /// The term and the rewind count of the lists that writes are based on.
+    /// The term, and the number of restores of etcd seen, when the lists began on which writes are based.
     lists: ListEpoch,
     annotated: AnnotatedServices,
     /// Ends the watch of each scope.

@@ -65,7 +65,7 @@ pub(crate) fn policy(instance: Option<&str>) -> SyncPolicy {
 }
 
 pub(crate) fn metrics<F: MetricGroup>() -> Arc<F> {
-    Metrics::new().unwrap().family().unwrap()
+    Metrics::new().unwrap().group().unwrap()
 }
 
 /// Returns telemetry that drops all Events.

@@ -8,7 +8,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::short;
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 async fn slice(cluster: &Cluster, namespace: &str, name: &str) -> Option<Vec<String>> {
     let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), namespace);

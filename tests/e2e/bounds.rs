@@ -80,7 +80,7 @@ async fn huge_annotations_cost_bounded_memory_log_and_events() {
         answers(linker.dns, &format!("web-{other}.lb.internal. CNAME"), &format!("{host}.")).await;
     }
     // Its external target has been updated, too; by then the tenant's last change has been processed.
-    crate::story::wait_for_external_target(
+    crate::recreation::wait_for_external_target(
         &cluster,
         "external-targets",
         &format!("web-{other}-ext"),

@@ -233,8 +233,8 @@ fn ask_for(name: &str, client: &UdpSocket, server: SocketAddr) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn forged_icmp_makes_no_answer_fragment() {
-    if !network::is_own("datagrams::forged_icmp_makes_no_answer_fragment") {
+async fn forged_icmp_causes_no_fragmented_answer() {
+    if !network::is_own("datagrams::forged_icmp_causes_no_fragmented_answer") {
         return;
     }
     let (ipv4, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
@@ -267,8 +267,8 @@ async fn forged_icmp_makes_no_answer_fragment() {
 /// The same for IPv6, where no packet of up to 1,280 bytes is ever fragmented: only a large `bufsize` allows answers
 /// that can be.
 #[tokio::test(flavor = "multi_thread")]
-async fn forged_icmpv6_makes_no_answer_fragment() {
-    if !network::is_own("datagrams::forged_icmpv6_makes_no_answer_fragment") {
+async fn forged_icmpv6_causes_no_fragmented_answer() {
+    if !network::is_own("datagrams::forged_icmpv6_causes_no_fragmented_answer") {
         return;
     }
     let (ipv6, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.1, 0)).unwrap(), Forger::new()));

@@ -14,7 +14,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::answers;
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, deploy, eventually};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
 

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually, grant_optional};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 const FINALIZER: &str = "lb-linker/finalizer";
 

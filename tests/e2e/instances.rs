@@ -12,7 +12,7 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 const INSTANCE: &str = "linker.hsj.com/instance";
 const OTHER_INSTANCES_METRIC: &str = "lb_linker_objects_of_other_instances";

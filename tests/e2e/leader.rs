@@ -17,7 +17,7 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end_with};
 use crate::harness::{cluster_with_target, deploy, eventually, grant_optional};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 /// A namespace with load balancers, a target namespace, and one ServiceAccount per replica, so that the audit log
 /// distinguishes the replicas.
@@ -781,7 +781,7 @@ async fn losing_the_lease_stops_only_the_writes() {
 }
 
 #[tokio::test]
-async fn missing_right_to_the_lease_is_named_once() {
+async fn missing_permission_for_the_lease_is_logged_once() {
     let stage = Fixture::new("no-lease").await;
     // The accounts have no permission on the Lease in the target namespace.
     stage.grant(&["10-rbac.yaml"], &stage.namespace);

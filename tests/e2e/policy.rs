@@ -7,7 +7,7 @@ use crate::harness::cluster::Ingress;
 use crate::harness::cluster_with_target;
 use crate::harness::dns::{CoreDns, answers, ask_repeatedly, ede, query, show, without_foreign_ttls};
 use crate::harness::linker::Linker;
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 /// Returns the manifest of a load balancer with the annotation `allow-from`.
 fn balancer(namespace: &str, name: &str, ingress: &str, allow_from: &str) -> String {

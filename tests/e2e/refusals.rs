@@ -8,7 +8,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually, grant_optional};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 /// The number of rejected objects in each test.
 const REFUSED: usize = 20;

@@ -6,7 +6,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, metadata: serde_json::Value) {
     cluster.create_load_balancer(namespace, name).await;

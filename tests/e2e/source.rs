@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::json;
 
+use crate::api_errors::create_overwriting_policy;
 use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddling};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually, grant_optional};
-use crate::story::wait_for_external_target;
-use crate::trouble::create_overwriting_policy;
+use crate::recreation::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
 
@@ -151,7 +151,7 @@ async fn annotation_takes_precedence_over_adoption() {
 }
 
 #[tokio::test]
-async fn missing_right_to_write_followers_is_logged_once() {
+async fn missing_permission_to_patch_followers_is_logged_once() {
     // A separate cluster, in which no lb-linker has the permission.
     let plane = &ControlPlane::start(Options::default());
     apply_deploy(plane);

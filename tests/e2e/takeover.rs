@@ -19,7 +19,7 @@ use crate::harness::dns::{answers, short};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::port::HeldPort;
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
-use crate::story::wait_for_external_target as points_at;
+use crate::recreation::wait_for_external_target as points_at;
 
 const FINALIZER: &str = "lb-linker/finalizer";
 const TARGETS: &str = "external-targets";
@@ -124,7 +124,7 @@ async fn legacy(cluster: &Cluster) -> LegacyObjects {
     let mut kept = |object: Service, target: &str| {
         objects.insert(object.metadata.name.clone().unwrap(), (uid(&object), target.to_owned()));
     };
-    // Stage 1 wrote an object for every load balancer. One target has changed since, one ends in a dot, and one is an
+    // The earlier operator's first stage wrote an object for every load balancer. One target has changed since, one ends in a dot, and one is an
     // IP address.
     for (name, was, is) in [
         ("plain", "plain.example.com", "plain.example.com"),
@@ -479,7 +479,7 @@ async fn unwatched_namespaces_are_left_alone() {
 }
 
 #[tokio::test]
-async fn missing_right_to_scan_finalizers_is_logged_once() {
+async fn missing_permission_to_list_services_is_logged_once() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("unseen").await;
     load_balancer(&cluster, &namespace, "web", Ingress::Hostname("a.example.com")).await;

@@ -80,7 +80,7 @@ impl Server {
         let forward = upstream.map(|address| format!(". {{\nforward . {address}\n}}\n")).unwrap_or_default();
         let handler =
             first_handler(&format!("lb.internal {{\nprometheus\nlb_linker\n}}\n{forward}"), &site).unwrap();
-        let places = Arc::new(ConnectionLimiter::new(metrics.family().unwrap()));
+        let places = Arc::new(ConnectionLimiter::new(metrics.group().unwrap()));
         let listener = tcp::bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
@@ -196,7 +196,7 @@ async fn connection_without_tls_is_closed() {
 }
 
 #[tokio::test]
-async fn client_ca_serves_only_clients_with_a_certificate() {
+async fn listener_with_client_ca_requires_a_client_certificate() {
     let certificates = Certificates::make();
     let server = Server::start(&certificates, true, None);
     let version = &rustls::version::TLS13;

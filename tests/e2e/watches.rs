@@ -14,7 +14,7 @@ use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddling};
 use crate::harness::{apply_deploy, cluster_with_target, eventually};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
 /// The harness's text for NXDOMAIN.

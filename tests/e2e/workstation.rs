@@ -6,7 +6,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 async fn balancer(cluster: &Cluster, namespace: &str) {
     cluster.create_load_balancer(namespace, "web").await;

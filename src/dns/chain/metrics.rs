@@ -20,11 +20,11 @@ use crate::metrics::sharded::{
 };
 use crate::metrics::{MetricGroup, registered};
 
-/// The upper bounds of the size buckets, in bytes. The bucket without a bound follows them.
+/// The upper bounds of the size buckets, in bytes. The `+Inf` bucket follows them.
 const SIZE_BUCKETS: [u32; 14] =
     [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
 
-/// Indices of the counters in [`ZoneMetrics`]. A histogram has its buckets, the bucket without a bound, and the sum.
+/// Indices of the counters in [`ZoneMetrics`]. A histogram has its buckets, the `+Inf` bucket, and the sum.
 /// The durations come first, because [`duration`] returns indices from 0 on.
 const REQUESTS_INDEX: usize = DURATION_COUNTERS;
 const WITH_DO: usize = REQUESTS_INDEX + 4 * (TYPES.len() + 1);
@@ -147,7 +147,7 @@ impl ServerMetrics {
     }
 }
 
-/// Counts the questions of a server in a zone. A metric is exported only if its count isn't 0.
+/// Counts the queries to a server for a zone. A metric is exported only if its count isn't 0.
 #[derive(Debug)]
 pub struct ZoneMetrics {
     server: String,

@@ -291,8 +291,8 @@ impl Server {
         access
     }
 
-    /// Returns the clients for which [`Server::offers_recursion`] returns the same as for the client of this request;
-    /// empty means all clients.
+    /// Returns client scopes: [`Server::offers_recursion`] returns the same for every client that is in all of them as for
+    /// the client of this request. An empty list means all clients.
     pub fn clients(&self, query: &Query, request: &Request, look_up: LookUp) -> Vec<ClientScope> {
         let Some(served) = self.find(query.name(), query.query_type()) else { return Vec::new() };
         let rules = served.deciding(query, look_up);

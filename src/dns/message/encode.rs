@@ -13,11 +13,11 @@ use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::reply::Reply;
 
 /// The largest offset of a compression pointer (RFC 1035 section 4.1.4).
-const MAX_POINTER: usize = 0x3fff;
+const MAX_POINTER_OFFSET: usize = 0x3fff;
 /// The size of type, class, TTL and data length of a record, in bytes (RFC 1035 section 4.1.3).
 const FIXED: usize = 10;
 /// The two bits that mark a compression pointer.
-const POINTER: u16 = 0xc000;
+const POINTER_FLAG: u16 = 0xc000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordOffsets {
@@ -132,8 +132,8 @@ impl<'n> RecordWriter<'_, 'n> {
     /// pointer.
     fn pointed_at(&self, start: usize) -> usize {
         match *self.encoder.slice_of(start, self.encoder.offset()) {
-            [high, low] if u16::from_be_bytes([high, low]) >= POINTER => {
-                usize::from(u16::from_be_bytes([high, low]) - POINTER)
+            [high, low] if u16::from_be_bytes([high, low]) >= POINTER_FLAG => {
+                usize::from(u16::from_be_bytes([high, low]) - POINTER_FLAG)
             }
             _ => start,
         }
@@ -144,9 +144,9 @@ impl<'n> RecordWriter<'_, 'n> {
     fn record(&mut self, record: &'n Record) -> Result<RecordOffset, ProtoError> {
         let start = self.encoder.offset();
         match self.owner {
-            Some((name, place)) if place <= MAX_POINTER && same_spelling(name, &record.name) => {
+            Some((name, place)) if place <= MAX_POINTER_OFFSET && same_spelling(name, &record.name) => {
                 #[expect(clippy::cast_possible_truncation, reason = "it has fourteen bits")]
-                self.encoder.emit_u16(POINTER | place as u16)?;
+                self.encoder.emit_u16(POINTER_FLAG | place as u16)?;
             }
             _ => {
                 record.name.emit(&mut self.encoder)?;

@@ -218,8 +218,8 @@ impl Validity {
         };
     }
 
-    /// Returns the common start and TTL of all records that count down; the inner `None` if no TTL counts down, the
-    /// outer `None` if they differ.
+    /// Returns the start and the TTL if they are the same for all TTLs that count down and none of these is capped, else
+    /// `None`; `Some(None)` if no TTL counts down.
     #[must_use]
     pub fn common_countdown(&self) -> Option<Option<(Instant, u32)>> {
         let Some(first) = self.countdown.first() else { return Some(None) };

@@ -125,7 +125,7 @@ mod tests {
             link_zones: ZoneSet::default(),
             debug: false,
         };
-        let report = context.shared.metrics.family().unwrap();
+        let report = context.shared.metrics.group().unwrap();
         let server = Server::new(String::new(), &[(zone.clone(), Arc::new(block))], report);
         let mut request = context.request("example.org. A");
         request.server = Arc::new(server);

@@ -597,8 +597,8 @@ fn add_target_dependencies(
     }
 }
 
-/// Returns the position of our zone's SOA record after the records are added: the answers follow `start` other records,
-/// and `authorities` replace the authority section.
+/// Returns where the SOA record of our zone will be in the reply: `answers` are appended after `start` records, and
+/// `authorities` replace the authority section.
 fn soa_position(
     store: &Arc<Store>,
     start: usize,

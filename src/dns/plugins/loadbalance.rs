@@ -291,7 +291,7 @@ fn weigh(weights: &Weights, qtype: RecordType, reply: &mut Reply) {
     }
 }
 
-/// Moves addresses in the networks to the front, in the order of the networks.
+/// Puts addresses in the networks before the other addresses, in the order of the networks.
 fn prefer(networks: &[IpNet], section: &mut Vec<Record>) {
     let Parts { aliases, mut addresses, exchangers, rest } = Parts::of(section);
     addresses.sort_by_key(|record| {

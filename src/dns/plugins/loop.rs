@@ -421,7 +421,7 @@ mod tests {
             link_zones: ZoneSet::default(),
             debug: false,
         };
-        let report = context.shared.metrics.family().unwrap();
+        let report = context.shared.metrics.group().unwrap();
         let server = Arc::new(Server::new(String::new(), &[(Name::root(), Arc::new(block))], report));
         context.request.server = Arc::clone(&server);
         let stop = CancellationToken::new();

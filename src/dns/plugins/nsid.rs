@@ -44,7 +44,8 @@ use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "nsid";
-/// The rest of 512 bytes after the header, the longest question, OPT and an extended error.
+/// The maximum length of an NSID: a reply with the longest question, OPT and an extended error still fits into 512
+/// bytes.
 const MAX_BYTES: usize = 128;
 
 #[derive(Debug)]

@@ -188,7 +188,7 @@ impl Setup<'_> {
     /// # Errors
     /// Fails if two metrics have the same name, which is a bug in lb-linker.
     pub fn metrics<F: MetricGroup>(&self) -> Result<Arc<F>, CorefileError> {
-        self.context.metrics.family().map_err(|error| self.lines[0].error(format!("metrics: {error}")))
+        self.context.metrics.group().map_err(|error| self.lines[0].error(format!("metrics: {error}")))
     }
 
     /// Resolves a path against the directory of `root`.

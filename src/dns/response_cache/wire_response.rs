@@ -35,7 +35,7 @@ pub struct WireResponse {
     addresses: Option<AddressOrder>,
 }
 
-/// TTLs that count down together.
+/// The offsets of the TTL fields with the same start, TTL and cap.
 #[derive(Debug)]
 struct TtlGroup {
     since: Instant,

@@ -211,7 +211,7 @@ pub fn first_handler(text: &str, context: &ServerContext) -> Result<Arc<Handler>
     let path = Path::new("Corefile");
     let configuration = configure(path, text, &FileSources::SYSTEM, context)?;
     let listener = &configuration.listeners[0];
-    let report = context.metrics.family().map_err(|error| listener.place.error(error.to_string()))?;
+    let report = context.metrics.group().map_err(|error| listener.place.error(error.to_string()))?;
     Ok(Arc::new(configuration.handler(listener, listener.at, context, &report)))
 }
 

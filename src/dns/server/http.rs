@@ -112,7 +112,7 @@ impl Http {
         Ok(Self {
             metrics: Arc::clone(&context.metrics),
             servers,
-            checks: context.metrics.family()?,
+            checks: context.metrics.group()?,
             live: Vec::new(),
             tasks: JoinSet::new(),
         })

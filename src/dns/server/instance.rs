@@ -83,11 +83,11 @@ struct RunningBlock {
 
 impl Instance {
     pub(crate) fn new(context: ServerContext, set_debug: SetDebug) -> Result<Self, ServerError> {
-        let report = context.metrics.family::<ServerMetrics>()?;
+        let report = context.metrics.group::<ServerMetrics>()?;
         let (servers, _) = watch::channel(Servers::from([]));
         Ok(Self {
             report,
-            connection_limiter: Arc::new(ConnectionLimiter::new(context.metrics.family()?)),
+            connection_limiter: Arc::new(ConnectionLimiter::new(context.metrics.group()?)),
             listeners: Vec::new(),
             blocks: Vec::new(),
             http: Http::new(&context, servers.subscribe())?,

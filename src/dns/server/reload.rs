@@ -93,7 +93,7 @@ impl Reloader {
         set_debug: SetDebug,
     ) -> Result<Self, ServerError> {
         let requested = signal(SignalKind::user_defined1()).map_err(ServerError::Signal)?;
-        let metrics = context.metrics.family()?;
+        let metrics = context.metrics.group()?;
         let mut serving = Instance::new(context.clone(), set_debug)?;
         let hash = hash(&corefile);
         serving.apply(corefile.configure(&context)?)?;

@@ -113,7 +113,7 @@ async fn serve_with(
     shares: Arc<ClientQuota>,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    let metrics = handler.metrics.family::<TransportMetrics>().map_err(io::Error::other)?;
+    let metrics = handler.metrics.group::<TransportMetrics>().map_err(io::Error::other)?;
     let mut workers = Workers { sockets: Vec::new(), stop: Arc::default() };
     // Shared by all sockets: while one of them stays at the port, the others have to keep reading, because the kernel
     // distributes datagrams among all of them.

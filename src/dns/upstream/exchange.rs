@@ -18,8 +18,8 @@ use tokio_util::either::Either;
 use tracing::debug;
 
 use super::error::{ExchangeError, ExchangeProgress, Operation};
-use super::few::SmallFutureSet;
 use super::health::Upstream;
+use super::small_future_set::SmallFutureSet;
 use super::socket_budget::{SocketPermit, SocketQuota};
 use super::stream_pool::{Stream, StreamConnection};
 use super::udp_pool::UdpUpstreamSocket;

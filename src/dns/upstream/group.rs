@@ -20,11 +20,11 @@ use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::exchange::{Deadlines, exchange};
-use crate::dns::upstream::few::SmallFutureSet;
 use crate::dns::upstream::health::Upstream;
 use crate::dns::upstream::metrics::LookupLimit;
 use crate::dns::upstream::policy::SelectionPolicy;
 use crate::dns::upstream::refusals::RefusedLookups;
+use crate::dns::upstream::small_future_set::SmallFutureSet;
 
 /// How long upstreams are tried for one query, as in CoreDNS. The caller may give up earlier.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);

@@ -15,7 +15,7 @@ pub enum SelectionPolicy {
 }
 
 impl SelectionPolicy {
-    /// Orders the items for one query; `turn` counts the queries.
+    /// Orders the items for one query; `round_robin` counts the queries.
     pub(crate) fn order<T>(self, items: &mut [T], round_robin: &AtomicUsize) {
         match self {
             Self::Random => items.shuffle(&mut rand::rng()),

@@ -140,8 +140,8 @@ impl Leadership {
         Some((term, span))
     }
 
-    /// Returns the term of the last election result, unless a higher term has been seen, without reading the clock: to
-    /// plan writes, not to make them.
+    /// Returns the term if this replica led at the last election result and no higher term has been seen. Doesn't read
+    /// the clock, so it is for planning writes only.
     #[must_use]
     pub fn current_term(&self) -> Option<u64> {
         let LeaderStatus { term, held } = *self.leader_status.borrow();

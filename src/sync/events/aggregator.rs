@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn service_has_ten_events_of_a_reason_in_ten_minutes() {
+    fn service_gets_at_most_ten_events_of_a_reason_in_ten_minutes() {
         let (mut memory, mut quota, start) =
             (EventAggregator::default(), ReasonQuota::default(), Instant::now());
         let mut created = |uid: &str, reason, second: u64| {

@@ -64,7 +64,7 @@ pub enum WriteError {
     Conflict,
     #[error("the object is gone")]
     Gone,
-    /// Another instance leads, or may lead by now.
+    /// Another replica leads, or may lead by now.
     #[error(transparent)]
     NotLeading(#[from] NotLeading),
     /// There was no answer, which has been logged.
@@ -350,7 +350,8 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     let mut object_errors = ObjectErrors::of_kind(kind);
     let mut list = Vec::new();
     events.filter_map(move |event| {
-        // Temporary failures are waited for, but not a missing permission or namespace.
+        // The reconciler waits until a temporary failure is over, but not for missing credentials, a permission or a
+        // namespace.
         let unseen = event.as_ref().is_err_and(|error| matches!(error.code(), 401 | 403 | 404));
         let Some(event) = watch_log.log_failure(event) else {
             return std::future::ready(unseen.then_some(ObjectEvent::Unseen));

@@ -164,7 +164,7 @@ fn lacks_labels(actual: &ObjectMeta, desired: &ObjectMeta) -> bool {
 /// Returns whether a Service differs from the desired one, in the fields that are ours.
 #[must_use]
 pub fn service_differs(actual: &Service, desired: &Service) -> bool {
-    // The API server keeps a trailing dot that another client has written, and sets the default type.
+    // The API server keeps a trailing dot that another client has written.
     let name = |spec: &Spec| spec.external_name.as_deref().map(|name| name.trim_end_matches('.').to_owned());
     let ip = |spec: &Spec| spec.cluster_ip.clone().filter(|ip| !ip.is_empty());
     // A missing uid annotation alone causes no write: another client may have written the object.

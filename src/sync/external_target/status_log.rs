@@ -286,7 +286,7 @@ impl StatusLog {
             self.telemetry.recorder.about(link, Reason::RemovalHeld, &note);
         }
         self.next_removal = pause;
-        self.count_held();
+        self.set_deletes_held();
     }
 
     /// Logs the number of held-back removals, if there are any.
@@ -308,21 +308,21 @@ impl StatusLog {
     /// Records that this process doesn't lead any more: held-back removals are the next leader's.
     pub(crate) fn leadership_lost(&mut self) {
         self.held.clear();
-        self.count_held();
+        self.set_deletes_held();
         self.previous_targets.clear();
     }
 
     /// Reports that the removal of a link's external target isn't held back any more.
     pub(crate) fn clear_held_back(&mut self, key: &ServiceKey) {
         if self.held.remove(key) {
-            self.count_held();
+            self.set_deletes_held();
             if self.held.is_empty() {
                 self.held_back_log.recovered("no removals of external targets are held back any more");
             }
         }
     }
 
-    fn count_held(&self) {
+    fn set_deletes_held(&self) {
         self.metrics.deletes_held.set(i64::try_from(self.held.len()).unwrap_or(i64::MAX));
     }
 

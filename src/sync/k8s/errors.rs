@@ -259,7 +259,7 @@ impl ApiAvailability {
 /// was logged just before.
 const WAITING_CODE_OFFSET: u16 = 1000;
 
-/// The log for a watch.
+/// Logs the failures of a watch and their end, with the work that waits for the next list.
 #[derive(Debug)]
 pub struct WatchLog {
     availability: ApiAvailability,

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_text_isnt_mistaken_for_another_reason() {
+    fn text_in_an_admission_denial_isnt_taken_for_the_cause() {
         let reasons = [
             RBAC,
             "exceeded quota: q, requested: services=1, used: services=1, limited: services=1",

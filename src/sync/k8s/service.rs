@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn allow_from_counts_100_namespaces_without_duplicates() {
+    fn allow_from_reads_only_the_first_100_entries() {
         let mut namespaces: Vec<String> = (0..14_000).map(|i| format!("ns-{i}")).collect();
         namespaces[0] = "*".to_owned();
         namespaces[1] = "Not One".to_owned();

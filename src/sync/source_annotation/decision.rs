@@ -14,7 +14,7 @@ use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AnnotatedService {
     pub(super) key: ServiceKey,
-    /// The version of the Service that this was read from.
+    /// The uid and the resourceVersion of the Service as it was read.
     pub(super) version: Precondition,
     /// `spec.externalName`.
     pub(super) name: String,

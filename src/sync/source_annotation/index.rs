@@ -17,7 +17,7 @@ use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, key_of, readable};
 use crate::sync::source::selection::Selection;
 
 /// The manifest that grants the permission to list.
-const RIGHT: &str = "lb-linker needs the ClusterRole of deploy/";
+const PERMISSION_HINT: &str = "lb-linker needs the ClusterRole of deploy/";
 /// Time for which a 403 may come from an API server that has just started and hasn't loaded all permissions yet.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval of retries for forbidden lists of Services, while no use of the annotation is known.
@@ -128,7 +128,7 @@ impl IndexWatchState {
         if !was_said {
             info!(
                 "the API server doesn't let lb-linker list ExternalName Services in {}: the annotation {SOURCE} isn't \
-                 followed there; {RIGHT}, and asks again every {} minutes",
+                 followed there; {PERMISSION_HINT}, and asks again every {} minutes",
                 self.within,
                 FORBIDDEN_RETRY.as_secs() / 60
             );
@@ -170,7 +170,7 @@ impl AnnotatedServices {
     pub(super) fn new(selection: &Selection, availability: &ApiAvailability) -> Self {
         let scope = |within: WatchScope| {
             let what = format!("ExternalName Services in {within}");
-            let watch_log = WatchLog::new(availability.clone(), what, RIGHT);
+            let watch_log = WatchLog::new(availability.clone(), what, PERMISSION_HINT);
             IndexWatchState {
                 within,
                 watch_log,

@@ -18,7 +18,7 @@ use crate::sync::external_target::desired::Precondition;
 use crate::sync::k8s::object::Object;
 
 /// The manifest that grants the permission to write.
-const RIGHT: &str = "the annotation linker.hsj.com/source needs the ClusterRole of deploy/source/";
+const PERMISSION_HINT: &str = "the annotation linker.hsj.com/source needs the ClusterRole of deploy/source/";
 
 /// Services that can't be written together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +64,7 @@ impl SourceAnnotationController {
                 "metadata": {"uid": uid, "resourceVersion": resource_version},
                 "spec": {"externalName": name},
             }));
-            let request = patch_service(client, &availability, &follower.key, &patch, RIGHT);
+            let request = patch_service(client, &availability, &follower.key, &patch, PERMISSION_HINT);
             // These Services carry no term that would reveal another leader.
             let request = AssertUnwindSafe(request).catch_unwind();
             let (code, result) = match leadership.write_confirmed(term, request).await {

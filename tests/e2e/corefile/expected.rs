@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::compare::Group;
 use super::server::Program;
-use super::{blocks, cache, forward, gates, hosts, rewrite, stub_domains, template};
+use super::{blocks, cache, forward, hosts, rewrite, small_plugins, stub_domains, template};
 
 /// A reason for differences from CoreDNS, and the differences that it explains.
 pub struct Expected {
@@ -314,7 +314,7 @@ fn every_expected_difference_names_an_existing_group() {
         blocks::GROUPS,
         cache::GROUPS,
         forward::GROUPS,
-        gates::GROUPS,
+        small_plugins::GROUPS,
         hosts::GROUPS,
         rewrite::GROUPS,
         stub_domains::GROUPS,

@@ -16,11 +16,11 @@
 //! quiet points. A started lb-linker knows only the state in the API server: the model then starts from the existing
 //! objects, after a check that the previous process may have left these objects.
 
-mod chooser;
-mod hands;
+mod executor;
+mod generator;
 mod observe;
 mod operations;
-mod rest;
+mod quiesce;
 mod rules;
 mod suspend;
 mod world;
@@ -41,11 +41,11 @@ use nix::sys::signal::Signal;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
 use crate::harness::{PATIENCE, apply_deploy, deploy, grant};
-use chooser::{Batch, Generator, Restart, Universe};
-use hands::{Executor, HIDDEN};
+use executor::{Executor, HIDDEN};
+use generator::{Batch, Generator, Restart, Universe};
 use observe::{observe, wrong_answers};
 use operations::{Action, Operation, Outcome};
-use rest::Checked;
+use quiesce::Checked;
 use rules::{Model, Observed};
 
 const OPERATIONS: usize = 2000;

@@ -3,7 +3,7 @@
 
 use nix::sys::signal::Signal;
 
-use super::chooser::{Generator, Universe};
+use super::generator::{Generator, Universe};
 use super::{OnDelete, Run, args, from_env, prepare, target_namespace};
 use crate::harness::audit::AuditEvent;
 use crate::harness::clock::{Stop, StoppedClock};

@@ -149,6 +149,6 @@ impl ExternalTarget {
 #[derive(Clone, Debug)]
 pub struct Follower {
     pub source: ServiceKey,
-    /// The allowed targets while the source determines none.
+    /// The targets that the follower may have while its source determines no target.
     pub allowed_targets: Vec<String>,
 }

@@ -103,7 +103,7 @@ impl CacheFixture {
             link_zones: ZoneSet::default(),
             debug: false,
         };
-        let report = context.shared.metrics.family().unwrap();
+        let report = context.shared.metrics.group().unwrap();
         context.server =
             Arc::new(Server::new("dns://:53".to_owned(), &[(zone.clone(), Arc::new(block))], report));
         context.request.server = Arc::clone(&context.server);

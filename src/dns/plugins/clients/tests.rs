@@ -135,7 +135,7 @@ async fn acl_applies_to_look_ups_for_links_and_clients_does_not() {
 #[tokio::test(start_paused = true)]
 async fn refusals_are_all_counted_and_logged_once_a_minute() {
     let context = block("clients 10.0.0.0/8").from("192.0.2.7");
-    let prohibited = context.shared.metrics.family::<super::ProhibitedQueries>().unwrap();
+    let prohibited = context.shared.metrics.group::<super::ProhibitedQueries>().unwrap();
     let unlogged = || prohibited.unlogged.load(std::sync::atomic::Ordering::Relaxed);
     for (pause, expected) in [(0, 0), (0, 1), (1, 2), (LOG_INTERVAL.as_secs(), 0)] {
         tokio::time::advance(Duration::from_secs(pause)).await;

@@ -219,7 +219,7 @@ async fn names_in_other_zones_go_to_the_next_plugin() {
 }
 
 #[tokio::test]
-async fn next_line_is_asked_for_names_that_a_line_denies() {
+async fn next_forward_is_queried_after_nxdomain_or_nodata() {
     let (gone, empty, good) = (
         Fake::erring(ResponseCode::NXDomain).await,
         Fake::erring(ResponseCode::NoError).await,

@@ -144,7 +144,7 @@ async fn changed_file_is_read_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hosts");
     let context = TestServer::block("whoami");
-    let counters: Arc<FileCounters> = context.shared.metrics.family().unwrap();
+    let counters: Arc<FileCounters> = context.shared.metrics.group().unwrap();
     let zones = ZoneSet::new([parse_name(".").unwrap()]);
     let inline = HostsMap::parse("192.0.2.1 inline", &zones, true);
     let file = Arc::new(HostsFile::new(path.clone(), zones, true, inline));
@@ -190,7 +190,7 @@ async fn file_without_reload_is_read_once() {
     let path = directory.path().join("hosts");
     fs::write(&path, "192.0.2.2 a\n").unwrap();
     let context = TestServer::block("whoami");
-    let counters: Arc<FileCounters> = context.shared.metrics.family().unwrap();
+    let counters: Arc<FileCounters> = context.shared.metrics.group().unwrap();
     let file = HostsFile::new(path, ZoneSet::new([parse_name(".").unwrap()]), false, HostsMap::default());
     Arc::new(file).watch(Duration::ZERO, &counters, &CancellationToken::new()).await;
     assert!(context.metrics("hosts_entries")[0].ends_with(" 1"));

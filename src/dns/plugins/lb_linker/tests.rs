@@ -36,7 +36,7 @@ fn sites(text: &str) -> Vec<TestServer> {
     store.set_zones([&name("lb.internal.")]);
     store.replace(None, vec![web()], vec![], &Default::default());
     store.set_synced();
-    let report = context.shared.metrics.family().unwrap();
+    let report = context.shared.metrics.group().unwrap();
     let of_listener = |listener| {
         let server = Arc::new(configuration.server(listener, listener.at, Arc::clone(&report)));
         let request = Request { server: Arc::clone(&server), ..context.request.clone() };
@@ -155,7 +155,7 @@ async fn answer_that_falls_through_is_not_cached() {
 }
 
 #[tokio::test]
-async fn signed_aliases_of_a_denied_chain_expire_as_a_denial() {
+async fn ttls_of_denied_aliases_and_their_rrsigs_are_capped() {
     let context = context(LINKS);
     let records = |covered: RecordType| {
         let alias = RData::CNAME(CNAME(name("denied.example.")));

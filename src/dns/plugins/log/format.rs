@@ -134,29 +134,29 @@ impl Format {
         Ok(Self(pieces))
     }
 
-    pub fn text(&self, seen: &LogEntry<'_>) -> String {
+    pub fn text(&self, entry: &LogEntry<'_>) -> String {
         let mut text = String::with_capacity(128);
         for piece in &self.0 {
             match piece {
                 Piece::Literal(literal) => text.push_str(literal),
                 // Writing to a string can't fail.
-                Piece::Label(_, label) => drop(write!(text, "{}", seen.show(*label))),
+                Piece::Label(_, label) => drop(write!(text, "{}", entry.show(*label))),
             }
         }
         text
     }
 
     /// Returns the values of the placeholders, for JSON.
-    pub fn parts(&self, seen: &LogEntry<'_>) -> Vec<JsonField> {
+    pub fn parts(&self, entry: &LogEntry<'_>) -> Vec<JsonField> {
         let labels = self.0.iter().filter_map(|piece| match piece {
             Piece::Literal(_) => None,
-            Piece::Label(name, label) => Some((*name, seen.show(*label).into())),
+            Piece::Label(name, label) => Some((*name, entry.show(*label).into())),
         });
         labels.collect()
     }
 }
 
-// === impl Seen ===
+// === impl LogEntry ===
 
 impl<'a> LogEntry<'a> {
     fn show(&self, label: Label) -> LogValue<'a> {

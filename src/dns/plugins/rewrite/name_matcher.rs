@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_is_the_name_and_the_names_below_it() {
+    fn domain_renaming_matches_the_name_and_its_subdomains() {
         let tree = NameRenaming::Tree { from: "b.c.".into(), to: "x.".into() };
         for (name, becomes) in [
             ("b.c.", Some("x.")),

@@ -82,7 +82,7 @@ fn context(rules: &str, behind: Behind) -> TestServer {
         link_zones: ZoneSet::default(),
         debug: false,
     };
-    let report = context.shared.metrics.family().unwrap();
+    let report = context.shared.metrics.group().unwrap();
     context.server = Arc::new(Server::new("dns://:53".into(), &[(zone.clone(), Arc::new(block))], report));
     context.request.server = Arc::clone(&context.server);
     context

@@ -21,7 +21,7 @@ enum Field {
     Ipv6,
     /// A character-string.
     Str,
-    /// All remaining words as character-strings; a longer word is split.
+    /// All remaining words as character-strings; a word of more than 255 bytes is split.
     Strings,
     /// A string without a length byte.
     Rest,

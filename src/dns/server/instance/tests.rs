@@ -28,7 +28,7 @@ impl Instance {
 }
 
 #[tokio::test]
-async fn returning_listener_isnt_taken_for_the_ended_one() {
+async fn readded_listener_isnt_mistaken_for_the_removed_listener() {
     let (mut serving, context) = serving();
     let port = HeldPort::take().unwrap();
     let one = format!(".:{} {{\nbind 127.0.0.1\nwhoami\n}}\n", port.number());

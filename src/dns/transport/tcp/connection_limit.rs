@@ -263,7 +263,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     fn places(max_connections: usize) -> Arc<ConnectionLimiter> {
-        Arc::new(ConnectionLimiter::with(Metrics::new().unwrap().family().unwrap(), max_connections))
+        Arc::new(ConnectionLimiter::with(Metrics::new().unwrap().group().unwrap(), max_connections))
     }
 
     fn client(last: u8) -> SocketAddr {

@@ -140,7 +140,7 @@ impl AnswerSocket {
                 recvmsg::<SockaddrStorage>(self.socket.as_raw_fd(), &mut data, Some(&mut control), flags);
             let Ok(message) = message else { return };
             let client = message.address.as_ref().and_then(ip);
-            let sender = message.cmsgs().ok().and_then(|mut all| all.find_map(unreachable_sender));
+            let sender = message.cmsgs().ok().and_then(|mut all| all.find_map(icmp_unreachable_source));
             if let Some((client, sender)) = client.zip(sender)
                 && self.is_own(sender, now)
                 && (client.is_ipv4() || is_dead(client))
@@ -197,7 +197,7 @@ fn is_dead(client: IpAddr) -> bool {
 }
 
 /// Returns the sender of an ICMP error, if the error is that a host is unreachable.
-fn unreachable_sender(control: ControlMessageOwned) -> Option<SocketAddr> {
+fn icmp_unreachable_source(control: ControlMessageOwned) -> Option<SocketAddr> {
     let (error, sender) = match control {
         ControlMessageOwned::Ipv4RecvErr(error, sender) => {
             let address = |sender: libc::sockaddr_in| Ipv4Addr::from(u32::from_be(sender.sin_addr.s_addr));
@@ -230,7 +230,7 @@ fn is_local(address: SocketAddr) -> io::Result<bool> {
         if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
     let mut there = address;
-    // Sends nothing; any port except 0 works.
+    // Connecting a UDP socket sends nothing; any port except 0 works.
     there.set_port(9);
     socket.connect(there)?;
     Ok(socket.local_addr()?.ip() == address.ip())

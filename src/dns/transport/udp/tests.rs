@@ -115,7 +115,7 @@ async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
     for _ in 0..50 {
         ask(&client, KNOWN).await;
     }
-    let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.family().unwrap()));
+    let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
     let ((questions, asked), (insert_sender, inserts)) =
         (mpsc::channel(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
     let (shares, own) = (ClientQuota::new(MAX_PENDING_QUESTIONS), Arc::clone(&socket));

@@ -95,8 +95,8 @@ async fn foreign_lease_unchanged_for_its_duration_is_taken() {
         elector.on_lease(Some(lease("other_2", version)), now, now);
         elector.next(now)
     };
-    // The Lease is renewed at 4 s, whatever timestamps it contains.
     assert_eq!(look(&mut elector, 2, 1), ElectionStep::Wait(start + seconds(4)));
+    // At 4 s the version has changed: the duration counts from then, whatever timestamps the Lease contains.
     assert_eq!(look(&mut elector, 4, 2), ElectionStep::Wait(start + seconds(6)));
     assert_eq!(look(&mut elector, 18, 2), ElectionStep::Wait(start + seconds(19)), "no longer than it lasts");
     assert_eq!(look(&mut elector, 19, 2), ElectionStep::Replace);

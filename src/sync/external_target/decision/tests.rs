@@ -428,7 +428,8 @@ fn pending_recreated_service_is_handled_like_a_gone_service() {
     for policy in [&policy(), &retain, &tombstone, &at_once] {
         assert_eq!(decide(policy, None, DELAY), NextStep::Done, "the Service is there, and nothing else");
     }
-    // The slices are removed with the Service; a target in time keeps the Service.
+    // The slices are removed with the Service; if a hostname arrives first, the Service is patched and only the slices
+    // are removed.
     let (mut named, mut there) = (None, Vec::new());
     run(&ips(&["192.0.2.1"]), &policy(), &mut named, &mut there);
     let (mut left, mut left_slices) = (named.clone(), there.clone());

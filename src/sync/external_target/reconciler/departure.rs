@@ -23,7 +23,7 @@ use crate::sync::source::selection::{Membership, Selection};
 
 /// Time within which the watch of load balancers should report a Service that the API server has.
 pub(crate) const WATCH_LAG: Duration = Duration::from_secs(5);
-/// Minimum pause between two complete relists because of such Services.
+/// Minimum pause between two complete relists because a Service counts as gone although the API server has it.
 const RELIST_INTERVAL: Duration = Duration::from_secs(150);
 
 /// A Service that counts as gone, and the means to confirm it.
@@ -127,8 +127,8 @@ impl GoneCheck {
     }
 }
 
-/// Returns whether a watch or a list of this process has reported the end of a link's Service. A uid never comes back,
-/// except after a restore of etcd.
+/// Returns whether a watch or a list of this process has reported the deletion of a link's Service. The report stays
+/// true, because a uid is never used again, except after a restore of etcd.
 pub(crate) fn is_end_told(link: &Link) -> bool {
     link.is_gone() && !link.was_never_seen()
 }

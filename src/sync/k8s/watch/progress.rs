@@ -201,7 +201,7 @@ impl WatchProgress {
     }
 
     fn list_again(&mut self) -> WatchStep {
-        WatchStep::List(self.restarted())
+        WatchStep::List(self.count_restart())
     }
 
     fn failed(&mut self) -> u32 {
@@ -209,7 +209,7 @@ impl WatchProgress {
         self.failures
     }
 
-    fn restarted(&mut self) -> u32 {
+    fn count_restart(&mut self) -> u32 {
         self.restarts = self.restarts.saturating_add(1);
         self.restarts
     }

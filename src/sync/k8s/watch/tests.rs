@@ -369,7 +369,7 @@ async fn event_without_key_or_version_causes_a_list() {
         assert_eq!(said, ["begins", "ends", "unidentified", "begins", "listed web", "ends"], "{lost}");
         assert_eq!(requests.of(RequestKind::Stream).len(), 2);
     }
-    // An event with key and version that can't be decoded is passed on.
+    // An undecodable object is passed on if its key and its resourceVersion are readable.
     let broken = json!({"type": "ADDED", "object": {"metadata": {"namespace": "a", "name": "web", "resourceVersion": "9"}, "spec": 5}});
     let (_, mut events) = api_server(move |_, _| open_ended(vec![bookmark("5", true), broken.clone()]));
     assert_eq!(said_for(&mut events, 40).await, ["begins", "ends", "applied web"]);

@@ -104,7 +104,7 @@ async fn answers_are_kept_for_their_ttl_within_bounds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn truncated_answers_transfers_and_rd_clear_are_not_kept() {
+async fn truncated_axfr_and_non_recursive_answers_are_not_cached() {
     let cache = CacheStore::new(CacheOptions::default());
     let key = question("a.example.", RecordType::A).key();
     let mut cut = Message::clone(&address(60));
@@ -161,7 +161,7 @@ async fn newest_answer_wins_but_a_failure_hides_no_good_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_answer_is_cached_for_a_second() {
+async fn missing_answer_is_cached_for_one_second() {
     let cache = CacheStore::new(CacheOptions::default());
     let asked = question("a.example.", RecordType::A);
     cache.put_no_answer(&asked.key());

@@ -299,7 +299,7 @@ fn invalid_templates_are_rejected_by_the_parser() {
 }
 
 #[test]
-fn template_is_written_as_in_go() {
+fn template_syntax_is_that_of_go() {
     for (text, expected) in [
         ("a {{- /* x */ -}} b {{ .Name }}", "ab {{.Name}}"),
         (

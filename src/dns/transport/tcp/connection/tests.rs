@@ -29,7 +29,7 @@ fn handler(upstream: Option<SocketAddr>) -> Arc<Handler> {
 fn connection(stop: &CancellationToken) -> Connection {
     let handler = handler(None);
     let (place, _) =
-        Arc::new(ConnectionLimiter::new(handler.metrics.family().unwrap())).admit(CLIENT).unwrap();
+        Arc::new(ConnectionLimiter::new(handler.metrics.group().unwrap())).admit(CLIENT).unwrap();
     let limits = ConnectionLimits::default();
     Connection { client: CLIENT, local: None, limits, handler, permit: place, stop: stop.clone() }
 }
@@ -225,12 +225,12 @@ async fn client_that_exceeds_its_questions_is_disconnected() {
     let (mut client, serving, _stop) =
         limited(4096, ConnectionLimits { queries: 1, ..ConnectionLimits::default() });
     let start = Instant::now();
-    let babble = async {
+    let keep_sending = async {
         while client.write_all(&framed()).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    let (ended, ()) = tokio::join!(serving, babble);
+    let (ended, ()) = tokio::join!(serving, keep_sending);
     ended.unwrap().unwrap();
     assert_eq!(start.elapsed().as_secs(), DRAIN_TIMEOUT.as_secs());
 }
@@ -250,7 +250,7 @@ async fn unanswerable_messages_do_not_prevent_the_idle_timeout() {
             let (mut client, serving, _stop) = connected(4096);
             let start = Instant::now();
             client.write_all(&frame[..shift]).await.unwrap();
-            let babble = async {
+            let keep_sending = async {
                 for _ in 0..20 {
                     tokio::time::sleep(Duration::from_secs(4)).await;
                     let next = [&frame[shift..], &frame[..shift]].concat();
@@ -258,7 +258,8 @@ async fn unanswerable_messages_do_not_prevent_the_idle_timeout() {
                 }
                 panic!("it babbles on");
             };
-            let ended = tokio::select! { ended = serving => ended.unwrap(), () = babble => unreachable!() };
+            let ended =
+                tokio::select! { ended = serving => ended.unwrap(), () = keep_sending => unreachable!() };
             assert_eq!(is_timeout(ended), shift > 0);
             assert!(start.elapsed() <= IDLE + PATIENCE, "{:?}", start.elapsed());
         }
@@ -268,7 +269,7 @@ async fn unanswerable_messages_do_not_prevent_the_idle_timeout() {
 #[tokio::test(start_paused = true)]
 async fn unanswerable_messages_do_not_prevent_eviction() {
     let (handler, stop) = (handler(None), CancellationToken::new());
-    let places = Arc::new(ConnectionLimiter::with(handler.metrics.family().unwrap(), 2));
+    let places = Arc::new(ConnectionLimiter::with(handler.metrics.group().unwrap(), 2));
     let limits = ConnectionLimits::default();
     let connect = |last: u8| {
         let client = SocketAddr::from(([10, 0, 0, last], 5353));
@@ -300,7 +301,7 @@ async fn unanswerable_messages_do_not_prevent_eviction() {
 async fn waiting_questions_do_not_delay_known_answers() {
     let silent = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let handler = handler(Some(silent.local_addr().unwrap()));
-    let metrics = handler.metrics.family::<TransportMetrics>().unwrap();
+    let metrics = handler.metrics.group::<TransportMetrics>().unwrap();
     let (place, _) = Arc::new(ConnectionLimiter::new(Arc::clone(&metrics))).admit(CLIENT).unwrap();
     let connection = Connection { handler, permit: place, ..connection(&CancellationToken::new()) };
     let (mut client, server) = duplex(65535);

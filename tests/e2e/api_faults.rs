@@ -8,7 +8,7 @@ use crate::harness::dns::short;
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddler, Meddling};
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 async fn balancer(cluster: &Cluster, namespace: &str, name: &str) {
     cluster.create_load_balancer(namespace, name).await;

@@ -12,7 +12,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, cluster_with_target, eventually};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 async fn balancers(cluster: &Cluster, namespace: &str, number: usize) {
     futures::stream::iter(0..number)

@@ -8,7 +8,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, ask_udp, query, show};
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, cluster_with_target, eventually, grant};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 #[tokio::test]
 async fn unreachable_api_server_at_start_is_retried() {

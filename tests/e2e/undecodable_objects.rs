@@ -9,7 +9,7 @@ use crate::harness::cluster_with_target;
 use crate::harness::dns::short;
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddling};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 /// The port of the undecodable Service, and the invalid port of the same length with which the proxy replaces it.
 const GARBLED_PORT: (&[u8], &[u8]) = (b"\"port\":54321", b"\"port\":94321");

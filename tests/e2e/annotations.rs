@@ -8,7 +8,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually};
-use crate::story::wait_for_external_target;
+use crate::recreation::wait_for_external_target;
 
 async fn request_hostnames(cluster: &Cluster, namespace: &str, name: &str, hostnames: Option<&str>) {
     let patch = json!({"metadata": {"annotations": {"linker.hsj.com/hostname": hostnames}}});
