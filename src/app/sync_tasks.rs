@@ -276,6 +276,7 @@ impl SyncSource {
                     telemetry,
                     files: Arc::default(),
                     keeps_unlisted,
+                    delete_delay: flags.effective_delete_delay(),
                 };
                 let run = move |hostname_policy| ManifestSource { hostname_policy, ..source.clone() }.run();
                 tasks.spawn(supervise_source(

@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod file_watcher;
+mod kept_services;
 pub mod manifests;
 pub mod metrics;
 pub(crate) mod own_targets;

@@ -333,3 +333,50 @@ fn misread_scalar_is_rejected_with_its_position() {
         "{found}"
     );
 }
+
+#[tokio::test]
+async fn deselected_service_is_kept_and_opted_out_service_ends() {
+    let (directory, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = |name: &str| directory.path().join(format!("{name}.yaml"));
+    let with = |name: &str, metadata: &str| {
+        let metadata = format!("metadata: {{name: {name}, {metadata}}}");
+        service(name, "a.example").replace(&format!("metadata: {{name: {name}}}"), &metadata)
+    };
+    for name in ["kept", "back", "out"] {
+        fs::write(file(name), with(name, "labels: {tier: web}")).unwrap();
+    }
+    let args =
+        ["--manifests", directory.path().to_str().unwrap(), "--output", output.path().to_str().unwrap()];
+    let selector = ["--upstream", "none", "--service-selector", "tier=web"];
+    let linker = Linker::start(args.iter().chain(&selector));
+    let target = |name: &str| output.path().join(format!("{name}-default-ext.yaml"));
+    eventually("the external targets", || async {
+        ["kept", "back", "out"].iter().all(|name| target(name).exists()).then_some(())
+    })
+    .await;
+    for name in ["kept", "back"] {
+        fs::write(file(name), with(name, "labels: {tier: db}")).unwrap();
+        linker
+            .line(&format!("link default/{name}: its Service isn't selected any more; it is kept for 600s"))
+            .await;
+    }
+    let out = r#"labels: {tier: web}, annotations: {linker.hsj.com/managed: "false"}"#;
+    fs::write(file("out"), with("out", out)).unwrap();
+    // An opted-out Service loses its external target without the delay.
+    eventually("the removal", || async { (!target("out").exists()).then_some(()) }).await;
+    answers(linker.dns, "out-default.lb.internal. CNAME", "Non-Existent Domain").await;
+    fs::write(file("back"), with("back", "labels: {tier: web}").replace("a.example", "b.example")).unwrap();
+    answers(linker.dns, "back-default.lb.internal. CNAME", "b.example.").await;
+    assert_eq!(short(linker.dns, "kept-default.lb.internal. CNAME").await, "a.example.");
+    assert!(target("kept").exists());
+
+    // Without a delay, the link of a deselected Service ends at once.
+    let mut linker = linker;
+    assert!(linker.stop().success());
+    fs::write(file("kept"), with("kept", "labels: {tier: web}")).unwrap();
+    let linker = Linker::start(args.iter().chain(&selector).chain(&["--delete-delay", "0s"]));
+    linker.ready().await;
+    fs::write(file("kept"), with("kept", "labels: {tier: db}")).unwrap();
+    eventually("the removal", || async { (!target("kept").exists()).then_some(()) }).await;
+    answers(linker.dns, "kept-default.lb.internal. CNAME", "Non-Existent Domain").await;
+}

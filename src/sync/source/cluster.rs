@@ -171,7 +171,7 @@ impl ServiceWatcher {
                 log_changes(&self.telemetry, self.reconsider(&mut other_services.object_errors));
             }
             let confirm_at = scopes.iter().filter_map(|scope| scope.confirm_at).min();
-            let expiry = other_services.leaving.due().map(Instant::from_std);
+            let expiry = other_services.leaving.kept.due().map(Instant::from_std);
             let (number, event) = tokio::select! {
                 biased;
                 () = self.beyond(lists) => {
@@ -191,7 +191,7 @@ impl ServiceWatcher {
                     continue;
                 }
                 () = sleep_until_opt(expiry) => {
-                    for (key, uid, since) in other_services.leaving.take_expired(std::time::Instant::now()) {
+                    for (key, uid, since) in other_services.leaving.kept.take_expired(std::time::Instant::now()) {
                         log_changes(&self.telemetry, self.store.delete_since(&key, &uid, None, since));
                     }
                     continue;
@@ -490,14 +490,11 @@ impl ServiceWatcher {
             Membership::NotSelected if self.is_left_out(key) => return,
             Membership::NotSelected if self.is_followed(deleted) => {
                 if leaving.keep(key, uid) {
-                    info!(
-                        "link {key}: its Service isn't selected any more; it is kept for {:?}",
-                        leaving.delay()
-                    );
+                    info!("{}", leaving.kept.notice(key));
                 }
                 return;
             }
-            Membership::OptedOut => leaving.long_ago(),
+            Membership::OptedOut => leaving.kept.long_ago(),
             Membership::NotSelected | Membership::Gone => std::time::Instant::now(),
         };
         leaving.forget(key);

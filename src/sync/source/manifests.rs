@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use parking_lot::Mutex;
@@ -14,16 +15,17 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{Location, Spanned};
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::cluster::{observe, wait_for_owners};
 use super::file_watcher::{DirectoryError, changes};
+use super::kept_services::KeptServices;
 use super::own_targets::own_hosts;
-use super::selection::Selection;
+use super::selection::{Membership, Selection};
 use crate::model::excerpt;
 use crate::model::excerpt::sentence;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::link::ObservedService;
+use crate::model::link::{Link, ObservedService};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
@@ -31,6 +33,7 @@ use crate::sync::controller::supervisor::SyncError;
 use crate::sync::events::link_log::{Telemetry, log_changes, log_first_list};
 use crate::sync::k8s::errors::{ObjectErrors, located};
 use crate::sync::k8s::service::Service;
+use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use strings::{Document, Misread};
 
@@ -51,6 +54,8 @@ pub struct ManifestSource {
     pub files: Arc<Mutex<ManifestFiles>>,
     /// Whether most external targets stay after the start until it is certain that their Services are gone.
     pub keeps_unlisted: bool,
+    /// Time for which the link of a Service is kept after the Service has left the selection (`--delete-delay`).
+    pub delete_delay: Duration,
 }
 
 impl ManifestSource {
@@ -61,7 +66,17 @@ impl ManifestSource {
     pub async fn run(self) -> Result<(), SyncError> {
         let mut changes = Box::pin(changes(&self.directory)?);
         let mut object_errors = ObjectErrors::default();
-        while changes.next().await.is_some() {
+        let mut kept = KeptServices::new(self.delete_delay);
+        loop {
+            tokio::select! {
+                changed = changes.next() => changed.ok_or(SyncError::WatchEnded)?,
+                () = sleep_until_opt(kept.due().map(Into::into)) => {
+                    for (key, uid, since) in kept.take_expired(Instant::now()) {
+                        log_changes(&self.telemetry, self.store.delete_since(&key, &uid, None, since));
+                    }
+                    continue;
+                }
+            }
             let (files, directory) = (Arc::clone(&self.files), self.directory.clone());
             let read = move || files.lock().read(&directory);
             let read = tokio::task::spawn_blocking(read).await?;
@@ -74,6 +89,7 @@ impl ManifestSource {
                 for notice in std::mem::take(&mut files.notices) {
                     warn!("{notice}");
                 }
+                self.update_kept(&files, &mut kept);
                 (files.services(&self.selection, &self.hostname_policy, &mut object_errors), files.unread())
             };
             read?;
@@ -84,7 +100,8 @@ impl ManifestSource {
             }
             let list =
                 list.into_iter().map(|observed| self.persisted.attach(&self.store, observed)).collect();
-            let changes = self.store.replace(None, list, Vec::new(), &HashSet::new());
+            let kept = kept.keys().cloned().collect();
+            let changes = self.store.replace(None, list, Vec::new(), &kept);
             if self.store.is_synced() {
                 log_changes(&self.telemetry, changes);
             } else {
@@ -93,7 +110,34 @@ impl ManifestSource {
                 log_first_list(&self.store, &self.telemetry, &changes);
             }
         }
-        Err(SyncError::WatchEnded)
+    }
+
+    /// Keeps the links of Services that the files contain and the flags don't select any more, and ends those of Services
+    /// that opt out.
+    fn update_kept(&self, files: &ManifestFiles, kept: &mut KeptServices) {
+        let mut unselected = HashSet::new();
+        for service in files.all() {
+            let key = service.key();
+            let is_followed =
+                |link: &Arc<Link>| link.uid == *service.uid() && !link.is_gone() && !link.is_left_out();
+            if !self.store.get(&key).is_some_and(|link| is_followed(&link)) {
+                continue;
+            }
+            match self.selection.membership(service) {
+                Membership::NotSelected => {
+                    if kept.keep(&key, service.uid()) {
+                        info!("{}", kept.notice(&key));
+                    }
+                    unselected.insert(key);
+                }
+                Membership::OptedOut => {
+                    let ended = self.store.delete_since(&key, service.uid(), None, kept.long_ago());
+                    log_changes(&self.telemetry, ended);
+                }
+                Membership::Selected | Membership::Gone => {}
+            }
+        }
+        kept.retain(|key| unselected.contains(key));
     }
 }
 
@@ -232,16 +276,19 @@ impl ManifestFiles {
         self.observed(selection, |service| observe(service, hostname_policy, &all, object_errors).0)
     }
 
+    /// Returns the Services of all files; of several with the same name, the first.
+    fn all(&self) -> impl Iterator<Item = &Service> {
+        let mut seen = BTreeSet::new();
+        let services = self.by_name.values().flat_map(|file| &file.services);
+        services.filter(move |service| seen.insert(service.key()))
+    }
+
     fn observed(
         &self,
         selection: &Selection,
         mut observe: impl FnMut(&Service) -> ObservedService,
     ) -> Vec<ObservedService> {
-        let mut seen = BTreeSet::new();
-        self.by_name
-            .values()
-            .flat_map(|file| &file.services)
-            .filter(|service| seen.insert(service.key()))
+        self.all()
             .filter(|service| selection.selects(service))
             // The resourceVersion of an exported manifest doesn't change with the file.
             .map(|service| ObservedService { resource_version: None, ..observe(service) })

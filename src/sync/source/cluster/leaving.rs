@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -19,6 +19,7 @@ use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, WatchLog, describe
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::{RequestQuery, find};
+use crate::sync::source::kept_services::KeptServices;
 use crate::sync::source::selection::{Membership, Selection};
 
 /// Maximum number of concurrent LISTs: many Services may be deleted together.
@@ -54,8 +55,6 @@ pub(super) struct RemovalChecks {
     client: Client,
     availability: ApiAvailability,
     selection: Arc<Selection>,
-    /// Time for which the link of a Service is kept after the Service has left the selection.
-    delay: Duration,
     /// The Services without an answer to their LIST.
     pending: HashMap<ServiceKey, PendingLookUp>,
     /// The Services of `asked` without a LIST in flight, by the time of their next LIST.
@@ -65,8 +64,7 @@ pub(super) struct RemovalChecks {
     last_number: u64,
     /// Services that are selected again according to the LIST, but not yet according to the watch.
     reselected: HashSet<ServiceKey>,
-    /// Services that exist and aren't selected, with their uid, and since when.
-    kept: HashMap<ServiceKey, (String, Instant)>,
+    pub(super) kept: KeptServices,
 }
 
 impl RemovalChecks {
@@ -80,13 +78,12 @@ impl RemovalChecks {
             client,
             availability,
             selection,
-            delay,
             pending: HashMap::new(),
             waiting: BTreeSet::new(),
             in_flight: FuturesUnordered::new(),
             last_number: 0,
             reselected: HashSet::new(),
-            kept: HashMap::new(),
+            kept: KeptServices::new(delay),
         }
     }
 
@@ -203,17 +200,13 @@ impl RemovalChecks {
     /// Keeps the link of a Service that has left the selection. Returns whether it wasn't kept before.
     pub(super) fn keep(&mut self, key: &ServiceKey, uid: &str) -> bool {
         self.cancel_check(key);
-        if self.kept.get(key).is_some_and(|(known, _)| known == uid) {
-            return false;
-        }
-        self.kept.insert(key.clone(), (uid.to_owned(), Instant::now()));
-        true
+        self.kept.keep(key, uid)
     }
 
     /// Forgets a Service after an event has shown its state. Returns whether the Service was reported as deleted since
     /// the watch last returned it.
     pub(super) fn forget(&mut self, key: &ServiceKey) -> bool {
-        self.kept.remove(key);
+        self.kept.forget(key);
         let (was_asked, is_back) = (self.cancel_check(key), self.reselected.remove(key));
         was_asked || is_back
     }
@@ -221,29 +214,6 @@ impl RemovalChecks {
     /// Returns the Services with links that stay although a list lacks them.
     pub(super) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
         self.pending.keys().chain(self.kept.keys())
-    }
-
-    /// Returns the end of the earliest delay.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.kept.values().filter_map(|(_, since)| since.checked_add(self.delay)).min()
-    }
-
-    /// Returns the Services with an expired delay, their uids, and since when they have been kept.
-    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<(ServiceKey, String, Instant)> {
-        let is_over = |since: &Instant| since.checked_add(self.delay).is_some_and(|due| due <= now);
-        let over = self.kept.extract_if(|_, (_, since)| is_over(since));
-        over.map(|(key, (uid, since))| (key, uid, since)).collect()
-    }
-
-    /// Returns the time for which links are kept.
-    pub(super) fn delay(&self) -> Duration {
-        self.delay
-    }
-
-    /// Returns a time far enough in the past for an external target to be removed at once.
-    pub(super) fn long_ago(&self) -> Instant {
-        let now = Instant::now();
-        now.checked_sub(self.delay).unwrap_or(now)
     }
 }
 
@@ -411,11 +381,11 @@ mod tests {
         let ((mut leaving, _), key) = (leaving(600), ServiceKey::new("a", "web"));
         assert!(leaving.keep(&key, "1"));
         assert!(!leaving.keep(&key, "1"), "the delay counts from the first time");
-        let due = leaving.due().unwrap();
-        assert!(leaving.take_expired(due - Duration::from_secs(1)).is_empty());
-        let [(over, uid, since)] = &leaving.take_expired(due)[..] else { panic!() };
+        let due = leaving.kept.due().unwrap();
+        assert!(leaving.kept.take_expired(due - Duration::from_secs(1)).is_empty());
+        let [(over, uid, since)] = &leaving.kept.take_expired(due)[..] else { panic!() };
         assert_eq!((over, uid.as_str(), *since + Duration::from_secs(600)), (&key, "1", due));
-        assert_eq!(leaving.due(), None);
+        assert_eq!(leaving.kept.due(), None);
         assert!(leaving.keep(&key, "1") && leaving.keep(&key, "2"), "another Service of that name");
         assert!(!leaving.forget(&key), "it was never called deleted");
         assert_eq!(leaving.keys().count(), 0);

@@ -1,0 +1,66 @@
+//! Services that exist and have left the selection: their links are kept for `--delete-delay`.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::model::service_key::ServiceKey;
+
+#[derive(Debug)]
+pub(super) struct KeptServices {
+    /// Time for which a link is kept after its Service has left the selection.
+    delay: Duration,
+    /// The uid of each Service, and since when it hasn't been selected.
+    kept: HashMap<ServiceKey, (String, Instant)>,
+}
+
+impl KeptServices {
+    pub(super) fn new(delay: Duration) -> Self {
+        Self { delay, kept: HashMap::new() }
+    }
+
+    /// Keeps the link of a Service that has left the selection. Returns whether it wasn't kept before.
+    pub(super) fn keep(&mut self, key: &ServiceKey, uid: &str) -> bool {
+        if self.kept.get(key).is_some_and(|(known, _)| known == uid) {
+            return false;
+        }
+        self.kept.insert(key.clone(), (uid.to_owned(), Instant::now()));
+        true
+    }
+
+    /// Forgets a Service that is selected again, or gone.
+    pub(super) fn forget(&mut self, key: &ServiceKey) {
+        self.kept.remove(key);
+    }
+
+    /// Forgets the Services that aren't in this list.
+    pub(super) fn retain(&mut self, is_listed: impl Fn(&ServiceKey) -> bool) {
+        self.kept.retain(|key, _| is_listed(key));
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.kept.keys()
+    }
+
+    /// Returns the end of the earliest delay.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.kept.values().filter_map(|(_, since)| since.checked_add(self.delay)).min()
+    }
+
+    /// Returns the Services with an expired delay, their uids, and since when they have been kept.
+    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<(ServiceKey, String, Instant)> {
+        let is_over = |since: &Instant| since.checked_add(self.delay).is_some_and(|due| due <= now);
+        let over = self.kept.extract_if(|_, (_, since)| is_over(since));
+        over.map(|(key, (uid, since))| (key, uid, since)).collect()
+    }
+
+    /// Returns the line for the log about a link that is kept from now on.
+    pub(super) fn notice(&self, key: &ServiceKey) -> String {
+        format!("link {key}: its Service isn't selected any more; it is kept for {:?}", self.delay)
+    }
+
+    /// Returns a time far enough in the past for an external target to be removed at once.
+    pub(super) fn long_ago(&self) -> Instant {
+        let now = Instant::now();
+        now.checked_sub(self.delay).unwrap_or(now)
+    }
+}
