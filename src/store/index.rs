@@ -206,3 +206,59 @@ fn parent(name: &[u8]) -> Option<&[u8]> {
     let (length, rest) = name.split_first()?;
     rest.get(usize::from(*length)..)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use rand::rngs::StdRng;
+    use rand::seq::IndexedRandom;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+    use crate::model::service_key::ServiceKey;
+
+    fn name(random: &mut StdRng) -> Vec<u8> {
+        let labels = (0..random.random_range(1..5)).map(|_| *["a", "aa", "b", "*"].choose(random).unwrap());
+        crate::model::names::wire(labels.map(str::as_bytes).collect::<Vec<_>>()).unwrap()
+    }
+
+    fn is_below(name: &[u8], domain: &[u8]) -> bool {
+        let mut rest = name;
+        while let Some(parent) = parent(rest) {
+            if parent == domain {
+                return true;
+            }
+            rest = parent;
+        }
+        false
+    }
+
+    #[test]
+    fn look_ups_agree_with_a_plain_map_of_names() {
+        for seed in 0..50 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let (tree, mut expected) = (NameTree::new(&NameSetCounter::default()), HashMap::new());
+            for step in 0..100 {
+                let name = name(&mut random);
+                if random.random_bool(0.6) {
+                    let link = Arc::new(Link::new(ServiceKey::new("ns", &step.to_string()), ""));
+                    assert_eq!(tree.set(&name, Some(Arc::clone(&link))), expected.insert(name, link));
+                } else {
+                    let before = tree.set(&name, None);
+                    assert!(before.as_ref().is_none_or(|link| link.is_outdated()));
+                    assert_eq!(before, expected.remove(&name));
+                }
+                assert_eq!(tree.count.load(Ordering::Relaxed), expected.len());
+                let name = self::name(&mut random);
+                let lookup = match expected.get(&name) {
+                    Some(link) => Lookup::Link(Arc::clone(link)),
+                    None if expected.keys().any(|known| is_below(known, &name)) => Lookup::EmptyNonTerminal,
+                    None => Lookup::Nothing,
+                };
+                assert_eq!(tree.find(&name), lookup, "seed {seed}, step {step}: {name:?}");
+            }
+            assert_eq!(tree.find(&[]), Lookup::Nothing);
+        }
+    }
+}

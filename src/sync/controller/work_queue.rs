@@ -16,8 +16,8 @@ use crate::sync::k8s::watch::sleep_until_opt;
 
 /// First and longest pause after a failed write of a key.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// From its second failure on, the retry of a key is delayed by this much for each other failing key, up to the second
-/// value: at most 20 retries a second for up to 600 keys, and each key every 30 s beyond.
+/// From its second failure on, the retry of a key is delayed by this much for each other failing key of its namespace, up
+/// to the second value: at most 20 retries a second for up to 600 keys, and each key every 30 s beyond.
 const RETRY_PAUSE_PER_FAILING_LINK: (Duration, Duration) =
     (Duration::from_millis(50), Duration::from_secs(30));
 /// The number of keys, refused because of a limit of their namespace, that are retried when the write of another such
@@ -251,7 +251,9 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         let failure = self.failures.entry(key.clone()).or_insert_with(FailedWrites::new);
         let mut pause = failure.backoff.next().max(at_least.unwrap_or_default());
         if failed_before {
-            let other_keys = u32::try_from(self.failures.len() - 1).unwrap_or(u32::MAX);
+            // A tenant's failing keys delay no key of another namespace.
+            let failing = self.failures.keys().filter(|other| other.namespace() == key.namespace()).count();
+            let other_keys = u32::try_from(failing - 1).unwrap_or(u32::MAX);
             pause = pause.max(
                 RETRY_PAUSE_PER_FAILING_LINK.0.saturating_mul(other_keys).min(RETRY_PAUSE_PER_FAILING_LINK.1),
             );
@@ -420,6 +422,9 @@ mod tests {
                 tries += 1;
             }
             assert!(expected.contains(&tries), "{tries} of {links} links in 600 s");
+            let other = ServiceKey::new("another", "web");
+            let pauses = [(); 2].map(|()| work_queue.add_rate_limited(&other, None));
+            assert!(pauses[1] < Duration::from_secs(4), "keys of another namespace fail: {pauses:?}");
         }
     }
 
