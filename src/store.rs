@@ -1,7 +1,7 @@
 //! The links: a concurrent map by Service key, an index by DNS name and by address, and a change feed.
 //!
 //! `sync` writes the store, `dns` reads it, and the two modules meet nowhere else. The store does no I/O. A reader locks
-//! one shard of a map, while it copies a reference. Writers are serialized.
+//! one shard of the links, or the index of names, while it copies a reference. Writers are serialized.
 
 mod index;
 pub mod metrics;

@@ -53,3 +53,16 @@ impl TargetOwner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unrecorded_owner_matches_any_service_and_has_no_uid() {
+        let owner = TargetOwner::Unknown;
+        assert!(owner.matches(&"2".into(), None));
+        let last = PersistedTarget { target: None, owner, hostnames: Box::default(), is_ours: true };
+        assert!(last.uid().is_empty());
+    }
+}

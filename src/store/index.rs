@@ -40,15 +40,15 @@ struct ChangeGuard<'a>(&'a NameSetCounter);
 #[derive(Debug)]
 pub(super) struct Index {
     /// The names `<service>.<namespace>` and `<service>-<namespace>`, relative to the zone.
-    default_names: NameTree,
+    pub(super) default_names: NameTree,
     /// The custom hostnames, as absolute names.
-    custom_hostnames: NameTree,
+    pub(super) custom_hostnames: NameTree,
     pub(super) addresses: ReverseIndex,
     pub(super) names: NameSetCounter,
 }
 
 #[derive(Debug)]
-struct NameTree {
+pub(super) struct NameTree {
     /// The labels of each name are in reverse order: so the names below a domain follow the domain, and the domains need
     /// no entries, of which a name can have over a hundred.
     names: RwLock<BTreeMap<ReversedName, Arc<Link>>>,
@@ -105,7 +105,7 @@ impl Index {
     /// Looks up a name, given as the part below its zone and the zone's origin. Default names take precedence over
     /// custom hostnames.
     pub(super) fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
-        let own = self.find_default(name);
+        let own = self.default_names.find(name);
         // Fast path: there are no custom hostnames.
         if matches!(own, Lookup::Link(_)) || self.custom_hostnames.count.load(Ordering::Acquire) == 0 {
             return own;
@@ -115,21 +115,6 @@ impl Index {
             Lookup::Nothing => own,
             found => found,
         }
-    }
-
-    /// Looks up one of the default names of links, relative to the zone.
-    pub(super) fn find_default(&self, name: &[u8]) -> Lookup {
-        self.default_names.find(name)
-    }
-
-    /// Maps a default name to a link, or removes the name. Returns the previous link.
-    pub(super) fn set_default(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
-        self.default_names.set(name, link)
-    }
-
-    /// Maps a custom hostname to a link, or removes the hostname.
-    pub(super) fn set_custom(&self, name: &[u8], link: Option<Arc<Link>>) {
-        self.custom_hostnames.set(name, link);
     }
 
     /// Looks for a wildcard directly below the closest encloser (RFC 4592 section 3.3.1).
@@ -144,7 +129,7 @@ impl Index {
             if let Lookup::Link(link) = self.custom_hostnames.find(&[b"\x01*", &*absolute].concat()) {
                 return Lookup::Link(link);
             }
-            if self.find_default(parent) != Lookup::Nothing
+            if self.default_names.find(parent) != Lookup::Nothing
                 || self.custom_hostnames.find(&absolute) != Lookup::Nothing
             {
                 return Lookup::Nothing;
@@ -161,7 +146,7 @@ impl NameTree {
     }
 
     /// Maps a name to a link, or removes the name. Returns the previous link.
-    fn set(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
+    pub(super) fn set(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
         let name = reversed(name);
         // The map stays locked during the change, so that no reader sees the new link and then the old one again.
         let mut names = self.names.write();
@@ -180,7 +165,7 @@ impl NameTree {
         before
     }
 
-    fn find(&self, name: &[u8]) -> Lookup {
+    pub(super) fn find(&self, name: &[u8]) -> Lookup {
         let name = reversed(name);
         match self.names.read().range::<ReversedName, _>(&name..).next() {
             Some((found, link)) if *found == name => Lookup::Link(Arc::clone(link)),

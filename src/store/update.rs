@@ -57,7 +57,7 @@ impl Store {
             self.set_own(allocator, &label, Some(Arc::clone(link)));
         }
         for name in link.hostnames.iter().filter_map(|name| custom_hostnames::wire(name)) {
-            self.index.set_custom(&name, Some(Arc::clone(link)));
+            self.index.custom_hostnames.set(&name, Some(Arc::clone(link)));
         }
     }
 
@@ -101,7 +101,7 @@ impl Store {
     pub(super) fn apply_owner_changes(&self, allocator: &mut NameAllocator, passed: Vec<OwnerChange>) {
         for OwnerChange { name, from, to } in passed {
             if let (None, Some(name)) = (&to, custom_hostnames::wire(&name)) {
-                self.index.set_custom(&name, None);
+                self.index.custom_hostnames.set(&name, None);
             }
             // Publish the new owner before unpublishing the old one.
             for key in [to, from].into_iter().flatten() {
@@ -114,7 +114,7 @@ impl Store {
     /// hostname.
     fn set_own(&self, allocator: &mut NameAllocator, name: &[u8], link: Option<Arc<Link>>) {
         let owner = link.as_ref().map(|link| link.key.clone());
-        let before = self.index.set_default(name, link);
+        let before = self.index.default_names.set(name, link);
         let is_changed = before.is_some() != owner.is_some();
         // The previous owner keeps its other names: publish it again without this one.
         if let (Some(loser), Some(owner)) = (before, owner)
@@ -148,7 +148,7 @@ impl Store {
         let free = |name: &str| {
             let Some(name) = custom_hostnames::wire(name) else { return false };
             let mut own = zones.iter().filter_map(|zone| name.strip_suffix(&**zone));
-            !own.any(|name| matches!(self.index.find_default(name), Lookup::Link(_)))
+            !own.any(|name| matches!(self.index.default_names.find(name), Lookup::Link(_)))
         };
         allocator.custom_hostnames.names_of(key).into_iter().filter(|name| free(name)).collect()
     }

@@ -2,13 +2,13 @@
 //! and that no controller removes any more.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams};
-use kube::core::{PartialObjectMeta, SelectorExt};
+use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -47,14 +47,13 @@ impl BlockedService {
     fn of(metadata: &ObjectMeta, selection: &Selection) -> Option<Self> {
         let finalizers = metadata.finalizers.iter().flatten();
         let (ours, others): (Vec<_>, Vec<_>) = finalizers.partition(|finalizer| *finalizer == FINALIZER);
-        let no_labels = BTreeMap::new();
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         (!ours.is_empty()).then(|| Self {
             key: ServiceKey::new(&text(&metadata.namespace), &text(&metadata.name)),
             uid: text(&metadata.uid),
             stuck: metadata.deletion_timestamp.is_some(),
             others: if others.is_empty() { String::new() } else { examples(others) },
-            is_selected: selection.labels.matches(metadata.labels.as_ref().unwrap_or(&no_labels)),
+            is_selected: selection.matches_labels(metadata),
         })
     }
 

@@ -1,13 +1,12 @@
 //! Decides about the external targets at a start that would remove most of them: a flag may leave their Services out by
 //! mistake, or the Services may all be gone. Pure functions, and the look-up of the Services.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::SelectorExt;
 use kube::{Client, Resource};
 
 use super::decision::{NextStep, OnDelete, SyncPolicy, Write};
@@ -44,10 +43,9 @@ impl Flag {
     /// Returns the flag that leaves out an existing Service with this metadata; `None` if none does.
     #[must_use]
     fn of(key: &ServiceKey, metadata: &ObjectMeta, selection: &Selection) -> Option<Self> {
-        let no_labels = BTreeMap::new();
         if !selection.watches(key.namespace()) {
             Some(Self::WatchNamespaces)
-        } else if !selection.labels.matches(metadata.labels.as_ref().unwrap_or(&no_labels)) {
+        } else if !selection.matches_labels(metadata) {
             Some(Self::ServiceSelector)
         } else if selection.annotated_only && managed(metadata) != Some("true") {
             Some(Self::Selection)
@@ -115,9 +113,15 @@ impl Existing {
         }
     }
 
-    fn add(&mut self, key: ServiceKey, metadata: &ObjectMeta, selection: &Selection) {
+    fn add(
+        &mut self,
+        wanted: &HashSet<ServiceKey>,
+        key: ServiceKey,
+        metadata: &ObjectMeta,
+        selection: &Selection,
+    ) {
         // A Service that is being deleted counts as gone.
-        if metadata.deletion_timestamp.is_none() {
+        if metadata.deletion_timestamp.is_none() && wanted.contains(&key) {
             let found = FoundService {
                 uid: metadata.uid.as_deref().unwrap_or_default().into(),
                 has_opted_out: managed(metadata) == Some("false"),
@@ -165,8 +169,8 @@ impl Registry {
                 let directory = directory.clone();
                 let read =
                     tokio::task::spawn_blocking(move || manifests::load_balancers(&directory)).await??;
-                for service in read.iter().filter(|service| wanted.contains(&service.key())) {
-                    existing.add(service.key(), &service.metadata, selection);
+                for service in &read {
+                    existing.add(wanted, service.key(), &service.metadata, selection);
                 }
                 return Ok(existing);
             }
@@ -208,10 +212,7 @@ async fn list(
     };
     let on_page = |page: Vec<RawDeserializeGuard<Service>>| {
         for service in page {
-            let key = key_of(&service);
-            if wanted.contains(&key) {
-                existing.add(key, service.meta(), selection);
-            }
+            existing.add(wanted, key_of(&service), service.meta(), selection);
         }
     };
     let listed = list_pages(client.clone(), &query, on_page).await;
@@ -259,11 +260,13 @@ mod tests {
     use crate::sync::k8s::object::{ObjectId, ObjectKind};
     use crate::sync::test_support;
 
-    fn existing(services: &[serde_json::Value], selection: &Selection) -> Existing {
+    fn existing(services: &[serde_json::Value], wanted: &[&str], selection: &Selection) -> Existing {
+        let wanted = wanted.iter().map(|name| ServiceKey::new("shop", name)).collect();
         let mut existing = Existing::default();
         for metadata in services {
             let metadata: ObjectMeta = serde_json::from_value(metadata.clone()).unwrap();
-            existing.add(ServiceKey::new("shop", metadata.name.as_deref().unwrap()), &metadata, selection);
+            let key = ServiceKey::new("shop", metadata.name.as_deref().unwrap());
+            existing.add(&wanted, key, &metadata, selection);
         }
         existing
     }
@@ -291,7 +294,7 @@ mod tests {
             (selection(&[("tier", "web")], false, &[]), None),
             (selection(&[("tier", "web")], true, &[]), Some(Flag::Selection)),
         ] {
-            let existing = existing(std::slice::from_ref(&web), &selection);
+            let existing = existing(std::slice::from_ref(&web), &["web"], &selection);
             for recorded in ["u", ""] {
                 let verdict = existing.judge(&key, &recorded.into());
                 assert_eq!(verdict, Verdict::Exists { uid: Some("u".into()), flag }, "{selection:?}");
@@ -307,13 +310,15 @@ mod tests {
             json!({"namespace": "shop", "name": "out", "uid": "u", "annotations": managed("false")}),
             json!({"namespace": "shop", "name": "in", "uid": "u", "annotations": managed("true")}),
             json!({"namespace": "shop", "name": "going", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}),
+            json!({"namespace": "shop", "name": "unasked", "uid": "u"}),
         ];
-        let mut existing = existing(&services, &selection(&[], true, &[]));
+        let wanted = ["out", "in", "going", "gone"];
+        let mut existing = existing(&services, &wanted, &selection(&[], true, &[]));
         let judge =
             |existing: &Existing, name| existing.judge(&ServiceKey::new("shop", name), &Uid::default());
         assert_eq!(judge(&existing, "out"), Verdict::OptedOut);
         assert_eq!(judge(&existing, "in"), Verdict::Exists { uid: Some("u".into()), flag: None });
-        for name in ["going", "gone"] {
+        for name in ["going", "gone", "unasked"] {
             assert_eq!(judge(&existing, name), Verdict::Gone, "{name}");
         }
         existing.forbidden.insert("shop".to_owned());

@@ -1,7 +1,8 @@
 //! Selects the Services that become links.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{Selector, SelectorExt};
 
 use crate::sync::k8s::labels::MANAGED_BY;
@@ -55,8 +56,14 @@ impl Selection {
         }
         let selected = self.watches(namespace)
             && (!self.annotated_only || opted == Some("true"))
-            && self.labels.matches(service.metadata.labels.as_ref().unwrap_or(&Default::default()));
+            && self.matches_labels(&service.metadata);
         if selected { Membership::Selected } else { Membership::NotSelected }
+    }
+
+    /// Returns whether the label selector selects an object with this metadata.
+    #[must_use]
+    pub fn matches_labels(&self, metadata: &ObjectMeta) -> bool {
+        self.labels.matches(metadata.labels.as_ref().unwrap_or(&BTreeMap::new()))
     }
 
     /// Returns whether only the flags keep a Service from becoming a link.
