@@ -34,10 +34,10 @@ use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;
 use sync_tasks::SyncSource;
 
-/// Runs until `stop` is cancelled or a DNS listener dies.
+/// Runs until `stop` is cancelled or a DNS listener fails.
 ///
 /// # Errors
-/// If lb-linker can't start, or a DNS listener dies.
+/// If lb-linker can't start, or a DNS listener fails.
 pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> Result<(), RunError> {
     flags.validate()?;
     flags.upstreams()?;

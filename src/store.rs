@@ -42,7 +42,7 @@ pub enum OnGone {
     /// The link keeps its names, without a target, until [`Store::forget`]: the reconciler removes the external target
     /// first.
     Kept,
-    /// The link is forgotten at once: no external targets are written.
+    /// The link is removed at once. For a store without a backend for external targets.
     Dropped,
 }
 
@@ -216,7 +216,7 @@ impl Store {
         for link in absent {
             changes.push(self.mark_gone(&mut allocator, &link, Instant::now()));
         }
-        allocator.pending_changes.take().into_iter().flatten().for_each(|change| self.send_change(change));
+        self.send_pending(&mut allocator);
         changes
     }
 
@@ -238,8 +238,8 @@ impl Store {
         self.owners_known.send_replace(true);
     }
 
-    /// Applies an external target of an earlier process that was observed later than its Service. A pending Service takes
-    /// the target if the external target was written for that Service.
+    /// Applies an external target of an earlier process that was observed later than its Service. A pending Service
+    /// takes the target if the external target was written for that Service.
     pub fn apply_persisted_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
         let mut allocator = self.write();
         let blank = |link: &Arc<Link>| !link.is_gone() && !link.is_left_out() && link.target.is_none();
@@ -443,7 +443,8 @@ impl Store {
         match self.on_gone {
             OnGone::Dropped => self.remove(allocator, link),
             OnGone::Kept => {
-                // A Service that never had a target itself still has its predecessor's external target.
+                // A recreated Service that never had a target still has its predecessor's external target: count the
+                // delay from the predecessor's deletion.
                 let since = link.service_gone_since().map_or(since, |outlived| outlived.min(since));
                 let state = LinkState::Gone(since);
                 let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
@@ -463,14 +464,16 @@ impl Store {
         self.advance_serial(None);
         match &mut allocator.pending_changes {
             Some(queued) => queued.push(change.clone()),
-            None => self.send_change(change.clone()),
+            // The send fails if there are no subscribers, which is fine.
+            None => drop(self.feed.send(change.clone())),
         }
         change
     }
 
-    fn send_change(&self, change: LinkChange) {
-        // The send fails if there are no subscribers, which is fine.
-        let _ = self.feed.send(change);
+    fn send_pending(&self, allocator: &mut NameAllocator) {
+        for change in allocator.pending_changes.take().into_iter().flatten() {
+            let _ = self.feed.send(change);
+        }
     }
 
     /// Continues with a resourceVersion that is older than those before, because etcd has been restored to an earlier
@@ -505,7 +508,7 @@ impl Store {
         // A panic of another writer leaves claims and maps usable: each step is complete in itself.
         let mut allocator = self.allocator.lock();
         // Send the changes that a panicked writer has left unsent.
-        allocator.pending_changes.take().into_iter().flatten().for_each(|change| self.send_change(change));
+        self.send_pending(&mut allocator);
         allocator
     }
 }
@@ -588,7 +591,7 @@ impl Store {
     pub fn links_at(&self, ip: IpAddr) -> Vec<Arc<Link>> {
         let has =
             |link: &Arc<Link>| matches!(&link.target, Some(Target::Addresses(ips)) if ips.contains(&ip));
-        // The link is newer than the index.
+        // The index may briefly list a link under an address that it doesn't have yet, or any more: check its target.
         self.index.addresses.of(ip).iter().filter_map(|key| self.get(key)).filter(has).collect()
     }
 

@@ -34,7 +34,7 @@ const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1
 const PROGRESS: usize = 500;
 /// The number of external targets in one command, so that a shell accepts the line and users can read it.
 const PER_COMMAND: usize = 20;
-const RIGHTS: &str = "deploy/takeover/ has the rights for it";
+const RIGHTS: &str = "deploy/takeover/ grants the permissions";
 
 #[derive(Debug, Default)]
 pub struct TakeoverReport {
@@ -144,7 +144,7 @@ async fn free_all(
             .problems
             .push(format!("Services that couldn't be freed: {failed} of {number}, see the table"));
     }
-    // Reported once, however many Services the missing right affects.
+    // Reported once, however many Services the missing permission affects.
     outcome.problems.extend(forbidden);
 }
 
@@ -159,7 +159,7 @@ enum Freed {
     NotTried,
     Failed {
         reason: String,
-        /// The message about a missing right, which is reported once.
+        /// The message about a missing permission, which is reported once.
         forbidden: Option<String>,
     },
 }
@@ -191,7 +191,7 @@ async fn free_one(client: &Client, bound: &BlockedService) -> Freed {
                 let namespace = &bound.key.namespace();
                 let doing = format!("patch Services in namespace {namespace}");
                 Freed::Failed {
-                    reason: format!("no right to patch Services in namespace {namespace}"),
+                    reason: format!("no permission to patch Services in namespace {namespace}"),
                     forbidden: Some(describe(&error, &doing, RIGHTS)),
                 }
             }

@@ -100,8 +100,7 @@ zone:
     )
 }
 
-/// Returns NSD's configuration: one server process with `reuseport`, because the bench holds the port, and no rate
-/// limit, because all queries come from one client.
+/// Returns NSD's configuration: one server process, and no rate limit, because all queries come from one client.
 pub fn nsd(place: &Place) -> String {
     let Place { directory, port } = place;
     let directory = directory.display();
@@ -109,7 +108,6 @@ pub fn nsd(place: &Place) -> String {
         "server:
     ip-address: 127.0.0.1@{port}
     server-count: 1
-    reuseport: yes
     username: \"\"
     chroot: \"\"
     database: \"\"

@@ -1,6 +1,6 @@
-//! A load that records the latency of every answer, because dnsperf reports only the mean latency.
+//! A load generator that records the latency of every answer, because dnsperf reports only the mean latency.
 //!
-//! The load never sleeps: it sends a query when it is due, and polls for answers all the time.
+//! The generator never sleeps: it sends a query when it is due, and polls for answers all the time.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};

@@ -81,7 +81,7 @@ pub fn run() -> Result<(), String> {
     let sets: Vec<(Set, Vec<Server>)> = Set::ALL.into_iter().map(|set| (set, plan.rows(set))).collect();
     let wanted = |server: Server| sets.iter().any(|(_, rows)| rows.contains(&server));
     if sets.iter().all(|(_, rows)| rows.is_empty()) {
-        return Err("BENCH_ONLY chooses nothing: docs/performance.md lists the sets of questions".to_owned());
+        return Err("BENCH_ONLY chooses nothing: docs/performance.md lists the sets of queries".to_owned());
     }
     pin()?;
     let dnsperf =

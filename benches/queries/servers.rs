@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -109,9 +109,44 @@ pub struct Running {
     _ports: Ports,
 }
 
+/// The ports of a server, both on 127.0.0.1.
 struct Ports {
-    dns: HeldPort,
-    metrics: HeldPort,
+    dns: SocketAddr,
+    metrics: SocketAddr,
+    /// The sockets that reserve the ports.
+    _held: Vec<HeldPort>,
+    _beside: Option<(UdpSocket, TcpListener)>,
+}
+
+impl Ports {
+    /// Reserves the ports of a server.
+    fn take(server: Server) -> io::Result<Self> {
+        let metrics = HeldPort::take()?;
+        if server == Server::Nsd {
+            let (dns, beside) = take_beside()?;
+            return Ok(Self { dns, metrics: metrics.local(), _held: vec![metrics], _beside: Some(beside) });
+        }
+        let dns = HeldPort::take()?;
+        Ok(Self { dns: dns.local(), metrics: metrics.local(), _held: vec![dns, metrics], _beside: None })
+    }
+}
+
+/// Reserves a port on 127.0.0.2 for a server on 127.0.0.1 that doesn't set SO_REUSEPORT: NSD with one process. The
+/// kernel then assigns the port to no socket that is bound to every address.
+fn take_beside() -> io::Result<(SocketAddr, (UdpSocket, TcpListener))> {
+    let reserve = || -> io::Result<_> {
+        let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = udp.local_addr()?;
+        TcpListener::bind(address)?;
+        let beside = (Ipv4Addr::new(127, 0, 0, 2), address.port());
+        Ok((address, (UdpSocket::bind(beside)?, TcpListener::bind(beside)?)))
+    };
+    loop {
+        match reserve() {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            reserved => return reserved,
+        }
+    }
 }
 
 impl Drop for Running {
@@ -128,13 +163,13 @@ impl Environment {
         let directory =
             self.directory.join(format!("{}-{}", set.name(), server.name().replace([' ', ','], "-")));
         fs::create_dir_all(&directory).map_err(text)?;
-        let ports = Ports { dns: HeldPort::take().map_err(text)?, metrics: HeldPort::take().map_err(text)? };
+        let ports = Ports::take(server).map_err(text)?;
         let command = self.command(server, set, &directory, &ports).map_err(text)?;
         let questions = set.questions(server.names());
         let data = directory.join("questions");
         fixtures::write_questions(&data, &questions).map_err(text)?;
         let process = spawn(&command, cpu::SERVER, &directory).map_err(text)?;
-        let address = ports.dns.local();
+        let address = ports.dns;
         let mut running = Running { server, process, address, questions, data, _ports: ports };
         let client = Client::new(address).map_err(text)?;
         let ready = client.wait_for(&running.questions[0], &mut || running.process.ended().is_some());
@@ -144,7 +179,7 @@ impl Environment {
 
     /// Returns the command of a server, and writes its files.
     fn command(&self, server: Server, set: Set, directory: &Path, ports: &Ports) -> io::Result<Command> {
-        let port = ports.dns.number();
+        let port = ports.dns.port();
         let place = &Place { directory, port };
         let program = self.programs.of(server).ok_or(io::ErrorKind::NotFound)?;
         let mut command = Command::new(program);
@@ -209,9 +244,9 @@ impl Environment {
         };
         let metrics = match server {
             Server::FileBare => String::new(),
-            _ => format!("prometheus {}", ports.metrics.local()),
+            _ => format!("prometheus {}", ports.metrics),
         };
-        let port = ports.dns.number();
+        let port = ports.dns.port();
         format!(".:{port} {{\n bind 127.0.0.1\n errors\n {metrics}\n {plugins}\n}}\n")
     }
 
@@ -221,8 +256,8 @@ impl Environment {
     }
 }
 
-/// Starts Knot as the upstream of all forwarders, on the load generator's core, so that its CPU time isn't counted as the
-/// forwarders'.
+/// Starts Knot as the upstream of all forwarders, on the load generator's core, so that its CPU time isn't counted as
+/// the forwarders'.
 pub fn start_upstream(program: &Path, directory: &Path, port: u16) -> io::Result<Process> {
     fs::create_dir_all(directory)?;
     fs::write(directory.join("zone"), fixtures::zone())?;

@@ -243,7 +243,7 @@ impl SyncSource {
                     availability,
                     selection,
                     hostname_policy: Arc::default(),
-                    guards: flags.finalizer,
+                    sets_finalizer: flags.finalizer,
                     keeps_unlisted,
                     delete_delay: flags.effective_delete_delay(),
                     store,

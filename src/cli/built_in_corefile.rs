@@ -8,7 +8,7 @@ use super::upstream_flag::UpstreamSpec;
 use crate::dns::server::config::quoted;
 use crate::model::hostname::to_presentation;
 
-/// Without `consolidate`, every question would log a line while the upstreams are unreachable.
+/// Without `consolidate`, every query would log a line while the upstreams are unreachable.
 const ERRORS: &str = "    errors {\n        consolidate 1m .* error show_first\n    }\n";
 
 impl Flags {

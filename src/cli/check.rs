@@ -20,7 +20,7 @@ use crate::sync::k8s::client::{ClientConnection, connect};
 use crate::sync::source::manifests;
 
 /// Checks flags and files without opening a port, and with `ask_cluster` asks the API server for
-/// every right that is needed.
+/// every permission that is needed.
 ///
 /// # Errors
 /// If the flags can't be used at all.

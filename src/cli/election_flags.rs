@@ -15,7 +15,7 @@ const ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/n
 pub enum LeaderElection {
     /// By a Lease that the leader renews.
     Lease,
-    /// By a Lease that belongs to the leader's Pod; needs the rights of deploy/life/.
+    /// By a Lease that belongs to the leader's Pod; needs the permissions of deploy/life/.
     Life,
     /// No election: there is only one replica.
     Off,
@@ -24,7 +24,7 @@ pub enum LeaderElection {
 /// The flags of the leader election.
 #[derive(Clone, Debug, Args)]
 pub struct ElectionFlags {
-    /// How it is decided which replica writes [default: lease in a Pod without --kubeconfig and --context, else off]
+    /// How the replica that writes is elected [default: lease in a Pod without --kubeconfig and --context, else off]
     #[arg(
         long,
         value_name = "HOW",

@@ -182,7 +182,7 @@ pub struct Flags {
     pub max_deletes: Option<MaxDeletes>,
 
     /// Put the finalizer lb-linker/finalizer on load balancers: a Service is deleted only after its external target, so
-    /// its deletion waits for lb-linker; needs the rights of deploy/finalizer/
+    /// its deletion waits for lb-linker; needs the permissions of deploy/finalizer/
     #[arg(
         long,
         env = "LB_LINKER_FINALIZER",
@@ -218,8 +218,8 @@ pub struct Flags {
     )]
     pub output: Option<PathBuf>,
 
-    /// Corefile for DNS, instead of the flags from --zone to --ready-listen: CoreDNS's syntax and plugins, and the plugin
-    /// lb_linker for the names of load balancers
+    /// Corefile for DNS, instead of the flags from --zone to --ready-listen: CoreDNS's syntax and plugins, and the
+    /// plugin lb_linker for the names of load balancers
     #[arg(
         long,
         value_name = "PATH",
@@ -255,9 +255,9 @@ pub struct Flags {
     )]
     pub listen: Vec<SocketAddr>,
 
-    /// Resolver for names outside the zones, and for the addresses behind a load balancer's hostname: an address; tls://
-    /// with an address, and with % and the name in its certificate if that isn't the address; a file like resolv.conf; or
-    /// "none"; may be repeated
+    /// Resolver for names outside the zones, and for the addresses behind a load balancer's hostname: an address;
+    /// tls:// with an address, and with % and the name in its certificate if that isn't the address; a file like
+    /// resolv.conf; or "none"; may be repeated
     #[arg(
         long,
         value_name = "ADDRESS[:PORT]|tls://ADDRESS[%NAME][:PORT]|FILE|none",
@@ -368,9 +368,7 @@ pub enum ConfigError {
     )]
     LifeOutsideAPod,
     /// An upstream is one of lb-linker's own listeners.
-    #[error(
-        "--upstream {upstream} is lb-linker's own --listen {listen}: every question would go round in circles"
-    )]
+    #[error("--upstream {upstream} is lb-linker's own --listen {listen}: every query would loop")]
     OwnListener {
         /// The upstream's address.
         upstream: SocketAddr,
@@ -459,8 +457,8 @@ impl Flags {
         }
     }
 
-    /// Returns the delay before the removal of an external target. With `--finalizer` the deletion of a Service waits for
-    /// its external target, so the Service can't be recreated in the meantime.
+    /// Returns the delay before the removal of an external target. With `--finalizer` the deletion of a Service waits
+    /// for its external target, so the Service can't be recreated in the meantime.
     #[must_use]
     pub fn effective_delete_delay(&self) -> Duration {
         if self.finalizer { Duration::ZERO } else { self.delete_delay }

@@ -70,9 +70,9 @@ pub struct HostnamePolicyFlags {
     )]
     pub target_nets: Vec<IpNet>,
 
-    /// Networks of addresses that no target may have, separated by commas, in addition to loopback, link-local, multicast
-    /// and cloud metadata addresses, which are denied unless --allowed-nets lists them. Set it to the cluster's Service
-    /// network, and to its Pod network if load balancers have no addresses in it [default: none]
+    /// Networks of addresses that no target may have, separated by commas, in addition to loopback, link-local,
+    /// multicast and cloud metadata addresses, which are denied unless --allowed-nets lists them. Set it to the
+    /// cluster's Service network, and to its Pod network if load balancers have no addresses in it [default: none]
     #[arg(
         long,
         value_name = "NETS",
@@ -83,8 +83,8 @@ pub struct HostnamePolicyFlags {
     )]
     pub denied_nets: Vec<IpNet>,
 
-    /// Exceptions from the built-in list of denied networks and from --denied-nets, but not from --target-nets, separated
-    /// by commas; for example 127.0.0.0/8 for Docker Desktop and minikube [default: none]
+    /// Exceptions from the built-in list of denied networks and from --denied-nets, but not from --target-nets,
+    /// separated by commas; for example 127.0.0.0/8 for Docker Desktop and minikube [default: none]
     #[arg(
         long,
         value_name = "NETS",

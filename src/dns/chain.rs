@@ -1,4 +1,4 @@
-//! The chain of plugins that answers a question.
+//! The chain of plugins that answers a query.
 
 pub mod handler;
 pub mod metrics;

@@ -1,4 +1,4 @@
-//! DNS messages: headers, questions, replies, and their encoding.
+//! DNS messages: headers, queries, replies, and their encoding.
 
 pub(crate) mod arpa;
 pub mod decode;

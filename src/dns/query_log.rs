@@ -64,7 +64,7 @@ struct LogState {
     sender: SyncSender<QueueEntry>,
     format: LineFormat,
     dropped: Arc<DroppedLines>,
-    /// The time of the last warning about lost lines.
+    /// The time of the last warning about dropped lines.
     last_warning: Mutex<Option<Instant>>,
     closed: AtomicBool,
 }

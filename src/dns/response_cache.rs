@@ -1,7 +1,7 @@
 //! A cache of answers in wire form, one for each thread: a hit decodes nothing, allocates nothing and waits for no
 //! lock.
 //!
-//! The full handler answers all other questions, and sets the conditions under which each answer may be reused.
+//! The full handler answers all other queries, and sets the conditions under which each answer may be reused.
 
 pub mod key;
 #[cfg(test)]
@@ -54,7 +54,7 @@ pub struct ResponseCache {
     hit_duration_deltas: [(usize, u64); 2],
 }
 
-/// The reason why a question has no cached answer.
+/// The reason why a query has no cached answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
     /// The cache has no valid answer.
@@ -104,13 +104,13 @@ impl ResponseCache {
         }
     }
 
-    /// Returns the key of the last question; `None` if its answer must not be cached.
+    /// Returns the key of the last query; `None` if its answer must not be cached.
     #[must_use]
     pub fn last_key(&self) -> Option<&[u8]> {
         (!self.key.as_bytes().is_empty()).then(|| self.key.as_bytes())
     }
 
-    /// Writes the cached answer to a question, if it is valid for that client. Returns its length in bytes. Several
+    /// Writes the cached answer to a query, if it is valid for that client. Returns its length in bytes. Several
     /// servers may share a cache, but not servers with different transports.
     ///
     /// # Errors
@@ -160,7 +160,7 @@ impl ResponseCache {
         self.hit_duration_deltas = duration(took);
     }
 
-    /// Stores the answer to a client's question under the question's key.
+    /// Stores the answer to a client's query under the query's key.
     pub fn insert(&mut self, key: Box<[u8]>, client: IpAddr, mut wire_response: WireResponse, now: Instant) {
         let deltas = self.deltas(&mut wire_response);
         let entry = CacheSlot {

@@ -11,7 +11,8 @@ use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
 
-/// The buckets of durations, 0.25 ms and its doublings: the first bound in seconds, the factor, and the number of buckets.
+/// The buckets of durations, 0.25 ms and its doublings: the first bound in seconds, the factor, and the number of
+/// buckets.
 pub(crate) const DURATION_BUCKETS: (f64, f64, usize) = (0.000_25, 2.0, 16);
 /// The number of counters of a duration histogram: its buckets, the bucket without a bound, and the sum in nanoseconds.
 pub(crate) const DURATION_COUNTERS: usize = DURATION_BUCKETS.2 + 2;

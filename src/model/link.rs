@@ -304,7 +304,7 @@ impl Link {
     }
 
     /// Returns whether load balancers of a namespace may have a name of this link as their target: always in its own
-    /// namespace, in others if `linker.hsj.com/allow-from` lists them.
+    /// namespace, in other namespaces if `linker.hsj.com/allow-from` lists them.
     #[must_use]
     pub fn is_open_to(&self, namespace: &str) -> bool {
         self.key.namespace() == namespace || self.annotations.allows(namespace)

@@ -92,8 +92,8 @@ pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     Some(name)
 }
 
-/// Returns the text of a name in wire form, without the trailing dot and without escapes: it equals the text of a custom
-/// hostname if the names are equal.
+/// Returns the text of a name in wire form, without the trailing dot and without escapes: it equals the text of a
+/// custom hostname if the names are equal.
 #[must_use]
 pub fn text(mut wire: &[u8]) -> String {
     let mut text = String::with_capacity(wire.len());

@@ -42,8 +42,8 @@ pub enum TargetOwner {
 }
 
 impl TargetOwner {
-    /// Returns whether the external target was written for the Service with this uid and creation time (in seconds since
-    /// 1970), as far as known.
+    /// Returns whether the external target was written for the Service with this uid and creation time (in seconds
+    /// since 1970), as far as known.
     #[must_use]
     pub fn matches(&self, uid: &Uid, created: Option<i64>) -> bool {
         match self {

@@ -6,7 +6,7 @@ use super::excerpt::{sentence, value};
 
 /// The maximum number of entries in the list of an annotation.
 pub const MAX_ENTRIES: usize = 100;
-/// The maximum size of an entry in bytes, which is that of a DNS name (RFC 1035 section 3.1).
+/// The maximum size of an entry in bytes: the longest DNS name as text (255 bytes in wire form, RFC 1035 section 3.1).
 pub const MAX_ENTRY_BYTES: usize = 253;
 const MAX_EXAMPLES: usize = 3;
 

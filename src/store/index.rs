@@ -49,8 +49,8 @@ pub(super) struct Index {
 
 #[derive(Debug)]
 pub(super) struct NameTree {
-    /// The labels of each name are in reverse order: so the names below a domain follow the domain, and the domains need
-    /// no entries, of which a name can have over a hundred.
+    /// The labels of each name are in reverse order: so the names below a domain follow the domain, and the domains
+    /// need no entries, of which a name can have over a hundred.
     names: RwLock<BTreeMap<ReversedName, Arc<Link>>>,
     /// The number of names.
     count: AtomicUsize,

@@ -594,7 +594,7 @@ fn check_names(store: &Store, context: &str) {
             askers.iter().filter(|link| link.hostnames.iter().any(|own| **own == *name)).collect();
         let relative = name.strip_suffix(".lb.internal").unwrap();
         if taken.contains(relative) {
-            assert!(has.is_empty(), "{context}: {name} is had by {has:?} and is somebody's own");
+            assert!(has.is_empty(), "{context}: {has:?} have {name}, a default name");
         } else {
             assert_eq!(has.len(), 1, "{context}: {name} is had by {has:?}");
             assert_eq!(owner(relative), Some(has[0].key.clone()), "{context}: {name}");

@@ -390,7 +390,7 @@ impl<'a> LeaseClient<'a> {
     fn failed(&mut self, failure: &RequestFailure, doing: &str) -> Duration {
         self.failed = true;
         let pause = self.pauses.next();
-        let right = match &self.election.election_config.pod {
+        let hint = match &self.election.election_config.pod {
             None => "lb-linker needs get, create and update on leases there, as the Role of deploy/ grants",
             Some(_) => {
                 "lb-linker needs get, create, update and delete on leases and get on pods there, as the Roles \
@@ -398,13 +398,13 @@ impl<'a> LeaseClient<'a> {
             }
         };
         match failure {
-            RequestFailure::Unanswered => self.error_log.report(0, &failure.sentence(doing, right)),
+            RequestFailure::Unanswered => self.error_log.report(0, &failure.sentence(doing, hint)),
             RequestFailure::Kube(error) if failure.code() == 0 => {
                 self.election.availability.report(&root_cause(error))
             }
             RequestFailure::Kube(_) => {
                 self.election.availability.report_available();
-                self.error_log.report(failure.code(), &failure.sentence(doing, right));
+                self.error_log.report(failure.code(), &failure.sentence(doing, hint));
             }
         }
         pause
@@ -432,10 +432,10 @@ impl RequestFailure {
         }
     }
 
-    fn sentence(&self, doing: &str, right: &str) -> String {
+    fn sentence(&self, doing: &str, hint: &str) -> String {
         match self {
             Self::Unanswered => format!("can't {doing}: the API server hasn't answered in time"),
-            Self::Kube(error) => describe(error, doing, right),
+            Self::Kube(error) => describe(error, doing, hint),
         }
     }
 }

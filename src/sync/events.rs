@@ -57,7 +57,7 @@ pub enum Reason {
 impl Reason {
     /// Returns the Event's `type`.
     #[must_use]
-    pub fn severity(self) -> &'static str {
+    pub fn event_type(self) -> &'static str {
         match self {
             Self::TargetChanged | Self::ExternalTargetCreated | Self::Adopted | Self::Removed => "Normal",
             Self::TargetStale

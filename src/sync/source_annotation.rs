@@ -113,8 +113,8 @@ pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) 
     }
 }
 
-/// Updates the annotated Services until the term ends, etcd is restored or the policy changes: then everything is listed
-/// again.
+/// Updates the annotated Services until the term ends, etcd is restored or the policy changes: then everything is
+/// listed again.
 async fn run_term(
     context: &SourceAnnotationContext,
     feed: &mut broadcast::Receiver<LinkChange>,

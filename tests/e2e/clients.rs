@@ -99,7 +99,7 @@ async fn names_outside_the_zones_are_for_listed_clients() {
     }
     let counted = format!("lb_linker_dns_prohibited_requests_total{{server=\"dns://{}\"}}", linker.dns);
     linker.counts(&counted, 48.0).await;
-    linker.line("refused a question of client 127.0.0.1 for a name outside the zones: its").await;
+    linker.line("refused a query of client 127.0.0.1 for a name outside the zones: its").await;
     assert_eq!(linker.logged("--client-nets"), 1, "{:#?}", linker.log());
 }
 

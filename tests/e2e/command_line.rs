@@ -221,7 +221,8 @@ async fn check_cluster_reports_every_missing_permission() {
         .into_iter()
         .flat_map(|kind| ["create", "patch", "delete"].map(|verb| (verb, kind)))
     {
-        let sentence = format!("lb-linker: the right to {verb} {resource} in namespace {target} is missing");
+        let sentence =
+            format!("lb-linker: the permission to {verb} {resource} in namespace {target} is missing");
         assert!(stderr(&output).contains(&sentence), "{}", stderr(&output));
     }
     // The permission to read Services in all namespaces doesn't include EndpointSlices.
@@ -229,7 +230,7 @@ async fn check_cluster_reports_every_missing_permission() {
 }
 
 #[tokio::test]
-async fn check_cluster_tries_an_external_target() {
+async fn check_cluster_dry_runs_an_external_target() {
     let (plane, cluster, target) = cluster_with_target().await;
     let check = |namespace: &str, account: &str, args: &[&str]| {
         let kubeconfig = plane.kubeconfig_for_service_account(namespace, account);

@@ -1,4 +1,4 @@
-//! Effects of clients on the link, and of forged packets, on answers by UDP.
+//! Answers by UDP to clients on the local network, reachable or not, and to forged packets.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -22,7 +22,7 @@ use crate::harness::network::{self, FAR, NEAR, ROUTED};
 /// The default send buffer of a socket (net.core.wmem_default).
 const STOCK_SEND_BUFFER: usize = 212_992;
 
-/// The size of the largest answers: with its headers it fits into a packet of 1,500 bytes, the MTU of the link, but not
+/// The size of the largest answers: with its headers it fits into a packet of 1,500 bytes, Ethernet's MTU, but not
 /// into one of 1,280.
 const LARGE: u16 = 1452;
 

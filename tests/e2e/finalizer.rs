@@ -77,7 +77,7 @@ async fn service_is_deleted_after_its_external_target() {
 }
 
 #[tokio::test]
-async fn foreign_finalizer_of_an_external_target_is_waited_for() {
+async fn service_waits_for_its_targets_foreign_finalizer() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("guarded").await;
     grant_optional(plane, "finalizer", &namespace);

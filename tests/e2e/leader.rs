@@ -449,7 +449,7 @@ async fn leader_writes_nothing_stale_after_a_vm_pause() {
 }
 
 /// Stops a leader and its clocks for longer than the Lease duration while targets change and Services are deleted and
-/// created. Then resumes the leader, which receives the writes of the next leader.
+/// created. Then resumes the leader, and asserts that its delayed writes change nothing.
 async fn assert_nothing_stale_after(prefix: &str, how: Stop) {
     const LINKS: usize = 30;
     const COMING: usize = 8;
@@ -803,7 +803,7 @@ async fn missing_permission_for_the_lease_is_logged_once() {
     assert_eq!(output.status.code(), Some(1), "{complaints}");
     let missing = |right| {
         format!(
-            "lb-linker: the right to {right} in namespace {} is missing; it is in deploy/\n",
+            "lb-linker: the permission to {right} in namespace {} is missing; it is in deploy/\n",
             stage.target
         )
     };
@@ -829,7 +829,7 @@ async fn missing_permission_for_the_lease_is_logged_once() {
 }
 
 #[tokio::test]
-async fn leader_for_life_is_succeeded_when_its_pod_is_over() {
+async fn leader_for_life_is_succeeded_when_its_pod_ends() {
     let stage = Fixture::new("life").await;
     stage.grant(&["10-rbac.yaml", "life/rbac.yaml"], &stage.namespace);
     let pods: Api<Pod> = Api::namespaced(stage.cluster.client.clone(), &stage.namespace);
@@ -934,7 +934,7 @@ async fn leader_for_life_needs_a_pod_and_its_rights() {
     assert_eq!(code, Some(1), "{complaint}");
     let missing = |what| {
         format!(
-            "lb-linker: the right to {what} in namespace {} is missing; it is in deploy/life/, for --leader-election life\n",
+            "lb-linker: the permission to {what} in namespace {} is missing; it is in deploy/life/, for --leader-election life\n",
             stage.namespace
         )
     };

@@ -341,7 +341,7 @@ async fn recreated_services_count_as_gone_at_a_start() {
 }
 
 #[tokio::test]
-async fn ip_targets_skip_removes_most_only_with_max_deletes() {
+async fn ip_targets_skip_removes_objects_only_with_max_deletes() {
     let stage = Fixture::new(2).await;
     for i in 0..2 {
         let name = format!("svc-{i}");

@@ -127,7 +127,7 @@ fn build() {
 }
 
 #[tokio::test]
-async fn glibc_gets_addresses_in_one_question_a_type() {
+async fn glibc_gets_addresses_with_one_query_per_type() {
     build();
     if !network::is_own("stubs::glibc_gets_addresses_in_one_question_a_type") {
         return;
@@ -140,7 +140,7 @@ async fn glibc_gets_addresses_in_one_question_a_type() {
 }
 
 #[tokio::test]
-async fn go_gets_addresses_in_one_question_a_type() {
+async fn go_gets_addresses_with_one_query_per_type() {
     build();
     if !network::is_own("stubs::go_gets_addresses_in_one_question_a_type") {
         return;
@@ -152,7 +152,7 @@ async fn go_gets_addresses_in_one_question_a_type() {
 }
 
 #[tokio::test]
-async fn musl_gets_addresses_in_one_question_a_type() {
+async fn musl_gets_addresses_with_one_query_per_type() {
     build();
     if !network::is_own("stubs::musl_gets_addresses_in_one_question_a_type") {
         return;

@@ -124,8 +124,8 @@ async fn legacy(cluster: &Cluster) -> LegacyObjects {
     let mut kept = |object: Service, target: &str| {
         objects.insert(object.metadata.name.clone().unwrap(), (uid(&object), target.to_owned()));
     };
-    // The earlier operator's first stage wrote an object for every load balancer. One target has changed since, one ends in a dot, and one is an
-    // IP address.
+    // The earlier operator's first stage wrote an object for every load balancer. One target has changed since, one
+    // ends in a dot, and one is an IP address.
     for (name, was, is) in [
         ("plain", "plain.example.com", "plain.example.com"),
         ("stale", "old.example.com", "new.example.com"),
@@ -281,11 +281,11 @@ async fn migration_keeps_objects_and_writes_only_differences() {
     let (out, err) = (text(&refused.stdout), text(&refused.stderr));
     assert_eq!(refused.status.code(), Some(1), "{err}");
     for name in ["opted", "stuck", "held"] {
-        let reason = "NOT freed: no right to patch Services in namespace default";
+        let reason = "NOT freed: no permission to patch Services in namespace default";
         assert!(out.lines().any(|line| line.contains(name) && line.contains(reason)), "{out}");
     }
     assert!(err.contains("Services that couldn't be freed: 3 of 3"), "{err}");
-    assert_eq!(err.matches("deploy/takeover/ has the rights for it").count(), 1, "{err}");
+    assert_eq!(err.matches("deploy/takeover/ grants the permissions").count(), 1, "{err}");
 
     plane.kubectl(&["apply", "-f", deploy().join("takeover").to_str().unwrap()]);
     let dry = takeover(&plane, "lb-linker-takeover", &["--dry-run"]);

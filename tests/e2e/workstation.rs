@@ -51,7 +51,7 @@ async fn outside_a_pod_writes_are_logged_and_not_made() {
 }
 
 #[tokio::test]
-async fn in_a_pod_or_with_an_election_writes_are_made() {
+async fn lb_linker_writes_in_a_pod_or_with_an_election() {
     let (plane, cluster, target) = cluster_with_target().await;
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let kubeconfig = kubeconfig.to_str().unwrap();

@@ -26,13 +26,13 @@ use seeds::Seed;
 const QUESTIONS: u64 = 1_000_000;
 const REPLIES: u64 = 200_000;
 const COREFILES: u64 = 30_000;
-/// The time after which a packet counts as hanging. It is generous for a busy machine.
+/// The time after which the processing of a packet counts as hung; long enough for a busy machine.
 const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The numbers of packets by outcome.
 type Tally = BTreeMap<String, u64>;
 
-/// The packet number of a worker that has finished.
+/// Stands in `Run::current` for a worker that has finished.
 const DONE: u64 = u64::MAX;
 
 /// A run of all packets on one worker per core.

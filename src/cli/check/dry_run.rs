@@ -1,4 +1,4 @@
-//! Whether external targets can be created in the target namespace: the rights may exist without the namespace.
+//! Whether external targets can be created in the target namespace: the permissions may exist without the namespace.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 /// The timeout of the dry run, admission webhooks included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Creates an external target as a dry run. Reports no missing rights, because [`super::permissions`] reports them.
+/// Creates an external target as a dry run. Reports no missing permissions: [`super::permissions`] does that.
 pub(super) async fn dry_run_create(check_report: &mut CheckReport, client: Client, namespace: &str) {
     let api: Api<Service> = Api::namespaced(client, namespace);
     let metadata = ObjectMeta { generate_name: Some("lb-linker-check-".to_owned()), ..Default::default() };

@@ -19,8 +19,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The number of objects in a page of a list; only the objects' metadata is read.
 const PAGE_SIZE: u32 = 500;
 
-/// Adds a finding if another instance owns most external targets and EndpointSlices. Reports no missing rights, because
-/// [`super::permissions`] reports them.
+/// Adds a finding if another instance owns most external targets and EndpointSlices. Missing permissions are
+/// reported by [`super::permissions`].
 pub(super) async fn check_owners(check_report: &mut CheckReport, client: Client, namespace: &str, own: &str) {
     let lists = async {
         let mut instances = instances::<Service>(&client, namespace).await?;

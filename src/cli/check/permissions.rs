@@ -1,4 +1,4 @@
-//! The rights that lb-linker needs, and their review by the API server.
+//! The permissions that lb-linker needs, and their review by the API server.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::errors::describe;
 
-/// The timeout of the review of one right.
+/// The timeout of the review of one permission.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// API group and plural name.
@@ -27,20 +27,20 @@ const ENDPOINT_SLICES: Resource = ("discovery.k8s.io", "endpointslices");
 const LEASES: Resource = ("coordination.k8s.io", "leases");
 const PODS: Resource = ("", "pods");
 
-/// A right: a verb on objects of a kind, in one namespace or in all.
+/// A permission: a verb on objects of a kind, in one namespace or in all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequiredPermission<'a> {
     verb: &'static str,
     resource: Resource,
     namespace: Option<&'a str>,
-    /// The name of the only object that the right covers; `None` for all objects.
+    /// The name of the only object that the permission covers; `None` for all objects.
     name: Option<&'a str>,
     need: Requirement,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Requirement {
-    /// Required with the current flags; names the folder of the manifests that grant the right.
+    /// Required with the current flags; names the folder of the manifests that grant the permission.
     Always(&'static str),
     /// Required only for an optional feature; describes the feature.
     Optional(&'static str),
@@ -59,12 +59,12 @@ impl fmt::Display for RequiredPermission<'_> {
     }
 }
 
-/// Returns the rights that lb-linker needs with these flags.
+/// Returns the permissions that lb-linker needs with these flags.
 pub(super) fn needed<'a>(
     flags: &'a Flags,
     election_config: Option<&'a ElectionConfig>,
 ) -> Vec<RequiredPermission<'a>> {
-    let right = |resource, namespace, need| {
+    let permission = |resource, namespace, need| {
         move |verb: &&'static str| RequiredPermission { verb, resource, namespace, name: None, need }
     };
     let default = Requirement::Always("deploy/");
@@ -79,12 +79,12 @@ pub(super) fn needed<'a>(
         SyncMode::Off => &[],
     };
     let target = Some(&*flags.target_namespace);
-    let mut rights = Vec::new();
+    let mut permissions = Vec::new();
     for namespace in &watched {
-        rights.extend(["list", "watch"].iter().map(right(SERVICES, *namespace, default)));
+        permissions.extend(["list", "watch"].iter().map(permission(SERVICES, *namespace, default)));
     }
-    rights.extend(verbs.iter().map(right(SERVICES, target, default)));
-    rights.extend(verbs.iter().map(right(ENDPOINT_SLICES, target, default)));
+    permissions.extend(verbs.iter().map(permission(SERVICES, target, default)));
+    permissions.extend(verbs.iter().map(permission(ENDPOINT_SLICES, target, default)));
     if flags.sync_mode() == SyncMode::On {
         let patch = if flags.finalizer {
             Requirement::Always("deploy/finalizer/, for --finalizer")
@@ -92,44 +92,50 @@ pub(super) fn needed<'a>(
             Requirement::Optional("only for the annotation linker.hsj.com/source: deploy/source/")
         };
         for namespace in &watched {
-            rights.extend(["create", "patch"].iter().map(right(EVENTS, *namespace, default)));
-            rights.extend(["patch"].iter().map(right(SERVICES, *namespace, patch)));
+            permissions.extend(["create", "patch"].iter().map(permission(EVENTS, *namespace, default)));
+            permissions.extend(["patch"].iter().map(permission(SERVICES, *namespace, patch)));
         }
     }
     if let Some(election_config) = election_config {
         let own = Some(&*election_config.namespace);
-        // RBAC can restrict these rights to the Lease's name, but not create: at creation the name isn't known yet.
-        let lease = |right| RequiredPermission { name: Some(&*election_config.lease), ..right };
-        rights.extend(["create"].iter().map(right(LEASES, own, default)));
-        rights.extend(["get", "update"].iter().map(right(LEASES, own, default)).map(lease));
+        // RBAC can limit these permissions to the Lease's name, but not create: at creation the name isn't known yet.
+        let lease = |permission| RequiredPermission { name: Some(&*election_config.lease), ..permission };
+        permissions.extend(["create"].iter().map(permission(LEASES, own, default)));
+        permissions.extend(["get", "update"].iter().map(permission(LEASES, own, default)).map(lease));
         if election_config.pod.is_some() {
             let life = Requirement::Always("deploy/life/, for --leader-election life");
-            rights.extend(["delete"].iter().map(right(LEASES, own, life)).map(lease));
-            rights.extend(["get"].iter().map(right(PODS, own, life)));
+            permissions.extend(["delete"].iter().map(permission(LEASES, own, life)).map(lease));
+            permissions.extend(["get"].iter().map(permission(PODS, own, life)));
         }
     }
-    rights
+    permissions
 }
 
-/// Asks the API server whether each right is granted.
+/// Asks the API server whether each permission is granted.
 pub(super) async fn review_access(
     check_report: &mut CheckReport,
     client: Client,
-    rights: &[RequiredPermission<'_>],
+    permissions: &[RequiredPermission<'_>],
 ) {
     let api: Api<SelfSubjectAccessReview> = Api::all(client);
-    for right in rights {
-        match tokio::time::timeout(REQUEST_TIMEOUT, is_granted(&api, right)).await {
-            Ok(Ok(true)) => check_report.lines.push(format!("yes  {right}")),
-            Ok(Ok(false)) => match right.need {
+    for permission in permissions {
+        match tokio::time::timeout(REQUEST_TIMEOUT, is_granted(&api, permission)).await {
+            Ok(Ok(true)) => check_report.lines.push(format!("yes  {permission}")),
+            Ok(Ok(false)) => match permission.need {
                 Requirement::Always(folder) => {
-                    check_report.lines.push(format!("NO   {right}"));
-                    check_report.cluster.push(format!("the right to {right} is missing; it is in {folder}"));
+                    check_report.lines.push(format!("NO   {permission}"));
+                    check_report
+                        .cluster
+                        .push(format!("the permission to {permission} is missing; it is in {folder}"));
                 }
-                Requirement::Optional(what) => check_report.lines.push(format!("no   {right} ({what})")),
+                Requirement::Optional(what) => check_report.lines.push(format!("no   {permission} ({what})")),
             },
             Ok(Err(error)) => {
-                check_report.cluster.push(describe(&error, &format!("ask for the right to {right}"), ""));
+                check_report.cluster.push(describe(
+                    &error,
+                    &format!("review the permission to {permission}"),
+                    "",
+                ));
                 return;
             }
             Err(_) => {
@@ -144,17 +150,17 @@ pub(super) async fn review_access(
 
 async fn is_granted(
     api: &Api<SelfSubjectAccessReview>,
-    right: &RequiredPermission<'_>,
+    permission: &RequiredPermission<'_>,
 ) -> kube::Result<bool> {
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {
-                verb: Some(right.verb.to_owned()),
-                namespace: right.namespace.map(ToOwned::to_owned),
-                group: Some(right.resource.0.to_owned()),
+                verb: Some(permission.verb.to_owned()),
+                namespace: permission.namespace.map(ToOwned::to_owned),
+                group: Some(permission.resource.0.to_owned()),
                 version: Some("v1".to_owned()),
-                resource: Some(right.resource.1.to_owned()),
-                name: right.name.map(ToOwned::to_owned),
+                resource: Some(permission.resource.1.to_owned()),
+                name: permission.name.map(ToOwned::to_owned),
                 ..Default::default()
             }),
             ..Default::default()

@@ -1,4 +1,4 @@
-//! Decodes a message, passes the question to the plugin chain, and encodes the reply.
+//! Decodes a message, passes the query to the plugin chain, and encodes the reply.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::AssertUnwindSafe;
@@ -81,18 +81,15 @@ async fn check_and_answer(
     protocol: Protocol,
 ) -> Option<EncodedReply> {
     match check_header(message) {
-        HeaderCheck::Drop => None,
-        HeaderCheck::Reply(bytes) => Some(EncodedReply::not_reusable(bytes)),
-        HeaderCheck::Question => match decode(server, message, *ends, protocol) {
-            Some(mut request) => answer_question(&mut request, message).await,
-            None => Some(EncodedReply::not_reusable(format_error(message))),
-        },
+        HeaderCheck::Drop => return None,
+        HeaderCheck::Reply(bytes) => return Some(EncodedReply::not_reusable(bytes)),
+        HeaderCheck::Question => {}
     }
-}
-
-async fn answer_question(request: &mut Request, message: &[u8]) -> Option<EncodedReply> {
+    let Some(mut request) = decode(server, message, *ends, protocol) else {
+        return Some(EncodedReply::not_reusable(format_error(message)));
+    };
     let query = request.query.clone();
-    let reply = Server::serve(request).await?;
+    let reply = Server::serve(&mut request).await?;
     let edns = request.edns.as_ref().map(|request_edns| response_edns(request_edns, &reply));
     let encoded = encode(&reply, &query, edns.as_ref(), request.limit());
     let (bytes, layout) = match encoded {

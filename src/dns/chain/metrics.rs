@@ -1,4 +1,4 @@
-//! Metrics of each question, with CoreDNS's names, labels and buckets.
+//! Metrics of each query, with CoreDNS's names, labels and buckets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ const FAMILIES: [&str; 2] = ["1", "2"];
 pub struct ServerMetrics {
     all_zones: AllZoneMetrics,
     plugin_enabled: IntGaugeVec,
-    /// The number of panics while answering questions.
+    /// The number of panics while answering queries.
     pub panics: IntCounter,
 }
 
@@ -131,7 +131,7 @@ impl ServerMetrics {
         }
     }
 
-    /// Returns the counters for the questions of a server in a zone, or in `dropped`.
+    /// Returns the counters for the queries of a server in a zone, or in `dropped`.
     #[must_use]
     pub fn zone_metrics(&self, server: &str, zone: &str) -> Arc<ZoneMetrics> {
         let mut all = self.all_zones.all.lock();
@@ -160,15 +160,15 @@ pub struct ZoneMetrics {
 
 type Response = (ResponseCode, &'static str);
 
-/// The counted properties of a question and its answer.
+/// The counted properties of a query and its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestStats {
     pub protocol: Protocol,
     pub is_ipv6: bool,
     pub qtype: RecordType,
-    /// Whether the question has the DO bit set.
+    /// Whether the query has the DO bit set.
     pub dnssec_ok: bool,
-    /// The size of the question, in bytes.
+    /// The size of the query, in bytes.
     pub request_size: usize,
     /// The size of the answer, in bytes.
     pub response_size: usize,
@@ -179,7 +179,7 @@ pub struct RequestStats {
 }
 
 impl ZoneMetrics {
-    /// Counts a question; `since` is the start of its processing. Returns the increments, so that a reuse of the answer
+    /// Counts a query; `since` is the start of its processing. Returns the increments, so that a reuse of the answer
     /// can be counted in the same way; `None` if the answer isn't reusable, or if there are too many pairs of rcode and
     /// plugin.
     pub fn count(&self, counted: &RequestStats, since: Instant) -> Option<MetricDeltas> {

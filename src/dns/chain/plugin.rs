@@ -38,7 +38,7 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
 pub struct ChainPlugin {
     plugin: Arc<dyn Plugin>,
     /// Whether an answer that passes through this plugin may be reused without calling the plugin, if
-    /// [`Reply::validity`] allows that: the effect of the plugin depends only on the question and on the data in
+    /// [`Reply::validity`] allows that: the effect of the plugin depends only on the query and on the data in
     /// [`Reply::validity`].
     is_reusable: bool,
 }

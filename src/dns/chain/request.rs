@@ -1,4 +1,4 @@
-//! A question and its context in the plugin chain.
+//! A query and its context in the plugin chain.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::dns::net::Protocol;
 /// The client address of lb-linker's own requests.
 pub(crate) const INTERNAL_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// A question and its context in the plugin chain.
+/// A query and its context in the plugin chain.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub server: Arc<Server>,
     pub zone: Name,
     pub zone_metrics: Arc<ZoneMetrics>,
     pub client: SocketAddr,
-    /// The local address that received the question.
+    /// The local address that received the query.
     pub local: SocketAddr,
     pub protocol: Protocol,
     /// The size of the message, in bytes.
@@ -72,8 +72,8 @@ impl Request {
         if self.is_internal() { INTERNAL_ADDRESS } else { self.client.ip() }
     }
 
-    /// Returns whether this is a request of [`Server::internal_request`]: no client sends from port 0, because port 0 can't
-    /// receive a reply.
+    /// Returns whether this is a request of [`Server::internal_request`]: no client sends from port 0, because port 0
+    /// can't receive a reply.
     pub(crate) fn is_internal(&self) -> bool {
         self.client == INTERNAL_CLIENT
     }
@@ -117,7 +117,7 @@ impl Request {
     }
 
     #[must_use]
-    pub fn question(&self) -> UpstreamQuery {
+    pub fn upstream_query(&self) -> UpstreamQuery {
         UpstreamQuery {
             query: self.query.clone(),
             recursion_desired: self.metadata.recursion_desired,

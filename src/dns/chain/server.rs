@@ -20,7 +20,7 @@ use crate::dns::message::validity::ClientScope;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 
-/// The maximum number of look-ups for one question: a longer chain of targets is a mistake or an attack.
+/// The maximum number of look-ups for one query: a longer chain of targets is a mistake or an attack.
 pub(crate) const MAX_LOOKUPS: usize = 8;
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct Server {
     debug: bool,
     /// A number that no other server has.
     number: u64,
-    /// The counters of questions outside all blocks.
+    /// The counters of queries outside all blocks.
     dropped: Arc<ZoneMetrics>,
 }
 
@@ -47,7 +47,7 @@ pub struct Server {
 pub struct Access {
     /// The clients that the same rules apply to; empty means all clients.
     pub clients: Vec<ClientScope>,
-    /// Whether the client's question for the name would be denied.
+    /// Whether the client's query for the name would be denied.
     pub is_denied: bool,
     /// Whether upstreams may be asked for the name on behalf of the client; `None` if no rule decides that.
     pub offers_recursion: Option<bool>,
@@ -61,8 +61,8 @@ struct ServedZone {
 }
 
 impl ServedZone {
-    /// Returns the rules that decide whether a name is looked up for a client, each with the question as rewritten by
-    /// the preceding plugins. With [`LookUp::Stored`], each rule also gets the original question if that differs.
+    /// Returns the rules that decide whether a name is looked up for a client, each with the query as rewritten by
+    /// the preceding plugins. With [`LookUp::Stored`], each rule also gets the original query if that differs.
     fn deciding<'a>(
         &'a self,
         query: &'a Query,
@@ -73,7 +73,7 @@ impl ServedZone {
             if let Some(rewritten) = rule.rewritten(&seen) {
                 seen = Cow::Owned(rewritten);
             }
-            let decides = look_up == LookUp::Question || rule.decides_on_targets();
+            let decides = look_up == LookUp::Query || rule.decides_on_targets();
             let is_other = look_up == LookUp::Stored && *seen != *query;
             let as_seen = decides.then(|| (&**rule, seen.clone()));
             let as_it_is = (decides && is_other).then_some((&**rule, Cow::Borrowed(query)));
@@ -84,12 +84,12 @@ impl ServedZone {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookUp {
-    /// To answer a client's question.
-    Question,
+    /// To answer a client's query.
+    Query,
     /// To resolve the target of a link.
     Target,
     /// To read the name's data from the store, which `rewrite` doesn't affect: the client gets the data only if both
-    /// the original and the rewritten question are allowed.
+    /// the original and the rewritten query are allowed.
     Stored,
 }
 
@@ -102,19 +102,19 @@ pub trait AccessRule: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns whether this plugin would deny the question to the client: a CNAME chain isn't followed to a denied
+    /// Returns whether this plugin would deny the query to the client: a CNAME chain isn't followed to a denied
     /// name.
     fn denies(&self, _request: &Request, _query: &Query) -> bool {
         false
     }
 
-    /// Returns the question as the following plugins see it; `None` if it is unchanged.
+    /// Returns the query as the following plugins see it; `None` if it is unchanged.
     fn rewritten(&self, _query: &Query) -> Option<Query> {
         None
     }
 
-    /// Returns the clients for which [`AccessRule::offers_recursion`] and [`AccessRule::denies`] return the same results as for
-    /// the client of this request; `None` for all clients.
+    /// Returns the clients for which [`AccessRule::offers_recursion`] and [`AccessRule::denies`] return the same
+    /// results as for the client of this request; `None` for all clients.
     fn clients(&self, _request: &Request, _query: &Query) -> Option<ClientScope> {
         None
     }
@@ -145,7 +145,7 @@ impl Server {
     /// Returns a server of these blocks, each with a zone that it has on this listener.
     #[must_use]
     pub fn new(label: String, blocks: &[(Name, Arc<ServerBlock>)], report: Arc<ServerMetrics>) -> Self {
-        // As in CoreDNS: `chaos` answers CH, and `forward` passes everything on.
+        // Other classes than IN are only for `chaos`, which answers CH, and for `forward`, as in CoreDNS.
         let other_classes = blocks
             .iter()
             .flat_map(|(_, block)| &block.plugins)
@@ -218,13 +218,13 @@ impl Server {
     /// Looks up the target of a CNAME that a plugin adds to an answer, for the same purpose. The result isn't cacheable
     /// if it may differ between clients, because `cache` shares answers between all clients.
     pub async fn look_up_alias(outer: &Request, query: Query) -> Option<Reply> {
-        let is_for_every_client = outer.server.clients(&query, outer, LookUp::Question).is_empty();
+        let is_for_every_client = outer.server.access(&query, outer, LookUp::Query).clients.is_empty();
         let mut reply = Self::look_up(outer, query, outer.purpose).await?;
         reply.is_cacheable &= is_for_every_client;
         Some(reply)
     }
 
-    /// Returns the counters of questions outside all blocks.
+    /// Returns the counters of queries outside all blocks.
     #[must_use]
     pub fn dropped(&self) -> Arc<ZoneMetrics> {
         Arc::clone(&self.dropped)
@@ -241,7 +241,7 @@ impl Server {
         self.debug
     }
 
-    /// Returns a request without a client, for a prefetch.
+    /// Returns a request of lb-linker itself: a prefetch, or a probe of the plugin `loop`.
     #[must_use]
     pub fn internal_request(self: &Arc<Self>, query: Query) -> Request {
         let mut metadata = Message::query().metadata;
@@ -263,7 +263,7 @@ impl Server {
         }
     }
 
-    /// Returns whether upstreams may be asked this question for the client; `None` if no rule decides that.
+    /// Returns whether this query may be sent to upstreams for the client; `None` if no rule decides that.
     #[must_use]
     pub fn offers_recursion(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
         match self.find(query.name(), query.query_type()) {
@@ -289,14 +289,6 @@ impl Server {
                 access.offers_recursion.or_else(|| rule.offers_recursion(request, &query));
         }
         access
-    }
-
-    /// Returns client scopes: [`Server::offers_recursion`] returns the same for every client that is in all of them as for
-    /// the client of this request. An empty list means all clients.
-    pub fn clients(&self, query: &Query, request: &Request, look_up: LookUp) -> Vec<ClientScope> {
-        let Some(served) = self.find(query.name(), query.query_type()) else { return Vec::new() };
-        let rules = served.deciding(query, look_up);
-        rules.filter_map(|(rule, query)| rule.clients(request, &query)).collect()
     }
 
     pub fn plugins(&self) -> impl Iterator<Item = &ChainPlugin> {
@@ -358,7 +350,7 @@ fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
     }
 }
 
-/// Returns the rcode that refuses a type which a question can't have: a zone transfer, the type of a record that
+/// Returns the rcode that refuses a type which a query can't have: a zone transfer, the type of a record that
 /// describes a message (RFC 6891 section 6.1.1, RFC 8945 section 5.1, RFC 2930 section 2), or an obsolete type (MAILB,
 /// MAILA).
 fn never_answered(qtype: RecordType) -> Option<ResponseCode> {

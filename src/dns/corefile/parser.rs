@@ -148,7 +148,7 @@ impl Parser<'_> {
                 token.text.pop();
             }
             if another.is_some() && matches!(&*token.text, "" | "," | "{" | "}") {
-                return Err(token.position.error("a comma has to stand right behind an address"));
+                return Err(token.position.error("a comma has to follow the address without white space"));
             }
             if another.is_some() && token.text.ends_with(',') {
                 return Err(token.position.error("one comma is enough behind an address"));

@@ -18,7 +18,7 @@ impl Ede {
     /// The look-up of the target failed: an upstream or a plugin returned an error.
     pub const TARGET_FAILED: Self = Self { code: 0, text: "the target can't be resolved" };
     /// The limit of concurrent queries to the upstream is reached.
-    pub const BUSY: Self = Self { code: 0, text: "too many questions are under way" };
+    pub const BUSY: Self = Self { code: 0, text: "too many queries are under way" };
     pub const NO_SOCKET: Self = Self { code: 0, text: "no socket to an upstream is free" };
     /// The answer is stale (RFC 8914 section 4.4).
     pub const STALE: Self =

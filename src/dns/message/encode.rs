@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn wire_length_equals_the_size_in_coredns_log() {
-        // Sizes from CoreDNS's log: 54 bytes for the question, 106 for the answer.
+        // Sizes from CoreDNS's log: 54 bytes for the query, 106 for the answer.
         let name = Name::from_ascii("kubernetes.default.svc.cluster.local.").unwrap();
         let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(10, 96, 0, 1)));
         assert_eq!(wire_length(&responding(vec![]), &question(&name)), 54);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_thousands_of_records_are_compressed() {
+    fn all_owners_of_a_large_rrset_are_compressed() {
         let name = Name::from_ascii("many.example.").unwrap();
         let address = |i: u16| {
             let [high, low] = i.to_be_bytes();

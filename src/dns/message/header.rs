@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_pass_and_responses_get_no_reply() {
+    fn queries_pass_and_responses_get_no_reply() {
         let mut message = query("a.example.");
         assert_eq!(check_header(&message), HeaderCheck::Question);
         message[2] |= 0x80;
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(with(&cut), "cut", "TC in the middle of a record");
         assert_eq!(with(&|reply| reply[7] = 1), "garbled");
         assert_eq!(with(&|reply| reply[0] ^= 1), "foreign", "id");
-        assert_eq!(with(&|reply| reply[2] &= 0x7f), "foreign", "a question");
+        assert_eq!(with(&|reply| reply[2] &= 0x7f), "foreign", "a query");
         assert_eq!(with(&|reply| reply[2] |= 0x10), "foreign", "opcode");
         assert_eq!(with(&|reply| reply[13] = b'b'), "foreign", "name");
         assert_eq!(with(&|reply| *reply.iter_mut().nth_back(2).unwrap() = 28), "foreign", "type");

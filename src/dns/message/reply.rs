@@ -17,7 +17,7 @@ pub struct Reply {
     pub authorities: Vec<Record>,
     /// The additional section, without OPT.
     pub additionals: Vec<Record>,
-    /// The reason for an error or a worse answer, for clients that use EDNS.
+    /// The reason for an error or a degraded answer, for clients that use EDNS.
     pub ede: Option<Ede>,
     /// Further options for clients that use EDNS.
     pub options: Vec<EdnsOption>,

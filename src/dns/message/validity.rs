@@ -32,11 +32,11 @@ pub struct Validity {
     pub serial: Option<Serial>,
     /// Whether the order of the answer's addresses is randomized.
     pub shuffled: bool,
-    /// The metrics of a question, without its duration.
+    /// The metrics of a query, without its duration.
     pub query_metrics: Vec<MetricDeltas>,
     /// Further counters that each reuse increments.
     pub counters: Vec<Arc<ShardedCounters>>,
-    /// The address family of the question: each reuse updates the time at which the links were last queried for it.
+    /// The address family of the query: each reuse updates the time at which the links were last queried for it.
     pub family: Option<IpFamily>,
 }
 
@@ -194,8 +194,8 @@ impl Validity {
         }
     }
 
-    /// Adapts the validity to a replaced authority section of `number` records. Their TTLs count down as `common_countdown`
-    /// specifies, to at most `cap` seconds in an answer; `None` keeps the TTLs constant.
+    /// Adapts the validity to a replaced authority section of `number` records. Their TTLs count down as
+    /// `common_countdown` specifies, to at most `cap` seconds in an answer; `None` keeps the TTLs constant.
     pub fn replace_authority(&mut self, number: usize, runs_down: Option<(Instant, u32)>, cap: u32) {
         self.countdown.retain(|countdown| countdown.section != Section::Authority);
         self.serial.take_if(|serial| serial.section == Section::Authority);
@@ -218,7 +218,8 @@ impl Validity {
         };
     }
 
-    /// Returns the start and the TTL if they are the same for all TTLs that count down and none of these is capped, else
+    /// Returns the start and the TTL if they are the same for all TTLs that count down and none of these is capped,
+    /// else
     /// `None`; `Some(None)` if no TTL counts down.
     #[must_use]
     pub fn common_countdown(&self) -> Option<Option<(Instant, u32)>> {
@@ -245,7 +246,7 @@ impl Validity {
     }
 }
 
-/// The increments of a question's counters, without its duration.
+/// The increments of a query's counters, without its duration.
 #[derive(Clone, Debug)]
 pub struct MetricDeltas {
     pub counters: Arc<ShardedCounters>,

@@ -168,7 +168,7 @@ use crate::dns::corefile::CorefileError;
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
 use crate::dns::plugins::cache::entry::ResponseKind;
-use crate::dns::plugins::cache::store::{CacheHit, CacheStore as Answers, Freshness};
+use crate::dns::plugins::cache::store::{CacheHit, CacheStore, Freshness};
 use invalidated::InvalidatedNames;
 use options::{NAME, ParsedOptions, parse};
 use query::CacheQuery;
@@ -185,17 +185,21 @@ struct Cache {
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let ParsedOptions { options, zones, zones_without_success_cache: without_success, without_denial } =
-        parse(setup)?;
+    let ParsedOptions {
+        options,
+        zones,
+        zones_without_success_cache: without_success,
+        zones_without_denial_cache,
+    } = parse(setup)?;
     let labels: Vec<String> = zones.all().iter().map(ToString::to_string).collect();
     let shared = CacheState {
         has_recheck: !options.failure_recheck.is_zero(),
         prefer_positive: options.prefer_positive,
-        store: Answers::new(options),
+        store: CacheStore::new(options),
         zones,
         zones_label: labels.join(","),
         without_success,
-        without_denial,
+        zones_without_denial_cache,
         invalidated: InvalidatedNames::default(),
         metrics: setup.metrics()?,
     };

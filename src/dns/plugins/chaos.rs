@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn defaults_name_lb_linker_and_long_texts_are_cut() {
+    async fn texts_default_to_lb_linker_and_are_cut_at_255_bytes() {
         let context = TestServer::block("chaos");
         assert_eq!(
             context.ask("version.bind. CH TXT").await,

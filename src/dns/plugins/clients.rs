@@ -4,9 +4,9 @@
 //!
 //! # Description
 //!
-//! A server that resolves all names for every client on the Internet is a weapon (RFC 5358). With this plugin the
-//! server block answers the clients in the listed networks. All other clients get REFUSED with the extended error 18,
-//! Prohibited (RFC 8914), and RA is clear in all answers to them.
+//! A server that resolves all names for every client on the Internet can be abused for reflection attacks (RFC 5358).
+//! With this plugin the server block answers the clients in the listed networks. All other clients get REFUSED with the
+//! extended error 18, Prohibited (RFC 8914), and RA is clear in all answers to them.
 //!
 //! The plugin applies to names outside the zones of *lb_linker*. Every client gets A, AAAA, HTTPS and SVCB answers for
 //! links. For other types a client that isn't listed gets the CNAME alone. The records of targets are looked up through
@@ -107,7 +107,7 @@ impl MetricGroup for ProhibitedQueries {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let options = Opts::new(
             "lb_linker_dns_prohibited_requests_total",
-            "Questions for names outside the zones that were refused: clients doesn't list the client.",
+            "Refused queries for names outside the zones: the client isn't in the networks of the plugin clients.",
         );
         let requests = registered(registry, IntCounterVec::new(options, &["server"]))?;
         Ok(Self { requests, unlogged: AtomicU64::new(0), last_line: Mutex::new(None) })
@@ -170,8 +170,8 @@ impl ProhibitedQueries {
             *last_line = Some(Instant::now());
             let number = self.unlogged.swap(0, Ordering::Relaxed);
             warn!(
-                "refused a question of client {} for a name outside the zones: its address isn't in --client-nets (or \
-                 `clients` in the Corefile); such questions since the last line: {number}",
+                "refused a query of client {} for a name outside the zones: its address isn't in --client-nets (or \
+                 `clients` in the Corefile); such queries since the last line: {number}",
                 request.client.ip()
             );
         }

@@ -55,7 +55,7 @@
 //! - Zone transfers are refused, because their answers may have several messages.
 //! - The query `. NS` is answered within 0.5 s, with SERVFAIL if no upstream has answered by then: a CoreDNS that
 //!   forwards to lb-linker checks it with this query, and gives up after 1 s.
-//! - Upstreams by HTTPS (`https://`) aren't supported, nor is *doh_method*.
+//! - UpstreamGroup by HTTPS (`https://`) aren't supported, nor is *doh_method*.
 //!
 //! # Syntax
 //!
@@ -209,10 +209,10 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 use crate::dns::upstream::bootstrap::{UpstreamAddr, known, resolve};
-use crate::dns::upstream::config::LookupOrigin as Asked;
+use crate::dns::upstream::config::LookupOrigin;
 use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::flights::ForwardGroup;
-use crate::dns::upstream::group::UpstreamGroup as Upstreams;
+use crate::dns::upstream::group::UpstreamGroup;
 use crate::dns::upstream::metrics::ForwardMetrics;
 use options::{ParsedOptions, parse};
 
@@ -226,9 +226,9 @@ const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 struct Forward {
     from: Name,
     except: ZoneSet,
-    upstreams: Arc<Upstreams>,
+    upstreams: Arc<UpstreamGroup>,
     look_ups: ForwardGroup,
-    /// The response codes that pass the query to the next line.
+    /// The rcodes after which the query goes on to the next *forward* line.
     next_rcodes: Vec<ResponseCode>,
     next_on_nodata: bool,
     loop_state: Option<Arc<LoopState>>,
@@ -240,7 +240,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     for (number, line) in lines.iter().enumerate() {
         let parsed = parse(line, setup, Arc::clone(&metrics))?;
         let ParsedOptions { from, to, except, next, next_on_nodata, resolvers, options, addresses } = parsed;
-        let upstreams = Arc::new(Upstreams::new(known(&to), options));
+        let upstreams = Arc::new(UpstreamGroup::new(known(&to), options));
         setup.builder.upstreams.extend(addresses);
         if to.iter().any(|to| matches!(to, UpstreamAddr::Host(..))) {
             let upstreams = Arc::clone(&upstreams);
@@ -305,13 +305,17 @@ impl Forward {
     }
 
     async fn look_up(&self, request: &Request) -> Result<Arc<Message>, ForwardError> {
-        let asked = match (request.purpose, request.protocol) {
-            (Purpose::Target { .. }, _) => Asked::Chase,
-            (Purpose::Client, Protocol::Udp) => Asked::Forward,
-            (Purpose::Client, _) => Asked::ForwardByTcp,
+        let (key, client) = (request.upstream_query().key(), request.quota_client());
+        let origin = match (request.purpose, request.protocol) {
+            (Purpose::Target { .. }, _) => {
+                // `lb_linker` shares the look-ups of a target.
+                let _quota = self.upstreams.admit(LookupOrigin::Chase, key.is_common(), client)?;
+                return self.upstreams.ask(&key, LookupOrigin::Chase, client).await.map(Arc::new);
+            }
+            (Purpose::Client, Protocol::Udp) => LookupOrigin::Forward,
+            (Purpose::Client, _) => LookupOrigin::ForwardByTcp,
         };
-        let answer =
-            self.look_ups.look_up(&self.upstreams, request.question().key(), asked, request.quota_client());
+        let answer = self.look_ups.look_up(&self.upstreams, key, origin, client);
         let query = &request.query;
         if query.name().is_root() && query.query_type() == RecordType::NS {
             return timeout(HEALTH_CHECK_TIMEOUT, answer).await.unwrap_or(Err(ForwardError::Late));
@@ -319,7 +323,7 @@ impl Forward {
         answer.await
     }
 
-    /// Returns whether the next line has to answer instead.
+    /// Returns whether the query goes on to the next *forward* line.
     fn passes_to_next(&self, answer: &Message) -> bool {
         let rcode = answer.metadata.response_code;
         let no_data = rcode == ResponseCode::NoError && answer.answers.is_empty();

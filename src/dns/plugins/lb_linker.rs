@@ -207,11 +207,10 @@ impl Plugin for LbLinker {
         reply.is_cacheable = false;
         reply.metadata.authoritative = true;
         let anywhere = Query::query(Name::root(), RecordType::A);
-        reply.metadata.recursion_available =
-            request.server.offers_recursion(&anywhere, request, LookUp::Question) == Some(true);
-        let clients = request.server.clients(&anywhere, request, LookUp::Question);
+        let access = request.server.access(&anywhere, request, LookUp::Query);
+        reply.metadata.recursion_available = access.offers_recursion == Some(true);
         let family = family_of(request.query.query_type());
-        reply.validity = Some(Box::new(Validity { clients, family, ..Validity::default() }));
+        reply.validity = Some(Box::new(Validity { clients: access.clients, family, ..Validity::default() }));
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
         if is_missing && falls_through {
             if self.prohibits(request) {
@@ -271,7 +270,7 @@ impl LbLinker {
     /// Returns whether *clients* refuses a name that falls through, because such a name counts as outside the zones.
     fn prohibits(&self, request: &Request) -> bool {
         clients::is_client_query(request)
-            && request.server.offers_recursion(&request.query, request, LookUp::Question) == Some(false)
+            && request.server.offers_recursion(&request.query, request, LookUp::Query) == Some(false)
     }
 
     /// Returns the most specific zone that contains a name, and the name relative to the zone.
@@ -356,7 +355,7 @@ impl LbLinker {
         let look_up = match query.query_type() {
             _ if is_ours => LookUp::Stored,
             qtype if is_for_every_client(qtype) => LookUp::Target,
-            _ => LookUp::Question,
+            _ => LookUp::Query,
         };
         let access = request.server.access(&query, request, look_up);
         if let Some(repeat) = &mut reply.validity {
@@ -368,7 +367,7 @@ impl LbLinker {
         if is_ours || access.offers_recursion != Some(false) {
             return Ok(true);
         }
-        if look_up == LookUp::Question
+        if look_up == LookUp::Query
             && request.server.offers_recursion(&query, request, LookUp::Target) != Some(false)
         {
             reply.ede = Some(Ede::PROHIBITED);
@@ -487,7 +486,7 @@ impl LbLinker {
             ChainEnd::Final(rcode) => reply.metadata.response_code = rcode,
             ChainEnd::BackToOurZone(name) => return Some(name),
             ChainEnd::Denied => self.deny(reply, chase, denial.unwrap_or(Denial::Name)),
-            // The upstream refuses the query: the client may know a server that answers.
+            // The upstream refused the query: answer with the CNAMEs alone, so that the client can ask another server.
             ChainEnd::Unresolved if refused => {}
             ChainEnd::Unresolved => {
                 reply.metadata.response_code = ResponseCode::ServFail;
@@ -539,7 +538,7 @@ struct ChaseState {
     deadline: Instant,
     /// The maximum negative TTL, in seconds.
     negative_ttl: u32,
-    /// Whether a reply that has only aliases denies the data, instead of leaving the look-up to the client.
+    /// Whether a reply that has only CNAME and DNAME records means NODATA. Otherwise the client looks the target up.
     alias_only_is_denial: bool,
     /// The link that leads to the current name of the chain.
     link: Option<Arc<Link>>,

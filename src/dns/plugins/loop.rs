@@ -82,7 +82,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
 /// The pause between two probes while a loop lasts.
 const LOOP_PAUSE: Duration = Duration::from_secs(10);
-/// The number of unanswered probes in a row that haven't come back after which a loop counts as ended.
+/// A loop counts as ended after this many consecutive probes that neither came back nor got an answer.
 const SILENT_PROBES: u32 = 3;
 
 #[derive(Debug)]
@@ -134,11 +134,11 @@ impl MetricGroup for LoopMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let loops = IntCounter::new(
             "lb_linker_dns_loops_total",
-            "Times that the forwarded questions of a server block were found to come back.",
+            "Forwarding loops that were found: queries that a server block forwarded came back to it.",
         );
         let looping = IntGauge::new(
             "lb_linker_dns_looping",
-            "Server blocks whose forwarded questions come back now: their forward answers SERVFAIL.",
+            "Server blocks with a forwarding loop now: their forward answers SERVFAIL.",
         );
         Ok(Self { loops: registered(registry, loops)?, looping: registered(registry, looping)? })
     }
@@ -248,7 +248,7 @@ impl Detector {
                 ProbeResult::Silent => silent += 1,
             }
         }
-        self.end("questions don't come back any more");
+        self.end("queries don't come back any more");
     }
 
     /// Sends a probe with a new name: the previous name may be cached, or its query still in flight.
@@ -306,7 +306,7 @@ impl Detector {
         // CoreDNS logs the same message, and exits.
         error!(
             "plugin/loop: Loop ({} -> {}) detected for zone {:?}, see https://coredns.io/plugins/loop#troubleshooting. \
-             Query: \"HINFO {}\"; until that is mended, forward answers SERVFAIL in this block; trying again every {} s",
+             Query: \"HINFO {}\"; until this is fixed, forward answers SERVFAIL in this block; trying again every {} s",
             request.client,
             server.split_once("://").map_or(&**server, |(_, address)| address),
             self.zone.to_ascii(),

@@ -4,7 +4,7 @@ mod manuals;
 pub(crate) mod support;
 
 #[test]
-fn page_lists_the_plugins_in_their_order() {
+fn module_comment_lists_the_plugins_in_their_order() {
     let supported = super::ORDER.iter().filter(|(_, set_up)| set_up.is_some());
     let names: Vec<&str> = supported.map(|(name, _)| *name).collect();
     let page = include_str!("../plugins.rs").replace("\n//! ", " ");

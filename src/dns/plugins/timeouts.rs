@@ -76,7 +76,7 @@ use crate::dns::transport::tcp::Timeouts;
 const NAME: &str = "timeouts";
 const OPTIONS: [&str; 4] = ["read", "write", "idle", "maxtcpqueries"];
 const DURATION: &str = "a duration from 1s to 24h";
-const QUERIES: &str = "a number of questions, or -1 for any";
+const QUERIES: &str = "a number of queries, or -1 for any";
 const MIN: Duration = Duration::from_secs(1);
 const MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -144,8 +144,8 @@ mod tests {
             ("timeouts {\nidle 86401\n}", "3:6: \"86401\" isn't a duration from 1s to 24h"),
             ("timeouts {\nidle soon\n}", "3:6: \"soon\" isn't a duration from 1s to 24h"),
             ("timeouts {\nidle -5s\n}", "3:6: \"-5s\" isn't a duration from 1s to 24h"),
-            ("timeouts {\nmaxtcpqueries 0\n}", "3:15: \"0\" isn't a number of questions, or -1 for any"),
-            ("timeouts {\nmaxtcpqueries -2\n}", "3:15: \"-2\" isn't a number of questions, or -1 for any"),
+            ("timeouts {\nmaxtcpqueries 0\n}", "3:15: \"0\" isn't a number of queries, or -1 for any"),
+            ("timeouts {\nmaxtcpqueries -2\n}", "3:15: \"-2\" isn't a number of queries, or -1 for any"),
             (
                 "timeouts {\nlinger 5s\n}",
                 "3:1: timeouts has no option \"linger\"; it has read, write, idle, maxtcpqueries",

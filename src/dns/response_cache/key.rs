@@ -1,4 +1,4 @@
-//! The key of a question: questions with equal keys, on one transport, get the same answer except for the id and the
+//! The key of a query: queries with equal keys, on one transport, get the same answer except for the id and the
 //! case of the name.
 
 use crate::dns::message::header::{HEADER, MAX_UDP, MIN_UDP};
@@ -13,7 +13,7 @@ const OPT_FIXED_BYTES: usize = 10;
 /// EDNS options that don't affect the answer: COOKIE (RFC 7873), edns-tcp-keepalive (RFC 7828), PADDING (RFC 7830).
 const IGNORED: [u16; 3] = [10, 11, 12];
 
-/// A buffer for the key of a question, reused for all questions.
+/// A buffer for the key of a query, reused for all queries.
 #[derive(Debug)]
 pub struct WireKey {
     bytes: [u8; FIXED + MAX_NAME],
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_unusual_is_left_to_the_full_handler() {
+    fn unusual_message_has_no_key() {
         let usual = message("a.example.", |_| {});
         for change in [
             (|message: &mut Vec<u8>| message[2] |= 0x80) as fn(&mut Vec<u8>),

@@ -91,7 +91,7 @@ impl Served {
         Some(out[..length].to_vec())
     }
 
-    /// Returns the metrics of questions, without durations.
+    /// Returns the metrics of queries, without durations.
     fn counted(&self) -> Vec<String> {
         let page = self.context.metrics.render().unwrap();
         let counts = |line: &&str| line.starts_with("coredns_") && !line.contains("_duration_");
@@ -158,7 +158,7 @@ const TYPES: [RecordType; 7] = [
 const TARGETS: [&str; 6] =
     ["a.example.", "b.example.", "back.example.", "gone.example.", "192.0.2.1", "2001:db8::1"];
 
-/// Returns the same question with another id, and sometimes with letters in another case.
+/// Returns the same query with another id, and sometimes with letters in another case.
 fn respelled(question: &[u8], id: u16, random: &mut StdRng) -> Vec<u8> {
     let mut question = question.to_vec();
     question[..2].copy_from_slice(&id.to_be_bytes());
@@ -210,7 +210,7 @@ async fn kept_answer_equals_that_of_the_full_handler() {
             let plain =
                 question(0, name, *TYPES.choose(random).unwrap(), *edns.choose(random).unwrap(), flags);
             let from = client(["10.0.0.1", "10.0.0.2", "192.0.2.66", "2001:db8::9"].choose(random).unwrap());
-            // Usually repeats an earlier question.
+            // Usually repeats an earlier query.
             let before = if random.random_bool(0.7) { asked.choose(random).cloned() } else { None };
             let (plain, from) = before.unwrap_or((plain, from));
             asked.push((plain.clone(), from));
@@ -228,7 +228,7 @@ async fn kept_answer_equals_that_of_the_full_handler() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn common_questions_are_answered_from_the_cache() {
+async fn common_queries_are_answered_from_the_cache() {
     let mut served = Served::new("errors\nloadbalance", &format!("errors\nloop\nloadbalance\n{OTHERS}"));
     served.store.apply(link("web", "a.example.", None));
     served.store.apply(link("other", "192.0.2.1", None));

@@ -52,7 +52,7 @@ struct AddressOrder {
 }
 
 impl WireResponse {
-    /// Returns the answer to a question about `asked` in reusable form; `None` if the plugins forbid the reuse, or if
+    /// Returns the answer to a query for `asked` in reusable form; `None` if the plugins forbid the reuse, or if
     /// the changes for a reuse can't be made in wire form.
     #[must_use]
     pub fn new(
@@ -127,7 +127,7 @@ impl WireResponse {
         self.validity.clients.iter().all(|clients| (clients.0)(client))
     }
 
-    /// Writes the answer to a question with a name of `name_length` bytes in wire form. Returns the length of the
+    /// Writes the answer to a query with a name of `name_length` bytes in wire form. Returns the length of the
     /// answer in bytes; `None` if `out` is too small.
     pub fn write(
         &self,

@@ -159,7 +159,7 @@ fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), 
             if let Some(listener) = behind().find(|listener| is_own_listener(listener.at.address, *upstream))
             {
                 return Err(place.error(format!(
-                    "{upstream} is this block's own listener {}: every question would go round in circles",
+                    "{upstream} is this block's own listener {}: every query would loop",
                     listener.at
                 )));
             }

@@ -61,7 +61,7 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
 
 type Prefetch = (Arc<Server>, Arc<LbLinker>, Query);
 
-/// Discards cached data that a change makes doubtful; returns the questions to prefetch.
+/// Discards cached data that a change makes doubtful; returns the queries to prefetch.
 fn invalidate_and_prefetch(change: &LinkChange, servers: &[Arc<Server>]) -> Vec<Prefetch> {
     let Some((from, to)) = change.target_change() else { return Vec::new() };
     for name in [from, to].into_iter().filter_map(hostname) {

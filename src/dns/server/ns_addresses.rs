@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_the_listeners_or_the_pods_or_the_machines() {
+    fn addresses_are_of_the_listener_else_pod_else_machine() {
         let machine = "127.0.0.1 10.0.0.5 ::1 2001:db8::5";
         for (bound, pod, machine, expected) in [
             ("192.0.2.53", "10.1.0.1", machine, "192.0.2.53"),

@@ -234,7 +234,7 @@ mod tests {
         for first in &mut silent[..16] {
             assert_eq!(rest(first).await, "");
         }
-        // These connections were closed for lack of room, not for their age: connections as old as these still work.
+        // These connections were closed because of the limit, not by a timeout: newer idle connections still work.
         silent[19].write_all(REQUEST).await.unwrap();
         assert!(rest(&mut silent[19]).await.ends_with("OK"));
         stop.cancel();

@@ -50,8 +50,8 @@ impl PortReservation {
     }
 }
 
-/// Opens the same port for UDP and TCP, or for TLS; port 0 means any free port. `reuse_port` sets SO_REUSEPORT, so that the
-/// port can be shared with a listener of this process that is about to stop.
+/// Opens the same port for UDP and TCP, or for TLS; port 0 means any free port. `reuse_port` sets SO_REUSEPORT, so that
+/// the port can be shared with a listener of this process that is about to stop.
 pub(crate) fn open(
     listen: ListenAt,
     place: &Position,

@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [512, 256, 128]);
         assert!(take_all(1).is_empty(), "it has its share");
         all.remove(0);
-        assert!(take_all(4).len() >= 256, "what is given back is there for others");
+        assert!(take_all(4).len() >= 256, "released units are free for other clients");
         drop(all);
         let quota_state = shares.quota_state.lock();
         assert_eq!((quota_state.all, quota_state.clients.len()), (0, 0));

@@ -4,10 +4,10 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
 use crate::metrics::{MetricGroup, registered};
 
-/// The reason why a UDP question or its answer was dropped.
+/// The reason why a UDP query or its answer was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// Too many questions wait for an upstream.
+    /// Too many queries wait for an upstream.
     Busy,
     /// The receive buffer of the kernel was full.
     Queue,
@@ -36,7 +36,7 @@ pub struct TransportMetrics {
     pub tcp_evicted: IntCounter,
     pub tcp_busy: IntCounter,
     pub tcp_unread: IntCounter,
-    /// UDP questions that were dropped, by `reason`: see [`DropReason`].
+    /// UDP queries that were dropped, by `reason`: see [`DropReason`].
     udp_dropped: IntCounterVec,
 }
 
@@ -45,7 +45,7 @@ impl MetricGroup for TransportMetrics {
         let counter = |name, help| registered(registry, IntCounter::new(name, help));
         let dropped = Opts::new(
             "lb_linker_dns_udp_dropped_total",
-            "UDP questions without an answer: too many wait for an upstream (busy), the kernel's queue was full (queue), \
+            "UDP queries without an answer: too many wait for an upstream (busy), the kernel's queue was full (queue), \
              the kernel refused the answer (send), or the client is unreachable (unreachable).",
         );
         let metrics = Self {
@@ -59,7 +59,7 @@ impl MetricGroup for TransportMetrics {
             )?,
             tcp_busy: counter(
                 "lb_linker_dns_tcp_busy_total",
-                "TCP questions that failed because too many wait for an upstream.",
+                "TCP queries that failed because too many wait for an upstream.",
             )?,
             tcp_unread: counter(
                 "lb_linker_dns_tcp_unread_total",

@@ -36,13 +36,13 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// The timeouts and limits for connections of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// The timeout for the rest of a partial question, and for a TLS handshake.
+    /// The timeout for the rest of a partial query, and for a TLS handshake.
     pub read: Duration,
     /// The timeout for the client to read answers.
     pub write: Duration,
-    /// The timeout between questions (RFC 7766 section 6.2.3).
+    /// The timeout between queries (RFC 7766 section 6.2.3).
     pub idle: Duration,
-    /// The maximum number of questions on one connection.
+    /// The maximum number of queries on one connection.
     pub queries: u64,
 }
 
@@ -79,8 +79,8 @@ impl ConnectionLimits {
     }
 }
 
-/// Opens a socket for DNS over TCP or TLS, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port can be shared with
-/// a listener of this process that is about to stop.
+/// Opens a socket for DNS over TCP or TLS, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port can be shared
+/// with a listener of this process that is about to stop.
 ///
 /// # Errors
 /// If the address can't be bound.
@@ -168,12 +168,12 @@ async fn serve_one(stream: TcpStream, tls: Option<TlsAcceptor>, connection: Conn
 /// The timeouts and limits that a block sets; `None` keeps the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For a client to send the rest of a partial question.
+    /// For a client to send the rest of a partial query.
     pub read: Option<Duration>,
     /// For a client to read an answer.
     pub write: Option<Duration>,
-    /// Between questions.
+    /// Between queries.
     pub idle: Option<Duration>,
-    /// The number of questions on one connection; `u64::MAX` means no limit.
+    /// The number of queries on one connection; `u64::MAX` means no limit.
     pub queries: Option<u64>,
 }

@@ -39,10 +39,10 @@ use worker::Worker;
 
 /// The receive buffer of a socket in bytes: enough for short bursts; a larger one would only add delay.
 const RECEIVE_BUFFER: usize = 1 << 20;
-/// The maximum number of questions of a listener that wait for an upstream. Exceeds the number of concurrent queries
-/// that an upstream accepts, so that it limits only questions that wait for another question's query.
-const MAX_PENDING_QUESTIONS: usize = 4096;
-/// The capacity of the queue from a thread to the full handler, in questions.
+/// The maximum number of queries of a listener that wait for an upstream. Exceeds the number of look-ups that an
+/// upstream accepts concurrently, so that it limits only queries that share a look-up.
+const MAX_PENDING_QUERIES: usize = 4096;
+/// The capacity of the queue from a thread to the full handler, in queries.
 const QUEUE_CAPACITY: usize = 4096;
 /// The capacity of the queue of answers for a thread's response cache. A lost answer is only a missed optimization.
 const CACHE_INSERT_CAPACITY: usize = 1024;
@@ -79,7 +79,7 @@ fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
         // Reports the number of datagrams dropped for lack of room; old kernels don't support this option.
         let _ = setsockopt(&socket, sockopt::RxqOvfl, &1);
         // With SO_REUSEPORT, port 0 could become the port of another socket of this user, which would then lose
-        // questions.
+        // queries.
         setsockopt(&socket, sockopt::ReusePort, &(address.port() != 0))?;
         socket.bind(&address.into())?;
         setsockopt(&socket, sockopt::ReusePort, &true)?;
@@ -104,7 +104,7 @@ pub async fn serve(
     handler: Arc<Handler>,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    serve_with(sockets, handler, ClientQuota::new(MAX_PENDING_QUESTIONS), stop).await
+    serve_with(sockets, handler, ClientQuota::new(MAX_PENDING_QUERIES), stop).await
 }
 
 async fn serve_with(
@@ -115,8 +115,8 @@ async fn serve_with(
 ) -> io::Result<()> {
     let metrics = handler.metrics.group::<TransportMetrics>().map_err(io::Error::other)?;
     let mut workers = Workers { sockets: Vec::new(), stop: Arc::default() };
-    // Shared by all sockets: while one of them stays at the port, the others have to keep reading, because the kernel
-    // distributes datagrams among all of them.
+    // Shared by all sockets: while one socket is bound to the port, all sockets must be read, because the kernel
+    // distributes datagrams among them.
     let pending = Arc::default();
     // Shared, because the kernel chooses another socket for each port of a client.
     let unreachable = Arc::<Unreachable>::default();

@@ -52,8 +52,9 @@ struct Attempt<'a> {
     quota: &'a SocketQuota,
 }
 
-/// Sends a query to an upstream until the deadline; also returns when the exchange ended. Starts a health check of an
-/// upstream that fails, or that is silent for [`SILENT_AFTER`].
+/// Sends a query to an upstream, repeatedly if necessary, and waits for the reply until the deadline. Also returns the
+/// time at which the exchange ended. Starts a health check of an upstream that fails, or that is silent for
+/// [`SILENT_AFTER`].
 pub(crate) async fn exchange(
     upstream: Arc<Upstream>,
     question: &QueryKey,
@@ -204,7 +205,7 @@ impl Attempt<'_> {
     }
 
     fn malformed(&self, network: &'static str, local: Option<SocketAddr>) -> ExchangeError {
-        let error = io::Error::other("what it answers isn't an answer to the question");
+        let error = io::Error::other("the reply doesn't match the query");
         Operation::read(network, local, self.upstream.endpoint.address).failed(error)
     }
 
@@ -394,7 +395,7 @@ mod tests {
     use crate::dns::upstream::endpoint::UpstreamEndpoint;
 
     #[tokio::test(start_paused = true)]
-    async fn question_is_repeated_though_no_socket_is_spare() {
+    async fn query_is_repeated_though_no_socket_is_spare() {
         let upstream_socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint =
             UpstreamEndpoint { address: upstream_socket.local_addr().unwrap(), transport: Transport::Udp };
@@ -418,12 +419,12 @@ mod tests {
         };
         let ((_, answer), ()) = timeout(Duration::from_secs(10), async { tokio::join!(attempt, answering) })
             .await
-            .expect("the question comes again");
+            .expect("the query is repeated");
         assert!(answer.is_ok(), "{answer:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn question_is_repeated_though_its_kept_socket_has_failed() {
+    async fn query_is_repeated_though_its_kept_socket_has_failed() {
         advance(Duration::from_secs(1)).await;
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };

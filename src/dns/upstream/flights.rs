@@ -1,4 +1,4 @@
-//! Shares look-ups at the upstreams between clients with equal questions.
+//! Shares look-ups at the upstreams between clients with equal queries.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn equal_questions_share_a_look_up_until_forgotten() {
+    async fn equal_queries_share_a_look_up_until_forgotten() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], ForwardOptions::default()));
@@ -178,7 +178,7 @@ mod tests {
         }
         assert_eq!(under_way(), [one.clone(), two.clone()]);
         look_up("one.", LookupOrigin::ForwardByTcp).await;
-        assert_eq!(under_way(), [one.clone(), two.clone(), by_tcp], "by TCP it's another question");
+        assert_eq!(under_way(), [one.clone(), two.clone(), by_tcp], "by TCP it's another query");
         flights.forget(Some(b"\x03one"));
         assert_eq!(under_way(), slice::from_ref(&two));
         look_up("one.", LookupOrigin::Forward).await;

@@ -242,9 +242,9 @@ mod tests {
         flights.forget(|_| true);
         let Ok(_anew) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
         end.send(7).unwrap();
-        let told = timeout(CALL_TIMEOUT, join_all(joined)).await.expect("nobody waits in vain");
+        let told = timeout(CALL_TIMEOUT, join_all(joined)).await.expect("every waiting task gets the result");
         assert_eq!(told, [Some(7), Some(7)]);
-        assert_eq!(flights.keys(), [1], "the new one isn't taken for the one that was forgotten");
+        assert_eq!(flights.keys(), [1], "the end of a forgotten look-up doesn't remove the new one");
     }
 
     #[tokio::test]
@@ -271,7 +271,7 @@ mod tests {
         struct Only;
         impl Clone for Only {
             fn clone(&self) -> Self {
-                panic!("nobody needs another one");
+                panic!("the result has one receiver");
             }
         }
         let flights = Group::<u8, Only>::default();
@@ -291,7 +291,7 @@ mod tests {
             flight.wait().await
         };
         let all: JoinSet<_> = (0..20_000).map(|_| fly(Arc::clone(&flights))).collect();
-        let told = timeout(CALL_TIMEOUT, all.join_all()).await.expect("nobody waits in vain");
+        let told = timeout(CALL_TIMEOUT, all.join_all()).await.expect("every waiting task gets the result");
         assert!(told.iter().all(|output| *output == Some(7)));
         assert_eq!(flights.keys(), [0; 0]);
     }

@@ -21,7 +21,7 @@ pub enum PemError {
 ///
 /// # Errors
 /// If there are none, or a certificate isn't valid.
-pub fn authorities(pem: &[u8]) -> Result<RootCertStore, PemError> {
+pub fn root_certificates(pem: &[u8]) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in chain(pem)? {
         roots.add(certificate).map_err(PemError::Unfit)?;

@@ -207,7 +207,7 @@ mod tests {
         sockets.put(open(&to));
         for _ in 1..MAX_QUERIES_PER_SOCKET {
             let used = sockets.take(Instant::now()).expect("it may be used again");
-            assert!(sockets.take(Instant::now()).is_none(), "for one question at a time");
+            assert!(sockets.take(Instant::now()).is_none(), "for one query at a time");
             sockets.put(used);
         }
         assert!(sockets.take(Instant::now()).is_none());

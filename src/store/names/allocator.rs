@@ -276,7 +276,7 @@ mod tests {
         }
         for key in known.objects.keys() {
             let label = key.label().unwrap();
-            assert!(known.labels.contains_key(&*label), "seed {seed}: nobody has {label:?}");
+            assert!(known.labels.contains_key(&*label), "seed {seed}: no link has {label:?}");
         }
     }
 

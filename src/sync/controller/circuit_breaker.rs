@@ -1,5 +1,5 @@
 //! Circuit breaker for writes that the API server refuses together, such as all writes of a kind in a namespace for
-//! which a right is missing: one key at a time probes, the other keys wait.
+//! which a permission is missing: one key at a time probes, the other keys wait.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -16,8 +16,8 @@ use crate::sync::k8s::watch::sleep_until_opt;
 
 /// First and longest pause after a failed write of a key.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// From its second failure on, the retry of a key is delayed by this much for each other failing key of its namespace, up
-/// to the second value: at most 20 retries a second for up to 600 keys, and each key every 30 s beyond.
+/// From its second failure on, the retry of a key is delayed by this much for each other failing key of its namespace,
+/// up to the second value: at most 20 retries a second for up to 600 keys, and each key every 30 s beyond.
 const RETRY_PAUSE_PER_FAILING_LINK: (Duration, Duration) =
     (Duration::from_millis(50), Duration::from_secs(30));
 /// The number of keys, refused because of a limit of their namespace, that are retried when the write of another such

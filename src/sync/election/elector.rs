@@ -12,7 +12,7 @@ use kube::core::{NotUsed, Object};
 use serde::Deserialize;
 
 use super::clock::BootInstant;
-use super::fence::POLL_INTERVAL;
+use super::fence::MIN_RENEWAL_PAUSE;
 use super::leadership::{LeaderStatus, LeaseWindow};
 use super::lease::{LeaseOwner, claim, duration, holder, owner, released, term};
 use crate::sync::election::term::{next_term, unix};
@@ -126,7 +126,7 @@ enum LeaseHolder {
     /// Another holder, until this time if the Lease has a duration.
     Other(Option<BootInstant>),
     /// The process in this Pod, while the Pod is alive.
-    Pods(String),
+    Pod(String),
 }
 
 /// The handling of a higher term than ours on an external target.
@@ -254,7 +254,7 @@ impl Elector {
                     resource_version: metadata.resource_version.clone(),
                 }
             }
-            (LeaseHolder::Pods(pod), _) => ElectionStep::GetPod(pod),
+            (LeaseHolder::Pod(pod), _) => ElectionStep::GetPod(pod),
             (LeaseHolder::Other(end), _) => {
                 let look = now + self.timing.retry;
                 self.rest_until(end.map_or(look, |end| end.min(look)));
@@ -275,7 +275,7 @@ impl Elector {
             return match owner_lives {
                 // The previous process in this Pod has ended.
                 _ if owner.uid == me.uid => LeaseHolder::ThisProcess,
-                None => LeaseHolder::Pods(owner.name),
+                None => LeaseHolder::Pod(owner.name),
                 Some(true) => LeaseHolder::Other(None),
                 Some(false) => LeaseHolder::Free,
             };
@@ -317,7 +317,7 @@ impl Elector {
     pub(super) fn request_renewal(&mut self, now: BootInstant) {
         if self.held.is_some() {
             self.renewal_requested.get_or_insert(now);
-            self.make_due_by(self.confirmed.map_or(now, |last| now.max(last + POLL_INTERVAL)));
+            self.make_due_by(self.confirmed.map_or(now, |last| now.max(last + MIN_RENEWAL_PAUSE)));
         }
     }
 
@@ -347,7 +347,7 @@ impl Elector {
     /// Processes the answer to [`ElectionStep::Get`]; the request was sent at `sent`.
     pub(super) fn on_lease(&mut self, lease: Option<Lease>, sent: BootInstant, now: BootInstant) {
         self.expire(now);
-        let Some(lease) = lease else { return self.is_absent(now) };
+        let Some(lease) = lease else { return self.on_lease_deleted(now) };
         let version = |lease: &Lease| (lease.metadata.uid.clone(), lease.metadata.resource_version.clone());
         let changed = match &self.known {
             LeaseState::There(known) if version(&known.lease) == version(&lease) => known.changed,
@@ -405,7 +405,7 @@ impl Elector {
     /// Records that the Lease to write doesn't exist.
     pub(super) fn gone(&mut self, now: BootInstant) {
         self.expire(now);
-        self.is_absent(now);
+        self.on_lease_deleted(now);
     }
 
     /// Processes the Pod that owns the Lease, or its absence.
@@ -452,7 +452,7 @@ impl Elector {
         }
     }
 
-    fn is_absent(&mut self, now: BootInstant) {
+    fn on_lease_deleted(&mut self, now: BootInstant) {
         self.due = now;
         let held = self.held.is_some();
         self.lose("the Lease was deleted".to_owned());

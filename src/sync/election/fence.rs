@@ -8,7 +8,7 @@ use super::clock::BootInstant;
 
 /// Minimum pause between two renewals that writers wait for: concurrent writes share a renewal, and there are at most
 /// 50 such renewals per second.
-pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(20);
+pub(super) const MIN_RENEWAL_PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Default)]
 pub(super) struct Fence {

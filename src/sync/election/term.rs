@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn new_term_is_above_all_seen_and_at_least_the_clock() {
+    fn next_term_exceeds_seen_terms_and_is_not_below_the_clock() {
         assert_eq!(next_term(0, 1_790_000_000), 1_790_000_000);
         assert_eq!(next_term(1_790_000_000, 1_790_000_000), 1_790_000_001);
         assert_eq!(next_term(1_790_000_500, 1_790_000_000), 1_790_000_501);

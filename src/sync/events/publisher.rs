@@ -251,14 +251,14 @@ impl EventPublisher {
                 SendResult::Refused
             }
             code @ (401 | 403) => {
-                let right = match forbidden {
+                let hint = match forbidden {
                     Some(Forbidden::Authorizer) => {
                         "lb-linker needs the ClusterRole of deploy/, which grants create and patch of events in \
                          events.k8s.io; links and DNS don't need it"
                     }
                     _ => "",
                 };
-                let sentence = describe(error, &doing, right);
+                let sentence = describe(error, &doing, hint);
                 // A policy rejects this Event; credentials, permissions and quotas concern every Event of the
                 // namespace.
                 if forbidden == Some(Forbidden::Admission) {
@@ -291,7 +291,7 @@ impl EventPublisher {
                 ..Default::default()
             },
             event_time: Some(MicroTime(at)),
-            type_: Some(reason.severity().to_owned()),
+            type_: Some(reason.event_type().to_owned()),
             reason: Some(reason.to_string()),
             action: Some(reason.action().to_owned()),
             note: Some(note.to_string()),

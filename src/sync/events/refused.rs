@@ -93,7 +93,7 @@ mod tests {
             let start = Instant::now();
             namespaces.refuse("no", start);
             assert!(namespaces.is_backing_off("no", start));
-            assert!(!namespaces.is_backing_off("yes", start), "the others aren't");
+            assert!(!namespaces.is_backing_off("yes", start), "other namespaces aren't skipped");
             while namespaces.is_backing_off("no", Instant::now()) {
                 tokio::time::advance(Duration::from_millis(100)).await;
             }
@@ -105,7 +105,7 @@ mod tests {
         namespaces.refuse("no", Instant::now());
         assert!(
             namespaces.is_backing_off("no", Instant::now() + NAMESPACE_BACKOFF.1 / 2),
-            "others have no say"
+            "an Event that another namespace accepts changes nothing"
         );
         namespaces.on_accepted("no");
         assert!(!namespaces.is_backing_off("no", Instant::now()));

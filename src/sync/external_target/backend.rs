@@ -194,20 +194,20 @@ impl Backend {
                 (if created { 201 } else { 200 }, Ok(object))
             }
             Err(error) => {
-                failed(error, availability, WriteRequest { verb, resource, doing: &doing, right: ABSENT })
+                failed(error, availability, WriteRequest { verb, resource, doing: &doing, hint: ABSENT })
             }
         }
     }
 }
 
 /// Patches a Service outside the target namespace. Returns the HTTP code for the metrics, and the Service afterwards.
-/// `right` names the manifest that grants the permission.
+/// `hint` names the manifest that grants the permission.
 pub(crate) async fn patch_service(
     client: Client,
     availability: &ApiAvailability,
     service: &ServiceKey,
     patch: &Patch<Value>,
-    right: &str,
+    hint: &str,
 ) -> (u16, Result<Option<Object>, WriteError>) {
     let api: Api<Service> = Api::namespaced(client, service.namespace());
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
@@ -220,7 +220,7 @@ pub(crate) async fn patch_service(
         Err(error) => failed(
             error,
             availability,
-            WriteRequest { verb: "patch", resource: "services", doing: &doing, right },
+            WriteRequest { verb: "patch", resource: "services", doing: &doing, hint },
         ),
     }
 }
@@ -233,7 +233,7 @@ struct WriteRequest<'a> {
     /// Completes "can't …".
     doing: &'a str,
     /// The manifest that grants the permission.
-    right: &'a str,
+    hint: &'a str,
 }
 
 /// Classifies a failed request, and reports a missing answer.
@@ -301,7 +301,7 @@ where
     }
 }
 
-fn sort(error: kube::Error, WriteRequest { verb, resource, doing, right }: WriteRequest<'_>) -> WriteError {
+fn sort(error: kube::Error, WriteRequest { verb, resource, doing, hint }: WriteRequest<'_>) -> WriteError {
     let created = verb == "create";
     let code = WriteError::code(&error);
     let everywhere = |hint, retry_after| WriteError::WholeClass {
@@ -312,7 +312,7 @@ fn sort(error: kube::Error, WriteRequest { verb, resource, doing, right }: Write
     let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
     let retry_after = retry_after(&error);
     match code {
-        // For example, a quota was being updated: the watch can't explain this conflict.
+        // No object is in the way; a quota was being updated, for example. No watch event follows such a conflict.
         409 if created && status.reason != "AlreadyExists" => other(status, retry_after),
         409 => WriteError::Conflict,
         404 if !created => WriteError::Gone,
@@ -325,7 +325,7 @@ fn sort(error: kube::Error, WriteRequest { verb, resource, doing, right }: Write
         },
         401 | 429 | 500.. => everywhere("", retry_after),
         _ => match Forbidden::of(&error, verb, resource) {
-            Some(Forbidden::Authorizer) => everywhere(right, retry_after),
+            Some(Forbidden::Authorizer) => everywhere(hint, retry_after),
             Some(by) => WriteError::Refused { by, message: answered(status) },
             None => other(status, retry_after),
         },

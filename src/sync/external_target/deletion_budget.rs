@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_most_ten_or_a_fifth_of_targets_go_in_ten_minutes() {
+    fn at_most_ten_or_a_fifth_are_removed_in_ten_minutes() {
         let start = Instant::now();
         for (there, allowed) in [(1, 1), (11, 10), (49, 10), (60, 12), (100, 20), (3000, 600)] {
             for at_once in [1, 16] {
@@ -177,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn unanswered_removal_counts_and_refused_does_not() {
+    fn unanswered_removal_counts_but_refused_removal_does_not() {
         let mut deletion_budget = DeletionBudget::default();
         let now = Instant::now();
         let max = MaxDeletes::Number(2);
         assert_eq!(deletion_budget.reserve(max, "a", 5, now), Ok(()));
         deletion_budget.record_result("a", true);
         assert_eq!(deletion_budget.allows(max, "b", 5, now), Ok(()));
-        assert_eq!(deletion_budget.reserve(max, "b", 5, now), Ok(()), "the question alone counts nothing");
+        assert_eq!(deletion_budget.reserve(max, "b", 5, now), Ok(()), "allows() alone counts nothing");
         deletion_budget.record_result("b", false);
         deletion_budget.record_observed_removal("b", now);
         deletion_budget.record_observed_removal("theirs", now);

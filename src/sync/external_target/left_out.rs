@@ -22,8 +22,8 @@ use crate::sync::source::file_watcher::DirectoryError;
 use crate::sync::source::manifests;
 use crate::sync::source::selection::{MANAGED, Selection};
 
-/// Additional delay, beyond `--delete-delay`, before the removal of an external target that would go with most others
-/// at a start.
+/// Additional delay, beyond `--delete-delay`, before the removal of an external target if most external targets would
+/// be removed at a start.
 pub const EXTRA_DELETE_DELAY: Duration = Duration::from_secs(600);
 
 /// A flag that leaves Services out.
@@ -133,7 +133,7 @@ impl Existing {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum LookUpError {
+pub enum LookupError {
     #[error(transparent)]
     List(#[from] ListError),
     #[error(transparent)]
@@ -161,7 +161,7 @@ impl Registry {
         &self,
         wanted: &HashSet<ServiceKey>,
         selection: &Selection,
-    ) -> Result<Existing, LookUpError> {
+    ) -> Result<Existing, LookupError> {
         let mut existing = Existing::default();
         let client = match self {
             Self::Cluster(client) => client,

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_found_by_their_labels_link() {
+    fn objects_are_found_by_the_link_in_their_labels() {
         let mut objects = ObjectCache::default();
         objects.apply(&object("a", "1", 5, "web"));
         objects.apply(&object("a", "1", 6, "api"));

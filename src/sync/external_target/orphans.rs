@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn orphan_is_logged_once_and_many_are_limited() {
+    fn orphan_is_logged_once_and_at_most_20_a_minute() {
         let mut orphans = Orphans::new(crate::sync::test_support::metrics());
         let now = Instant::now();
         assert_eq!(logged(&mut orphans, now), (0, 0));

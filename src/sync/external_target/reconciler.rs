@@ -134,13 +134,13 @@ pub(crate) struct Reconciler {
     pub(crate) objects: ObjectCache,
     /// The kinds of objects with a complete list.
     pub(crate) listed: HashSet<ObjectKind>,
-    /// The term of the writes, and in `listed_in_term` the kinds of objects that have been listed in it: another leader
-    /// may have changed objects since earlier lists.
+    /// The term of the writes.
     pub(crate) term: u64,
-    /// The number of restores of etcd before those lists began.
+    /// The number of restores of etcd before the lists of `listed_in_term` began.
     pub(crate) rewinds: u64,
+    /// The kinds of objects listed in `term`: another leader may have changed objects since earlier lists.
     pub(crate) listed_in_term: HashSet<ObjectKind>,
-    /// Links that haven't been reconciled since the start. Conflicts found then cause no Event.
+    /// Links that haven't been reconciled since the start. Conflicts found in that first pass cause no Event.
     initial_pass: HashSet<ServiceKey>,
     pub(crate) writes: JoinSet<WriteEnd>,
     pub(crate) work_queue: WorkQueue<Arc<Link>>,
@@ -334,7 +334,7 @@ impl Reconciler {
             self.report.forget(&key);
             self.work_queue.forget(&key);
             self.adoption.forget(&key);
-            // A link that has left an object is reconciled once more, as a link with a gone Service.
+            // The store has no link, but its object exists: add it again, as the link of a gone Service.
             if self.has_removable_object(&key) {
                 self.context.store.insert_gone(&key, self.noted_hostnames(&key));
             }

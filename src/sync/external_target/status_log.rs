@@ -341,7 +341,7 @@ impl StatusLog {
         let first = names::external_target(namespace, name);
         let holder = holder(&first);
         if let Some(reported) = self.names_lost.get_mut(&link.key) {
-            // The owner may become known later, or its object may be recreated.
+            // Not news: an owner that becomes known later, or is unknown while its object is recreated.
             let (was, is) = (reported.clone(), holder.clone().or(reported.take()));
             *reported = is.clone();
             if was.is_none() || was == is {

@@ -17,17 +17,14 @@ use crate::sync::k8s::service_log::ServiceLog;
 /// Minimum time between two log lines about the same error.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Returns one sentence about a failed request. `doing` completes "can't …"; `right` names the manifest that grants the
+/// Returns one sentence about a failed request. `doing` completes "can't …"; `hint` names the manifest that grants the
 /// permission.
 #[must_use]
-pub fn describe(error: &kube::Error, doing: &str, right: &str) -> String {
+pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
     match error {
         kube::Error::Api(status) if status.code == 403 => {
-            let right = if right.is_empty() { String::new() } else { format!("; {right}") };
-            format!(
-                "can't {doing}: the API server forbids it ({}){right}",
-                excerpt::sentence(&status.message)
-            )
+            let hint = if hint.is_empty() { String::new() } else { format!("; {hint}") };
+            format!("can't {doing}: the API server forbids it ({}){hint}", excerpt::sentence(&status.message))
         }
         kube::Error::Api(status) if status.code == 401 => format!(
             "can't {doing}: the API server doesn't accept lb-linker's credentials (401 {})",
@@ -75,10 +72,10 @@ pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
 }
 
 /// Returns one sentence about a failed watch of `what`.
-fn explain_watch(error: &WatchError, what: &str, right: &str) -> String {
+fn explain_watch(error: &WatchError, what: &str, hint: &str) -> String {
     match error {
-        WatchError::List(error) => describe(error, &format!("list {what}"), right),
-        WatchError::Watch(error) => describe(error, &format!("watch {what}"), right),
+        WatchError::List(error) => describe(error, &format!("list {what}"), hint),
+        WatchError::Watch(error) => describe(error, &format!("watch {what}"), hint),
         // The resourceVersion is too old: a new list follows.
         WatchError::Ended(status) => {
             format!(
@@ -286,7 +283,7 @@ impl WatchLog {
         &self.what
     }
 
-    /// Sets the note on the work that waits for the next list: half a sentence, or `None`.
+    /// Sets the clause that the log adds about work that waits for the next list; `None` if no work waits.
     pub fn set_waiting(&mut self, waiting: Option<String>) {
         self.waiting = waiting;
     }
@@ -349,10 +346,10 @@ impl ListError {
         }
     }
 
-    /// Returns one sentence; `right` names the manifest that grants a missing permission.
+    /// Returns one sentence; `hint` names the manifest that grants a missing permission.
     #[must_use]
-    pub fn explain(&self, right: &str) -> String {
-        describe(&self.source, &format!("list {}", self.what), right)
+    pub fn explain(&self, hint: &str) -> String {
+        describe(&self.source, &format!("list {}", self.what), hint)
     }
 }
 

@@ -35,7 +35,7 @@ pub fn other_instance<'a>(metadata: &'a ObjectMeta, own: Option<&str>) -> Option
 }
 
 /// Another instance, which owns more than half of the external targets and EndpointSlices of a target namespace. Its
-/// text tells the remedies.
+/// `Display` text says how to solve that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherOwner {
     pub namespace: String,

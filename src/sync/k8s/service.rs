@@ -156,7 +156,7 @@ impl Service {
 
     /// Returns whether the Service has our finalizer.
     #[must_use]
-    pub fn is_guarded(&self) -> bool {
+    pub fn has_finalizer(&self) -> bool {
         self.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FINALIZER)
     }
 
@@ -194,7 +194,7 @@ impl Service {
             ports: self.spec.ports.as_slice().into(),
             annotations,
             refused,
-            has_finalizer: self.is_guarded(),
+            has_finalizer: self.has_finalizer(),
             persisted: None,
         };
         (observed, unusable)

@@ -342,7 +342,7 @@ struct ListWatch<K> {
 #[derive(Debug, Default)]
 struct ListProgress {
     objects: u64,
-    /// The newest resourceVersion; `None` if any isn't a number.
+    /// The newest resourceVersion; `None` if a resourceVersion isn't a number.
     newest: Option<u64>,
 }
 
@@ -644,9 +644,9 @@ where
                     return self.fail(WatchInput::Unidentified, WatchError::Unidentified);
                 };
                 self.activity.note();
-                let step = self.on_input(WatchInput::Event { version: &version, change });
+                self.follow(WatchInput::Event { version: &version, change }, Duration::ZERO);
                 if !matches!(self.state, ListWatchState::Watch { .. }) {
-                    return step;
+                    return StepResult::Quiet;
                 }
                 StepResult::Item(Ok(match change {
                     ObjectChange::Deleted => Event::Deleted(object),

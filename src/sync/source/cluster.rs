@@ -53,7 +53,7 @@ pub struct ServiceWatcher {
     /// Decides which requested hostnames and targets are allowed.
     pub hostname_policy: Arc<HostnamePolicy>,
     /// Whether Services have our finalizer, and wait for lb-linker when they are deleted.
-    pub guards: bool,
+    pub sets_finalizer: bool,
     /// Whether most external targets stay after the start until it is certain that their Services are gone.
     pub keeps_unlisted: bool,
     /// Time for which the link of a Service is kept after the Service has left the selection (`--delete-delay`).
@@ -371,15 +371,16 @@ impl ServiceWatcher {
     /// Returns the observation for the store, and records Events for its denied parts, except during the first list.
     fn observe(&self, service: &Service, object_errors: &mut ObjectErrors) -> ObservedService {
         self.own_targets().track(service, &self.hostname_policy, Some(&self.store));
-        let (observed, refused) = observe(service, &self.hostname_policy, &self.store, object_errors);
-        if !self.store.is_synced() {
+        let (observed, rejections) = service.observe(&self.hostname_policy, &self.store);
+        let is_news = set_rejections(object_errors, &observed.key, &rejections);
+        if !is_news || !self.store.is_synced() {
             return observed;
         }
         for (subject, reason) in [
             (RejectedField::Target, Reason::TargetRefused),
             (RejectedField::Hostname, Reason::HostnameRefused),
         ] {
-            let note = joined(refused.iter().filter(|unusable| unusable.subject == subject));
+            let note = joined(rejections.iter().filter(|rejection| rejection.subject == subject));
             if !note.is_empty() {
                 let regarding = Regarding::new(&observed.key, &observed.uid.to_string());
                 self.telemetry.recorder.record(regarding, reason, &note);
@@ -397,14 +398,10 @@ impl ServiceWatcher {
         self.observe(service, object_errors)
     }
 
-    fn apply(&self, observed: ObservedService) -> Option<LinkChange> {
-        self.store.apply(self.persisted.attach(&self.store, observed))
-    }
-
     /// Observes the Services again for which another Service's permission of their target has changed.
     fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
-        services.iter().filter_map(|service| self.apply(self.observe(service, object_errors))).collect()
+        services.iter().filter_map(|service| self.store.apply(self.observe(service, object_errors))).collect()
     }
 
     /// Processes the changes of links. Returns whether Services depend on them.
@@ -433,7 +430,8 @@ impl ServiceWatcher {
             let was_deleted = other_services.leaving.forget(&key);
             let observed = self.observe(&service, &mut other_services.object_errors);
             let ended = was_deleted.then(|| self.end_if_blank(&observed)).flatten();
-            return log_changes(&self.telemetry, ended.into_iter().chain(self.apply(observed)));
+            let applied = self.store.apply(self.persisted.attach(&self.store, observed));
+            return log_changes(&self.telemetry, ended.into_iter().chain(applied));
         }
         other_services.object_errors.set(&key, None);
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
@@ -442,7 +440,7 @@ impl ServiceWatcher {
             return;
         }
         self.left(&deleted, membership, &mut other_services.leaving);
-        if self.guards && service.is_guarded() {
+        if self.sets_finalizer && service.has_finalizer() {
             // The Service waits for us, even if this process has never known it as a load balancer.
             log_changes(&self.telemetry, self.store.insert_terminating(&service.key(), service.uid(), true));
         }
@@ -544,7 +542,7 @@ impl PartialList {
             return self.seen.push(observed);
         }
         object_errors.set(&key, None);
-        if source.guards && service.is_guarded() {
+        if source.sets_finalizer && service.has_finalizer() {
             self.terminating.push((key.clone(), service.uid().into()));
         }
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
@@ -570,18 +568,14 @@ pub(crate) async fn wait_for_owners(store: &Store) {
     let _ = tokio::time::timeout(OWNERS_TIMEOUT, store.owners_known()).await;
 }
 
-/// Returns the observation of a Service for the store, logs its invalid or denied parts, and returns these if they have
-/// changed.
-pub(crate) fn observe(
-    service: &Service,
-    hostname_policy: &HostnamePolicy,
-    store: &Store,
+/// Logs the invalid or denied parts of a Service. Returns whether they have changed.
+pub(crate) fn set_rejections(
     object_errors: &mut ObjectErrors,
-) -> (ObservedService, Vec<Rejection>) {
-    let (observed, unusable) = service.observe(hostname_policy, store);
-    let message = joined(&unusable);
-    let is_news = object_errors.set(&observed.key, (!message.is_empty()).then_some(message));
-    (observed, if is_news { unusable } else { Vec::new() })
+    key: &ServiceKey,
+    rejections: &[Rejection],
+) -> bool {
+    let message = joined(rejections);
+    object_errors.set(key, (!message.is_empty()).then_some(message))
 }
 
 fn joined<'a>(object_errors: impl IntoIterator<Item = &'a Rejection>) -> String {

@@ -17,7 +17,7 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{Location, Spanned};
 use tracing::{info, warn};
 
-use super::cluster::{observe, wait_for_owners};
+use super::cluster::{set_rejections, wait_for_owners};
 use super::file_watcher::{DirectoryError, changes};
 use super::kept_services::KeptServices;
 use super::own_targets::own_hosts;
@@ -112,8 +112,8 @@ impl ManifestSource {
         }
     }
 
-    /// Keeps the links of Services that the files contain and the flags don't select any more, and ends those of Services
-    /// that opt out.
+    /// Keeps the links of Services that the files contain and the flags don't select any more, and ends those of
+    /// Services that opt out.
     fn update_kept(&self, files: &ManifestFiles, kept: &mut KeptServices) {
         let mut unselected = HashSet::new();
         for service in files.all() {
@@ -273,7 +273,11 @@ impl ManifestFiles {
             let list = self.observed(selection, |service| service.observe(hostname_policy, &all).0);
             all.replace(None, list, Vec::new(), &HashSet::new());
         }
-        self.observed(selection, |service| observe(service, hostname_policy, &all, object_errors).0)
+        self.observed(selection, |service| {
+            let (observed, rejections) = service.observe(hostname_policy, &all);
+            set_rejections(object_errors, &observed.key, &rejections);
+            observed
+        })
     }
 
     /// Returns the Services of all files; of several with the same name, the first.

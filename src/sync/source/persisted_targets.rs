@@ -15,9 +15,9 @@ use crate::store::Store;
 pub struct PersistedTargets(Mutex<HashMap<ServiceKey, PersistedTarget>>);
 
 impl PersistedTargets {
-    /// Records an external target that an earlier process wrote. A Service with a blank status when it is first observed
-    /// keeps this target, unless the external target was written for an earlier Service of the same name. Returns the
-    /// change of the link if the Services have been listed already.
+    /// Records an external target that an earlier process wrote. A Service with a blank status when it is first
+    /// observed keeps this target, unless the external target was written for an earlier Service of the same name.
+    /// Returns the change of the link if the Services have been listed already.
     pub(crate) fn record(
         &self,
         store: &Store,

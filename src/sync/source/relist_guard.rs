@@ -30,9 +30,9 @@ pub struct RelistGuard {
 }
 
 impl RelistGuard {
-    /// Returns which of the load balancers that are `missing` from a complete list are kept for now. If they are too
-    /// many of the `known` load balancers in all namespaces, these are all except the ones that another list
-    /// lacked already, at least [`CONFIRM_AFTER`] ago. `listed` tells which namespaces the list covers.
+    /// Returns which of the load balancers that are `missing` from a complete list are kept for now. If too many of the
+    /// `known` load balancers of all namespaces are missing, all missing ones are kept, except load balancers that an
+    /// earlier list, at least [`CONFIRM_AFTER`] ago, lacked, too. `listed` tells which namespaces the list covers.
     pub fn keeps(
         &mut self,
         known: usize,

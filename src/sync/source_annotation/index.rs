@@ -38,7 +38,7 @@ pub(super) enum IndexEvent {
     Answered,
     /// The annotation is used in a scope with metadata-only lists: its Services have to be listed in full.
     AnnotationFound,
-    /// The Services have been forbidden to be listed for a while, and no use of the annotation is known.
+    /// The API server has forbidden to list the Services for a while, and no use of the annotation is known.
     Forbidden,
 }
 

@@ -121,7 +121,7 @@ impl SourceAnnotationController {
             // By the clock: the election may say so a moment later.
             Err(WriteError::NotLeading(_)) => drop(self.work_queue.add_rate_limited(&key, None)),
             Err(WriteError::Unanswered) => self.breakers.record_failure(WritePlace::Everywhere, &key, None),
-            // Credentials and rights are the same for all Services of a namespace.
+            // Credentials and permissions are the same for all Services of a namespace.
             Err(WriteError::WholeClass { code: code @ (401 | 403), message, retry_after }) => {
                 self.error_logs.entry(key.namespace().into()).or_default().report(code, &message);
                 self.breakers.record_failure(namespace, &key, retry_after);

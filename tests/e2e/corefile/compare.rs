@@ -25,7 +25,7 @@ pub struct Group {
 /// If a query takes longer than this, the two servers may count TTLs down from different seconds.
 const SLOW_QUERY: Duration = Duration::from_millis(500);
 
-/// Differences by group, question and field.
+/// Differences by group, query and field.
 type Found = BTreeMap<(String, String, &'static str), Difference>;
 
 /// Sends the queries of all groups to both programs, and fails at unexpected differences.

@@ -111,7 +111,7 @@ async fn edited_corefile_takes_effect_unless_it_is_invalid() {
 }
 
 #[tokio::test]
-async fn symlink_of_a_config_map_may_be_replaced() {
+async fn replaced_symlink_of_a_config_map_causes_a_reload() {
     let upstreams = Upstreams::start().await;
     for which in both() {
         let site = upstreams.name(CorefileDir::new("", &[("..1/Corefile", &corefile("one"))]));

@@ -99,7 +99,7 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("get {namespace}/{name}: {error}"))
     }
 
-    /// Returns the API for Services of a namespace, for other requests.
+    /// Returns the API for Services of a namespace, for requests that have no method here.
     pub fn services(&self, namespace: &str) -> Api<Service> {
         Api::namespaced(self.client.clone(), namespace)
     }

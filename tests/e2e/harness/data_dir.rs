@@ -41,7 +41,7 @@ impl DataDir {
 
     /// Removes the directory, for instances that are never dropped.
     pub fn remove(&self) {
-        // `remove_abandoned` removes any rest later.
+        // If this fails, `remove_abandoned` removes the directory later.
         let _ = fs::remove_dir_all(self.path());
     }
 }

@@ -38,7 +38,7 @@ fn show_lines(lines: &[Directive]) -> String {
 }
 
 #[test]
-fn blocks_lines_and_braces() {
+fn blocks_lines_and_braces_are_parsed() {
     for (text, expected) in [
         ("", ""),
         (".", ". []"),
@@ -126,7 +126,7 @@ fn errors_have_a_message_and_a_position() {
         ),
         (". {\n errors }\n", "dir/Corefile:2:9: } has to stand at the beginning of a line"),
         ("a, {\n}", "dir/Corefile:1:1: another address has to follow the comma"),
-        ("a , b {\n}", "dir/Corefile:1:3: a comma has to stand right behind an address"),
+        ("a , b {\n}", "dir/Corefile:1:3: a comma has to follow the address without white space"),
         ("a,, b {\n}", "dir/Corefile:1:1: one comma is enough behind an address"),
         ("a,", "dir/Corefile:1:1: another address has to follow the comma"),
         (

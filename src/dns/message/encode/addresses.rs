@@ -1,5 +1,5 @@
 //! Encodes the most common form of answer, addresses of the name in the question, without an encoder: the encoder's
-//! search for names to compress would take longer than the rest.
+//! search for names to compress would take longer than all other encoding.
 
 use hickory_proto::op::{Metadata, Query};
 use hickory_proto::rr::{Name, RData, Record};

@@ -65,7 +65,7 @@ impl CacheCounters<'_> {
     pub(super) fn answered(self, found: Option<ResponseKind>) -> [Arc<ShardedCounters>; 2] {
         let common = [self.server, self.zones, ""];
         let how = match found {
-            Some(kind) => self.metrics.hits.with(&self.typed(part(kind))),
+            Some(kind) => self.metrics.hits.with(&self.labels_of_type(part(kind))),
             None => self.metrics.misses.with(&common),
         };
         let counted = [self.metrics.requests.with(&common), how];
@@ -84,11 +84,11 @@ impl CacheCounters<'_> {
     /// Counts evictions, and sets the gauges to the present sizes.
     pub(super) fn stored(self, kind: ResponseKind, evicted: usize, (success, denial): (usize, usize)) {
         if evicted > 0 {
-            self.metrics.evictions.with_label_values(&self.typed(part(kind))).inc_by(evicted as u64);
+            self.metrics.evictions.with_label_values(&self.labels_of_type(part(kind))).inc_by(evicted as u64);
         }
         for (part, entries) in [("success", success), ("denial", denial)] {
             let entries = i64::try_from(entries).unwrap_or(i64::MAX);
-            self.metrics.entries.with_label_values(&self.typed(part)).set(entries);
+            self.metrics.entries.with_label_values(&self.labels_of_type(part)).set(entries);
         }
     }
 
@@ -96,7 +96,7 @@ impl CacheCounters<'_> {
         counter.with_label_values(&[self.server, self.zones, ""]).inc();
     }
 
-    fn typed<'a>(&'a self, part: &'a str) -> [&'a str; 4] {
+    fn labels_of_type<'a>(&'a self, part: &'a str) -> [&'a str; 4] {
         [self.server, part, self.zones, ""]
     }
 }

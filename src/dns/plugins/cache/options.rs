@@ -30,7 +30,7 @@ pub(super) struct ParsedOptions {
     /// The zones in which positive answers aren't cached.
     pub(super) zones_without_success_cache: ZoneSet,
     /// The zones in which denials and failures aren't cached.
-    pub(super) without_denial: ZoneSet,
+    pub(super) zones_without_denial_cache: ZoneSet,
 }
 
 /// Parses the only line of the plugin, with its options. If an option is repeated, the last one counts.
@@ -44,7 +44,7 @@ pub(super) fn parse(setup: &Setup<'_>) -> Result<ParsedOptions, CorefileError> {
         options,
         zones: setup.zones_or_own(zones)?,
         zones_without_success_cache: ZoneSet::default(),
-        without_denial: ZoneSet::default(),
+        zones_without_denial_cache: ZoneSet::default(),
     };
     let mut policy: Option<&Directive> = None;
     for option in line.options() {
@@ -118,8 +118,8 @@ fn bounds(option: &Directive, bounds: &mut CacheLimits) -> Result<(), CorefileEr
 /// Parses `AMOUNT [[DURATION] [PERCENTAGE%]]`.
 fn prefetch(option: &Directive) -> Result<Option<Prefetch>, CorefileError> {
     let arguments = option.at_most(3)?;
-    let amount = arguments.first().ok_or_else(|| option.missing_argument("a number of questions"))?;
-    let amount: u32 = amount.parse("a number of questions")?;
+    let amount = arguments.first().ok_or_else(|| option.missing_argument("a number of queries"))?;
+    let amount: u32 = amount.parse("a number of queries")?;
     let within = arguments.get(1).map(Token::duration).transpose()?.unwrap_or(PREFETCH_WINDOW);
     let percentage = arguments.get(2).map(|word| {
         let number = word.text.strip_suffix('%').and_then(|number| number.parse().ok());
@@ -177,7 +177,7 @@ fn disable(option: &Directive, parsed: &mut ParsedOptions) -> Result<(), Corefil
         option.arguments().split_first().ok_or_else(|| option.missing_argument("success or denial"))?;
     let part_without = match &*part.text {
         "success" => &mut parsed.zones_without_success_cache,
-        "denial" => &mut parsed.without_denial,
+        "denial" => &mut parsed.zones_without_denial_cache,
         _ => return Err(part.unexpected("a part of the cache: there are success and denial")),
     };
     *part_without = zones_or_all(words)?;
@@ -215,8 +215,8 @@ mod tests {
             ("cache {\ndenial 1 0\n}", "3:10: \"0\" isn't a TTL in seconds, from 1 to 4294967295"),
             ("cache {\nsuccess 1 1 -1\n}", "3:13: \"-1\" isn't a TTL in seconds, from 0 to 4294967295"),
             ("cache {\nsuccess 1 1 1 1\n}", "3:15: success takes 3 arguments at most, and here is \"1\""),
-            ("cache {\nprefetch\n}", "3:1: prefetch needs a number of questions"),
-            ("cache {\nprefetch -1\n}", "3:10: \"-1\" isn't a number of questions"),
+            ("cache {\nprefetch\n}", "3:1: prefetch needs a number of queries"),
+            ("cache {\nprefetch -1\n}", "3:10: \"-1\" isn't a number of queries"),
             ("cache {\nprefetch 1 1\n}", "3:12: \"1\" isn't a duration such as 30s, 1m30s or 500ms"),
             ("cache {\nprefetch 1 1m 10\n}", "3:15: \"10\" isn't a percentage from 10% to 90%"),
             ("cache {\nprefetch 1 1m 91%\n}", "3:15: \"91%\" isn't a percentage from 10% to 90%"),

@@ -18,24 +18,24 @@ use crate::metrics::sharded::ShardedCounters;
 
 #[derive(Clone, Debug)]
 pub(super) struct CacheQuery {
-    pub(super) question: UpstreamQuery,
+    pub(super) upstream_query: UpstreamQuery,
     pub(super) key: QueryKey,
     pub(super) server: Arc<Server>,
 }
 
 impl CacheQuery {
     pub(super) fn new(request: &Request) -> Self {
-        let question = request.question();
-        Self { key: question.key(), question, server: Arc::clone(&request.server) }
+        let upstream_query = request.upstream_query();
+        Self { key: upstream_query.key(), upstream_query, server: Arc::clone(&request.server) }
     }
 
     pub(super) fn name(&self) -> &Name {
-        self.question.query.name()
+        self.upstream_query.query.name()
     }
 
     /// Copies the records of a message that was just stored back to its reply, as many as the client has room for.
     pub(super) fn refill(&self, reply: &mut Reply, message: &Message, ttl: u32) {
-        let room = self.question.max_records;
+        let room = self.upstream_query.max_records;
         reply.answers = copy(&message.answers, ttl, room);
         reply.authorities = copy(&message.authorities, ttl, room);
         reply.additionals = copy(&message.additionals, ttl, room);
@@ -44,7 +44,7 @@ impl CacheQuery {
 
     /// Moves the records of a message that isn't stored back to its reply.
     pub(super) fn put_back(&self, reply: &mut Reply, message: Message, ttl: u32) {
-        let room = self.question.max_records;
+        let room = self.upstream_query.max_records;
         reply.metadata.truncation |= message.answers.len() > room;
         reply.answers = message.answers;
         reply.authorities = message.authorities;
@@ -57,7 +57,7 @@ impl CacheQuery {
 
     /// Returns whether to set AD: only for clients that set AD or DO (RFC 6840 sections 5.7 and 5.8).
     pub(super) fn shows_ad(&self, metadata: &Metadata) -> bool {
-        metadata.authentic_data && (self.question.authentic_data || self.question.dnssec_ok)
+        metadata.authentic_data && (self.upstream_query.authentic_data || self.upstream_query.dnssec_ok)
     }
 
     /// Builds the reply from a cache entry. As in CoreDNS, AA is set, because some clients accept no other answer.

@@ -13,15 +13,15 @@ use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::cache::entry::ResponseKind;
-use crate::dns::plugins::cache::store::{CacheHit, CacheStore as Answers, Freshness, is_kept, take_message};
+use crate::dns::plugins::cache::store::{CacheHit, CacheStore, Freshness, is_kept, take_message};
 
 #[derive(Debug)]
 pub(super) struct CacheState {
-    pub(super) store: Answers,
+    pub(super) store: CacheStore,
     pub(super) zones: ZoneSet,
     pub(super) zones_label: String,
     pub(super) without_success: ZoneSet,
-    pub(super) without_denial: ZoneSet,
+    pub(super) zones_without_denial_cache: ZoneSet,
     /// Whether `FAILURE_RECHECK` is set, so that an expired entry has one refresh at a time, and no refresh right after
     /// a failure.
     pub(super) has_recheck: bool,
@@ -74,12 +74,12 @@ impl CacheState {
 
     /// Stores an answer if it is cacheable.
     fn store_reply(&self, cache_query: &CacheQuery, mark: QueryMark, mut reply: Reply) -> StoredReply {
-        if !reply.is_cacheable || is_transfer(cache_query.question.query.query_type()) {
+        if !reply.is_cacheable || is_transfer(cache_query.upstream_query.query.query_type()) {
             reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
             return StoredReply { reply, kind: ResponseKind::Other, is_kept: false };
         }
-        let message = take_message(&mut reply, &cache_query.question.query);
-        let cacheability = self.store.classify(&message, cache_query.question.dnssec_ok);
+        let message = take_message(&mut reply, &cache_query.upstream_query.query);
+        let cacheability = self.store.classify(&message, cache_query.upstream_query.dnssec_ok);
         let is_kept = is_kept(&cache_query.key, &message, cacheability)
             && self.may_keep(cache_query, mark, cacheability.kind);
         if is_kept {
@@ -137,8 +137,11 @@ impl CacheState {
     }
 
     fn may_keep(&self, cache_query: &CacheQuery, mark: QueryMark, kind: ResponseKind) -> bool {
-        let without =
-            if kind == ResponseKind::Success { &self.without_success } else { &self.without_denial };
+        let without = if kind == ResponseKind::Success {
+            &self.without_success
+        } else {
+            &self.zones_without_denial_cache
+        };
         !without.contains(cache_query.name())
             && !self.invalidated.is_invalidated_since(mark, cache_query.key.name())
     }

@@ -229,21 +229,17 @@ impl CacheStore {
         })
     }
 
-    /// Stores an answer if it is cacheable. Returns the number of evicted entries.
-    pub fn put(&self, key: &QueryKey, message: &Arc<Message>, cacheability: Cacheability) -> usize {
-        if is_kept(key, message, cacheability) { self.store(key, message, cacheability) } else { 0 }
-    }
-
     /// Stores the failure of all upstreams, so that the query isn't retried at once (RFC 9520 section 3.2). Returns the
     /// number of evicted entries.
     pub fn put_no_answer(&self, key: &QueryKey) -> usize {
         let nothing = Arc::new(Message::response(0, OpCode::Query));
         let cacheability =
             Cacheability { kind: ResponseKind::NoAnswer, ttl: NO_ANSWER_TTL.min(self.servfail()) };
-        if is_kept(key, &nothing, cacheability) { self.store(key, &nothing, cacheability) } else { 0 }
+        if is_kept(key, &nothing, cacheability) { self.put(key, &nothing, cacheability) } else { 0 }
     }
 
-    fn store(&self, key: &QueryKey, message: &Arc<Message>, cacheability: Cacheability) -> usize {
+    /// Stores an answer for which [`is_kept`] is true. Returns the number of evicted entries.
+    pub fn put(&self, key: &QueryKey, message: &Arc<Message>, cacheability: Cacheability) -> usize {
         let parts = [self.success.get(key), self.denial.get(key)];
         // A popular answer stays popular if it is refreshed before a client has to wait.
         let hits = parts.iter().flatten().map(|before| before.inherited_hits()).max().unwrap_or(0);

@@ -252,7 +252,7 @@ async fn uncacheable_answers_pass_unchanged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn records_are_copied_up_to_the_client_limit() {
+async fn cached_answer_is_truncated_for_udp_and_complete_by_tcp() {
     let records: Vec<String> = (0..200).map(|i| format!("a.example. 60 A 192.0.2.{i}")).collect();
     let records: Vec<&str> = records.iter().map(String::as_str).collect();
     let bench = CacheFixture::new("cache", reply(ResponseCode::NoError, &records, &[]));
@@ -293,7 +293,7 @@ async fn no_upstream_is_cached_for_a_second_and_refused_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_of_plugins_are_never_kept() {
+async fn failures_of_plugins_are_never_cached() {
     let hosts = TestServer::block("cache\nhosts /dev/null {\n192.0.2.1 here.example\n}").edns(1232);
     let template = TestServer::block("cache\ntemplate IN A {\nmatch ^here\n}").edns(1232);
     let servfail = TestServer::block("cache\ntemplate IN A {\nrcode SERVFAIL\n}").edns(1232);
@@ -375,7 +375,7 @@ async fn answer_to_a_query_before_invalidation_is_not_stored() {
             Some(name) => bench.forget(name),
             None => bench.context.server.invalidate(None),
         }
-        assert_eq!(asking.await.unwrap(), A_60.replace("aa,", ""), "who has asked gets it");
+        assert_eq!(asking.await.unwrap(), A_60.replace("aa,", ""), "the client gets the answer");
         bench.ask().await;
         assert_eq!(bench.asked(), again, "{forgotten:?}");
         bench.context.server.invalidate(None);

@@ -118,7 +118,7 @@ async fn internal_queries_are_answered() {
     let context = block("clients 192.0.2.0/24");
     let mut own = context.server.internal_request(context.request("a.example. A").query);
     let reply = Server::serve(&mut own).await.unwrap();
-    assert_eq!(reply.answers.len(), 1, "the probe of loop is such a question");
+    assert_eq!(reply.answers.len(), 1, "a probe of the plugin loop is such a query");
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ use crate::dns::upstream::bootstrap::{TransportConfig, UpstreamAddr};
 use crate::dns::upstream::config::{ForwardOptions, HealthCheck, PoolConfig};
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::SelectionPolicy;
-use crate::dns::upstream::tls::{ConnectorError, authorities, connector};
+use crate::dns::upstream::tls::{ConnectorError, connector, root_certificates};
 
 /// The maximum number of upstreams of a line, as in CoreDNS.
 const MAX_TO: usize = 15;
@@ -301,7 +301,7 @@ impl Tls {
             [ca] => (None, Some(ca)),
             [certificate, key, ca @ ..] => (Some((certificate.clone(), key.clone())), ca.first()),
         };
-        let roots = ca.map(|ca| authorities(&ca.bytes).map_err(|error| ca.word.error(ca.wrong(error))));
+        let roots = ca.map(|ca| root_certificates(&ca.bytes).map_err(|error| ca.word.error(ca.wrong(error))));
         self.roots = roots.transpose()?;
         self.identity = identity;
         // Report errors in the files even if no upstream uses TLS.

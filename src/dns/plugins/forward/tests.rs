@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::{Asked, Upstreams};
+use super::{LookupOrigin, UpstreamGroup};
 use crate::dns::chain::request::INTERNAL_ADDRESS;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::net::Protocol;
@@ -133,8 +133,8 @@ fn plain(name: &str) -> QueryKey {
     UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key()
 }
 
-fn client(of: &Fake, options: ForwardOptions) -> Upstreams {
-    Upstreams::new(vec![UpstreamEndpoint { address: of.address, transport: Transport::Udp }], options)
+fn client(of: &Fake, options: ForwardOptions) -> UpstreamGroup {
+    UpstreamGroup::new(vec![UpstreamEndpoint { address: of.address, transport: Transport::Udp }], options)
 }
 
 #[tokio::test]
@@ -158,7 +158,7 @@ async fn answers_keep_their_flags_and_the_clients_spelling() {
     context.request.metadata.authentic_data = true;
     context.request.metadata.checking_disabled = true;
     let answer = context.ask("www.example. A").await;
-    assert!(answer.starts_with("NOERROR aa,ra,ad,cd |"), "AD for who knows it: {answer}");
+    assert!(answer.starts_with("NOERROR aa,ra,ad,cd |"), "AD is for queries with AD: {answer}");
     assert_eq!(context.reply("www.example. A").await.unwrap().plugin, "forward");
 }
 
@@ -262,8 +262,10 @@ async fn target_gets_the_best_answer_of_the_upstreams() {
         .map(|fake| UpstreamEndpoint { address: fake.address, transport: Transport::Udp })
         .to_vec();
     let options = ForwardOptions { policy: SelectionPolicy::Sequential, ..ForwardOptions::default() };
-    let answer =
-        Upstreams::new(endpoints, options).ask(&plain("x."), Asked::Chase, INTERNAL_ADDRESS).await.unwrap();
+    let answer = UpstreamGroup::new(endpoints, options)
+        .ask(&plain("x."), LookupOrigin::Chase, INTERNAL_ADDRESS)
+        .await
+        .unwrap();
     assert_eq!(answer.answers.len(), 1);
 }
 
@@ -313,7 +315,7 @@ async fn queries_above_max_concurrent_are_refused_and_counted() {
     }
     let refused = context.reply("two. A").await.unwrap();
     assert_eq!(refused.metadata.response_code, ResponseCode::Refused);
-    assert_eq!(refused.ede.unwrap().text, "too many questions are under way");
+    assert_eq!(refused.ede.unwrap().text, "too many queries are under way");
     assert_eq!(context.metrics("rejects"), ["coredns_forward_max_concurrent_rejects_total 1"]);
 }
 
@@ -325,9 +327,9 @@ async fn error_names_the_silent_upstream_as_in_coredns() {
         max_attempts: Some(2),
         ..ForwardOptions::default()
     };
-    for (asked, network) in [(Asked::Forward, "udp"), (Asked::ForwardByTcp, "tcp")] {
+    for (origin, network) in [(LookupOrigin::Forward, "udp"), (LookupOrigin::ForwardByTcp, "tcp")] {
         let why = client(&silent, options.clone())
-            .ask(&plain("x."), asked, INTERNAL_ADDRESS)
+            .ask(&plain("x."), origin, INTERNAL_ADDRESS)
             .await
             .unwrap_err()
             .to_string();
@@ -337,8 +339,9 @@ async fn error_names_the_silent_upstream_as_in_coredns() {
     let held = HeldPort::take().unwrap();
     let dead = held.local();
     let endpoint = UpstreamEndpoint { address: dead, transport: Transport::Tcp };
-    let why =
-        Upstreams::new(vec![endpoint], options).ask(&plain("x."), Asked::Forward, INTERNAL_ADDRESS).await;
+    let why = UpstreamGroup::new(vec![endpoint], options)
+        .ask(&plain("x."), LookupOrigin::Forward, INTERNAL_ADDRESS)
+        .await;
     assert_eq!(why.unwrap_err().to_string(), format!("dial tcp {dead}: connect: connection refused"));
     let context = TestServer::block(&format!("forward . {dead}"));
     let reply = context.reply("x. A").await.unwrap();
@@ -480,7 +483,7 @@ async fn upstream_by_name_is_asked_after_its_resolution() {
     let (port, resolver) = (upstream.address.port(), resolver.address);
     let (context, tasks) =
         TestServer::with_tasks(&format!("forward . dns.example:{port} {{\nresolver {resolver}\n}}"));
-    assert!(context.ask("x. A").await.starts_with("SERVFAIL"), "nobody is known yet");
+    assert!(context.ask("x. A").await.starts_with("SERVFAIL"), "no upstream has an address yet");
     for task in tasks {
         task(Arc::clone(&context.server), CancellationToken::new()).await;
     }
@@ -509,7 +512,7 @@ fn only_a_forward_of_the_root_offers_recursion() {
             context.server.offers_recursion(
                 &Query::query(Name::root(), RecordType::A),
                 &context.request("x. A"),
-                crate::dns::chain::server::LookUp::Question
+                crate::dns::chain::server::LookUp::Query
             ) == Some(true),
             recurses,
             "{lines}"

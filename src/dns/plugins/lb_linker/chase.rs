@@ -51,7 +51,7 @@ pub enum ChainStep {
     Denied,
 }
 
-/// Follows the chain from `name` through an upstream's answer to a question of type `qtype`.
+/// Follows the chain from `name` through an upstream's answer to a query of type `qtype`.
 ///
 /// `absence` is the maximum negative TTL in seconds; `step` decides for each target of an alias where the chain
 /// continues.

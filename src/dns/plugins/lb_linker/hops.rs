@@ -28,7 +28,7 @@ pub(super) enum Denial {
     Name,
     /// The name belongs to a link in another namespace, and its `allow-from` doesn't list this namespace.
     Namespace,
-    /// An `acl` denies the client the name.
+    /// An `acl` denies this name to the client.
     Acl,
     /// The target policy denies the address.
     Address,

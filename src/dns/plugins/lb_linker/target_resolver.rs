@@ -107,7 +107,7 @@ impl TargetResolver {
         query: &Query,
         wanted: ResolveOptions,
     ) -> Result<Resolved, Ede> {
-        let question = UpstreamQuery { query: query.clone(), ..request.question() };
+        let question = UpstreamQuery { query: query.clone(), ..request.upstream_query() };
         let flight = match self.start(request, &question, wanted, None) {
             LookupStart::Completed(result) => return self.choose_answer(&question, result),
             LookupStart::InFlight(flight) => flight,
@@ -173,15 +173,16 @@ impl TargetResolver {
         }
     }
 
-    /// Keeps an answer that leads back to our zones as a stale answer; on its own it looks unresolved.
+    /// Stores an answer whose chain leads back to our zones as a stale answer. `outcome_recorder` doesn't store
+    /// it, because the reply alone is unresolved.
     pub(super) fn remember(&self, request: &Request, query: &Query, reply: &Arc<Reply>) {
-        let question = UpstreamQuery { query: query.clone(), ..request.question() };
+        let question = UpstreamQuery { query: query.clone(), ..request.upstream_query() };
         self.stale_cache.keep(&question.key(), reply);
     }
 
     /// Resolves a target before a client queries it.
     pub(super) async fn prefetch(&self, request: &Request, absence: Duration) {
-        let question = request.question();
+        let question = request.upstream_query();
         let wanted = ResolveOptions {
             deadline: Instant::now() + CLIENT_TIMEOUT,
             max_negative_age: absence,
@@ -347,7 +348,7 @@ mod tests {
                 let _ = ended.await;
                 (IpAddr::from([10, 0, 0, 1]), Some(Arc::new(refused)))
             };
-            let route = (request.question().key(), None);
+            let route = (request.upstream_query().key(), None);
             let Ok(begun) = targets.look_ups.join_or_start(&route, || Ok::<_, Infallible>(busy), |_| {});
             let wanted = ResolveOptions {
                 deadline: Instant::now() + CLIENT_TIMEOUT,

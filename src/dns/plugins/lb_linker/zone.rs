@@ -260,7 +260,7 @@ impl Zone {
                     answer.target = Some(host);
                 }
             }
-            // Only a link's own names have SRV records.
+            // Only a link's default names have SRV records, not its custom hostnames.
             Some(Target::Addresses(_))
                 if qtype == RecordType::SRV && LinkNames::is_own(&link.key, zone_query.relative) =>
             {

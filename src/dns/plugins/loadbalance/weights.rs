@@ -150,7 +150,7 @@ mod tests {
             ("www.example.org.", "192.0.2.4", 1),
             ("other.", "2001:db8::1", 2),
             ("other.", "192.0.2.1", 1),
-            ("nobody.", "192.0.2.1", 1),
+            ("absent.", "192.0.2.1", 1),
         ] {
             assert_eq!(weights.weight_of(&address(name, ip)), expected, "{name} {ip}");
         }

@@ -112,7 +112,7 @@ impl Format {
         let combined = format!("{COMMON} \"{{>opcode}}\"");
         let text = text.replace("{common}", COMMON).replace("{combined}", &combined);
         let (mut pieces, mut literal, mut rest) = (Vec::new(), String::new(), &*text);
-        // Pair a right brace with the last left brace before it, so that `{ {name} }` contains a placeholder.
+        // Pair a closing brace with the last opening brace before it, so that `{ {name} }` contains a placeholder.
         while let Some((before, behind)) = rest.split_once('}') {
             let start = before.rfind('{').unwrap_or(before.len());
             let placeholder = &rest[start..=before.len()];

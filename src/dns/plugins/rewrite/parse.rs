@@ -65,7 +65,7 @@ pub(super) fn rule(line: &Directive) -> Result<Rule, CorefileError> {
     Ok(Rule { change, is_last })
 }
 
-/// Returns the words of a line, or of the lines in its braces, which form one rule.
+/// Returns the words of a rule: the arguments of the line, followed by the words of the lines in its braces.
 fn words(line: &Directive) -> Result<Vec<&Token>, CorefileError> {
     let mut words: Vec<&Token> = line.arguments().iter().collect();
     if line.block.is_some() && words.len() > 1 {

@@ -48,7 +48,7 @@ impl Plugin for Behind {
             Self::Zone(all) => {
                 let Some((_, found)) = all.iter().find(|(question, _)| question.eq_ignore_ascii_case(&asked))
                 else {
-                    return Err(PluginError::servfail("nobody knows"));
+                    return Err(PluginError::servfail("unknown name"));
                 };
                 let (rcode, records) = found.split_once(' ').unwrap_or((found, ""));
                 reply.metadata.response_code = match rcode {

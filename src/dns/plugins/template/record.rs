@@ -162,7 +162,7 @@ impl RecordToken {
             rest = after;
             octets.push(match byte {
                 b'\\' => {
-                    unescape(&mut rest).ok_or_else(|| format!("an escape in {:?} isn't right", self.text))?
+                    unescape(&mut rest).ok_or_else(|| format!("an escape in {:?} isn't valid", self.text))?
                 }
                 byte => *byte,
             });

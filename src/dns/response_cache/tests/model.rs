@@ -348,7 +348,7 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
             advance(Duration::from_millis(world.random.random_range(0..9000))).await;
         }
         for _ in 0..world.random.random_range(1..8) {
-            // Usually repeats an earlier question: its answer must reflect the changes since then.
+            // Usually repeats an earlier query: its answer must reflect the changes since then.
             let before = if world.chance(0.8) { asked.choose(world.random).cloned() } else { None };
             let (name, qtype, from) = before.unwrap_or_else(|| {
                 let qtype = TYPES.choose(world.random).copied().unwrap();
@@ -374,7 +374,7 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
     }
 }
 
-/// Compares the cached answer to a question with a fresh one, before and after a change; the first answer must have
+/// Compares the cached answer to a query with a fresh one, before and after a change; the first answer must have
 /// been cached.
 async fn follows(
     served: &mut Served,

@@ -50,7 +50,7 @@ fn invalid_configurations_are_refused_with_a_position() {
         ("grpc://. {\nwhoami\n}", "Corefile:1:1: grpc:// isn't supported; the schemes are dns:// and tls://"),
         (
             ".:1053 {\nforward . 192.0.2.1 127.0.0.1:1053\n}",
-            "Corefile:2:21: 127.0.0.1:1053 is this block's own listener dns://:1053: every question would go round in circles",
+            "Corefile:2:21: 127.0.0.1:1053 is this block's own listener dns://:1053: every query would loop",
         ),
         (
             "tls://. {\nwhoami\n}",

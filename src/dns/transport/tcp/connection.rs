@@ -1,4 +1,4 @@
-//! A connection: reads questions, and writes answers in any order (RFC 7766 section 6.2.1.1).
+//! A connection: reads queries, and writes answers in any order (RFC 7766 section 6.2.1.1).
 
 use std::future::Future;
 use std::io;
@@ -23,11 +23,11 @@ use crate::dns::chain::handler::Handler;
 use crate::dns::message::header::server_failure;
 use crate::dns::net::{Protocol, unmapped};
 
-/// The maximum number of questions of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more
-/// than one). Further questions that would have to wait fail at once, so that they don't delay questions with known
+/// The maximum number of queries of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more
+/// than one). Further queries that would have to wait fail at once, so that they don't delay queries with known
 /// answers.
 const MAX_PIPELINED: usize = 128;
-/// How long the rest of the stream is read after the last allowed question, until the client closes the connection.
+/// How long the rest of the stream is read after the last allowed query, until the client closes the connection.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Connection {
@@ -76,11 +76,11 @@ struct Session {
     input: ReadBuffer,
     output: WriteHalf,
     waiting: JoinSet<io::Result<Option<BufferedReply>>>,
-    /// Whether further questions are read.
+    /// Whether further queries are read.
     open: bool,
-    /// The number of questions that the client may still ask.
+    /// The number of queries that the client may still send.
     remaining_queries: u64,
-    /// When the last question was finished. Messages that get no reply don't count.
+    /// When the last query was finished. Messages that get no reply don't count.
     last_finished_at: Instant,
 }
 
@@ -115,7 +115,7 @@ impl Session {
         let mut stop = pin!(stop);
         let mut idle_timer = pin!(sleep_until(self.last_finished_at + self.connection.limits.idle));
         loop {
-            self.take_questions().await?;
+            self.take_queries().await?;
             // Data that the kernel accepts at once needs no timeout.
             let written = futures::poll!(pin!(self.output.write(&mut writer)));
             if let Poll::Ready(written) = written {
@@ -136,7 +136,7 @@ impl Session {
                 read = self.input.fill(&mut reader), if reading => self.open = read? > 0,
                 written = self.output.write(&mut writer), if !self.output.is_empty() => written?,
                 Some(answered) = self.waiting.join_next() => {
-                    // A question gets no answer if its processing panicked.
+                    // A query gets no answer if its processing panicked.
                     self.answered(answered.unwrap_or(Ok(None))?);
                 }
                 () = &mut idle_timer, if deadline.is_some() => {
@@ -146,7 +146,7 @@ impl Session {
                     break;
                 }
                 () = &mut stop, if self.open => {
-                    // Questions that the kernel has already received were sent before the stop.
+                    // Queries that the kernel has already received were sent before the stop.
                     let read = futures::poll!(pin!(self.input.fill(&mut reader)));
                     self.open = false;
                     if let Poll::Ready(read) = read {
@@ -168,8 +168,8 @@ impl Session {
         Ok(())
     }
 
-    /// Processes questions as long as there are complete ones and the client reads the answers.
-    async fn take_questions(&mut self) -> io::Result<()> {
+    /// Processes queries as long as there are complete ones and the client reads the answers.
+    async fn take_queries(&mut self) -> io::Result<()> {
         while self.may_take() {
             let Some(Unanswered { message, key }) = self.answer_known()? else { break };
             let failure = self.is_busy().then(|| server_failure(&message));
@@ -208,7 +208,7 @@ impl Session {
         Ok(())
     }
 
-    /// Answers questions from the response cache of this thread. Returns the first question without a cached answer, if
+    /// Answers queries from the response cache of this thread. Returns the first query without a cached answer, if
     /// there is one.
     fn answer_known(&mut self) -> io::Result<Option<Unanswered>> {
         let client = unmapped(self.connection.client).ip();
@@ -243,12 +243,12 @@ impl Session {
         Ok(unanswered)
     }
 
-    /// Returns whether there is a complete question, and room for its answer.
+    /// Returns whether there is a complete query, and room for its answer.
     fn may_take(&self) -> bool {
         self.remaining_queries > 0 && self.input.has_message() && !self.output.is_full()
     }
 
-    /// Returns whether no further question may wait for an upstream.
+    /// Returns whether no further query may wait for an upstream.
     fn is_busy(&mut self) -> bool {
         self.waiting.len() >= MAX_PIPELINED || !self.connection.permit.reserve(self.waiting.len())
     }
@@ -270,7 +270,7 @@ impl Session {
         let ConnectionLimits { read, write, idle, .. } = self.connection.limits;
         let partial = self.input.partial_since().filter(|_| self.open);
         let rested = self.is_idle().then(|| self.last_finished_at + idle);
-        // A partial question extends the idle timeout once: otherwise a client that sends partial questions without
+        // A partial query extends the idle timeout once: otherwise a client that sends partial queries without
         // ever getting an answer could stay connected forever.
         let rested = if partial.is_some() { rested.map(|end| end + read) } else { rested };
         let partial = partial.map(|since| since + read);

@@ -19,12 +19,12 @@ const MAX_CONNECTIONS: usize = 10_000;
 /// The same limit in percent of the limit of open files.
 const MAX_PERCENT_OF_FILES: usize = 30;
 /// The maximum number of connections of one client address, but never more than a quarter of all. NodeLocal DNSCache is
-/// one client, and needs a connection for each pending question.
+/// one client, and needs a connection for each pending query.
 ///
 /// An IPv6 client is a whole address, not a /64: in a cluster a /64 is a subnet full of nodes, or all Pods of a node. A
 /// client with a whole /64 can close other clients' idle connections, but can't lock them out.
 const MAX_CONNECTIONS_OF_CLIENT: usize = 1000;
-/// The maximum number of pending questions, not counting the first of each connection. Exceeds the number that an
+/// The maximum number of pending queries, not counting the first of each connection. Exceeds the number that an
 /// upstream accepts concurrently.
 const MAX_WAITING: usize = 4096;
 /// The maximum number of unread bytes of large answers.
@@ -41,7 +41,7 @@ pub struct ConnectionLimiter {
     max_connections: usize,
     max_of_a_client: usize,
     state: Mutex<LimiterState>,
-    /// Pending questions, not counting the first of each connection.
+    /// Pending queries, not counting the first of each connection.
     waiting: Arc<ClientQuota>,
     unread: Arc<ClientQuota>,
 }
@@ -88,10 +88,10 @@ impl ConnectionLimiter {
         self.metrics.tcp_busy.inc();
     }
 
-    /// Returns a permit for a new connection. If there are too many connections, the connection that has
-    /// been idle longest is closed (RFC 7766 section 6.2.3); `None` if the client has too many connections, or none is idle.
+    /// Returns a permit for a new connection. If there are too many connections, the connection that has been idle
+    /// longest is closed (RFC 7766 section 6.2.3); `None` if the client has too many connections, or none is idle.
     ///
-    /// A connection is idle while it has no question to answer, so also with a partial question, in a handshake, or
+    /// A connection is idle while it has no query to answer, so also with a partial query, in a handshake, or
     /// with an unread answer.
     #[must_use]
     pub fn admit(self: &Arc<Self>, client: SocketAddr) -> Option<(ConnectionPermit, AbortRegistration)> {
@@ -181,7 +181,7 @@ pub struct ConnectionPermit {
     client: IpAddr,
     connection: AbortHandle,
     position: IdleQueuePosition,
-    /// The pending questions, not counting the first.
+    /// The pending queries, not counting the first.
     extra: QuotaGuard,
 }
 
@@ -222,7 +222,7 @@ impl ConnectionPermit {
         }
     }
 
-    /// Reserves or releases quota, so that this many questions may be pending in addition to the first; returns whether
+    /// Reserves or releases quota, so that this many queries may be pending in addition to the first; returns whether
     /// the client may have that many.
     pub fn reserve(&mut self, extra: usize) -> bool {
         self.extra.resize(extra)
@@ -275,7 +275,7 @@ mod tests {
         let places = places(3);
         let mut all: Vec<ConnectionPermit> =
             (1..=3).map(|last| places.admit(client(last)).unwrap().0).collect();
-        // The first client asks a question, and the second one's question is pending.
+        // The first client has become idle again, and the second client's query is pending.
         all[0].set_idle();
         all[1].set_busy();
         let (newcomer, _) = places.admit(client(4)).unwrap();
@@ -286,8 +286,8 @@ mod tests {
         let (_newest, _) = places.admit(client(5)).unwrap();
         assert_eq!(gone(&all), [true, false, true]);
         assert_eq!(places.metrics.tcp_evicted.get(), 2);
-        // An evicted connection releases neither its permit, which another connection has, nor its position in the
-        // queue.
+        // The permit of an evicted connection was released at the eviction: later changes of its state, and its drop,
+        // have no effect.
         all[0].set_idle();
         all[2].set_busy();
         drop(all.remove(2));

@@ -51,7 +51,7 @@ impl ReadBuffer {
     pub fn first(&self) -> io::Result<Option<&[u8]>> {
         let Some((rest, length)) = self.length() else { return Ok(None) };
         if length > MAX_QUERY_BYTES {
-            return Err(io::Error::other(format!("a question of {length} bytes")));
+            return Err(io::Error::other(format!("a query of {length} bytes")));
         }
         Ok(rest.get(..length))
     }

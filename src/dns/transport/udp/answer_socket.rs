@@ -97,7 +97,7 @@ impl AnswerSocket {
         }
     }
 
-    /// Returns whether a question from this address may be answered now, and counts it as dropped if not.
+    /// Returns whether a query from this address may be answered now, and counts it as dropped if not.
     pub(super) fn admits(&self, address: IpAddr, now: Instant) -> bool {
         let has_room = || self.queued() < self.send_buffer / 4;
         let admitted = self.unreachable.admits(address, now, has_room, || self.direct_interface(address));

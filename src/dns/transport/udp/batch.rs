@@ -158,7 +158,8 @@ impl DatagramBatch {
         Some(Peer { address, local: local_address, lost })
     }
 
-    /// Queues `length` bytes of the answer buffer for the sender of a datagram, to be sent from the address `local_address`.
+    /// Queues `length` bytes of the answer buffer for the sender of a datagram, to be sent from the address
+    /// `local_address`.
     pub(super) fn answer(&mut self, at: usize, local_address: Option<IpAddr>, length: usize) {
         let outgoing = &mut self.outgoing;
         outgoing.vectors[self.answered].iov_len = length;

@@ -18,7 +18,7 @@ pub(super) struct Peer {
     pub(super) lost: u32,
 }
 
-/// A question for the full handler.
+/// A query for the full handler.
 pub(super) struct PendingQuery {
     pub(super) progress: QueryProgress,
     pub(super) peer: Peer,
@@ -27,11 +27,11 @@ pub(super) struct PendingQuery {
     pub(super) guard: InFlightGuard,
 }
 
-/// The state of a question.
+/// The state of a query.
 pub(super) enum QueryProgress {
-    /// The question as received.
+    /// The query as received.
     Message(Vec<u8>),
-    /// The full handler has begun to answer the question, and is pending.
+    /// The full handler has begun to answer the query, and is pending.
     UnderWay(BoxFuture<'static, Option<EncodedReply>>),
 }
 
@@ -42,7 +42,7 @@ pub(super) struct CacheInsert {
     pub(super) wire_response: Box<WireResponse>,
 }
 
-/// Counts a question as pending until the guard is dropped.
+/// Counts a query as pending until the guard is dropped.
 pub(super) struct InFlightGuard(Arc<AtomicUsize>);
 
 impl InFlightGuard {

@@ -1,4 +1,4 @@
-//! The slow path of a socket: the full handler answers the questions that its thread can't answer from the response
+//! The slow path of a socket: the full handler answers the queries that its thread can't answer from the response
 //! cache.
 
 use std::future::poll_fn;
@@ -21,7 +21,7 @@ use crate::dns::net::{Protocol, unmapped};
 use crate::dns::transport::client_quota::ClientQuota;
 use crate::dns::transport::metrics::DropReason;
 
-/// The maximum number of questions to read, and of answers to send, before the task yields.
+/// The maximum number of queries to read, and of answers to send, before the task yields.
 const MAX_REPLIES_PER_TURN: usize = BATCH_SIZE;
 
 pub(super) struct SlowPath {
@@ -33,7 +33,7 @@ pub(super) struct SlowPath {
 }
 
 impl SlowPath {
-    /// Answers questions until the sender is gone. Questions that wait for an upstream have no tasks of their own: one
+    /// Answers queries until the sender is gone. Queries that wait for an upstream have no tasks of their own: one
     /// wake-up handles the many answers that an upstream sends together.
     pub(super) async fn serve(self, mut questions: Receiver<PendingQuery>) {
         let mut under_way = FuturesUnordered::new();
@@ -68,7 +68,7 @@ impl SlowPath {
         }
     }
 
-    /// Answers a question, after waiting for an upstream if necessary; `None` if the client gets no reply.
+    /// Answers a query, after waiting for an upstream if necessary; `None` if the client gets no reply.
     async fn answer(&self, question: PendingQuery) -> Option<OutgoingDatagram> {
         let PendingQuery { progress, peer, key, guard } = question;
         let Peer { address, local: asked, .. } = peer;
@@ -82,7 +82,7 @@ impl SlowPath {
         let mut share = None;
         let answer = poll_fn(|context| match answering.as_mut().poll(context) {
             Poll::Pending if share.is_none() => {
-                // Only a question that waits for an upstream needs quota.
+                // Only a query that waits for an upstream needs quota.
                 share = self.shares.acquire(client, 1);
                 if share.is_some() {
                     return Poll::Pending;

@@ -64,7 +64,7 @@ fn busy(handler: &Handler) -> f64 {
 }
 
 #[tokio::test]
-async fn client_with_waiting_questions_leaves_room() {
+async fn waiting_queries_of_a_client_leave_half_of_the_quota() {
     let (handler, _silent) = handler().await;
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let address = sockets[0].local_addr().unwrap();
@@ -74,7 +74,7 @@ async fn client_with_waiting_questions_leaves_room() {
     for _ in 0..20 {
         ask(&greedy, SLOW).await;
     }
-    // Questions are processed in order.
+    // Queries are processed in order.
     ask(&greedy, KNOWN).await;
     answered(&greedy).await;
     assert_eq!(busy(&handler), 12.0, "it has half");
@@ -87,7 +87,7 @@ async fn client_with_waiting_questions_leaves_room() {
 }
 
 #[tokio::test]
-async fn questions_received_before_the_stop_are_answered() {
+async fn queries_received_before_the_stop_are_answered() {
     let (handler, _silent) = handler().await;
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let client = client(1, sockets[0].local_addr().unwrap()).await;
@@ -103,7 +103,7 @@ async fn questions_received_before_the_stop_are_answered() {
 }
 
 #[tokio::test]
-async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
+async fn icmp_error_at_the_stop_leaves_no_query_unanswered() {
     let (handler, silent) = handler().await;
     let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
     let client = client(1, socket.local_addr().unwrap()).await;
@@ -118,7 +118,7 @@ async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
     let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
     let ((questions, asked), (insert_sender, inserts)) =
         (mpsc::channel(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
-    let (shares, own) = (ClientQuota::new(MAX_PENDING_QUESTIONS), Arc::clone(&socket));
+    let (shares, own) = (ClientQuota::new(MAX_PENDING_QUERIES), Arc::clone(&socket));
     let full = SlowPath { socket: own, handler: Arc::clone(&handler), shares, insert_sender };
     let _answering = AbortOnDropHandle::new(tokio::spawn(full.serve(asked)));
     let worker = Worker {
@@ -137,7 +137,7 @@ async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
 }
 
 #[tokio::test]
-async fn many_questions_do_not_starve_other_tasks() {
+async fn many_queries_do_not_starve_other_tasks() {
     const CROWD: usize = 200;
     let (handler, _silent) = handler().await;
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
@@ -190,7 +190,7 @@ async fn serve_web() -> TestServer {
 }
 
 #[tokio::test]
-async fn question_about_a_changed_link_is_answered_at_once_or_soon() {
+async fn query_for_a_changed_link_is_answered_at_once_or_soon() {
     const NAME: &str = "web.default.lb.internal.";
     let TestServer { store, client, upstream, _serving } = serve_web().await;
     for _ in 0..2 {
@@ -215,8 +215,7 @@ async fn question_about_a_changed_link_is_answered_at_once_or_soon() {
     store.apply(link("web", "t.example."));
     ask(&client, NAME).await;
     let mut asked = [0; 1232];
-    let (length, from) =
-        timeout(PATIENCE, upstream.recv_from(&mut asked)).await.expect("a question").unwrap();
+    let (length, from) = timeout(PATIENCE, upstream.recv_from(&mut asked)).await.expect("a query").unwrap();
     let asked = Message::from_vec(&asked[..length]).unwrap();
     let mut reply = asked.clone().into_response();
     reply.add_answer(Record::from_rdata(asked.queries[0].name().clone(), 60, RData::A(A::new(192, 0, 2, 9))));

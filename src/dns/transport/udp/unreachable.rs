@@ -66,7 +66,7 @@ impl Unreachable {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Returns whether a question from an address may be answered now. `has_room` returns whether the send buffer has
+    /// Returns whether a query from an address may be answered now. `has_room` returns whether the send buffer has
     /// room for an answer that may stay in it; it is called only for limited and unknown addresses. `direct_interface`
     /// returns the interface that reaches the address without a router; it is called only for unknown addresses, and
     /// only without room.
@@ -149,7 +149,7 @@ mod tests {
         panic!("the address is limited, or there are no unknown ones")
     }
 
-    /// Returns how many of ten questions per second are answered in each second.
+    /// Returns how many of ten queries per second are answered in each second.
     fn answered(unreachable: &Unreachable, address: IpAddr, from: Instant, seconds: u64) -> Vec<usize> {
         let second = |second| {
             let at = |tenth: u64| from + Duration::from_secs(second) + Duration::from_millis(100 * tenth);

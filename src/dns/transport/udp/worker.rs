@@ -1,5 +1,5 @@
 //! The thread of a socket: answers from the response cache, also after a change of a link, and passes all other
-//! questions to the slow path.
+//! queries to the slow path.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
@@ -28,7 +28,7 @@ use crate::dns::transport::metrics::DropReason;
 const CACHE_CAPACITY: Capacity = Capacity { sets: 4096, bytes: 8 << 20 };
 /// The pause between two reads of a stopped socket.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// The number of questions between two checks of the send buffer, and the number while the buffer is filling up.
+/// The number of queries between two checks of the send buffer, and the number while the buffer is filling up.
 const CHECK_EVERY: usize = 64;
 const CHECK_SOON: usize = 8;
 
@@ -39,7 +39,7 @@ pub(super) struct Worker {
     pub(super) questions: Sender<PendingQuery>,
     /// Answers of the slow path for the response cache.
     pub(super) inserts: Receiver<CacheInsert>,
-    /// The number of the listener's questions in the slow path.
+    /// The number of the listener's queries in the slow path.
     pub(super) pending: Arc<AtomicUsize>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) runtime: Handle,
@@ -50,7 +50,7 @@ struct WorkerState {
     response_cache: ResponseCache,
     /// The number of datagrams that the kernel has dropped so far.
     lost: u32,
-    /// The number of questions until the next check of the send buffer.
+    /// The number of queries until the next check of the send buffer.
     until_check: usize,
 }
 
@@ -189,7 +189,7 @@ impl Worker {
     }
 
     /// Polls the full handler once on this thread, which takes less time than waking another thread. Returns the length
-    /// of the answer, which is also cached; a question that has to wait goes to the slow path.
+    /// of the answer, which is also cached; a query that has to wait goes to the slow path.
     fn answer_anew(
         &self,
         question: &[u8],
@@ -219,7 +219,7 @@ impl Worker {
         Some(bytes.len())
     }
 
-    /// Passes a question to the slow path, if that has room.
+    /// Passes a query to the slow path, if that has room.
     fn enqueue(&self, progress: QueryProgress, peer: Peer, key: Option<Box<[u8]>>) {
         let guard = InFlightGuard::new(&self.pending);
         if self.questions.try_send(PendingQuery { progress, peer, key, guard }).is_err() {

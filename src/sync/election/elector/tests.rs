@@ -103,7 +103,7 @@ async fn foreign_lease_unchanged_for_its_duration_is_taken() {
     let mine = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
     assert_eq!(mine.metadata.resource_version.as_deref(), Some("2"), "never over a newer one");
     elector.on_written(lease(ME, 3), start + seconds(19), start + seconds(19));
-    assert_eq!(elector.take_events(), [LeaderEvent::Gained], "who leads is said once");
+    assert_eq!(elector.take_events(), [LeaderEvent::Gained], "the leader is reported once");
 }
 
 #[tokio::test]
@@ -345,7 +345,7 @@ async fn timed_candidate_outwaits_a_vanished_lease_for_life() {
 }
 
 #[tokio::test]
-async fn second_creator_follows() {
+async fn replica_that_loses_the_lease_creation_waits() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.on_lease(None, start, start);
@@ -364,7 +364,7 @@ async fn failed_request_is_followed_by_the_given_pause() {
     assert_eq!(elector.next(start), ElectionStep::Create);
     elector.failed(seconds(9), seconds(1), start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(9)));
-    assert_eq!(elector.next(start + seconds(9)), ElectionStep::Get, "somebody may have made it");
+    assert_eq!(elector.next(start + seconds(9)), ElectionStep::Get, "another replica may have created it");
     // The API server may request a longer pause, also from a leader.
     let mut elector = leader(start);
     elector.failed(seconds(9), seconds(4), start);
@@ -529,7 +529,7 @@ fn leader_in_term(now: BootInstant) -> Elector {
 }
 
 #[tokio::test]
-async fn term_is_above_all_seen_and_kept_by_renewals() {
+async fn new_term_exceeds_all_seen_terms_and_renewals_keep_it() {
     let start = by_hand::now();
     let mut elector = leader_in_term(start);
     let now = start + seconds(2);
@@ -623,13 +623,13 @@ async fn waiting_writer_gets_a_later_renewal() {
     assert_eq!(elector.confirmed(), Some(now));
     // The next renewal comes after the interval, for all writers that ask until then.
     elector.request_renewal(now);
-    elector.request_renewal(now + POLL_INTERVAL / 2);
-    assert_eq!(elector.next(now + POLL_INTERVAL / 2), ElectionStep::Wait(now + POLL_INTERVAL));
-    assert_eq!(elector.next(now + POLL_INTERVAL), ElectionStep::Replace);
-    elector.on_written(lease(ME, 4), now + POLL_INTERVAL, now + POLL_INTERVAL);
-    assert_eq!(elector.confirmed(), Some(now + POLL_INTERVAL));
+    elector.request_renewal(now + MIN_RENEWAL_PAUSE / 2);
+    assert_eq!(elector.next(now + MIN_RENEWAL_PAUSE / 2), ElectionStep::Wait(now + MIN_RENEWAL_PAUSE));
+    assert_eq!(elector.next(now + MIN_RENEWAL_PAUSE), ElectionStep::Replace);
+    elector.on_written(lease(ME, 4), now + MIN_RENEWAL_PAUSE, now + MIN_RENEWAL_PAUSE);
+    assert_eq!(elector.confirmed(), Some(now + MIN_RENEWAL_PAUSE));
     // If requests fail, the renewal waits for the backoff.
-    let later = now + POLL_INTERVAL + seconds(2);
+    let later = now + MIN_RENEWAL_PAUSE + seconds(2);
     assert_eq!(elector.next(later), ElectionStep::Replace);
     elector.failed(seconds(15), Duration::ZERO, later);
     elector.request_renewal(later);

@@ -29,9 +29,9 @@ pub struct ReconcilerContext {
     pub registry: Registry,
     /// Selects the Services that become links. External targets of other Services aren't changed.
     pub selection: Arc<Selection>,
-    /// What of their wishes is granted.
+    /// Decides which requested hostnames and targets are allowed.
     pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
-    /// What the user has decided.
+    /// The settings from the flags.
     pub policy: SyncPolicy,
     /// Logs, Events and metrics of links.
     pub telemetry: Telemetry,

@@ -20,7 +20,7 @@ use crate::sync::events::Reason;
 use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
-use crate::sync::external_target::left_out::{Existing, Flag, LookUpError, Registry, Verdict, is_shown};
+use crate::sync::external_target::left_out::{Existing, Flag, LookupError, Registry, Verdict, is_shown};
 use crate::sync::k8s::errors::{ApiAvailability, root_cause};
 use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::ObjectKind;
@@ -38,7 +38,7 @@ enum TargetFate {
     /// The Service is gone.
     ServiceGone,
     /// The Service exists, and `--ip-targets` allows no external target for its addresses.
-    NotShown,
+    IpTargetsExcluded,
 }
 
 impl Reconciler {
@@ -55,7 +55,7 @@ impl Reconciler {
                 TargetFate::Stays => {}
                 TargetFate::Unlisted => drop(unlisted.insert(key)),
                 TargetFate::ServiceGone => drop(outlived.insert(key)),
-                TargetFate::NotShown => drop(not_shown.insert(key)),
+                TargetFate::IpTargetsExcluded => drop(not_shown.insert(key)),
             }
         }
         let mut present = self.objects.number_of_links();
@@ -115,7 +115,9 @@ impl Reconciler {
         match &link.target {
             _ if is_unknown => TargetFate::Unlisted,
             _ if link.service_gone_since().is_some() => TargetFate::ServiceGone,
-            Some(target) if !is_shown(target, self.context.policy.ip_targets) => TargetFate::NotShown,
+            Some(target) if !is_shown(target, self.context.policy.ip_targets) => {
+                TargetFate::IpTargetsExcluded
+            }
             _ => TargetFate::Stays,
         }
     }
@@ -125,8 +127,8 @@ impl Reconciler {
         self.objects.of_link(key).iter().any(|object| self.is_own_object(key, object.has_our_field_manager))
     }
 
-    /// Whether an object that is labelled for a link is ours, whether its namespace is watched or not: what others
-    /// have written is so only where `--prune` says it of a namespace that is watched.
+    /// Returns whether an object that is labelled for a link is ours: it has our field manager, or `--prune` is set and
+    /// its namespace is watched.
     pub(crate) fn is_own_object(&self, key: &ServiceKey, has_our_field_manager: bool) -> bool {
         let is_watched = self.context.selection.watches(key.namespace());
         has_our_field_manager || is_watched && self.context.policy.prune
@@ -154,11 +156,12 @@ impl Reconciler {
     fn look_up(&mut self) {
         let ReconcilerContext { registry, selection, backend, .. } = &self.context;
         let wanted = self.start_check.unconfirmed.clone();
-        if wanted.is_empty() || !self.start_check.look_ups.is_empty() && wanted == self.start_check.looking_up
+        if wanted.is_empty()
+            || !self.start_check.look_ups.is_empty() && wanted == self.start_check.look_up_keys
         {
             return;
         }
-        self.start_check.looking_up.clone_from(&wanted);
+        self.start_check.look_up_keys.clone_from(&wanted);
         // A look-up that is in flight lacks some of these Services: abort it.
         self.start_check.look_ups = JoinSet::new();
         let (registry, selection, availability) =
@@ -298,12 +301,12 @@ async fn look_up_with_retries(
     loop {
         match registry.look_up(&wanted, selection).await {
             Ok(existing) => return existing,
-            Err(LookUpError::List(error)) if error.code() == 0 => {
+            Err(LookupError::List(error)) if error.code() == 0 => {
                 availability.iter().for_each(|availability| availability.report(&root_cause(&error)));
             }
             // The continue token has expired: list again from the first page.
-            Err(LookUpError::List(error)) if error.code() == 410 => {}
-            Err(LookUpError::List(error)) => {
+            Err(LookupError::List(error)) if error.code() == 410 => {}
+            Err(LookupError::List(error)) => {
                 if logged_codes.insert(error.code()) {
                     let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
                     warn!("{sentence}; until then most external targets stay as they are");

@@ -20,9 +20,9 @@ pub(super) struct StartCheck {
     pub(super) postponed: HashSet<ServiceKey>,
     /// Links with a Service that is gone or opts out. If its namespace isn't watched, the store has forgotten the link.
     pub(super) ended: HashSet<ServiceKey>,
-    /// The look-up of the links in `asked`: at most one task.
+    /// The look-up of the links in `look_up_keys`: at most one task.
     pub(super) look_ups: JoinSet<Existing>,
-    pub(super) looking_up: HashSet<ServiceKey>,
+    pub(super) look_up_keys: HashSet<ServiceKey>,
     /// The number of external targets that would be removed, and the number of all, at the last check.
     pub(super) counted: (usize, usize),
 }

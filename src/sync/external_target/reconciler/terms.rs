@@ -11,7 +11,7 @@ use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::k8s::object::{Object, ObjectId};
 
 impl Reconciler {
-    /// Returns the term on an object of this instance, if it is one to be obeyed.
+    /// Returns the term on an object of this instance; `None` if the term is missing or unusable.
     fn term_on(&self, object: &ObservedObject) -> Option<u64> {
         let text = object.annotation(TERM)?;
         let is_ours = !self.objects.is_of_another(object);

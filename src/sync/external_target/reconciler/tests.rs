@@ -171,11 +171,11 @@ async fn panic_affects_only_its_link() {
 }
 
 /// RBAC's message for a LIST without permission.
-const NO_RIGHT: &str = "services \"web\" is forbidden: User \"lb-linker\" cannot list resource \"services\" in API \
+const NO_PERMISSION: &str = "services \"web\" is forbidden: User \"lb-linker\" cannot list resource \"services\" in API \
                         group \"\" in the namespace \"shop\"";
 
 /// Returns a reconciler without the permission to list Services, and the names of the objects that it has deleted.
-fn without_right_to_look(message: &'static str) -> (Reconciler, Arc<Mutex<Vec<String>>>) {
+fn without_permission_to_list(message: &'static str) -> (Reconciler, Arc<Mutex<Vec<String>>>) {
     let deleted = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&deleted);
     let client = test_support::client(move |request| {
@@ -202,13 +202,13 @@ async fn run_for(reconciler: &mut Reconciler, seconds: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn end_reported_by_the_watch_needs_no_permission_to_list() {
+async fn deletion_seen_by_the_watch_needs_no_permission_to_list() {
     for (is_told, message, is_deleted) in [
-        (true, NO_RIGHT, true),
-        (false, NO_RIGHT, false),
+        (true, NO_PERMISSION, true),
+        (false, NO_PERMISSION, false),
         (true, "services is forbidden: a policy says no", false),
     ] {
-        let (mut reconciler, deleted) = without_right_to_look(message);
+        let (mut reconciler, deleted) = without_permission_to_list(message);
         reconciler.context.policy.prune = true;
         let object = external_target(&reconciler, "1");
         let store = Arc::clone(&reconciler.context.store);
@@ -261,8 +261,8 @@ async fn recreated_undecodable_service_keeps_its_target() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn restore_resets_refused_lookups() {
-    let (mut reconciler, deleted) = without_right_to_look(NO_RIGHT);
+async fn restore_resets_refused_look_ups() {
+    let (mut reconciler, deleted) = without_permission_to_list(NO_PERMISSION);
     let object = external_target(&reconciler, "1");
     reconciler.context.store.delete(&ServiceKey::new("shop", "web"), "web", None);
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
@@ -276,7 +276,7 @@ async fn restore_resets_refused_lookups() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_lookup_uses_no_deletion_budget() {
+async fn failed_look_up_uses_no_deletion_budget() {
     let deleted = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&deleted);
     let client = test_support::client(move |request| {

@@ -36,7 +36,7 @@ pub(super) struct Deleted {
 }
 
 /// A Service with a pending LIST.
-struct PendingLookUp {
+struct PendingLookup {
     deleted: Deleted,
     /// The number of the call of [`RemovalChecks::start_check`]: answers to an earlier call are ignored.
     number: u64,
@@ -47,8 +47,8 @@ struct PendingLookUp {
     refusal: LastingRefusal,
 }
 
-/// The result of a LIST: the number of the [`PendingLookUp`], the Service, and the answer.
-type LookUpResult = (u64, Deleted, kube::Result<Membership>);
+/// The result of a LIST: the number of the [`PendingLookup`], the Service, and the answer.
+type LookupResult = (u64, Deleted, kube::Result<Membership>);
 
 /// The Services that have left the selection, or may have.
 pub(super) struct RemovalChecks {
@@ -56,10 +56,10 @@ pub(super) struct RemovalChecks {
     availability: ApiAvailability,
     selection: Arc<Selection>,
     /// The Services without an answer to their LIST.
-    pending: HashMap<ServiceKey, PendingLookUp>,
+    pending: HashMap<ServiceKey, PendingLookup>,
     /// The Services of `asked` without a LIST in flight, by the time of their next LIST.
     waiting: BTreeSet<(Due, ServiceKey)>,
-    in_flight: FuturesUnordered<BoxFuture<'static, LookUpResult>>,
+    in_flight: FuturesUnordered<BoxFuture<'static, LookupResult>>,
     /// The number of the last look-up.
     last_number: u64,
     /// Services that are selected again according to the LIST, but not yet according to the watch.
@@ -99,7 +99,7 @@ impl RemovalChecks {
         let (pauses, error_log, refusal) =
             (Backoff::new(RETRY_BACKOFF), ThrottledLog::default(), LastingRefusal::default());
         let pending =
-            PendingLookUp { deleted, number: self.last_number, due: Some(due), pauses, error_log, refusal };
+            PendingLookup { deleted, number: self.last_number, due: Some(due), pauses, error_log, refusal };
         self.pending.insert(key, pending);
         self.ask_next();
     }
@@ -124,7 +124,8 @@ impl RemovalChecks {
         }
     }
 
-    /// Waits for the next answer to [`RemovalChecks::start_check`]. A Service that was observed again meanwhile gets no answer.
+    /// Waits for the next answer to [`RemovalChecks::start_check`]. A Service that was observed again meanwhile gets no
+    /// answer.
     pub(super) async fn answer(&mut self) -> (Deleted, Membership) {
         loop {
             self.ask_next();
@@ -148,7 +149,7 @@ impl RemovalChecks {
     }
 
     /// Processes the result of a LIST. Returns the answer, unless it is outdated or an error.
-    fn take(&mut self, (number, deleted, answer): LookUpResult) -> Option<(Deleted, Membership)> {
+    fn take(&mut self, (number, deleted, answer): LookupResult) -> Option<(Deleted, Membership)> {
         let pending = self.pending.get_mut(&deleted.key).filter(|pending| pending.number == number)?;
         let pause = match answer {
             Ok(membership) if pending.deleted == deleted => {
@@ -235,7 +236,7 @@ async fn look_up(
     if kube::Resource::meta(&found).uid.as_deref() != Some(&*deleted.uid) {
         return Ok(Membership::Gone);
     }
-    // An undecodable Service exists.
+    // A Service that can't be decoded exists: it counts as not selected, not as gone.
     Ok(found.0.map_or(Membership::NotSelected, |service| selection.membership(&service)))
 }
 
@@ -254,8 +255,8 @@ mod tests {
     /// The URIs of the requests to the API server stub.
     type Requests = Arc<Mutex<Vec<String>>>;
 
-    /// Returns a `RemovalChecks` with an API server stub, which answers by namespace: "open" has no Services, "closed" gets
-    /// 403, "revoked" gets 403 for lack of permission, "busy" gets 429, and any other namespace gets no answer.
+    /// Returns a `RemovalChecks` with an API server stub, which answers by namespace: "open" has no Services, "closed"
+    /// gets 403, "revoked" gets 403 for lack of permission, "busy" gets 429, and any other namespace gets no answer.
     fn leaving(delay: u64) -> (RemovalChecks, Requests) {
         let requests = Requests::default();
         let log = Arc::clone(&requests);
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn refused_lookups_dont_delay_other_lookups() {
+    async fn refused_look_ups_dont_delay_other_look_ups() {
         let (mut leaving, requests) = leaving(0);
         let refused: Vec<Deleted> =
             (0..=MAX_CONCURRENT_LOOKUPS).map(|number| deleted("closed", &number.to_string(), "u")).collect();
@@ -339,18 +340,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lookup_without_permission_ends_after_ten_minutes() {
+    async fn look_up_without_permission_ends_after_ten_minutes() {
         let (mut leaving, _) = leaving(0);
         let (web, denied) = (deleted("revoked", "web", "u"), deleted("closed", "web", "u"));
         leaving.start_check(web.clone());
         leaving.start_check(denied);
         assert_eq!(answers(&mut leaving, 599).await, []);
         assert_eq!(answers(&mut leaving, 62).await, [(web, Membership::Gone)]);
-        assert_eq!(answers(&mut leaving, 3600).await, [], "another 403 says nothing about rights");
+        assert_eq!(answers(&mut leaving, 3600).await, [], "a 403 by a policy says nothing about permissions");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lookups_honor_retry_after() {
+    async fn look_ups_honor_retry_after() {
         let (mut leaving, requests) = leaving(0);
         leaving.start_check(deleted("busy", "web", "u"));
         assert_eq!(answers(&mut leaving, 99).await, []);
@@ -360,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn repeated_lookup_of_a_key_makes_one_request() {
+    async fn repeated_look_up_of_a_key_makes_one_request() {
         let (mut leaving, requests) = leaving(0);
         let web = deleted("open", "web", "u");
         leaving.start_check(web.clone());
@@ -392,7 +393,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn concurrent_lookups_are_limited_and_deduplicated() {
+    async fn concurrent_look_ups_are_limited_and_deduplicated() {
         let (mut leaving, requests) = leaving(0);
         for number in 0..20 {
             leaving.start_check(deleted("a", &(number % 15).to_string(), &number.to_string()));

@@ -35,7 +35,7 @@ fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
             targets: TargetPolicy { zones, ..Default::default() },
             ..Default::default()
         }),
-        guards: false,
+        sets_finalizer: false,
         keeps_unlisted: false,
         delete_delay: Duration::from_secs(600),
         store,

@@ -37,7 +37,8 @@ fn failure() -> Arc<Message> {
 }
 
 fn put(cache: &CacheStore, key: &QueryKey, message: &Arc<Message>) -> usize {
-    cache.put(key, message, cache.classify(message, false))
+    let cacheability = cache.classify(message, false);
+    if is_kept(key, message, cacheability) { cache.put(key, message, cacheability) } else { 0 }
 }
 
 const OK: ResponseCode = ResponseCode::NoError;

@@ -26,12 +26,12 @@ impl Certificates {
         let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         let all = Self(directory);
         std::fs::write(all.path("ca.pem"), ca.pem()).unwrap();
-        for who in ["server", "client"] {
+        for end in ["server", "client"] {
             let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new(vec![format!("{who}.example")]).unwrap();
+            let params = CertificateParams::new(vec![format!("{end}.example")]).unwrap();
             let certificate = params.signed_by(&key, &ca).unwrap();
-            std::fs::write(all.path(&format!("{who}.pem")), certificate.pem()).unwrap();
-            std::fs::write(all.path(&format!("{who}.key")), key.serialize_pem()).unwrap();
+            std::fs::write(all.path(&format!("{end}.pem")), certificate.pem()).unwrap();
+            std::fs::write(all.path(&format!("{end}.key")), key.serialize_pem()).unwrap();
         }
         all
     }

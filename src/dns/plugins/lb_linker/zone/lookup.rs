@@ -9,7 +9,7 @@ use crate::model::link::{Link, Port};
 use crate::model::names::MAX_LABEL;
 use crate::store::Store;
 
-/// A question about a name in a zone, and the store with the answer.
+/// A query for a name in a zone, and the store that has the answer.
 pub(super) struct ZoneQuery<'a> {
     pub(super) store: &'a Store,
     /// The name as the client wrote it.

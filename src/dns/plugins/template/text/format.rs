@@ -61,7 +61,8 @@ impl Format {
     /// Formats values.
     ///
     /// # Errors
-    /// Fails if the number of values is wrong, if a value doesn't fit its verb, or if the text is longer than any record.
+    /// Fails if the number of values is wrong, if a value doesn't fit its verb, or if the text is longer than any
+    /// record.
     pub(super) fn write(&self, values: &[Value<'_>]) -> Result<String, String> {
         if self.arguments() != values.len() {
             return Err(format!(

@@ -92,7 +92,7 @@ fn fields_of_the_query_are_available() {
 }
 
 #[test]
-fn literals_and_functions() {
+fn literals_and_functions_are_evaluated() {
     check(&[
         ("{{ \"a\\\"\\n\\t\\\\\" }}{{ `b\\n` }}", "a\"\n\t\\b\\n"),
         ("{{ 12 }} {{ -1 }} {{ +1 }} {{ 0x0A }} {{ true }}", "12 -1 1 10 true"),

@@ -19,7 +19,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(5);
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);
 
-/// Returns a handler that forwards questions about other names to that upstream.
+/// Returns a handler that forwards queries about other names to that upstream.
 fn handler(upstream: Option<SocketAddr>) -> Arc<Handler> {
     let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     let forward = upstream.map(|upstream| format!(". {{\nforward . {upstream}\n}}\n")).unwrap_or_default();
@@ -49,7 +49,7 @@ fn limited(
     (client, serving, stop)
 }
 
-/// Returns a question with its length prefix.
+/// Returns a query with its length prefix.
 fn framed() -> Vec<u8> {
     framed_question("web.lb.internal.", 0)
 }
@@ -135,7 +135,7 @@ async fn kept_answer_is_given_again_and_counted() {
 }
 
 #[tokio::test]
-async fn repeated_question_gets_the_current_answer() {
+async fn repeated_query_gets_the_current_answer() {
     let store = Arc::new(Store::new(OnGone::Kept));
     let handler = handler_of(&store);
     let (mut client, serving) = duplex(4096);
@@ -156,7 +156,7 @@ async fn repeated_question_gets_the_current_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_partial_question_ends_after_5_seconds() {
+async fn slow_partial_query_ends_after_5_seconds() {
     for whole_ones in 0..2 {
         let (mut client, serving, _stop) = connected(4096);
         for _ in 0..whole_ones {
@@ -184,7 +184,7 @@ async fn a_listener_may_have_limits_of_its_own() {
         idle: seconds(2),
         ..ConnectionLimits::default()
     };
-    // An idle client, a partial question, and unread answers.
+    // An idle client, a partial query, and unread answers.
     let flood = framed().repeat(100);
     for (asked, room, after) in [(vec![], 4096, 2), (vec![0, 40, 1], 4096, 20), (flood, 64, 60)] {
         let (mut client, serving, _stop) = limited(room, limits);
@@ -204,12 +204,12 @@ async fn a_listener_may_have_limits_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connection_closes_after_its_last_allowed_question() {
+async fn connection_closes_after_its_last_allowed_query() {
     let (mut client, serving, _stop) =
         limited(4096, ConnectionLimits { queries: 3, ..ConnectionLimits::default() });
     client.write_all(&framed()).await.unwrap();
     read_answer(&mut client).await;
-    // Three more questions and a partial one; two of them are answered.
+    // Three more queries and a partial one; two of them are answered.
     client.write_all(&[framed().repeat(3), vec![0, 40, 1]].concat()).await.unwrap();
     let mut answers = Vec::new();
     client.read_to_end(&mut answers).await.unwrap();
@@ -221,7 +221,7 @@ async fn connection_closes_after_its_last_allowed_question() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn client_that_exceeds_its_questions_is_disconnected() {
+async fn client_that_exceeds_its_queries_is_disconnected() {
     let (mut client, serving, _stop) =
         limited(4096, ConnectionLimits { queries: 1, ..ConnectionLimits::default() });
     let start = Instant::now();
@@ -298,7 +298,7 @@ async fn unanswerable_messages_do_not_prevent_eviction() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_questions_do_not_delay_known_answers() {
+async fn waiting_queries_do_not_delay_known_answers() {
     let silent = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let handler = handler(Some(silent.local_addr().unwrap()));
     let metrics = handler.metrics.group::<TransportMetrics>().unwrap();
@@ -319,7 +319,7 @@ async fn waiting_questions_do_not_delay_known_answers() {
     }
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert_eq!(metrics.tcp_busy.get(), 2);
-    // The other questions keep waiting, and are answered in the end.
+    // The other queries keep waiting, and are answered in the end.
     client.shutdown().await.unwrap();
     for _ in 0..max {
         read_answer(&mut client).await;
@@ -328,7 +328,7 @@ async fn waiting_questions_do_not_delay_known_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn questions_received_before_the_stop_are_answered() {
+async fn queries_received_before_the_stop_are_answered() {
     let (mut client, server) = duplex(4096);
     client.write_all(&[framed(), framed(), framed()].concat()).await.unwrap();
     let stop = CancellationToken::new();
@@ -354,7 +354,7 @@ async fn client_that_does_not_read_is_disconnected() {
     let ended = tokio::select! { ended = serving => ended.unwrap(), () = flood => unreachable!() };
     assert!(is_timeout(ended));
     assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
-    assert!(sent < 500, "{sent} questions were taken");
+    assert!(sent < 500, "{sent} queries were taken");
 }
 
 #[tokio::test(start_paused = true)]
@@ -409,7 +409,7 @@ async fn small_answers_have_no_more_time_than_a_large_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn questions_before_the_end_of_stream_are_answered() {
+async fn queries_before_the_end_of_stream_are_answered() {
     let (mut client, serving, stop) = connected(4096);
     client.write_all(&[framed(), framed()].concat()).await.unwrap();
     client.shutdown().await.unwrap();
@@ -420,7 +420,7 @@ async fn questions_before_the_end_of_stream_are_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_ends_partial_questions_and_handshakes_at_once() {
+async fn stop_ends_partial_queries_and_handshakes_at_once() {
     let (mut client, serving, stop) = connected(4096);
     client.write_all(&[0, 40, 1]).await.unwrap();
     let (_silent, handshaking, stop_tls) = handshaking(ConnectionLimits::default());
@@ -434,12 +434,12 @@ async fn stop_ends_partial_questions_and_handshakes_at_once() {
 
 fn handshaking(limits: ConnectionLimits) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let nobody = Arc::new(rustls::server::ResolvesServerCertUsingSni::new());
+    let no_certificate = Arc::new(rustls::server::ResolvesServerCertUsingSni::new());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_cert_resolver(nobody);
+        .with_cert_resolver(no_certificate);
     let (client, server) = duplex(4096);
     let stop = CancellationToken::new();
     let connection = Connection { limits, ..connection(&stop) };
@@ -458,7 +458,7 @@ async fn a_handshake_that_does_not_end_is_cut_off_after_5_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn plain_question_to_a_tls_listener_ends_at_once() {
+async fn plain_query_to_a_tls_listener_ends_at_once() {
     let (mut client, serving, _stop) = handshaking(ConnectionLimits::default());
     let start = Instant::now();
     client.write_all(&framed()).await.unwrap();

@@ -107,7 +107,7 @@ fn every_port_is_a_service_at_address_names() {
 }
 
 #[test]
-fn too_long_port_name_has_no_service() {
+fn too_long_port_name_has_no_srv_record() {
     let (fits, longer) = ("x".repeat(62), "y".repeat(63));
     let port = |name: &str| format!("{name}/TCP/80");
     let store = store_of(vec![

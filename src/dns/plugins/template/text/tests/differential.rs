@@ -212,7 +212,7 @@ fn templates_fail_as_in_go() {
 }
 
 #[test]
-fn errors_of_every_query_are_detected_by_the_parser() {
+fn parser_reports_errors_that_go_reports_for_each_query() {
     check(cases::EARLIER, |found| matches!(found, Difference::Earlier(_)));
 }
 
@@ -222,7 +222,7 @@ fn value_that_does_not_fit_its_verb_is_an_error() {
 }
 
 #[test]
-fn unsupported_templates_are_rejected_by_name() {
+fn error_for_an_unsupported_template_names_the_part() {
     let templates = cases::REJECTED.iter().map(|(text, _)| (*text).to_owned()).collect();
     for ((text, found), (_, part)) in differences(templates).into_iter().zip(cases::REJECTED) {
         let Difference::Rejected(error) = &found else { panic!("{text}: {found:?}") };
