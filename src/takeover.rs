@@ -196,7 +196,7 @@ async fn free_one(client: &Client, bound: &BlockedService) -> Freed {
                 }
             }
             _ if is_uid_mismatch(&error) => Freed::Failed {
-                reason: "another one has its name by now; run this again".to_owned(),
+                reason: "another Service has its name by now; run this again".to_owned(),
                 forbidden: None,
             },
             _ => Freed::Failed { reason: describe(&error, "patch it", ""), forbidden: None },

@@ -65,7 +65,7 @@ pub fn run(verdicts: &mut Verdicts) {
         rounds.push(round(server, kind, cpu, |made, end| {
             let store = Arc::clone(&store);
             let (sender, fed) = channel();
-            let feed = move || sender.send(feed(&store, first, &made, end)).expect("somebody waits");
+            let feed = move || sender.send(feed(&store, first, &made, end)).expect("the receiver exists");
             orders.send(Box::new(feed)).expect("the thread lives");
             fed.recv().expect("the store takes changes")
         }));

@@ -56,7 +56,7 @@ pub fn run(plane: &mut Plane, changes: usize, verdicts: &mut Verdicts) {
     let coredns = plane.coredns();
     let mut change = 0;
     for rate in [0, QUERIES] {
-        let what = if rate == 0 { "nobody else asks" } else { "both are asked 3,000 times a second" };
+        let what = if rate == 0 { "without other queries" } else { "both are asked 3,000 times a second" };
         eprintln!("propagation, {what}: {changes} changes of each");
         let load = (rate > 0).then(|| {
             let ours = (0..ASKED).map(link_question).collect();
@@ -127,7 +127,9 @@ fn wait_for_event(seen: &Receiver<Seen>, namespace: &str, change: u64) -> Instan
                 return seen.at;
             }
             Ok(_) => {}
-            Err(RecvTimeoutError::Timeout) => panic!("nobody wrote change {change} to {namespace}"),
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("lb-linker hasn't written change {change} to {namespace}")
+            }
             Err(RecvTimeoutError::Disconnected) => panic!("the watch has ended"),
         }
     }

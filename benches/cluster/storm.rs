@@ -193,7 +193,7 @@ pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
         eprintln!("lb-linker made {writes:.0} writes meanwhile");
         if coredns.is_some() {
             let each = |cpu: Cpu| format!("{:.0}", cpu.total() * 1e6 / round.changes as f64);
-            let mut table = Table::new(&["CPU µs a change, while nobody asks", ""]);
+            let mut table = Table::new(&["CPU µs a change, without queries", ""]);
             table.row(&format!("lb-linker, {writes:.0} writes beside the Events"), [each(round.cpu.clone())]);
             table.row(
                 "CoreDNS, which hears of load balancers and ExternalNames",

@@ -22,7 +22,7 @@ const HEAD: [&str; 11] = [
     "CPU µs/query",
     "range",
     "core busy",
-    "by others",
+    "by other processes",
     "q/s",
     "mean µs",
     "p50 µs",

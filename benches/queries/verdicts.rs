@@ -133,7 +133,7 @@ fn latency(all: &[Measured]) -> Vec<String> {
         ours.iter().zip(theirs).filter_map(|pair| calm(pair)).collect();
     let all = (pool(rounds.iter().map(|(our, _)| *our)), pool(rounds.iter().map(|(_, their)| *their)));
     let (Some(our), Some(their)) = all else {
-        return vec!["not known: cname at 20,000 q/s: others disturbed every round".to_owned()];
+        return vec!["not known: cname at 20,000 q/s: other processes disturbed every round".to_owned()];
     };
     let word = |holds: bool| if holds { "holds" } else { "falls short" };
     let ratio = our.median() / their.median();

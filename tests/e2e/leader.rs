@@ -744,7 +744,7 @@ async fn leader_recreates_its_deleted_lease() {
     };
     assert_eq!((count(&a, "create", 201), count(&b, "create", 201)), (4.0, 1.0));
     assert!(count(&a, "update", 409) >= 3.0, "what was deleted isn't renewed");
-    assert!(count(&b, "update", 409) == 0.0, "who doesn't lead writes nothing");
+    assert!(count(&b, "update", 409) == 0.0, "a follower writes nothing");
 }
 
 #[tokio::test]

@@ -338,7 +338,8 @@ async fn only_one_follower_probes_an_absent_api_server() {
     assert!(away <= 12.0, "{away} in vain");
     plane.start_apiserver();
     let before = patch_count(&plane, &own);
-    eventually("the others", || async { (patch_count(&plane, &own) >= before + 20).then_some(()) }).await;
+    eventually("the other followers", || async { (patch_count(&plane, &own) >= before + 20).then_some(()) })
+        .await;
 }
 
 #[tokio::test]

@@ -611,7 +611,7 @@ async fn new_target_is_prefetched_past_the_cache() {
         (upstream.asked("b.example.com. A").len() > before).then_some(())
     })
     .await;
-    assert!(upstream.asked("b.example.com. AAAA").is_empty(), "nobody has asked for IPv6 addresses");
+    assert!(upstream.asked("b.example.com. AAAA").is_empty(), "no client has queried AAAA");
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "b.example.com. 192.0.2.10");
     // The old target isn't answered from the cache either.
     let before = upstream.asked("a.example.com. A").len();
@@ -698,7 +698,7 @@ async fn popular_name_is_prefetched_before_expiry() {
     let upstream = UpstreamBehavior::default().upstream(60).await;
     let cache = "cache {\nsuccess 100 2 1\nprefetch 2 1m 90%\n}";
     let resolver = resolver(&format!("{cache}\nforward . {}", upstream.address));
-    eventually("a question that nobody waits for", || async {
+    eventually("a query that no client waits for", || async {
         let answer = ask_handler(&resolver, "popular.example. A").await;
         assert_eq!(answer.answers.len(), 1);
         (upstream.asked("popular.example. A").len() > 1).then_some(())

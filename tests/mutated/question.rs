@@ -187,7 +187,7 @@ fn check_edns(asked: &[u8], question: Option<&Message>, answer: &Message) -> Res
     match (question, &answer.edns) {
         (None, Some(_)) => {
             let opt = asked.windows(3).any(|window| window == [0, 0, 41]);
-            ensure(opt, "OPT goes to nobody who hasn't sent it")
+            ensure(opt, "OPT only answers OPT")
         }
         (None, None) => Ok(()),
         (Some(question), edns) => {

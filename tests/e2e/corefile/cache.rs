@@ -291,7 +291,7 @@ pub const GROUPS: &[Group] = &[
             nowhere.example.org. A",
     },
     Group {
-        name: "cache: in front of others",
+        name: "cache: in front of other plugins",
         corefile: "
             .:{$PORT} {
                 bind 127.0.0.1

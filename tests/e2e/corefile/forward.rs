@@ -229,7 +229,7 @@ pub const GROUPS: &[Group] = &[
             unknown.invalid. A",
     },
     Group {
-        name: "forward: nobody there",
+        name: "forward: no upstream there",
         corefile: "
             .:{$PORT} {
                 bind 127.0.0.1

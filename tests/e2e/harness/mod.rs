@@ -26,18 +26,31 @@ use control_plane::ControlPlane;
 
 /// Timeout for expected events: far longer than they take, so that only a defect reaches it.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-/// Polling interval.
-const LOOK: Duration = Duration::from_millis(10);
+
+/// The pauses while a test polls: short at first, then longer, because many tests poll the same API server.
+pub struct PollPauses(Duration);
+
+impl PollPauses {
+    pub fn new() -> Self {
+        Self(Duration::from_millis(5))
+    }
+
+    pub async fn next(&mut self) {
+        tokio::time::sleep(self.0).await;
+        self.0 = (self.0 * 2).min(Duration::from_millis(80));
+    }
+}
 
 /// Polls `look` until it returns a value.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn() -> F) -> T {
     let deadline = Instant::now() + PATIENCE;
+    let mut pauses = PollPauses::new();
     loop {
         if let Some(found) = look().await {
             return found;
         }
         assert!(Instant::now() < deadline, "waited in vain for {what}");
-        tokio::time::sleep(LOOK).await;
+        pauses.next().await;
     }
 }
 

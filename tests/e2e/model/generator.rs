@@ -138,7 +138,7 @@ impl Generator {
             if self.random.random_bool(0.2)
                 && let Some(group) = groups.pop()
             {
-                let key = group.choose(&mut self.random).expect("nobody is alone").clone();
+                let key = group.choose(&mut self.random).expect("no group is empty").clone();
                 self.choose(&mut operations, &key, Some(true));
             } else {
                 self.choose_free(&mut operations, universe);
@@ -154,7 +154,7 @@ impl Generator {
             for _ in 0..self.random.random_range(0..=10) {
                 if self.random.random_bool(0.3) {
                     let group = universe.groups.choose(&mut self.random).expect("there are some");
-                    let key = group.choose(&mut self.random).expect("nobody is alone").clone();
+                    let key = group.choose(&mut self.random).expect("no group is empty").clone();
                     self.choose(&mut meanwhile, &key, Some(false));
                 } else {
                     self.choose_free(&mut meanwhile, universe);

@@ -40,7 +40,7 @@ use nix::sys::signal::Signal;
 
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
-use crate::harness::{PATIENCE, apply_deploy, deploy, grant};
+use crate::harness::{PATIENCE, PollPauses, apply_deploy, deploy, grant};
 use executor::{Executor, HIDDEN};
 use generator::{Batch, Generator, Restart, Universe};
 use observe::{observe, wrong_answers};
@@ -51,8 +51,6 @@ use rules::{Model, Observed};
 const OPERATIONS: usize = 2000;
 /// The number of concurrent requests to the API server.
 const CONCURRENT_REQUESTS: usize = 8;
-/// The polling interval.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The time without writes after which lb-linker counts as idle, and for which it must then stay idle.
 const IDLE_PERIOD: Duration = Duration::from_millis(30);
 
@@ -298,6 +296,7 @@ impl<'a> Run<'a> {
     async fn wait_for_quiet_point(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         let keys: BTreeSet<ServiceKey> = self.universe.keys();
+        let mut pauses = PollPauses::new();
         loop {
             self.count("look");
             let observed = self.observe().await;
@@ -332,7 +331,7 @@ impl<'a> Run<'a> {
                 let restless = ["all is well, but it doesn't come to rest".to_owned()];
                 self.fail(if wrong.is_empty() { &restless } else { &wrong }, &observed);
             }
-            tokio::time::sleep(POLL_INTERVAL).await;
+            pauses.next().await;
         }
     }
 

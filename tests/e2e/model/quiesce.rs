@@ -206,7 +206,7 @@ impl Model {
             wrong.push(format!("{} of {} shouldn't be there and is {shape:?}", id.0, id.1));
         }
         for name in observed.strangers.keys().filter(|name| !self.strangers.contains_key(*name)) {
-            wrong.push(format!("{name} is labelled for nobody and shouldn't be there"));
+            wrong.push(format!("{name} is labelled for no link and shouldn't be there"));
         }
         let mut owners: BTreeMap<&str, &ServiceKey> = BTreeMap::new();
         for (name, key) in observed.ours.keys() {
