@@ -164,7 +164,7 @@ impl Recorder {
     }
 }
 
-/// A queued Event.
+/// An Event that waits to be sent, and the time at which it happened.
 #[derive(Debug)]
 struct QueuedEvent {
     event_key: EventKey,

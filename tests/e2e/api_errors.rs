@@ -167,7 +167,7 @@ async fn changed_or_deleted_external_target_is_repaired() {
 }
 
 #[tokio::test]
-async fn empty_status_keeps_the_target_type_change_removes_it() {
+async fn empty_status_keeps_the_target_and_type_change_removes_it() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("blank").await;
     let question = format!("web-{namespace}.lb.internal. CNAME");

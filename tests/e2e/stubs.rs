@@ -129,7 +129,7 @@ fn build() {
 #[tokio::test]
 async fn glibc_gets_addresses_with_one_query_per_type() {
     build();
-    if !network::is_own("stubs::glibc_gets_addresses_in_one_question_a_type") {
+    if !network::is_own("stubs::glibc_gets_addresses_with_one_query_per_type") {
         return;
     }
     let fixture = Fixture::start().await;
@@ -142,7 +142,7 @@ async fn glibc_gets_addresses_with_one_query_per_type() {
 #[tokio::test]
 async fn go_gets_addresses_with_one_query_per_type() {
     build();
-    if !network::is_own("stubs::go_gets_addresses_in_one_question_a_type") {
+    if !network::is_own("stubs::go_gets_addresses_with_one_query_per_type") {
         return;
     }
     let fixture = Fixture::start().await;
@@ -154,7 +154,7 @@ async fn go_gets_addresses_with_one_query_per_type() {
 #[tokio::test]
 async fn musl_gets_addresses_with_one_query_per_type() {
     build();
-    if !network::is_own("stubs::musl_gets_addresses_in_one_question_a_type") {
+    if !network::is_own("stubs::musl_gets_addresses_with_one_query_per_type") {
         return;
     }
     let fixture = Fixture::start().await;

@@ -113,7 +113,8 @@ async fn finalizers(cluster: &Cluster, namespace: &str, name: &str) -> Vec<Strin
 struct LegacyObjects {
     /// External targets by name, with their UIDs and expected targets.
     objects: BTreeMap<String, (String, String)>,
-    /// The hashed external target, and its target, of the Service whose earlier name another Service keeps.
+    /// The name and the target of the external target that gets a name with a hash: its Service shares the cut name
+    /// with another Service, which keeps it.
     hashed: (String, &'static str),
     /// Objects with another owner.
     foreign: Vec<Service>,

@@ -185,12 +185,8 @@ struct Cache {
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let ParsedOptions {
-        options,
-        zones,
-        zones_without_success_cache: without_success,
-        zones_without_denial_cache,
-    } = parse(setup)?;
+    let ParsedOptions { options, zones, zones_without_success_cache, zones_without_denial_cache } =
+        parse(setup)?;
     let labels: Vec<String> = zones.all().iter().map(ToString::to_string).collect();
     let shared = CacheState {
         has_recheck: !options.failure_recheck.is_zero(),
@@ -198,7 +194,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         store: CacheStore::new(options),
         zones,
         zones_label: labels.join(","),
-        without_success,
+        zones_without_success_cache,
         zones_without_denial_cache,
         invalidated: InvalidatedNames::default(),
         metrics: setup.metrics()?,

@@ -10,9 +10,9 @@
 //!
 //! The plugin applies to names outside the zones of *lb_linker*. Every client gets A, AAAA, HTTPS and SVCB answers for
 //! links. For other types a client that isn't listed gets the CNAME alone. The records of targets are looked up through
-//! this block. A name in a zone of *lb_linker* that *hosts* or *template* of the same block answers is answered for
-//! every client, too; the target of a CNAME of *template* is a name outside if it is in no such zone. A name that
-//! doesn't exist there, and falls through to the plugins after *lb_linker*, is a name outside.
+//! this block. If *hosts* or *template* of the same block answers for a name in a zone of *lb_linker*, every client
+//! gets that answer, too. The target of a CNAME of *template* counts as a name outside if it is in no such zone. A name
+//! that doesn't exist there, and falls through to the plugins after *lb_linker*, counts as a name outside.
 //!
 //! The address of a client is that of the packet: behind a forwarder or a NAT all clients have the same address. On a
 //! dual-stack socket an IPv4 client is matched by its IPv4 address. A NodePort or LoadBalancer Service with

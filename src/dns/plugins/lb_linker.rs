@@ -23,7 +23,7 @@
 //! CoreDNS has no such plugin; *lb_linker* stands where `k8s_external` stands in the order of plugins. `cache` never
 //! caches answers for the names of *lb_linker*, but caches their targets' records under the targets' own names.
 //!
-//! All blocks answer from the same links. The names that are assigned to Services are in the zones of all blocks.
+//! All blocks answer from the same links. A custom hostname (`linker.hsj.com/hostname`) may be in a zone of any block.
 //!
 //! # Syntax
 //!

@@ -39,8 +39,8 @@ use worker::Worker;
 
 /// The receive buffer of a socket in bytes: enough for short bursts; a larger one would only add delay.
 const RECEIVE_BUFFER: usize = 1 << 20;
-/// The maximum number of queries of a listener that wait for an upstream. Exceeds the number of look-ups that an
-/// upstream accepts concurrently, so that it limits only queries that share a look-up.
+/// The maximum number of queries of a listener that wait for an upstream. Exceeds the `max_concurrent` of the built-in
+/// Corefile, so that it limits only queries that share a look-up there.
 const MAX_PENDING_QUERIES: usize = 4096;
 /// The capacity of the queue from a thread to the full handler, in queries.
 const QUEUE_CAPACITY: usize = 4096;
@@ -157,7 +157,7 @@ async fn serve_with(
         tokio::select! {
             () = stop.cancelled(), if !workers.is_stopped() => workers.stop(),
             Some(ended) = slow_paths.join_next(), if !workers.is_stopped() => {
-                // The slow path must not end before its thread.
+                // A slow path ends when its worker thread has ended: an earlier end is an error.
                 outcome = Err(ended.map_or_else(io::Error::other, |()| io::Error::other("the handler has ended")));
                 workers.stop();
             }

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn clock_is_checked_before_the_request_after_a_stop() {
+    async fn lease_is_checked_again_before_a_delayed_request_is_sent() {
         let (_election, receiver) = watch::channel(held(1, 10));
         let leadership = elected(receiver);
         let (connected, request) = unsent_request();

@@ -62,7 +62,7 @@ impl Write {
         }
     }
 
-    /// Returns the HTTP verb, for logs and metrics.
+    /// Returns the verb of the Kubernetes API, for logs and metrics.
     #[must_use]
     pub fn verb(&self) -> &'static str {
         match self {
@@ -219,7 +219,7 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
             };
             match policy.on_delete {
                 OnDelete::Retain => return NextStep::Done,
-                // A tombstone moves along when the link gets another name because that has become free.
+                // If the link has got another name, and no object has that name, the tombstone moves to it.
                 OnDelete::Tombstone if ours.is_some() || service.is_some() && actual.named.is_none() => {
                     Desired::tombstone(link, &policy.tombstone)
                 }

@@ -52,7 +52,7 @@ use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
 use adoption::AdoptionQueue;
 use context::ReconcilerContext;
-use departure::{Contradictions, is_end_told};
+use departure::{Contradictions, is_deletion_reported};
 use former::FormerLeaders;
 use start_check::StartCheck;
 
@@ -237,7 +237,7 @@ impl Reconciler {
         // A Service that is gone stays gone in the next term, and is looked up before such a write.
         let is_gone = || {
             let listed = self.context.links_listed.borrow().of(namespace);
-            is_end_told(link) && listed.is_none_or(|listed| listed.rewinds == self.rewinds)
+            is_deletion_reported(link) && listed.is_none_or(|listed| listed.rewinds == self.rewinds)
         };
         self.may_write() && (self.are_links_listed(namespace) || is_gone())
     }

@@ -52,7 +52,8 @@ pub struct ManifestSource {
     pub telemetry: Telemetry,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
-    /// Whether most external targets stay after the start until it is certain that their Services are gone.
+    /// Whether targets are kept if the first list lacks the Services of most external targets, until it is certain that
+    /// these Services are gone.
     pub keeps_unlisted: bool,
     /// Time for which the link of a Service is kept after the Service has left the selection (`--delete-delay`).
     pub delete_delay: Duration,

@@ -33,7 +33,7 @@ impl CacheQuery {
         self.upstream_query.query.name()
     }
 
-    /// Copies the records of a message that was just stored back to its reply, as many as the client has room for.
+    /// Copies the records of a stored message into a reply, as many as the client has room for.
     pub(super) fn refill(&self, reply: &mut Reply, message: &Message, ttl: u32) {
         let room = self.upstream_query.max_records;
         reply.answers = copy(&message.answers, ttl, room);
@@ -42,7 +42,7 @@ impl CacheQuery {
         reply.metadata.truncation |= message.answers.len() > room;
     }
 
-    /// Moves the records of a message that isn't stored back to its reply.
+    /// Moves the records of a message back into its reply: the message isn't stored.
     pub(super) fn put_back(&self, reply: &mut Reply, message: Message, ttl: u32) {
         let room = self.upstream_query.max_records;
         reply.metadata.truncation |= message.answers.len() > room;

@@ -20,7 +20,7 @@ pub(super) struct CacheState {
     pub(super) store: CacheStore,
     pub(super) zones: ZoneSet,
     pub(super) zones_label: String,
-    pub(super) without_success: ZoneSet,
+    pub(super) zones_without_success_cache: ZoneSet,
     pub(super) zones_without_denial_cache: ZoneSet,
     /// Whether `FAILURE_RECHECK` is set, so that an expired entry has one refresh at a time, and no refresh right after
     /// a failure.
@@ -138,7 +138,7 @@ impl CacheState {
 
     fn may_keep(&self, cache_query: &CacheQuery, mark: QueryMark, kind: ResponseKind) -> bool {
         let without = if kind == ResponseKind::Success {
-            &self.without_success
+            &self.zones_without_success_cache
         } else {
             &self.zones_without_denial_cache
         };

@@ -122,7 +122,7 @@ async fn internal_queries_are_answered() {
 }
 
 #[tokio::test]
-async fn acl_applies_to_look_ups_for_links_and_clients_does_not() {
+async fn look_ups_for_links_obey_acl_but_not_the_plugin_clients() {
     for (rule, is_followed) in
         [("clients 10.0.0.0/8", true), ("acl {\nblock net 192.0.2.7\n}\nclients any", false)]
     {

@@ -14,7 +14,7 @@ use crate::model::hostname::to_presentation;
 use crate::model::names;
 
 const KNOWN: [&str; 5] = ["ttl", "apex", "ns", "reverse", "fallthrough"];
-/// The maximum TTL in seconds: a TTL of a day would outlive any change of a target.
+/// The maximum TTL in seconds: caches keep an old target for that long.
 const MAX_TTL: u32 = 3600;
 /// The maximum length of a zone's name: the labels of a Service and a namespace take the rest of the name's 255 bytes.
 const MAX_ZONE_LENGTH: usize = 120;

@@ -221,7 +221,7 @@ fn is_cut(request: &Request, reply: &Reply) -> bool {
     encoded.is_ok_and(|(bytes, _)| bytes.get(2).is_some_and(|byte| byte & 2 != 0))
 }
 
-// === impl Shown ===
+// === impl LogValue ===
 
 /// Formats the value as CoreDNS does.
 impl fmt::Display for LogValue<'_> {

@@ -24,8 +24,8 @@ const MAX_PERCENT_OF_FILES: usize = 30;
 /// An IPv6 client is a whole address, not a /64: in a cluster a /64 is a subnet full of nodes, or all Pods of a node. A
 /// client with a whole /64 can close other clients' idle connections, but can't lock them out.
 const MAX_CONNECTIONS_OF_CLIENT: usize = 1000;
-/// The maximum number of pending queries, not counting the first of each connection. Exceeds the number that an
-/// upstream accepts concurrently.
+/// The maximum number of pending queries, not counting the first of each connection. Exceeds the `max_concurrent` of
+/// the built-in Corefile.
 const MAX_WAITING: usize = 4096;
 /// The maximum number of unread bytes of large answers.
 const MAX_UNREAD_BYTES: usize = 32 << 20;

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_address_on_the_link_needs_room_in_the_send_buffer() {
+    fn answer_to_unknown_neighbor_needs_room_in_the_send_buffer() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         let client = IpAddr::from([192, 0, 2, 2]);
         let table = |resolved| {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_limit_leaves_a_longer_one() {
+    fn shorter_limit_does_not_replace_a_longer_one() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         unreachable.limit(DEAD, UNREACHABLE_FOR, now);
         unreachable.limit(DEAD, UNRESOLVED_FOR, now);

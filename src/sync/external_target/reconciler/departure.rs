@@ -80,7 +80,7 @@ impl GoneCheck {
             selection: Arc::clone(&context.selection),
             key: link.key.clone(),
             successor,
-            accepts_refusal: is_refused && is_end_told(link),
+            accepts_refusal: is_refused && is_deletion_reported(link),
         })
     }
 
@@ -129,7 +129,7 @@ impl GoneCheck {
 
 /// Returns whether a watch or a list of this process has reported the deletion of a link's Service. The report stays
 /// true, because a uid is never used again, except after a restore of etcd.
-pub(crate) fn is_end_told(link: &Link) -> bool {
+pub(crate) fn is_deletion_reported(link: &Link) -> bool {
     link.is_gone() && !link.was_never_seen()
 }
 

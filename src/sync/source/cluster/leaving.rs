@@ -57,7 +57,7 @@ pub(super) struct RemovalChecks {
     selection: Arc<Selection>,
     /// The Services without an answer to their LIST.
     pending: HashMap<ServiceKey, PendingLookup>,
-    /// The Services of `asked` without a LIST in flight, by the time of their next LIST.
+    /// The Services of `pending` without a LIST in flight, by the time of their next LIST.
     waiting: BTreeSet<(Due, ServiceKey)>,
     in_flight: FuturesUnordered<BoxFuture<'static, LookupResult>>,
     /// The number of the last look-up.

@@ -171,7 +171,7 @@ async fn each_link_has_to_allow_the_namespace_of_the_previous_link() {
 }
 
 #[tokio::test]
-async fn zone_names_are_no_targets_and_missing_names_are_denied() {
+async fn zone_names_are_no_targets_and_missing_names_are_nxdomain() {
     let context = context(vec![
         balancer("default", "ns", "ns.dns.lb.internal.", &[]),
         balancer("default", "later", "nothing.default.lb.internal.", &[]),
@@ -293,7 +293,7 @@ async fn acl_applies_to_each_alias_behind_srv_records() {
     for (client, expected) in [
         ("10.0.0.2", format!("{service} + 192.0.2.7")),
         ("10.0.0.1", "NoError  EDE 15".to_owned()),
-        // One alias denies the A type, another alias denies the AAAA type: no address type is left.
+        // The acl of one alias denies A, the acl of another alias denies AAAA: no address type is left.
         ("10.0.0.3", "NoError  EDE 15".to_owned()),
         ("10.0.0.4", format!("{service} + 192.0.2.7")),
     ] {

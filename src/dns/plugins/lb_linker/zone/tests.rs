@@ -351,7 +351,7 @@ fn name_added_during_a_look_up_is_never_denied() {
 }
 
 #[test]
-fn names_in_the_zone_end_at_label_boundaries() {
+fn zone_is_matched_only_at_label_boundaries() {
     let zone = zone();
     assert_eq!(zone.relative(&name("lb.internal.")).as_deref(), Some(&b""[..]));
     assert_eq!(zone.relative(&name("a.B.lb.Internal.")).as_deref(), Some(&b"\x01a\x01b"[..]));

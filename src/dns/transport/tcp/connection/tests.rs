@@ -221,7 +221,7 @@ async fn connection_closes_after_its_last_allowed_query() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn client_that_exceeds_its_queries_is_disconnected() {
+async fn client_that_exceeds_its_query_limit_is_disconnected() {
     let (mut client, serving, _stop) =
         limited(4096, ConnectionLimits { queries: 1, ..ConnectionLimits::default() });
     let start = Instant::now();
