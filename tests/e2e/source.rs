@@ -125,6 +125,8 @@ async fn follower_of_a_tombstone_points_at_a_missing_name() {
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("a.example.com")]).await;
     follower(&cluster, &own, "db", "web").await;
     wait_for_target(&cluster, &own, "db", "a.example.com").await;
+    // The follower may have been written by another test's lb-linker, before this one has listed the Services.
+    wait_for_external_target(&cluster, &target, &format!("web-{own}-ext"), "a.example.com").await;
     cluster.delete_service(&own, "web").await;
     wait_for_target(&cluster, &own, "db", "deleted.lb.internal").await;
 }
