@@ -32,7 +32,7 @@ static ALLOCATOR: Jemalloc = Jemalloc;
 
 /// jemalloc's settings: one arena, because little is allocated on hot paths; pages that are unused for 1 s return to
 /// the system. The environment variable `_RJEM_MALLOC_CONF` overrides these settings.
-#[expect(unsafe_code, reason = "it looks for its settings by this name")]
+#[expect(unsafe_code, reason = "jemalloc looks for its settings by this name")]
 #[unsafe(export_name = "_rjem_malloc_conf")]
 pub static ALLOCATOR_SETTINGS: &[u8; 95] =
     b"narenas:1,background_thread:true,max_background_threads:1,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
@@ -78,8 +78,8 @@ enum Command {
     },
 }
 
-/// Returns whether `takeover` uses a flag. It accepts all other flags as well, because both commands may share an
-/// environment.
+/// Returns whether `takeover` uses a flag. `takeover` accepts all other flags as well, because `run` and `takeover` may
+/// share environment variables.
 fn for_takeover(flag: &str) -> bool {
     [
         "kubeconfig",

@@ -51,7 +51,7 @@ pub enum OnGone {
 pub struct Store {
     links: DashMap<ServiceKey, Arc<Link>>,
     index: Index,
-    /// Owner of each name. Every write to the store holds this lock.
+    /// The owner of each name. Every change of a link holds this lock.
     allocator: Mutex<NameAllocator>,
     feed: broadcast::Sender<LinkChange>,
     synced: watch::Sender<bool>,
@@ -101,7 +101,7 @@ impl Store {
         Self { zones: RwLock::new(origins(zones)), ..self }
     }
 
-    /// Replaces the zones and checks all custom hostnames again: one may now be the default name of another link.
+    /// Replaces the zones and checks all custom hostnames again: a hostname may now equal another link's default name.
     pub fn set_zones<'a>(&self, zones: impl IntoIterator<Item = &'a Name>) {
         let mut allocator = self.write();
         *self.zones.write() = origins(zones);
@@ -205,7 +205,7 @@ impl Store {
             .into_iter()
             .filter(|link| within(&link.key))
             .filter(|link| !listed.contains(&link.key) && !kept.contains(&link.key))
-            // A link that is gone or left out is in no list.
+            // A link that is gone or left out is in no list, so its absence changes nothing.
             .filter(|link| !link.is_gone() && !link.is_left_out())
             .collect();
         let mut changes = Vec::new();
@@ -233,7 +233,8 @@ impl Store {
     }
 
     /// Marks the owners of external targets as known: every readable external target has been passed to
-    /// [`Store::set_owner`], or none can be read. Names are allocated from here on.
+    /// [`Store::set_owner`], or none can be read. Sources wait for this, with a timeout, before their
+    /// first list: a list allocates names.
     pub fn set_owners_known(&self) {
         self.owners_known.send_replace(true);
     }
@@ -245,7 +246,7 @@ impl Store {
         let blank = |link: &Arc<Link>| !link.is_gone() && !link.is_left_out() && link.target.is_none();
         let link = self.get(key).filter(blank)?;
         let kept = match last.target {
-            // The link's predecessor may have been observed by now, too: only a recorded uid is certain.
+            // Without a recorded uid the external target may be that of the link's predecessor.
             Some(target) if last.owner == TargetOwner::Uid(link.uid.clone()) => {
                 Link { target: Some(target), state: LinkState::Stale, ..Link::clone(&link) }
             }
@@ -525,7 +526,7 @@ impl Store {
         self.write().owns_object(key)
     }
 
-    /// Returns the link that an external target of this name belongs to, if any.
+    /// Returns the links whose external target has this name.
     #[must_use]
     pub fn claimants(&self, external_target: &str) -> Vec<ServiceKey> {
         let mut keys = self.write().claimants(external_target);

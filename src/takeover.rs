@@ -28,7 +28,7 @@ use crate::takeover::finalizers::{BlockedService, list_blocked, remove_finalizer
 
 /// The maximum number of concurrent patches, each on a connection of its own.
 const AT_ONCE: usize = 8;
-/// The pauses between retries of temporary API errors; after the last one the request has failed.
+/// The pauses before the retries of a request after temporary API errors. There is one retry for each pause.
 const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
 /// The number of Services between two progress messages.
 const PROGRESS: usize = 500;

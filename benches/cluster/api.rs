@@ -93,7 +93,7 @@ pub struct Answer {
 
 impl Connection {
     pub fn unix(path: &Path) -> Self {
-        let stream = Box::new(UnixStream::connect(path).expect("the API server listens on the socket"));
+        let stream = Box::new(UnixStream::connect(path).expect("etcd listens on the socket"));
         let headers = "Host: localhost\r\n".to_owned();
         Self { headers, stream, handle: None, buffer: Vec::new(), read: Instant::now() }
     }

@@ -1,4 +1,5 @@
-//! The load of the part `storm` without a cluster: changes are applied to the store in this process.
+//! The part `storm-store`: the load of the part `storm-api` without a cluster. Changes are applied to the store in this
+//! process.
 
 use std::collections::HashSet;
 use std::sync::Arc;

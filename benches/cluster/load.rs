@@ -57,8 +57,9 @@ impl Load {
         Self::following(server, rate, questions, channel().1)
     }
 
-    /// Does the same as [`Self::start`], and looks for changes: of the due queries, the first are one for each change
-    /// that hasn't been seen. The number of queries, and of queries per step, is the same with and without changes.
+    /// Like [`Self::start`], and looks for changes: the first due queries of a step ask for the changes that haven't
+    /// been seen, one query for each change. They count in `rate`, so the number of queries, and of queries per step,
+    /// is the same with and without changes.
     pub fn following(server: SocketAddr, rate: u32, questions: Vec<Vec<u8>>, made: Receiver<Change>) -> Self {
         let socket = Socket::new(Domain::for_address(server), Type::DGRAM, None).expect("a socket");
         // The kernel may limit the size.

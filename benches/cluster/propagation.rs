@@ -128,7 +128,7 @@ fn wait_for_event(seen: &Receiver<Seen>, namespace: &str, change: u64) -> Instan
             }
             Ok(_) => {}
             Err(RecvTimeoutError::Timeout) => {
-                panic!("lb-linker hasn't written change {change} to {namespace}")
+                panic!("the watch reports no change {change} in namespace {namespace}")
             }
             Err(RecvTimeoutError::Disconnected) => panic!("the watch has ended"),
         }

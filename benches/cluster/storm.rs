@@ -136,7 +136,7 @@ pub fn report(title: &str, rounds: &[Round], verdicts: &mut Verdicts) {
         Spread::pool(of(kind).map(|round| spread(&round.load))).at(0.99)
     };
     verdicts.at_most(
-        &format!("{title}: CPU per query, to the quiet one's"),
+        &format!("{title}: CPU per query, relative to the quiet rounds"),
         cost(Kind::Changes) / cost(Kind::Quiet),
         1.2,
         "×",

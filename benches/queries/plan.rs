@@ -75,7 +75,7 @@ pub fn run() -> Result<(), String> {
     let plan = Plan::from_env()?;
     if plan.write && !plan.only.is_empty() {
         return Err(
-            "BENCH_WRITE writes all tables, and BENCH_ONLY asks for some: leave one of them away".to_owned()
+            "BENCH_WRITE writes all tables, but BENCH_ONLY selects some of them: don't set both".to_owned()
         );
     }
     let sets: Vec<(Set, Vec<Server>)> = Set::ALL.into_iter().map(|set| (set, plan.rows(set))).collect();

@@ -95,7 +95,7 @@ impl fmt::Display for Set {
     }
 }
 
-/// The names for the targets in a server.
+/// The kind of names that the queries to a server have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Names {
     /// The names of links in lb-linker.
@@ -175,7 +175,7 @@ impl Question {
     /// Returns a query of the mix: mostly A and AAAA, sometimes other types; every other query has EDNS.
     fn of_mix(i: usize, names: Names) -> Self {
         let edns = i % 2 == 1;
-        // Each group of 20 names has all types; the queries with and without EDNS have the same types.
+        // Each group of 40 names has all types: 20 queries with EDNS, and 20 queries of the same types without EDNS.
         match i / 2 % 20 {
             0..10 => Self::with(&names.service(i), RecordType::A, edns),
             10..17 => Self::with(&names.service(i), RecordType::AAAA, edns),

@@ -17,10 +17,10 @@ pub enum RunError {
     #[error(transparent)]
     Server(#[from] ServerError),
     /// The thread that writes the query log can't be started.
-    #[error("there is no thread for the query log: {0}")]
+    #[error("the thread that writes the query log can't be started: {0}")]
     Lines(io::Error),
-    /// The sync thread can't be started.
-    #[error("there is no thread for the work with load balancers: {0}")]
+    /// The sync thread can't be started, or has panicked while it opened the source of links.
+    #[error("the sync thread can't be started, or has panicked: {0}")]
     Thread(io::Error),
 }
 

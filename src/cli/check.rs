@@ -19,8 +19,8 @@ use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::client::{ClientConnection, connect};
 use crate::sync::source::manifests;
 
-/// Checks flags and files without opening a port, and with `ask_cluster` asks the API server for
-/// every permission that is needed.
+/// Checks flags and files without opening a port, and with `ask_cluster` asks the API server whether each required
+/// permission is granted.
 ///
 /// # Errors
 /// If the flags can't be used at all.

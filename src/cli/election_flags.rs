@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn candidacy_depends_on_environment_and_flags() {
+    fn election_config_depends_on_environment_and_flags() {
         let takes_part = |environment, arguments: &[&str], expected: [&str; 4]| {
             let found = election_config(environment, arguments).unwrap();
             assert_eq!(found, Some(expected.map(str::to_owned)), "{arguments:?}");

@@ -256,8 +256,8 @@ pub struct Flags {
     pub listen: Vec<SocketAddr>,
 
     /// Resolver for names outside the zones, and for the addresses behind a load balancer's hostname: an address;
-    /// tls:// with an address, and with % and the name in its certificate if that isn't the address; a file like
-    /// resolv.conf; or "none"; may be repeated
+    /// tls:// with an address, and with % and a name if the certificate has this name instead of the address; a file
+    /// like resolv.conf; or "none"; may be repeated
     #[arg(
         long,
         value_name = "ADDRESS[:PORT]|tls://ADDRESS[%NAME][:PORT]|FILE|none",
@@ -350,7 +350,7 @@ pub enum ConfigError {
         outer: String,
     },
     /// Services with the finalizer could never be deleted.
-    #[error("--finalizer with --max-deletes 0: a Service would never go, for its external target never does")]
+    #[error("--finalizer with --max-deletes 0: a deleted Service would wait forever for its external target")]
     FinalizerWithoutDeletes,
     /// The API server would refuse the externalName of a tombstone.
     #[error(

@@ -23,7 +23,7 @@ pub(crate) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
         .ok_or("not an address and port such as 127.0.0.1:53, [::1]:53 or :53")
 }
 
-/// Parses the origin of a zone: only characters of host names, and short enough for the names below the zone.
+/// Parses the origin of a zone: only letters, digits, `-`, `_` and dots, and short enough for the names below the zone.
 pub(crate) fn zone(text: &str) -> Result<Name, &'static str> {
     const WRONG: &str =
         "not a zone's name: letters, digits, hyphens and underscores, 1 to 63 between dots, 120 in all";

@@ -28,9 +28,9 @@
 //! - Words are separated by white space; a word in double quotes may contain white space, and `\"`. A comment is from
 //!   `#` to the end of the line.
 //! - A brace has white space around it. `{` is the last word of its line; a new line begins after `}`.
-//! - `{$VAR}` and `{%VAR%}` are environment variables: a word, or a part of a word, also with white space in it. A
-//!   variable that isn't set is empty. `{$VAR:default}` has a default, for a variable that isn't set or is empty;
-//!   CoreDNS doesn't have defaults.
+//! - `{$VAR}` and `{%VAR%}` are environment variables. The value stands for a word or a part of a word, even if it
+//!   contains white space. A variable that isn't set is empty. `{$VAR:default}` has a default, for a variable that
+//!   isn't set or is empty; CoreDNS doesn't have defaults.
 //! - `(name) { ... }` is a snippet: see *import*.
 //!
 //! If the Corefile is invalid, lb-linker exits at the start with exit code 2 and one sentence that names file, line,
@@ -204,7 +204,7 @@ pub fn build(
 
 /// Returns a hint for an unknown plugin: the closest name, or all names.
 fn suggestion(name: &str) -> String {
-    /// Counts wrong, missing, extra and transposed letters.
+    /// The maximum number of wrong, missing, extra and transposed letters.
     const MAX_TYPOS: usize = 2;
     let known = names();
     let closest = known.iter().min_by_key(|known| strsim::osa_distance(known, name));

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn unwritable_lines_are_counted_and_later_ones_written() {
+    fn lines_that_cannot_be_written_are_counted() {
         struct ClosedOutput;
         impl Write for ClosedOutput {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

@@ -1,7 +1,8 @@
 //! A cache of answers in wire form, one for each thread: a hit decodes nothing, allocates nothing and waits for no
 //! lock.
 //!
-//! The full handler answers all other queries, and sets the conditions under which each answer may be reused.
+//! The full handler answers all queries without a cached answer, and sets the conditions under which each answer may be
+//! reused.
 
 pub mod key;
 #[cfg(test)]

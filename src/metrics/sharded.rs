@@ -14,10 +14,11 @@ use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
 /// The buckets of durations, 0.25 ms and its doublings: the first bound in seconds, the factor, and the number of
 /// buckets.
 pub(crate) const DURATION_BUCKETS: (f64, f64, usize) = (0.000_25, 2.0, 16);
-/// The number of counters of a duration histogram: its buckets, the bucket without a bound, and the sum in nanoseconds.
+/// The number of counters of a duration histogram: its buckets, the bucket `+Inf`, and the sum in nanoseconds.
 pub(crate) const DURATION_COUNTERS: usize = DURATION_BUCKETS.2 + 2;
 
-/// Returns the increments that a duration causes in counters that begin with a duration histogram.
+/// Returns the increments for a duration, each with the index of its counter. The first `DURATION_COUNTERS` counters
+/// of the group have to be the duration histogram.
 #[must_use]
 pub fn duration(took: Duration) -> [(usize, u64); 2] {
     /// The first bound, in nanoseconds.
@@ -188,7 +189,7 @@ pub fn labelled(desc: &Desc, values: &[impl AsRef<str>]) -> Vec<LabelPair> {
 }
 
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "Prometheus knows floating-point numbers alone")]
+#[expect(clippy::cast_precision_loss, reason = "Prometheus has only floating-point values")]
 pub fn counted(labels: Vec<LabelPair>, count: u64) -> Metric {
     let mut counter = Counter::default();
     counter.set_value(count as f64);
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_exported_once_they_are_not_zero() {
+    fn counters_are_exported_unless_they_are_zero() {
         let registry = Registry::new();
         let counters =
             ShardedCounterVec::register(&registry, "asked_total", "Asked.", &["zone", "kind"]).unwrap();

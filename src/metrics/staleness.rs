@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn age_of_each_watch_is_exported_while_it_lasts() {
+    fn age_of_each_watch_is_exported_while_its_recorder_is_held() {
         let staleness = Staleness::register(&Registry::new()).unwrap();
         let shown = || staleness.collect().iter().map(|family| family.get_metric().len()).sum::<usize>();
         assert_eq!(shown(), 0);

@@ -97,7 +97,7 @@ impl HostnamePolicy {
         let plain = if labels[0] == "*" { &labels[1..] } else { &labels[..] };
         if name.len() > MAX_ENTRY_BYTES || !plain.iter().all(|label| is_name_label(label)) {
             return Err(
-                "not a DNS name of letters, digits, hyphens and underscores, with * as a first label at most"
+                "not a DNS name of letters, digits, hyphens and underscores; only the first label may be *"
                     .to_owned(),
             );
         }
@@ -126,13 +126,13 @@ impl HostnamePolicy {
         } else {
             Err(format!(
                 "Services of namespace {namespace} may have names below {namespace}.{zone} only, unless \
-                 --hostname-namespaces lists it"
+                 --hostname-namespaces lists the namespace"
             ))
         }
     }
 }
 
-/// Returns the names that an external target records in this annotation [`HOSTNAME`].
+/// Returns the custom hostnames in the value of an external target's annotation [`HOSTNAME`].
 #[must_use]
 pub fn noted_hostnames(annotation: Option<&str>) -> Vec<Arc<str>> {
     annotation.into_iter().flat_map(|names| ListEntries::of(names).counted).map(Into::into).collect()
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn names_below_the_own_namespace_are_granted_each_once() {
+    fn names_below_the_own_namespace_are_granted_without_duplicates() {
         let text = "Shop.default.lb.internal., *.shop.default.lb.internal,,shop.default.lb.internal, \
                     a.b.default.other.example";
         let (names, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: text}));
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(
             asked(&hostname_policy(), &json!({HOSTNAME: own})),
             (vec![], vec![]),
-            "it has them anyway"
+            "default names need no request"
         );
     }
 

@@ -18,7 +18,7 @@ use crate::model::uid::Uid;
 /// The rank of a link whose Service was never observed: the last.
 pub(crate) const RANK_NEVER_OBSERVED: i64 = i64::MAX;
 
-/// The rank of a link whose Service has no creation time: only its name counts.
+/// The rank of a link whose Service has no creation time: the first. The keys decide between such links.
 pub(crate) const RANK_WITHOUT_CREATION_TIME: i64 = i64::MIN;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct Port {
     #[serde(default = "tcp", deserialize_with = "null_is_tcp")]
     pub protocol: String,
     pub port: u16,
-    /// `appProtocol`.
+    /// The value of `appProtocol`; `None` if it is empty.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
     pub app_protocol: Option<String>,
 }
@@ -65,10 +65,10 @@ pub struct ObservedService {
     /// `spec.ports`.
     pub ports: Arc<[Port]>,
     pub annotations: Annotations,
-    /// Whether the target policy denies a target in the Service's status.
+    /// Whether a target in the Service's status is invalid, or denied by the target policy.
     pub refused: bool,
     pub has_finalizer: bool,
-    /// The external target that an earlier process left, until this process has a link for the Service.
+    /// The external target that an earlier process left; `None` if this process already has a link for the Service.
     pub persisted: Option<PersistedTarget>,
 }
 
@@ -143,8 +143,8 @@ impl fmt::Display for Target {
     }
 }
 
-/// When a link's addresses were last queried, for each family: in seconds since the start of the process, plus 1; 0
-/// means never. Ignored by comparisons of links.
+/// When a link's addresses were last queried, for each family: in seconds since `START`, plus 1; 0 means never.
+/// Ignored by comparisons of links.
 #[derive(Debug, Default)]
 pub struct LastQueried([AtomicU32; 2]);
 
@@ -162,7 +162,7 @@ impl PartialEq for LastQueried {
 
 impl Eq for LastQueried {}
 
-/// The reference time of [`LastQueried`].
+/// The reference time of [`LastQueried`]: the first use of a [`LastQueried`] in this process.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 impl LastQueried {
@@ -179,7 +179,7 @@ impl LastQueried {
         }
     }
 
-    /// Returns whether addresses of a family were queried within the last `within`.
+    /// Returns whether addresses of a family were queried at most `within` ago.
     #[must_use]
     pub fn is_recent(&self, family: IpFamily, within: Duration) -> bool {
         let last = self.0[family as usize].load(Ordering::Relaxed);
@@ -221,7 +221,7 @@ pub struct Link {
     pub target: Option<Target>,
     pub annotations: Annotations,
     pub last_queried: LastQueried,
-    /// Whether the target policy denies a target in the Service's status.
+    /// Whether a target in the Service's status is invalid, or denied by the target policy.
     pub refused: bool,
     /// Whether the Service has lb-linker's finalizer, which delays its deletion until its external target is deleted.
     pub has_finalizer: bool,
@@ -241,7 +241,7 @@ pub struct Link {
     pub(crate) external_target_override: Option<Arc<str>>,
 }
 
-/// Whether a link is superseded. A clone isn't.
+/// Whether a link is outdated. A clone of an outdated link isn't outdated.
 #[derive(Debug, Default)]
 pub(crate) struct Superseded(AtomicBool);
 
@@ -321,8 +321,8 @@ impl Link {
         self.state == LinkState::LeftOut
     }
 
-    /// Returns when the Service that the external target was written for was gone: this Service, or an earlier one with
-    /// the same name that was recreated without a target.
+    /// Returns the time since which the Service of the external target is gone: the link's Service, or its predecessor
+    /// of the same name if the recreated Service has no target yet. `None` if that Service isn't gone.
     #[must_use]
     pub fn service_gone_since(&self) -> Option<Instant> {
         match self.state {
@@ -388,7 +388,7 @@ impl fmt::Display for LinkChange {
             }
             Some(Link { target: Some(target), state: LinkState::Stale, .. }) => {
                 let why = if self.after.as_ref().is_some_and(|link| link.refused) {
-                    "the Service's new one isn't followed"
+                    "the Service's new target isn't followed"
                 } else {
                     "the Service's status is blank"
                 };

@@ -71,14 +71,14 @@ pub fn is_label(text: &str) -> bool {
 }
 
 /// Returns whether the domain `label` directly below a zone, including all names below it, is reserved: the zone's own
-/// label, [`DELETED`], or an underscored label, as names of services have (RFC 8552 section 1.1).
+/// label, [`DELETED`], or a label that begins with `_`, as in SRV names (RFC 8552 section 1.1).
 #[must_use]
 pub fn is_reserved(label: &[u8], apex: &[u8]) -> bool {
     label == apex || label == DELETED.as_bytes() || label.starts_with(b"_")
 }
 
-/// Returns a name in wire form, in lower case and without the root label: the key of the store's name index. `None` if
-/// a label is empty or exceeds 63 octets.
+/// Returns a name in wire form, in lower case and without the root label: the form that the store's look-ups take.
+/// `None` if a label is empty or exceeds 63 octets.
 #[must_use]
 pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     let mut name = Vec::with_capacity(64);

@@ -19,9 +19,9 @@ use addresses::{denied_kind, embedded};
 
 #[derive(Clone, Debug, Default)]
 pub struct TargetPolicy {
-    /// The zones of links: whether one of their names is allowed depends on the links.
+    /// The zones of links. Whether a name in a zone of links is allowed depends on the link that owns the name.
     pub zones: Vec<Name>,
-    /// The domain of the cluster's own names, which are denied; without labels there is no such domain.
+    /// The domain of the cluster's own names, which are denied; without labels, none is denied.
     pub cluster_domain: Name,
     /// The domains of allowed hostnames; empty means any.
     pub domains: Vec<Name>,
@@ -63,7 +63,7 @@ pub enum Denied {
     #[error("it lies in none of the --target-domains")]
     Domain,
     /// A special-purpose address.
-    #[error("{0} addresses are never a target")]
+    #[error("{0} addresses are denied unless --allowed-nets lists them")]
     Special(&'static str),
     /// In `--denied-nets`.
     #[error("it lies in the denied network {0} (--denied-nets)")]

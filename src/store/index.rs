@@ -49,8 +49,8 @@ pub(super) struct Index {
 
 #[derive(Debug)]
 pub(super) struct NameTree {
-    /// The labels of each name are in reverse order: so the names below a domain follow the domain, and the domains
-    /// need no entries, of which a name can have over a hundred.
+    /// The labels of each name are in reverse order, so that the names below a domain follow the domain in the map.
+    /// Empty non-terminals need no entries: a single name can have over a hundred of them above it.
     names: RwLock<BTreeMap<ReversedName, Arc<Link>>>,
     /// The number of names.
     count: AtomicUsize,
@@ -61,7 +61,7 @@ impl NameSetVersion {
     /// Returns whether the set of names is unchanged since.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        // An odd generation was taken during a change, and may be older than that change.
+        // An odd generation was taken during a change: look-ups after it may have seen the names before the change.
         self.generation.is_multiple_of(2) && self.generations.load(Ordering::Acquire) == self.generation
     }
 }

@@ -18,18 +18,18 @@ pub struct LinkMetrics {
 
 impl LinkMetrics {
     /// # Errors
-    /// Only if a metric can't be one: a defect of lb-linker.
+    /// If the name of a metric is invalid, which only a bug in lb-linker can cause.
     pub fn new(store: Arc<Store>) -> Result<Self, prometheus::Error> {
         Ok(Self {
             store,
             links: IntGaugeVec::new(Opts::new("lb_linker_links", "Links by state."), &["state"])?,
             names_lost: IntGauge::new(
                 "lb_linker_names_lost",
-                "Links without a name that they would have, because another link has it.",
+                "Links that lack one of their names because another link has it.",
             )?,
             targets_refused: IntGauge::new(
                 "lb_linker_targets_refused",
-                "Links whose Service names a target that isn't followed.",
+                "Links whose Service has an invalid or denied target in its status.",
             )?,
         })
     }

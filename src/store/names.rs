@@ -1,4 +1,4 @@
-//! Which Service owns which DNS name.
+//! Which link owns which DNS name, and which name of an external target.
 
 pub(crate) mod allocator;
 pub(crate) mod claims;

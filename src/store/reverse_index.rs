@@ -116,7 +116,11 @@ mod tests {
             expected.sort();
             let found = store.links_at(ip);
             assert_eq!(found.iter().map(|link| &link.key).collect::<Vec<_>>(), expected, "{context}: {ip}");
-            assert_eq!(store.index.addresses.of(ip).len(), expected.len(), "{context}: {ip}, without a look");
+            assert_eq!(
+                store.index.addresses.of(ip).len(),
+                expected.len(),
+                "{context}: {ip}, in the index alone"
+            );
         }
         for net in NETS.map(|net| net.parse::<IpNet>().unwrap()) {
             let expected = all.iter().any(|(ip, _)| net.contains(ip));

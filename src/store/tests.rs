@@ -120,11 +120,14 @@ fn late_external_target_restores_the_target_of_a_blank_service() {
     store.set_synced();
     assert!(
         store.apply_persisted_target(&key, last("a.example.", TargetOwner::Unknown)).is_none(),
-        "it may be its predecessor's"
+        "the external target may be that of a predecessor"
     );
     assert!(store.apply_persisted_target(&key, last("a.example.", noted("1"))).is_some());
     assert_eq!(store.get(&key).unwrap().state, LinkState::Stale);
-    assert!(store.apply_persisted_target(&key, last("b.example.", noted("1"))).is_none(), "it has one");
+    assert!(
+        store.apply_persisted_target(&key, last("b.example.", noted("1"))).is_none(),
+        "the link has a target"
+    );
 }
 
 /// Returns the time since which the Service behind default/web's external target is gone.
@@ -194,7 +197,7 @@ fn left_out_service_can_be_deleted_and_forgotten() {
     let store = left_out();
     assert!(store.forget(&key("web")).is_some());
     assert_eq!(target(&store, &["web-default"]), None);
-    // A link with our finalizer keeps it.
+    // A link that becomes left out still records our finalizer.
     let store = Store::new(OnGone::Kept);
     store.insert_terminating(&key("web"), "1", true);
     store.keep_left_out(&key("web"), "1".into(), host.clone(), vec![]);
@@ -202,7 +205,7 @@ fn left_out_service_can_be_deleted_and_forgotten() {
 }
 
 #[test]
-fn pending_service_is_outlived_only_after_a_predecessor() {
+fn pending_service_keeps_only_a_predecessors_external_target() {
     for (written_for, is_predecessors) in [
         (noted("1"), false),
         (noted("0"), true),
@@ -231,14 +234,14 @@ fn pending_service_is_outlived_only_after_a_predecessor() {
                 store.apply(seen("default", "web", "1", &["b.example."]));
                 assert_eq!(outlived_since(&store), None, "it has a target");
                 store.apply(seen("default", "web", "1", &[]));
-                assert_eq!(outlived_since(&store), None, "it keeps that one");
+                assert_eq!(outlived_since(&store), None, "the Service keeps its target");
             }
         }
     }
 }
 
 #[test]
-fn recreated_service_is_outlived_since_its_predecessors_end() {
+fn recreated_pending_service_counts_since_its_predecessors_end() {
     let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert_eq!(outlived_since(&store), None);
@@ -511,7 +514,7 @@ fn custom_hostnames_rank_below_default_names() {
 
     store.apply(seen("default", "web", "1", &["a.example."]));
     for name in ["shop.a.default", "a.default", "x.w.x", "y.w", "api.default"] {
-        assert_eq!(leads(&store, name), "", "{name}: it asks no more");
+        assert_eq!(leads(&store, name), "", "{name}: web no longer requests the name");
     }
 }
 

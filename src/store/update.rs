@@ -116,7 +116,8 @@ impl Store {
         let owner = link.as_ref().map(|link| link.key.clone());
         let before = self.index.default_names.set(name, link);
         let is_changed = before.is_some() != owner.is_some();
-        // The previous owner keeps its other names: publish it again without this one.
+        // The previous owner keeps its other names, but `NameTree::set` has marked its link as outdated: publish a new
+        // version under the other names.
         if let (Some(loser), Some(owner)) = (before, owner)
             && loser.key != owner
             && self.get(&loser.key).is_some_and(|link| Arc::ptr_eq(&link, &loser))

@@ -1,4 +1,5 @@
-//! Parts that both controllers share: work queue, circuit breaker, backoff, supervision.
+//! Work queue, circuit breaker, backoff and supervision, for the controllers of external targets and of source
+//! annotations.
 
 pub(crate) mod backoff;
 pub(crate) mod circuit_breaker;

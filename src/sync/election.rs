@@ -189,7 +189,7 @@ impl Election {
                 LeaderEvent::NewLeader(holder) => info!("{holder} leads"),
                 LeaderEvent::LeaseDeleted(holder) => {
                     warn!(
-                        "the Lease of {holder} was deleted, and {holder} may still lead; waiting for its end"
+                        "the Lease of {holder} was deleted, and {holder} may still lead; waiting until its lease ends"
                     );
                 }
             }
@@ -204,7 +204,7 @@ struct LeaseClient<'a> {
     pods: Api<Pod>,
     error_log: ThrottledLog,
     pauses: Backoff,
-    /// Whether the last request of the round failed.
+    /// Whether a request of the present round has failed.
     failed: bool,
     /// Whether a round of requests has ended.
     waited: bool,
@@ -228,7 +228,7 @@ impl<'a> LeaseClient<'a> {
         }
     }
 
-    /// Returns the Pod that owns the Lease, with leader-for-life.
+    /// With leader-for-life: returns the Pod of this process, which owns the Lease while this process leads.
     async fn owner(&mut self) -> Option<LeaseOwner> {
         let name = self.election.election_config.pod.as_deref()?;
         loop {
@@ -364,7 +364,7 @@ impl<'a> LeaseClient<'a> {
         let release = async {
             let Some(lease) = elector.release(Timestamp::now()) else { return Ok(()) };
             match empty(lease).await {
-                // A renewal that no writer waited for changed the Lease in between.
+                // The last renewal was cancelled before its answer arrived, and has changed the Lease.
                 Err(failure) if failure.code() == 409 => {}
                 written => return written,
             }
@@ -375,8 +375,8 @@ impl<'a> LeaseClient<'a> {
             Ok(())
         };
         if let Err(failure) = release.await {
-            let doing = format!("give back Lease {}/{name}", self.election.election_config.namespace);
-            warn!("{}; another one takes it when it runs out", failure.sentence(&doing, ""));
+            let doing = format!("release Lease {}/{name}", self.election.election_config.namespace);
+            warn!("{}; another replica takes it over when it expires", failure.sentence(&doing, ""));
         }
     }
 

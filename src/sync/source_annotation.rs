@@ -163,7 +163,7 @@ async fn run_term(
         }
         Ok::<_, SyncError>(())
     };
-    // A write without an answer delays neither the shutdown nor the next term.
+    // A write without an answer delays the shutdown or the next term by at most `SHUTDOWN_TIMEOUT`.
     tokio::time::timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or(Ok(()))?;
     Ok(controller.memory)
 }
@@ -179,13 +179,13 @@ struct CrossTermState {
 struct SourceAnnotationController {
     context: SourceAnnotationContext,
     memory: CrossTermState,
-    /// The term, and the number of restores of etcd seen, when the lists began on which writes are based.
+    /// The term, and the number of noticed restores of etcd, at the beginning of the lists that writes are based on.
     lists: ListEpoch,
     annotated: AnnotatedServices,
     /// Ends the watch of each scope.
     watches: HashMap<usize, AbortHandle>,
     writes: JoinSet<WriteResult>,
-    /// The write that the queue tracks is the wanted name.
+    /// The queue of annotated Services. Its type parameter is the wanted `spec.externalName`.
     work_queue: WorkQueue<String>,
     breakers: CircuitBreakers<WritePlace>,
     /// Log of the refusals of each namespace.
@@ -194,11 +194,12 @@ struct SourceAnnotationController {
     /// The versions of annotated Services for which the API server has returned a conflict, and since when.
     stale_versions: HashMap<ServiceKey, (Precondition, Instant)>,
     planned: HashMap<ServiceKey, String>,
-    /// Annotated Services that haven't been reconciled in this term: their state isn't news.
+    /// Annotated Services of the first lists that haven't been reconciled in this term: their first errors cause no
+    /// Events.
     initial_pass: HashSet<ServiceKey>,
-    /// Annotated Services with a load balancer that has existed.
+    /// Annotated Services whose load balancer exists, or is known to have existed.
     resolved: HashSet<ServiceKey>,
-    /// Annotated Services without such a load balancer, and since when that is known.
+    /// Annotated Services whose load balancer isn't known to exist or to have existed, and since when.
     unknown: HashMap<ServiceKey, Instant>,
 }
 
@@ -237,7 +238,7 @@ impl SourceAnnotationController {
         let (client, staleness) = (self.context.client.clone(), Arc::clone(&self.context.staleness));
         let events = async move {
             tokio::time::sleep(pause).await;
-            // During the pause there is no watch with an age.
+            // Track the age of the data only after the pause: before, there is no watch.
             let activity = staleness.watch(&in_namespace("sources", query.namespace.as_deref()));
             list_watch::<Service>(client, query, activity)
         };
@@ -333,7 +334,7 @@ impl SourceAnnotationController {
         if outcome.is_err() {
             let pause = self.work_queue.add_rate_limited(key, None);
             error!(
-                "Service {key}: its following has panicked, a defect of lb-linker; next try in {pause:.1?}"
+                "Service {key}: its reconciliation has panicked, a defect of lb-linker; next try in {pause:.1?}"
             );
         }
     }

@@ -27,7 +27,8 @@ use crate::sync::source::selection::Selection;
 
 /// The first and the longest pause before the Services are listed again after an error.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// How long the search is delayed for the lists that DNS waits for: it reads all Services a second time.
+/// How long the search waits for the first complete lists, which DNS needs: the search reads all Services a second
+/// time.
 const DNS_LISTS_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,8 +88,8 @@ pub async fn remove_finalizer(
     api.patch_metadata(bound.key.name(), &params, &Patch::Strategic(patch)).await
 }
 
-/// Lists the Services with the finalizer in the watched namespaces; calls `started_at` with the number of Services
-/// of each page. There is no field selector for finalizers, so this reads the metadata of all Services.
+/// Lists the Services with the finalizer in the watched namespaces; calls `looked_at` with the number of Services of
+/// each page. There is no field selector for finalizers, so this reads the metadata of all Services.
 ///
 /// # Errors
 /// If a page can't be read.
@@ -122,7 +123,7 @@ pub async fn list_blocked(
 }
 
 /// Searches once for Services with the finalizer. Without `--finalizer`, logs these Services. With `--finalizer`
-/// (`is_removable`), adds the Services that aren't load balancers any more to the store, so that the reconciler removes
+/// (`is_ours`), adds the Services that aren't load balancers any more to the store, so that the reconciler removes
 /// their finalizer. Logs each kind of error once, and retries with backoff.
 ///
 /// # Errors

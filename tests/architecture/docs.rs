@@ -181,7 +181,7 @@ fn architecture_names_only_paths_that_exist() {
         .filter(|path| !path.contains("NAME"))
         .filter(|path| !root().join(path).exists() && !root().join(format!("{path}.rs")).exists())
         .collect();
-    assert!(missing.is_empty(), "docs/architecture.md names what doesn't exist: {missing:?}");
+    assert!(missing.is_empty(), "docs/architecture.md names paths that don't exist: {missing:?}");
 }
 
 #[test]

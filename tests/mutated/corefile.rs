@@ -34,7 +34,7 @@ pub fn try_corefile(bytes: &[u8]) -> Result<&'static str, String> {
         // The text of a variable or a snippet can look like a variable. The syntax can't express a backslash before a
         // quote or at the end of a quoted token.
         _ if again.contains("{$") || again.contains("{%") || again.contains('\\') => {}
-        found => return Err(rule(format!("it isn't the same when written out: {found:?}\n{again}"))),
+        found => return Err(rule(format!("the written text yields other blocks: {found:?}\n{again}"))),
     }
     // Skip Corefiles with paths, so that plugins don't read this machine's files.
     if blocks.iter().any(|block| has_path(&block.lines)) {

@@ -1,4 +1,5 @@
-//! Malformed input: properties of the answers to a million nearly valid packets.
+//! Malformed input: properties of the answers to a million nearly valid packets, and of the results for nearly valid
+//! replies of upstreams and nearly valid Corefiles.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run.
 
@@ -22,7 +23,7 @@ use mutate::packet;
 use question::Server;
 use seeds::Seed;
 
-/// The numbers of packets for the handler and for the parser of upstreams' replies.
+/// The numbers of packets for the handler and for the parser of upstreams' replies, and of Corefiles.
 const QUESTIONS: u64 = 1_000_000;
 const REPLIES: u64 = 200_000;
 const COREFILES: u64 = 30_000;
@@ -93,7 +94,7 @@ impl Run {
             let tally = loop {
                 match results.recv_timeout(Duration::from_secs(1)) {
                     Ok(tally) => break tally,
-                    Err(mpsc::RecvTimeoutError::Disconnected) => panic!("see above for what is wrong"),
+                    Err(mpsc::RecvTimeoutError::Disconnected) => panic!("a worker has panicked, see above"),
                     Err(mpsc::RecvTimeoutError::Timeout) if since.elapsed() < HANG_TIMEOUT => {}
                     Err(mpsc::RecvTimeoutError::Timeout) => {
                         let now = self.at();
@@ -205,7 +206,7 @@ fn fuzz_seeds_are_up_to_date() {
         let same = files.collect::<BTreeMap<_, _>>() == seeds.into_iter().collect();
         assert!(
             same,
-            "{}: write them anew with LB_LINKER_WRITE_SEEDS=1 cargo test --test mutated",
+            "{}: outdated; write the seeds again with LB_LINKER_WRITE_SEEDS=1 cargo test --test mutated",
             folder.display()
         );
     }

@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 
 /// The length of the DNS header in bytes (RFC 1035 section 4.1.1).
 const HEADER: usize = 12;
-/// Clients of both address families, with and without permission to recurse.
+/// Clients with IPv4, IPv4-mapped and IPv6 addresses.
 const CLIENTS: [&str; 4] = ["10.0.0.1:53", "192.0.2.9:40000", "[::ffff:10.0.0.1]:5353", "[2001:db8::9]:1"];
 const PROTOCOLS: [Protocol; 2] = [Protocol::Udp, Protocol::Tcp];
 
@@ -99,8 +99,8 @@ fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<Opti
     let silence = asked.len() < HEADER || asked[2] & 0x80 != 0;
     let answer = match (silence, answer) {
         (true, None) => return Ok(None),
-        (true, Some(_)) => return Err("what has no id, or is an answer, is never answered".into()),
-        (false, None) => return Err("FORMERR where an id can be read".into()),
+        (true, Some(_)) => return Err("a response or an incomplete header gets no answer".into()),
+        (false, None) => return Err("a complete header without QR gets an answer".into()),
         (false, Some(answer)) => answer,
     };
     let question = Message::from_vec(asked);
@@ -111,22 +111,22 @@ fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<Opti
     check_edns(asked, question.as_ref().ok(), &decoded)?;
     check_size(question.as_ref().ok(), answer, &decoded, protocol)?;
     let failed = decoded.metadata.response_code == ResponseCode::ServFail && decoded.answers.is_empty();
-    ensure(!failed, "nothing fails but targets that lead in a circle")?;
+    ensure(!failed, "SERVFAIL only for targets that lead in a circle, with records in the answer section")?;
     // Rcode 16 is both BADVERS and BADSIG.
     let rcode = u16::from(decoded.metadata.response_code);
     let version =
         question.as_ref().ok().and_then(|question| question.edns.as_ref()).map_or(0, |edns| edns.version());
     if OpCode::from_u8(opcode(asked)) != OpCode::Query {
-        ensure(rcode == u16::from(ResponseCode::NotImp), "an opcode that isn't known is NOTIMP")?;
+        ensure(rcode == u16::from(ResponseCode::NotImp), "an opcode other than QUERY gets NOTIMP")?;
     } else if !is_question(asked) || question.is_err() {
-        ensure(rcode == u16::from(ResponseCode::FormErr), "what can't be decoded is FORMERR")?;
+        ensure(rcode == u16::from(ResponseCode::FormErr), "a query that can't be decoded gets FORMERR")?;
     } else if version > 0 {
         ensure(
             rcode == u16::from(ResponseCode::BADVERS),
             "another version of EDNS is BADVERS (RFC 6891 section 6.1.3)",
         )?;
     } else {
-        ensure(rcode != u16::from(ResponseCode::FormErr), "what can be decoded isn't FORMERR")?;
+        ensure(rcode != u16::from(ResponseCode::FormErr), "a query that can be decoded doesn't get FORMERR")?;
     }
     Ok(Some(rcode))
 }
@@ -156,7 +156,7 @@ fn check_header(asked: &[u8], answer: &[u8]) -> Result<(), String> {
     ensure(answer[2] & 0x01 == asked[2] & 0x01, "RD is repeated")?;
     ensure(answer[3] & 0x10 == asked[3] & 0x10, "CD is repeated")?;
     ensure(answer[3] & 0x40 == 0, "Z is zero (RFC 1035 section 4.1.1)")?;
-    ensure(answer[3] & 0x20 == 0, "nothing here was validated")
+    ensure(answer[3] & 0x20 == 0, "AD is zero, because nothing is validated")
 }
 
 fn check_sections(asked: &[u8], answer: &[u8], decoded: &Message) -> Result<(), String> {
@@ -167,7 +167,7 @@ fn check_sections(asked: &[u8], answer: &[u8], decoded: &Message) -> Result<(), 
         ensure(there, "the question is repeated, byte by byte, where it can be read")?;
     }
     let records = decoded.answers.iter().chain(&decoded.authorities);
-    ensure(repeated == 1 || records.count() == 0, "without a question there is nothing to say")
+    ensure(repeated == 1 || records.count() == 0, "an answer without a question section has no records")
 }
 
 /// Returns the bytes of the only question, if the question is complete and has no compression pointers.
@@ -187,11 +187,14 @@ fn check_edns(asked: &[u8], question: Option<&Message>, answer: &Message) -> Res
     match (question, &answer.edns) {
         (None, Some(_)) => {
             let opt = asked.windows(3).any(|window| window == [0, 0, 41]);
-            ensure(opt, "OPT only answers OPT")
+            ensure(opt, "an answer has OPT only if the query may have OPT")
         }
         (None, None) => Ok(()),
         (Some(question), edns) => {
-            ensure(question.edns.is_some() == edns.is_some(), "OPT for OPT (RFC 6891 section 7)")?;
+            ensure(
+                question.edns.is_some() == edns.is_some(),
+                "an answer has OPT if and only if the query has OPT (RFC 6891 section 7)",
+            )?;
             let dnssec_ok = |message: &Message| message.edns.as_ref().map(|edns| edns.flags().dnssec_ok);
             ensure(dnssec_ok(question) == dnssec_ok(answer), "DO is repeated (RFC 3225 section 3)")
         }
@@ -205,7 +208,7 @@ fn check_size(
     protocol: Protocol,
 ) -> Result<(), String> {
     if protocol != Protocol::Udp {
-        return ensure(!decoded.metadata.truncation, "by TCP nothing is cut");
+        return ensure(!decoded.metadata.truncation, "answers by TCP are not truncated");
     }
     let asked = question.and_then(|question| question.edns.as_ref()).map_or(512, |edns| edns.max_payload());
     let limit = asked.clamp(512, MAX_UDP);

@@ -56,23 +56,29 @@ fn check(
         let kind = record.record_type();
         let asked_for = kind == qtype || kind == RecordType::RRSIG || qtype == RecordType::ANY;
         let dname = kind == RecordType::DNAME && chain.iter().any(|name| record.name.zone_of(name));
-        ensure(asked_for || kind == RecordType::CNAME || dname, "nothing but the type and what leads to it")?;
-        ensure(dname || chain.contains(&&record.name), "nothing but the chain is taken")?;
-        ensure(record.dns_class == DNSClass::IN, "nothing but the Internet's")?;
-        ensure(!ours(&record.name), "nothing about our own names")?;
-        ensure(i32::try_from(record.ttl).is_ok(), "RFC 2181 section 8")?;
+        ensure(
+            asked_for || kind == RecordType::CNAME || dname,
+            "a used record has the queried type or is RRSIG, CNAME or DNAME",
+        )?;
+        ensure(dname || chain.contains(&&record.name), "the owner of a used record is in the CNAME chain")?;
+        ensure(record.dns_class == DNSClass::IN, "a used record has the class IN")?;
+        ensure(!ours(&record.name), "a used record has no owner in a zone of links")?;
+        ensure(i32::try_from(record.ttl).is_ok(), "a TTL is at most 2^31 - 1 (RFC 2181 section 8)")?;
         if let RData::CNAME(target) = &record.data {
             chain.push(&target.0);
         }
     }
     for record in &followed.authorities {
-        ensure(record.ttl <= TTL, "absence lives no longer than our own records")?;
+        ensure(record.ttl <= TTL, "the TTL of a negative answer is at most the TTL of a link's records")?;
         let kind = record.record_type();
         let proof = [RecordType::SOA, RecordType::NSEC, RecordType::NSEC3, RecordType::RRSIG].contains(&kind);
-        ensure(proof && !ours(&record.name), "nothing but the proof of absence")?;
+        ensure(
+            proof && !ours(&record.name),
+            "a used authority record proves the absence, and has no owner in a zone of links",
+        )?;
     }
     match &followed.end {
-        ChainEnd::BackToOurZone(name) => ensure(ours(name), "it leads nowhere but to us"),
+        ChainEnd::BackToOurZone(name) => ensure(ours(name), "the chain ends at a name in a zone of links"),
         ChainEnd::Final(_) | ChainEnd::Denied | ChainEnd::Unresolved => Ok(()),
     }
 }
@@ -89,7 +95,7 @@ fn check_encoded(followed: &mut CnameChain, name: &Name, qtype: RecordType) -> R
         };
         policy.check_address(address).is_err()
     };
-    ensure(!followed.answers.iter().any(refused), "no address that no target may have")?;
+    ensure(!followed.answers.iter().any(refused), "denied addresses are removed")?;
     let response = Answer {
         answers: followed.answers.clone(),
         authorities: followed.authorities.clone(),
@@ -100,7 +106,7 @@ fn check_encoded(followed: &mut CnameChain, name: &Name, qtype: RecordType) -> R
         let bytes = encode(&response, &question, None, limit)
             .map(|(bytes, _)| bytes)
             .map_err(|error| format!("encoding: {error}"))?;
-        ensure(bytes.len() <= limit.into(), "no longer than the client takes")?;
+        ensure(bytes.len() <= limit.into(), "the encoded answer isn't longer than the limit")?;
         Message::from_vec(&bytes).map_err(|error| format!("decoding what was encoded: {error}"))?;
     }
     Ok(())

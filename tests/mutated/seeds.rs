@@ -1,4 +1,4 @@
-//! Seeds of the mutations: valid messages, and messages with one defect.
+//! Seeds of the mutations: valid messages, messages with one defect, and the example Corefiles of the documentation.
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;

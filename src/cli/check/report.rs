@@ -1,9 +1,9 @@
 //! The result of `lb-linker check`.
 
-/// The errors that `lb-linker check` has found.
+/// The output of `lb-linker check`: lines to print, and the errors that it has found.
 #[derive(Debug, Default)]
 pub struct CheckReport {
-    /// Lines for people, in order.
+    /// Lines for the user, in order.
     pub lines: Vec<String>,
     /// Errors in flags and files.
     pub input: Vec<String>,

@@ -139,7 +139,7 @@ fn decode(
     })
 }
 
-/// RFC 6891 section 7: a query with OPT gets OPT.
+/// Returns the OPT record of a reply. The query must have an OPT record, too (RFC 6891 section 7).
 fn response_edns(request_edns: &Edns, reply: &Reply) -> Edns {
     let mut edns = Edns::new();
     edns.set_max_payload(MAX_UDP);

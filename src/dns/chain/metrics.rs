@@ -154,7 +154,7 @@ pub struct ZoneMetrics {
     zone: String,
     counters: Arc<ShardedCounters>,
     /// The pairs of rcode and plugin of the counters from [`RESPONSES`] on, in order, and the counts of further pairs,
-    /// which occur only with invented rcodes.
+    /// which occur only if upstreams send unassigned rcodes.
     responses: RwLock<(Vec<Response>, HashMap<Response, u64>)>,
 }
 
@@ -328,8 +328,8 @@ impl ZoneMetrics {
     }
 
     /// Builds a histogram. `sums` has the counts of the buckets, the count of the bucket without a bound, and the sum
-    /// of the observed values, in `unit`.
-    #[expect(clippy::cast_precision_loss, reason = "Prometheus knows floating-point numbers alone")]
+    /// of the observed values as a multiple of `unit`.
+    #[expect(clippy::cast_precision_loss, reason = "Prometheus has only floating-point numbers")]
     fn histogram(
         &self,
         desc: &Desc,

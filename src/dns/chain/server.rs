@@ -96,8 +96,8 @@ pub enum LookUp {
 /// The rule of a plugin about which names are looked up for which clients. A block has its rules in the order of their
 /// plugins.
 pub trait AccessRule: fmt::Debug + Send + Sync {
-    /// Returns whether names outside the zones are resolved for this client, if this plugin alone decides that; `None`
-    /// leaves the decision to the next plugin.
+    /// Returns whether upstreams may be asked for the query on behalf of this client; `None` leaves the decision to the
+    /// rule of the next plugin.
     fn offers_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
         None
     }
@@ -119,7 +119,7 @@ pub trait AccessRule: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns whether [`AccessRule::offers_recursion`] also applies to look-ups of links' targets.
+    /// Returns whether the rule also applies to [`LookUp::Target`] and [`LookUp::Stored`].
     fn decides_on_targets(&self) -> bool {
         true
     }
@@ -131,11 +131,11 @@ pub struct ServerBlock {
     pub zones: Vec<Name>,
     /// The plugins, in the order in which they are called.
     pub plugins: Vec<ChainPlugin>,
-    /// The rules of plugins about look-ups, in the same order.
+    /// The access rules of the plugins, in the same order.
     pub access_rules: Vec<Arc<dyn AccessRule>>,
     /// The zones of links that a plugin of this block answers for.
     pub link_zones: ZoneSet,
-    /// Whether a panic aborts the process, because the block has `debug`.
+    /// Whether the block has `debug`: a panic on a listener of this block aborts the process.
     pub debug: bool,
 }
 
@@ -174,7 +174,7 @@ impl Server {
         self.blocks.values().map(|served| (&served.zone, &served.block))
     }
 
-    /// Answers a request that this server received; `None` if the client gets no reply.
+    /// Answers a request with the blocks of its server; `None` if the client gets no reply.
     pub async fn serve(request: &mut Request) -> Option<Reply> {
         let server = Arc::clone(&request.server);
         if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
@@ -350,7 +350,7 @@ fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
     }
 }
 
-/// Returns the rcode that refuses a type which a query can't have: a zone transfer, the type of a record that
+/// Returns the rcode for a query type that lb-linker never answers: a zone transfer, the type of a record that
 /// describes a message (RFC 6891 section 6.1.1, RFC 8945 section 5.1, RFC 2930 section 2), or an obsolete type (MAILB,
 /// MAILA).
 fn never_answered(qtype: RecordType) -> Option<ResponseCode> {

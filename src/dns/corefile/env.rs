@@ -20,8 +20,7 @@ pub(super) fn expand(text: &str, variable: impl Fn(&str) -> Option<String>) -> S
     expanded + rest
 }
 
-/// Returns the position of the next reference, the position where its name ends, and the length of its closing
-/// delimiter.
+/// Returns the position of the next reference, the position of its closing delimiter, and the length of that delimiter.
 fn next(text: &str) -> Option<(usize, usize, usize)> {
     [("{$", "}"), ("{%", "%}")]
         .into_iter()

@@ -131,7 +131,7 @@ mod tests {
             }
             let mut bytes = message.to_vec().unwrap();
             let end = HEADER + if name.is_root() { 1 } else { name.len() + 1 } + 4;
-            // The bytes may stay unchanged, or get a byte changed, inserted or cut off.
+            // The bytes stay unchanged, get bytes changed or appended, or are truncated.
             for _ in 0..random.random_range(0..3) {
                 let at = random.random_range(HEADER / 2..bytes.len());
                 match random.random_range(0..4) {

@@ -54,7 +54,7 @@ pub fn format_error(message: &[u8]) -> Vec<u8> {
     error_reply(message, 1)
 }
 
-/// Returns the reply to a message that caused a panic: SERVFAIL, if the message has a header.
+/// Returns the reply to a message that can't be processed: SERVFAIL; `None` if the message has no complete header.
 #[must_use]
 pub fn server_failure(message: &[u8]) -> Option<Vec<u8>> {
     (message.len() >= HEADER).then(|| error_reply(message, 2))
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn message_without_a_single_question_is_refused() {
+    fn notify_gets_notimp_and_two_questions_get_formerr() {
         let sent = query("a.example.");
         let mut notify = sent.clone();
         notify[2] |= 4 << 3;

@@ -1,5 +1,5 @@
-//! Names, types, classes and rcodes in the presentation format of the library miekg/dns, and so of CoreDNS, which has
-//! more of them than hickory, and other names for some.
+//! Names, types, classes and rcodes in the presentation format of the library miekg/dns, which CoreDNS uses. miekg/dns
+//! knows more types, classes and rcodes than hickory, and has other names for some of them.
 
 mod codes;
 pub(crate) mod names;

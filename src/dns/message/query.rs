@@ -128,7 +128,7 @@ impl QueryKey {
         matches!(self.qtype(), RecordType::A | RecordType::AAAA | RecordType::HTTPS)
     }
 
-    /// Returns whether the query has the most common form: for addresses, without DO and CD.
+    /// Returns whether the query has the most common form: for addresses or HTTPS records, without DO and CD.
     pub(crate) fn is_ordinary(&self) -> bool {
         self.is_common() && !self.has(DNSSEC_OK) && !self.has(CHECKING_DISABLED)
     }

@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use hickory_proto::rr::{RData, Record, RecordType};
 
-/// The validity period of a signature, in the time of [`now`].
+/// The validity period of a signature, in the time format of [`now`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ValidityPeriod {
     inception: u32,

@@ -20,7 +20,7 @@ use crate::store::{NameSetVersion, Store};
 pub struct Validity {
     /// The latest time at which the answer may be reused.
     pub until: Option<Instant>,
-    /// The links that the answer is made of, in their version at that time.
+    /// The links that the answer is made of, in their versions at the time of the answer.
     pub links: Vec<Arc<Link>>,
     /// The version of the set of names at the time of the answer.
     pub names: Option<NameSetVersion>,
@@ -77,7 +77,7 @@ pub struct TtlCountdown {
     pub cap: u32,
 }
 
-/// The SOA record of a zone of links. Its serial is that of the store.
+/// The position of the SOA record of a zone of links, and the store that has its current serial.
 #[derive(Clone, Debug)]
 pub struct Serial {
     pub section: Section,
@@ -91,7 +91,7 @@ pub struct ClientScope(pub Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 
 impl fmt::Debug for ClientScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Clients")
+        f.write_str("ClientScope")
     }
 }
 
@@ -194,8 +194,9 @@ impl Validity {
         }
     }
 
-    /// Adapts the validity to a replaced authority section of `number` records. Their TTLs count down as
-    /// `common_countdown` specifies, to at most `cap` seconds in an answer; `None` keeps the TTLs constant.
+    /// Adapts the validity to a replaced authority section of `number` records. `runs_down` is the start of the
+    /// countdown of their TTLs and the TTL at the start; `None` keeps the TTLs constant. `cap` is the maximum TTL in an
+    /// answer, in seconds.
     pub fn replace_authority(&mut self, number: usize, runs_down: Option<(Instant, u32)>, cap: u32) {
         self.countdown.retain(|countdown| countdown.section != Section::Authority);
         self.serial.take_if(|serial| serial.section == Section::Authority);
@@ -218,9 +219,8 @@ impl Validity {
         };
     }
 
-    /// Returns the start and the TTL if they are the same for all TTLs that count down and none of these is capped,
-    /// else
-    /// `None`; `Some(None)` if no TTL counts down.
+    /// Returns the start of the countdown and the TTL, if they are the same for all TTLs that count down and no TTL is
+    /// capped, else `None`; `Some(None)` if no TTL counts down.
     #[must_use]
     pub fn common_countdown(&self) -> Option<Option<(Instant, u32)>> {
         let Some(first) = self.countdown.first() else { return Some(None) };

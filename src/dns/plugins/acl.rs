@@ -70,7 +70,7 @@
 //! }
 //! ```
 //!
-//! Deny one network IPv6 addresses below `example.org`, and drop the queries of one client in it:
+//! Deny IPv6 addresses below `example.org` to one network, and drop all queries of one client for these names:
 //!
 //! ```text
 //! . {

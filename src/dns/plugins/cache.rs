@@ -8,9 +8,9 @@
 //! type and class, with the same DO and CD flags. An answer is kept as long as the shortest TTL in it, within bounds:
 //! from 5 seconds to an hour for a positive answer, from 5 seconds to half an hour for an answer that denies the name
 //! or the type. All records of a message get that one TTL, also when the answer has just arrived. SERVFAIL and NOTIMP
-//! are kept for 5 seconds. Not cached are truncated answers, transfers, other errors, denials without an SOA record,
-//! NXDOMAIN with records in its answer section, CNAME chains with neither data nor an SOA record at their end, and, for
-//! clients with DO, answers with signatures that have expired.
+//! are kept for 5 seconds. The cache doesn't keep truncated answers, transfers, other errors, denials without an SOA
+//! record, NXDOMAIN with records in its answer section, CNAME chains with neither data nor an SOA record at their end,
+//! and, for clients with DO, answers with signatures that have expired.
 //!
 //! An answer from the cache always has AA set, because some clients accept no other answer. Only clients that have set
 //! AD or DO see AD; the queries to the plugins after this one always have AD set.
@@ -174,7 +174,8 @@ use options::{NAME, ParsedOptions, parse};
 use query::CacheQuery;
 use state::{CacheState, StoredReply, cached_failure};
 
-/// How many entries are refreshed at once. Above that the present answer is given, and a later query refreshes it.
+/// The maximum number of concurrent background refreshes. At the limit, a query gets the cached answer, and a later
+/// query refreshes the entry.
 const MAX_REFRESHES: usize = 1024;
 
 #[derive(Debug)]
@@ -248,8 +249,8 @@ impl Plugin for Cache {
     }
 
     fn invalidate(&self, name: Option<&[u8]>) {
-        // Mark first, then remove: an answer that arrives in between is either rejected because of the mark, or
-        // removed.
+        // Record the invalidation first, then remove the entries: an answer that arrives in between is either rejected
+        // because of the recorded name, or removed.
         self.shared.invalidated.add(name);
         match name {
             Some(name) => self.shared.store.remove_name(name),
@@ -281,8 +282,8 @@ impl Cache {
         });
     }
 
-    /// Refreshes an expired entry, and returns the new reply if it is better and arrives within `patience`; a
-    /// `patience` of zero means no timeout.
+    /// Refreshes an expired entry, and returns the new reply if it is better and arrives within `verify_timeout`; a
+    /// `verify_timeout` of zero means no timeout.
     async fn verify(
         &self,
         request: &mut Request,
@@ -332,7 +333,7 @@ impl Cache {
         let mut refreshes = self.refreshes.lock();
         while let Some(ended) = refreshes.try_join_next() {
             if let Err(error) = ended {
-                error!("asking again for a cached answer: {error}");
+                error!("the refresh of a cached answer failed: {error}");
             }
         }
         if refreshes.len() < MAX_REFRESHES

@@ -111,8 +111,8 @@ mod tests {
         }
     }
 
-    /// Returns the rcode and the time of the answer of `cancel` before a slow plugin, and the query name of the request
-    /// afterwards.
+    /// Sends a query to `cancel`, which is followed by a slow plugin. Returns the rcode, the time until the answer, and
+    /// the query name of the request afterwards.
     async fn ask(lines: &str, slow: Duration) -> (ResponseCode, Duration, String) {
         let context = TestServer::block(lines);
         let (zone, block) = context.server.blocks().next().unwrap();

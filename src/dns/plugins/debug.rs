@@ -5,15 +5,16 @@
 //! # Description
 //!
 //! If answering a query panics, which only a bug in lb-linker can cause, the client normally gets SERVFAIL, the panic
-//! is logged, and lb-linker continues. In a block with this plugin the panic ends the process, so that a supervisor, a
-//! debugger or a core dump sees it. lb-linker then also logs its own events of the level DEBUG, as with
-//! `RUST_LOG=debug`. The plugin is for tests, not for production.
+//! is logged, and lb-linker continues. If a block with this plugin shares the listener, the panic ends the process, so
+//! that it reaches a supervisor, a debugger or a core dump. With this plugin in any block, lb-linker also logs its own
+//! events of the level DEBUG, as with `RUST_LOG=debug`. The plugin is for tests, not for production.
 //!
 //! Summaries of *errors* `consolidate` with the level `debug` are logged only in blocks with this plugin.
 //!
-//! Differences from CoreDNS: there, one block with *debug* turns it on for the whole process; here it applies to its
-//! own block, except for lb-linker's own log, which all blocks share. There, some plugins dump messages in hexadecimal;
-//! here no plugin does: a packet capture shows the messages.
+//! Differences from CoreDNS: in CoreDNS, one block with *debug* turns it on for the whole process. Here, a panic ends
+//! the process only on the listeners of a block with *debug*, *errors* logs debug summaries only in such a block, and
+//! only lb-linker's own log changes for all blocks. In CoreDNS, some plugins dump messages in hexadecimal; here, no
+//! plugin does: a packet capture shows the messages.
 //!
 //! # Syntax
 //!

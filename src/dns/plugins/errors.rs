@@ -18,11 +18,10 @@
 //! `seconds` instead. Logging never blocks a query: lines that standard output doesn't accept in time are dropped and
 //! counted.
 //!
-//! Differences from CoreDNS: the wording of the reasons is lb-linker's, because no two DNS servers fail alike.
-//! `stacktrace` is rejected: a panic is logged with its source location, and `RUST_BACKTRACE=1` in the environment adds
-//! the backtrace. Lines of the level `debug` are written only if *debug* is in the same block. In a **REGEXP** `\d`,
-//! `\w`, `\s` and `\b` include letters and digits beyond ASCII; `\Q...\E`, octal numbers (`\012`) and a brace that
-//! doesn't begin a count are rejected: write `\{`.
+//! Differences from CoreDNS: most reasons are worded differently. `stacktrace` is rejected: a panic is logged with its
+//! source location, and `RUST_BACKTRACE=1` in the environment adds the backtrace. Lines of the level `debug` are
+//! written only if *debug* is in the same block. In a **REGEXP** `\d`, `\w`, `\s` and `\b` include letters and digits
+//! beyond ASCII; `\Q...\E`, octal numbers (`\012`) and a brace that doesn't begin a count are rejected: write `\{`.
 //!
 //! # Syntax
 //!
@@ -35,10 +34,11 @@
 //! `stdout` is the default output, and has no effect. The plugin can be there only once in a block.
 //!
 //! * `consolidate`: errors with a reason that **REGEXP** matches, anywhere unless it has `^` or `$`, aren't logged
-//!   individually. **DURATION**, such as `30s` or `5m`, after the first error, a line reports the number of errors.
-//!   **LEVEL** is the level of that line: `debug`, `info`, `warning`, or `error`, which is the default. With
+//!   individually. A line reports their number when **DURATION**, such as `30s` or `5m`, has passed since the first
+//!   error. **LEVEL** is the level of that line: `debug`, `info`, `warning`, or `error`, which is the default. With
 //!   `show_first` the first error is logged at once, with that level, and the number only if there were more errors.
-//!   The option may be repeated; the first **REGEXP** that matches counts. It has 10000 bytes at most.
+//!   The option may be repeated; the first **REGEXP** that matches counts. A **REGEXP** has 10000
+//!   bytes at most.
 //!
 //! When the block ends, because of a reload or with the process, the errors that were counted so far are logged.
 //!

@@ -39,7 +39,8 @@
 //!   client.
 //! - Without *max_concurrent*, 1000 to 10,000 concurrent look-ups are allowed: a quarter of the files that the process
 //!   may open. CoreDNS has no limit, and fails when it runs out of sockets. Look-ups of links' targets have a separate
-//!   limit of the same size, a tenth of it for other types than addresses.
+//!   limit: the same number, but at most the number of sockets for targets (see below), and a tenth of that for types
+//!   other than A, AAAA and HTTPS.
 //! - The upstream sockets of all *forward* lines together are limited to 60 % of the files that the process may open
 //!   (RLIMIT_NOFILE at the start): 30 % for names that clients ask for, 15 % for targets of links, 5 % for health
 //!   checks, and 10 % stay open for later queries. Retransmissions and TCP count, too; while half of these sockets are
@@ -47,15 +48,15 @@
 //!   its limit of open files to the hard limit. Below 3,400 files a single client has fewer than 500 sockets, and a log
 //!   line at the start reports it: raise the hard limit with `ulimit -Hn`, or `LimitNOFILE` in a systemd unit. An
 //!   upstream keeps at most 100 idle connections and 1000 UDP sockets, unless *max_idle_conns* is set.
-//! - Host names in **TO** are resolved in the background until that succeeds, while lb-linker already answers, and not
-//!   before it starts; and answers for targets of links are taken from the upstream with the best answer, as if
-//!   *failover* named every error.
+//! - Host names in **TO** are resolved after the start, in the background, while lb-linker already answers; a failed
+//!   resolution is repeated until it succeeds.
+//! - Answers for targets of links are taken from the upstream with the best answer, as if *failover* named every error.
 //! - The scope of an IPv6 address (`fe80::1%eth0`) counts, also in a file. CoreDNS drops the scope.
 //! - An upstream that is the block's own listener is rejected; CoreDNS leaves that to *loop*.
 //! - Zone transfers are refused, because their answers may have several messages.
 //! - The query `. NS` is answered within 0.5 s, with SERVFAIL if no upstream has answered by then: a CoreDNS that
 //!   forwards to lb-linker checks it with this query, and gives up after 1 s.
-//! - UpstreamGroup by HTTPS (`https://`) aren't supported, nor is *doh_method*.
+//! - Upstreams by HTTPS (`https://`) aren't supported, nor is *doh_method*.
 //!
 //! # Syntax
 //!
@@ -277,7 +278,7 @@ impl Plugin for Forward {
             return Err(PluginError::new(ResponseCode::Refused, ""));
         }
         if self.loop_state.as_ref().is_some_and(|looping| looping.refuses(&request.query)) {
-            return Err(PluginError::servfail("what is forwarded comes back: see plugin/loop").with_ede(LOOP));
+            return Err(PluginError::servfail("forwarded queries come back: see plugin/loop").with_ede(LOOP));
         }
         match self.look_up(request).await {
             Ok(answer) if self.passes_to_next(&answer) => next.serve(request).await,

@@ -8,9 +8,9 @@
 //! end of the line; lines that don't begin with an address, and names outside of the zones, are ignored. The plugin
 //! answers with A and AAAA records, with AA set, and with PTR records for the addresses.
 //!
-//! The file is read again when its size or its modification time changes. It isn't part of the Corefile: a change of
-//! the file causes no reload. If the file is missing at the start, lb-linker logs a warning and reads the file when it
-//! appears. If the file is removed later, its last content stays in use.
+//! The file is read again when its size or its modification time changes; this doesn't reload the Corefile.
+//! If **FILE** is missing at the start, lb-linker logs a warning and reads the file when it appears. If the
+//! file is removed later, its last content stays in use.
 //!
 //! - A name with addresses, but without records of the queried type, gets an empty answer without an SOA record.
 //! - A name in the zones that has no addresses is passed to the next plugin with `fallthrough`. Without `fallthrough`
@@ -18,7 +18,7 @@
 //! - A PTR query is answered whatever the zones are, if the address has names; otherwise it is always passed to the
 //!   next plugin. So are queries for names outside of the zones.
 //! - `*.example.org` matches every name with one label before `example.org` that has no address of the same family
-//!   itself. It has no PTR record.
+//!   itself. A wildcard has no PTR record.
 //!
 //! ## Differences from CoreDNS
 //!
@@ -48,8 +48,9 @@
 //!   merged. These lines have to stand before `fallthrough`.
 //! - `ttl` is the TTL of all records in seconds, from 1 to 65535. The default is 3600.
 //! - `no_reverse` turns PTR records off.
-//! - `reload` is the interval at which the file is checked for changes: a duration such as `30s`, 5s by default; with
-//!   `0s` the file is read only once.
+//! - `reload` is the interval at which the file is checked for changes: a duration such as `30s`, 5s by default. With
+//!   `0s` the file is read only when the block is built; the plugin *reload* then rebuilds the block if the file
+//!   changes.
 //! - `fallthrough` passes names without addresses to the next plugin; with zones, only names in these zones.
 //! - `fallthrough_unsupported` passes queries for types other than A, AAAA and PTR to the next plugin, if `fallthrough`
 //!   applies to the name, even if the name has addresses. It needs `fallthrough`.
@@ -186,7 +187,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let unsupported = unsupported.is_some();
     setup.builder.warnings.append(&mut warnings);
     if reload.is_zero() {
-        // Makes the file part of the Corefile's reload; a missing file is no error.
+        // The plugin `reload` then rebuilds the block if the file changes; a missing file is no error.
         let _ = setup.read(&path);
     }
     let file = Arc::new(HostsFile::new(path, zones.clone(), reverse, inline));

@@ -384,7 +384,7 @@ impl LbLinker {
             repeat.replace_authority(0, None, u32::MAX);
         }
         self.denials.count(reply, denial);
-        // Caches must not keep a denial longer than `absence`: `allow-from` may change.
+        // Caches must not keep a denial longer than the negative TTL: `allow-from` may change.
         chase.alias_only_is_denial = true;
         chase.cap_alias_ttls(reply);
     }

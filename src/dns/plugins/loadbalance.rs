@@ -35,8 +35,9 @@
 //! - `round_robin` is the default.
 //! - `WEIGHTFILE` is the file with the weights; a relative path starts from the directory of *root*.
 //! - `reload`, for `weighted` alone, is the interval at which the file is checked for changes: `30s` by default, never
-//!   with `0s`. An invalid file is logged, and the weights stay unchanged. A missing file is an error with `0s`;
-//!   otherwise all addresses have the same weight until the file exists.
+//!   with `0s`. An invalid file is an error when the Corefile is read; later, it is logged, and the weights stay
+//!   unchanged. A missing file is an error with `0s`; otherwise all addresses have the same weight until the file
+//!   exists.
 //! - `prefer` lists networks such as `10.0.0.0/8`, the most preferred first. It may be repeated.
 //!
 //! The file has lines with a name, and below each name lines with an address of that name and its weight, a number from
@@ -246,7 +247,8 @@ impl Plugin for LoadBalance {
 }
 
 impl LoadBalance {
-    /// Notes how the response cache may reuse an answer: with shuffled addresses, if that is the only change.
+    /// Sets whether the response cache may reuse an answer, and whether each reuse shuffles the addresses. A reuse is
+    /// possible if this plugin leaves the answer unchanged, or only shuffles its addresses.
     fn note_order(&self, reply: &mut Reply) {
         let addresses = reply.answers.iter().filter(|record| is_address(record)).count();
         let first = reply.answers.len() - addresses;

@@ -5,8 +5,8 @@
 //! # Description
 //!
 //! When lb-linker begins to serve a block, it queries itself for a random name in the first zone of the block. If this
-//! query, the probe, comes back from the upstreams again and again, they form a loop: each query would circulate until
-//! something breaks. lb-linker then logs an error with the address that the probe came from, and *forward* in this
+//! query, the probe, comes back from the upstreams again and again, they form a loop: each forwarded query would
+//! circulate without end. lb-linker then logs an error with the address that the probe came from, and *forward* in this
 //! block stops forwarding: its clients get SERVFAIL with an extended error.
 //!
 //! While the loop lasts, lb-linker sends another probe with a new random name every 10 s. When the upstreams have
@@ -20,8 +20,9 @@
 //! Service in front of lb-linker, or a resolver on the node (systemd-resolved) that forwards to lb-linker. As a
 //! solution, configure the resolvers that the node itself uses.
 //!
-//! The probe is a query of type HINFO. At the start it is sent every 3 s, for up to 30 s, until there is an answer
-//! other than SERVFAIL and REFUSED. A loop that begins later isn't detected before the next SIGUSR1.
+//! The probe is a query of type HINFO. At the start, probes are sent for up to 30 s, until there is an answer other
+//! than SERVFAIL and REFUSED: a probe has a timeout of 2 s, and the next probe follows 1 s later. A loop that begins
+//! later isn't detected before the next SIGUSR1.
 //!
 //! Difference from CoreDNS: the process doesn't exit. lb-linker's own names need no upstream, and must not fail because
 //! an upstream in resolv.conf is wrong. And the probe enters the block directly, without a socket.
@@ -149,7 +150,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     line.no_arguments_or_block()?;
     let zone = setup.zones.first().cloned().unwrap_or_else(Name::root);
     if random_name(&zone).is_none() {
-        return Err(line.error(format!("{zone} has no room for two labels more")));
+        return Err(line.error(format!("{zone} has no room for two more labels")));
     }
     let state = Arc::<LoopState>::default();
     setup.builder.loop_state = Some(Arc::clone(&state));
@@ -489,7 +490,7 @@ mod tests {
         let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(5).await, ("1, 1 now".to_owned(), 1));
         (block.restart)();
-        assert_eq!(block.after(1).await, ("2, 1 now".to_owned(), 2), "it is there still");
+        assert_eq!(block.after(1).await, ("2, 1 now".to_owned(), 2), "the loop still exists");
         block.set(UpstreamsState::Answering);
         (block.restart)();
         assert_eq!(block.after(1).await, ("2, 0 now".to_owned(), 3));

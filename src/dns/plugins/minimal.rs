@@ -143,7 +143,7 @@ mod tests {
             (now - day, now + day, true),
             (now - 2 * day, now - day, false),
             (now + day, now + 2 * day, false),
-            // Years ahead, after serial numbers have wrapped around.
+            // 68 years ahead: the greatest distance in serial number arithmetic (RFC 1982).
             (now - day, now.wrapping_add(u32::MAX / 2), true),
         ] {
             let answers = [address(), signature(from, to)];

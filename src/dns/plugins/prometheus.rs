@@ -24,7 +24,7 @@
 //!
 //! # Metrics
 //!
-//! - `coredns_build_info{version, revision, goversion}`: lb-linker's version; the other two are empty.
+//! - `coredns_build_info{version, revision, goversion}`: lb-linker's version; the other two labels are empty.
 //! - `coredns_panics_total`: queries that caused a panic.
 //! - `coredns_plugin_enabled{server, zone, view, name}`: 1 for each plugin of a block that takes part in answering;
 //!   `zone` is the block's first zone.
@@ -35,9 +35,9 @@
 //! - `coredns_dns_responses_total{server, zone, view, rcode, plugin}`: answers, by the plugin that has answered.
 //! - `coredns_dns_response_size_bytes{server, zone, view, proto}`: the size of answers.
 //!
-//! The labels: `server` is the listener, such as `dns://:53`; `zone` is the zone of the block, or `dropped` if no block
-//! is responsible for a query; `view` is always empty; `proto` is `udp`, or `tcp` with or without TLS; `family` is 1
-//! for IPv4 and 2 for IPv6.
+//! The labels: `server` is the listener, such as `dns://:53`; `zone` is the zone of the block, or `dropped` for a query
+//! that is refused before it reaches a block; `view` is always empty; `proto` is `udp`, or `tcp` with or without TLS;
+//! `family` is 1 for IPv4 and 2 for IPv6.
 //!
 //! # Examples
 //!
@@ -70,7 +70,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             "tls" | "runtime_metrics" => {
                 option.error(format!("CoreDNS's option {} of prometheus isn't supported here", option.name()))
             }
-            name => option.error(format!("prometheus has no option {name:?}, and none at all here")),
+            name => option.error(format!("prometheus takes no options here, and here is {name:?}")),
         });
     }
     setup.serve_http(HttpKind::Metrics, DEFAULT)?;

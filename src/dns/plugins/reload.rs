@@ -5,7 +5,7 @@
 //! # Description
 //!
 //! The Corefile, its imports, and the files that plugins have read with it, such as certificates and resolv.conf, are
-//! read again periodically. When a content has changed, the changed blocks are rebuilt and replace the old ones between
+//! read again periodically. When a file has changed, the changed blocks are rebuilt and replace the old ones between
 //! two queries, so that no query is lost. All other parts continue unchanged: the links and their watch, blocks with
 //! their caches, listeners. If the new Corefile is invalid, or needs a port that isn't available, nothing changes; the
 //! failure is logged and counted.
@@ -31,7 +31,7 @@
 //! # Metrics
 //!
 //! - `coredns_reload_failed_total`: failed reloads.
-//! - `coredns_reload_version_info{hash, value}`: 1 for the hash of the Corefile that was read last.
+//! - `coredns_reload_version_info{hash, value}`: 1 for the hash of the Corefile in force.
 //!
 //! # Examples
 //!

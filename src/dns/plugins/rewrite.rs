@@ -8,8 +8,8 @@
 //! CNAME in the answer. The plugins after *rewrite* see the changed query; the client always gets its own question
 //! back.
 //!
-//! The rules are tried in the order of the lines, each on the query as the previous rules have changed it. The first
-//! rule that matches a query is the last one to be tried, unless it has `continue`. The changes of the answer are
+//! The rules are tried in the order of the lines, each on the query as the previous rules have changed it. After a rule
+//! that matches the query, no further rule is tried, unless the rule has `continue`. The changes of the answer are
 //! applied in reverse order: the last rule first, and within a rule the last `answer` first.
 //!
 //! Names are matched in CoreDNS's form: in lower case, with a dot at the end, with unprintable characters as `\DDD`. If
@@ -30,8 +30,8 @@
 //! - TO of `cname` needs no dot at its end. CoreDNS can't send the answer without the dot.
 //! - A chain of look-ups by `cname` ends after eight look-ups, and the next CNAME stays unchanged, so that rules that
 //!   refer to each other don't loop.
-//! - In a line that `errors` logs for a failure to which rules for answers were applied, the number is the RCODE that
-//!   the client gets. CoreDNS logs 0.
+//! - If a rule for answers applies to a failure, the number in the line of `errors` is the RCODE that the client gets.
+//!   CoreDNS logs 0.
 //! - TO of `name exact` need not be a regular expression, which CoreDNS requires by mistake: `*.example.org` is a valid
 //!   name.
 //!
@@ -94,7 +94,7 @@
 //! - `answer value FROM TO` - the same for the name in the value of CNAME, DNAME, MX (the exchange), NAPTR (the
 //!   replacement), NS, PTR, SOA (the primary server) and SRV (the target).
 //!
-//! There may be several in a row; only the first one needs the word `answer`.
+//! A rule may have several of these changes in a row; only the first change needs the word `answer`.
 //!
 //! # Examples
 //!

@@ -82,7 +82,7 @@ pub struct BlockBuilder {
     pub files_read: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// Resets failure state that would otherwise persist, on SIGUSR1.
+/// A function that SIGUSR1 calls: it resets failure state that would otherwise persist.
 pub type OnRestart = Arc<dyn Fn() + Send + Sync>;
 
 /// A task that runs as long as a block is served, until the token is cancelled. The task starts once, with a server
@@ -235,7 +235,7 @@ impl Setup<'_> {
         self.builder.plugins.push(ChainPlugin::reusable(Arc::new(plugin)));
     }
 
-    /// Adds a plugin with its rule about look-ups. `chained` is [`ChainPlugin::new`] or [`ChainPlugin::reusable`].
+    /// Adds a plugin with its access rule. `chained` is [`ChainPlugin::new`] or [`ChainPlugin::reusable`].
     pub fn add_with_access_rule<P: Plugin + AccessRule + 'static>(
         &mut self,
         plugin: P,

@@ -27,8 +27,8 @@
 //! - `.Meta` is rejected: the plugin *metadata* isn't supported.
 //! - Where Go's `printf` writes `%!d(string=x)` because a value doesn't fit its verb, the template fails.
 //! - Regular expressions are those of Rust's regex crate. They agree with Go's except for details: in a class `&&`,
-//!   `--`, `~~` and a second `[` have a meaning of their own, and `\<` and `\>` are the ends of words. `\Q...\E`, octal
-//!   numbers (`\012`) and a brace that doesn't begin a count are rejected: write `\{`.
+//!   `--`, `~~` and a second `[` have a meaning of their own, and `\<` and `\>` match the start and the end of a word.
+//!   `\Q...\E`, octal numbers (`\012`) and a brace that doesn't begin a count are rejected: write `\{`.
 //! - Records are in the syntax of zone files, but directives (`$INCLUDE` and others) are failures: a template must not
 //!   read files. Data of unsupported types (DNSSEC keys and signatures among them) has to be in the form of RFC 3597:
 //!   `\# LENGTH OCTETS`. A record without data is a failure.
@@ -53,8 +53,8 @@
 //!
 //! - **CLASS** is the class of the queries: `IN`, `CH`, `HS`, `CS`, `NONE`, or `ANY` for all. Queries of other classes
 //!   than IN are only accepted if a block of the same listener has *chaos* or *forward*.
-//! - **TYPE** is the type of the queries, such as `A` or `PTR`, or `ANY` for all. A query for ANY is for every
-//!   template.
+//! - **TYPE** is the type of the queries, such as `A` or `PTR`, or `ANY` for all. A query of type ANY matches
+//!   the TYPE of every template.
 //! - **ZONE** are the zones that the names have to be in, or networks such as `10.0.0.0/8`, which stand for their
 //!   reverse zones. The default is the zones of the block.
 //! - `match` takes regular expressions, of 10000 bytes at most. It may be repeated; the first expression that matches
@@ -72,8 +72,9 @@
 //!
 //! Templates support:
 //!
-//! - `{{ EXPRESSION }}`, which is replaced by its value; `{{-` and `-}}` with a space also remove the white space
-//!   before or after it. `{{/* */}}` is a comment.
+//! - `{{ EXPRESSION }}`, which is replaced by its value. `{{-`, followed by a space, also removes the white space
+//!   before the expression; `-}}`, after a space, removes the white space after the expression. `{{/* */}}` is a
+//!   comment.
 //! - `.Name`, the name, in lower case; `.Type` and `.Class`; `.Zone`, the zone of the template; `.Remote`, the client's
 //!   address; `.Regex`, the regular expression that has matched.
 //! - `.Match`, the groups of the match: `index .Match 0` is the whole match, `index .Match 1` the first group.

@@ -69,7 +69,7 @@ impl Plugin for Whoami {
         let transport = if request.protocol == Protocol::Udp { "_udp" } else { "_tcp" };
         let service =
             Name::from_ascii(transport).and_then(|label| label.append_domain(name)).map_err(|error| {
-                PluginError::servfail(format!("{name} has no room for a label more: {error}"))
+                PluginError::servfail(format!("{name} is too long for another label: {error}"))
             })?;
         let port = SRV::new(0, 0, request.client.port(), Name::root());
         for (owner, data) in [(name.clone(), address), (service, RData::SRV(port))] {

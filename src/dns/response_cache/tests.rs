@@ -179,7 +179,7 @@ fn respelled(question: &[u8], id: u16, random: &mut StdRng) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn kept_answer_equals_that_of_the_full_handler() {
+async fn cached_answer_equals_that_of_the_full_handler() {
     let mut given = 0;
     for seed in 0..60 {
         let random = &mut StdRng::seed_from_u64(seed);
@@ -268,7 +268,7 @@ async fn reused_addresses_are_shuffled_and_their_ttl_counts_down() {
     for _ in 0..100 {
         let again = Message::from_vec(&served.again(&question, from).unwrap()).unwrap();
         let ttls: Vec<u32> = again.answers.iter().map(|record| record.ttl).collect();
-        assert_eq!(ttls, [5, 18, 18, 18], "ours stays");
+        assert_eq!(ttls, [5, 18, 18, 18], "the TTL of the CNAME record stays");
         let addresses: Vec<_> = again.answers[1..].iter().map(|record| record.data.clone()).collect();
         let mut sorted = addresses.clone();
         sorted.sort();
@@ -406,7 +406,7 @@ async fn new_answers_are_cached_after_a_flood() {
 }
 
 #[tokio::test]
-async fn cut_answer_is_not_kept_with_loadbalance() {
+async fn truncated_answer_is_not_cached_with_loadbalance() {
     let mut served = Served::new("loadbalance", "");
     let addresses = (1..=60).map(|last| [192, 0, 2, last].into()).collect();
     let web = link("web", "192.0.2.1", None);

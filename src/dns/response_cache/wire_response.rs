@@ -52,8 +52,8 @@ struct AddressOrder {
 }
 
 impl WireResponse {
-    /// Returns the answer to a query for `asked` in reusable form; `None` if the plugins forbid the reuse, or if
-    /// the changes for a reuse can't be made in wire form.
+    /// Returns the answer to a query for `qname` in reusable form; `None` if the plugins forbid the reuse, or if the
+    /// changes for a reuse can't be made in wire form.
     #[must_use]
     pub fn new(
         mut reply: Reply,

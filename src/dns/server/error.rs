@@ -46,7 +46,7 @@ fn hint(error: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => {
             "; a port below 1024 needs root or the capability NET_BIND_SERVICE"
         }
-        io::ErrorKind::AddrInUse => "; another program has it, or this one somewhere else",
+        io::ErrorKind::AddrInUse => "; another program or another listener of lb-linker uses it",
         io::ErrorKind::AddrNotAvailable => "; this machine has no such address",
         _ => "",
     }

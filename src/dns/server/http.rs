@@ -205,15 +205,15 @@ async fn check(address: SocketAddr, served: watch::Receiver<Vec<&'static str>>, 
         let elapsed = since.elapsed();
         checks.duration.observe(elapsed.as_secs_f64());
         match answer {
-            Ok(Ok(())) if elapsed > CHECK_INTERVAL => warn!("/health took {elapsed:?} to answer ourselves"),
+            Ok(Ok(())) if elapsed > CHECK_INTERVAL => warn!("the self-check of /health took {elapsed:?}"),
             Ok(Ok(())) => {}
             Ok(Err(problem)) => {
                 checks.failures.inc();
-                warn!("/health doesn't answer ourselves: {problem}");
+                warn!("the self-check of /health has failed: {problem}");
             }
             Err(_) => {
                 checks.failures.inc();
-                warn!("/health doesn't answer ourselves within {CHECK_TIMEOUT:?}");
+                warn!("the self-check of /health has got no answer within {CHECK_TIMEOUT:?}");
             }
         }
     }
@@ -230,5 +230,5 @@ async fn ask(address: SocketAddr) -> std::io::Result<()> {
     stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
     let mut answer = Vec::new();
     stream.take(4096).read_to_end(&mut answer).await?;
-    if answer.starts_with(b"HTTP/1.1 200") { Ok(()) } else { Err(std::io::Error::other("it isn't 200")) }
+    if answer.starts_with(b"HTTP/1.1 200") { Ok(()) } else { Err(std::io::Error::other("status isn't 200")) }
 }

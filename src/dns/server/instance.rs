@@ -128,7 +128,7 @@ impl Instance {
         for built in &mut configuration.blocks {
             let same = old.iter().position(|live| live.identity == built.identity);
             let live = match same {
-                // In order, so that each of several equal blocks keeps its port.
+                // Takes the first equal block, so that each of several equal blocks keeps its port.
                 Some(at) => old.remove(at),
                 None => {
                     let stop = CancellationToken::new();
@@ -285,8 +285,8 @@ impl Instance {
             .map_or_else(|| Arc::new(Server::new(String::new(), &[], Arc::clone(&self.report))), Arc::clone)
     }
 
-    /// Returns `(server, zone, name)` for every enabled plugin, like CoreDNS only for blocks with *prometheus*, and for
-    /// the first zone of a block.
+    /// Returns `(server, zone, plugin)` for every enabled plugin; as in CoreDNS, only for blocks with *prometheus*, and
+    /// only for the first zone of a block.
     fn enabled(&self) -> Vec<(String, String, &'static str)> {
         let mut all = Vec::new();
         for live in &self.listeners {

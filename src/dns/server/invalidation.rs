@@ -1,4 +1,4 @@
-//! Invalidates cached data about a target's name when the target of a link changes, and prefetches the new one.
+//! Invalidates cached data about a target's name when the target of a link changes, and prefetches the new target.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +61,7 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
 
 type Prefetch = (Arc<Server>, Arc<LbLinker>, Query);
 
-/// Discards cached data that a change makes doubtful; returns the queries to prefetch.
+/// Discards cached data about the old and the new target of a change; returns the queries to prefetch.
 fn invalidate_and_prefetch(change: &LinkChange, servers: &[Arc<Server>]) -> Vec<Prefetch> {
     let Some((from, to)) = change.target_change() else { return Vec::new() };
     for name in [from, to].into_iter().filter_map(hostname) {

@@ -20,8 +20,7 @@ pub(crate) fn of_this_server(bound: &[IpAddr]) -> Vec<IpAddr> {
 }
 
 fn parse(text: &str) -> Vec<IpAddr> {
-    let parse =
-        |text: &str| text.trim().parse().inspect_err(|_| warn!("not an address of this Pod: {text:?}")).ok();
+    let parse = |text: &str| text.trim().parse().inspect_err(|_| warn!("invalid Pod IP: {text:?}")).ok();
     text.split(',').filter(|text| !text.trim().is_empty()).filter_map(parse).collect()
 }
 
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_addresses_of_its_own() {
+    fn interfaces_have_loopback_but_no_unspecified_address() {
         let ips = of_interfaces();
         assert!(ips.iter().any(IpAddr::is_loopback), "{ips:?}");
         assert!(!ips.iter().any(IpAddr::is_unspecified), "{ips:?}");

@@ -130,7 +130,7 @@ async fn serve_at_most(
             }
         }
     }
-    // Frees the port, which another reload may need.
+    // Frees the port, which a later reload may need.
     drop(listener);
     // A client with an incomplete request must not delay the shutdown.
     let drain = async { while connections.join_next().await.is_some() {} };
@@ -148,7 +148,7 @@ async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) 
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     match timeout(2 * REQUEST_TIMEOUT, serving).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!("a probe: {error}"),
+        Ok(Err(error)) => debug!("the connection of a probe has failed: {error}"),
         Err(_) => debug!("a probe doesn't read its answer"),
     }
 }

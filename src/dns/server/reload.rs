@@ -68,7 +68,7 @@ enum ReloadError {
     Zones(String),
     #[error(transparent)]
     Run(#[from] ServerError),
-    #[error("reading it panicked: {0}")]
+    #[error("lb-linker panicked while it read the Corefile: {0}")]
     Panic(#[from] tokio::task::JoinError),
 }
 
@@ -174,7 +174,7 @@ impl Reloader {
                 let problem = problem.to_string();
                 if requested || self.last.as_ref().err() != Some(&problem) {
                     self.metrics.failed.inc();
-                    error!("the Corefile isn't taken in force, the one before stays: {problem}");
+                    error!("the new Corefile can't be applied, the previous one stays in force: {problem}");
                 }
                 self.last = Err(problem);
             }

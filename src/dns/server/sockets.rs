@@ -43,7 +43,7 @@ impl PortReservation {
     pub(crate) fn share(&self, port: u16, share: bool) -> bool {
         let is_meant = self.port == port && port != 0;
         if is_meant && let Some(socket) = &self.socket {
-            // An error shows when the other socket is bound.
+            // If this fails, binding the other socket fails, too, and reports the error.
             let _ = setsockopt(socket, sockopt::ReusePort, &share);
         }
         is_meant

@@ -104,8 +104,8 @@ pub fn bind(address: SocketAddr, reuse_port: bool) -> io::Result<TcpListener> {
     })
 }
 
-/// Serves a listener until `stop`, then sends pending answers. New connections use the current `terms`. All listeners
-/// of a process share `places`.
+/// Serves a listener until `stop`, then sends pending answers. A new connection uses the configuration that `terms`
+/// contains at that time. All listeners of a process share the limits of `places`.
 ///
 /// # Errors
 /// If the listener's socket is broken.

@@ -55,7 +55,7 @@ const MAX_WORKERS: usize = 8;
 
 /// Opens sockets for DNS over UDP at an address, one for each core. SO_REUSEPORT lets the kernel distribute datagrams
 /// among them, and lets a listener that stops keep its sockets at the port for a while. The TCP socket at the same port
-/// keeps other processes out. Port 0 is a port that no other socket has.
+/// keeps other processes out. For port 0, the kernel chooses a port that no other socket has.
 ///
 /// # Errors
 /// If the address can't be bound.
@@ -84,7 +84,7 @@ fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
         socket.bind(&address.into())?;
         setsockopt(&socket, sockopt::ReusePort, &true)?;
         if address.ip().is_unspecified() {
-            // Tells the local address of each datagram, so that the answer can leave from it.
+            // The kernel then reports the local address of each datagram: the source address of the answer.
             if address.is_ipv6() {
                 setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
             } else {

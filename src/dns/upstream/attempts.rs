@@ -19,7 +19,8 @@ const MIN_ROUND_DURATION: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct AttemptSchedule {
     upstreams: SmallVec<[(Arc<Upstream>, AttemptState); 2]>,
-    /// The number of the next turn, counted from the first round.
+    /// The number of the next turn, counted over all rounds. Turn `n` belongs to the upstream with the index
+    /// `n % upstreams.len()`.
     turn: usize,
     /// The earliest time of the next attempt.
     next: Instant,
@@ -109,7 +110,7 @@ impl AttemptSchedule {
         &self.waiting[self.waiting.len() - 1]
     }
 
-    /// Records the outcome of an attempt, and returns the answer if there is one. Late attempts count, too.
+    /// Records the outcome of an attempt, and returns the answer if there is one, even if the attempt is late.
     pub(crate) fn record_outcome(
         &mut self,
         number: usize,

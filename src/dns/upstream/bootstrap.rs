@@ -36,7 +36,7 @@ pub enum UpstreamAddr {
 pub enum TransportConfig {
     Plain,
     Tcp,
-    /// TLS; the certificate must have the name, or else the address.
+    /// TLS. The certificate must be valid for the name or, if there is no name, for the address of the upstream.
     Tls(TlsConnector, Option<ServerName<'static>>),
 }
 
@@ -84,8 +84,8 @@ fn each_once(endpoints: impl Iterator<Item = UpstreamEndpoint>) -> Vec<UpstreamE
     all
 }
 
-/// Resolves the names of upstreams until all have addresses, and adds these to the group. Queries the resolvers, or
-/// uses the system's resolver if there are none.
+/// Resolves the names of upstreams, with retries until each name has an address, and then replaces the upstreams of
+/// the group. Queries `resolvers`, or uses the system's resolver if `resolvers` is empty.
 pub async fn resolve(
     forward: Arc<UpstreamGroup>,
     upstreams: Vec<UpstreamAddr>,
@@ -149,7 +149,7 @@ async fn addresses(
     let endpoints = resolvers.iter().map(|address| TransportConfig::Plain.endpoint(*address)).collect();
     let options = ForwardOptions {
         policy: SelectionPolicy::Sequential,
-        // No health checks, because there are no queries between two attempts.
+        // No health checks, because this group serves only one attempt to resolve one name.
         max_fails: 0,
         sockets: Arc::clone(sockets),
         ..ForwardOptions::default()

@@ -25,8 +25,9 @@ pub struct ForwardOptions {
     pub read_timeout: Duration,
     /// The maximum number of failed attempts for one query; `None` for two with each upstream.
     pub max_attempts: Option<usize>,
-    /// The maximum number of concurrent look-ups of a kind. Of the look-ups that other clients leave free, a client may
-    /// use at most half. Each look-up takes a socket for every datagram that it sends.
+    /// The maximum number of concurrent look-ups for clients' queries, and also of those for targets of links. A client
+    /// may use at most half of the look-ups that other clients leave free. A look-up usually takes a socket for every
+    /// datagram that it sends.
     pub max_concurrent: usize,
     /// The limit of sockets to all upstreams of the process.
     pub sockets: Arc<SocketBudget>,
@@ -67,7 +68,7 @@ pub enum LookupOrigin {
     Forward,
     /// A client's query by TCP or TLS.
     ForwardByTcp,
-    /// The target of a link.
+    /// The look-up of a link's target, or of an upstream's name.
     Chase,
 }
 

@@ -248,8 +248,8 @@ impl Attempt<'_> {
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
             while let Ok(Some(reply)) = timeout_at(repeat, tries.next()).await {
-                // The failure of a socket doesn't affect the waiting ones, and that of a reused socket doesn't affect
-                // new ones.
+                // If a socket fails, other sockets may still receive an answer. If a reused socket fails, the query is
+                // sent again from another socket.
                 if reply.is_ok() || tries.is_empty() && !was_open {
                     return reply.map_err(|error| reading.failed(error));
                 }
@@ -260,7 +260,7 @@ impl Attempt<'_> {
             if now >= self.times.deadline {
                 return Err(reading.late());
             }
-            // A new attempt right after a failed one isn't a repetition.
+            // The query that is sent at once after a socket has failed isn't a retransmission.
             if now >= next {
                 pause *= 2;
             }
@@ -413,7 +413,7 @@ mod tests {
             let (_, first) = upstream_socket.recv_from(&mut message).await.unwrap();
             // This datagram gets no answer, as if it were lost.
             let (length, second) = upstream_socket.recv_from(&mut message).await.unwrap();
-            assert_eq!(first, second, "from the socket that it was sent from");
+            assert_eq!(first, second, "the query is repeated from the same socket");
             message[2] |= 0x80;
             upstream_socket.send_to(&message[..length], second).await.unwrap();
         };
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn query_is_repeated_though_its_kept_socket_has_failed() {
+    async fn query_is_repeated_though_its_reused_socket_has_failed() {
         advance(Duration::from_secs(1)).await;
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };

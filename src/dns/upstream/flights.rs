@@ -13,7 +13,8 @@ use crate::dns::upstream::singleflight;
 
 type ForwardResult = Result<Arc<Message>, ForwardError>;
 
-/// The key of a look-up: look-ups with equal keys are shared. A look-up with a client serves only that client.
+/// The key of a look-up: look-ups with equal keys are shared. If the key has a client address, the look-up serves only
+/// that client.
 type ForwardRoute = (QueryKey, LookupOrigin, Option<IpAddr>);
 
 /// All look-ups under way.
@@ -35,7 +36,7 @@ impl ForwardGroup {
     ) -> ForwardResult {
         let (begun_for, result) =
             self.join_or_start(forward, (question.clone(), purpose, None), client).await?;
-        // A lack of sockets of another client doesn't apply to this one.
+        // If another client started the look-up and had no socket left, this client may still have sockets.
         if result == Err(ForwardError::NoSocket) && begun_for != client {
             return self.join_or_start(forward, (question, purpose, Some(client)), client).await?.1;
         }
@@ -60,7 +61,7 @@ impl ForwardGroup {
             })
         };
         let flight = self.0.join_or_start(&route, look_up, |_| {})?;
-        let defect = || ForwardError::none("the look-up has failed by a defect of lb-linker");
+        let defect = || ForwardError::none("the look-up has failed because of a bug in lb-linker");
         flight.wait().await.ok_or_else(defect)
     }
 
@@ -142,7 +143,7 @@ mod tests {
             asked = upstream.recv_from(&mut message) => asked.unwrap(),
             result = &mut other => panic!("{result:?}"),
         };
-        // Sets QR and RA: an answer without records.
+        // Sets QR, so that the query becomes an answer without records.
         message[2] |= 0x80;
         upstream.send_to(&message[..length], from).await.unwrap();
         assert!(other.await.is_ok());

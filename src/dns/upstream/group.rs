@@ -39,7 +39,7 @@ pub struct UpstreamGroup {
     /// affect them.
     forwards: Arc<ClientQuota>,
     target_quota: Arc<ClientQuota>,
-    /// A tenth of the limit of targets, for rare types: one client can ask for all of them.
+    /// For look-ups of targets with rare types: a tenth of the limit, because one client can query every rare type.
     rare_type_quota: Arc<ClientQuota>,
     refusals: RefusedLookups,
 }
@@ -126,7 +126,7 @@ impl UpstreamGroup {
         let mut tries = SmallFutureSet::new();
         let mut timer = pin!(sleep_until(deadline));
         let mut fallback: Option<Message> = None;
-        // Read only after waiting, because reading the clock takes time.
+        // The clock is read only after waiting, because reading it takes time.
         let mut now = begun;
         loop {
             let next = schedule.next().filter(|_| now.duration_since(begun) < LOOKUP_TIMEOUT);

@@ -87,7 +87,7 @@ impl Upstream {
         }
     }
 
-    /// Sends an NS query; like CoreDNS, accepts any answer. Returns whether there was one.
+    /// Sends an NS query. Returns whether the upstream has answered; as in CoreDNS, any answer counts.
     async fn check(&self) -> bool {
         let mut question = UpstreamQuery::recursive(self.check.domain.clone(), RecordType::NS);
         question.recursion_desired = self.check.recursion_desired;

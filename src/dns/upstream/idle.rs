@@ -49,7 +49,9 @@ impl<T: Send + 'static> IdlePool<T> {
         let ended = state.sweep.as_mut().map_or(Some(Ok(())), FutureExt::now_or_never);
         if let Some(ended) = ended {
             if let Err(error) = ended {
-                error!("closing idle sockets to upstreams: {error}; it starts again");
+                error!(
+                    "the task that closes idle sockets to upstreams has failed: {error}; it is started again"
+                );
             }
             let task = tokio::spawn(sweep(Arc::downgrade(&self.0), interval, is_over));
             state.sweep = Some(AbortOnDropHandle::new(task));

@@ -45,7 +45,7 @@ pub(crate) enum SocketPermit {
 }
 
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the bound on sockets to upstreams is reached")]
+#[error("the limit of sockets to upstreams is reached")]
 pub(crate) struct NoSocket;
 
 impl Default for SocketBudget {
@@ -96,8 +96,8 @@ impl SocketQuota {
         self.permit(|shares, client| shares.acquire(client, 1))
     }
 
-    /// Returns the permit for a socket that repeats a query. Fails while half of all sockets are in use; the query is
-    /// then repeated from the waiting socket.
+    /// Returns the permit for a socket that repeats a query. For clients, only half of the limit applies: see
+    /// [`ClientQuota::acquire_spare`]. Without a permit, the query is repeated from the waiting socket.
     ///
     /// # Errors
     /// [`NoSocket`] if the limit is reached.

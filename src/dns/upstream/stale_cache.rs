@@ -57,7 +57,7 @@ impl Default for StaleCache {
 }
 
 impl StaleCache {
-    /// Stores an answer about a target. `has_it` is whether it has records of the type, rather than none.
+    /// Stores an answer about a target. `has_it` is whether the answer has records of the queried type.
     pub fn remember(&self, key: &QueryKey, reply: &Arc<Reply>, has_it: bool) {
         // A target lacks most types: a client that asks for all of them must not evict answers that other clients need.
         let is_worth_it = if has_it { key.is_relevant() } else { key.is_common() };
@@ -69,7 +69,8 @@ impl StaleCache {
         }
     }
 
-    /// Stores an answer about a target that leads back into a zone of links: taken alone, it may look empty.
+    /// Stores an answer about a target that leads back into a zone of links. Such an answer may have no records of the
+    /// queried type, because these are in the zone of links.
     pub fn keep(&self, key: &QueryKey, reply: &Arc<Reply>) {
         let is_young = |known: &CachedReply| known.since.elapsed() < LOOP_HOLD_OFF;
         if key.is_relevant() && !self.0.get(key).is_some_and(|known| is_young(&known)) {

@@ -87,7 +87,7 @@ impl UdpUpstreamSocket {
         }
     }
 
-    /// Waits for a datagram, and returns the result of `look` for it, which must not receive another one.
+    /// Waits for a datagram, and returns the result of `look` for this datagram. `look` must not receive datagrams.
     ///
     /// # Errors
     /// If the kernel reports that the port is closed (ICMP), or the socket is broken.

@@ -1,5 +1,5 @@
-//! Addresses that no target may have: those of the client itself, of all hosts on a link, or of a cloud's metadata
-//! service, which returns credentials.
+//! Addresses that are denied as targets by default: those of the client itself, of all hosts of a network (multicast
+//! and broadcast), or of a cloud's metadata service, which returns credentials.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

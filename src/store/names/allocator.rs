@@ -2,8 +2,8 @@
 //! below a zone.
 //!
 //! The owner of a name keeps it: the link that the existing object of that name is labelled for. A name without an
-//! owner goes to the oldest Service, then by namespace and name. A link that loses the name of its external target
-//! takes its next candidate.
+//! owner goes to the oldest Service; among Services of the same age, to the first by namespace and name. A link that
+//! loses the name of its external target takes its next candidate.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub(crate) struct NameAllocator {
 #[derive(Debug)]
 struct LinkClaims {
     created: i64,
-    /// The last one is the name in use.
+    /// The claimed candidates in their order; the last candidate is the name in use.
     objects: SmallVec<[Arc<str>; 1]>,
 }
 

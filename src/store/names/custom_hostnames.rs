@@ -1,7 +1,8 @@
 //! Allocates custom hostnames that several links request.
 //!
 //! The owner of a name keeps it: the link on whose external target the name is recorded. A name without an owner goes
-//! to the oldest Service, then by namespace and name. So a restart, or another replica, gives the same result.
+//! to the oldest Service; among Services of the same age, to the first by namespace and name. So a restart, or another
+//! replica, gives the same result.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -140,7 +141,7 @@ impl CustomHostnames {
     }
 }
 
-/// Returns a name in the wire form of the index, or `None` if DNS can't carry it.
+/// Returns a name in the wire form of the index, or `None` if a label is empty or exceeds 63 octets.
 pub(crate) fn wire(name: &str) -> Option<Vec<u8>> {
     names::wire(name.split('.').map(str::as_bytes))
 }
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_owner_keeps_its_name_if_it_requests_it() {
+    fn recorded_owner_keeps_a_name_that_it_requests() {
         let mut custom_hostnames = CustomHostnames::default();
         let shop = names(&["shop.example"]);
         assert!(custom_hostnames.set_recorded("young-ext", Some((&key("young"), &shop))).is_empty());

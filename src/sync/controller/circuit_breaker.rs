@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn retry_after_is_obeyed_and_a_key_without_a_write_gives_way() {
+    async fn retry_after_is_obeyed_and_unused_probe_goes_to_the_next_key() {
         let (mut breakers, start) = (CircuitBreakers::default(), Instant::now());
         breakers.record_failure("a", &key("1"), Some(Duration::from_secs(60)));
         breakers.admit(&key("2"), &["a"]);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn key_waits_for_any_open_class_and_forgotten_keys_for_none() {
+    async fn key_waits_for_any_open_class_until_it_is_forgotten() {
         let mut breakers = CircuitBreakers::default();
         breakers.record_failure("everywhere", &key("1"), None);
         assert!(!breakers.admit(&key("2"), &["everywhere", "a"]));

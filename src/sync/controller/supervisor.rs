@@ -45,7 +45,7 @@ impl MetricGroup for SupervisorMetrics {
 }
 
 /// Runs a sync task and restarts it, with exponential backoff, whenever it fails or panics; DNS isn't affected. Returns
-/// when the task ends without an error, or when `stop` is cancelled.
+/// when the task ends without an error, or when `stop` is cancelled during a pause.
 pub async fn supervise<F>(
     name: &'static str,
     stop: CancellationToken,

@@ -31,8 +31,8 @@ const REPAIR_BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::
 const QUIET_PERIOD: Duration = Duration::from_secs(120);
 /// The longest timer: the timer wheel ends at about two years.
 const MAX_TIMER: Duration = Duration::from_secs(24 * 3600);
-/// How long the watch may take to deliver the version on which the API server has based a conflict (409). It does,
-/// unless the conflict has another cause, such as a quota or a webhook.
+/// How long a write waits, after a conflict (409), until the watch delivers another version of the object. No other
+/// version arrives if the conflict has another cause, such as a quota or a webhook.
 pub(crate) const CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of keys for which an empty queue keeps its memory.
 const MAX_IDLE_CAPACITY: usize = 1024;
@@ -73,7 +73,7 @@ struct FailedWrites {
     reason: Option<u64>,
 }
 
-/// Writes for a key while it stays the same.
+/// Writes for a key while its desired state stays the same.
 #[derive(Debug)]
 struct DriftThrottle<A> {
     desired: A,
@@ -84,7 +84,7 @@ struct DriftThrottle<A> {
 }
 
 impl<A: PartialEq + Clone> WorkQueue<A> {
-    /// Creates a queue for a controller that makes at most `max_writes` writes at once, half of them retries.
+    /// Creates a queue for a controller that makes at most `max_writes` writes at once, at most half of them retries.
     pub(crate) fn new(max_writes: usize) -> Self {
         Self {
             max_writes,
@@ -213,7 +213,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.timer_of.keys().chain(self.failures.keys()).chain(self.throttles.keys())
     }
 
-    /// Forgets everything about a key but a write under way, which is superseded.
+    /// Forgets the timer, the failures and the throttle of a key. A write in flight counts as superseded.
     pub(crate) fn forget(&mut self, key: &ServiceKey) {
         self.changed(key);
         self.throttles.remove(key);
@@ -298,8 +298,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         }
     }
 
-    /// Queues the keys in a pause for a reason that keys share. Keys that were refused for an individual
-    /// reason keep their pause.
+    /// Queues the keys that have failed for a reason that other keys may share, and ends their pauses. Keys that were
+    /// refused for an individual reason keep their pause.
     pub(crate) fn resume(&mut self) {
         let shared =
             |(key, failure): (&ServiceKey, &FailedWrites)| failure.reason.is_none().then(|| key.clone());
@@ -412,7 +412,7 @@ mod tests {
                 (0..links).map(|i| ServiceKey::new("default", &i.to_string())).collect();
             for key in &keys {
                 let pause = work_queue.add_refused(key, None, "a policy").0;
-                assert!(pause < Duration::from_secs(2), "the first failure of a link is its own: {pause:?}");
+                assert!(pause < Duration::from_secs(2), "other links don't delay the first retry: {pause:?}");
             }
             let start = Instant::now();
             let mut tries = 0;
@@ -471,7 +471,7 @@ mod tests {
         assert!(work_queue.is_backing_off(&refused) && work_queue.has_failed(&refused));
         work_queue.add_rate_limited(&refused, None);
         work_queue.resume();
-        assert_eq!(work_queue.next(), Some(refused.clone()), "its last failure was another one");
+        assert_eq!(work_queue.next(), Some(refused.clone()), "other keys may share the last reason");
         work_queue.add_refused(&refused, None, "a policy");
         work_queue.end_pauses();
         assert!(!work_queue.is_backing_off(&refused) && !work_queue.has_failed(&refused));
@@ -534,7 +534,7 @@ mod tests {
         }
         work_queue.add_after(key.clone(), QUIET_PERIOD - Duration::from_secs(1));
         work_queue.due().await;
-        assert_eq!(work_queue.known().count(), 1, "it may go on");
+        assert_eq!(work_queue.known().count(), 1, "not forgotten yet");
         work_queue.add_after(key.clone(), QUIET_PERIOD);
         work_queue.due().await;
         assert_eq!(work_queue.known().count(), 0);

@@ -10,7 +10,7 @@ use nix::time::{ClockId, clock_gettime};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootInstant(Duration);
 
-/// Returns the present time. Tests use clocks that they advance themselves.
+/// A function that returns the present time. Tests use clocks that they advance themselves.
 pub(super) type Clock = fn() -> BootInstant;
 
 pub(super) fn now() -> BootInstant {

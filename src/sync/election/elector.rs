@@ -78,7 +78,8 @@ impl ElectionStep {
 pub(super) enum LeaderEvent {
     Gained,
     Lost(String),
-    /// A higher term than ours was seen, and the Lease still names this process: it continues in this term.
+    /// A higher term than ours was seen, and the Lease still names this process: the process continues in this term,
+    /// which is higher still.
     Raised(u64),
     Resigned,
     /// Another replica leads.
@@ -484,8 +485,8 @@ impl Elector {
         }
     }
 
-    /// Counts from the time at which the request was sent: other replicas count from the time at which they saw its
-    /// effect, which is later.
+    /// Begins or extends the lease. Its time counts from the sending of the request: other replicas count from the time
+    /// at which they saw the effect of the request, which is later.
     fn hold(&mut self, sent: BootInstant, now: BootInstant) {
         let renewed_by = sent + self.timing.renew;
         self.rest_until(sent + self.timing.retry);

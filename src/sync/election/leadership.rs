@@ -198,7 +198,7 @@ impl Leadership {
         let _ = timeout(FIRST_LEASE_TIMEOUT, settled.wait_for(|settled| *settled)).await;
     }
 
-    /// Waits until the lease is acquired or lost since the last call.
+    /// Waits until the lease is acquired or lost, or its term changes, since the last call.
     pub async fn changed(&mut self) {
         // Without an election, or after its end, nothing changes.
         if self.leader_status.changed().await.is_err() {
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn beyond_returns_in_the_next_term() {
+    async fn wait_for_other_term_returns_in_the_next_term() {
         let (election, receiver) = watch::channel(held(1, 10));
         let leadership = elected(receiver);
         let mut beyond = pin!(leadership.wait_for_other_term(1));
@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(leadership.write(7, async { 1 }).await, Ok(1));
         let alone = Leadership::without_election(100);
         alone.observe_term(1000);
-        assert_eq!(alone.held(), Some(100), "no Lease could say that it isn't so");
+        assert_eq!(alone.held(), Some(100), "without an election, observed terms don't count");
     }
 
     #[tokio::test(start_paused = true)]
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(futures::poll!(second.as_mut()), Poll::Pending);
         fence.renewal_requested.notified().await;
         fence.confirmed.send_replace(Some(by_hand::now()));
-        assert_eq!((first.await, second.await), (Ok(1), Ok(2)), "they share one");
+        assert_eq!((first.await, second.await), (Ok(1), Ok(2)), "they share a renewal");
         assert!(futures::poll!(pin!(fence.renewal_requested.notified())).is_pending());
         // Another replica has the Lease.
         tokio::time::advance(Duration::from_millis(1)).await;

@@ -29,7 +29,8 @@ use crate::sync::k8s::metrics::ApiMetrics;
 /// `reportingController`: Kubernetes requires a qualified name.
 const CONTROLLER: &str = "lb-linker";
 const MAX_INSTANCE_BYTES: usize = 128;
-/// Number of attempts to send an Event without an answer, and the pauses in between.
+/// Maximum number of attempts to send an Event while failures are temporary, and the pauses in between: the first and
+/// the longest.
 const MAX_ATTEMPTS: usize = 3;
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Interval at which ongoing series are checked.
@@ -557,7 +558,7 @@ mod tests {
         let start = Instant::now();
         sender.run(stop).await.unwrap();
         assert_eq!(start.elapsed(), SHUTDOWN_TIMEOUT);
-        assert_eq!(metrics.get(), 9, "the one under way, too");
+        assert_eq!(metrics.get(), 9, "including the Event under way");
     }
 
     #[tokio::test(start_paused = true)]

@@ -37,7 +37,7 @@ pub enum Write {
         id: ObjectId,
         only: Precondition,
     },
-    /// Write only the annotations that every write leaves.
+    /// Set only the annotations that every write sets: the instance and the term.
     Annotate {
         id: ObjectId,
         only: Precondition,
@@ -123,7 +123,7 @@ pub enum NextStep {
     Write(Write),
     /// Decide again at this time.
     Wait(Instant),
-    /// The object with the link's name isn't ours and is left alone.
+    /// An object that has the name of the external target or of an EndpointSlice isn't ours and is left alone.
     Conflict {
         object: ObjectId,
         /// The reason why the object isn't ours.
@@ -139,7 +139,7 @@ pub struct Actual<'a> {
     pub named: Option<&'a Service>,
     /// Whether `named` is labelled for the link although it isn't ours: then it is left alone.
     pub is_orphan: bool,
-    /// Services of other names that lb-linker has written and labelled for the link.
+    /// Services with other names that are labelled for the link and count as ours.
     pub other_services: &'a [&'a Service],
     /// The EndpointSlices that are labelled for the link.
     pub slices: &'a [&'a EndpointSlice],
@@ -177,7 +177,7 @@ pub struct SyncPolicy {
     pub delete_delay: Duration,
     /// Whether a load balancer stays until its external target is gone.
     pub finalizer: bool,
-    /// `deleted.<zone>`: the API server refuses an empty name.
+    /// The `externalName` of a tombstone, `deleted.<zone>`: the API server refuses an empty `externalName`.
     pub tombstone: String,
     pub max_deletes: MaxDeletes,
     /// The kind of external target for addresses.
@@ -279,8 +279,8 @@ fn ours_of<'a>(link: &Link, actual: Actual<'a>, own: Option<&str>) -> Option<&'a
     named.filter(|object| !actual.is_orphan && other_instance(&object.metadata, own).is_none())
 }
 
-/// Returns the write that adds this instance's name to an object of a living link without one: an object of the earlier
-/// operator, or of an older version of lb-linker.
+/// Returns the write that adds this instance's name to an object that names no instance: the earlier operator or an
+/// older version of lb-linker has written the object. Returns `None` for the link of a gone Service.
 #[must_use]
 pub fn adoption(link: &Link, actual: Actual<'_>, policy: &SyncPolicy) -> Option<Write> {
     let own = policy.instance.as_deref().filter(|_| !link.is_gone())?;

@@ -32,7 +32,7 @@ impl fmt::Display for MaxDeletes {
 #[derive(Debug, Default)]
 pub struct DeletionBudget {
     removals: VecDeque<(Instant, String)>,
-    /// The objects in `made`.
+    /// The objects in `removals`.
     counted: HashSet<String>,
     /// Objects with a removal in flight: they still count as present.
     in_flight: HashSet<String>,

@@ -149,8 +149,8 @@ pub(crate) fn link_labels(key: &ServiceKey) -> BTreeMap<String, String> {
     labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// Returns the temporary name of an external target that changes from an allocated clusterIP, which is immutable, to
-/// none: a name that never exists (RFC 6761 section 6.4).
+/// Returns the temporary `externalName` of an external target that changes from an allocated clusterIP, which is
+/// immutable, to a headless Service: a name that never exists (RFC 6761 section 6.4).
 pub(crate) fn placeholder_name(external_target: &str) -> String {
     format!("{external_target}.invalid")
 }
@@ -238,7 +238,8 @@ impl Stamp {
     }
 }
 
-/// Returns the JSON merge patch (RFC 7386) that sets all fields that are ours and nulls the fields that don't belong.
+/// Returns the JSON merge patch (RFC 7386) that sets all fields that are ours, and removes the fields that the
+/// desired object must not have.
 /// It includes its precondition: the API server refuses it for another uid (422) and another resourceVersion (409).
 #[must_use]
 pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Value {

@@ -221,7 +221,7 @@ impl Reconciler {
         }
     }
 
-    /// Returns whether an object of ours, from a watched namespace, is labelled for a link.
+    /// Returns whether a link of a watched namespace has an object that is ours to remove.
     pub(crate) fn has_removable_object(&self, key: &ServiceKey) -> bool {
         self.context.selection.watches(key.namespace())
             && self.objects.of_link(key).iter().any(|object| self.is_removable(object.has_our_field_manager))

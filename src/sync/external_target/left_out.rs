@@ -231,7 +231,8 @@ pub fn is_shown(target: &Target, how: IpTargets) -> bool {
 }
 
 /// Returns the postponed step for the link of a Service that is gone together with most other Services: the removal
-/// waits ten minutes longer than `--delete-delay`, and other writes wait ten minutes.
+/// waits ten minutes longer than `--delete-delay`, and other writes wait ten minutes. Changes of the finalizer don't
+/// wait.
 #[must_use]
 pub fn postponed(step: NextStep, since: Instant, policy: &SyncPolicy, now: Instant) -> NextStep {
     if !matches!(step, NextStep::Write(_) | NextStep::Wait(_))

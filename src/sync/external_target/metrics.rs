@@ -4,17 +4,18 @@ use prometheus::{Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec,
 
 use crate::metrics::{MetricGroup, registered};
 
-/// Buckets for the duration of a reconciliation, in seconds: 1 ms, doubled 15 times, beyond the timeout of a request.
+/// The first bucket for the duration of a reconciliation in seconds, the factor, and the number of buckets: up to 16 s,
+/// beyond the timeout of a request.
 const RECONCILE_BUCKETS: (f64, f64, usize) = (0.001, 2.0, 15);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReconcileResult {
     Unchanged,
     Written,
-    /// A write is needed, but has to wait for the end of a delay or backoff, or for the watch to deliver the object's
-    /// present state.
+    /// A write is needed, but isn't made now: because of a delay, a backoff, a limit or `--sync plan`, because another
+    /// replica leads, or because the watch hasn't delivered the object's present state.
     Waiting,
-    /// The object with the link's name isn't ours.
+    /// An object that has the name of the external target or of an EndpointSlice isn't ours.
     Conflict,
     /// A write failed and will be retried.
     Failed,
@@ -38,7 +39,7 @@ impl ReconcileResult {
 pub struct ReconcilerMetrics {
     /// Links with an external target name that a foreign object has.
     pub conflicts: IntGauge,
-    /// External targets of gone Services that lb-linker hasn't written.
+    /// External targets that lb-linker hasn't written, and whose Services are gone.
     pub orphans: IntGauge,
     /// External targets with a removal held back by the deletion budget.
     pub deletes_held: IntGauge,
@@ -57,10 +58,10 @@ impl MetricGroup for ReconcilerMetrics {
             "lb_linker_left_out",
             "External targets that stay until --max-deletes is given, although a flag leaves their Services out.",
         );
-        let reconciles = Opts::new("lb_linker_reconciles_total", "Looks at links, by what they have led to.");
+        let reconciles = Opts::new("lb_linker_reconciles_total", "Reconciliations of links, by result.");
         let duration = HistogramOpts::new(
             "lb_linker_reconcile_duration_seconds",
-            "Seconds from a look at a link to the answer to the write that it led to, if any.",
+            "Duration of the reconciliation of a link in seconds, including its write, if any.",
         )
         .buckets(prometheus::exponential_buckets(first, factor, number)?);
         let metrics = Self {

@@ -365,7 +365,7 @@ mod tests {
         assert!(objects.get(&id("a")).is_none());
         objects.apply(&object("a", "2", 8, "web"));
         objects.remove(&id("a"), "1");
-        assert_eq!(objects.get(&id("a")).unwrap().uid, *"2", "the end of the old one isn't the new one's");
+        assert_eq!(objects.get(&id("a")).unwrap().uid, *"2", "only the old object is deleted");
     }
 
     #[test]
@@ -462,7 +462,7 @@ mod tests {
         assert_eq!((objects.number_of_links(), objects.links().count()), (1, 6));
 
         objects.apply(&object(usual, "2", 2, "api"));
-        assert_eq!(objects.number_of_links(), 2, "its own name is another's now");
+        assert_eq!(objects.number_of_links(), 2, "another link has its default name");
         assert!(!ids(&objects).contains(&id(usual)));
         assert_eq!(objects.replace(ObjectKind::Service, vec![]).len(), 4);
         assert_eq!(ids(&objects), slices);

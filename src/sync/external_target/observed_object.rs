@@ -1,4 +1,5 @@
-//! External targets and EndpointSlices as last observed, with only the fields that are read: there is one per link.
+//! External targets and EndpointSlices as last observed, with only the fields that are read, which saves memory for
+//! each link.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +42,8 @@ pub struct ObservedObject {
     pub has_our_field_manager: bool,
     /// The link that the object is labelled for, if it has our managed-by label.
     pub labelled_for: Option<ServiceKey>,
-    /// The annotations that are read, and the labels that don't follow from `labelled_for`. No key is both.
+    /// The annotations that are read, and the labels that don't follow from `labelled_for`. No
+    /// annotation has the key of a label.
     values: Box<[(&'static str, Box<str>)]>,
     content: Content,
 }

@@ -1,5 +1,5 @@
-//! Orphans: external targets of gone load balancers that lb-linker has never written to. The earlier operator wrote
-//! them, or a user with its labels, so only the user knows whether they may be removed.
+//! Orphans: external targets that lb-linker has never written to, and whose load balancers are gone. The earlier
+//! operator wrote them, or a user set its labels on them, so only the user knows whether they may be removed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,8 +19,9 @@ use crate::sync::source::selection::Selection;
 /// Time window of the log limit: many orphans may appear one by one.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Returns the load balancer of a Service in the target namespace that is an orphan if that load balancer is gone.
-/// Objects for unwatched namespaces, and those of another instance than `own`, aren't ours to judge.
+/// Returns the load balancer that a Service in the target namespace is labelled for, if the Service is an orphan as
+/// soon as this load balancer is gone. A Service that is labelled for an unwatched namespace, or that belongs to
+/// another instance than `own`, is never an orphan.
 #[must_use]
 pub fn orphan_of(metadata: &ObjectMeta, selection: &Selection, own: Option<&str>) -> Option<ServiceKey> {
     link_of_labels(metadata).filter(|key| {
@@ -139,7 +140,7 @@ mod tests {
         assert_eq!(logged(&mut orphans, now), (0, 1), "enough for this minute");
         orphans.set(&key(0), vec![]);
         orphans.set(&key(0), vec!["svc-0-shop-ext".to_owned()]);
-        assert_eq!(logged(&mut orphans, now + 2 * LOG_INTERVAL), (1, 0), "it is one again");
+        assert_eq!(logged(&mut orphans, now + 2 * LOG_INTERVAL), (1, 0), "an orphan again");
         for key in orphans.links().cloned().collect::<Vec<_>>() {
             orphans.set(&key, vec![]);
         }

@@ -21,7 +21,8 @@ const EXTENSION: &str = "yaml";
 /// The extension of a file while it is being written.
 const PARTIAL: &str = "lb-linker-partial";
 
-/// A directory with a file per external target. Files without lb-linker's labels are foreign.
+/// A directory with a file for each external target and each EndpointSlice. Files without lb-linker's labels are
+/// foreign.
 #[derive(Clone, Debug)]
 pub struct OutputDirectory {
     path: PathBuf,

@@ -74,7 +74,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
     let mut hostname_policy = context.hostname_policy.clone();
     hostname_policy.mark_unchanged();
     let mut reconciler = Reconciler::new(context);
-    // Nothing is written before both lists are complete.
+    // Nothing is written before Services, EndpointSlices and load balancers have been listed.
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -144,12 +144,12 @@ pub(crate) struct Reconciler {
     initial_pass: HashSet<ServiceKey>,
     pub(crate) writes: JoinSet<WriteEnd>,
     pub(crate) work_queue: WorkQueue<Arc<Link>>,
-    /// Objects for which the API server has returned a conflict, with the version last seen: they aren't written before
-    /// the watch delivers another version.
+    /// Objects for which the API server has returned a conflict, with the version last seen and the time: they aren't
+    /// written before the watch delivers another version, or `CONFLICT_TIMEOUT` ends.
     pub(crate) stale_versions: HashMap<ObjectId, (Option<String>, Instant)>,
     pub(crate) report: StatusLog,
     pub(crate) breakers: CircuitBreakers<WriteClass>,
-    /// A write counts here just before it is sent.
+    /// Counts each removal just before it is sent; with `--sync plan`, when it is planned.
     pub(crate) deletion_budget: Arc<Mutex<DeletionBudget>>,
     pub(crate) orphans: Orphans,
     adoption: AdoptionQueue,
@@ -158,7 +158,7 @@ pub(crate) struct Reconciler {
     /// Services that count as gone, with a failed last confirmation.
     pub(crate) refused_look_ups: HashMap<ServiceKey, LastingRefusal>,
     start_check: StartCheck,
-    /// Whether the last write had no answer.
+    /// Whether a write or the look-up before it has had no answer since the last successful write.
     pub(crate) unanswered: bool,
 }
 
@@ -206,7 +206,8 @@ impl Reconciler {
         self.context.backend.events(&self.context.staleness)
     }
 
-    /// Applies a changed hostname policy, with new lists: it decides which recorded hostnames and targets count.
+    /// Applies a changed hostname policy, and lists the objects again: the policy decides which recorded hostnames and
+    /// targets count.
     fn take_policy(&mut self) -> BoxStream<'static, ObjectEvent> {
         self.context.policy.tombstone = self.context.hostname_policy.borrow().tombstone();
         self.begin_term()
@@ -242,7 +243,7 @@ impl Reconciler {
         self.may_write() && (self.are_links_listed(namespace) || is_gone())
     }
 
-    /// Makes the writes that were due while this process didn't lead.
+    /// Queues all links when writes may be made again, as at the beginning of a term.
     pub(crate) fn resume_writing(&mut self) {
         if self.may_write() {
             self.check_external_targets(true);
@@ -289,7 +290,7 @@ impl Reconciler {
         }
     }
 
-    // === what is done ===
+    // === reconciliation ===
 
     /// Reconciles queued links while fewer than [`MAX_WRITES`] writes are in flight.
     fn drain_queue(&mut self) {
@@ -334,7 +335,7 @@ impl Reconciler {
             self.report.forget(&key);
             self.work_queue.forget(&key);
             self.adoption.forget(&key);
-            // The store has no link, but its object exists: add it again, as the link of a gone Service.
+            // The store has no link for an object that exists: add the link again, as the link of a gone Service.
             if self.has_removable_object(&key) {
                 self.context.store.insert_gone(&key, self.noted_hostnames(&key));
             }

@@ -34,7 +34,7 @@ pub(crate) struct StatusLog {
     /// Links with a removal held back by the deletion budget.
     held: HashSet<ServiceKey>,
     held_back_log: ThrottledLog,
-    /// Time until the next removal; `None` means forever.
+    /// Time until the next removal is allowed; `None` means never.
     next_removal: Option<Duration>,
     /// Links that have lost the name of their external target, and the links that own it.
     names_lost: HashMap<ServiceKey, Option<ServiceKey>>,
@@ -168,7 +168,7 @@ impl StatusLog {
 
     /// Reports that the end of a Service can't be confirmed, so its external target stays.
     pub(crate) fn unconfirmed(&mut self, code: u16, sentence: &str) {
-        self.look_up_log.report(code, &format!("{sentence}; the external target stays until that is known"));
+        self.look_up_log.report(code, &format!("{sentence}; its external target stays meanwhile"));
     }
 
     /// Reports that look-ups succeed again.
@@ -179,8 +179,8 @@ impl StatusLog {
     /// Reports that the external target of a Service is removed although the Service can't be looked up.
     pub(crate) fn counts_as_gone(&mut self, key: &ServiceKey) {
         self.refused_look_up_log.remind(&format!(
-            "Service {key} counts as gone: the watch has told of its end, and for ten minutes the API server has \
-             refused every look at it, as after its namespace was deleted; what it has left is removed"
+            "Service {key} counts as gone: the watch has reported its deletion, and for ten minutes the API \
+             server has refused every look-up of it, as after its namespace was deleted; --on-delete applies"
         ));
     }
 
@@ -225,7 +225,8 @@ impl StatusLog {
         self.planned.insert(key.clone(), writes);
     }
 
-    /// Reports that the object with a link's name isn't ours. Conflicts that exist at the start cause no Event.
+    /// Reports that an object that has the name of a link's external target or EndpointSlice isn't ours. Conflicts that
+    /// exist at the start cause no Event.
     pub(crate) fn conflict(&mut self, link: &Link, object: &str, why: &str, is_news: bool) {
         let key = &link.key;
         let object = self.backend.describe(object);
@@ -249,7 +250,7 @@ impl StatusLog {
             warn!(
                 "{} {} of link {key} isn't written: its annotation {TERM} says {term}, which is higher than the term \
                  of this process, {own}; another lb-linker without a leader election writes here, too, or the \
-                 annotation was written by hand: remove it then, or start lb-linker again",
+                 annotation was written by hand: then remove the annotation, or restart lb-linker",
                 id.kind,
                 self.place(id)
             );
@@ -295,8 +296,8 @@ impl StatusLog {
             return;
         }
         let when = match self.next_removal {
-            Some(pause) => format!("the next one follows in {pause:.0?}"),
-            None => "no other one follows".to_owned(),
+            Some(pause) => format!("the next removal is allowed in {pause:.0?}"),
+            None => "no other removal is allowed".to_owned(),
         };
         self.held_back_log.remind(&format!(
             "no more external targets are removed for now: --max-deletes allows {max} in ten minutes; {when}; \
@@ -374,7 +375,8 @@ impl StatusLog {
     }
 
     /// Records the target of a link's external target before a write. At the first reconciliation this is the target
-    /// from before this process led; later it is a change made by hand.
+    /// from before this process led. Later, if the link's target hasn't changed, the write only reverts another
+    /// client's change, and nothing is recorded.
     pub(crate) fn record_previous_target(
         &mut self,
         key: &ServiceKey,

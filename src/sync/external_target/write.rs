@@ -41,7 +41,8 @@ impl Reconciler {
         answer.inspect_err(|pause| self.wait_for_budget(link, *pause)).is_ok()
     }
 
-    /// Schedules a link that waits for its removal; `None` means forever.
+    /// Reports that the removal of a link's external target is held back, and queues the link again after `pause`;
+    /// `None` means never.
     fn wait_for_budget(&mut self, link: &Link, pause: Option<Duration>) {
         self.report.report_held_back(link, self.context.policy.max_deletes, pause);
         if let Some(pause) = pause {
@@ -258,7 +259,8 @@ impl Reconciler {
                 self.work_queue.add(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
-                // Another client's write came first. Nothing is tried until the watch delivers the present version.
+                // Another client's write came first. The object isn't written again until the watch delivers another
+                // version, or `CONFLICT_TIMEOUT` ends.
                 let sent = write.resource_version().map(ToOwned::to_owned);
                 if self.version_of(&id) == sent {
                     self.stale_versions.insert(id, (sent, Instant::now()));

@@ -92,8 +92,8 @@ impl fmt::Display for ApiServer {
     }
 }
 
-/// Returns a client for the cluster: that of the given kubeconfig, else that of the Pod of this process, else that of
-/// kubectl's default kubeconfig. Doesn't connect yet.
+/// Returns a client for the cluster: that of the given kubeconfig, else, if no context is given, that of the Pod of
+/// this process, else that of kubectl's default kubeconfig. Doesn't connect yet.
 ///
 /// # Errors
 /// If there is no configuration, or none that can be used.

@@ -11,8 +11,8 @@ use serde_json::value::RawValue;
 
 use crate::model::excerpt::sentence;
 
-/// An object, or the reason why it can't be decoded and its identity. Like kube's `DeserializeGuard`, which first
-/// builds a tree of each object, including `managedFields`, and a copy of that tree.
+/// An object, or its identity and the reason why it can't be decoded. Cheaper than kube's `DeserializeGuard`, which
+/// first builds a tree of each object, including `managedFields`, and a copy of the tree.
 #[derive(Clone, Debug)]
 pub struct RawDeserializeGuard<K>(pub Result<K, InvalidObject>);
 
@@ -33,8 +33,8 @@ struct PartialObject {
 }
 
 impl<'de, K: DeserializeOwned> Deserialize<'de> for RawDeserializeGuard<K> {
-    /// Works only for JSON in memory, where the text can be borrowed. In a watch event `type` has to precede `object`,
-    /// as the API server writes them (`metav1.WatchEvent`).
+    /// Works only for JSON in memory, where the text can be borrowed. In kube's `WatchEvent`, `type` has to precede
+    /// `object`, as the API server writes them (`metav1.WatchEvent`).
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::from_json(<&RawValue>::deserialize(deserializer)?.get()).map_err(D::Error::custom)
     }

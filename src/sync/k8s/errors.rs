@@ -76,7 +76,7 @@ fn explain_watch(error: &WatchError, what: &str, hint: &str) -> String {
     match error {
         WatchError::List(error) => describe(error, &format!("list {what}"), hint),
         WatchError::Watch(error) => describe(error, &format!("watch {what}"), hint),
-        // The resourceVersion is too old: a new list follows.
+        // Usually 410: the resourceVersion is too old, and a new list follows.
         WatchError::Ended(status) => {
             format!(
                 "the watch of {what} was ended by the API server: {} {}",
@@ -178,7 +178,7 @@ impl ThrottledLog {
             None => {}
             Some(0) => warn!("{sentence}; retrying"),
             Some(suppressed) => {
-                warn!("{sentence}; retrying, and {suppressed} times since this was last said")
+                warn!("{sentence}; retrying; {suppressed} more failures since the last such line")
             }
         }
     }
@@ -189,7 +189,7 @@ impl ThrottledLog {
         match self.suppressed(code) {
             None => {}
             Some(0) => warn!("{sentence}"),
-            Some(suppressed) => warn!("{sentence}; {suppressed} times more since this was last said"),
+            Some(suppressed) => warn!("{sentence}; {suppressed} more failures since the last such line"),
         }
     }
 
@@ -381,8 +381,8 @@ mod tests {
             throttled_log.recovered("it is over");
         }
         assert_eq!(logged, 5);
-        assert!(!throttled_log.recovered("it is over"), "what wasn't said to begin isn't said to end");
-        assert_eq!(throttled_log.suppressed(429), Some(0), "each kind counts by itself");
+        assert!(!throttled_log.recovered("it is over"), "the end is logged only if the start was");
+        assert_eq!(throttled_log.suppressed(429), Some(0), "each HTTP code has its own limit");
         assert_eq!(throttled_log.suppressed(429), None);
         assert!(throttled_log.recovered("it is over") && !throttled_log.recovered("it is over"));
     }

@@ -1,11 +1,12 @@
-//! Classifies 403 responses: only a missing permission concerns other objects, too.
+//! Classifies 403 responses: a missing permission concerns all objects; an exhausted quota and a terminating namespace
+//! concern all new objects of the namespace; a denial by admission concerns one object.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long an authorizer has to refuse every look-up of a Service until the watch's deletion event suffices alone.
-/// RBAC that is being changed, or an API server that is starting, has settled by then.
+/// How long an authorizer has to refuse all look-ups of a Service before the deletion event of the watch alone proves
+/// that the Service is gone. Changes of RBAC, and the start of an API server, take less time.
 const LASTING_AFTER: Duration = Duration::from_secs(600);
 
 /// The part of the API server that refused a request with 403.
@@ -115,7 +116,7 @@ pub(crate) struct LastingRefusal {
 }
 
 impl LastingRefusal {
-    /// Records an answer to the request, or its absence.
+    /// Records whether an authorizer refused the request. Any other answer, or none, ends the series of refusals.
     pub(crate) fn note(&mut self, by_authorizer: bool) {
         self.since = by_authorizer.then(|| self.since.unwrap_or_else(Instant::now));
     }

@@ -3,8 +3,8 @@
 /// The field manager of every write.
 pub const FIELD_MANAGER: &str = "lb-linker";
 
-/// The label for the controller of an object, and lb-linker's value, which is that of the earlier operator: its objects
-/// are taken over in place.
+/// The label that names the controller of an object, and its value. lb-linker uses the value of the earlier operator,
+/// and so takes over the objects of that operator in place.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "lb-linker-operator");
 
 /// The label that holds the name of the link's Service.

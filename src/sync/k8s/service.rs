@@ -36,7 +36,7 @@ pub struct Service {
     pub api_version: ApiVersion,
     #[serde(skip_deserializing)]
     pub kind: ServiceKind,
-    /// The fields of `metadata` that lb-linker needs; `managedFields` without `fieldsV1`.
+    /// The fields of `metadata` that lb-linker needs; of `managedFields` only `manager`.
     #[serde(default, deserialize_with = "slim_metadata")]
     pub metadata: ObjectMeta,
     #[serde(default, deserialize_with = "null_is_default")]

@@ -182,7 +182,9 @@ async fn read_one<K: DeserializeOwned>(
     request: kube::Result<HttpRequest>,
 ) -> Result<(Page<K>, usize), PageError> {
     let answer = timeout(SINGLE_LIST_TIMEOUT, read_page(client, request, 1)).await;
-    answer.unwrap_or_else(|_| Err(PageError::Kube(broken("the list of one object doesn't come to its end"))))
+    answer.unwrap_or_else(|_| {
+        Err(PageError::Kube(broken("the list of one object is incomplete after the timeout")))
+    })
 }
 
 /// Lists the objects of a query, and watches them afterwards. `activity` records the time of each sign of life.
@@ -255,7 +257,7 @@ where
     Ok(find_at::<K>(client, query, None).await?.0)
 }
 
-/// Like [`find`], but trusts only etcd that the object doesn't exist.
+/// Like [`find`], but returns `None` only if the object doesn't exist in etcd, whatever the watch cache contains.
 ///
 /// An API server answers from its watch cache if the cache has reached etcd's revision. After a restore of etcd to an
 /// earlier revision, the cache of an API server that wasn't restarted is ahead of etcd, and counts as fresh. A list of
@@ -304,7 +306,7 @@ where
 /// Whether lists are streamed.
 #[derive(Debug, Default)]
 struct Streams {
-    /// The end of the time for which lists aren't streamed, because the API server can't.
+    /// The time until which lists aren't streamed, because the API server can't stream them.
     refused_until: Option<Instant>,
     /// Whether the last streamed list failed, for any reason.
     failed: bool,
@@ -483,7 +485,7 @@ where
                 // Probably an API server that streams objects but never sends the bookmark at the end.
                 self.streams.note_failure(true, Instant::now());
                 return self
-                    .stream_failed(broken("the streamed list goes on neither with an object nor its end"));
+                    .stream_failed(broken("the streamed list sends neither another object nor its end"));
             }
         };
         match sent {
@@ -679,7 +681,7 @@ where
         let step = self.progress.take(input, now);
         let until = match step {
             WatchStep::Continue => return,
-            // Even if the watches are short, the list isn't delayed beyond its deadline.
+            // Limit the pause, so that pauses between short watches don't delay the list beyond the deadline.
             WatchStep::Watch(doublings) | WatchStep::AskNewest(doublings) => {
                 (now + pause(doublings)).min(self.progress.deadline())
             }

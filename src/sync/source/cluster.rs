@@ -125,7 +125,7 @@ impl WatchState {
         (self.listed || self.failed) && !self.listing
     }
 
-    /// Records that a new list is due, before which nothing is written for these Services, and why.
+    /// Records that a new list is due, and why. Nothing is written for these Services until that list is complete.
     fn expire(&mut self, why: &str) {
         (self.listed, self.failed) = (false, false);
         let links = match &self.namespace {
@@ -302,7 +302,8 @@ impl ServiceWatcher {
         events.boxed()
     }
 
-    /// Applies a complete list. If too many links are missing, they are kept until another list confirms it.
+    /// Applies a complete list. If it lacks too many load balancers, their links are kept until another list lacks
+    /// them, too.
     fn take_list(
         &self,
         scope: &mut WatchState,
@@ -340,8 +341,8 @@ impl ServiceWatcher {
             );
         }
         retained.extend(staying);
-        // A missing Service may exist and have left the selection: the list lacks it in either case. After a restore of
-        // etcd the list alone counts.
+        // The list lacks deleted Services as well as Services that have left the selection: a LIST by name tells them
+        // apart. After a restore of etcd no such LIST is sent: a missing Service counts as deleted.
         if self.store.is_synced() && !rewound {
             for key in missing {
                 if let Some(link) = self.store.get(&key).filter(|_| !retained.contains(&key)) {
@@ -399,13 +400,13 @@ impl ServiceWatcher {
         self.observe(service, object_errors)
     }
 
-    /// Observes the Services again for which another Service's permission of their target has changed.
+    /// Observes again the Services with targets that have become allowed or denied because another Service changed.
     fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
         services.iter().filter_map(|service| self.store.apply(self.observe(service, object_errors))).collect()
     }
 
-    /// Processes the changes of links. Returns whether Services depend on them.
+    /// Processes the changes of links. Returns whether the targets of dependent Services have to be checked again.
     fn drain_feed(&self, feed: &mut broadcast::Receiver<LinkChange>) -> bool {
         let mut own_targets = self.own_targets();
         loop {
@@ -501,7 +502,7 @@ impl ServiceWatcher {
     }
 }
 
-/// State of Services outside the store.
+/// State about Services that the store doesn't hold.
 struct OtherServices {
     object_errors: ObjectErrors,
     leaving: RemovalChecks,

@@ -63,7 +63,7 @@ impl DirectoryError {
 pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>, DirectoryError> {
     // Events contain absolute paths.
     let directory = std::path::absolute(directory).map_err(DirectoryError::at(directory))?;
-    // A single pending notice is enough: all files are read then.
+    // A single pending notice is enough: each notice causes a read of all files.
     let (sender, receiver) = mpsc::channel(1);
     let failed = |source| DirectoryError::Watch { path: directory.clone(), source };
     let watched = directory.clone();

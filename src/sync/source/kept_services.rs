@@ -32,7 +32,7 @@ impl KeptServices {
         self.kept.remove(key);
     }
 
-    /// Forgets the Services that aren't in this list.
+    /// Forgets the Services for which `is_listed` returns false.
     pub(super) fn retain(&mut self, is_listed: impl Fn(&ServiceKey) -> bool) {
         self.kept.retain(|key, _| is_listed(key));
     }

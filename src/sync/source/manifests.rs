@@ -378,7 +378,8 @@ impl ObjectList {
     }
 }
 
-/// Returns the YAML documents of a file. A plain infinite number may be a string to kubectl.
+/// Returns the YAML documents of a file. Spellings of infinity and NaN are decoded as strings, because kubectl reads
+/// some of them, such as `Infinity`, as strings.
 fn documents<'a, T: DeserializeOwned + 'a>(
     content: &'a mut &[u8],
 ) -> impl Iterator<Item = Result<T, serde_saphyr::Error>> + 'a {

@@ -30,8 +30,8 @@ pub struct OwnTargets {
     of_namespace: HashMap<Box<str>, usize>,
     /// The Services by the links that own their hosts.
     by_link: Dependents<ServiceKey>,
-    /// The Services by the labels of their hosts directly below a zone. When a name appears or vanishes, this may
-    /// change the owner of each host with the same label, also by a wildcard.
+    /// The Services by the labels of their hosts directly below a zone. A name that appears or vanishes, even a
+    /// wildcard, may change the owner of each host with the same label.
     by_label: Dependents<Box<[u8]>>,
     due: BTreeSet<ServiceKey>,
 }
@@ -111,7 +111,8 @@ impl OwnTargets {
             && self.bytes + weight <= MAX_BYTES;
         if !has_room {
             debug!(
-                "Service {key}: too many have a target in lb-linker's own zones; it is looked at when it changes"
+                "Service {key}: too many Services have a target in lb-linker's own zones; this Service is checked \
+                 only when it changes itself"
             );
             return false;
         }
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn service_is_checked_again_when_its_target_opens_or_closes() {
+    fn service_is_checked_again_when_permission_of_target_changes() {
         let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         store.set_zones(&hostname_policy.targets.zones);
         let mut own = OwnTargets::default();
@@ -318,7 +319,7 @@ mod tests {
         // A Service of a list is always checked again.
         assert!(own.track(&guest, &hostname_policy, None));
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/guest"]);
-        // A Service of a list in which a later version opts out has no link, either.
+        // A Service has no link, either, if a later version of it in the same list opts out.
         assert!(own.track(&service("a", "out", "host.b.lb.internal", ""), &hostname_policy, None));
         store.delete(&guest.key(), "u", None);
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0]);
@@ -392,7 +393,10 @@ mod tests {
         for name in ["x.z.apps.example", "y.lb.internal.example", "y.z.apps.example"] {
             assert!(!is_due(None, Some(link("b/host", name))), "{name}");
         }
-        assert!(is_due(None, Some(link("y/host", "z.apps.example"))), "its namespace is that label");
+        assert!(
+            is_due(None, Some(link("y/host", "z.apps.example"))),
+            "the namespace of the link is that label"
+        );
     }
 
     #[test]

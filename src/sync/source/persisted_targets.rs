@@ -110,8 +110,9 @@ mod tests {
         PersistedTarget { target: Some(target()), owner, hostnames: Box::default(), is_ours }
     }
 
-    /// Returns a store after the first complete list: of four external targets, one has a listed Service, one has an
-    /// undecodable Service, and one belongs to another program.
+    /// Returns a store after the first complete list. Of five external targets, one has a listed Service, one has an
+    /// undecodable Service, one has an unlisted Service with our finalizer, one has no Service, and one has no Service
+    /// and isn't removed by lb-linker.
     fn after_first_list(keep: bool) -> (PersistedTargets, Store) {
         let (targets, store) = (PersistedTargets::default(), Store::new(OnGone::Kept));
         for name in ["listed", "gone", "guarded", "unreadable", "orphan"] {
@@ -121,7 +122,7 @@ mod tests {
         store.apply(targets.attach(&store, observed("listed")));
         store.apply(targets.attach(&store, observed("without")));
         store.set_unreadable(&key("unreadable"));
-        // Carrying our finalizer doesn't mean that the Service is gone.
+        // A Service with our finalizer isn't necessarily gone.
         store.insert_terminating(&key("guarded"), "1", true);
         targets.on_first_list(&store, keep);
         store.set_synced();

@@ -8,7 +8,7 @@ use crate::model::service_key::ServiceKey;
 /// Number of load balancers that may always disappear at once, so that a small cluster can become empty.
 pub(crate) const ALWAYS_SAFE_LOSS: usize = 10;
 
-/// Beyond that number, one in so many may disappear: 20 %.
+/// In a larger cluster, the number of load balancers divided by this (20 %) may disappear at once.
 const SAFE_LOSS_DIVISOR: usize = 5;
 
 /// Time after which a second list has to confirm a suspicious one.
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(kept(0..20, 0), 0);
         assert_eq!(kept(0..21, 100), 21);
         assert_eq!(kept(0..21, 129), 21, "too soon");
-        assert_eq!(kept(0..31, 130), 10, "these were there the last time");
+        assert_eq!(kept(0..31, 130), 10, "ten were in the previous list");
         assert_eq!(kept(21..31, 131), 0, "few enough");
 
         assert_eq!(kept(0..100, 200), 100);

@@ -69,7 +69,7 @@ impl AnnotatedService {
         };
         let Some(target) = &link.target else { return Decision::Leave };
         if link.is_left_out() {
-            // The permissions of its Service are unknown.
+            // The store doesn't know which namespaces the Service allows.
             return Decision::Leave;
         }
         if !self.is_allowed(&link.annotations) {
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(other.decide(Some(&gone(&[])), None, &tombstone), Decision::Leave);
     }
     #[test]
-    fn service_of_an_unknown_link_moves_only_from_its_target() {
+    fn service_of_a_forgotten_link_moves_only_from_its_last_target() {
         let tombstone = policy(OnDelete::Tombstone);
         let moved = Decision::Write("deleted.lb.internal".to_owned());
         let other = follower(service("app", "shop/web")).unwrap().unwrap();

@@ -1,5 +1,5 @@
-//! Remembers the targets of deleted load balancers: the store forgets a link as soon as its external target is
-//! finished, but the Services that follow it may be reconciled later.
+//! Remembers the targets of deleted load balancers: the store forgets a link as soon as nothing remains to be done for
+//! its external target, but the Services that follow the link may be reconciled later.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,7 +18,8 @@ pub(super) struct DeletedLink {
     pub(super) annotations: Option<Annotations>,
 }
 
-/// The load balancers that were deleted since the start of this process, or before it, with an external target left.
+/// The load balancers that were deleted since the start of this process, and load balancers that were deleted before
+/// it and left an external target.
 #[derive(Debug, Default)]
 pub(super) struct DeletedLinks {
     gone: HashMap<ServiceKey, DeletedLink>,
@@ -108,7 +109,7 @@ mod tests {
         deleted_links.on_link_change(&change(None, Some(live())), &persisted);
         assert_eq!(deleted_links.get(&key), None);
         deleted_links.on_link_change(&change(Some(live()), None), &persisted);
-        assert_eq!(deleted_links.get(&key).unwrap().target, target, "forgotten at once");
+        assert_eq!(deleted_links.get(&key).unwrap().target, target, "the store forgets the link at once");
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(super) enum IndexEvent {
     Follower(ServiceKey),
     /// The annotation of a Service is malformed.
     Malformed { key: ServiceKey, uid: Box<str>, why: String },
-    /// A Service has no annotation, or names another link than before.
+    /// A Service is gone, was recreated, has no annotation, or names another link than before.
     NoFollower(ServiceKey),
     /// The list of these objects is older than earlier data: etcd was restored.
     Rewound(String),
@@ -38,12 +38,13 @@ pub(super) enum IndexEvent {
     Answered,
     /// The annotation is used in a scope with metadata-only lists: its Services have to be listed in full.
     AnnotationFound,
-    /// The API server has forbidden to list the Services for a while, and no use of the annotation is known.
+    /// The list of the Services has been forbidden for [`STARTUP_TIMEOUT`] or longer, and no use of the annotation is
+    /// known.
     Forbidden,
 }
 
-/// The scope of a watch. External targets have no source annotation, and there is one per link: the target namespace
-/// has its own watch, without external targets.
+/// The scope of a watch. The target namespace has its own watch, which leaves out the external targets: they are
+/// numerous and have no source annotation.
 #[derive(Clone, Debug)]
 pub(super) enum WatchScope {
     All,
@@ -265,7 +266,7 @@ impl AnnotatedServices {
                 scope.list.remove(&key);
                 scope.unreadable.remove(&key);
                 match readable(object, object_errors) {
-                    // Few Services have the annotation.
+                    // Keep only Services with the annotation: they are few.
                     Some(service) if service.annotation(SOURCE).is_some() => {
                         scope
                             .list
@@ -473,19 +474,19 @@ mod tests {
         assert_eq!(heed(1, forbidden()), [IndexEvent::Forbidden]);
         assert_eq!(heed(1, forbidden()), [IndexEvent::Forbidden]);
         assert_eq!(heed(1, ends()), [IndexEvent::Answered]);
-        assert_eq!(heed(1, forbidden()), [], "it counts from the start again");
+        assert_eq!(heed(1, forbidden()), [], "the time without permission starts anew");
         assert!(annotated.is_listed(0));
         annotated.scopes[1].unused = false;
         tokio::time::advance(STARTUP_TIMEOUT).await;
         assert_eq!(
             annotated.on_watch_item(1, forbidden(), &mut ObjectErrors::default()),
             [],
-            "it is asked for as usual"
+            "the watch is retried as usual"
         );
     }
 
     #[test]
-    fn new_source_restarts_and_malformed_source_ends_a_service() {
+    fn new_source_restarts_following_and_malformed_source_ends_it() {
         let mut annotated = annotated(&[]);
         list(&mut annotated, 0, vec![service("db", "web")]);
         let key = ServiceKey::new("a", "db");

@@ -20,7 +20,7 @@ use crate::sync::k8s::object::Object;
 /// The manifest that grants the permission to write.
 const PERMISSION_HINT: &str = "the annotation linker.hsj.com/source needs the ClusterRole of deploy/source/";
 
-/// Services that can't be written together.
+/// A group of Services that share a circuit breaker: one cause makes the writes of all of them fail.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum WritePlace {
     /// All namespaces: the API server doesn't answer.
@@ -118,7 +118,7 @@ impl SourceAnnotationController {
                 }
                 self.work_queue.add(&key);
             }
-            // By the clock: the election may say so a moment later.
+            // The lease has ended by the clock. The election may report its end a moment later.
             Err(WriteError::NotLeading(_)) => drop(self.work_queue.add_rate_limited(&key, None)),
             Err(WriteError::Unanswered) => self.breakers.record_failure(WritePlace::Everywhere, &key, None),
             // Credentials and permissions are the same for all Services of a namespace.
@@ -126,7 +126,7 @@ impl SourceAnnotationController {
                 self.error_logs.entry(key.namespace().into()).or_default().report(code, &message);
                 self.breakers.record_failure(namespace, &key, retry_after);
             }
-            // What it was about has changed meanwhile.
+            // The target has changed since the write was sent: the failure concerns the old target.
             Err(WriteError::Refused { .. } | WriteError::Other { .. }) if is_superseded => {
                 self.work_queue.add(&key)
             }

@@ -66,7 +66,7 @@ impl StoppedClock {
         self.stopped = Some(Instant::now());
     }
 
-    /// Continues the process. These clocks don't show that it was stopped.
+    /// Continues the process. The clocks that `how` names don't advance by the time for which the process was stopped.
     pub fn go_on(&mut self, linker: &mut Linker, how: Stop) {
         let elapsed = self.stopped.take().expect("it was stopped").elapsed();
         self.behind[0] += elapsed;

@@ -1,4 +1,4 @@
-//! A data directory that is removed with its process, at the latest when the next one is created.
+//! A data directory that is removed when its process ends, at the latest when the next data directory is created.
 
 use std::fs::{self, File, Permissions};
 use std::io;

@@ -250,7 +250,7 @@ impl FaultyUpstream {
         Self::late(Duration::ZERO, fault).await
     }
 
-    /// Starts an upstream that delays each response. No query waits for another.
+    /// Starts an upstream that delays each response. Only queries of the same TCP connection wait for each other.
     pub async fn late(
         delay: Duration,
         fault: impl Fn(&Message, bool) -> Vec<Message> + Send + Sync + 'static,

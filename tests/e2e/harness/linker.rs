@@ -193,7 +193,7 @@ impl Linker {
     /// Like [`Linker::in_cluster`], without a default for `--max-deletes`.
     pub fn in_cluster_as_given(cluster: &ControlPlane, target_namespace: &str, args: &[&str]) -> Self {
         // Every lb-linker writes to the annotated Services of all namespaces that it watches, also to those of tests
-        // that run at the same time. All write the same, except where load balancers are gone.
+        // that run at the same time. All of these processes write the same, except where load balancers are gone.
         let is_limited = !args.contains(&"tombstone") || args.contains(&"--watch-namespaces");
         assert!(is_limited, "--on-delete tombstone needs --watch-namespaces in tests");
         let kubeconfig = cluster.kubeconfig_for_service_account("lb-linker", "lb-linker");

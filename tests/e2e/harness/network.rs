@@ -53,7 +53,7 @@ pub fn is_own(name: &str) -> bool {
     false
 }
 
-/// This host's addresses on the link to the other host. Each prefix has at least 65,534 other addresses, without a
+/// This host's addresses on the link to the other host. In each prefix, more than 65,000 other addresses belong to no
 /// host.
 pub const NEAR: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(10, 9, 0, 1), Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 1));
@@ -104,8 +104,8 @@ pub fn on_far_host<T: Send>(there: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Adds the addresses of this end of the link, called in the other end's thread: other threads are still in this
-/// network.
+/// Adds the addresses of [`NEAR`]. The calling thread is in the network namespace of the far host, unlike the other
+/// threads of this process.
 fn add_addresses_of_near() {
     let near = || add_addresses("near", NEAR).expect("the near interface takes addresses");
     let process = fs::File::open("/proc/self/ns/net").expect("this process has a network");

@@ -1,4 +1,4 @@
-//! Port numbers for programs and tests that need to know one before they listen.
+//! Port numbers for programs and tests that need a port number before they listen.
 //!
 //! The library's unit tests use this file, too.
 

@@ -65,5 +65,5 @@ fn build(script: &str) -> String {
 
 fn path(answer: &str, name: &str) -> PathBuf {
     let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-    PathBuf::from(line.unwrap_or_else(|| panic!("{name} isn't told: {answer}")))
+    PathBuf::from(line.unwrap_or_else(|| panic!("the output of the build script lacks {name}: {answer}")))
 }

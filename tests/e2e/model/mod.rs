@@ -318,7 +318,7 @@ impl<'a> Run<'a> {
                     let later = self.observe().await;
                     if later != observed || self.linker.writes() != writes {
                         let what =
-                            format!("something is written at rest: {writes} → {}", self.linker.writes());
+                            format!("lb-linker writes at a quiet point: {writes} → {}", self.linker.writes());
                         self.fail(&[what, format!("before: {observed:#?}")], &later);
                     }
                     self.note(&checked);
@@ -328,7 +328,7 @@ impl<'a> Run<'a> {
                 }
             }
             if Instant::now() > deadline {
-                let restless = ["all is well, but it doesn't come to rest".to_owned()];
+                let restless = ["the state matches the model, but keeps changing".to_owned()];
                 self.fail(if wrong.is_empty() { &restless } else { &wrong }, &observed);
             }
             pauses.next().await;
@@ -462,8 +462,8 @@ impl<'a> Run<'a> {
         let there: Vec<String> =
             observed.ours.iter().map(|(id, shape)| format!("{id:?}: {shape:?}")).collect();
         panic!(
-            "model {}: LB_LINKER_MODEL_SEED={}, after {} operations:\n{}\n\nsince all was well:\n{}\n\n\
-             the log's end:\n{}\n\nwhat is there:\n{}",
+            "model {}: LB_LINKER_MODEL_SEED={}, after {} operations:\n{}\n\nsince the quiet point:\n{}\n\n\
+             the log's end:\n{}\n\nlb-linker's objects:\n{}",
             self.name,
             self.seed,
             self.operations,

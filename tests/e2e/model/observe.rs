@@ -54,7 +54,7 @@ pub async fn observe(cluster: &Cluster, target: &str, followers: &[ServiceKey]) 
         }
     }
     for key in followers {
-        let follower = cluster.get_service(key.namespace(), key.name()).await.expect("nobody deletes it");
+        let follower = cluster.get_service(key.namespace(), key.name()).await.expect("the follower exists");
         let lead = follower.spec.and_then(|spec| spec.external_name).unwrap_or_default();
         observed.followers.insert(key.clone(), lead);
     }

@@ -144,7 +144,7 @@ impl Model {
                 return;
             }
         }
-        panic!("the model finds no rest: {self:#?}");
+        panic!("the model never stops changing: {self:#?}");
     }
 
     /// Removes links without a Service and without objects, and the objects of such links as `--on-delete` demands.

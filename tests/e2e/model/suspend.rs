@@ -84,7 +84,7 @@ async fn leader_with_stopped_clocks_writes_nothing_stale() {
 
         let before = leader.writes(&plane).len();
         let heard = other.logged(" leads");
-        run.journal.push("--- it goes on".to_owned());
+        run.journal.push("--- the former leader is resumed".to_owned());
         leader.clock.go_on(&mut other, how);
         run.next(&mut chooser, &universe).await;
         eventually("the former leader to hear of the next", || async {

@@ -16,7 +16,7 @@ pub(super) fn are_all(response: &Reply, name: &Name) -> bool {
     })
 }
 
-/// Encodes a response of such records in at most `room` bytes, followed by the OPT record `opt`.
+/// Encodes a response for which [`are_all`] is true in at most `room` bytes, followed by the OPT record `opt`.
 pub(super) fn encode(
     response: &Reply,
     question: &Query,

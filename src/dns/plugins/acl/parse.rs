@@ -84,7 +84,7 @@ impl<T> ParsedList<T> {
         Ok(())
     }
 
-    /// Returns the listed items; `None` if all items are allowed.
+    /// Returns the listed items; `None` if the rule matches all items.
     fn some(self) -> Option<Vec<T>> {
         match self {
             Self::Some(items) => Some(items),

@@ -33,8 +33,8 @@ impl ResponseKind {
     pub fn of(message: &Message) -> Self {
         let has = |qtype| message.authorities.iter().any(|record| record.record_type() == qtype);
         match message.metadata.response_code {
-            // Without an SOA there is no negative TTL (RFC 2308 section 5); CoreDNS caches no SOA that comes with an
-            // alias.
+            // Without an SOA there is no negative TTL (RFC 2308 section 5). As in CoreDNS, NXDOMAIN with records in the
+            // answer section isn't cached.
             ResponseCode::NXDomain if has(RecordType::SOA) && message.answers.is_empty() => Self::Denial,
             ResponseCode::NXDomain => Self::Other,
             ResponseCode::NoError if has_answer(message) => Self::Success,
@@ -48,8 +48,8 @@ impl ResponseKind {
     }
 }
 
-/// Returns whether the end of the CNAME chain has records of the queried type. An alias with two different targets has
-/// none (RFC 2181 section 10.1).
+/// Returns whether the end of the CNAME chain has records of the queried type. A chain with two different targets of
+/// one alias is no answer (RFC 2181 section 10.1), except to a query for ANY.
 fn has_answer(message: &Message) -> bool {
     let [query] = &*message.queries else { return false };
     let (qtype, class) = (query.query_type(), query.query_class());

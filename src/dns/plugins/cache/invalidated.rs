@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long an invalidated name is remembered: no query takes longer.
+/// How long an invalidated name is remembered. When it is removed, all older queries count as invalidated.
 const RETENTION: Duration = Duration::from_secs(10);
 const MAX_NAMES: usize = 4096;
 
@@ -52,7 +52,7 @@ impl InvalidatedNames {
         while inner.names.len() > MAX_NAMES
             || inner.names.front().is_some_and(|oldest| oldest.at.elapsed() > RETENTION)
         {
-            // The removed entry may be of any name, so all older queries count as invalidated.
+            // The removed name can't be compared any more, so all older queries count as invalidated.
             if let Some(oldest) = inner.names.pop_front() {
                 inner.all_before = oldest.number + 1;
             }

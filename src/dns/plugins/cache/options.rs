@@ -16,7 +16,7 @@ const KNOWN: &[&str] =
 /// CoreDNS's cache has 256 shards, each with room for at least 4 answers.
 const SHARD_COUNT: usize = 256;
 const MIN_SHARD_ENTRIES: usize = 4;
-/// RFC 2308 section 7.1, and RFC 8767 section 5.
+/// The maximum of `servfail` and of FAILURE_RECHECK (RFC 2308 section 7.1, RFC 8767 section 5).
 const MAX_FAILURE: Duration = Duration::from_secs(300);
 /// Defaults of `serve_stale` DURATION, and of `prefetch` DURATION and PERCENTAGE.
 const DEFAULT_STALE_FOR: Duration = Duration::from_secs(3600);

@@ -241,7 +241,7 @@ impl CacheStore {
     /// Stores an answer for which [`is_kept`] is true. Returns the number of evicted entries.
     pub fn put(&self, key: &QueryKey, message: &Arc<Message>, cacheability: Cacheability) -> usize {
         let parts = [self.success.get(key), self.denial.get(key)];
-        // A popular answer stays popular if it is refreshed before a client has to wait.
+        // The result of a background refresh inherits the use count, so that a popular answer stays popular.
         let hits = parts.iter().flatten().map(|before| before.inherited_hits()).max().unwrap_or(0);
         let [success, denial] = parts;
         let item = |last_good| Arc::new(CacheEntry::new(cacheability, Arc::clone(message), hits, last_good));
@@ -295,7 +295,8 @@ impl CacheStore {
             _ if is_absence => self.options.denial,
             ResponseKind::Success | ResponseKind::NoAnswer | ResponseKind::Other => self.options.success,
         };
-        // As in CoreDNS, the TTLs of other answers' records are ignored.
+        // As in CoreDNS, the records' TTLs count only in NOERROR answers that aren't referrals, and in NXDOMAIN answers
+        // with an empty answer section.
         let counts = is_absence
             || (rcode == ResponseCode::NoError && !crate::dns::plugins::cache::entry::is_referral(message));
         let lowest =

@@ -215,7 +215,7 @@ async fn ad_is_cached_and_shown_to_clients_with_ad_or_do() {
     assert_eq!(bench.ask().await, A_60);
     let mut request = bench.context.request("b.example. A");
     Server::serve(&mut request).await.unwrap();
-    assert!(!request.metadata.authentic_data, "as it was");
+    assert!(!request.metadata.authentic_data, "the cache restores the flag of the request");
     assert_eq!(bench.asked(), 2);
     // Queries with DO or CD have separate entries.
     let mut with_do = bench.context.clone();
@@ -239,7 +239,7 @@ async fn uncacheable_answers_pass_unchanged() {
     assert!(bench.context.metrics("coredns_cache").is_empty());
     let bench = CacheFixture::new("cache", Reply { is_cacheable: false, ..address(9999) });
     for _ in 0..2 {
-        assert_eq!(bench.ask().await, passed, "a name of ours");
+        assert_eq!(bench.ask().await, passed, "the reply isn't cacheable");
     }
     assert_eq!(bench.asked(), 2);
     let mut cut = address(60);
@@ -313,7 +313,7 @@ async fn failures_of_plugins_are_never_cached() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rcode_that_needs_edns_is_no_upstream_failure() {
+async fn servfail_in_place_of_an_extended_rcode_is_not_cached() {
     // BADCOOKIE needs EDNS, so a client without EDNS gets SERVFAIL; the next client has EDNS.
     let context = TestServer::block("cache\ntemplate IN A {\nrcode BADCOOKIE\n}");
     assert_eq!(context.ask("a.example. A").await, "SERVFAIL | | |");
@@ -340,7 +340,7 @@ async fn target_gets_no_expired_answer_and_no_old_absence() {
     assert_eq!(bench.asked(), 1);
     seconds(1).await;
     bench.say(address(60));
-    assert!(bench.ask().await.starts_with("NXDOMAIN"), "a client gets it");
+    assert!(bench.ask().await.starts_with("NXDOMAIN"), "a client gets the old denial");
     assert_eq!(bench.target(5, true).await, A_60.replace("aa,", ""));
     seconds(10).await;
     let mut request = bench.context.request("a.example. A");
@@ -348,7 +348,7 @@ async fn target_gets_no_expired_answer_and_no_old_absence() {
     let old = Server::serve(&mut request).await.unwrap();
     assert_eq!(old.age, Duration::from_secs(10));
     assert_eq!(bench.asked(), 1);
-    assert_eq!(bench.target(5, false).await, A_60.replace("aa,", ""), "and it is kept");
+    assert_eq!(bench.target(5, false).await, A_60.replace("aa,", ""), "fresh, and cached for the next query");
     assert_eq!(bench.ask().await, A_60);
     seconds(60).await;
     bench.no_upstream();

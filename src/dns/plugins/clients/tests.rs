@@ -103,7 +103,7 @@ async fn name_that_falls_through_is_for_listed_clients_only() {
         let reply = context.reply("new.default.lb.internal. A").await.unwrap();
         let expected = if is_listed { ("whoami", None) } else { ("lb_linker", Some(Ede::PROHIBITED)) };
         assert_eq!((reply.plugin, reply.ede), expected, "{client}");
-        assert!(reply.validity.is_none(), "{client}: it isn't kept for another client");
+        assert!(reply.validity.is_none(), "{client}: the reply isn't reused for another client");
         let link = context.ask("web.default.lb.internal. A").await;
         assert!(link.contains("CNAME t.example."), "{client}: {link}");
     }

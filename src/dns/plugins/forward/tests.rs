@@ -231,9 +231,13 @@ async fn next_forward_is_queried_after_nxdomain_or_nodata() {
     ));
     assert_eq!(context.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.3 | |");
     let context = TestServer::block(&format!("forward . {a} {{\nnext NXDOMAIN\n}}\nwhoami"));
-    assert_eq!(context.ask("x. A").await, "NXDOMAIN ra | | |", "only for another forward");
+    assert_eq!(context.ask("x. A").await, "NXDOMAIN ra | | |", "next needs another forward line");
     let context = TestServer::block(&format!("forward . {b}\nforward . {c}"));
-    assert_eq!(context.ask("x. A").await, "NOERROR ra | | |", "only where it says so");
+    assert_eq!(
+        context.ask("x. A").await,
+        "NOERROR ra | | |",
+        "without next_on_nodata, the first forward line answers"
+    );
 }
 
 #[tokio::test]
@@ -251,7 +255,7 @@ async fn error_is_an_answer_unless_failover_names_it() {
     assert_eq!(ask(&format!("{a} {c}"), "").await, "SERVFAIL ra | | |");
     let both = "failover SERVFAIL\nfailover REFUSED";
     assert_eq!(ask(&format!("{a} {b} {c}"), both).await, "NOERROR ra | x. 60 IN A 192.0.2.1 | |");
-    assert_eq!(ask(&format!("{a} {b}"), both).await, "REFUSED ra | | |", "the last one");
+    assert_eq!(ask(&format!("{a} {b}"), both).await, "REFUSED ra | | |", "the last answer");
     assert_eq!(ask(&format!("{a} {b} {c}"), "failover SERVFAIL").await, "REFUSED ra | | |");
 }
 
@@ -432,7 +436,7 @@ async fn answers_and_connections_are_counted() {
 }
 
 #[tokio::test]
-async fn upstreams_of_a_file_are_checked_against_our_listeners() {
+async fn upstream_addresses_are_collected_from_files_and_words() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str, text: &str| {
         let path = directory.path().join(name);
@@ -462,7 +466,7 @@ async fn upstreams_of_a_file_are_checked_against_our_listeners() {
         ]
     );
     assert!(builder.tasks.is_empty());
-    assert_eq!(builder.files_read.len(), 2, "when they change, so does the block");
+    assert_eq!(builder.files_read.len(), 2, "a change of these files rebuilds the block");
     let error = TestServer::error(&format!("forward . {empty}"));
     assert_eq!(error, format!("Corefile:2:11: {empty:?} has no line such as: nameserver 192.0.2.1"));
 }

@@ -15,7 +15,7 @@ use crate::model::hostname::to_presentation;
 /// The rate limit of log lines: when all targets fail, the first lines are enough.
 const MAX_LINES_PER_MINUTE: u32 = 20;
 const LINES_WINDOW: Duration = Duration::from_secs(60);
-/// How long a target counts as failing after its last failed look-up.
+/// A target whose last failed look-up is older than this is removed when another target fails.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 const MAX_FAILED_TARGETS: usize = 10_000;
 

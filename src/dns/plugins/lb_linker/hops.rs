@@ -26,7 +26,8 @@ const ADDRESS_TYPES: [RecordType; 2] = [RecordType::A, RecordType::AAAA];
 pub(super) enum Denial {
     /// The name is in the cluster's own domain, or is `localhost`.
     Name,
-    /// The name belongs to a link in another namespace, and its `allow-from` doesn't list this namespace.
+    /// The name belongs to the zone itself, or to a link in another namespace whose `allow-from` doesn't list the
+    /// namespace of the link that leads to the name.
     Namespace,
     /// An `acl` denies this name to the client.
     Acl,
@@ -82,7 +83,7 @@ impl Denials {
 #[derive(Debug, Default)]
 pub(super) struct HopCheck {
     pub(super) denial: Option<Denial>,
-    /// The clients for which each `acl` decides the same.
+    /// For each `acl` that was checked, the clients for which its decision is the same.
     clients: Vec<ClientScope>,
     dependencies: Vec<ZoneDependencies>,
     /// Whether the answer must not be reused, because a dependency is unknown.

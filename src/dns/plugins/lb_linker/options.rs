@@ -26,7 +26,7 @@ pub struct LinkZone {
     pub apex: String,
 }
 
-/// Returns the distinct zones with links' names of a Corefile, in order.
+/// Returns the distinct zones of a Corefile that contain links' names, in order.
 ///
 /// # Errors
 /// Returns the error of the first invalid line of `lb_linker`, or invalid address of its block.
@@ -171,7 +171,7 @@ fn networks(option: &Directive, own: &[Name]) -> Result<Vec<IpNet>, CorefileErro
         let word: &Token = word;
         if let Some(zone) = reverse_origins(*net).find(|zone| !own.iter().any(|own| own.zone_of(zone))) {
             return Err(word.error(format!(
-                "the names of {net} don't get here: the block has to be for {zone} too, so put {net} before its brace"
+                "queries for names in {zone} don't reach this block: add {net} to the zones before its opening brace"
             )));
         }
     }

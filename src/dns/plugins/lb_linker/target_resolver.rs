@@ -27,8 +27,8 @@ use crate::dns::upstream::stale_cache::{STALE_TTL, StaleCache, StaleCaches, Stal
 /// CoreDNS that forwards to lb-linker gives up after 2 s.
 pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_millis(1800);
 
-/// The resolvers of all views. Views don't share a resolver, because other blocks answer in them, perhaps for other
-/// clients.
+/// The resolvers by view. Views don't share a resolver, because each view has its own server blocks, perhaps for its
+/// own clients.
 #[derive(Debug)]
 pub(super) struct TargetResolvers {
     targets: DashMap<String, Arc<TargetResolver>>,
@@ -113,8 +113,8 @@ impl TargetResolver {
             LookupStart::InFlight(flight) => flight,
         };
         let mut outcome = self.wait(&question, wanted, flight).await;
-        // If another client has exceeded its quota, the result doesn't apply to this client: start a look-up for it
-        // alone.
+        // If another client has exceeded its quota, the result doesn't apply to this client: start a look-up for this
+        // client alone.
         if let Some(Some((begun_for, Some(reply)))) = &outcome
             && is_busy(reply)
             && *begun_for != request.quota_client()
@@ -173,8 +173,8 @@ impl TargetResolver {
         }
     }
 
-    /// Stores an answer whose chain leads back to our zones as a stale answer. `outcome_recorder` doesn't store
-    /// it, because the reply alone is unresolved.
+    /// Keeps an answer whose chain leads back to our zones for upstream outages. `outcome_recorder` doesn't store such
+    /// an answer, because it has no records of the queried type.
     pub(super) fn remember(&self, request: &Request, query: &Query, reply: &Arc<Reply>) {
         let question = UpstreamQuery { query: query.clone(), ..request.upstream_query() };
         self.stale_cache.keep(&question.key(), reply);

@@ -113,7 +113,7 @@ pub(super) async fn follow(
                 match parse(path, &text) {
                     Ok(changed) => {
                         weights.store(Arc::new(changed));
-                        info!("{} has been read again", path.display());
+                        info!("the weights in {} are in force", path.display());
                     }
                     Err(error) => error!("{error}; the weights stay as they were"),
                 }

@@ -6,7 +6,7 @@ use crate::dns::plugins::response_type::ResponseType;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// An answer with data, or a referral.
+    /// An answer with data, a referral, or an empty NOERROR answer without an SOA record.
     Success,
     /// NXDOMAIN or NODATA.
     Denial,

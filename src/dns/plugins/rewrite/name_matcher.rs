@@ -49,7 +49,7 @@ fn fill(regex: &Regex, name: &str, to: &str) -> Option<String> {
 pub(super) enum NameRenaming {
     /// Replaces the matching part of a name.
     Match { from: NameMatcher, to: String },
-    /// Replaces a name, also as the parent of other names.
+    /// Replaces the name of a domain, also at the end of the names of its subdomains.
     Tree { from: String, to: String },
 }
 

@@ -68,7 +68,7 @@ fn rewrite_rcode(response_rules: &[Cow<'_, ResponseRule>], rcode: &mut ResponseC
 fn check(request: &Request, before: ResponseCode, rcode: ResponseCode) -> Result<(), PluginError> {
     if rcode != before && rcode.high() > 0 && request.edns.is_none() {
         let label = rcode_text(rcode);
-        return Err(PluginError::servfail(format!("RCODE {label} after rewrite can't be told without EDNS")));
+        return Err(PluginError::servfail(format!("RCODE {label} after rewrite can't be sent without EDNS")));
     }
     Ok(())
 }
@@ -105,8 +105,8 @@ impl<'a> ResponseEditor<'a> {
         }
     }
 
-    /// Applies rules in CoreDNS's order, which matters if several rules change the RCODE: all rules apply to each
-    /// record.
+    /// Applies all rules to the first record, then all rules to the second record, and so on, as CoreDNS does. This
+    /// order matters if several rules change the RCODE.
     async fn rewrite(
         &mut self,
         response_rules: &[Cow<'_, ResponseRule>],

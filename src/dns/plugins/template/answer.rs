@@ -110,7 +110,9 @@ impl Templates {
         }
         if answer.rcode.high() > 0 && request.edns.is_none() {
             // RFC 6891 section 6.1.3: without OPT, the client would see another code.
-            return Err(PluginError::servfail("the client speaks no EDNS, which the response code needs"));
+            return Err(PluginError::servfail(
+                "the response code needs EDNS, and the query has no OPT record",
+            ));
         }
         let mut reply = request.reply(NAME);
         reply.metadata.authoritative = true;

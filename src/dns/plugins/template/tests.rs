@@ -18,7 +18,7 @@ async fn records_are_generated_from_the_query() {
     for (question, expected) in [
         ("ip-10-95-12-8.example. A", "NOERROR aa | ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
         ("WWW.ip-10-95-12-8.example. A", "NOERROR aa | www.ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
-        // A query for ANY is for all templates.
+        // A query of type ANY matches the type of every template.
         ("ip-10-95-12-8.example. ANY", "NOERROR aa | ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
         // The result isn't a record.
         ("ip-10-95-12-256.example. A", "SERVFAIL | | |"),

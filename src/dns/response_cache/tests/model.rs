@@ -1,5 +1,6 @@
-//! Applies random changes to random stores, and compares cached answers with those of the full handler, which caches
-//! none: SRV, ANY, PTR, wildcards, empty non-terminals, and hostnames that are names of other links.
+//! Applies random changes to random stores, and compares the answers of the response cache with those of the full
+//! handler, which doesn't use the response cache. Covers SRV, ANY, PTR, wildcards, empty non-terminals, and hostnames
+//! that are names of other links.
 //!
 //! The seeds are fixed; `LB_LINKER_MODEL_SEED=7 cargo test --lib response_cache::tests::model` runs another one.
 
@@ -412,7 +413,7 @@ async fn srv_answer_ends_when_the_alias_of_its_target_changes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn absence_of_a_service_ends_when_its_port_comes() {
+async fn negative_srv_answer_ends_when_the_port_is_added() {
     let mut served = Served::new("", "");
     served.store.apply(link("a", "192.0.2.1", None));
     for (name, protocol) in

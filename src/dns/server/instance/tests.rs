@@ -116,7 +116,7 @@ async fn answers(port: &HeldPort) -> bool {
 }
 
 #[tokio::test]
-async fn port_changes_its_address_and_back_during_an_answer() {
+async fn listener_changes_its_address_and_back_during_an_answer() {
     let (mut serving, context) = serving();
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let upstream = silent.local_addr().unwrap();
@@ -138,7 +138,7 @@ async fn port_changes_its_address_and_back_during_an_answer() {
         serving.put(&context, text);
         // Either of the two listeners may get the query.
         assert!(answers(&held).await);
-        assert!(!serving.draining.is_empty(), "the one before still has an answer to give");
+        assert!(!serving.draining.is_empty(), "the previous listener still has a pending answer");
         // No other process can bind the port.
         assert!(std::net::TcpListener::bind(held.local()).is_err());
     }

@@ -23,7 +23,7 @@ fn corefile(directory: &TempDir) -> std::path::PathBuf {
 }
 
 #[tokio::test]
-async fn file_without_an_end_doesnt_delay_the_stop() {
+async fn fifo_as_corefile_does_not_delay_the_stop() {
     let (mut reloader, directory) = start(WHOAMI);
     let path = corefile(&directory);
     std::fs::remove_file(&path).unwrap();
@@ -51,11 +51,11 @@ async fn change_of_a_plugins_file_causes_a_reload() {
     std::fs::write(&resolv_conf, "nameserver 192.0.2.2\n").unwrap();
     assert!(load(&reloader).await);
     reloader.reload(false, &stop).await;
-    assert!(!load(&reloader).await, "it is in force");
+    assert!(!load(&reloader).await, "the changed file is in force");
     std::fs::remove_file(&resolv_conf).unwrap();
     for _ in 0..2 {
         reloader.reload(false, &stop).await;
-        assert_eq!(reloader.metrics.failed.get(), 1, "it is said once");
+        assert_eq!(reloader.metrics.failed.get(), 1, "the repeated error is counted once");
     }
     stop.cancel();
     reloader.run(&stop).await.unwrap();

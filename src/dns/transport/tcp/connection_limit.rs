@@ -16,7 +16,7 @@ use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::transport::metrics::TransportMetrics;
 
 const MAX_CONNECTIONS: usize = 10_000;
-/// The same limit in percent of the limit of open files.
+/// The maximum number of connections in percent of the limit of open files. The smaller maximum applies.
 const MAX_PERCENT_OF_FILES: usize = 30;
 /// The maximum number of connections of one client address, but never more than a quarter of all. NodeLocal DNSCache is
 /// one client, and needs a connection for each pending query.
@@ -91,8 +91,8 @@ impl ConnectionLimiter {
     /// Returns a permit for a new connection. If there are too many connections, the connection that has been idle
     /// longest is closed (RFC 7766 section 6.2.3); `None` if the client has too many connections, or none is idle.
     ///
-    /// A connection is idle while it has no query to answer, so also with a partial query, in a handshake, or
-    /// with an unread answer.
+    /// A connection counts as idle while it has no pending query, even if it has a partial query or an unread answer,
+    /// or is in a handshake.
     #[must_use]
     pub fn admit(self: &Arc<Self>, client: SocketAddr) -> Option<(ConnectionPermit, AbortRegistration)> {
         let client = unmapped(client).ip();
@@ -118,8 +118,8 @@ impl ConnectionLimiter {
         drop(state);
         if let Some((refused, evicted)) = counts {
             warn!(
-                "TCP: too many connections: {refused} refused and {evicted} idle ones closed since this was \
-                 last said; the newest is of {client}"
+                "TCP: too many connections: {refused} refused and {evicted} idle ones closed since the \
+                 last such warning; the newest connection is of {client}"
             );
         }
         if refused {

@@ -20,7 +20,7 @@ const BATCH_BYTES: usize = 4096;
 pub(super) struct ReadBuffer {
     bytes: Vec<u8>,
     consumed: usize,
-    /// When the first of these bytes was read.
+    /// When the first unprocessed byte was read, or the preceding message was processed.
     since: Option<Instant>,
 }
 

@@ -187,7 +187,8 @@ pub(super) struct OutgoingDatagram {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Sends such answers, at most [`BATCH_SIZE`] per system call, and counts answers that the kernel refuses.
+/// Sends answers to queries of earlier batches, at most [`BATCH_SIZE`] per system call, and counts answers that the
+/// kernel refuses.
 pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [OutgoingDatagram]) {
     for answers in answers.chunks_mut(BATCH_SIZE) {
         let names: Vec<SockAddr> = answers.iter().map(|answer| answer.peer.address.into()).collect();
@@ -219,7 +220,7 @@ pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [OutgoingDatagram]) 
     }
 }
 
-/// Sends datagrams.
+/// Sends datagrams, and counts datagrams that the kernel refuses.
 ///
 /// # Safety
 /// The headers must point to valid buffers of the lengths that they contain.

@@ -107,7 +107,7 @@ fn warn_unreadable(error: &io::Error) {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
         warn!(
-            "the neighbor table can't be read; clients without a host are found only when the kernel reports them: \
+            "the neighbor table can't be read; unreachable clients are found only when the kernel reports them: \
              {error}"
         );
     });
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn readings_take_no_more_than_2_percent_of_the_time() {
+    fn readings_take_at_most_2_percent_of_cpu_and_a_third_of_time() {
         let start = Instant::now();
         let millis = Duration::from_millis;
         // The duration and the CPU time of a reading, and the maximum percentage of time that all readings take.

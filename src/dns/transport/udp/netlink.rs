@@ -19,20 +19,12 @@ const BUFFER: usize = 32 << 10;
 pub(super) struct Netlink(OwnedFd);
 
 impl Netlink {
-    /// Opens a socket.
-    ///
-    /// # Errors
-    /// If the kernel refuses a socket.
     pub(super) fn open() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let protocol = Some(SockProtocol::NetlinkRoute);
         Ok(Self(socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?))
     }
 
-    /// Sends a request.
-    ///
-    /// # Errors
-    /// If the kernel refuses the request.
     pub(super) fn send(&self, message: &[u8]) -> io::Result<()> {
         let kernel = NetlinkAddr::new(0, 0);
         Ok(sendto(self.0.as_raw_fd(), message, &kernel, MsgFlags::empty()).map(|_| ())?)

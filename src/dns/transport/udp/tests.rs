@@ -190,7 +190,7 @@ async fn serve_web() -> TestServer {
 }
 
 #[tokio::test]
-async fn query_for_a_changed_link_is_answered_at_once_or_soon() {
+async fn changed_link_is_answered_without_the_slow_path_if_possible() {
     const NAME: &str = "web.default.lb.internal.";
     let TestServer { store, client, upstream, _serving } = serve_web().await;
     for _ in 0..2 {

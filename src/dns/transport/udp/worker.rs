@@ -55,8 +55,8 @@ struct WorkerState {
 }
 
 impl Worker {
-    /// Answers until the stop, then answers the datagrams in the receive buffer and the datagrams that arrive
-    /// while answers are pending: another socket may have taken over the port, but not for every address.
+    /// Answers queries until the stop, then answers the datagrams in the receive buffer and the datagrams that arrive
+    /// while answers are pending: a new socket at the port may serve only some of the addresses.
     ///
     /// # Errors
     /// If the socket is broken.

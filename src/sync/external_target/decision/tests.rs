@@ -106,7 +106,7 @@ fn equal_objects_cause_no_write() {
     dotted.spec.external_name = Some("a.example.".into());
     assert_eq!(step(&host("a.example."), Some(&dotted)), NextStep::Done);
     assert_eq!(step(&link(None), None), NextStep::Done, "pending");
-    assert_eq!(step(&link(None), Some(&object("old.example."))), NextStep::Done, "pending keeps the last");
+    assert_eq!(step(&link(None), Some(&object("old.example."))), NextStep::Done, "last target stays");
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn hand_made_service_is_adopted_and_lost_labels_are_restored() {
         assert!(message.contains("patch"), "{message}");
         let mut terminating = object;
         terminating.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
-        assert_eq!(step(&host("a.example."), Some(&terminating)), NextStep::Done, "it can't be saved");
+        assert_eq!(step(&host("a.example."), Some(&terminating)), NextStep::Done, "being deleted");
     }
 }
 
@@ -205,21 +205,21 @@ fn custom_hostnames_are_recorded_on_the_external_target() {
     assert_eq!(noted.annotation("linker.hsj.com/hostname"), Some("a.example,*.b.example"));
     assert_eq!(step(&named, Some(&noted)), NextStep::Done);
     let NextStep::Write(Write::Change { desired, only }) = step(&host("t.example."), Some(&noted)) else {
-        panic!("it has none any more")
+        panic!("the annotation must be removed")
     };
     let patch = merge_patch(&desired, &only, &Stamp::default());
     assert_eq!(patch["metadata"]["annotations"]["linker.hsj.com/hostname"], Value::Null);
 }
 
 #[test]
-fn uid_annotation_alone_causes_no_write_to_foreign_objects() {
+fn missing_uid_annotation_causes_no_write_but_another_uid_does() {
     let link = host("a.example.");
     let mut earlier = service(&link, &policy());
     earlier.metadata.annotations = None;
     assert_eq!(step(&link, Some(&earlier)), NextStep::Done);
     let recreated = Link { uid: "v".into(), ..link.clone() };
     let message = show(step(&recreated, Some(&service(&link, &policy()))));
-    assert_eq!(message, "patch Service web-default-ext", "or its target would be its predecessor's");
+    assert_eq!(message, "patch Service web-default-ext", "the target now belongs to the recreated Service");
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn run(
         steps.push(show(step));
         assert!(steps.len() < 10, "{steps:?}");
         match write {
-            Write::Annotate { .. } | Write::Finalizer { .. } => panic!("no objects"),
+            Write::Annotate { .. } | Write::Finalizer { .. } => panic!("unexpected write"),
             Write::Create(Object::Service(made)) => *named = Some(stored(&*made)),
             Write::Change { desired: Object::Service(made), .. } => *named = Some(stored(&*made)),
             Write::Create(Object::EndpointSlice(made)) => there.push(stored(&*made)),
@@ -426,7 +426,7 @@ fn pending_recreated_service_is_handled_like_a_gone_service() {
     assert_eq!(decide(&retain, Some(&before), 2 * DELAY), NextStep::Done);
     assert_eq!(show(decide(&tombstone, Some(&before), Duration::ZERO)), "patch Service web-default-ext");
     for policy in [&policy(), &retain, &tombstone, &at_once] {
-        assert_eq!(decide(policy, None, DELAY), NextStep::Done, "the Service is there, and nothing else");
+        assert_eq!(decide(policy, None, DELAY), NextStep::Done, "there is nothing to remove");
     }
     // The slices are removed with the Service; if a hostname arrives first, the Service is patched and only the slices
     // are removed.
@@ -508,7 +508,7 @@ fn objects_of_another_instance_are_conflicts() {
     let why = r#"it belongs to the lb-linker instance "other""#;
     for policy in [own(), SyncPolicy { on_delete: OnDelete::Tombstone, ..own() }] {
         let actual = Actual { named: Some(&service), ..Default::default() };
-        // The slice comes first; it has no effect without its Service.
+        // The conflict of the Service comes before the creation of its EndpointSlice.
         assert!(show(next_step(&link, actual, &policy, Instant::now())).contains(why));
         let dead = gone(Instant::now());
         assert_eq!(next_step(&dead, actual, &policy, Instant::now()), NextStep::Forget, "not ours to remove");

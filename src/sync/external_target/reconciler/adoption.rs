@@ -51,7 +51,7 @@ impl AdoptionQueue {
         self.waiting.remove(key);
     }
 
-    /// Forgets all links: another process leads.
+    /// Forgets all links, because this process doesn't lead any more.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -73,7 +73,7 @@ mod tests {
             let due = queue.due().unwrap();
             assert_eq!(due, start + FIRST_DELAY + NEXT_DELAY * u32::try_from(i).unwrap());
             assert_eq!(queue.next(due).as_ref(), Some(key));
-            assert!(!queue.may_write(&ServiceKey::new("b", "b"), due), "it is another one's turn");
+            assert!(!queue.may_write(&ServiceKey::new("b", "b"), due), "it is another link's turn");
             queue.forget(&ServiceKey::new("b", "b"));
             assert!(queue.may_write(key, due));
         }

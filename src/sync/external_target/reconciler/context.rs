@@ -27,7 +27,7 @@ pub struct ReconcilerContext {
     pub backend: Backend,
     /// Looks up which Services exist, regardless of the flags that select them.
     pub registry: Registry,
-    /// Selects the Services that become links. External targets of other Services aren't changed.
+    /// Selects the Services that become links. External targets of Services in unwatched namespaces aren't changed.
     pub selection: Arc<Selection>,
     /// Decides which requested hostnames and targets are allowed.
     pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,

@@ -113,7 +113,7 @@ impl GoneCheck {
         }
     }
 
-    /// Decides by the metadata of the load balancer in the API server, if it has one.
+    /// Decides by the metadata of the load balancer; `None` if the API server doesn't have the load balancer.
     fn judge(&self, found: Option<ObjectMeta>) -> Result<Confirmed, Unconfirmed> {
         let Some(metadata) = found else { return Ok(Confirmed::Absent) };
         let spec = Spec { type_: Some(LOAD_BALANCER.to_owned()), ..Spec::default() };
@@ -220,15 +220,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn existing_selected_service_contradicts_its_departure() {
+    async fn existing_selected_service_is_not_confirmed_as_gone() {
         assert!(departure(None).judge(None).is_ok());
         assert!(!is_gone(None, &[]));
-        assert!(!is_gone(None, &[("uid", json!("another"))]), "the watch will tell of it");
+        assert!(!is_gone(None, &[("uid", json!("another"))]), "the watch will report it");
         assert!(is_gone(None, &[("labels", json!({"tier": "db"}))]));
         assert!(is_gone(None, &[("annotations", json!({"linker.hsj.com/managed": "false"}))]));
         assert!(is_gone(None, &[("deletionTimestamp", json!("2026-01-01T00:00:00Z"))]));
         assert!(is_gone(Some("u"), &[]), "its predecessor is gone");
-        assert!(!is_gone(Some("another"), &[]), "the watch has told of another successor");
+        assert!(!is_gone(Some("another"), &[]), "the watch has reported another successor");
     }
 
     #[test]
@@ -243,9 +243,9 @@ mod tests {
         assert_eq!(note(&web, "8", 5), Remedy::Wait, "it has changed meanwhile");
         assert_eq!(note(&api, "5", 5), Remedy::Wait);
         assert_eq!(note(&web, "8", 10), Remedy::List);
-        assert_eq!(note(&web, "8", 11), Remedy::Wait, "the lists come in");
+        assert_eq!(note(&web, "8", 11), Remedy::Wait, "the relist has just begun");
         assert_eq!(note(&api, "5", 12), Remedy::Wait);
-        assert_eq!(note(&api, "5", 20), Remedy::WaitLonger, "no list has changed it");
+        assert_eq!(note(&api, "5", 20), Remedy::WaitLonger, "the relist was recent");
         assert_eq!(note(&api, "5", 160), Remedy::List);
         contradictions.remove(&api);
         contradictions.remove(&web);

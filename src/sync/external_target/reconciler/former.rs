@@ -1,4 +1,4 @@
-//! Evaluates the terms on objects, which reveal another leader or a former one.
+//! Objects that former leaders have created for Services that don't exist, and the policy for their removal.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl FormerLeaders {
     }
 }
 
-/// Returns the policy for an object that only a former leader wanted.
+/// Returns the policy for an object that a former leader has created for a Service that doesn't exist.
 pub(super) fn policy(policy: &SyncPolicy) -> SyncPolicy {
     let delete_delay = WATCH_LAG.min(policy.delete_delay);
     SyncPolicy { on_delete: OnDelete::Delete, delete_delay, ..policy.clone() }
@@ -57,7 +57,7 @@ mod tests {
         assert!(!former.wrote_all([].into_iter()) && !former.wrote_all(["a"].into_iter()));
         former.created.extend(["a".to_owned(), "b".to_owned()]);
         assert!(former.wrote_all(["a", "b"].into_iter()));
-        assert!(!former.wrote_all(["a", "c"].into_iter()), "one was there before");
+        assert!(!former.wrote_all(["a", "c"].into_iter()), "c was there before");
         assert!(!former.wrote_all([].into_iter()));
         former.forget("b");
         assert!(!former.wrote_all(["a", "b"].into_iter()));

@@ -1,5 +1,5 @@
-//! Protects most external targets from removal because of a wrong flag: checks, at the start and at the beginning of
-//! each term, how many external targets would be removed, and which of their Services exist.
+//! Keeps a wrong flag from removing most external targets: checks, at the start and at the beginning of each term, how
+//! many external targets would be removed, and which of their Services exist.
 
 use std::collections::{BTreeMap, HashSet};
 

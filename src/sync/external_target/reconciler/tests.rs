@@ -174,7 +174,7 @@ async fn panic_affects_only_its_link() {
 const NO_PERMISSION: &str = "services \"web\" is forbidden: User \"lb-linker\" cannot list resource \"services\" in API \
                         group \"\" in the namespace \"shop\"";
 
-/// Returns a reconciler without the permission to list Services, and the names of the objects that it has deleted.
+/// Returns a reconciler without the permission to list Services, and the paths of its DELETE requests.
 fn without_permission_to_list(message: &'static str) -> (Reconciler, Arc<Mutex<Vec<String>>>) {
     let deleted = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&deleted);

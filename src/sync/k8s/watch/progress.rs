@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 /// Maximum time without an event, a bookmark or a list before everything is listed again.
 const MAX_SILENCE: Duration = Duration::from_secs(150);
-/// Factor by which that time grows after lists without changes: the API server sends bookmarks only if the
-/// resourceVersion has advanced, so a quiet cluster looks like a dead watch.
+/// Maximum factor by which [`MAX_SILENCE`] grows after lists without changes: the API server sends bookmarks only if
+/// the resourceVersion has advanced, so a quiet cluster looks like a dead watch.
 const MAX_SILENCE_FACTOR: u32 = 4;
 /// A watch that ends sooner counts as refused, whatever its HTTP status.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
@@ -51,11 +51,11 @@ pub(super) enum ObjectChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchStep {
     Continue,
-    /// Start a watch, after a pause with this many doublings; 0 means at once.
+    /// Start a watch, after this step of the backoff; 0 means at once, 1 the first pause.
     Watch(u32),
-    /// Request the newest resourceVersion, after a pause with this many doublings; 0 means at once.
+    /// Request the newest resourceVersion, after this step of the backoff; 0 means at once, 1 the first pause.
     AskNewest(u32),
-    /// List everything, after a pause with this many doublings; 0 means at once.
+    /// List everything, after this step of the backoff; 0 means at once, 1 the first pause.
     List(u32),
 }
 
@@ -112,7 +112,7 @@ impl WatchProgress {
         number(version).zip(self.version().and_then(number)).is_some_and(|(new, known)| new < known)
     }
 
-    /// Processes an event, and returns the next step.
+    /// Processes an input, and returns the next step.
     pub(super) fn take(&mut self, input: WatchInput<'_>, now: Instant) -> WatchStep {
         match input {
             WatchInput::Listed { version, objects, newest } => {
@@ -330,7 +330,7 @@ mod tests {
         ]);
         let (progress, now) =
             run(&[LISTED, failed(1), (149_990, WatchInput::WatchFailed(503), WatchStep::List(2))]);
-        assert!(progress.deadline() <= now, "after so long only a list says how things are");
+        assert!(progress.deadline() <= now, "after such a long silence only a list shows the current state");
     }
 
     #[test]
@@ -370,7 +370,11 @@ mod tests {
         let (progress, _) = run(&[LISTED]);
         assert!(progress.rewinds("99") && !progress.rewinds("100") && !progress.rewinds("a"));
         let (progress, _) = run(&[LISTED, (0, listed("50", 2, 50), WatchStep::Watch(0))]);
-        assert_eq!(progress.version(), Some("50"), "the list is the truth");
+        assert_eq!(
+            progress.version(),
+            Some("50"),
+            "a list replaces the known version, even by an older version"
+        );
     }
 
     #[test]
@@ -402,7 +406,7 @@ mod tests {
         let (mut progress, now, steps) = silent(5);
         assert_eq!(steps, [150, 300, 600, 600, 600]);
         progress.take(WatchInput::Bookmark("201"), now);
-        assert_eq!(progress.deadline(), now + MAX_SILENCE, "what has spoken is missed when it is silent");
+        assert_eq!(progress.deadline(), now + MAX_SILENCE, "a bookmark resets the allowed silence");
         for (case, input) in [
             ("an older version", listed("99", 2, 90)),
             ("another object", listed("300", 3, 90)),

@@ -345,7 +345,11 @@ async fn restore_of_etcd_is_noticed_after_an_outage() {
         "ends, rewound to 100",
     ];
     assert_eq!(said, expected);
-    assert_eq!(requests.of(RequestKind::Watch).len(), 1, "none goes on after a version of the future");
+    assert_eq!(
+        requests.of(RequestKind::Watch).len(),
+        1,
+        "no watch continues from the version before the restore"
+    );
     assert_eq!(requests.of(RequestKind::Page).len(), 4);
 }
 

@@ -15,7 +15,8 @@ use serde_json::value::RawValue;
 use super::progress::ObjectChange;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 
-/// Maximum size of an event or page. etcd accepts objects of 1.5 MB, which take somewhat more as JSON.
+/// Maximum size of an event, or of a page of one object. etcd accepts objects of 1.5 MB, which take somewhat more as
+/// JSON.
 const MAX_EVENT_BYTES: usize = 64 << 20;
 /// Maximum size of a page of several objects.
 const MAX_PAGE_BYTES: usize = 8 << 20;

@@ -1,6 +1,6 @@
 //! Services that have left the watch. The API server sends the same event for a deleted Service and for one that has
 //! left the selection, so a LIST by name decides: a Service that exists and isn't selected any more keeps its link for
-//! a while. A list lacks both as well if they left during an interruption of the watch.
+//! a while. The same applies to a Service that is missing from the list after an interruption of the watch.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -170,7 +170,7 @@ impl RemovalChecks {
                     // The permission to list may have gone with its namespace.
                     warn!(
                         "Service {} counts as gone: it has left the watch, and for ten minutes the API server has \
-                         refused every look at it",
+                         refused every LIST of it",
                         deleted.key
                     );
                     self.pending.remove(&deleted.key);
@@ -218,7 +218,7 @@ impl RemovalChecks {
     }
 }
 
-/// Sends a LIST.
+/// Sends a LIST by name. Returns the membership of the Service; a Service with another uid counts as gone.
 async fn look_up(
     client: Client,
     availability: &ApiAvailability,
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!((over, uid.as_str(), *since + Duration::from_secs(600)), (&key, "1", due));
         assert_eq!(leaving.kept.due(), None);
         assert!(leaving.keep(&key, "1") && leaving.keep(&key, "2"), "another Service of that name");
-        assert!(!leaving.forget(&key), "it was never called deleted");
+        assert!(!leaving.forget(&key), "the Service was never reported as deleted");
         assert_eq!(leaving.keys().count(), 0);
     }
 

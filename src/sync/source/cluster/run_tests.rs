@@ -12,7 +12,8 @@ use crate::store::OnGone;
 use crate::sync::source::cluster::*;
 use crate::sync::test_support;
 
-/// Returns a watcher with a stub that answers each streamed list with the next of these lines, and nothing else.
+/// Returns a watcher with a stub that answers each request for a streamed list with the next of these lists. Other
+/// requests, and further lists, get no data.
 fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
     let lists = Mutex::new(lists.into_iter());
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {

@@ -233,7 +233,7 @@ fn is_same_key(key: &str) -> bool {
 }
 
 /// Returns the type as which kubectl reads a plain scalar, like `resolve` of go-yaml v2, which sigs.k8s.io/yaml uses.
-/// Dates are strings in the end.
+/// A date counts as a string: go-yaml resolves it as a timestamp, but decodes it as a string.
 fn kind(plain: &str) -> ScalarKind {
     match plain {
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" | "n" | "N"

@@ -78,7 +78,7 @@ async fn answers_are_kept_for_their_ttl_within_bounds() {
         // RFC 2308 section 5: without an SOA there is no negative TTL.
         (NX, &[], &[], None),
         (OK, &["a.example. 20 CNAME b.example."], &[], None),
-        // As in CoreDNS.
+        // As in CoreDNS, NXDOMAIN with an alias isn't cached.
         (NX, &["a.example. 7 CNAME b.example."], &["example. 9 SOA ns.example."], None),
         // RFC 2181 section 10.1: an alias with two targets.
         (
@@ -145,7 +145,7 @@ async fn do_and_cd_have_separate_entries() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn newest_answer_wins_but_a_failure_hides_no_good_one() {
+async fn newest_answer_wins_but_a_failure_never_hides_a_good_answer() {
     let cache = CacheStore::new(CacheOptions::default());
     let key = question("a.example.", RecordType::A).key();
     let kind = || cache.get(&key).map(|found| found.kind);
@@ -162,7 +162,7 @@ async fn newest_answer_wins_but_a_failure_hides_no_good_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_answer_is_cached_for_one_second() {
+async fn failure_of_all_upstreams_is_cached_for_one_second() {
     let cache = CacheStore::new(CacheOptions::default());
     let asked = question("a.example.", RecordType::A);
     cache.put_no_answer(&asked.key());
@@ -222,7 +222,7 @@ async fn expired_answer_is_served_for_a_while_but_a_failure_never() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn first_answer_has_the_ttl_of_the_cached_one() {
+async fn first_answer_has_the_ttl_of_the_cached_answer() {
     type Case<'a> = (ResponseCode, &'a [&'a str], &'a [&'a str], u32);
     let cases: &[Case<'_>] = &[
         (OK, &["a.example. 7200 A 192.0.2.1"], &[], 3600),
@@ -308,7 +308,7 @@ async fn one_refresh_at_a_time_and_none_after_a_failure() {
     let first = begin().unwrap();
     assert!(begin().is_none());
     drop(first);
-    assert!(begin().is_none(), "it has failed");
+    assert!(begin().is_none(), "the first refresh has failed");
     advance(Duration::from_secs(30)).await;
     begin().unwrap().succeed();
     assert!(begin().is_some());
@@ -330,7 +330,7 @@ async fn prefer_positive_keeps_answers_with_data() {
     }
     advance(Duration::from_secs(3600)).await;
     put(&cache, &key, &absence());
-    assert_eq!(found(), Some((ResponseKind::Denial, 0)), "after its time");
+    assert_eq!(found(), Some((ResponseKind::Denial, 0)), "the positive answer expired too long ago");
 }
 
 #[tokio::test(start_paused = true)]

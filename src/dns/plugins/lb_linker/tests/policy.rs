@@ -120,7 +120,7 @@ async fn chain_ends_in_the_cluster_domain_and_at_localhost() {
         assert_eq!(ask(&context, question).await, expected, "{question}");
     }
     let reply = context.reply("web.default.lb.internal. A").await.unwrap();
-    assert!(reply.answers.iter().all(|record| record.ttl <= 5), "absence is kept no longer");
+    assert!(reply.answers.iter().all(|record| record.ttl <= 5), "caches keep a denial for at most 5 s");
     assert!(reply.authorities.is_empty());
     assert_eq!(denied(&context, "name"), ["lb_linker_dns_targets_denied_total{reason=\"name\"} 5"]);
 }
@@ -247,7 +247,7 @@ async fn srv_records_of_a_link_follow_the_target_policy() {
     ]);
     let srv = async |name: &str| {
         let reply = context.reply(&format!("_http._tcp.{name}.default.lb.internal. SRV")).await.unwrap();
-        assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "absence has its SOA: {name}");
+        assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "NODATA has the SOA: {name}");
         format!("{} {}", data(&reply), reply.additionals.len())
     };
     for name in ["near", "far", "first", "hidden", "ns"] {
@@ -269,7 +269,7 @@ fn with_http(observed: ObservedService) -> ObservedService {
 /// Returns an SRV answer: the records, the extended error, and the addresses in the additional section.
 async fn ask_service(context: &TestServer, name: &str) -> String {
     let reply = context.reply(name).await.unwrap();
-    assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "absence has its SOA: {name}");
+    assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "NODATA has the SOA: {name}");
     let addresses = reply.additionals.iter().map(|record| format!(" + {}", record.data));
     data(&reply) + &addresses.collect::<String>()
 }

@@ -173,7 +173,7 @@ fn lines_that_coredns_accepts_are_accepted() {
         "name {\n exact a.com\n b.com\n}",
         "name suffix a. b. answer value (.*).b {1}.a value (.*).b {1}.a",
         "name suffix a. b. answer value (.*).b {1}.a name (.*).b {1}.a answer name c d",
-        // CoreDNS reads its own README's example like this: the name "auto" becomes "answer".
+        // An example of CoreDNS's README, which CoreDNS parses as `answer name` with FROM `auto` and TO `answer`.
         "name suffix .arpa .arpa answer name auto answer value (.*)\\.c\\. {1}.d.",
         "name exact a b answer name c d",
         // Only the number of used groups is checked.

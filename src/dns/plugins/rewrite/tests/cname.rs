@@ -135,7 +135,7 @@ async fn look_up_of_a_target_has_the_changed_type() {
 async fn loop_of_targets_ends() {
     let reply =
         context("rewrite cname loop.cdn loop.example", Behind::Zone(ZONE)).reply("loop.example. A").await;
-    // Seven changed CNAMEs, and the unchanged answer of the eighth look-up with one more CNAME.
+    // Eight changed CNAMEs, and the unchanged answer of the eighth look-up: a CNAME and an address.
     let answers = reply.unwrap().answers;
     assert_eq!(answers.len(), 10, "{answers:?}");
     assert_eq!(answers[7].to_string(), "loop.example. 5 IN CNAME loop.example.");

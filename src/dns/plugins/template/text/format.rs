@@ -78,7 +78,7 @@ impl Format {
                 Piece::Text(text) => written.push_str(text),
                 Piece::Verb(verb) => written.push_str(&verb.write(values.next().unwrap_or(&Value::None))?),
             }
-            // A template can double a variable for each element of a list.
+            // A template that doubles a variable in a loop must not fill the memory.
             if written.len() > MAX_LENGTH {
                 return Err("the text is longer than any record".to_owned());
             }
@@ -232,7 +232,7 @@ fn quoted(text: &str) -> String {
     quoted + "\""
 }
 
-/// Returns whether a character that isn't ASCII is printable, in Rust's table of Unicode, which has the rules of Go's.
+/// Returns whether a non-ASCII character is printable by Rust's Unicode table, which has the same rules as Go's table.
 fn is_printable(c: char) -> bool {
     // `escape_debug` escapes a combining character only at the start of a string.
     String::from_iter(['a', c]).escape_debug().nth(1) == Some(c)

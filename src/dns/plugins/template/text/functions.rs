@@ -4,7 +4,7 @@ use super::format::Format;
 use super::node::{Command, Function, Word};
 use super::value::Value;
 
-/// Checks a command before it runs; `is_fed` if another command's value is its last argument.
+/// Checks a command at parse time; `is_fed` means that the value of the previous command is the last argument.
 ///
 /// # Errors
 /// Fails if the command can never run.

@@ -75,7 +75,7 @@ pub(super) enum Value<'a> {
 }
 
 impl ValueKind {
-    /// Returns Go's name of the type.
+    /// Returns the name of the type in error messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Data => "the data of templates",

@@ -96,11 +96,11 @@ fn handler_of(store: &Arc<Store>) -> Arc<Handler> {
 }
 
 #[tokio::test]
-async fn kept_answer_is_given_again_and_counted() {
+async fn cached_answer_is_reused_and_counts_as_a_query() {
     let store = Arc::new(Store::new(OnGone::Kept));
     store.apply(link("web", "192.0.2.1"));
     let handler = handler_of(&store);
-    // The cached answer is that of another name, so it can come only from the cache.
+    // The cache holds the answer to `web` under the key of `www`, so an address of `www` can come only from the cache.
     let (web, www) = ("web.default.lb.internal.", "www.default.lb.internal.");
     let asked = framed_question(web, 0)[2..].to_vec();
     let wire_response =
@@ -129,7 +129,11 @@ async fn kept_answer_is_given_again_and_counted() {
         seen.push((answer.metadata.id, answer.answers.len()));
         rest = after;
     }
-    assert_eq!(seen, [(0, 1), (1, 1), (2, 0), (3, 1), (4, 1), (5, 1)], "one more than there may be");
+    assert_eq!(
+        seen,
+        [(0, 1), (1, 1), (2, 0), (3, 1), (4, 1), (5, 1)],
+        "the seventh query exceeds the limit of six"
+    );
     drop(client);
     serving.await.unwrap().unwrap();
 }

@@ -470,7 +470,7 @@ pub(super) const REJECTED: &[(&str, &str)] = &[
     ("{{ if true }}{{ $x := 1 }}{{ else }}{{ $x }}{{ end }}", "there is no variable $x"),
     // In Go, a missing group has any field.
     ("{{ .Group.none.a }}", "a string has no fields"),
-    // Errors of each query that executes the expression.
+    // Go reports these errors only for queries that execute the expression.
     ("{{ if false }}{{ .Nome }}{{ end }}", "the data of templates has no field .Nome here"),
     ("{{ if false }}{{ len 1 2 }}{{ end }}", "len takes 1 argument, and here are 2"),
     ("{{ if false }}{{ .Name 1 }}{{ end }}", "it can't be given an argument"),

@@ -133,7 +133,7 @@ pub(super) fn template(seed: u64) -> Generated {
 }
 
 impl Generator {
-    /// Returns true once in `number` times.
+    /// Returns true with a probability of 1 in `number`.
     fn odds(&mut self, number: u32) -> bool {
         self.random.random_range(0..number) == 0
     }
@@ -229,7 +229,7 @@ impl Generator {
     fn range(&mut self, depth: usize) -> String {
         let outer = self.variables.len();
         let kind = self.pick(&[Kind::List, Kind::Map, Kind::Questions, Kind::Str]);
-        // A string has no elements; its missing group is an empty list.
+        // `Kind::Str` stands for other ranges: over numbers, which aren't supported here, or over `$.Match`.
         let (over, index, element) = match kind {
             Kind::List => (self.pipe(kind, depth), Kind::Int, Kind::Str),
             Kind::Map => (self.pipe(kind, depth), Kind::Str, Kind::Str),
