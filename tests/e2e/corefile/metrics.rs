@@ -1,11 +1,13 @@
 //! The metrics of both programs after the same queries.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use super::expected::Expectations;
 use super::question::table;
 use super::server::{CorefileDir, Program, Server};
 use super::upstreams::Upstreams;
+use crate::harness::{PATIENCE, PollPauses};
 
 const COREFILE: &str = "
     .:{$PORT} {
@@ -124,6 +126,9 @@ const QUESTIONS: &str = "
     a.example.org. A opcode=2
     a.example.org. A nord";
 
+/// The prefix of the sums of `coredns_dns_responses_total` over all plugins.
+const OF_ALL: &str = "coredns_dns_responses_total of all: ";
+
 #[derive(Default)]
 struct Scrape {
     /// Types and help texts.
@@ -149,14 +154,17 @@ impl Scrape {
                 // The label `plugin` differs, so the sum over all plugins is compared, too.
                 if let Some(rest) = sample.strip_prefix("coredns_dns_responses_total{plugin=") {
                     let labels = rest.split_once(',').unwrap().1;
-                    *scrape
-                        .samples
-                        .entry(format!("coredns_dns_responses_total of all: {labels}"))
-                        .or_default() += value;
+                    *scrape.samples.entry(format!("{OF_ALL}{labels}")).or_default() += value;
                 }
             }
         }
         scrape
+    }
+
+    /// Returns the number of counted answers.
+    fn answers(&self) -> f64 {
+        let of_all = |(name, value): (&String, &f64)| name.starts_with(OF_ALL).then_some(*value);
+        self.samples.iter().filter_map(of_all).sum()
     }
 }
 
@@ -216,7 +224,16 @@ async fn metrics_have_coredns_s_names_labels_and_values() {
     for question in table(QUESTIONS) {
         tokio::join!(question.ask(&coredns), question.ask(&subject));
     }
-    let [coredns, subject] = [&coredns, &subject].map(Scrape::of);
+    // CoreDNS counts an answer after it has sent it. If the numbers never agree, the comparison shows which differ.
+    let deadline = Instant::now() + PATIENCE / 4;
+    let mut pauses = PollPauses::new();
+    let [coredns, subject] = loop {
+        let scrapes = [&coredns, &subject].map(Scrape::of);
+        if scrapes[0].answers() == scrapes[1].answers() || Instant::now() > deadline {
+            break scrapes;
+        }
+        pauses.next().await;
+    };
     let mut expected = Expectations::of(["metrics"]);
     for ((what, how), sides) in differences(&coredns, &subject) {
         expected.found("metrics", &what, how, &sides);
