@@ -94,7 +94,8 @@ async fn restart_with_address_targets_causes_no_write() {
     linker.ready().await;
     let answer = short(linker.dns, &format!("web-{namespace}.lb.internal. A")).await;
     assert_eq!(answer, "192.0.2.1 192.0.2.2");
-    // If lb-linker compared the addresses in another order, it would write the first slice before this one.
+    // If lb-linker compared the addresses in another order, it would write the first slice before the objects of
+    // `other`.
     cluster.create_load_balancer(&namespace, "other").await;
     cluster.set_ingress(&namespace, "other", &[Ingress::Ip("192.0.2.3")]).await;
     headless(&cluster, &target, &format!("other-{namespace}-ext")).await;
@@ -157,7 +158,7 @@ async fn foreign_endpoint_slice_is_reported_until_its_name_is_free() {
     slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
     headless(&cluster, &target, &object).await;
 
-    // An EndpointSlice of ours, without its labels and with another address.
+    // A label of lb-linker's EndpointSlice is removed, and the address is changed: both are repaired.
     let stolen = json!({"metadata": {"labels": {"original-service-name": null}}, "endpoints": [{"addresses": ["192.0.2.66"]}]});
     api.patch(&format!("{object}-ipv4"), &Default::default(), &kube::api::Patch::Merge(stolen))
         .await

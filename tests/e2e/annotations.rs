@@ -75,7 +75,7 @@ async fn owner_keeps_its_custom_name_over_restarts() {
     let noted = |names: Option<&str>| {
         let (cluster, target, object) = (&cluster, &target, &object);
         let names = names.map(ToOwned::to_owned);
-        eventually("the note", move || {
+        eventually("the annotation of the external target", move || {
             let names = names.clone();
             async move {
                 let service = cluster.get_service(target, object).await?;
@@ -90,7 +90,7 @@ async fn owner_keeps_its_custom_name_over_restarts() {
     noted(Some(&format!("shop.{zone}"))).await;
     // ... so an older load balancer that requests the name later doesn't get it, before and after a restart.
     request_hostnames(&cluster, &namespace, "old", Some(&format!("shop.{zone}"))).await;
-    eventually("that it lacks a name, as the other one does", || async {
+    eventually("two load balancers that lack a requested name", || async {
         (linker.metric("lb_linker_names_lost") == Some(2.0)).then_some(())
     })
     .await;

@@ -122,13 +122,12 @@ async fn queries_are_answered_by_udp_and_tcp() {
             "No Error aa rd ra | a.example.com. TTL IN A 192.0.2.10, chain-default.lb.internal. 5 IN CNAME \
              chain.example.com., chain.example.com. TTL IN CNAME a.example.com. |  | ".into(),
         ),
-        // RFC 2308 section 2.2: the target has no records of this type; the TTL of its SOA is at most that of our
-        // records.
+        // RFC 2308 section 2.2: the target has no records of this type, so the answer has the SOA of its zone.
         (
             "web-default.lb.internal. AAAA",
             format!("No Error aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. | {CLOUD_SOA} | "),
         ),
-        // RFC 6604 section 3: the last rcode of the chain becomes the answer's.
+        // RFC 6604 section 3: the rcode for the last name of the chain is the rcode of the answer.
         (
             "missing-default.lb.internal. A",
             format!("Non-Existent Domain aa rd ra | missing-default.lb.internal. 5 IN CNAME missing.example.com. | {CLOUD_SOA} | "),
@@ -236,13 +235,13 @@ async fn long_answer_is_truncated_by_udp_and_complete_by_tcp() {
     let question = query("many-default.lb.internal. A");
     let answer = ask_udp(fixture.linker.dns, &question).await;
     assert!(answer.metadata.truncation);
-    assert!(answer.edns.is_some(), "OPT has its room");
+    assert!(answer.edns.is_some(), "the truncated answer has an OPT record");
     assert!(answer.answers.len() > 60 && answer.answers.len() < 101, "{}", answer.answers.len());
     let whole = ask_tcp(fixture.linker.dns, &question).await;
     assert!(!whole.metadata.truncation);
     assert_eq!(whole.answers.len(), 101);
 
-    // RFC 1035 section 4.2.1: without EDNS 512 octets.
+    // RFC 1035 section 4.2.1: without EDNS an answer has at most 512 bytes.
     let mut plain = question.clone();
     plain.edns = None;
     let bytes = send_udp(fixture.linker.dns, &plain.to_vec().unwrap(), Duration::from_secs(5)).await.unwrap();
@@ -258,7 +257,7 @@ async fn unsupported_messages_are_refused_or_ignored() {
         let answer = send_udp(server, &bytes, Duration::from_secs(5)).await.expect(expected);
         assert_eq!(show(&Message::from_vec(&answer).unwrap()), expected);
     };
-    // RFC 6891 section 6.1.3.
+    // RFC 6891 section 6.1.3: an unsupported EDNS version gets BADVERS (16).
     let mut version = query("web-default.lb.internal. A");
     version.edns.as_mut().unwrap().set_version(1);
     let answer = ask_udp(server, &version).await;
@@ -268,7 +267,7 @@ async fn unsupported_messages_are_refused_or_ignored() {
     notify.metadata.op_code = OpCode::Notify;
     expect(notify.to_vec().unwrap(), "Not Implemented rd |  |  | ").await;
 
-    // OPT, TKEY and TSIG are record types that belong to a message.
+    // OPT, TKEY and TSIG records belong to a message, not to a name.
     for qtype in [41, 249, 250] {
         let mut odd = query("web-default.lb.internal. A");
         odd.queries[0].set_query_type(RecordType::from(qtype));
@@ -286,7 +285,8 @@ async fn unsupported_messages_are_refused_or_ignored() {
     chaos.queries[0].set_query_class(DNSClass::CH);
     expect(chaos.to_vec().unwrap(), "Query Refused rd |  |  | ").await;
 
-    // RFC 1035 section 7.3: responses are ignored, and so are fragments. The server answers the next query.
+    // RFC 1035 section 7.3: the server ignores responses, and messages that are shorter than a header. It answers the
+    // next query.
     let mut answer = whole.clone();
     answer[2] |= 0x80;
     assert_eq!(send_udp(server, &answer, Duration::from_millis(200)).await, None);

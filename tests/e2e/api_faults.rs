@@ -91,7 +91,7 @@ async fn removals_with_lost_responses_count_for_max_deletes() {
     for i in 0..8 {
         cluster.delete_service(&namespace, &format!("svc-{i}")).await;
     }
-    eventually("six that are held back", || async {
+    eventually("six removals that are held back", || async {
         (linker.metric("lb_linker_deletes_held") == Some(6.0)).then_some(())
     })
     .await;

@@ -66,7 +66,7 @@ async fn huge_annotations_cost_bounded_memory_log_and_events() {
         for i in 0..SERVICES {
             let mut annotations = annotations.clone();
             if i == 0 {
-                // Use the other annotations that are read, alternately.
+                // This Service has the names in one of two other annotations instead, alternately.
                 annotations["linker.hsj.com/hostname"] = Value::Null;
                 let field = if round % 2 == 0 { "linker.hsj.com/ttl" } else { "linker.hsj.com/allow-from" };
                 annotations[field] = names(round).into();

@@ -212,7 +212,11 @@ async fn flooding_client_leaves_look_ups_and_sockets_to_other_clients() {
         .line("plugin/forward: look-ups refused since the last such line: 1; the newest, of 127.0.0.2:")
         .await;
     assert!(watch.most() < FILES * 60 / 100 + OTHER_FILES, "{} files open", watch.most());
-    assert_eq!(linker.logged("the process may open"), 0, "so many files are enough");
+    assert_eq!(
+        linker.logged("the process may open"),
+        0,
+        "the limit of open files is high enough for all look-ups"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -248,7 +252,7 @@ async fn upstream_sockets_stay_below_60_percent_of_the_files() {
         })
         .await;
     }
-    // A client that uses more than half of all sockets gets a REFUSED answer with the reason.
+    // A client for which no socket is free gets a REFUSED answer with the reason.
     for number in 0..FILES {
         other.send(1, &format!("n{number}.of3.{SILENT} A")).await;
     }

@@ -83,7 +83,7 @@ async fn names_outside_the_zones_are_for_listed_clients() {
     let fixture = start(&upstream, &[]).await;
     let linker = &fixture.linker;
     for source in [OTHER, LISTED, OTHER, LISTED] {
-        // The target of a link is a name like any other.
+        // `--client-nets` also applies to a query for the name of a link's target.
         for question in ["other.example. A", "a.example.com. A", "lb.internal. DS", ". NS"] {
             for answer in ask_from(source, linker.dns, question).await {
                 let is_listed = source == LISTED;

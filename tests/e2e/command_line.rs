@@ -255,7 +255,7 @@ async fn check_cluster_dry_runs_an_external_target() {
     let full = cluster.create_namespace("full").await;
     crate::harness::grant(plane, &full);
     plane.kubectl(&["create", "quota", "none", "--hard=services=0", "-n", &full]);
-    // Sets the status, which a controller that doesn't run here would set.
+    // Sets the status like the quota controller, which doesn't run here.
     let status = r#"{"status": {"hard": {"services": "0"}, "used": {"services": "0"}}}"#;
     let patch = ["patch", "quota", "none", "--subresource=status", "--type=merge", "-p", status, "-n", &full];
     plane.kubectl(&patch);
@@ -266,7 +266,7 @@ async fn check_cluster_dry_runs_an_external_target() {
     };
     let output = crate::harness::eventually("the quota to be in force", refused).await;
     assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
-    // Without writes no external target is tried.
+    // With `--sync plan`, `check` doesn't dry-run an external target.
     let plan = ["--target-namespace", &full, "--sync", "plan"];
     assert_eq!(check("lb-linker", "lb-linker", &plan).status.code(), Some(0));
     for namespace in [&full, &target] {

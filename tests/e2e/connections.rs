@@ -147,7 +147,7 @@ async fn client_has_at_most_1000_connections() {
         ended(&mut connect(client(20), linker.dns).await).await;
     }
     linker.counts("lb_linker_dns_tcp_refused_total", 3.0).await;
-    // A single log line for all of them.
+    // The three refused connections cause a single log line.
     linker.line(TOO_MANY).await;
     assert_eq!(linker.logged(TOO_MANY), 1);
     asked(client(21), linker.dns).await;

@@ -70,8 +70,8 @@ impl Served {
     }
 }
 
-/// Sends 100 queries per second from a live host, alternating with 1,500 from dead addresses on the link. Returns the
-/// share of the live host's queries without an answer.
+/// Sends 100 queries per second from a live host, alternating with 1,500 from addresses of the local network without
+/// a host (dead addresses). Returns the share of the live host's queries without an answer.
 fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) -> f64 {
     const STEP: Duration = Duration::from_millis(10);
     const STEPS: u16 = 800;
@@ -85,7 +85,7 @@ fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) ->
     thread::scope(|scope| {
         let answered = scope.spawn(|| {
             let (mut ids, mut answer) = (HashSet::new(), [0; 1232]);
-            // Until no answer has arrived for two seconds.
+            // The thread receives answers until none has arrived for two seconds.
             while ids.len() < usize::from(STEPS)
                 && let Ok(length) = client.recv(&mut answer)
             {
@@ -122,8 +122,8 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
         (client(FAR.0), client(ROUTED.1), Forger::new())
     });
     network::add_route();
-    // With 12,000 dead addresses each is used once. The last client is within the prefix of the link, but behind a
-    // router.
+    // With 12,000 dead addresses each address sends one query. The last client has an address of the local network's
+    // prefix, but is behind a router.
     for (dead, client) in [(100, &neighbor), (1, &neighbor), (12_000, &neighbor), (12_000, &routed)] {
         // A run is inconclusive if the machine was too busy to accept all queries.
         let judged = (0..5).find_map(|_| {
@@ -138,7 +138,7 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
             );
             (served.dropped("queue") == 0.0).then_some((loss, unreachable))
         });
-        let (loss, unreachable) = judged.expect("a run in which all questions were taken");
+        let (loss, unreachable) = judged.expect("a run in which the server accepts all queries");
         assert!(loss < 0.05, "{dead} dead addresses, {client:?}: {loss}");
         assert!(unreachable > 0.0, "{dead}: dead addresses get few answers");
     }
@@ -161,8 +161,8 @@ async fn only_this_host_reports_a_client_unreachable() {
         client.recv(&mut answer).expect("an answer, whatever was forged");
     }
     assert_eq!(served.dropped("unreachable"), 0.0);
-    // So few answers are pending that the send buffer gives no reason to look for dead addresses: ARP fails after three
-    // seconds, and the kernel reports that on the socket.
+    // Few answers are pending, so the send buffer doesn't fill up and the server doesn't read the neighbor table. ARP
+    // fails after three seconds, and the kernel reports the failure on the socket.
     let dead = SocketAddrV4::new(Ipv4Addr::new(10, 9, 1, 1), 1024);
     let deadline = Instant::now() + PATIENCE;
     while served.dropped("unreachable") == 0.0 {
@@ -174,7 +174,8 @@ async fn only_this_host_reports_a_client_unreachable() {
     client.recv(&mut answer).expect("an answer to another client");
 }
 
-/// The same for IPv6, where an ICMP error with an address of this host as its source may come from another host.
+/// Like the previous test, with IPv6: an ICMPv6 error with an address of this host as its source may come from
+/// another host.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_this_host_reports_an_ipv6_client_unreachable() {
     if !network::is_own("datagrams::only_this_host_reports_an_ipv6_client_unreachable") {
@@ -215,7 +216,7 @@ fn fragments() -> (u64, u64) {
     (ipv4.parse().unwrap(), ipv6.trim().parse().unwrap())
 }
 
-/// Queries a large answer; returns its length in bytes.
+/// Sends a query with a large answer, and returns the length of the answer in bytes.
 fn ask_for(name: &str, client: &UdpSocket, server: SocketAddr) -> usize {
     let mut question = query(&format!("{name}. A"));
     question.edns.as_mut().unwrap().set_max_payload(LARGE);
@@ -224,7 +225,7 @@ fn ask_for(name: &str, client: &UdpSocket, server: SocketAddr) -> usize {
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     client.send_to(&question, server).unwrap();
     loop {
-        // Datagrams from a plain socket of the server are all zeros.
+        // Datagrams from the socket `plain` of the tests have only zeros: they are no answers.
         let length = client.recv(&mut answer).unwrap();
         if answer[..2] == question[..2] && answer[2] & 0x80 != 0 {
             return length;
@@ -240,7 +241,7 @@ async fn forged_icmp_causes_no_fragmented_answer() {
     let (ipv4, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
     let served = Served::start();
     let SocketAddr::V4(client) = ipv4.local_addr().unwrap() else { panic!("it is IPv4") };
-    // Any socket of the host lowers the MTU of the route for all sockets.
+    // An ICMP error for the packet of one socket lowers the path MTU for all sockets of the host.
     let plain = UdpSocket::bind((NEAR.0, 0)).unwrap();
     let SocketAddr::V4(local) = plain.local_addr().unwrap() else { panic!("it is IPv4") };
     let fragments_of_plain = || {
@@ -252,7 +253,7 @@ async fn forged_icmp_causes_no_fragmented_answer() {
     let deadline = Instant::now() + PATIENCE;
     while fragments_of_plain() == 0 {
         assert!(Instant::now() < deadline, "the forged packet has no effect");
-        // The kernel may ignore the first one.
+        // The kernel may ignore the first forged packet.
         forger.fragmentation_needed(local, client, 552);
         thread::sleep(Duration::from_millis(10));
     }
@@ -264,8 +265,8 @@ async fn forged_icmp_causes_no_fragmented_answer() {
     assert_eq!(fragments(), before);
 }
 
-/// The same for IPv6, where no packet of up to 1,280 bytes is ever fragmented: only a large `bufsize` allows answers
-/// that can be.
+/// Like the previous test, with IPv6: packets of up to 1,280 bytes are never fragmented, so only answers that are
+/// larger because of `bufsize` can be fragmented.
 #[tokio::test(flavor = "multi_thread")]
 async fn forged_icmpv6_causes_no_fragmented_answer() {
     if !network::is_own("datagrams::forged_icmpv6_causes_no_fragmented_answer") {
@@ -292,7 +293,7 @@ async fn forged_icmpv6_causes_no_fragmented_answer() {
     let deadline = Instant::now() + PATIENCE;
     while fragments_of_plain() == 0 {
         assert!(Instant::now() < deadline, "the forged packet has no effect");
-        // The kernel may ignore the first one.
+        // The kernel may ignore the first forged packet.
         forger.packet_too_big(local, client, 1280);
         thread::sleep(Duration::from_millis(10));
     }

@@ -65,7 +65,8 @@ async fn removals_are_limited_by_max_deletes() {
     };
     eventually("the Events", reasons).await;
     assert_eq!(external_targets(&cluster, &target).await, 5);
-    // The removal of a load balancer that comes back isn't held back any more; its name and its object stay.
+    // When a deleted load balancer is recreated, its DNS name and its external target stay, and one removal fewer is
+    // held back.
     let left = cluster.services(&target).list(&ListParams::default()).await.unwrap();
     let kept = left.items[0].metadata.labels.clone().unwrap()["original-service-name"].clone();
     let question = format!("{kept}.{namespace}.lb.internal. CNAME");
@@ -241,6 +242,6 @@ async fn suspicious_list_is_ignored_until_a_second_list_agrees() {
         }
     })
     .await
-    .expect("a second list that agrees is believed");
-    assert!(doubted.elapsed() > Duration::from_secs(25), "not before the second look");
+    .expect("the targets are removed after a second list agrees");
+    assert!(doubted.elapsed() > Duration::from_secs(25), "nothing is removed before the second list");
 }

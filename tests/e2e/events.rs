@@ -161,7 +161,7 @@ async fn repeated_event_is_counted_in_a_series() {
     };
     eventually("there and back: two Events, one of them twice", again).await;
     plane.kubectl(&["delete", "events", "--all", "-n", "default"]);
-    // "b → a" has been sent once: the second occurrence is a PATCH, which finds no Event.
+    // lb-linker has sent "b → a" once, and sends the second occurrence as a PATCH of that Event, which is deleted.
     change("a").await;
     event(&plane, "default", "web", back).await;
 }
@@ -237,19 +237,19 @@ async fn missing_permission_for_events_is_logged_once() {
     assert_eq!(linker.logged("can't create Events"), 1, "{:#?}", linker.log());
     assert!(!line.contains("retrying"), "a refused Event is dropped: {line}");
     let asked = linker.metric("lb_linker_api_writes_total{code=\"403\",kind=\"Event\",verb=\"create\"}");
-    assert!(asked >= Some(1.0) && asked < Some(10.0), "not for each of them: {asked:?}");
+    assert!(asked >= Some(1.0) && asked < Some(10.0), "fewer requests than Events: {asked:?}");
 
     plane.apply(&rights);
     let granted = || async {
         let account = "--as=system:serviceaccount:lb-linker:lb-linker";
         plane.try_kubectl(&["auth", "can-i", "create", "events.events.k8s.io", account]).ok()
     };
-    eventually("the right", granted).await;
+    eventually("the permission", granted).await;
     changes_are_told_again(&plane, &cluster, "default", "svc-0").await;
     linker.line("Events can be recorded again in namespace default").await;
 }
 
-/// Changes a target until there is an Event: a namespace that has refused Events is skipped for a while.
+/// Changes a target until there is an Event: after a 403, lb-linker sends no Events in the namespace for a while.
 async fn changes_are_told_again(plane: &ControlPlane, cluster: &Cluster, namespace: &str, name: &str) {
     let number = AtomicUsize::new(0);
     eventually("an Event", || async {
@@ -299,7 +299,7 @@ async fn permission_missing_in_some_namespaces_is_logged_once_each() {
         let audit = plane.audit_events().into_iter();
         audit.filter(|event| event.resource == "events" && event.code == 403).count()
     };
-    eventually("a refusal more", || async { (refusals() >= 3).then_some(()) }).await;
+    eventually("another refusal", || async { (refusals() >= 3).then_some(()) }).await;
     assert!(refusals() < 2 * round && refusals() < 14, "{} in {round} rounds", refusals());
     for refused in &namespaces[1..] {
         let complaints = linker.logged(&format!("can't create Events in namespace {refused}"));
@@ -314,7 +314,8 @@ async fn permission_missing_in_some_namespaces_is_logged_once_each() {
 
 #[tokio::test]
 async fn events_at_shutdown_are_sent_or_counted() {
-    // More Events than a burst: the rest is sent at 20 per second, within the two seconds at shutdown.
+    // FEW exceeds the burst of 50 Events: the other Events are sent at 20 per second, within the two seconds at
+    // shutdown.
     const FEW: usize = 75;
     const TOO_MANY: usize = 250;
     let (plane, cluster) = own_cluster().await;
@@ -345,11 +346,11 @@ async fn events_at_shutdown_are_sent_or_counted() {
         });
         let sent = sent.count();
         let left = services - sent;
-        // A busy API server accepts fewer than 20 Events per second: then some of the few are left, too.
+        // A busy API server accepts fewer than 20 Events per second: then some of the FEW Events are left, too.
         if services == TOO_MANY || left > 0 {
             assert!(left > 0, "{sent} are more than the limits allow");
             let line = linker.line("Kubernetes Events haven't been sent").await;
-            // The answer to the last request may be missing.
+            // If the response to the last request is missing, lb-linker counts its Event as not sent.
             let said = [left, left + 1].map(|number| format!("stopping although {number} Kubernetes Events"));
             assert!(said.iter().any(|said| line.contains(said)), "{line}, of which {left} weren't");
         }
@@ -411,11 +412,12 @@ async fn reconciliations_are_counted_and_timed() {
     wait_for_external_target(&cluster, TARGETS, "web-default-ext", "a.example.com").await;
     eventually("a write", || async { (result("written") == Some(1.0)).then_some(()) }).await;
     // The watch delivers the written object.
-    eventually("a look at it", || async { (result("unchanged")? > 0.0).then_some(()) }).await;
+    eventually("a reconciliation without a write", || async { (result("unchanged")? > 0.0).then_some(()) })
+        .await;
     cluster.delete_service("default", "web").await;
     eventually("the delay", || async { (result("waiting")? > 0.0).then_some(()) }).await;
     // The counters are read one by one, and may change in between.
-    eventually("as many durations as looks", || async {
+    eventually("as many durations as reconciliations", || async {
         let all = ["unchanged", "written", "waiting", "conflict", "failed"].into_iter().filter_map(result);
         (linker.metric("lb_linker_reconcile_duration_seconds_count") == Some(all.sum())).then_some(())
     })

@@ -38,7 +38,7 @@ async fn service_is_deleted_after_its_external_target() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("guarded").await;
     grant_optional(plane, "finalizer", &namespace);
-    // The delay of ten minutes isn't applied.
+    // With `--finalizer` the default `--delete-delay` isn't applied.
     let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
     let mut linker = Linker::in_cluster(plane, &target, &args);
     for name in ["web", "opted", "typed", "foreign"] {
@@ -91,7 +91,7 @@ async fn service_waits_for_its_targets_foreign_finalizer() {
     cluster.patch_service(&target, &object, held).await;
     cluster.delete_service(&namespace, "web").await;
     linker.line(&format!("external target {target}/{object}: deleted, and held by example.com/other")).await;
-    // Work on a later Service happens after any work on this one.
+    // When lb-linker has reconciled `later`, it has also reconciled `web`.
     balancer(&cluster, &namespace, "later").await;
     is_guarded(&cluster, &namespace, "later", true).await;
     is_guarded(&cluster, &namespace, "web", true).await;

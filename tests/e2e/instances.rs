@@ -149,7 +149,7 @@ async fn objects_without_an_instance_are_adopted_slowly() {
     let all = |instance| owned(&[(&host, instance), (&ip, instance), (&slice, instance)]);
     eventually("the objects", || async { (instances(plane, &target) == all("of/a")).then_some(()) }).await;
     assert!(before.stop().success());
-    // Objects of a version that didn't write the annotation.
+    // Removes the annotation, which earlier versions didn't write.
     let objects = ["-n", &target, "annotate", "services,endpointslices", "--all"];
     plane.kubectl(&[&objects[..], &[&format!("{INSTANCE}-")]].concat());
     assert_eq!(instances(plane, &target), all(""));

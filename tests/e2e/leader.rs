@@ -284,7 +284,7 @@ async fn dead_leader_is_succeeded_when_its_lease_has_ended() {
     stage.wait_for_answer(&b, "web", "two.example.com.").await;
     stage.cluster.delete_service(&stage.namespace, "gone").await;
     stage.wait_for_answer(&b, "gone", "No Error").await;
-    // A replica that starts while there is no leader answers the same.
+    // A replica that starts while there is no leader gives the same answer.
     let c = stage.replica("c", &[], &["--leader-election", "lease", "--delete-delay", "0s"]);
     c.line(&format!("link {}/gone: its Service is gone", stage.namespace)).await;
     stage.wait_for_answer(&c, "gone", "No Error").await;
@@ -410,7 +410,7 @@ async fn leader_stopped_amid_writes_writes_nothing_stale_afterwards() {
     .await;
     let before = stage.writes("a");
     let half = written(&before, "two.example.com");
-    assert!(half < LINKS, "it was to be stopped amid its writes");
+    assert!(half < LINKS, "`a` must be stopped before it has written all targets");
     let dropped = "lb_linker_events_dropped_total";
     let all_before = stage.all_writes("a");
     let events = |all: &[AuditEvent]| all.iter().filter(|event| event.resource == "events").count();
@@ -743,7 +743,7 @@ async fn leader_recreates_its_deleted_lease() {
         linker.metric(&metric).unwrap_or_default()
     };
     assert_eq!((count(&a, "create", 201), count(&b, "create", 201)), (4.0, 1.0));
-    assert!(count(&a, "update", 409) >= 3.0, "what was deleted isn't renewed");
+    assert!(count(&a, "update", 409) >= 3.0, "a deleted Lease isn't renewed");
     assert!(count(&b, "update", 409) == 0.0, "a follower writes nothing");
 }
 

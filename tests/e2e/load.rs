@@ -91,7 +91,7 @@ impl Generations {
         Arc::new(Self { newest: zeros(), oldest: zeros(), ..Self::default() })
     }
 
-    /// Queries the addresses of all links in turn until `over` is set. Checks that each answer has one target and its
+    /// Queries the addresses of all links in turn until `stop` is set. Checks that each answer has one target and its
     /// address, and that the target is no older than any target answered or delivered before the query.
     async fn ask(self: Arc<Self>, server: SocketAddr, namespace: String) {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -345,7 +345,7 @@ async fn starting_replica_never_denies_an_existing_name() {
                 }
                 // Extended DNS error 14, Not Ready (RFC 8914 section 4.15).
                 ResponseCode::ServFail => assert_eq!(ede(&answer), Some(14), "not ready"),
-                rcode => panic!("{rcode} for a name that lives"),
+                rcode => panic!("{rcode} for an existing name"),
             }
         }
         if round % 2 == 0 {

@@ -185,7 +185,7 @@ async fn replaced_directories_are_watched_again() {
     fs::remove_dir_all(&output).unwrap();
     eventually("the external target again", || async { object.exists().then_some(()) }).await;
 
-    // Another directory replaces the first one; the Service in its invalid file keeps its last content.
+    // Another directory replaces the first one. The new `b.yaml` is invalid, so Service `b` keeps its last target.
     let next = root.path().join("next");
     fs::create_dir(&next).unwrap();
     fs::write(next.join("a.yaml"), service("a", "c.example")).unwrap();

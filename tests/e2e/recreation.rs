@@ -115,7 +115,10 @@ async fn external_target_and_name_are_removed_after_the_delay() {
 
     cluster.delete_service(&namespace, "web").await;
     answers(linker.dns, &question, "No Error").await;
-    assert!(cluster.get_service(&target, &object).await.is_some(), "it stands until the delay is over");
+    assert!(
+        cluster.get_service(&target, &object).await.is_some(),
+        "the external target stays until the delay ends"
+    );
     answers(linker.dns, &question, "Non-Existent Domain").await;
     assert!(
         cluster.get_service(&target, &object).await.is_none(),

@@ -214,7 +214,7 @@ async fn unwritable_namespace_is_logged_once_and_only_probed() {
         wait_for_target(&cluster, &granted, "db", host).await;
     }
     assert_eq!(linker.logged("deploy/source/"), 1, "{:#?}", linker.log());
-    // Requests that were in flight at the first refusal, and occasional probes.
+    // These are the requests that were in flight at the first refusal, and occasional probes of the circuit breaker.
     let tried = patch_count(plane, &refused);
     assert!(tried <= 16, "{tried} PATCHes");
 

@@ -442,7 +442,7 @@ async fn unwatched_namespaces_are_left_alone() {
         let name = format!("gone-{namespace}-ext");
         create_legacy_target(&cluster, &target, &name, (namespace, "gone"), "a.example.com").await;
     }
-    // Permissions in the watched namespace only.
+    // The ServiceAccount has permissions only in the watched namespace and in the target namespace.
     plane.kubectl(&["apply", "-f", deploy().join("takeover").to_str().unwrap()]);
     plane.kubectl(&["-n", &watched, "create", "serviceaccount", "narrow"]);
     let subject = format!("--serviceaccount={watched}:narrow");

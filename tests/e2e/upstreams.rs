@@ -267,7 +267,11 @@ async fn late_answer_is_cached_for_the_next_query() {
     assert_eq!(waited.answers.len(), 1, "{}", show(&waited));
     let since = Instant::now();
     answers(dns, "web-default.lb.internal. A", "a.example.com. 192.0.2.9").await;
-    assert!(since.elapsed() < Duration::from_secs(4), "it was asked for already: {:?}", since.elapsed());
+    assert!(
+        since.elapsed() < Duration::from_secs(4),
+        "the look-up was already in flight: {:?}",
+        since.elapsed()
+    );
 }
 
 #[tokio::test]
@@ -480,15 +484,18 @@ async fn failed_upstream_is_skipped_until_it_answers_again() {
     }
     for i in 1000..1050 {
         assert_eq!(ask(i).await, "192.0.2.10");
-        assert!(flaky.asked(&format!("n{i}.example. A")).is_empty(), "it is left out");
+        assert!(
+            flaky.asked(&format!("n{i}.example. A")).is_empty(),
+            "an upstream that is down gets no queries"
+        );
     }
-    assert!(!flaky.asked(". NS").is_empty(), "it is asked how it is");
+    assert!(!flaky.asked(". NS").is_empty(), "the upstream gets health checks");
     mood.set(GOOD);
     fixture.linker.line(&format!("upstream {} answers again", flaky.address)).await;
     let mut i = 2000;
     while flaky.asked(&format!("n{i}.example. A")).is_empty() {
         i += 1;
-        assert!(i < 2100, "it is asked again");
+        assert!(i < 2100, "the recovered upstream gets no queries");
         assert_eq!(ask(i).await, "192.0.2.10");
     }
     assert_eq!(fixture.linker.logged(&down), 1);

@@ -75,7 +75,7 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
     answers(linker.dns, "late-default.lb.internal. CNAME", ABSENT).await;
     linker.line("etcd was probably restored").await;
     let restored = serial(&linker).await;
-    assert!(restored > before, "{restored} after {before}: secondaries never go back");
+    assert!(restored > before, "{restored} after {before}: secondaries ignore a lower SOA serial");
 
     // After the restore, changes are handled as usual.
     set_target(&cluster, "web", "newest.example.com").await;

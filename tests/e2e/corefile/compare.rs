@@ -44,7 +44,7 @@ pub async fn compare(groups: &[Group]) {
     eprintln!("corefile: {asked} questions in {} groups", groups.len());
     let mut expected = Expectations::of(groups.iter().map(|group| group.name));
     for ((group, question, field), Difference { coredns, subject, .. }) in &found {
-        let sides = format!("       CoreDNS: {coredns}\n  but it is so: {subject}");
+        let sides = format!("       CoreDNS: {coredns}\n    under test: {subject}");
         expected.found(group, question, field, &sides);
     }
     expected.check();

@@ -29,7 +29,7 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "NOTIFY gets NOTIMP, like every other opcode than QUERY. CoreDNS answers it like a query.",
+        reason: "NOTIFY gets NOTIMP, like every opcode other than QUERY. CoreDNS answers it like a query.",
         at: &[("whoami", "* opcode=4", "rcode flags additional")],
     },
     Expected {
@@ -37,7 +37,7 @@ pub const EXPECTED: &[Expected] = &[
         at: &[("whoami", "* AXFR*", "rcode flags additional")],
     },
     Expected {
-        reason: "Queries for OPT and TSIG are refused: these records belong to a message and not to a name \
+        reason: "Queries for OPT and TSIG get NOTIMP: these records belong to a message and not to a name \
                  (RFC 6891 section 6.1.1, RFC 8945 section 5.1). CoreDNS looks them up.",
         at: &[
             ("forward", "* TYPE41", "rcode flags authority"),
@@ -79,13 +79,13 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "Without *nsid* a client that asks for the server's identifier gets none. CoreDNS returns \
-                 an empty one, and a record less.",
+        reason: "Without *nsid*, the answer to a query with an NSID option has no NSID option. CoreDNS returns \
+                 an empty option, and one record less.",
         at: &[("bufsize", "huge.example.org. A edns=4096 nsid", "answer")],
     },
     Expected {
         reason: "RD and CD are copied from the question into the answer (RFC 1035 section 4.1.1, RFC 4035 \
-                 section 3.2.2). CoreDNS passes on the upstream's.",
+                 section 3.2.2). CoreDNS copies them from the upstream's answer.",
         at: &[
             ("forward: odd answers", "nord.odd. A", "flags"),
             ("forward: odd answers", "cd.odd. A", "flags"),
@@ -94,7 +94,7 @@ pub const EXPECTED: &[Expected] = &[
     },
     Expected {
         reason: "AD is set only for clients that set AD or DO (RFC 6840 section 5.8). Without *cache*, \
-                 CoreDNS passes on the upstream's.",
+                 CoreDNS copies AD from the upstream's answer.",
         at: &[
             ("forward: odd answers", "ad.odd. A", "flags"),
             ("forward: odd answers", "ad.odd. A cd", "flags"),
@@ -127,7 +127,7 @@ pub const EXPECTED: &[Expected] = &[
     },
     Expected {
         reason: "A query for the DS of a zone goes to the block of the nearest zone above it (RFC 4035 \
-                 section 3.1.4.1). CoreDNS asks the block of the farthest.",
+                 section 3.1.4.1). CoreDNS chooses the block of the farthest zone.",
         at: &[("blocks: the longest zone wins", "*deep.sub.example.org. DS", "flags authority additional")],
     },
     Expected {
@@ -165,8 +165,8 @@ pub const EXPECTED: &[Expected] = &[
         at: &[("metrics", "coredns_dns_response_size_bytes_*", "value")],
     },
     Expected {
-        reason: "`coredns_cache_entries`: *cache* keeps for a second that no upstream answered (RFC 9520), \
-                 and keeps answers that CoreDNS's upstream truncated.",
+        reason: "`coredns_cache_entries`: *cache* keeps the failure of all upstreams for a second (RFC 9520), \
+                 and keeps TCP answers to queries whose UDP answer was truncated.",
         at: &[("metrics", "coredns_cache_entries{*", "value")],
     },
     Expected {
@@ -184,7 +184,7 @@ pub const EXPECTED: &[Expected] = &[
     },
     Expected {
         reason: "In log lines *rsize* is the size without EDNS, which is added for each client later. \
-                 CoreDNS counts an upstream's EDNS, and that of extended errors.",
+                 CoreDNS includes the EDNS of upstreams and of extended errors.",
         at: &[
             ("log", "*A IN x.block.test. udp 30 false 512\" REFUSED qr,rd 47 *", "CoreDNS"),
             ("log", "*A IN x.block.test. udp 30 false 512\" REFUSED qr,rd 30 *", "lb-linker"),
@@ -223,7 +223,7 @@ fn the_page_of_differences_matches_the_expected_ones() {
         std::fs::write(path, page()).unwrap();
     }
     let found = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(found == page(), "docs/differences.md isn't what the tests know: run `make docs`");
+    assert!(found == page(), "docs/differences.md differs from EXPECTED: run `make docs`");
 }
 
 /// The position of a line in [`EXPECTED`]: the entry and the index in `at`.
@@ -269,7 +269,7 @@ impl<'a> Expectations<'a> {
             let reason = EXPECTED[at.0].reason;
             let _ = writeln!(
                 self.complaints,
-                "{line:?}: no difference any more, or nothing like it; it was: {reason}"
+                "{line:?}: this expected difference doesn't occur any more; its reason was: {reason}"
             );
         }
         assert!(self.complaints.is_empty(), "\n{}", self.complaints);
@@ -322,7 +322,7 @@ fn every_expected_difference_names_an_existing_group() {
     ];
     let groups: Vec<&str> = modules.iter().flat_map(|groups| groups.iter().map(|group| group.name)).collect();
     let names: BTreeSet<&str> = groups.iter().copied().chain(["metrics", "log"]).collect();
-    assert_eq!(names.len(), groups.len() + 2, "two groups have one name");
+    assert_eq!(names.len(), groups.len() + 2, "two groups have the same name");
     for (_, (group, _, _)) in all() {
         assert!(names.contains(group), "{group}");
     }

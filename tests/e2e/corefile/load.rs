@@ -90,7 +90,7 @@ fn ask(server: SocketAddr, questions: &[Vec<u8>], answered: &AtomicUsize, over: 
                 let id = u16::from_be_bytes([buffer[0], buffer[1]]);
                 assert!(
                     pending[usize::from(id)],
-                    "an answer to no question, or a second one: {:02x?}",
+                    "an answer without a query, or a second answer: {:02x?}",
                     &buffer[..length]
                 );
                 pending[usize::from(id)] = false;

@@ -209,7 +209,8 @@ fn differences(coredns: &Scrape, subject: &Scrape) -> BTreeMap<(String, &'static
 fn is_alike(sample: &str) -> bool {
     let name = sample.split('{').next().unwrap();
     let varies = ["_seconds_bucket", "_seconds_sum", "_seconds", "go_", "process_"];
-    // Health checks are timed, as are the requests of `health` to itself. A connection may have expired.
+    // Timers start health checks and the requests of the plugin `health` to itself. Whether a connection is reused
+    // depends on its age.
     let by_clock = ["health", "conn_cache"];
     !varies.iter().any(|part| name.ends_with(part) || name.starts_with(part))
         && !by_clock.iter().any(|part| name.contains(part))

@@ -202,7 +202,7 @@ fn number(word: &str, prefix: &str, known: impl Fn(&str) -> Option<u16>) -> u16 
     let by_number = word.strip_prefix(prefix).and_then(|number| number.parse().ok());
     by_number
         .or_else(|| known(word))
-        .unwrap_or_else(|| panic!("{word} is no {prefix} and no word that is known"))
+        .unwrap_or_else(|| panic!("{word} is neither a {prefix} nor a known word"))
 }
 
 fn u16_of_class(class: DNSClass) -> u16 {
