@@ -2,16 +2,19 @@
 
 use std::env::{current_exe, var_os};
 use std::fs;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
+
+use super::PATIENCE;
 
 /// Set in a process that runs in an isolated network.
 const INSIDE: &str = "LB_LINKER_TEST_NETWORK";
@@ -84,7 +87,7 @@ pub fn add_route() {
 /// sockets that `there` returns. Only for use in an isolated network, see [`is_own`].
 ///
 /// # Panics
-/// If the kernel refuses.
+/// If the kernel refuses, or passes no datagrams between the hosts.
 pub fn on_far_host<T: Send>(there: impl FnOnce() -> T + Send) -> T {
     let far = || {
         unshare(CloneFlags::CLONE_NEWNET).expect("another network can be made");
@@ -97,25 +100,54 @@ pub fn on_far_host<T: Send>(there: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let host = scope.spawn(|| {
             far();
-            add_addresses_of_near();
+            let near = add_addresses_of_near();
+            let far = [FAR.0.into(), FAR.1.into()].map(any_port);
+            near.iter().zip(&far).for_each(|(near, far)| {
+                await_datagram(near, far);
+                await_datagram(far, near);
+            });
             there()
         });
         host.join().expect("the far host does its part")
     })
 }
 
-/// Adds the addresses of [`NEAR`]. The calling thread is in the network namespace of the far host, unlike the other
-/// threads of this process.
-fn add_addresses_of_near() {
-    let near = || add_addresses("near", NEAR).expect("the near interface takes addresses");
+/// Adds the addresses of [`NEAR`], and returns a socket on each. The calling thread is in the network namespace of the
+/// far host, unlike the other threads of this process.
+fn add_addresses_of_near() -> [UdpSocket; 2] {
+    let near = || {
+        add_addresses("near", NEAR).expect("the near interface takes addresses");
+        [NEAR.0.into(), NEAR.1.into()].map(any_port)
+    };
     let process = fs::File::open("/proc/self/ns/net").expect("this process has a network");
     // A separate thread enters the network of the process.
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let entered = scope.spawn(|| {
             setns(process.as_fd(), CloneFlags::CLONE_NEWNET).expect("the network can be entered");
-            near();
+            near()
         });
-    });
+        entered.join().expect("the near host has its addresses")
+    })
+}
+
+fn any_port(address: IpAddr) -> UdpSocket {
+    UdpSocket::bind((address, 0)).expect("the host has the address")
+}
+
+/// Sends datagrams until one arrives. The kernel drops packets until it has activated the link, which it does in the
+/// background, and while it doesn't know the neighbor.
+fn await_datagram(from: &UdpSocket, to: &UdpSocket) {
+    to.set_read_timeout(Some(Duration::from_millis(50))).expect("a socket takes a timeout");
+    let address = to.local_addr().expect("the socket is bound");
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // Fails as long as there is no route.
+        let _ = from.send_to(&[], address);
+        if to.recv(&mut [0]).is_ok() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "no datagram arrives at {address}");
+    }
 }
 
 const RTM_NEWLINK: u16 = 16;
