@@ -20,7 +20,7 @@ use rand::rngs::SmallRng;
 use tokio::time::Instant;
 
 use crate::dns::message::validity::CacheEntryRef;
-use crate::metrics::sharded::{LocalCounters, ShardedCounters, duration};
+use crate::metrics::sharded::{LocalCounters, ShardedCounters, duration_deltas};
 use key::WireKey;
 use wire_response::WireResponse;
 
@@ -101,7 +101,7 @@ impl ResponseCache {
             bytes: 0,
             hand: 0,
             cells: HashMap::new(),
-            hit_duration_deltas: duration(Duration::ZERO),
+            hit_duration_deltas: duration_deltas(Duration::ZERO),
         }
     }
 
@@ -158,7 +158,7 @@ impl ResponseCache {
 
     /// Sets the average duration of recent hits, which later hits add to the metrics.
     pub fn set_hit_duration(&mut self, took: Duration) {
-        self.hit_duration_deltas = duration(took);
+        self.hit_duration_deltas = duration_deltas(took);
     }
 
     /// Stores the answer to a client's query under the query's key.

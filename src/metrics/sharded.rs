@@ -20,7 +20,7 @@ pub(crate) const DURATION_COUNTERS: usize = DURATION_BUCKETS.2 + 2;
 /// Returns the increments for a duration, each with the index of its counter. The first `DURATION_COUNTERS` counters
 /// of the group have to be the duration histogram.
 #[must_use]
-pub fn duration(took: Duration) -> [(usize, u64); 2] {
+pub fn duration_deltas(took: Duration) -> [(usize, u64); 2] {
     /// The first bound, in nanoseconds.
     const FIRST: u64 = 250_000;
     let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);

@@ -192,7 +192,8 @@ async fn empty_status_keeps_the_target_and_type_change_removes_it() {
 }
 
 /// Creates an admission policy that sets the `externalName` of all ExternalName Services in a namespace to
-/// `stubborn.example`. The caller needs a separate control plane, because the policy affects every lb-linker.
+/// `stubborn.example`. The caller needs a separate control plane: the name of the policy is fixed, so a second one would
+/// replace it.
 pub async fn create_overwriting_policy(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
     let condition =
         format!("object.metadata.namespace == '{namespace}' && object.spec.type == 'ExternalName'");

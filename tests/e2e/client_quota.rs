@@ -352,7 +352,7 @@ async fn single_client_reaches_500_look_ups_and_keeps_them() {
     };
     let client = Client::new(loopback(2), linker.dns).await;
     ask(&client, 0..600, 500).await;
-    // lb-linker repeats each query, because a datagram may be lost, even without a spare socket for each repetition.
+    // lb-linker repeats each query, because a datagram may be lost; without a spare socket it uses the same one again.
     eventually("each question for the second time", || async {
         let mut names = HashMap::new();
         upstream.names().into_iter().for_each(|name| *names.entry(name).or_insert(0) += 1);

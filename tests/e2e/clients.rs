@@ -51,7 +51,7 @@ fn is_prohibited(answer: &Message) -> bool {
 }
 
 #[tokio::test]
-async fn targets_of_links_are_resolved_for_every_client() {
+async fn unlisted_client_gets_addresses_but_no_mx_of_a_target() {
     let upstream = upstream().await;
     let fixture = start(&upstream, &[]).await;
     // A cached answer for one client is never given to a client with other permissions.

@@ -16,7 +16,7 @@ use crate::dns::message::presentation::rcode_text;
 use crate::dns::message::validity::MetricDeltas;
 use crate::dns::net::Protocol;
 use crate::metrics::sharded::{
-    DURATION_BUCKETS, DURATION_COUNTERS, ShardedCounters, counted, desc, duration, family, labelled,
+    DURATION_BUCKETS, DURATION_COUNTERS, ShardedCounters, counted, desc, duration_deltas, family, labelled,
 };
 use crate::metrics::{MetricGroup, registered};
 
@@ -202,7 +202,7 @@ impl ZoneMetrics {
             adds.push((start + bucket, 1));
             adds.push((start + HISTOGRAM_OF_SIZES - 1, size as u64));
         }
-        let duration = duration(since.elapsed());
+        let duration = duration_deltas(since.elapsed());
         for (place, number) in adds.iter().chain(&duration) {
             self.counters.add(*place, *number);
         }

@@ -39,7 +39,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "any";
-/// In seconds: long, because the answer never changes.
+/// In seconds, as in CoreDNS: the number of the RFC.
 const TTL: u32 = 8482;
 
 #[derive(Debug)]

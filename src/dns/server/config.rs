@@ -116,7 +116,7 @@ pub fn build_blocks(
             let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
             for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
                 let at = ListenAt { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
-                listen(&mut listeners, at, &address.zone, blocks.len(), &word.position)?;
+                add_zone(&mut listeners, at, &address.zone, blocks.len(), &word.position)?;
             }
         }
         let identity = BlockFingerprint::new(&zones, &block.lines, &builder);
@@ -168,7 +168,11 @@ fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), 
     Ok(())
 }
 
-fn listen(
+/// Adds a zone to the listener at an address, which is added if it is the first zone there.
+///
+/// # Errors
+/// If another listener on the same port conflicts, or another block has the zone.
+fn add_zone(
     listeners: &mut Vec<Listener>,
     at: ListenAt,
     zone: &Name,

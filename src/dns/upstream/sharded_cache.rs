@@ -11,8 +11,8 @@ use crate::dns::message::query::QueryKey;
 
 /// The number of shards with separate locks. All queries about a name are in one shard.
 const SHARDS: usize = 64;
-/// The minimum capacity of a shard, in entries: all types of some names.
-const INITIAL_SHARD_CAPACITY: usize = 32;
+/// The minimum capacity of a shard, in entries, unless the whole cache is smaller: some names with all their types.
+const MIN_SHARD_CAPACITY: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct ShardedCache<V> {
@@ -36,7 +36,7 @@ impl<V: Clone> ShardedCache<V> {
     /// Returns an empty map for at most `capacity` entries and `bytes` bytes, and for less if the entries are unevenly
     /// distributed over the shards.
     pub(crate) fn new(capacity: usize, bytes: usize) -> Self {
-        let shards = (capacity / INITIAL_SHARD_CAPACITY).clamp(1, SHARDS);
+        let shards = (capacity / MIN_SHARD_CAPACITY).clamp(1, SHARDS);
         let shard = || Mutex::new(CacheShard { values: IndexMap::new(), bytes: 0 });
         Self {
             shards: (0..shards).map(|_| shard()).collect(),

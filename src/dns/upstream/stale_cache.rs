@@ -69,9 +69,9 @@ impl StaleCache {
         }
     }
 
-    /// Stores an answer about a target that leads back into a zone of links. Such an answer may have no records of the
-    /// queried type, because these are in the zone of links.
-    pub fn keep(&self, key: &QueryKey, reply: &Arc<Reply>) {
+    /// Stores an answer that leads from a target back into a zone of links, unless a younger one than [`LOOP_HOLD_OFF`]
+    /// is stored. Such an answer may have no records of the queried type, because these are in the zone of links.
+    pub fn remember_back_to_zone(&self, key: &QueryKey, reply: &Arc<Reply>) {
         let is_young = |known: &CachedReply| known.since.elapsed() < LOOP_HOLD_OFF;
         if key.is_relevant() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
             self.put(key, reply);

@@ -117,7 +117,7 @@ impl OutputDirectory {
         let as_expected = match write {
             Write::Create(_) => there.is_none(),
             Write::Change { .. } | Write::Delete { .. } => ours,
-            // Manifests are read-only, and files have no instances.
+            // No finalizers, because manifests are read-only; no annotations, because files belong to no instance.
             Write::Annotate { .. } | Write::Finalizer { .. } => return Ok(None),
         };
         if !as_expected {

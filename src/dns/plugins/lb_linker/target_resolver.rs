@@ -177,7 +177,7 @@ impl TargetResolver {
     /// an answer, because it has no records of the queried type.
     pub(super) fn remember(&self, request: &Request, query: &Query, reply: &Arc<Reply>) {
         let question = UpstreamQuery { query: query.clone(), ..request.upstream_query() };
-        self.stale_cache.keep(&question.key(), reply);
+        self.stale_cache.remember_back_to_zone(&question.key(), reply);
     }
 
     /// Resolves a target before a client queries it.

@@ -14,7 +14,8 @@ use crate::dns::response_cache::wire_response::WireResponse;
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
     pub(super) local: Option<IpAddr>,
-    /// The number of datagrams that the kernel dropped before this one because the receive buffer was full.
+    /// The number of datagrams that the kernel has dropped since the socket was opened because the receive buffer was
+    /// full.
     pub(super) lost: u32,
 }
 

@@ -333,7 +333,7 @@ async fn vanished_lease_for_life_is_created_after_its_pods_end() {
 }
 
 #[tokio::test]
-async fn timed_candidate_outwaits_a_vanished_lease_for_life() {
+async fn lease_mode_waits_for_a_vanished_leader_of_life_mode() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.on_lease(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);

@@ -14,7 +14,7 @@ use crate::sync::external_target::orphans::orphan_of;
 use crate::sync::source::selection::Selection;
 use crate::sync::test_support;
 
-/// A time after the terms of these tests.
+/// The present time in these tests, in Unix seconds like the terms: a term far ahead of it would be ignored.
 const NOW: u64 = 1_790_000_100;
 
 /// Returns links with a hostname, with addresses, and without a Service.

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_objects_of_former_leaders_are_removed_at_once() {
+    fn wrote_all_is_true_only_if_former_leaders_created_all() {
         let mut former = FormerLeaders::default();
         assert!(!former.wrote_all([].into_iter()) && !former.wrote_all(["a"].into_iter()));
         former.created.extend(["a".to_owned(), "b".to_owned()]);

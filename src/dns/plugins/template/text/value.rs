@@ -174,10 +174,10 @@ impl<'a> Value<'a> {
         self.kind().map_or("no value", ValueKind::name)
     }
 
-    /// Returns a field.
+    /// Returns the field `.name` of a value. A missing key of a map gives [`Self::None`].
     ///
     /// # Errors
-    /// Fails if there is no such field.
+    /// Fails if a value of this type has no such field.
     pub(super) fn field(&self, name: &str) -> Result<Self, String> {
         match self {
             Self::None => return Ok(Self::None),
