@@ -25,7 +25,7 @@ const SIZE_BUCKETS: [u32; 14] =
     [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
 
 /// Indices of the counters in [`ZoneMetrics`]. A histogram has its buckets, the `+Inf` bucket, and the sum.
-/// The durations come first, because [`duration`] returns indices from 0 on.
+/// The durations come first, because the function `duration` returns indices from 0 on.
 const REQUESTS_INDEX: usize = DURATION_COUNTERS;
 const WITH_DO: usize = REQUESTS_INDEX + 4 * (TYPES.len() + 1);
 const REQUEST_SIZES: usize = WITH_DO + 1;

@@ -69,7 +69,7 @@ impl StaleCache {
         }
     }
 
-    /// Stores an answer that leads from a target back into a zone of links, unless a younger one than [`LOOP_HOLD_OFF`]
+    /// Stores an answer that leads from a target back into a zone of links, unless a younger one than `LOOP_HOLD_OFF`
     /// is stored. Such an answer may have no records of the queried type, because these are in the zone of links.
     pub fn remember_back_to_zone(&self, key: &QueryKey, reply: &Arc<Reply>) {
         let is_young = |known: &CachedReply| known.since.elapsed() < LOOP_HOLD_OFF;
