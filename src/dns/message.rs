@@ -1,13 +1,18 @@
 //! DNS messages: headers, queries, replies, and their encoding.
 
+pub(crate) mod address_order;
 pub(crate) mod arpa;
-pub mod decode;
 pub(crate) mod ede;
 pub mod encode;
 pub mod header;
 pub mod presentation;
 pub mod query;
+pub mod records;
 pub mod reply;
 pub(crate) mod rrsig;
+pub mod sections;
+pub mod upstream_reply;
 pub mod validity;
+pub mod wire;
+mod wire_name;
 pub mod zone_set;

@@ -694,10 +694,43 @@ fn resolver(lines: &str) -> Arc<Handler> {
 }
 
 async fn ask_handler(handler: &Handler, question: &str) -> Message {
+    ask_handler_by(Protocol::Udp, handler, question).await
+}
+
+async fn ask_handler_by(protocol: Protocol, handler: &Handler, question: &str) -> Message {
     let asked = query(question).to_vec().unwrap();
     let client = "127.0.0.1:5353".parse().unwrap();
-    let answer = handler.answer(asked, client, None, Protocol::Udp).await.unwrap();
+    let answer = handler.answer(asked, client, None, protocol).await.unwrap();
     Message::from_vec(&answer.bytes).unwrap()
+}
+
+#[tokio::test]
+async fn truncated_answer_never_reaches_a_client_by_tcp() {
+    // This upstream truncates its answers by TCP, too.
+    let upstream = FaultyUpstream::start(|asked, _| {
+        let mut cut = address(asked, 9, 60);
+        cut.metadata.truncation = true;
+        vec![cut]
+    })
+    .await;
+    let resolver = resolver(&format!("cache\nforward . {} {{\nprefer_udp\n}}", upstream.address));
+    for (protocol, expected) in [
+        (Protocol::Udp, "No Error tc rd | a.example. 60 IN A 192.0.2.9 |  | "),
+        (Protocol::Tcp, "Server Failure rd | "),
+        (Protocol::Tls, "Server Failure rd | "),
+    ] {
+        let answer = show(&ask_handler_by(protocol, &resolver, "a.example. A").await);
+        assert!(answer.starts_with(expected), "{protocol:?}: {answer}");
+    }
+    let forced = self::resolver(&format!("forward . {} {{\nforce_tcp\n}}", upstream.address));
+    let answer = show(&ask_handler(&forced, "a.example. A").await);
+    assert!(answer.starts_with("No Error tc rd"), "this client can ask again by TCP: {answer}");
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let asked = query("web-default.lb.internal. A");
+    let by_udp = ask_udp(fixture.linker.dns, &asked).await;
+    assert!(by_udp.metadata.truncation, "{}", show(&by_udp));
+    let by_tcp = ask_tcp(fixture.linker.dns, &asked).await;
+    assert_eq!((by_tcp.metadata.truncation, by_tcp.metadata.response_code), (false, ResponseCode::ServFail));
 }
 
 #[tokio::test]

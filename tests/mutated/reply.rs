@@ -2,12 +2,17 @@
 //! the fuzz target.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use hickory_proto::op::{Message, MessageType, Metadata, OpCode, Query};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use lb_linker::dns::message::encode::encode;
-use lb_linker::dns::message::header::{UpstreamReply, parse_reply};
+use lb_linker::dns::message::records::Records;
 use lb_linker::dns::message::reply::Reply as Answer;
+use lb_linker::dns::message::sections::Sections;
+use lb_linker::dns::message::upstream_reply::{UpstreamReply, parse_reply};
+use lb_linker::dns::message::validity::Section;
+use lb_linker::dns::message::wire::WireMessage;
 use lb_linker::dns::plugins::lb_linker::chase::{ChainEnd, ChainStep, CnameChain, drop_denied, follow};
 use lb_linker::dns::plugins::lb_linker::zone::TTL;
 use lb_linker::model::target_policy::TargetPolicy;
@@ -26,7 +31,7 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     asked[..2].copy_from_slice(bytes.get(..2).unwrap_or(&[0, 0]));
     let (kind, message) = match parse_reply(&asked, bytes) {
         UpstreamReply::Mismatch => return Ok("foreign"),
-        UpstreamReply::Malformed => return Ok("garbled"),
+        UpstreamReply::Malformed(_) => return Ok("garbled"),
         UpstreamReply::Truncated(None) => return Ok("cut"),
         UpstreamReply::Truncated(Some(message)) => ("truncated", message),
         UpstreamReply::Answer(message) => ("answer", message),
@@ -34,7 +39,12 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     let zone = Name::from_ascii("lb.internal.").unwrap();
     let ours = |name: &Name| zone.zone_of(name);
     let step = |name: &Name| if ours(name) { ChainStep::Ours } else { ChainStep::Upstream };
-    let mut followed = follow(&Answer::from_message(*message, ""), &name, qtype.into(), TTL, step);
+    check_passed_on(&message, qtype.into()).map_err(|rule| format!("{rule}\n{bytes:02x?}"))?;
+    let answer = Answer {
+        records: Records::of_wire(Arc::new(*message.clone()), &name),
+        ..Answer::new(message.metadata, "")
+    };
+    let mut followed = follow(&answer, &name, qtype.into(), TTL, step);
     check(&followed, &name, qtype.into(), ours)
         .and_then(|()| check_encoded(&mut followed, &name, qtype.into()))
         .map_err(|rule| format!("{rule}\n{bytes:02x?}\n{followed:#?}"))?;
@@ -83,6 +93,36 @@ fn check(
     }
 }
 
+/// Checks the answer to a client that spells the name differently, whole and truncated.
+fn check_passed_on(message: &WireMessage, qtype: RecordType) -> Result<(), String> {
+    let query = Query::query(Name::from_ascii("T.eXample.").unwrap(), qtype);
+    let counts = message.decode(None).counts();
+    let expected =
+        [Section::Answer, Section::Authority, Section::Additional].map(|section| message.count(section));
+    ensure(counts == expected, "every record can be decoded")?;
+    for limit in [40, 512, u16::MAX] {
+        let records = Records::of_wire(Arc::new(message.clone()), query.name());
+        let reply = Answer { records, ..Answer::new(message.metadata, "") };
+        let bytes = encode(&reply, &query, None, limit)
+            .map(|(bytes, _)| bytes)
+            .map_err(|error| format!("passing on: {error}"))?;
+        ensure(bytes.len() <= limit.into(), "an answer that is passed on isn't longer than the limit")?;
+        let given =
+            WireMessage::new(&bytes).map_err(|error| format!("an answer that is passed on: {error}"))?;
+        let question = given.question().ok_or("an answer that is passed on has a question")?;
+        ensure(question.name().eq_case(query.name()), "the client gets its own spelling")?;
+        let kept =
+            [Section::Answer, Section::Authority, Section::Additional].map(|section| given.count(section));
+        ensure(limit < u16::MAX || kept == counts, "an answer by TCP has all records")?;
+        ensure(kept[0] == counts[0] || given.metadata.truncation, "TC is set if answers are left out")?;
+        ensure(
+            given.lowest_ttl().is_none_or(|ttl| i32::try_from(ttl).is_ok()),
+            "no TTL has its top bit set",
+        )?;
+    }
+    Ok(())
+}
+
 /// Checks that the used records can be encoded, and that `drop_denied` removes all denied addresses.
 fn check_encoded(followed: &mut CnameChain, name: &Name, qtype: RecordType) -> Result<(), String> {
     let policy = TargetPolicy::default();
@@ -91,14 +131,20 @@ fn check_encoded(followed: &mut CnameChain, name: &Name, qtype: RecordType) -> R
         let address: IpAddr = match &record.data {
             RData::A(ip) => ip.0.into(),
             RData::AAAA(ip) => ip.0.into(),
+            // The policy can't check data that isn't decoded.
+            RData::Unknown { code: RecordType::A | RecordType::AAAA, .. } => return true,
             _ => return false,
         };
         policy.check_address(address).is_err()
     };
     ensure(!followed.answers.iter().any(refused), "denied addresses are removed")?;
-    let response = Answer {
+    let sections = Sections {
         answers: followed.answers.clone(),
         authorities: followed.authorities.clone(),
+        additionals: Vec::new(),
+    };
+    let response = Answer {
+        records: sections.into(),
         ..Answer::new(Metadata::new(1, MessageType::Response, OpCode::Query), "")
     };
     for limit in [512, 1232, u16::MAX] {
@@ -107,7 +153,12 @@ fn check_encoded(followed: &mut CnameChain, name: &Name, qtype: RecordType) -> R
             .map(|(bytes, _)| bytes)
             .map_err(|error| format!("encoding: {error}"))?;
         ensure(bytes.len() <= limit.into(), "the encoded answer isn't longer than the limit")?;
-        Message::from_vec(&bytes).map_err(|error| format!("decoding what was encoded: {error}"))?;
+        let given =
+            WireMessage::new(&bytes).map_err(|error| format!("decoding what was encoded: {error}"))?;
+        let negative = given.types(Section::Authority).any(|rtype| rtype == RecordType::SOA);
+        let decoded =
+            given.decode(None).authorities.iter().any(|record| matches!(record.data, RData::SOA(_)));
+        ensure(negative == decoded, "the SOA record of a denial can be decoded")?;
     }
     Ok(())
 }

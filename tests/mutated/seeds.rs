@@ -268,6 +268,17 @@ pub fn replies() -> Vec<Seed> {
     let mut https = reply(HTTPS, NoError, vec![], vec![]);
     https.extend(b"\xc0\x0c\x00\x41\x00\x01\x00\x00\x0e\x10\x00\x12\x00\x01\x00\x00\x01\x00\x03\x02h2\x00\x04\x00\x04\xc0\x00\x02\x01");
     https[7] = 1;
+    // An SRV record whose target mustn't be compressed (RFC 3597 section 4), and an MX record whose exchange may be.
+    let mut compressed = reply(RecordType::ANY, NoError, vec![v4("t.example.", 1)], vec![]);
+    compressed
+        .extend(b"\xc0\x0c\x00\x21\x00\x01\x00\x00\x0e\x10\x00\x0a\x00\x01\x00\x02\x00\x50\x01u\xc0\x0e");
+    compressed.extend(b"\xc0\x0c\x00\x0f\x00\x01\x00\x00\x0e\x10\x00\x04\x00\x0a\xc0\x0c");
+    compressed[7] = 3;
+    // An OPT record with an extended error, before another record.
+    let mut errors = reply(A, NoError, vec![v4("t.example.", 1)], vec![]);
+    errors.extend(b"\x00\x00\x29\x04\xd0\x00\x00\x80\x00\x00\x0a\x00\x0f\x00\x06\x00\x03gone");
+    errors.extend(b"\xc0\x0e\x00\x01\x00\x01\x00\x00\x0e\x10\x00\x04\xc0\x00\x02\x02");
+    errors[11] = 2;
     let mut truncated = reply(A, NoError, (0..9).map(|i| v4("t.example.", i)).collect(), vec![]);
     truncated[2] |= 2;
     let mut with_edns = Message::from_vec(&reply(A, NoError, chain(), vec![])).unwrap();
@@ -277,8 +288,10 @@ pub fn replies() -> Vec<Seed> {
         ("aaaa", reply(AAAA, NoError, vec![v6("t.example.")], vec![])),
         ("chain", reply(A, NoError, chain(), vec![])),
         ("chain-backwards", reply(A, NoError, chain().into_iter().rev().collect(), vec![])),
+        ("compressed", compressed),
         ("dname", dname),
         ("edns", bytes(&with_edns)),
+        ("errors", errors),
         ("https", https),
         ("lie", reply(A, NoError, vec![v4("t.example.", 1), v4("web.lb.internal.", 66)], vec![ns()])),
         (

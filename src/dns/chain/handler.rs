@@ -101,12 +101,12 @@ async fn check_and_answer(
     };
     // The response cache treats all clients that accept at least MAX_UDP bytes alike; `bufsize` may allow larger
     // replies.
-    let is_for_all =
-        request.max_udp <= MAX_UDP || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(&reply);
+    let is_for_all = request.max_udp <= MAX_UDP
+        || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(reply.records.counts());
     if !is_for_all {
         return Some(EncodedReply::not_reusable(bytes));
     }
-    let wire_response = WireResponse::new(reply, query.name(), (&bytes, &layout), request.server.number());
+    let wire_response = WireResponse::new(reply, &query, (&bytes, &layout), request.server.number());
     Some(EncodedReply { bytes, wire_response: wire_response.map(Box::new) })
 }
 

@@ -11,7 +11,7 @@ use crate::dns::chain::metrics::{RequestStats, ZoneMetrics};
 use crate::dns::chain::server::Server;
 use crate::dns::message::encode::{OPT, wire_length};
 use crate::dns::message::header::MIN_UDP;
-use crate::dns::message::query::{UpstreamQuery, max_records};
+use crate::dns::message::query::UpstreamQuery;
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
 
@@ -125,7 +125,6 @@ impl Request {
             authentic_data: self.metadata.authentic_data,
             dnssec_ok: self.dnssec_ok(),
             // All clients that wait for the same target share one look-up, so the look-up has no client's limit.
-            max_records: max_records(if self.purpose == Purpose::Client { self.limit() } else { u16::MAX }),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Extended DNS errors (RFC 8914).
 
+use std::iter;
+
 use hickory_proto::rr::rdata::opt::EdnsOption;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +40,101 @@ impl Ede {
     }
 }
 
+/// The number of the option (RFC 8914 section 2).
+const EDE: u16 = 15;
+/// The size of the INFO-CODE, in bytes.
+const CODE: usize = 2;
+/// The maximum number of extended errors of an upstream that are passed on.
+const MAX_PASSED_ON: usize = 3;
+/// The maximum size of their texts together, in bytes.
+const MAX_TEXT_BYTES: usize = 256;
+
 /// Returns the option of an Extended DNS Error (RFC 8914 section 2).
 pub(crate) fn extended_error(code: u16, text: &str) -> EdnsOption {
-    const EDE: u16 = 15;
     EdnsOption::Unknown(EDE, [&code.to_be_bytes(), text.as_bytes()].concat())
+}
+
+/// Returns the extended errors in the options of an upstream's OPT record, which a forwarder passes on (RFC 8914 section
+/// 3): at most [`MAX_PASSED_ON`], with at most [`MAX_TEXT_BYTES`] of text.
+pub(super) fn extended_errors(mut options: &[u8]) -> Vec<EdnsOption> {
+    let mut room = MAX_TEXT_BYTES;
+    let all = iter::from_fn(|| {
+        let (number, rest) = options.split_first_chunk()?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let (data, rest) = rest.split_at_checked(u16::from_be_bytes(*length).into())?;
+        options = rest;
+        Some((u16::from_be_bytes(*number), data))
+    });
+    let errors = all.filter(|(option, data)| *option == EDE && data.len() >= CODE);
+    let passed_on = errors.take(MAX_PASSED_ON).map(|(_, data)| {
+        let text = cut_text(&data[CODE..], room);
+        room -= text.len();
+        EdnsOption::Unknown(EDE, [&data[..CODE], text].concat())
+    });
+    passed_on.collect()
+}
+
+/// Returns the extended error without its text; other options stay unchanged.
+pub(super) fn without_text(option: &EdnsOption) -> EdnsOption {
+    match option {
+        EdnsOption::Unknown(EDE, data) if data.len() > CODE => {
+            EdnsOption::Unknown(EDE, data[..CODE].to_vec())
+        }
+        other => other.clone(),
+    }
+}
+
+/// Returns the beginning of a text that is at most `room` bytes long, without a part of a UTF-8 character at its end.
+fn cut_text(text: &[u8], room: usize) -> &[u8] {
+    let is_inside = |at: usize| text.get(at).is_some_and(|octet| octet & 0xc0 == 0x80);
+    let end = (0..=room.min(text.len())).rev().find(|end| !is_inside(*end));
+    &text[..end.unwrap_or_default()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn option(number: u16, data: &[u8]) -> Vec<u8> {
+        [&number.to_be_bytes()[..], &u16::try_from(data.len()).unwrap().to_be_bytes(), data].concat()
+    }
+
+    fn errors(options: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let data = |option: EdnsOption| match option {
+            EdnsOption::Unknown(EDE, data) => data,
+            other => panic!("{other:?}"),
+        };
+        extended_errors(&options.concat()).into_iter().map(data).collect()
+    }
+
+    #[test]
+    fn only_extended_errors_are_passed_on() {
+        const COOKIE: u16 = 10;
+        let options = [
+            option(COOKIE, &[1; 8]),
+            option(EDE, b"\x00\x03old"),
+            option(EDE, b"\x00"),
+            option(EDE, b"\x00\x16"),
+        ];
+        assert_eq!(errors(&options), [b"\x00\x03old".to_vec(), b"\x00\x16".to_vec()]);
+        assert_eq!(errors(&[option(EDE, b"\x00\x03old")[..6].to_vec()]), [] as [Vec<u8>; 0], "it is cut");
+        assert_eq!(errors(&[vec![0, 15, 0]]), [] as [Vec<u8>; 0]);
+    }
+
+    #[test]
+    fn extended_errors_are_limited_in_number_and_text() {
+        let long = [&[0, 0][..], &[b'x'; 200]].concat();
+        let lengths: Vec<usize> = errors(&vec![option(EDE, &long); 5]).iter().map(Vec::len).collect();
+        assert_eq!(lengths, [202, 58, 2]);
+    }
+
+    #[test]
+    fn text_is_cut_between_characters() {
+        for room in 0..8 {
+            let cut = cut_text("aé€x".as_bytes(), room);
+            assert!(cut.len() <= room && std::str::from_utf8(cut).is_ok(), "{room}");
+        }
+        assert_eq!(cut_text("aé€".as_bytes(), 6), "aé€".as_bytes());
+        assert_eq!(cut_text(&[0x80; 4], 2), [] as [u8; 0]);
+    }
 }

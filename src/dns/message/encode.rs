@@ -1,50 +1,28 @@
 //! Encodes a response in at most as many bytes as the client accepts.
 
 mod addresses;
+pub(super) mod typed;
 
 use hickory_proto::ProtoError;
-use hickory_proto::op::{Edns, Header, HeaderCounts, Query};
+use hickory_proto::op::{Edns, Metadata, Query};
 use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, Record};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
 
-use super::header::{HEADER, MIN_UDP};
-use crate::dns::message::presentation::names::same_spelling;
+use super::ede::without_text;
+use super::header::HEADER;
+use super::records::WireRecords;
 use crate::dns::message::reply::Reply;
+use crate::dns::message::validity::Section;
+use typed::{FIXED, begin, encode_sections, end};
 
-/// The largest offset of a compression pointer (RFC 1035 section 4.1.4).
-const MAX_POINTER_OFFSET: usize = 0x3fff;
-/// The size of type, class, TTL and data length of a record, in bytes (RFC 1035 section 4.1.3).
-const FIXED: usize = 10;
-/// The two bits that mark a compression pointer.
-const POINTER_FLAG: u16 = 0xc000;
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RecordOffsets {
-    /// The offsets of the records in the three sections, in order; records that didn't fit are missing.
-    pub sections: [Vec<RecordOffset>; 3],
-}
-
-impl RecordOffsets {
-    #[must_use]
-    pub fn is_whole(&self, response: &Reply) -> bool {
-        self.sections.iter().zip(response.sections()).all(|(places, records)| places.len() == records.len())
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordOffset {
-    pub start: usize,
-    pub ttl: usize,
-    /// The end of the record, exclusive.
-    pub end: usize,
-}
+pub use typed::{RecordOffset, RecordOffsets};
 
 /// Encodes a response in at most `limit` bytes, including the OPT record if there is one. Also returns the offsets of
 /// the records.
 ///
 /// Sets TC if records of the answer or the authority section don't fit. Additional records may be left out without TC
-/// (RFC 2181 section 9).
+/// (RFC 2181 section 9). The texts of extended errors are left out if records don't fit beside them (RFC 8914 section 2).
 ///
 /// # Errors
 /// If a record can't be encoded at any size.
@@ -54,116 +32,48 @@ pub fn encode(
     edns: Option<&Edns>,
     limit: u16,
 ) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
-    let opt = edns.map(|edns| opt(edns, response)).transpose()?.unwrap_or_default();
-    let room = usize::from(limit).saturating_sub(opt.len());
-    if addresses::are_all(response, question.name()) {
-        return Ok(addresses::encode(response, question, &opt, room));
+    let Some(edns) = edns else { return encode_with(response, question, &[], limit) };
+    let (bytes, offsets) = encode_with(response, question, &opt(edns, response)?, limit)?;
+    if bytes.len() <= usize::from(limit) && offsets.is_whole(response.records.counts())
+        || edns.options().as_ref().is_empty()
+    {
+        return Ok((bytes, offsets));
     }
-    encode_any(response, question, &opt, room)
+    let mut short = edns.clone();
+    for (_, option) in &mut short.options_mut().options {
+        *option = without_text(option);
+    }
+    encode_with(response, question, &opt(&short, response)?, limit)
 }
 
-fn encode_any(
+fn encode_with(
     response: &Reply,
     question: &Query,
     opt: &[u8],
-    room: usize,
+    limit: u16,
 ) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
-    let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
-    let mut encoder = BinEncoder::new(&mut bytes);
-    let place = encoder.place::<Header>()?;
-    question.emit(&mut encoder)?;
-    let end = encoder.offset();
-    let owner = Some((question.name(), HEADER));
-    let mut writer = RecordWriter { encoder, room, end, full: false, owner };
-    let mut layout = RecordOffsets::default();
-    let mut metadata = response.metadata;
-    let answers = writer.section(&response.answers, &mut layout.sections[0])?;
-    metadata.truncation |= writer.full;
-    let authorities = writer.section(&response.authorities, &mut layout.sections[1])?;
-    // RFC 2181 section 9: authority records that accompany an answer may be left out without TC.
-    metadata.truncation |= writer.full && answers == 0;
-    let additionals =
-        writer.section(&response.additionals, &mut layout.sections[2])? + u16::from(!opt.is_empty());
-    let RecordWriter { mut encoder, end, .. } = writer;
-    let counts = HeaderCounts { queries: 1, answers, authorities, additionals };
-    place.replace(&mut encoder, Header { metadata, counts })?;
-    // Removes the record that didn't fit.
-    bytes.truncate(end);
-    bytes.extend(opt);
-    Ok((bytes, layout))
+    let room = usize::from(limit).saturating_sub(opt.len());
+    match response.records.wire_for(question) {
+        Some(wire) => Ok(encode_wire(&response.metadata, wire, question, opt, room)),
+        None => encode_sections(&response.metadata, &response.records, question, opt, room),
+    }
 }
 
-struct RecordWriter<'a, 'n> {
-    encoder: BinEncoder<'a>,
+/// Encodes records that are in wire form, without looking into them.
+fn encode_wire(
+    metadata: &Metadata,
+    wire: &WireRecords,
+    question: &Query,
+    opt: &[u8],
     room: usize,
-    /// The end of the last record that fits.
-    end: usize,
-    full: bool,
-    /// The owner of the previous record, and the offset of that name.
-    owner: Option<(&'n Name, usize)>,
-}
-
-impl<'n> RecordWriter<'_, 'n> {
-    /// Writes a section up to the first record that doesn't fit. Returns the number of records written.
-    fn section(&mut self, records: &'n [Record], places: &mut Vec<RecordOffset>) -> Result<u16, ProtoError> {
-        let mut written = 0;
-        for record in records {
-            if self.full {
-                break;
-            }
-            let place = match self.record(record) {
-                Ok(place) => Some(place),
-                // The message has reached 64 KiB.
-                Err(ProtoError::MaxBufferSizeExceeded(_)) => None,
-                Err(error) => return Err(error),
-            };
-            let Some(place) = place.filter(|place| place.end <= self.room) else {
-                self.full = true;
-                break;
-            };
-            places.push(place);
-            self.end = place.end;
-            written += 1;
-        }
-        Ok(written)
-    }
-
-    /// Returns the offset of the name written at `start`, or the target of that name if the name is only a compression
-    /// pointer.
-    fn pointed_at(&self, start: usize) -> usize {
-        match *self.encoder.slice_of(start, self.encoder.offset()) {
-            [high, low] if u16::from_be_bytes([high, low]) >= POINTER_FLAG => {
-                usize::from(u16::from_be_bytes([high, low]) - POINTER_FLAG)
-            }
-            _ => start,
-        }
-    }
-
-    /// Writes a record. The encoder searches only about the first hundred names for compression, so the owner of a long
-    /// rrset is compressed here.
-    fn record(&mut self, record: &'n Record) -> Result<RecordOffset, ProtoError> {
-        let start = self.encoder.offset();
-        match self.owner {
-            Some((name, place)) if place <= MAX_POINTER_OFFSET && same_spelling(name, &record.name) => {
-                #[expect(clippy::cast_possible_truncation, reason = "it has fourteen bits")]
-                self.encoder.emit_u16(POINTER_FLAG | place as u16)?;
-            }
-            _ => {
-                record.name.emit(&mut self.encoder)?;
-                self.owner = Some((&record.name, self.pointed_at(start)));
-            }
-        }
-        record.record_type().emit(&mut self.encoder)?;
-        record.dns_class.emit(&mut self.encoder)?;
-        let ttl = self.encoder.offset();
-        self.encoder.emit_u32(record.ttl)?;
-        let place = self.encoder.place::<u16>()?;
-        record.data.emit(&mut self.encoder)?;
-        let length =
-            u16::try_from(self.encoder.len_since_place(&place)).map_err(|error| error.to_string())?;
-        place.replace(&mut self.encoder, length)?;
-        Ok(RecordOffset { start, ttl, end: self.encoder.offset() })
-    }
+) -> (Vec<u8>, RecordOffsets) {
+    let mut bytes = begin(question);
+    let sections = wire.message.write_records(&mut bytes, wire.ttl, wire.last, room);
+    let offsets = RecordOffsets { sections };
+    let totals =
+        [Section::Answer, Section::Authority, Section::Additional].map(|section| wire.count(section));
+    end(&mut bytes, metadata, totals, &offsets, opt);
+    (bytes, offsets)
 }
 
 /// Returns the OPT record, which contains the upper bits of the rcode (RFC 6891 section 6.1.3).
@@ -182,6 +92,9 @@ pub const OPT: usize = 11;
 /// accepts, and without OPT. A record that can't be encoded counts as 0.
 #[must_use]
 pub fn wire_length(reply: &Reply, question: &Query) -> usize {
+    if let Some(wire) = reply.records.wire_for(question) {
+        return wire.message.uncompressed_length(wire.last);
+    }
     let mut bytes = Vec::new();
     let mut length = |part: &dyn BinEncodable| {
         bytes.clear();
@@ -190,7 +103,8 @@ pub fn wire_length(reply: &Reply, question: &Query) -> usize {
         part.emit(&mut encoder).map_or(0, |()| bytes.len())
     };
     let records: usize = reply
-        .sections()
+        .records
+        .all()
         .into_iter()
         .flatten()
         .map(|record| {
@@ -222,7 +136,9 @@ mod tests {
     use rand::seq::IndexedRandom;
     use rand::{RngExt, SeedableRng};
 
+    use super::typed::encode_any;
     use super::*;
+    use crate::dns::message::sections::Sections;
 
     #[test]
     fn truncation_keeps_whole_records_and_opt() {
@@ -237,7 +153,8 @@ mod tests {
             Message::from_vec(&bytes).unwrap()
         };
 
-        let many = Reply { answers: (0..100).map(address).collect(), ..Reply::new(metadata, "") };
+        let reply = |sections: Sections| Reply { records: sections.into(), ..Reply::new(metadata, "") };
+        let many = reply(Sections { answers: (0..100).map(address).collect(), ..Sections::default() });
         // 12 bytes for the header, 18 for the question, 16 for each record, 11 for OPT.
         for (limit, edns, kept) in [(512, None, 30), (512, Some(&edns), 29), (1232, Some(&edns), 74)] {
             let message = decode(&many, edns, limit);
@@ -247,7 +164,7 @@ mod tests {
         }
         assert!(!decode(&many, None, u16::MAX).metadata.truncation);
 
-        let glue = Reply { additionals: (0..100).map(address).collect(), ..Reply::new(metadata, "") };
+        let glue = reply(Sections { additionals: (0..100).map(address).collect(), ..Sections::default() });
         let message = decode(&glue, None, 512);
         assert!(!message.metadata.truncation, "TC isn't for additional records");
         assert_eq!(message.additionals.len(), 30);
@@ -259,7 +176,8 @@ mod tests {
         let question = Query::query(name.clone(), RecordType::A);
         let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
         let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, 1)));
-        let response = Reply { answers: vec![record], ..Reply::new(metadata, "") };
+        let sections = Sections { answers: vec![record], ..Sections::default() };
+        let response = Reply { records: sections.into(), ..Reply::new(metadata, "") };
         let bytes = encode(&response, &question, None, 512).unwrap().0;
         assert_eq!(bytes.len(), 12 + (name.len() + 1) + 4 + 16);
     }
@@ -268,7 +186,7 @@ mod tests {
     fn address_fast_path_equals_general_encoding() {
         for seed in 0..2000 {
             let random = &mut StdRng::seed_from_u64(seed);
-            let name = *["A.example.", ".", "a.b.c.d.e.f.g.example."].choose(random).unwrap();
+            let name = *["A.example.", "b.", "a.b.c.d.e.f.g.example."].choose(random).unwrap();
             let name = Name::from_ascii(name).unwrap();
             let mut metadata = Metadata::new(random.random(), MessageType::Response, OpCode::Query);
             metadata.authoritative = random.random();
@@ -290,14 +208,14 @@ mod tests {
                     .collect()
             };
             let (answers, authorities, additionals) = (records(4), records(2), records(4));
-            let response = Reply { answers, authorities, additionals, ..Reply::new(metadata, "") };
+            let sections = Sections { answers, authorities, additionals };
             let opt = vec![0; *[0, OPT].choose(random).unwrap()];
             let room = random.random_range(60..300);
             let question =
                 Query::query(name.clone(), *[RecordType::A, RecordType::ANY].choose(random).unwrap());
-            assert!(addresses::are_all(&response, &name));
-            let here = addresses::encode(&response, &question, &opt, room);
-            let there = encode_any(&response, &question, &opt, room).unwrap();
+            assert!(addresses::are_all(&sections, &name));
+            let here = addresses::encode(&metadata, &sections, &question, &opt, room);
+            let there = encode_any(&metadata, &sections, &question, &opt, room).unwrap();
             assert_eq!(here, there, "seed {seed}");
         }
     }
@@ -319,7 +237,8 @@ mod tests {
     }
 
     fn responding(answers: Vec<Record>) -> Reply {
-        Reply { answers, ..Reply::new(Metadata::new(1, MessageType::Response, OpCode::Query), "") }
+        let records = Sections { answers, ..Sections::default() }.into();
+        Reply { records, ..Reply::new(Metadata::new(1, MessageType::Response, OpCode::Query), "") }
     }
 
     /// Returns the length of a message, computed from its section counts.

@@ -19,16 +19,6 @@ pub struct UpstreamQuery {
     pub authentic_data: bool,
     /// DO: the client wants the DNSSEC records (RFC 3225).
     pub dnssec_ok: bool,
-    /// The maximum number of records in a section that the client can receive.
-    pub max_records: usize,
-}
-
-/// The minimum size of a record in bytes: a compression pointer, type, class, TTL and length (RFC 1035 section 4.1.3).
-const SHORTEST_RECORD: usize = 12;
-
-#[must_use]
-pub fn max_records(bytes: u16) -> usize {
-    usize::from(bytes) / SHORTEST_RECORD
 }
 
 /// The key of a query: queries with equal keys share one answer and one query to an upstream.
@@ -57,7 +47,6 @@ impl UpstreamQuery {
             checking_disabled: false,
             authentic_data: false,
             dnssec_ok: false,
-            max_records: max_records(u16::MAX),
         }
     }
 

@@ -15,8 +15,13 @@ impl ValidityPeriod {
     /// Returns the validity period of a record, if the record is a complete signature.
     pub(crate) fn of(record: &Record) -> Option<Self> {
         let RData::Unknown { code: RecordType::RRSIG, rdata } = &record.data else { return None };
+        Self::parse(&rdata.anything)
+    }
+
+    /// Returns the validity period in the data of a signature; `None` if the data is cut.
+    pub(super) fn parse(rdata: &[u8]) -> Option<Self> {
         // Skips type, algorithm, labels and TTL.
-        let (expiration, rest) = rdata.anything.get(8..)?.split_first_chunk()?;
+        let (expiration, rest) = rdata.get(8..)?.split_first_chunk()?;
         let inception = rest.first_chunk()?;
         Some(Self { inception: u32::from_be_bytes(*inception), expiration: u32::from_be_bytes(*expiration) })
     }

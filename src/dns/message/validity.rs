@@ -58,7 +58,8 @@ pub struct CacheEntryRef {
     max_gap: Option<Duration>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A section of a message, in the order of the sections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Section {
     Answer,
     Authority,

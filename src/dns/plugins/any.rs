@@ -63,7 +63,7 @@ impl Plugin for Any {
         }
         let mut reply = request.reply(NAME);
         let why = HINFO::new("ANY obsoleted".to_owned(), "See RFC 8482".to_owned());
-        reply.answers.push(Record::from_rdata(request.query.name().clone(), TTL, RData::HINFO(why)));
+        reply.records.answers.push(Record::from_rdata(request.query.name().clone(), TTL, RData::HINFO(why)));
         Ok(reply)
     }
 }

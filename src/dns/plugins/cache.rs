@@ -13,7 +13,8 @@
 //! and, for clients with DO, answers with signatures that have expired.
 //!
 //! An answer from the cache always has AA set, because some clients accept no other answer. Only clients that have set
-//! AD or DO see AD; the queries to the plugins after this one always have AD set.
+//! AD or DO see AD; the queries to the plugins after this one always have AD set. Extended errors are cached with their
+//! answer.
 //!
 //! The cache has two parts, `success` for positive answers and `denial` for all other answers. Each part has room for
 //! 9984 answers by default. A full part evicts answers at random.

@@ -104,7 +104,7 @@ impl Plugin for Chaos {
             _ => return next.serve(request).await,
         };
         let mut reply = request.reply(NAME);
-        reply.answers = texts.iter().map(|text| record(request, text)).collect();
+        reply.records.answers = texts.iter().map(|text| record(request, text)).collect();
         Ok(reply)
     }
 }

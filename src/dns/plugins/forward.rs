@@ -4,8 +4,8 @@
 //!
 //! # Description
 //!
-//! Queries for names in a zone go to one of the given upstreams, by UDP, TCP or TLS, and the upstream's answer goes
-//! unchanged to the client. If an upstream doesn't answer, the next upstream is asked, until an upstream has answered,
+//! Queries for names in a zone go to one of the given upstreams, by UDP, TCP or TLS, and the upstream's answer goes to
+//! the client with all its records, whatever their types. If an upstream doesn't answer, the next upstream is asked, until an upstream has answered,
 //! the attempts are used up, or 5 seconds have passed; then the client gets SERVFAIL. An answer with an error code is
 //! an answer: see *failover*.
 //!
@@ -29,6 +29,10 @@
 //!   still accepted as long as the query waits for other upstreams.
 //! - A truncated UDP answer is requested again by TCP, which CoreDNS does with *prefer_udp* alone, and a server that
 //!   doesn't support EDNS is asked without EDNS: the cache can then give the whole answer to every client.
+//! - An answer that is still truncated is given to clients by UDP alone, which repeat the query by TCP. A client by TCP
+//!   or TLS gets SERVFAIL.
+//! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text.
+//!   Answers with two OPT records, or signed with TSIG or SIG(0), aren't accepted.
 //! - A UDP socket is used for at most 128 queries and one second, for one query at a time, and a retransmission uses a
 //!   new socket, which makes forging answers harder (RFC 5452). CoreDNS uses each socket until it was idle for
 //!   *expire*. An answer that doesn't match the query is ignored, while CoreDNS responds with FORMERR.
@@ -192,8 +196,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hickory_proto::op::{Message, Metadata, Query, ResponseCode};
-use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
+use hickory_proto::op::{Metadata, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use tokio::time::timeout;
 
@@ -204,9 +207,10 @@ use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::AccessRule;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
-use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::query::is_transfer;
-use crate::dns::message::reply::Reply;
+use crate::dns::message::records::Records;
+use crate::dns::message::validity::Section;
+use crate::dns::message::wire::WireMessage;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 use crate::dns::upstream::bootstrap::{UpstreamAddr, known, resolve};
@@ -282,7 +286,7 @@ impl Plugin for Forward {
         }
         match self.look_up(request).await {
             Ok(answer) if self.passes_to_next(&answer) => next.serve(request).await,
-            Ok(answer) => Ok(to_reply(request, answer)),
+            Ok(answer) => to_reply(request, answer),
             Err(error) => Err(failure(&error)),
         }
     }
@@ -305,7 +309,7 @@ impl Forward {
             && (!self.except.contains(name) || self.from == *name)
     }
 
-    async fn look_up(&self, request: &Request) -> Result<Arc<Message>, ForwardError> {
+    async fn look_up(&self, request: &Request) -> Result<Arc<WireMessage>, ForwardError> {
         let (key, client) = (request.upstream_query().key(), request.quota_client());
         let origin = match (request.purpose, request.protocol) {
             (Purpose::Target { .. }, _) => {
@@ -325,9 +329,9 @@ impl Forward {
     }
 
     /// Returns whether the query goes on to the next *forward* line.
-    fn passes_to_next(&self, answer: &Message) -> bool {
+    fn passes_to_next(&self, answer: &WireMessage) -> bool {
         let rcode = answer.metadata.response_code;
-        let no_data = rcode == ResponseCode::NoError && answer.answers.is_empty();
+        let no_data = rcode == ResponseCode::NoError && answer.count(Section::Answer) == 0;
         self.next_rcodes.contains(&rcode) || self.next_on_nodata && no_data
     }
 }
@@ -343,11 +347,16 @@ fn failure(error: &ForwardError) -> PluginError {
 }
 
 /// Converts an upstream's answer to a reply for this client.
-fn to_reply(request: &Request, answer: Arc<Message>) -> Reply {
-    // Usually no other client shares the answer, and no copy is made.
-    let answer = Arc::unwrap_or_clone(answer);
+///
+/// # Errors
+/// If the answer is truncated, and the client doesn't use UDP: only a client by UDP repeats its query by TCP.
+/// *lb_linker*, whose clients share the look-ups of targets, decides that itself.
+fn to_reply(request: &Request, answer: Arc<WireMessage>) -> PluginResult {
     let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
         answer.metadata;
+    if truncation && request.protocol != Protocol::Udp && request.purpose == Purpose::Client {
+        return Err(PluginError::servfail("the upstream's answer is truncated, and can't be had by TCP"));
+    }
     let mut reply = request.reply(NAME);
     // A client without EDNS can't see the upper bits, and would misread the rest as another code.
     let expressible = response_code.high() == 0 || request.edns.is_some();
@@ -364,24 +373,8 @@ fn to_reply(request: &Request, answer: Arc<Message>) -> Reply {
     let understood = request.metadata.authentic_data || request.dnssec_ok();
     reply.metadata.authentic_data = authentic_data && understood;
     reply.metadata.truncation = truncation;
-    reply.options = extended_errors(&answer);
-    reply.answers = answer.answers;
-    reply.authorities = answer.authorities;
-    reply.additionals = answer.additionals;
-    // Queries are sent in lower case, and the answer may have been requested by another client: restore this client's
-    // spelling (RFC 4343 section 4.1).
-    let name = request.query.name();
-    for record in
-        reply.answers.iter_mut().filter(|record| !same_spelling(&record.name, name) && record.name == *name)
-    {
-        record.name.clone_from(name);
-    }
-    reply
-}
-
-/// Returns the upstream's extended errors, which a forwarder passes on (RFC 8914 section 3).
-fn extended_errors(answer: &Message) -> Vec<EdnsOption> {
-    const EDE: u16 = 15;
-    let options = answer.edns.iter().flat_map(|edns| edns.options().get_all(EdnsCode::from(EDE)));
-    options.cloned().collect()
+    reply.options = answer.extended_errors.to_vec();
+    // Queries are sent in lower case: the client's spelling counts (RFC 4343 section 4.1).
+    reply.records = Records::of_wire(answer, request.query.name());
+    Ok(reply)
 }

@@ -232,7 +232,7 @@ impl Plugin for Hosts {
             HostsResult::Records(answers) => {
                 let mut reply = request.reply(NAME);
                 reply.metadata.authoritative = true;
-                reply.answers = answers;
+                reply.records.answers = answers;
                 Ok(reply)
             }
             HostsResult::Nothing => Err(PluginError::servfail("")),

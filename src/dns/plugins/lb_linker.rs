@@ -116,6 +116,7 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::type_covered;
 use crate::dns::message::validity::{Section, Serial, TtlCountdown, Validity};
 use crate::dns::message::zone_set::ZoneSet;
+use crate::dns::net::Protocol;
 use crate::dns::plugins::lb_linker::chase::{
     ChainEnd, ChainStep, CnameChain, drop_denied, drop_hints, follow,
 };
@@ -221,8 +222,8 @@ impl Plugin for LbLinker {
             // A link may get this name at any time.
             reply.is_cacheable = false;
             reply.validity = None;
-            if reply.answers.is_empty() {
-                reply.authorities.iter_mut().for_each(|record| record.ttl = record.ttl.min(ttl));
+            if reply.records.count(Section::Answer) == 0 {
+                reply.records.authorities.iter_mut().for_each(|record| record.ttl = record.ttl.min(ttl));
             }
             return Ok(reply);
         }
@@ -309,9 +310,9 @@ impl LbLinker {
                     reply.metadata.response_code = answer.rcode;
                     // If an earlier part of the chain is stale, its EDE stays.
                     reply.ede = answer.ede.or(reply.ede);
-                    reply.answers.extend(answer.answers);
-                    reply.authorities = answer.authorities;
-                    reply.additionals = answer.additionals;
+                    reply.records.answers.extend(answer.answers);
+                    reply.records.authorities = answer.authorities;
+                    reply.records.additionals = answer.additionals;
                     chase.link = answer.link;
                     answer.target
                 }
@@ -378,8 +379,8 @@ impl LbLinker {
     /// Ends a chain at a denied name: the client gets the CNAME records before that name.
     fn deny(&self, reply: &mut Reply, chase: &mut ChaseState, denial: Denial) {
         reply.metadata.response_code = ResponseCode::NoError;
-        reply.authorities.clear();
-        reply.additionals.clear();
+        reply.records.authorities.clear();
+        reply.records.additionals.clear();
         if let Some(repeat) = &mut reply.validity {
             repeat.replace_authority(0, None, u32::MAX);
         }
@@ -429,7 +430,8 @@ impl LbLinker {
         repeat.links.extend(dependencies.links);
         repeat.set_names_version(dependencies.names);
         repeat.replace_authority(0, None, u32::MAX);
-        repeat.serial = soa_position(&self.store, reply.answers.len(), &answer.answers, &answer.authorities);
+        repeat.serial =
+            soa_position(&self.store, reply.records.answers.len(), &answer.answers, &answer.authorities);
     }
 
     /// Adds a target's records; returns the next name if the chain leads back to a name in our zones. The response code
@@ -477,9 +479,18 @@ impl LbLinker {
         let denial = hop_check.denial;
         hop_check.limit_reuse(reply);
         add_target_dependencies(reply, &known.reply, &followed, chase, is_absence);
-        reply.answers.append(&mut followed.answers);
-        reply.authorities = followed.authorities;
-        reply.metadata.truncation |= known.reply.metadata.truncation;
+        let is_cut = known.reply.metadata.truncation
+            && matches!(followed.end, ChainEnd::Final(_) | ChainEnd::Unresolved);
+        if is_cut && request.protocol != Protocol::Udp {
+            // Only a client by UDP repeats its query by TCP.
+            reply.metadata.response_code = ResponseCode::ServFail;
+            reply.ede = Some(Ede::TARGET_FAILED);
+            reply.validity = None;
+            return None;
+        }
+        reply.records.answers.append(&mut followed.answers);
+        reply.records.authorities = followed.authorities;
+        reply.metadata.truncation |= is_cut;
         let refused = known.reply.metadata.response_code == ResponseCode::Refused;
         chase.alias_only_is_denial = !refused;
         match followed.end {
@@ -557,8 +568,15 @@ impl ChaseState {
             let of = type_covered(record).unwrap_or_else(|| record.record_type());
             matches!(of, RecordType::CNAME | RecordType::DNAME)
         };
-        if self.alias_only_is_denial && reply.authorities.is_empty() && reply.answers.iter().all(alias) {
-            reply.answers.iter_mut().for_each(|record| record.ttl = record.ttl.min(self.negative_ttl));
+        if self.alias_only_is_denial
+            && reply.records.authorities.is_empty()
+            && reply.records.answers.iter().all(alias)
+        {
+            reply
+                .records
+                .answers
+                .iter_mut()
+                .for_each(|record| record.ttl = record.ttl.min(self.negative_ttl));
             for countdown in reply.validity.iter_mut().flat_map(|repeat| &mut repeat.countdown) {
                 countdown.cap = countdown.cap.min(self.negative_ttl);
             }
@@ -574,7 +592,7 @@ fn add_target_dependencies(
     chase: &ChaseState,
     is_absence: bool,
 ) {
-    let (start, number) = (reply.answers.len(), followed.answers.len());
+    let (start, number) = (reply.records.answers.len(), followed.answers.len());
     let Some(repeat) = &mut reply.validity else { return };
     let runs_down = target.validity.as_deref().and_then(|target| Some((target, target.common_countdown()?)));
     let Some((target_repeat, runs_down)) = runs_down else {

@@ -99,6 +99,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
+use crate::dns::message::sections::Sections;
 use weights::Weights;
 
 const NAME: &str = "loadbalance";
@@ -232,14 +233,27 @@ impl Plugin for LoadBalance {
         let mut reply = next.serve(request).await?;
         let qtype = request.query.query_type();
         if reply.metadata.response_code == ResponseCode::NoError && !is_transfer(qtype) {
+            if self.is_shuffle()
+                && let Some(addresses) = reply.records.shuffle_wire()
+            {
+                if let Some(validity) = &mut reply.validity {
+                    validity.shuffled |= addresses > 1;
+                }
+                return Ok(reply);
+            }
+            // An answer that is cut for this client isn't decoded: the client asks for the whole one by TCP.
+            if reply.records.is_longer_than(request.limit()) {
+                reply.validity = None;
+                return Ok(reply);
+            }
             self.note_order(&mut reply);
             match &self.policy {
-                Policy::RoundRobin => reply.sections_mut().into_iter().for_each(shuffle),
+                Policy::RoundRobin => reply.records.all_mut().into_iter().for_each(shuffle),
                 Policy::Weighted(weights) => weigh(&weights.load(), qtype, &mut reply),
             }
             if !self.preferred.is_empty() {
-                prefer(&self.preferred, &mut reply.answers);
-                prefer(&self.preferred, &mut reply.additionals);
+                prefer(&self.preferred, &mut reply.records.answers);
+                prefer(&self.preferred, &mut reply.records.additionals);
             }
         }
         Ok(reply)
@@ -247,21 +261,25 @@ impl Plugin for LoadBalance {
 }
 
 impl LoadBalance {
+    /// Returns whether this plugin only shuffles addresses and mail exchangers.
+    fn is_shuffle(&self) -> bool {
+        matches!(self.policy, Policy::RoundRobin) && self.preferred.is_empty()
+    }
+
     /// Sets whether the response cache may reuse an answer, and whether each reuse shuffles the addresses. A reuse is
     /// possible if this plugin leaves the answer unchanged, or only shuffles its addresses.
     fn note_order(&self, reply: &mut Reply) {
-        let addresses = reply.answers.iter().filter(|record| is_address(record)).count();
-        let first = reply.answers.len() - addresses;
-        let (others, last) = reply.answers.split_at(first);
+        let addresses = reply.records.answers.iter().filter(|record| is_address(record)).count();
+        let first = reply.records.answers.len() - addresses;
+        let (others, last) = reply.records.answers.split_at(first);
         let in_order = last.iter().all(is_address)
             && others.iter().all(|record| record.record_type() == RecordType::CNAME)
-            && reply.additionals.is_empty()
-            && !reply.authorities.iter().any(is_address);
+            && reply.records.additionals.is_empty()
+            && !reply.records.authorities.iter().any(is_address);
         // A single record has only one order.
-        let is_single = reply.answers.len() <= 1 && reply.additionals.len() <= 1;
-        let is_shuffled = matches!(self.policy, Policy::RoundRobin) && self.preferred.is_empty();
+        let is_single = reply.records.answers.len() <= 1 && reply.records.additionals.len() <= 1;
         match &mut reply.validity {
-            Some(repeat) if in_order && is_shuffled => repeat.shuffled |= addresses > 1,
+            Some(repeat) if in_order && self.is_shuffle() => repeat.shuffled |= addresses > 1,
             Some(_) if is_single || (in_order && addresses <= 1) => {}
             repeat => *repeat = None,
         }
@@ -283,7 +301,8 @@ fn weigh(weights: &Weights, qtype: RecordType, reply: &mut Reply) {
     if !matches!(qtype, RecordType::A | RecordType::AAAA | RecordType::SRV) {
         return;
     }
-    for section in [&mut reply.answers, &mut reply.additionals] {
+    let Sections { answers, additionals, .. } = &mut *reply.records;
+    for section in [answers, additionals] {
         if section.iter().any(is_address) {
             let Parts { aliases, mut addresses, exchangers, rest } = Parts::of(section);
             let first = weights.choose(&addresses, &mut rand::rng());

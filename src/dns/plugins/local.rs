@@ -176,12 +176,12 @@ impl Local {
         };
         let mut reply = request.reply(NAME);
         if let Some(data) = answer {
-            reply.answers.push(Record::from_rdata(name.clone(), TTL, data));
+            reply.records.answers.push(Record::from_rdata(name.clone(), TTL, data));
         } else {
             if !is_apex && !has_addresses && *name != self.loopback {
                 reply.metadata.response_code = ResponseCode::NXDomain;
             }
-            reply.authorities.push(Record::from_rdata(origin, TTL, RData::SOA(self.soa.clone())));
+            reply.records.authorities.push(Record::from_rdata(origin, TTL, RData::SOA(self.soa.clone())));
         }
         reply
     }

@@ -52,8 +52,7 @@ impl Plugin for Minimal {
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let mut reply = next.serve(request).await?;
         if is_positive(request, &reply) {
-            reply.authorities.clear();
-            reply.additionals.clear();
+            reply.records.keep_answers_alone();
         }
         Ok(reply)
     }
@@ -105,7 +104,7 @@ mod tests {
         let request = context.request("example.org. A");
         let mut reply = request.reply("");
         reply.metadata.response_code = rcode;
-        (reply.answers, reply.authorities) = (answers.to_vec(), authorities.to_vec());
+        (reply.records.answers, reply.records.authorities) = (answers.to_vec(), authorities.to_vec());
         is_positive(&request, &reply)
     }
 

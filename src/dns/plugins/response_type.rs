@@ -6,7 +6,8 @@ use hickory_proto::rr::RecordType;
 use crate::dns::chain::request::Request;
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::rrsig::{ValidityPeriod, now};
+use crate::dns::message::rrsig::now;
+use crate::dns::message::validity::Section;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResponseType {
@@ -23,24 +24,20 @@ pub(super) enum ResponseType {
 
 impl ResponseType {
     pub(super) fn of(request: &Request, reply: &Reply) -> Self {
-        let is_invalid = || request.dnssec_ok() && has_invalid_signature(reply);
+        let is_invalid = || request.dnssec_ok() && reply.records.has_invalid_signature(now());
         if is_transfer(request.query.query_type()) || is_invalid() {
             return Self::Other;
         }
-        let has = |qtype| reply.authorities.iter().any(|record| record.record_type() == qtype);
+        let has = |rtype| reply.records.has(Section::Authority, rtype);
+        let has_answers = reply.records.count(Section::Answer) > 0;
         match reply.metadata.response_code {
-            ResponseCode::NoError if !reply.answers.is_empty() => Self::Answer,
+            ResponseCode::NoError if has_answers => Self::Answer,
             ResponseCode::NoError if has(RecordType::SOA) => Self::NoData,
             ResponseCode::NoError if has(RecordType::NS) => Self::Referral,
             ResponseCode::NoError => Self::Answer,
             // NXDOMAIN with records is contradictory.
-            ResponseCode::NXDomain if reply.answers.is_empty() => Self::NoName,
+            ResponseCode::NXDomain if !has_answers => Self::NoName,
             _ => Self::Other,
         }
     }
-}
-
-fn has_invalid_signature(reply: &Reply) -> bool {
-    let now = now();
-    reply.sections().into_iter().flatten().filter_map(ValidityPeriod::of).any(|validity| !validity.holds(now))
 }

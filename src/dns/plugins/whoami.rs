@@ -75,7 +75,7 @@ impl Plugin for Whoami {
         for (owner, data) in [(name.clone(), address), (service, RData::SRV(port))] {
             let mut record = Record::from_rdata(owner, 0, data);
             record.dns_class = request.query.query_class();
-            reply.additionals.push(record);
+            reply.records.additionals.push(record);
         }
         Ok(reply)
     }

@@ -1,15 +1,16 @@
 //! An answer in wire form, and the changes that each reuse makes in it.
 
 use std::net::IpAddr;
-use std::ops::Range;
 use std::sync::Arc;
 
+use hickory_proto::op::Query;
 use hickory_proto::rr::rdata::CNAME;
-use hickory_proto::rr::{Name, RData, RecordType};
-use rand::{Rng, RngExt};
+use hickory_proto::rr::{Name, RData};
+use rand::Rng;
 use tokio::time::Instant;
 
-use crate::dns::message::encode::{RecordOffset, RecordOffsets};
+use crate::dns::message::address_order::AddressOrder;
+use crate::dns::message::encode::RecordOffsets;
 use crate::dns::message::header::HEADER;
 use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::reply::Reply;
@@ -44,20 +45,13 @@ struct TtlGroup {
     places: Box<[u16]>,
 }
 
-/// Adjacent records of the same size.
-#[derive(Debug)]
-struct AddressOrder {
-    range: Range<usize>,
-    size: usize,
-}
-
 impl WireResponse {
-    /// Returns the answer to a query for `qname` in reusable form; `None` if the plugins forbid the reuse, or if the
+    /// Returns the answer to a query in reusable form; `None` if the plugins forbid the reuse, or if the
     /// changes for a reuse can't be made in wire form.
     #[must_use]
     pub fn new(
         mut reply: Reply,
-        qname: &Name,
+        query: &Query,
         (bytes, layout): (&[u8], &RecordOffsets),
         server: u64,
     ) -> Option<Self> {
@@ -65,8 +59,8 @@ impl WireResponse {
         if bytes.len() > MAX_RESPONSE_BYTES {
             return None;
         }
-        let any_spelling = !depends_on_spelling(&reply, qname);
-        if !any_spelling && qname.iter().flatten().any(u8::is_ascii_uppercase) {
+        let any_spelling = !depends_on_spelling(&reply, query);
+        if !any_spelling && query.name().iter().flatten().any(u8::is_ascii_uppercase) {
             return None;
         }
         let places = |section| match section {
@@ -97,7 +91,7 @@ impl WireResponse {
             Some((place.end - 20, serial.store))
         });
         // A shuffle must also choose from the records that were truncated.
-        if repeat.shuffled && layout.sections[0].len() < reply.answers.len() {
+        if repeat.shuffled && layout.sections[0].len() < reply.records.count(Section::Answer) {
             return None;
         }
         let addresses =
@@ -155,7 +149,7 @@ impl WireResponse {
             out.get_mut(*place..*place + 4)?.copy_from_slice(&store.serial().to_be_bytes());
         }
         if let Some(addresses) = &self.addresses {
-            addresses.shuffle(out.get_mut(addresses.range.clone())?, random);
+            addresses.shuffle(out, random)?;
         }
         Some(self.bytes.len())
     }
@@ -164,13 +158,18 @@ impl WireResponse {
 /// Returns whether the encoding depends on the case of the question's name: names in the answer may be compressed
 /// against it, and compression is case-sensitive. An owner with exactly the spelling of the question is always
 /// compressed.
-fn depends_on_spelling(reply: &Reply, qname: &Name) -> bool {
+fn depends_on_spelling(reply: &Reply, query: &Query) -> bool {
+    // Only the question has the client's spelling in an answer that is passed on in wire form.
+    if reply.records.is_wire_for(query) {
+        return false;
+    }
+    let qname = query.name();
     // Names without a common last label can't be compressed against each other.
     let last = qname.iter().next_back();
     let may_point = |name: &Name| {
         name.iter().next_back().zip(last).is_some_and(|(label, last)| label.eq_ignore_ascii_case(last))
     };
-    reply.sections().into_iter().flatten().any(|record| {
+    reply.records.all().into_iter().flatten().any(|record| {
         let data_may_point = match &record.data {
             RData::A(_) | RData::AAAA(_) => false,
             RData::CNAME(CNAME(target)) => may_point(target),
@@ -179,40 +178,4 @@ fn depends_on_spelling(reply: &Reply, qname: &Name) -> bool {
         };
         data_may_point || (!same_spelling(&record.name, qname) && may_point(&record.name))
     })
-}
-
-impl AddressOrder {
-    /// Returns the position of the addresses, which all are at the end of the answer section; `None` if they differ in
-    /// size.
-    fn of(bytes: &[u8], answers: &[RecordOffset]) -> Option<Self> {
-        let is_address = |place: &&RecordOffset| {
-            // The type precedes the class, which precedes the TTL; each has two bytes.
-            let qtype = bytes.get(place.ttl - 4..place.ttl - 2);
-            [RecordType::A, RecordType::AAAA]
-                .iter()
-                .any(|kind| qtype == Some(&u16::from(*kind).to_be_bytes()))
-        };
-        let first = answers.iter().position(|place| is_address(&place))?;
-        let addresses = &answers[first..];
-        let (start, end) = (addresses.first()?.start, addresses.last()?.end);
-        let size = addresses.first()?.end - start;
-        // All owners are the same compression pointer, which stays valid when records change places.
-        let owner = |place: &RecordOffset| bytes.get(place.start..place.start + 2);
-        let is_pointer = owner(addresses.first()?)?[0] & 0xc0 == 0xc0;
-        let same =
-            |place: &RecordOffset| place.end - place.start == size && owner(place) == owner(&addresses[0]);
-        (is_pointer && addresses.iter().all(|place| is_address(&place) && same(place)))
-            .then_some(Self { range: start..end, size })
-    }
-
-    fn shuffle(&self, records: &mut [u8], random: &mut impl Rng) {
-        // Fisher-Yates shuffle.
-        for last in (1..records.len() / self.size).rev() {
-            let other = random.random_range(0..=last);
-            if other < last {
-                let (before, rest) = records.split_at_mut(last * self.size);
-                before[other * self.size..][..self.size].swap_with_slice(&mut rest[..self.size]);
-            }
-        }
-    }
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hickory_proto::op::Message;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::error::{ExchangeError, ExchangeProgress, Operation};
 use super::health::Upstream;
+use crate::dns::message::wire::WireMessage;
 
 /// How long an upstream may be silent before the next one is queried as well.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -114,9 +114,9 @@ impl AttemptSchedule {
     pub(crate) fn record_outcome(
         &mut self,
         number: usize,
-        outcome: Result<Message, ExchangeError>,
+        outcome: Result<WireMessage, ExchangeError>,
         now: Instant,
-    ) -> Option<Message> {
+    ) -> Option<WireMessage> {
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.number == number) {
             let index = self.waiting.swap_remove(at).index;
             self.upstreams[index].1 =
@@ -176,9 +176,11 @@ impl InFlight {
 mod tests {
     use std::io;
 
+    use hickory_proto::rr::{Name, RecordType};
     use tokio::time::advance;
 
     use super::*;
+    use crate::dns::message::query::UpstreamQuery;
     use crate::dns::upstream::config::ForwardOptions;
     use crate::dns::upstream::endpoint::{Transport, UpstreamEndpoint};
 
@@ -191,7 +193,12 @@ mod tests {
         AttemptSchedule::new((1..=upstreams).map(upstream), attempts, Instant::now())
     }
 
-    fn failure() -> Result<Message, ExchangeError> {
+    fn answer() -> WireMessage {
+        let query = UpstreamQuery::recursive(Name::root(), RecordType::NS).key().encode(false);
+        WireMessage::new(&query).unwrap()
+    }
+
+    fn failure() -> Result<WireMessage, ExchangeError> {
         Err(Operation::dial("tcp", ([127, 0, 0, 1], 1).into()).failed(io::ErrorKind::Other.into()))
     }
 
@@ -222,9 +229,9 @@ mod tests {
         assert_eq!(begin(&mut schedule), (2, 1, 500), "the first one is silent");
         schedule.record_outcome(2, failure(), Instant::now());
         assert_eq!(schedule.next(), None, "it's the first one's turn");
-        assert!(schedule.record_outcome(1, Ok(Message::query()), Instant::now()).is_some());
+        assert!(schedule.record_outcome(1, Ok(answer()), Instant::now()).is_some());
         assert_eq!(begin(&mut schedule), (3, 1, 100));
-        schedule.record_outcome(3, Ok(Message::query()), Instant::now());
+        schedule.record_outcome(3, Ok(answer()), Instant::now());
         assert_eq!(schedule.next(), None);
     }
 
@@ -238,7 +245,7 @@ mod tests {
         schedule.give_up_on_late(Instant::now());
         assert!(schedule.why().ends_with("i/o timeout"), "{}", schedule.why());
         assert_eq!(begin(&mut schedule), (2, 0, 0));
-        assert!(schedule.record_outcome(1, Ok(Message::query()), Instant::now()).is_some());
+        assert!(schedule.record_outcome(1, Ok(answer()), Instant::now()).is_some());
         assert!(schedule.is_waiting(), "the second try goes on");
     }
 }

@@ -159,11 +159,13 @@ async fn addresses(
     for qtype in [RecordType::A, RecordType::AAAA] {
         let question = UpstreamQuery::recursive(name.clone(), qtype).key();
         match resolver.ask(&question, LookupOrigin::Chase, INTERNAL_ADDRESS).await {
-            Ok(answer) => ips.extend(answer.answers.iter().filter_map(|record| match &record.data {
-                RData::A(ip) => Some(IpAddr::V4(ip.0)),
-                RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),
-                _ => None,
-            })),
+            Ok(answer) => {
+                ips.extend(answer.decode(None).answers.iter().filter_map(|record| match &record.data {
+                    RData::A(ip) => Some(IpAddr::V4(ip.0)),
+                    RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),
+                    _ => None,
+                }))
+            }
             // The addresses of the other family are enough.
             Err(_) if !ips.is_empty() => {}
             Err(error) => return Err(io::Error::other(error)),

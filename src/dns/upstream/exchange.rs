@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::select_ok;
-use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::op::ResponseCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::task::yield_now;
@@ -23,8 +23,10 @@ use super::small_future_set::SmallFutureSet;
 use super::socket_budget::{SocketPermit, SocketQuota};
 use super::stream_pool::{Stream, StreamConnection};
 use super::udp_pool::UdpUpstreamSocket;
-use crate::dns::message::header::{UpstreamReply, parse_reply};
 use crate::dns::message::query::QueryKey;
+use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
+use crate::dns::message::validity::Section;
+use crate::dns::message::wire::WireMessage;
 use crate::dns::upstream::endpoint::Transport;
 
 /// How long an upstream may be silent before a health check starts. Shorter than the time after which the next upstream
@@ -36,6 +38,7 @@ const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a reused connection may be silent before a new one is tried: the other end may be gone.
 const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
+const MISMATCH: &str = "the reply doesn't match the query";
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
@@ -62,7 +65,7 @@ pub(crate) async fn exchange(
     times: Deadlines,
     progress: Arc<ExchangeProgress>,
     quota: &SocketQuota,
-) -> (Instant, Result<Message, ExchangeError>) {
+) -> (Instant, Result<WireMessage, ExchangeError>) {
     let attempt = Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota };
     let mut attempt = pin!(attempt.ask());
     let answer = tokio::select! {
@@ -75,7 +78,7 @@ pub(crate) async fn exchange(
     };
     let ended = Instant::now();
     match &answer {
-        Ok(Message { metadata, .. }) => upstream.metrics.iter().for_each(|metrics| {
+        Ok(WireMessage { metadata, .. }) => upstream.metrics.iter().for_each(|metrics| {
             metrics.answered(metadata.response_code, ended - times.begun);
         }),
         Err(trouble) => {
@@ -166,18 +169,19 @@ impl Upstream {
 }
 
 impl Attempt<'_> {
-    async fn ask(&self) -> Result<Message, ExchangeError> {
+    async fn ask(&self) -> Result<WireMessage, ExchangeError> {
         let answer = self.ask_once(true, self.times.begun).await?;
         let rcode = answer.metadata.response_code;
         // RFC 6891 section 6.2.2: a server without support for EDNS gets the query again without EDNS.
-        if matches!(rcode, ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADVERS) {
+        // hickory-proto reads 16, BADVERS, as BADSIG, which has the same number.
+        if matches!(rcode, ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADSIG) {
             drop(answer);
             return Box::pin(self.ask_once(false, Instant::now())).await;
         }
         Ok(answer)
     }
 
-    async fn ask_once(&self, edns: bool, now: Instant) -> Result<Message, ExchangeError> {
+    async fn ask_once(&self, edns: bool, now: Instant) -> Result<WireMessage, ExchangeError> {
         let bytes = self.question.encode(edns);
         // Boxed only when needed: the future of a stream is large and seldom used.
         let by_stream = || Box::pin(self.by_stream(&bytes));
@@ -191,7 +195,7 @@ impl Attempt<'_> {
             UpstreamReply::Answer(answer) => Ok(*answer),
             UpstreamReply::Truncated(cut) => {
                 let whole = by_stream();
-                match cut.filter(|cut| !cut.answers.is_empty()) {
+                match cut.filter(|cut| cut.count(Section::Answer) > 0) {
                     // A truncated answer, marked by TC, is better than none.
                     Some(cut) => match timeout(STREAM_TIMEOUT, whole).await {
                         Ok(Ok(whole)) => Ok(whole),
@@ -200,12 +204,20 @@ impl Attempt<'_> {
                     None => whole.await,
                 }
             }
-            UpstreamReply::Malformed | UpstreamReply::Mismatch => Err(self.malformed("udp", None)),
+            UpstreamReply::Malformed(error) => {
+                Err(self.refused("udp", None, format!("the reply isn't accepted: {error}")))
+            }
+            UpstreamReply::Mismatch => Err(self.refused("udp", None, MISMATCH)),
         }
     }
 
-    fn malformed(&self, network: &'static str, local: Option<SocketAddr>) -> ExchangeError {
-        let error = io::Error::other("the reply doesn't match the query");
+    fn refused(
+        &self,
+        network: &'static str,
+        local: Option<SocketAddr>,
+        why: impl Into<String>,
+    ) -> ExchangeError {
+        let error = io::Error::other(why.into());
         Operation::read(network, local, self.upstream.endpoint.address).failed(error)
     }
 
@@ -295,7 +307,7 @@ impl Attempt<'_> {
             match reply {
                 UpstreamReply::Mismatch => {}
                 reply => {
-                    if !matches!(reply, UpstreamReply::Malformed) {
+                    if !matches!(reply, UpstreamReply::Malformed(_)) {
                         self.upstream.sockets.put(socket);
                     }
                     return Ok(reply);
@@ -305,7 +317,7 @@ impl Attempt<'_> {
     }
 
     /// Sends the query over an idle connection if there is one, else over a new one.
-    async fn by_stream(&self, bytes: &[u8]) -> Result<Message, ExchangeError> {
+    async fn by_stream(&self, bytes: &[u8]) -> Result<WireMessage, ExchangeError> {
         let permit = match self.quota.take() {
             Ok(permit) => permit,
             refused => return self.over_new(bytes, refused).await,
@@ -338,7 +350,7 @@ impl Attempt<'_> {
         &self,
         bytes: &[u8],
         permit: io::Result<SocketPermit>,
-    ) -> Result<Message, ExchangeError> {
+    ) -> Result<WireMessage, ExchangeError> {
         let dialing = self.upstream.dialing("tcp");
         let permit = permit.map_err(|error| dialing.failed(error))?;
         self.progress.begins(dialing, Instant::now());
@@ -354,7 +366,7 @@ impl Attempt<'_> {
         &self,
         mut connection: StreamConnection,
         bytes: &[u8],
-    ) -> Result<Message, ExchangeError> {
+    ) -> Result<WireMessage, ExchangeError> {
         let local = connection.local();
         let reading = Operation::read("tcp", local, self.upstream.endpoint.address);
         self.progress.begins(reading, Instant::now());
@@ -367,7 +379,13 @@ impl Attempt<'_> {
                 self.upstream.pool.put(connection);
                 Ok(*answer)
             }
-            _ => Err(self.malformed("tcp", local)),
+            UpstreamReply::Truncated(None) => {
+                Err(self.refused("tcp", local, "the reply ends within a record"))
+            }
+            UpstreamReply::Malformed(error) => {
+                Err(self.refused("tcp", local, format!("the reply isn't accepted: {error}")))
+            }
+            UpstreamReply::Mismatch => Err(self.refused("tcp", local, MISMATCH)),
         }
     }
 }

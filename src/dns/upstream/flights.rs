@@ -3,15 +3,14 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hickory_proto::op::Message;
-
 use super::config::LookupOrigin;
 use super::error::ForwardError;
 use super::group::UpstreamGroup;
 use crate::dns::message::query::QueryKey;
+use crate::dns::message::wire::WireMessage;
 use crate::dns::upstream::singleflight;
 
-type ForwardResult = Result<Arc<Message>, ForwardError>;
+type ForwardResult = Result<Arc<WireMessage>, ForwardError>;
 
 /// The key of a look-up: look-ups with equal keys are shared. If the key has a client address, the look-up serves only
 /// that client.
@@ -37,7 +36,7 @@ impl ForwardGroup {
         let (begun_for, result) =
             self.join_or_start(forward, (question.clone(), purpose, None), client).await?;
         // If another client started the look-up and had no socket left, this client may still have sockets.
-        if result == Err(ForwardError::NoSocket) && begun_for != client {
+        if matches!(result, Err(ForwardError::NoSocket)) && begun_for != client {
             return self.join_or_start(forward, (question, purpose, Some(client)), client).await?.1;
         }
         result
@@ -137,7 +136,7 @@ mod tests {
         assert!(futures::poll!(own.as_mut()).is_pending() && futures::poll!(other.as_mut()).is_pending());
         end.send(()).unwrap();
         begun.wait().await;
-        assert_eq!(own.await, Err(ForwardError::NoSocket));
+        assert_eq!(own.await.unwrap_err(), ForwardError::NoSocket);
         let mut message = [0; 512];
         let (length, from) = tokio::select! {
             asked = upstream.recv_from(&mut message) => asked.unwrap(),

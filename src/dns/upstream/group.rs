@@ -9,11 +9,12 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::op::ResponseCode;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
 use crate::dns::message::query::QueryKey;
+use crate::dns::message::wire::WireMessage;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::upstream::attempts::{AttemptSchedule, InFlight};
 use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
@@ -116,7 +117,7 @@ impl UpstreamGroup {
         question: &QueryKey,
         purpose: LookupOrigin,
         client: IpAddr,
-    ) -> Result<Message, ForwardError> {
+    ) -> Result<WireMessage, ForwardError> {
         let (upstreams, attempts) = self.order()?;
         let quota = &self.options.sockets.of(purpose, client);
         let by_tcp = purpose == LookupOrigin::ForwardByTcp && !self.options.prefer_udp;
@@ -125,7 +126,7 @@ impl UpstreamGroup {
         let mut schedule = AttemptSchedule::new(upstreams, attempts, begun);
         let mut tries = SmallFutureSet::new();
         let mut timer = pin!(sleep_until(deadline));
-        let mut fallback: Option<Message> = None;
+        let mut fallback: Option<WireMessage> = None;
         // The clock is read only after waiting, because reading it takes time.
         let mut now = begun;
         loop {
@@ -206,7 +207,7 @@ impl UpstreamGroup {
     }
 
     /// Returns whether no other upstream has to be queried.
-    fn is_final(&self, answer: &Message, purpose: LookupOrigin) -> bool {
+    fn is_final(&self, answer: &WireMessage, purpose: LookupOrigin) -> bool {
         match purpose {
             LookupOrigin::Chase => rank(answer) > 2,
             _ => !self.options.failover.contains(&answer.metadata.response_code),
@@ -215,14 +216,14 @@ impl UpstreamGroup {
 }
 
 /// Returns whether an answer that isn't good enough is better than the previous one.
-fn is_better(answer: &Message, before: Option<&Message>, purpose: LookupOrigin) -> bool {
+fn is_better(answer: &WireMessage, before: Option<&WireMessage>, purpose: LookupOrigin) -> bool {
     // As in CoreDNS, a client gets the last answer.
     purpose != LookupOrigin::Chase || rank(answer) > before.map_or(0, rank)
 }
 
 /// Ranks an answer by its rcode: SERVFAIL is more informative about the name than other errors. Another server may have
 /// a better answer than any error.
-fn rank(answer: &Message) -> u8 {
+fn rank(answer: &WireMessage) -> u8 {
     match answer.metadata.response_code {
         // YXDOMAIN: a DNAME makes a name too long (RFC 6672 section 2.2).
         ResponseCode::NoError | ResponseCode::NXDomain | ResponseCode::YXDomain => 3,

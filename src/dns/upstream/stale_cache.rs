@@ -81,7 +81,7 @@ impl StaleCache {
     fn put(&self, key: &QueryKey, reply: &Arc<Reply>) {
         let now = Instant::now();
         let since = now.checked_sub(reply.age).unwrap_or(now);
-        let weight = reply.weight();
+        let weight = size_of::<Reply>() + reply.records.memory_size();
         let remembered = CachedReply { reply: Arc::clone(reply), since, failing: Arc::default() };
         self.0.put(key.clone(), remembered, weight);
     }
@@ -126,7 +126,7 @@ impl StaleCache {
 /// Removes DNSSEC records, which a client without DO doesn't get (RFC 4035 section 3.2.1).
 fn without_dnssec(reply: &Reply) -> Reply {
     let mut reply = reply.clone();
-    for section in reply.sections_mut() {
+    for section in reply.records.all_mut() {
         section.retain(|record| {
             !matches!(record.record_type(), RecordType::RRSIG | RecordType::NSEC | RecordType::NSEC3)
         });
@@ -156,12 +156,12 @@ mod tests {
         let name = Name::from_ascii("t.example.").unwrap();
         let mut reply = Reply::new(Metadata::new(1, MessageType::Response, OpCode::Query), "");
         reply.age = Duration::from_secs(seconds);
-        reply.answers.push(Record::from_rdata(name, 60, RData::A(A::new(192, 0, 2, last))));
+        reply.records.answers.push(Record::from_rdata(name, 60, RData::A(A::new(192, 0, 2, last))));
         Arc::new(reply)
     }
 
     fn recalled(memory: &StaleCache, question: &UpstreamQuery) -> Option<(Vec<Record>, bool)> {
-        memory.get(question).map(|last| (last.reply.answers.clone(), last.failing))
+        memory.get(question).map(|last| (last.reply.records.answers.clone(), last.failing))
     }
 
     #[tokio::test(start_paused = true)]
@@ -176,11 +176,11 @@ mod tests {
         memory.remember(&with_cd.key(), &address(66), true);
         // RFC 4035 section 3.2.2: only queries with CD may get unvalidated answers.
         for (question, last) in [(&plain, 2), (&with_do, 2), (&with_cd, 66)] {
-            assert_eq!(recalled(&memory, question).unwrap().0, address(last).answers, "{question:?}");
+            assert_eq!(recalled(&memory, question).unwrap().0, address(last).records.answers, "{question:?}");
         }
         // An answer from the plugin `cache` has the age of its cache entry.
         memory.remember(&plain.key(), &aged(3, 5), true);
-        assert_eq!(recalled(&memory, &plain).unwrap().0, address(3).answers);
+        assert_eq!(recalled(&memory, &plain).unwrap().0, address(3).records.answers);
         advance(MAX_STALE_AGE - Duration::from_secs(5)).await;
         assert_eq!(recalled(&memory, &plain), None);
     }

@@ -48,10 +48,10 @@ pub const EXPECTED: &[Expected] = &[
         reason: "An answer spells its names as the question does (RFC 4343 section 4.1; RFC 1035 section \
                  4.1.4: one name is written once). CoreDNS spells them as its data or the upstream does.",
         at: &[
-            ("forward", "MIXED.eXample.ORG. A case", "answer"),
+            ("forward", "MIXED.eXample.ORG. A case", "answer authority"),
             ("forward: odd answers", "LoWer.odd. A case", "answer"),
             ("hosts: file", "ONE.tEST. A case", "answer"),
-            ("cache", "A.Example.ORG. A case", "answer"),
+            ("cache", "A.Example.ORG. A case", "answer authority"),
             ("cache", "LoWer.odd. A case*", "answer"),
             ("cache", "lower.ODD. A case", "answer"),
         ],

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::op::{Metadata, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
 use tokio::time::Instant;
 
 use super::store::{Cacheability, Prefetch};
-use crate::dns::message::rrsig::ValidityPeriod;
-use crate::dns::message::validity::CacheEntryUse;
+use crate::dns::message::query::QueryKey;
+use crate::dns::message::validity::{CacheEntryUse, Section};
+use crate::dns::message::wire::WireMessage;
 use crate::dns::plugins::lb_linker::chase::MAX_ALIASES;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,18 +31,20 @@ pub enum ResponseKind {
 impl ResponseKind {
     /// Classifies an answer (RFC 2308 sections 2, 5 and 7.1).
     #[must_use]
-    pub fn of(message: &Message) -> Self {
-        let has = |qtype| message.authorities.iter().any(|record| record.record_type() == qtype);
-        match message.metadata.response_code {
+    pub fn of(answer: &CachedAnswer) -> Self {
+        let message = &*answer.message;
+        let has = |rtype| message.types(Section::Authority).any(|own| own == rtype);
+        let is_empty = message.count(Section::Answer) == 0;
+        match answer.metadata.response_code {
             // Without an SOA there is no negative TTL (RFC 2308 section 5). As in CoreDNS, NXDOMAIN with records in the
             // answer section isn't cached.
-            ResponseCode::NXDomain if has(RecordType::SOA) && message.answers.is_empty() => Self::Denial,
+            ResponseCode::NXDomain if has(RecordType::SOA) && is_empty => Self::Denial,
             ResponseCode::NXDomain => Self::Other,
             ResponseCode::NoError if has_answer(message) => Self::Success,
             ResponseCode::NoError if has(RecordType::SOA) => Self::Denial,
             // As in CoreDNS, an empty answer without an SOA is a success. A CNAME chain without data at its end is
             // `Other`.
-            ResponseCode::NoError if message.answers.is_empty() => Self::Success,
+            ResponseCode::NoError if is_empty => Self::Success,
             ResponseCode::ServFail | ResponseCode::NotImp => Self::Failure,
             _ => Self::Other,
         }
@@ -50,13 +53,17 @@ impl ResponseKind {
 
 /// Returns whether the end of the CNAME chain has records of the queried type. A chain with two different targets of
 /// one alias is no answer (RFC 2181 section 10.1), except to a query for ANY.
-fn has_answer(message: &Message) -> bool {
-    let [query] = &*message.queries else { return false };
+fn has_answer(message: &WireMessage) -> bool {
+    if message.has_direct_answer() {
+        return true;
+    }
+    let Some(query) = message.question() else { return false };
+    let answers = message.decode_until(None, Section::Answer).answers;
     let (qtype, class) = (query.query_type(), query.query_class());
     let mut owner: &Name = query.name();
     for _ in 0..=MAX_ALIASES {
         let here = || {
-            let of_class = message.answers.iter();
+            let of_class = answers.iter();
             let of_class = of_class.filter(|found| class == DNSClass::ANY || found.dns_class == class);
             of_class.filter(|record| record.name == *owner)
         };
@@ -76,44 +83,47 @@ fn has_answer(message: &Message) -> bool {
     false
 }
 
-pub(crate) fn is_referral(message: &Message) -> bool {
-    let has = |qtype| message.authorities.iter().any(|record| record.record_type() == qtype);
-    message.answers.is_empty() && has(RecordType::NS) && !has(RecordType::SOA)
+pub(crate) fn is_referral(message: &WireMessage) -> bool {
+    let has = |rtype| message.types(Section::Authority).any(|own| own == rtype);
+    message.count(Section::Answer) == 0 && has(RecordType::NS) && !has(RecordType::SOA)
 }
 
 /// Returns whether an answer has a signature that isn't valid at `now` (RFC 4035 section 5.3.1).
-pub(crate) fn has_expired_signature(message: &Message, now: u32) -> bool {
-    let is_signature = |data: &RData| matches!(data, RData::Unknown { code: RecordType::RRSIG, .. });
-    let sections = [&message.answers, &message.authorities, &message.additionals];
-    sections.into_iter().flatten().any(|record| {
-        is_signature(&record.data) && !ValidityPeriod::of(record).is_some_and(|validity| validity.holds(now))
-    })
+pub(crate) fn has_expired_signature(message: &WireMessage, now: u32) -> bool {
+    message.signatures().any(|validity| !validity.is_some_and(|validity| validity.holds(now)))
 }
 
-/// Returns the lowest TTL of all records, which applies to the whole answer; `None` without records.
-pub(crate) fn lowest_ttl(message: &Message) -> Option<u32> {
-    let sections = [&message.answers, &message.authorities, &message.additionals];
-    sections.into_iter().flatten().map(|record| effective_ttl(record.ttl)).min()
+/// An answer as it is cached: for all clients, and in wire form.
+#[derive(Clone, Debug)]
+pub struct CachedAnswer {
+    pub metadata: Metadata,
+    pub message: Arc<WireMessage>,
 }
 
-/// Estimates the memory of a cached answer in bytes.
-pub(crate) fn memory_size(message: &Message) -> usize {
-    /// The size of a `Record` in bytes; most record data is stored inline.
-    const RECORD_BYTES: usize = 300;
-    let records = message.answers.len() + message.authorities.len() + message.additionals.len();
-    let wire = message.to_vec().map_or(0, |bytes| bytes.len());
-    RECORD_BYTES * (records + 1) + 2 * wire
-}
+impl CachedAnswer {
+    /// Returns an answer without records to a query; `None` if the query can't be encoded.
+    pub(crate) fn nothing(key: &QueryKey) -> Option<Self> {
+        let message = WireMessage::new(&key.encode(false)).ok()?;
+        Some(Self { metadata: message.metadata, message: Arc::new(message) })
+    }
 
-/// Returns the effective TTL: a TTL with the top bit set is zero (RFC 2181 section 8).
-pub(crate) fn effective_ttl(ttl: u32) -> u32 {
-    if i32::try_from(ttl).is_ok() { ttl } else { 0 }
+    /// Returns the approximate memory of an entry with this answer, in bytes.
+    pub(crate) fn memory_size(&self) -> usize {
+        /// The size of the allocations beside the message: the key, the entry and its use count.
+        const ENTRY: usize = 300;
+        ENTRY + self.message.memory_size()
+    }
+
+    /// Returns whether the answer section is empty.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.message.count(Section::Answer) == 0
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct CacheEntry {
     pub(crate) kind: ResponseKind,
-    pub(crate) message: Arc<Message>,
+    pub(crate) answer: CachedAnswer,
     /// The time to live in seconds, from `stored` on.
     pub(crate) ttl: u32,
     pub(crate) stored: Instant,
@@ -129,14 +139,14 @@ impl CacheEntry {
     /// Returns an entry that is stored now; `hits` is the use count that it inherits from the entry before.
     pub(crate) fn new(
         cacheability: Cacheability,
-        message: Arc<Message>,
+        answer: CachedAnswer,
         hits: u32,
         last_good: Option<Arc<Self>>,
     ) -> Self {
         let stored = Instant::now();
         Self {
             kind: cacheability.kind,
-            message,
+            answer,
             ttl: cacheability.ttl,
             stored,
             last_good,
@@ -153,7 +163,7 @@ impl CacheEntry {
 
     /// Returns whether the answer is positive and has data.
     pub(crate) fn has_data(&self) -> bool {
-        self.kind == ResponseKind::Success && !self.message.answers.is_empty()
+        self.kind == ResponseKind::Success && !self.answer.is_empty()
     }
 
     /// Returns this entry if it has data, otherwise the last entry with data.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hickory_proto::op::ResponseCode;
+use tracing::debug;
 
 use super::invalidated::{InvalidatedNames, QueryMark};
 use super::metrics::{CacheCounters, CacheMetrics};
@@ -11,9 +12,10 @@ use crate::dns::chain::plugin::{PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
+use crate::dns::message::validity::Section;
 use crate::dns::message::zone_set::ZoneSet;
-use crate::dns::plugins::cache::entry::ResponseKind;
-use crate::dns::plugins::cache::store::{CacheHit, CacheStore, Freshness, is_kept, take_message};
+use crate::dns::plugins::cache::entry::{CachedAnswer, ResponseKind};
+use crate::dns::plugins::cache::store::{CacheHit, CacheStore, Freshness, is_kept};
 
 #[derive(Debug)]
 pub(super) struct CacheState {
@@ -78,19 +80,23 @@ impl CacheState {
             reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
             return StoredReply { reply, kind: ResponseKind::Other, is_kept: false };
         }
-        let message = take_message(&mut reply, &cache_query.upstream_query.query);
-        let cacheability = self.store.classify(&message, cache_query.upstream_query.dnssec_ok);
-        let is_kept = is_kept(&cache_query.key, &message, cacheability)
+        let question = &cache_query.upstream_query.query;
+        let message = reply.records.to_wire(&reply.metadata, question, &reply.options);
+        let Some(message) = message else {
+            debug!("the answer to {} {} is too large for the cache", question.name(), question.query_type());
+            reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
+            return StoredReply { reply, kind: ResponseKind::Other, is_kept: false };
+        };
+        let answer = CachedAnswer { metadata: reply.metadata, message };
+        let cacheability = self.store.classify(&answer, cache_query.upstream_query.dnssec_ok);
+        let is_kept = is_kept(&cache_query.key, &answer, cacheability)
             && self.may_keep(cache_query, mark, cacheability.kind);
         if is_kept {
-            let message = Arc::new(message);
             self.insert(cache_query, mark, cacheability.kind, || {
-                self.store.put(&cache_query.key, &message, cacheability)
+                self.store.put(&cache_query.key, &answer, cacheability)
             });
-            cache_query.refill(&mut reply, &message, cacheability.ttl);
-        } else {
-            cache_query.put_back(&mut reply, message, cacheability.ttl);
         }
+        reply.records.set_ttl(cacheability.ttl);
         reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
         StoredReply { reply, kind: cacheability.kind, is_kept }
     }
@@ -108,7 +114,7 @@ impl CacheState {
             return Some(self.store_reply(cache_query, mark, reply));
         }
         let truncated = reply.metadata.truncation;
-        let has_answers = !reply.answers.is_empty();
+        let has_answers = reply.records.count(Section::Answer) > 0;
         if self.prefer_positive {
             let stored = self.store_reply(cache_query, mark, reply);
             return (stored.kind == ResponseKind::Success && has_answers && !truncated).then_some(stored);

@@ -1,19 +1,17 @@
 //! Stores the answers of the plugins after `cache`, with CoreDNS's limits.
 
-use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
+use hickory_proto::op::ResponseCode;
 use tokio::time::Instant;
 
 use crate::dns::message::query::QueryKey;
-use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::now;
 use crate::dns::message::validity::CacheEntryRef;
-use crate::dns::plugins::cache::entry::CacheEntry;
-use crate::dns::plugins::cache::entry::ResponseKind;
-use crate::dns::plugins::cache::entry::memory_size;
+use crate::dns::plugins::cache::entry::{
+    CacheEntry, CachedAnswer, ResponseKind, has_expired_signature, is_referral,
+};
 use crate::dns::upstream::sharded_cache::ShardedCache;
 
 /// CoreDNS's default capacity of each of the two parts.
@@ -94,7 +92,7 @@ pub struct CacheStore {
 
 #[derive(Clone, Debug)]
 pub struct CacheHit {
-    pub message: Arc<Message>,
+    pub answer: CachedAnswer,
     /// The current TTL of all records.
     pub ttl: u32,
     pub kind: ResponseKind,
@@ -219,7 +217,7 @@ impl CacheStore {
             fresh_until: item.stored + item.fresh_for(options.prefetch.as_ref()),
             countdown,
             prefetch_window: options.prefetch.map(|prefetch| prefetch.window),
-            message: Arc::clone(&item.message),
+            answer: item.answer.clone(),
             ttl,
             kind: item.kind,
             age,
@@ -232,37 +230,37 @@ impl CacheStore {
     /// Stores the failure of all upstreams, so that the query isn't retried at once (RFC 9520 section 3.2). Returns the
     /// number of evicted entries.
     pub fn put_no_answer(&self, key: &QueryKey) -> usize {
-        let nothing = Arc::new(Message::response(0, OpCode::Query));
         let cacheability =
             Cacheability { kind: ResponseKind::NoAnswer, ttl: NO_ANSWER_TTL.min(self.servfail()) };
-        if is_kept(key, &nothing, cacheability) { self.put(key, &nothing, cacheability) } else { 0 }
+        let nothing = CachedAnswer::nothing(key).filter(|nothing| is_kept(key, nothing, cacheability));
+        nothing.map_or(0, |nothing| self.put(key, &nothing, cacheability))
     }
 
     /// Stores an answer for which [`is_kept`] is true. Returns the number of evicted entries.
-    pub fn put(&self, key: &QueryKey, message: &Arc<Message>, cacheability: Cacheability) -> usize {
+    pub fn put(&self, key: &QueryKey, answer: &CachedAnswer, cacheability: Cacheability) -> usize {
         let parts = [self.success.get(key), self.denial.get(key)];
         // The result of a background refresh inherits the use count, so that a popular answer stays popular.
         let hits = parts.iter().flatten().map(|before| before.inherited_hits()).max().unwrap_or(0);
         let [success, denial] = parts;
-        let item = |last_good| Arc::new(CacheEntry::new(cacheability, Arc::clone(message), hits, last_good));
+        let item = |last_good| Arc::new(CacheEntry::new(cacheability, answer.clone(), hits, last_good));
         match cacheability.kind {
             ResponseKind::Success => {
                 let prefer = self.options.prefer_positive;
-                let is_empty = message.answers.is_empty();
+                let is_empty = answer.is_empty();
                 let last_good =
                     if prefer && is_empty { success.and_then(CacheEntry::newest_with_data) } else { None };
                 if !(prefer && is_empty) {
                     self.denial.remove(key);
                 }
                 let bytes =
-                    memory_size(message) + last_good.as_ref().map_or(0, |good| memory_size(&good.message));
+                    answer.memory_size() + last_good.as_ref().map_or(0, |good| good.answer.memory_size());
                 self.success.put(key.clone(), item(last_good), bytes)
             }
             ResponseKind::Denial => {
                 if !self.options.prefer_positive {
                     self.success.remove(key);
                 }
-                self.denial.put(key.clone(), item(None), memory_size(message))
+                self.denial.put(key.clone(), item(None), answer.memory_size())
             }
             ResponseKind::Failure | ResponseKind::NoAnswer | ResponseKind::Other => {
                 // A failure doesn't replace a denial that is still usable.
@@ -270,7 +268,7 @@ impl CacheStore {
                 if denial.is_some_and(|before| self.is_usable(&before)) {
                     return 0;
                 }
-                self.denial.put(key.clone(), item(None), memory_size(message))
+                self.denial.put(key.clone(), item(None), answer.memory_size())
             }
         }
     }
@@ -282,13 +280,14 @@ impl CacheStore {
 
     /// Classifies an answer for clients with or without the DO flag.
     #[must_use]
-    pub fn classify(&self, message: &Message, dnssec_ok: bool) -> Cacheability {
-        if dnssec_ok && crate::dns::plugins::cache::entry::has_expired_signature(message, now()) {
+    pub fn classify(&self, answer: &CachedAnswer, dnssec_ok: bool) -> Cacheability {
+        let message = &answer.message;
+        if dnssec_ok && has_expired_signature(message, now()) {
             return Cacheability { kind: ResponseKind::Other, ttl: self.options.success.clamp(MIN_TTL) };
         }
-        let kind = ResponseKind::of(message);
-        let rcode = message.metadata.response_code;
-        let is_absence = rcode == ResponseCode::NXDomain && message.answers.is_empty();
+        let kind = ResponseKind::of(answer);
+        let rcode = answer.metadata.response_code;
+        let is_absence = rcode == ResponseCode::NXDomain && answer.is_empty();
         let bounds = match kind {
             ResponseKind::Failure => return Cacheability { kind, ttl: self.servfail() },
             ResponseKind::Denial => self.options.denial,
@@ -297,10 +296,8 @@ impl CacheStore {
         };
         // As in CoreDNS, the records' TTLs count only in NOERROR answers that aren't referrals, and in NXDOMAIN answers
         // with an empty answer section.
-        let counts = is_absence
-            || (rcode == ResponseCode::NoError && !crate::dns::plugins::cache::entry::is_referral(message));
-        let lowest =
-            crate::dns::plugins::cache::entry::lowest_ttl(message).filter(|_| counts).unwrap_or(MIN_TTL);
+        let counts = is_absence || (rcode == ResponseCode::NoError && !is_referral(message));
+        let lowest = message.lowest_ttl().filter(|_| counts).unwrap_or(MIN_TTL);
         Cacheability { kind, ttl: bounds.clamp(lowest) }
     }
 
@@ -330,23 +327,12 @@ impl CacheStore {
     }
 }
 
-/// Moves the records of a reply to a message for the cache.
-pub(crate) fn take_message(reply: &mut Reply, query: &Query) -> Message {
-    let mut message = Message::response(0, OpCode::Query);
-    message.metadata = reply.metadata;
-    message.add_query(query.clone());
-    message.answers = take(&mut reply.answers);
-    message.authorities = take(&mut reply.authorities);
-    message.additionals = take(&mut reply.additionals);
-    message
-}
-
 /// Returns whether an answer to a query can be stored.
 #[must_use]
-pub fn is_kept(key: &QueryKey, message: &Message, cacheability: Cacheability) -> bool {
+pub fn is_kept(key: &QueryKey, answer: &CachedAnswer, cacheability: Cacheability) -> bool {
     cacheability.ttl > 0
         && cacheability.kind != ResponseKind::Other
-        && !message.metadata.truncation
+        && !answer.metadata.truncation
         && key.is_cacheable()
 }
 

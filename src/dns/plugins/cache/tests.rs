@@ -6,7 +6,7 @@ use std::mem::{replace, take};
 use std::time::Duration;
 
 use futures::FutureExt;
-use hickory_proto::op::{Edns, MessageType, Metadata, OpCode, ResponseCode};
+use hickory_proto::op::{Edns, Message, MessageType, Metadata, OpCode, ResponseCode};
 use hickory_proto::rr::Name;
 use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
@@ -15,7 +15,9 @@ use crate::dns::chain::plugin::{ChainPlugin, PluginError};
 use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::{Server, ServerBlock};
 use crate::dns::message::ede::Ede;
+use crate::dns::message::encode::encode;
 use crate::dns::message::query::wire_name;
+use crate::dns::message::validity::Section;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::cache::*;
 use crate::dns::plugins::tests::support::{TestServer, record, show};
@@ -65,8 +67,8 @@ fn reply(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> Reply {
     let mut metadata = Metadata::new(0, MessageType::Response, OpCode::Query);
     metadata.response_code = rcode;
     let mut reply = Reply::new(metadata, "source");
-    reply.answers = answers.iter().map(|text| record(text)).collect();
-    reply.authorities = authorities.iter().map(|text| record(text)).collect();
+    reply.records.answers = answers.iter().map(|text| record(text)).collect();
+    reply.records.authorities = authorities.iter().map(|text| record(text)).collect();
     reply
 }
 
@@ -257,13 +259,15 @@ async fn cached_answer_is_truncated_for_udp_and_complete_by_tcp() {
     let records: Vec<&str> = records.iter().map(String::as_str).collect();
     let bench = CacheFixture::new("cache", reply(ResponseCode::NoError, &records, &[]));
     for _ in 0..2 {
-        let given = bench.context.reply("a.example. A").await.unwrap();
-        assert!(given.answers.len() < 100 && given.metadata.truncation);
+        let (given, limit) =
+            (bench.context.reply("a.example. A").await.unwrap(), bench.context.request.limit());
+        let (bytes, offsets) = encode(&given, &bench.context.request.query, None, limit).unwrap();
+        assert!(offsets.sections[0].len() < 100 && Message::from_vec(&bytes).unwrap().metadata.truncation);
     }
     let mut by_tcp = bench.context.clone();
     by_tcp.request.protocol = Protocol::Tcp;
     let given = by_tcp.reply("a.example. A").await.unwrap();
-    assert!(given.answers.len() == 200 && !given.metadata.truncation);
+    assert!(given.records.count(Section::Answer) == 200 && !given.metadata.truncation);
     assert_eq!(bench.asked(), 1);
 }
 

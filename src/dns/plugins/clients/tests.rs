@@ -29,7 +29,7 @@ async fn listed_clients_are_answered_and_other_clients_refused() {
     ] {
         let reply = block(&format!("clients {clients}")).from(client).reply("a.example. A").await.unwrap();
         let expected = if is_listed { (1, None) } else { (0, Some(Ede::PROHIBITED)) };
-        assert_eq!((reply.answers.len(), reply.ede), expected, "{clients} {client}");
+        assert_eq!((reply.records.answers.len(), reply.ede), expected, "{clients} {client}");
     }
     assert_eq!(Ede::PROHIBITED.code, 18, "RFC 8914 section 4.19");
 }
@@ -118,7 +118,7 @@ async fn internal_queries_are_answered() {
     let context = block("clients 192.0.2.0/24");
     let mut own = context.server.internal_request(context.request("a.example. A").query);
     let reply = Server::serve(&mut own).await.unwrap();
-    assert_eq!(reply.answers.len(), 1, "a probe of the plugin loop is such a query");
+    assert_eq!(reply.records.answers.len(), 1, "a probe of the plugin loop is such a query");
 }
 
 #[tokio::test]

@@ -3,17 +3,18 @@
 //! The records are served with AA set, so no unrelated record may be accepted (RFC 5452 section 6, RFC 2181 section
 //! 5.4.1).
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::HTTPS;
 use hickory_proto::rr::rdata::svcb::{SvcParamKey, SvcParamValue};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use smallvec::SmallVec;
 
 use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::type_covered;
-use crate::dns::plugins::cache::entry::effective_ttl;
 use crate::model::target_policy::TargetPolicy;
 
 /// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; hundreds would be an
@@ -41,6 +42,9 @@ pub enum ChainEnd {
     Unresolved,
 }
 
+/// The owners and types of rrsets.
+type RrsetKeys = HashSet<(Name, RecordType)>;
+
 /// The place where a chain continues from a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainStep {
@@ -67,32 +71,33 @@ pub fn follow(
         answers.iter_mut().for_each(|record| record.ttl = effective_ttl(record.ttl));
         CnameChain { answers, authorities, end }
     };
+    let checkable = checkable(&answer.records.answers);
     let mut owner = name.clone();
     let mut answers: Vec<Record> = Vec::new();
     let mut seen = vec![owner.clone()];
     let mut positive = false;
     loop {
-        let here = |record: &&Record| record.dns_class == DNSClass::IN && record.name == owner;
-        let of_type = |record: &&Record| {
+        let here = |record: &&&Record| record.dns_class == DNSClass::IN && record.name == owner;
+        let of_type = |record: &&&Record| {
             let found = record.record_type();
             found == qtype || found == RecordType::RRSIG || qtype == RecordType::ANY
         };
-        let found: Vec<&Record> = answer.answers.iter().filter(here).filter(of_type).collect();
+        let found: Vec<&&Record> = checkable.iter().filter(here).filter(of_type).collect();
         positive = positive || found.iter().any(|record| record.record_type() != RecordType::RRSIG);
-        answers.extend(found.into_iter().cloned());
-        let alias = answer.answers.iter().filter(here).find_map(|record| match &record.data {
-            RData::CNAME(target) if !positive => Some((record, &target.0)),
+        answers.extend(found.into_iter().copied().cloned());
+        let alias = checkable.iter().filter(here).find_map(|record| match &record.data {
+            RData::CNAME(target) if !positive => Some((*record, &target.0)),
             _ => None,
         });
         let Some((record, target)) = alias else { break };
         // RFC 6672 section 3.1: include the DNAME that the CNAME was synthesized from.
-        let dname = |record: &&Record| {
+        let dname = |record: &&&Record| {
             record.record_type() == RecordType::DNAME
                 && record.dns_class == DNSClass::IN
                 && record.name.zone_of(&owner)
                 && record.name != owner
         };
-        answers.extend(answer.answers.iter().filter(dname).cloned());
+        answers.extend(checkable.iter().filter(dname).copied().cloned());
         answers.push(record.clone());
         owner = target.clone();
         match step(&owner) {
@@ -111,7 +116,7 @@ pub fn follow(
             let referral = !positive
                 && rcode == ResponseCode::NoError
                 && authorities.is_empty()
-                && answer.authorities.iter().any(|record| record.record_type() == RecordType::NS);
+                && answer.records.authorities.iter().any(|record| record.record_type() == RecordType::NS);
             // RFC 2308 section 2.2.1: an empty answer with NS records and without an SOA is a referral, not NODATA. A
             // truncated chain isn't NODATA either.
             let cut = answer.metadata.truncation && !positive;
@@ -120,6 +125,42 @@ pub fn follow(
         _ => ChainEnd::Unresolved,
     };
     followed(answers, authorities, end)
+}
+
+/// Returns the records whose addresses and names the policies can check: all except records of the types that have such
+/// data, but data that can't be decoded, and the signatures of these records.
+fn checkable(records: &[Record]) -> Vec<&Record> {
+    let undecoded: RrsetKeys = records
+        .iter()
+        .filter(|record| is_undecoded(&record.data))
+        .map(|record| (record.name.clone(), record.record_type()))
+        .collect();
+    let is_checkable = |record: &&Record| !is_undecoded(&record.data) && !is_signature_of(record, &undecoded);
+    records.iter().filter(is_checkable).collect()
+}
+
+fn is_undecoded(data: &RData) -> bool {
+    let RData::Unknown { code, rdata } = data else { return false };
+    match code {
+        RecordType::A
+        | RecordType::AAAA
+        | RecordType::CNAME
+        | RecordType::SRV
+        | RecordType::MX
+        | RecordType::SVCB
+        | RecordType::HTTPS => true,
+        // A type that hickory-proto lacks.
+        RecordType::DNAME => {
+            let mut decoder = BinDecoder::new(&rdata.anything);
+            Name::read(&mut decoder).is_err() || !decoder.is_empty()
+        }
+        _ => false,
+    }
+}
+
+/// Returns the effective TTL: a TTL with the top bit set is zero (RFC 2181 section 8).
+fn effective_ttl(ttl: u32) -> u32 {
+    if i32::try_from(ttl).is_ok() { ttl } else { 0 }
 }
 
 /// Drops records with addresses that the policy denies, and SRV, MX, SVCB and HTTPS records with a name that `allows`
@@ -132,13 +173,13 @@ pub fn drop_denied(
     mut allows: impl FnMut(&Name) -> bool,
 ) -> bool {
     let mut has_addresses = false;
-    let mut cut: SmallVec<[(Name, RecordType); 1]> = SmallVec::new();
+    let mut cut = RrsetKeys::new();
     answers.retain(|record| {
         let is_address_denied = has_denied_address(&record.data, targets);
         has_addresses |= is_address_denied;
         let is_denied = is_address_denied || host_of(&record.data).is_some_and(|name| !allows(name));
         if is_denied {
-            cut.push((record.name.clone(), record.record_type()));
+            cut.insert((record.name.clone(), record.record_type()));
         }
         !is_denied
     });
@@ -150,7 +191,7 @@ pub fn drop_denied(
 /// whether the client may query the host of a record for addresses of a type. The signature of a changed RRset is
 /// dropped, too. Returns whether a hint was dropped.
 pub fn drop_hints(answers: &mut Vec<Record>, mut allows: impl FnMut(&Name, RecordType) -> bool) -> bool {
-    let mut cut: SmallVec<[(Name, RecordType); 1]> = SmallVec::new();
+    let mut cut = RrsetKeys::new();
     for record in &mut *answers {
         let qtype = record.record_type();
         let (RData::SVCB(svcb) | RData::HTTPS(HTTPS(svcb))) = &mut record.data else { continue };
@@ -173,19 +214,21 @@ pub fn drop_hints(answers: &mut Vec<Record>, mut allows: impl FnMut(&Name, Recor
             }
             !denied.contains(key)
         });
-        cut.push((record.name.clone(), qtype));
+        cut.insert((record.name.clone(), qtype));
     }
     drop_signatures(answers, &cut);
     !cut.is_empty()
 }
 
-fn drop_signatures(answers: &mut Vec<Record>, of: &[(Name, RecordType)]) {
+fn drop_signatures(answers: &mut Vec<Record>, of: &RrsetKeys) {
     if !of.is_empty() {
-        answers.retain(|record| {
-            let covered = type_covered(record);
-            !of.iter().any(|(name, qtype)| covered == Some(*qtype) && record.name == *name)
-        });
+        answers.retain(|record| !is_signature_of(record, of));
     }
+}
+
+fn is_signature_of(record: &Record, rrsets: &RrsetKeys) -> bool {
+    !rrsets.is_empty()
+        && type_covered(record).is_some_and(|rtype| rrsets.contains(&(record.name.clone(), rtype)))
 }
 
 fn has_denied_address(data: &RData, targets: &TargetPolicy) -> bool {
@@ -221,15 +264,16 @@ fn host_of(data: &RData) -> Option<&Name> {
 /// TTLs are limited to `ttl`, because caches keep a denial as long as the SOA (RFC 2308 section 5).
 fn negative_proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
     let soa = answer
+        .records
         .authorities
         .iter()
-        .find(|record| record.record_type() == RecordType::SOA && record.name.zone_of(owner));
+        .find(|record| matches!(record.data, RData::SOA(_)) && record.name.zone_of(owner));
     let Some(soa) = soa else { return Vec::new() };
     let belongs = |record: &&Record| {
         let denies = matches!(record.record_type(), RecordType::NSEC | RecordType::NSEC3 | RecordType::RRSIG);
         *record == soa || denies && soa.name.zone_of(&record.name)
     };
-    let mut proof: Vec<Record> = answer.authorities.iter().filter(belongs).cloned().collect();
+    let mut proof: Vec<Record> = answer.records.authorities.iter().filter(belongs).cloned().collect();
     for record in &mut proof {
         record.ttl = effective_ttl(record.ttl).min(ttl);
     }
@@ -238,7 +282,7 @@ fn negative_proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::op::{Message, OpCode};
+    use hickory_proto::op::{MessageType, Metadata, OpCode};
     use hickory_proto::rr::rdata::svcb::{IpHint, Mandatory, SVCB};
     use hickory_proto::rr::rdata::{A, AAAA, MX, NULL, SRV};
 
@@ -255,10 +299,17 @@ mod tests {
         support::record(&format!("{owner} 3600 {rest}"))
     }
 
+    fn reply(rcode: ResponseCode, answers: Vec<Record>, authorities: Vec<Record>) -> Reply {
+        let mut reply = Reply::new(Metadata::new(1, MessageType::Response, OpCode::Query), "");
+        reply.metadata.response_code = rcode;
+        reply.records.answers = answers;
+        reply.records.authorities = authorities;
+        reply
+    }
+
     fn follow_a(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> String {
-        let mut message = Message::error_msg(1, OpCode::Query, rcode);
-        message.add_answers(answers.iter().map(|text| record(text)));
-        message.add_authorities(authorities.iter().map(|text| record(text)));
+        let all = |records: &[&str]| records.iter().map(|text| record(text)).collect();
+        let reply = reply(rcode, all(answers), all(authorities));
         let step = |name: &Name| {
             if self::name("lb.internal.").zone_of(name) {
                 ChainStep::Ours
@@ -268,7 +319,7 @@ mod tests {
                 ChainStep::Upstream
             }
         };
-        let followed = follow(&Reply::from_message(message, ""), &name("t.example."), RecordType::A, 5, step);
+        let followed = follow(&reply, &name("t.example."), RecordType::A, 5, step);
         let list = |records: &[Record]| {
             records
                 .iter()
@@ -351,13 +402,12 @@ mod tests {
             (&["t.example. CNAME u.example."], true),
             (&["t.example. CNAME u.example.", "u.example. CNAME t.example."], false),
         ] {
-            let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NoError);
-            message.add_answers(answers.iter().map(|text| record(text)));
-            message.answers.iter_mut().for_each(|record| record.ttl = 1 << 31);
-            let followed =
-                follow(&Reply::from_message(message, ""), &name("t.example."), RecordType::A, 5, |_| {
-                    if ours { ChainStep::Ours } else { ChainStep::Upstream }
-                });
+            let answers = answers.iter().map(|text| record(text)).collect();
+            let mut reply = reply(ResponseCode::NoError, answers, vec![]);
+            reply.records.set_ttl(1 << 31);
+            let followed = follow(&reply, &name("t.example."), RecordType::A, 5, |_| {
+                if ours { ChainStep::Ours } else { ChainStep::Upstream }
+            });
             assert!(!followed.answers.is_empty());
             assert!(followed.answers.iter().all(|record| record.ttl == 0), "RFC 2181 section 8");
         }
@@ -366,14 +416,12 @@ mod tests {
     #[test]
     fn chain_is_followed_up_to_the_limit() {
         let end = |aliases: usize| {
-            let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NoError);
             let host = |i: usize| if i == 0 { "t.example.".to_owned() } else { format!("a{i}.example.") };
-            message.add_answers((0..aliases).map(|i| record(&format!("{} CNAME {}", host(i), host(i + 1)))));
-            message.add_answer(record(&format!("{} A 192.0.2.1", host(aliases))));
-            let followed =
-                follow(&Reply::from_message(message, ""), &name("t.example."), RecordType::A, 5, |_| {
-                    ChainStep::Upstream
-                });
+            let alias = |i: usize| record(&format!("{} CNAME {}", host(i), host(i + 1)));
+            let mut answers: Vec<Record> = (0..aliases).map(alias).collect();
+            answers.push(record(&format!("{} A 192.0.2.1", host(aliases))));
+            let reply = reply(ResponseCode::NoError, answers, vec![]);
+            let followed = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
             (followed.end, followed.answers.len())
         };
         assert_eq!(end(MAX_ALIASES), (ChainEnd::Final(ResponseCode::NoError), MAX_ALIASES + 1));
@@ -473,6 +521,40 @@ mod tests {
     }
 
     #[test]
+    fn undecoded_record_is_dropped_with_its_signature() {
+        let opaque = |owner: &str, code: RecordType, data: &[u8]| {
+            Record::from_rdata(name(owner), 60, RData::Unknown { code, rdata: NULL::with(data.to_vec()) })
+        };
+        let ok = ResponseCode::NoError;
+        for (qtype, data) in [
+            (RecordType::A, &[127, 0, 0][..]),
+            (RecordType::AAAA, &[0; 17]),
+            (RecordType::SRV, &[0; 6]),
+            (RecordType::MX, &[0]),
+            (RecordType::HTTPS, &[0, 1, 0, 0, 4, 0, 9, 127]),
+            (RecordType::SVCB, &[0]),
+        ] {
+            let sound = signature("t.example.", RecordType::TXT);
+            let answers =
+                vec![opaque("t.example.", qtype, data), signature("t.example.", qtype), sound.clone()];
+            let reply = reply(ok, answers, vec![]);
+            let followed = follow(&reply, &name("t.example."), qtype, 5, |_| ChainStep::Upstream);
+            assert_eq!(followed.answers, [sound], "{qtype}");
+        }
+        let alias = record("t.example. CNAME u.example.");
+        let answers = vec![
+            opaque("example.", RecordType::DNAME, b"\x01u"),
+            opaque("t.example.", RecordType::CNAME, b"\x01u"),
+            alias.clone(),
+            opaque("t.example.", RecordType::TXT, b"\xff"),
+        ];
+        let followed = follow(&reply(ok, answers, vec![]), &name("t.example."), RecordType::A, 5, |_| {
+            ChainStep::Upstream
+        });
+        assert_eq!(followed.answers, [alias]);
+    }
+
+    #[test]
     fn signature_is_dropped_with_a_denied_address() {
         let rest = vec![record("t.example. A 192.0.2.1"), signature("t.example.", RecordType::AAAA)];
         let denied = [record("t.example. A 127.0.0.1"), signature("t.example.", RecordType::A)];
@@ -481,12 +563,8 @@ mod tests {
 
     #[test]
     fn negative_ttl_is_limited_to_our_own_ttl() {
-        let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NXDomain);
-        message.add_authority(record("example. SOA ns.example."));
-        let followed =
-            follow(&Reply::from_message(message, ""), &name("t.example."), RecordType::A, 5, |_| {
-                ChainStep::Upstream
-            });
+        let reply = reply(ResponseCode::NXDomain, vec![], vec![record("example. SOA ns.example.")]);
+        let followed = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
         assert_eq!(followed.authorities[0].ttl, 5);
     }
 }

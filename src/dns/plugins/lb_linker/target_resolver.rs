@@ -265,7 +265,7 @@ fn stale_reply(last: StaleEntry) -> Resolved {
     let mut reply = (*last.reply).clone();
     // The age is 0 because there is no newer answer.
     reply.age = Duration::ZERO;
-    for record in reply.sections_mut().into_iter().flatten() {
+    for record in reply.records.all_mut().into_iter().flatten() {
         record.ttl = STALE_TTL;
     }
     Resolved { reply: Arc::new(reply), stale: true }
@@ -290,7 +290,7 @@ fn is_busy(reply: &Reply) -> bool {
 fn replaces_stale(reply: &Reply) -> bool {
     let metadata = &reply.metadata;
     matches!(metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
-        && !(metadata.truncation && reply.answers.is_empty())
+        && !(metadata.truncation && reply.records.answers.is_empty())
 }
 
 /// Follows the chain to its end, also through our own zones and denied names.
@@ -359,7 +359,7 @@ mod tests {
             assert!(futures::poll!(joined.as_mut()).is_pending(), "it has joined the look-up");
             end.send(()).unwrap();
             begun.wait().await;
-            let answers = joined.await.map(|known| known.reply.answers.len());
+            let answers = joined.await.map(|known| known.reply.records.answers.len());
             assert_eq!(answers.ok(), is_answered.then_some(1), "{client}");
         }
     }

@@ -165,7 +165,7 @@ async fn ttls_of_denied_aliases_and_their_rrsigs_are_capped() {
     };
     for (covered, ttl) in [(RecordType::CNAME, 5), (RecordType::DNAME, 5), (RecordType::A, 900)] {
         let mut reply = context.request.reply("");
-        reply.answers = records(covered);
+        reply.records.answers = records(covered);
         super::ChaseState {
             deadline: Instant::now(),
             negative_ttl: 5,
@@ -173,7 +173,7 @@ async fn ttls_of_denied_aliases_and_their_rrsigs_are_capped() {
             link: None,
         }
         .cap_alias_ttls(&mut reply);
-        let ttls: Vec<u32> = reply.answers.iter().map(|record| record.ttl).collect();
+        let ttls: Vec<u32> = reply.records.answers.iter().map(|record| record.ttl).collect();
         assert_eq!(ttls, [ttl; 2], "{covered}");
     }
 }

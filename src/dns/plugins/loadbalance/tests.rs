@@ -64,9 +64,9 @@ fn weights_change_only_the_first_address() {
     let weighted = |qtype, text: &str| {
         let change = |section: &mut Vec<Record>| {
             let mut reply = TestServer::block("whoami").request("a.example. A").reply("");
-            reply.answers = mem::take(section);
+            reply.records.answers = mem::take(section);
             weigh(&Weights::default(), qtype, &mut reply);
-            *section = reply.answers;
+            *section = mem::take(&mut reply.records.answers);
         };
         tries(change, text)
     };

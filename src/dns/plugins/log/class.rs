@@ -58,7 +58,8 @@ mod tests {
         let ns = || record(RData::NS(NS(Name::root())));
         let soa = || record(RData::SOA(SOA::new(Name::root(), Name::root(), 1, 1, 1, 1, 1)));
         let class = |rcode, answers: Vec<Record>, authorities: Vec<Record>| {
-            let mut reply = Reply { answers, authorities, ..request.reply("") };
+            let mut reply = request.reply("");
+            (reply.records.answers, reply.records.authorities) = (answers, authorities);
             reply.metadata.response_code = rcode;
             Class::of(&request, Some(&reply))
         };
@@ -99,8 +100,8 @@ mod tests {
             for dnssec_ok in [false, true] {
                 context.request.edns.as_mut().unwrap().set_dnssec_ok(dnssec_ok);
                 let request = context.request("example.org. A");
-                let reply =
-                    Reply { authorities: vec![signature(inception, expiration)], ..request.reply("") };
+                let mut reply = request.reply("");
+                reply.records.authorities.push(signature(inception, expiration));
                 let expected = if valid || !dnssec_ok { Class::Success } else { Class::Error };
                 assert_eq!(Class::of(&request, Some(&reply)), expected);
             }

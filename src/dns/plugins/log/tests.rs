@@ -103,9 +103,9 @@ fn rsize_is_of_the_whole_answer_and_flags_show_truncation() {
         |last| Record::from_rdata(Name::from_ascii("a.").unwrap(), 5, RData::A(A::new(10, 0, 0, last)));
     let mut reply = plain.reply("");
     // The query has 19 bytes; an address record has 17 bytes, or 16 bytes with a compressed name.
-    reply.answers = (0..30).map(address).collect();
+    reply.records.answers = (0..30).map(address).collect();
     assert_eq!(shown(&plain, Some(&reply), format), "qr,rd 529", "499 bytes are sent");
-    reply.answers = (0..40).map(address).collect();
+    reply.records.answers = (0..40).map(address).collect();
     assert_eq!(shown(&plain, Some(&reply), format), "qr,tc,rd 699");
     assert_eq!(shown(&large, Some(&reply), format), "qr,rd 699");
 }

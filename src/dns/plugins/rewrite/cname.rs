@@ -48,8 +48,8 @@ impl CnameRule {
                 break;
             }
         }
-        retained.extend(open.records.len()..open.records.len() + found.answers.len());
-        open.records.append(&mut found.answers);
+        retained.extend(open.records.len()..open.records.len() + found.records.answers.len());
+        open.records.append(&mut found.records.answers);
         open.answers = retained;
         // The truncation of the target's answer counts, and the cache must know about it.
         open.reply.metadata.truncation = found.metadata.truncation;

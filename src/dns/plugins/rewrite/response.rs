@@ -87,7 +87,7 @@ pub(super) struct ResponseEditor<'a> {
 impl<'a> ResponseEditor<'a> {
     fn new(reply: &'a mut Reply) -> Self {
         let mut records = Vec::new();
-        let [answers, authorities, additionals] = reply.sections_mut().map(|section| {
+        let [answers, authorities, additionals] = reply.records.all_mut().map(|section| {
             let first = records.len();
             records.append(section);
             (first..records.len()).collect()
@@ -99,7 +99,7 @@ impl<'a> ResponseEditor<'a> {
     fn close(self) {
         let Self { reply, records, answers, authorities, additionals } = self;
         let mut records: Vec<Option<Record>> = records.into_iter().map(Some).collect();
-        let all = reply.sections_mut().into_iter().zip([answers, authorities, additionals]);
+        let all = reply.records.all_mut().into_iter().zip([answers, authorities, additionals]);
         for (section, numbers) in all {
             section.extend(numbers.into_iter().filter_map(|number| records.get_mut(number)?.take()));
         }

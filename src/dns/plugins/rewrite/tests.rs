@@ -42,7 +42,7 @@ impl Plugin for Behind {
                 let text =
                     format!("{} {} {}", query.name(), query.query_class(), u16::from(query.query_type()));
                 let data = RData::TXT(TXT::new(vec![text]));
-                reply.answers.push(Record::from_rdata(query.name().clone(), 60, data));
+                reply.records.answers.push(Record::from_rdata(query.name().clone(), 60, data));
             }
             Self::Zone(_) if query.name().is_root() => return Err(PluginError::Drop),
             Self::Zone(all) => {
@@ -60,7 +60,7 @@ impl Plugin for Behind {
                     }
                     _ => panic!("{rcode}"),
                 };
-                for (section, records) in reply.sections_mut().into_iter().zip(records.split('|')) {
+                for (section, records) in reply.records.all_mut().into_iter().zip(records.split('|')) {
                     let records = records.split(',').map(str::trim).filter(|text| !text.is_empty());
                     section.extend(records.map(record));
                 }
@@ -96,7 +96,7 @@ async fn shown(context: &TestServer, question: &str) -> String {
 /// Returns the query that reaches the next plugin: `name class type-number`.
 async fn asked(rules: &str, question: &str) -> String {
     let reply = context(rules, Behind::Question).reply(question).await.unwrap();
-    let Some(RData::TXT(text)) = reply.answers.first().map(|record| &record.data) else {
+    let Some(RData::TXT(text)) = reply.records.answers.first().map(|record| &record.data) else {
         return reply.metadata.response_code.to_string();
     };
     String::from_utf8_lossy(&text.txt_data[0]).into_owned()

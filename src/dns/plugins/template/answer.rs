@@ -120,16 +120,16 @@ impl Templates {
         for template in &answer.answers {
             let record = self.record(server, "answer", template, data)?;
             let target = target(&record, request.query.query_type());
-            reply.answers.push(record);
+            reply.records.answers.push(record);
             if let Some(target) = target {
                 add_target_records(&mut reply, request, target).await;
             }
         }
         for template in &answer.additionals {
-            reply.additionals.push(self.record(server, "additional", template, data)?);
+            reply.records.additionals.push(self.record(server, "additional", template, data)?);
         }
         for template in &answer.authorities {
-            reply.authorities.push(self.record(server, "authority", template, data)?);
+            reply.records.authorities.push(self.record(server, "authority", template, data)?);
         }
         reply.options.extend(answer.ede.clone());
         Ok(reply)
@@ -220,11 +220,11 @@ fn target(record: &Record, qtype: RecordType) -> Option<Name> {
 async fn add_target_records(reply: &mut Reply, request: &Request, target: Name) {
     let mut query = Query::query(target, request.query.query_type());
     query.set_query_class(DNSClass::IN);
-    let Some(found) = Server::look_up_alias(request, query).await else {
+    let Some(mut found) = Server::look_up_alias(request, query).await else {
         reply.is_cacheable = false;
         return;
     };
     reply.is_cacheable &= found.is_cacheable;
     reply.metadata.truncation = found.metadata.truncation;
-    reply.answers.extend(found.answers);
+    reply.records.answers.append(&mut found.records.answers);
 }

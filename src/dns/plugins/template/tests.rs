@@ -103,7 +103,7 @@ async fn all_sections_rcode_and_extended_error_are_set() {
 async fn servfail_has_no_records_and_a_long_rcode_needs_edns() {
     let context = template("ANY ANY", "rcode SERVFAIL\nanswer \"a. A 192.0.2.1\"\nederror 0");
     let reply = context.reply("a. A").await.unwrap();
-    assert!(reply.answers.is_empty() && reply.options.is_empty());
+    assert!(reply.records.answers.is_empty() && reply.options.is_empty());
     let context = template("ANY ANY", "rcode BADCOOKIE");
     assert_eq!(context.ask("a. A").await, "SERVFAIL | | |");
     assert_eq!(context.edns(1232).ask("a. A").await, "BADCOOKIE aa | | |");
@@ -126,7 +126,7 @@ async fn cname_target_is_looked_up_for_address_queries() {
         assert_eq!(context.ask(question).await, expected, "{question}");
     }
     let circle = template("IN A", "answer \"{{ .Name }} CNAME a\"");
-    assert_eq!(circle.reply("a. A").await.unwrap().answers.len(), 9);
+    assert_eq!(circle.reply("a. A").await.unwrap().records.answers.len(), 9);
 }
 
 /// The records of an alias's target depend on the client, so `cache` doesn't store them for other clients.
@@ -163,7 +163,7 @@ async fn alias_through_cache_is_followed_for_each_client() {
     // If all clients get the same answer, the answer is cached.
     let context =
         TestServer::corefile(&format!("alias {{\n{alias}}}\ninner {{\n{inner}}}\nend {{\n{end}}}\n"));
-    assert!(!context.reply("www.alias. A").await.unwrap().answers.is_empty());
+    assert!(!context.reply("www.alias. A").await.unwrap().records.answers.is_empty());
     assert_eq!(context.reply("www.alias. A").await.unwrap().plugin, "cache");
 }
 

@@ -218,9 +218,9 @@ pub(crate) fn show(reply: &Reply) -> String {
     let rcode: ResponseCode = metadata.response_code;
     let parts = [
         format!("{} {}", rcode_text(rcode), flags.join(",")),
-        section(&reply.answers),
-        section(&reply.authorities),
-        section(&reply.additionals),
+        section(&reply.records.answers),
+        section(&reply.records.authorities),
+        section(&reply.records.additionals),
     ];
     parts
         .iter()

@@ -1,9 +1,12 @@
-use hickory_proto::op::{Query, ResponseCode};
+use hickory_proto::op::{MessageType, Metadata, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::NULL;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::advance;
 
 use crate::dns::message::query::UpstreamQuery;
+use crate::dns::message::records::Records;
+use crate::dns::message::sections::Sections;
+use crate::dns::message::validity::Section;
 use crate::dns::plugins::cache::store::*;
 use crate::dns::plugins::tests::support::record;
 
@@ -15,28 +18,32 @@ fn question(qname: &str, qtype: RecordType) -> UpstreamQuery {
     UpstreamQuery::recursive(name(qname), qtype)
 }
 
-fn message(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> Arc<Message> {
-    let mut message = Message::response(1, OpCode::Query);
-    message.metadata.response_code = rcode;
-    message.add_query(Query::query(name("a.example."), RecordType::A));
-    message.add_answers(answers.iter().map(|text| record(text)));
-    message.add_authorities(authorities.iter().map(|text| record(text)));
-    Arc::new(message)
+fn answer(rcode: ResponseCode, answers: Vec<Record>, authorities: Vec<Record>) -> CachedAnswer {
+    let mut metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
+    metadata.response_code = rcode;
+    let records = Records::from(Sections { answers, authorities, additionals: Vec::new() });
+    let query = Query::query(name("a.example."), RecordType::A);
+    CachedAnswer { metadata, message: records.to_wire(&metadata, &query, &[]).unwrap() }
 }
 
-fn address(ttl: u32) -> Arc<Message> {
+fn message(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> CachedAnswer {
+    let records = |texts: &[&str]| texts.iter().map(|text| record(text)).collect();
+    answer(rcode, records(answers), records(authorities))
+}
+
+fn address(ttl: u32) -> CachedAnswer {
     message(ResponseCode::NoError, &[&format!("a.example. {ttl} A 192.0.2.1")], &[])
 }
 
-fn absence() -> Arc<Message> {
+fn absence() -> CachedAnswer {
     message(ResponseCode::NXDomain, &[], &["example. 900 SOA ns.example."])
 }
 
-fn failure() -> Arc<Message> {
+fn failure() -> CachedAnswer {
     message(ResponseCode::ServFail, &[], &[])
 }
 
-fn put(cache: &CacheStore, key: &QueryKey, message: &Arc<Message>) -> usize {
+fn put(cache: &CacheStore, key: &QueryKey, message: &CachedAnswer) -> usize {
     let cacheability = cache.classify(message, false);
     if is_kept(key, message, cacheability) { cache.put(key, message, cacheability) } else { 0 }
 }
@@ -108,9 +115,9 @@ async fn answers_are_kept_for_their_ttl_within_bounds() {
 async fn truncated_axfr_and_non_recursive_answers_are_not_cached() {
     let cache = CacheStore::new(CacheOptions::default());
     let key = question("a.example.", RecordType::A).key();
-    let mut cut = Message::clone(&address(60));
+    let mut cut = address(60);
     cut.metadata.truncation = true;
-    put(&cache, &key, &Arc::new(cut));
+    put(&cache, &key, &cut);
     let without_recursion =
         UpstreamQuery { recursion_desired: false, ..question("a.example.", RecordType::A) };
     for key in [question("a.example.", RecordType::AXFR).key(), without_recursion.key()] {
@@ -251,10 +258,9 @@ fn answer_with_invalid_signature_is_not_kept_for_do() {
         rdata.extend(expiration.to_be_bytes());
         rdata.extend(inception.to_be_bytes());
         rdata.extend([0; 8]);
-        let mut message = Message::clone(&address(60));
         let data = RData::Unknown { code: RecordType::RRSIG, rdata: NULL::with(rdata) };
-        message.add_answer(Record::from_rdata(name("a.example."), 60, data));
-        message
+        let signature = Record::from_rdata(name("a.example."), 60, data);
+        answer(OK, vec![record("a.example. 60 A 192.0.2.1"), signature], vec![])
     };
     for (inception, expiration, expired) in [
         (NOW, NOW, false),
@@ -264,11 +270,8 @@ fn answer_with_invalid_signature_is_not_kept_for_do() {
         (u32::MAX, NOW + 1, false),
         (u32::MAX - 9, u32::MAX, true),
     ] {
-        assert_eq!(
-            crate::dns::plugins::cache::entry::has_expired_signature(&signed(inception, expiration), NOW),
-            expired,
-            "{inception}"
-        );
+        let signed = signed(inception, expiration);
+        assert_eq!(has_expired_signature(&signed.message, NOW), expired, "{inception}");
     }
     let cache = CacheStore::new(CacheOptions::default());
     let old = signed(1, 2);
@@ -318,7 +321,7 @@ async fn one_refresh_at_a_time_and_none_after_a_failure() {
 async fn prefer_positive_keeps_answers_with_data() {
     let cache = CacheStore::new(CacheOptions { prefer_positive: true, ..stale(0) });
     let key = question("a.example.", RecordType::A).key();
-    let found = || cache.get(&key).map(|found| (found.kind, found.message.answers.len()));
+    let found = || cache.get(&key).map(|found| (found.kind, found.answer.message.count(Section::Answer)));
     put(&cache, &key, &absence());
     assert_eq!(found(), Some((ResponseKind::Denial, 0)));
     put(&cache, &key, &address(60));
@@ -326,7 +329,7 @@ async fn prefer_positive_keeps_answers_with_data() {
     for other in [absence(), failure(), nothing.clone(), nothing, absence()] {
         put(&cache, &key, &other);
         advance(Duration::from_secs(60)).await;
-        assert_eq!(found(), Some((ResponseKind::Success, 1)), "{other}");
+        assert_eq!(found(), Some((ResponseKind::Success, 1)), "{other:?}");
     }
     advance(Duration::from_secs(3600)).await;
     put(&cache, &key, &absence());

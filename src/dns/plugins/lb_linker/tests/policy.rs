@@ -87,7 +87,7 @@ fn site_with(blocks: &str, links: Vec<ObservedService>) -> TestServer {
 }
 
 fn data(reply: &Reply) -> String {
-    let data: Vec<String> = reply.answers.iter().map(|record| record.data.to_string()).collect();
+    let data: Vec<String> = reply.records.answers.iter().map(|record| record.data.to_string()).collect();
     let ede = reply.ede.map_or_else(String::new, |ede| format!(" EDE {}", ede.code));
     format!("{:?} {}{ede}", reply.metadata.response_code, data.join(" "))
 }
@@ -120,8 +120,11 @@ async fn chain_ends_in_the_cluster_domain_and_at_localhost() {
         assert_eq!(ask(&context, question).await, expected, "{question}");
     }
     let reply = context.reply("web.default.lb.internal. A").await.unwrap();
-    assert!(reply.answers.iter().all(|record| record.ttl <= 5), "caches keep a denial for at most 5 s");
-    assert!(reply.authorities.is_empty());
+    assert!(
+        reply.records.answers.iter().all(|record| record.ttl <= 5),
+        "caches keep a denial for at most 5 s"
+    );
+    assert!(reply.records.authorities.is_empty());
     assert_eq!(denied(&context, "name"), ["lb_linker_dns_targets_denied_total{reason=\"name\"} 5"]);
 }
 
@@ -219,7 +222,7 @@ async fn only_records_that_name_a_denied_host_are_left_out() {
     let srv = |ports: &[u16]| ports.iter().map(|port| format!("0 0 {port}")).collect::<Vec<_>>();
     let shown = async |question: &str| {
         let reply = context.reply(question).await.unwrap();
-        let data = reply.answers[1..].iter().map(|record| record.data.to_string());
+        let data = reply.records.answers[1..].iter().map(|record| record.data.to_string());
         let numbers = data.map(|data| data.rsplit_once(' ').unwrap().0.to_owned()).collect::<Vec<_>>();
         (numbers, reply.ede.map(|ede| ede.code))
     };
@@ -229,7 +232,7 @@ async fn only_records_that_name_a_denied_host_are_left_out() {
     let mx = ask(&context, "web.default.lb.internal. MX").await;
     assert_eq!(mx, "NoError data.example. 2 good.example. 0 . EDE 15");
     let https = context.reply("web.default.lb.internal. HTTPS").await.unwrap();
-    assert_eq!((https.answers.len(), https.ede.map(|ede| ede.code)), (2, Some(15)));
+    assert_eq!((https.records.answers.len(), https.ede.map(|ede| ede.code)), (2, Some(15)));
 }
 
 #[tokio::test]
@@ -247,8 +250,12 @@ async fn srv_records_of_a_link_follow_the_target_policy() {
     ]);
     let srv = async |name: &str| {
         let reply = context.reply(&format!("_http._tcp.{name}.default.lb.internal. SRV")).await.unwrap();
-        assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "NODATA has the SOA: {name}");
-        format!("{} {}", data(&reply), reply.additionals.len())
+        assert_eq!(
+            reply.records.answers.is_empty(),
+            reply.records.authorities.len() == 1,
+            "NODATA has the SOA: {name}"
+        );
+        format!("{} {}", data(&reply), reply.records.additionals.len())
     };
     for name in ["near", "far", "first", "hidden", "ns"] {
         assert_eq!(srv(name).await, "NoError  EDE 15 0", "{name}");
@@ -269,8 +276,12 @@ fn with_http(observed: ObservedService) -> ObservedService {
 /// Returns an SRV answer: the records, the extended error, and the addresses in the additional section.
 async fn ask_service(context: &TestServer, name: &str) -> String {
     let reply = context.reply(name).await.unwrap();
-    assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "NODATA has the SOA: {name}");
-    let addresses = reply.additionals.iter().map(|record| format!(" + {}", record.data));
+    assert_eq!(
+        reply.records.answers.is_empty(),
+        reply.records.authorities.len() == 1,
+        "NODATA has the SOA: {name}"
+    );
+    let addresses = reply.records.additionals.iter().map(|record| format!(" + {}", record.data));
     data(&reply) + &addresses.collect::<String>()
 }
 

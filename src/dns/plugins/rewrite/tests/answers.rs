@@ -141,7 +141,7 @@ async fn values_are_changed_in_the_types_with_one_name() {
             assert_eq!(ask(rules, VALUES, &format!("My.domain.uk. {qtype}")).await, expected, "{rules}");
         }
         let reply = context(rules, Behind::Zone(VALUES)).reply("my.domain.uk. DNAME").await.unwrap();
-        assert_eq!(reply.answers, [record("my.domain.uk. 5 DNAME a.domain.uk.")], "{rules}");
+        assert_eq!(reply.records.answers, [record("my.domain.uk. 5 DNAME a.domain.uk.")], "{rules}");
     }
 }
 
@@ -185,7 +185,7 @@ async fn ttls_are_limited_in_all_sections() {
     ] {
         let context = context(&format!("rewrite ttl {rule}"), Behind::Zone(TTLS));
         let mut reply = context.reply(question).await.unwrap();
-        let records = reply.sections_mut().into_iter().flat_map(std::mem::take);
+        let records = reply.records.all_mut().into_iter().flat_map(std::mem::take);
         let found: Vec<String> = records.map(|record| record.ttl.to_string()).collect();
         assert_eq!(found.join(" "), ttls, "{rule}");
     }

@@ -136,7 +136,7 @@ async fn loop_of_targets_ends() {
     let reply =
         context("rewrite cname loop.cdn loop.example", Behind::Zone(ZONE)).reply("loop.example. A").await;
     // Eight changed CNAMEs, and the unchanged answer of the eighth look-up: a CNAME and an address.
-    let answers = reply.unwrap().answers;
+    let answers = &reply.unwrap().records.answers;
     assert_eq!(answers.len(), 10, "{answers:?}");
     assert_eq!(answers[7].to_string(), "loop.example. 5 IN CNAME loop.example.");
     assert_eq!(answers[8].to_string(), "loop.example. 5 IN CNAME loop.cdn.");

@@ -1,0 +1,54 @@
+//! Shuffles the addresses of an answer in wire form.
+
+use std::ops::Range;
+
+use hickory_proto::rr::RecordType;
+use rand::{Rng, RngExt};
+
+use super::encode::typed::RecordOffset;
+
+/// Adjacent records of the same size.
+#[derive(Debug)]
+pub(crate) struct AddressOrder {
+    range: Range<usize>,
+    size: usize,
+}
+
+impl AddressOrder {
+    /// Returns the position of the addresses, which all are at the end of the answer section; `None` if they differ in
+    /// size.
+    pub(crate) fn of(bytes: &[u8], answers: &[RecordOffset]) -> Option<Self> {
+        let is_address = |place: &&RecordOffset| {
+            // The type precedes the class, which precedes the TTL; each has two bytes.
+            let qtype = bytes.get(place.ttl - 4..place.ttl - 2);
+            [RecordType::A, RecordType::AAAA]
+                .iter()
+                .any(|kind| qtype == Some(&u16::from(*kind).to_be_bytes()))
+        };
+        let first = answers.iter().position(|place| is_address(&place))?;
+        let addresses = &answers[first..];
+        let (start, end) = (addresses.first()?.start, addresses.last()?.end);
+        let size = addresses.first()?.end - start;
+        // All owners are the same compression pointer, which stays valid when records change places.
+        let owner = |place: &RecordOffset| bytes.get(place.start..place.start + 2);
+        let is_pointer = owner(addresses.first()?)?[0] & 0xc0 == 0xc0;
+        let same =
+            |place: &RecordOffset| place.end - place.start == size && owner(place) == owner(&addresses[0]);
+        (is_pointer && addresses.iter().all(|place| is_address(&place) && same(place)))
+            .then_some(Self { range: start..end, size })
+    }
+
+    /// Shuffles the addresses of the answer; `None` if the answer is shorter than the one that [`Self::of`] got.
+    pub(crate) fn shuffle(&self, answer: &mut [u8], random: &mut impl Rng) -> Option<()> {
+        let records = answer.get_mut(self.range.clone())?;
+        // Fisher-Yates shuffle.
+        for last in (1..records.len() / self.size).rev() {
+            let other = random.random_range(0..=last);
+            if other < last {
+                let (before, rest) = records.split_at_mut(last * self.size);
+                before[other * self.size..][..self.size].swap_with_slice(&mut rest[..self.size]);
+            }
+        }
+        Some(())
+    }
+}

@@ -1,0 +1,207 @@
+//! The records of a reply, in wire form as an upstream has sent them, or decoded.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, OnceLock};
+
+use hickory_proto::op::{Metadata, Query};
+use hickory_proto::rr::rdata::opt::EdnsOption;
+use hickory_proto::rr::{Name, RecordType};
+
+use super::rrsig::ValidityPeriod;
+use super::sections::Sections;
+use super::validity::Section;
+use super::wire::WireMessage;
+
+/// The records of a reply. Reading a section decodes records that are in wire form; changing a section makes the decoded
+/// records the only ones.
+#[derive(Clone, Debug, Default)]
+pub struct Records {
+    wire: Option<WireRecords>,
+    sections: OnceLock<Sections>,
+}
+
+/// Records in wire form, with the changes that need no decoding.
+#[derive(Clone, Debug)]
+pub(super) struct WireRecords {
+    pub(super) message: Arc<WireMessage>,
+    /// The TTL of all records in seconds, if it isn't the message's.
+    pub(super) ttl: Option<u32>,
+    /// The last section that is part of the reply.
+    pub(super) last: Section,
+    /// The client's spelling of the question's name, if it isn't the message's.
+    spelling: Option<Name>,
+}
+
+// === impl WireRecords ===
+
+impl WireRecords {
+    fn decode(&self) -> Sections {
+        let mut sections = self.message.decode_until(self.spelling.as_ref(), self.last);
+        if let Some(ttl) = self.ttl {
+            sections.all_mut().into_iter().flatten().for_each(|record| record.ttl = ttl);
+        }
+        sections
+    }
+
+    pub(super) fn count(&self, section: Section) -> usize {
+        if section > self.last { 0 } else { self.message.count(section) }
+    }
+}
+
+const SECTIONS: [Section; 3] = [Section::Answer, Section::Authority, Section::Additional];
+
+// === impl Records ===
+
+impl From<Sections> for Records {
+    fn from(sections: Sections) -> Self {
+        Self { wire: None, sections: sections.into() }
+    }
+}
+
+impl Deref for Records {
+    type Target = Sections;
+
+    fn deref(&self) -> &Sections {
+        self.sections.get_or_init(|| self.wire.as_ref().map(WireRecords::decode).unwrap_or_default())
+    }
+}
+
+impl DerefMut for Records {
+    fn deref_mut(&mut self) -> &mut Sections {
+        let decoded = || self.wire.take().map(|wire| wire.decode()).unwrap_or_default();
+        let sections = self.sections.take().unwrap_or_else(decoded);
+        self.wire = None;
+        self.sections = sections.into();
+        match self.sections.get_mut() {
+            Some(sections) => sections,
+            None => unreachable!("the sections are set above"),
+        }
+    }
+}
+
+impl Records {
+    /// Returns the records of a message, for a client that asks for `name`, which equals the name in the message's
+    /// question.
+    #[must_use]
+    pub fn of_wire(message: Arc<WireMessage>, name: &Name) -> Self {
+        let spelling = (!message.is_spelled(name)).then(|| name.clone());
+        let wire = WireRecords { message, ttl: None, last: Section::Additional, spelling };
+        Self { wire: Some(wire), sections: OnceLock::new() }
+    }
+
+    /// Returns the records in wire form, if they are the reply to this question.
+    pub(super) fn wire_for(&self, question: &Query) -> Option<&WireRecords> {
+        self.wire.as_ref().filter(|wire| wire.message.is_for(question))
+    }
+
+    /// Returns whether the reply to a question is in wire form.
+    #[must_use]
+    pub fn is_wire_for(&self, question: &Query) -> bool {
+        self.wire_for(question).is_some()
+    }
+
+    /// Returns the records as a message in wire form; `None` if they don't fit into 64 KiB, or can't be encoded.
+    #[must_use]
+    pub fn to_wire(
+        &self,
+        metadata: &Metadata,
+        question: &Query,
+        extended_errors: &[EdnsOption],
+    ) -> Option<Arc<WireMessage>> {
+        if let Some(WireRecords { message, ttl: None, last, .. }) = self.wire_for(question)
+            && *message.extended_errors == *extended_errors
+        {
+            let is_whole = self.counts() == SECTIONS.map(|section| message.count(section));
+            return Some(if is_whole { Arc::clone(message) } else { Arc::new(message.until(*last)) });
+        }
+        WireMessage::of_sections(metadata, self, question, extended_errors).map(Arc::new)
+    }
+
+    /// Returns whether the reply is in wire form, and longer than this number of bytes.
+    #[must_use]
+    pub fn is_longer_than(&self, bytes: u16) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.message.wire_length() > usize::from(bytes))
+    }
+
+    /// Returns the number of records in a section.
+    #[must_use]
+    pub fn count(&self, section: Section) -> usize {
+        self.wire.as_ref().map_or_else(|| self.of(section).len(), |wire| wire.count(section))
+    }
+
+    #[must_use]
+    pub fn counts(&self) -> [usize; 3] {
+        SECTIONS.map(|section| self.count(section))
+    }
+
+    /// Returns whether a section has a record of a type.
+    #[must_use]
+    pub fn has(&self, section: Section, rtype: RecordType) -> bool {
+        match &self.wire {
+            Some(wire) => section <= wire.last && wire.message.types(section).any(|own| own == rtype),
+            None => self.of(section).iter().any(|record| record.record_type() == rtype),
+        }
+    }
+
+    /// Returns whether a signature isn't valid at `now` (RFC 4035 section 5.3.1).
+    pub(crate) fn has_invalid_signature(&self, now: u32) -> bool {
+        match &self.wire {
+            Some(wire) => wire.message.signatures().flatten().any(|validity| !validity.holds(now)),
+            None => {
+                let all = self.all().into_iter().flatten();
+                all.filter_map(ValidityPeriod::of).any(|validity| !validity.holds(now))
+            }
+        }
+    }
+
+    /// Sets the TTL of all records, in seconds.
+    pub fn set_ttl(&mut self, ttl: u32) {
+        match &mut self.wire {
+            Some(wire) => {
+                wire.ttl = Some(ttl);
+                self.sections = OnceLock::new();
+            }
+            None => self.all_mut().into_iter().flatten().for_each(|record| record.ttl = ttl),
+        }
+    }
+
+    /// Removes the authority and the additional section.
+    pub fn keep_answers_alone(&mut self) {
+        match &mut self.wire {
+            Some(wire) => {
+                wire.last = Section::Answer;
+                self.sections = OnceLock::new();
+            }
+            None => {
+                self.authorities.clear();
+                self.additionals.clear();
+            }
+        }
+    }
+
+    /// Shuffles the addresses of a reply in wire form whose answer section is CNAME records followed by addresses of
+    /// one name, and whose other sections have no addresses; or that has neither addresses nor mail exchangers. Returns
+    /// the number of addresses; `None` for other replies, which stay unchanged.
+    pub fn shuffle_wire(&mut self) -> Option<usize> {
+        let wire = self.wire.as_mut()?;
+        if !wire.message.has_order() {
+            return Some(0);
+        }
+        let (shuffled, number) = wire.message.with_shuffled_addresses()?;
+        wire.message = Arc::new(shuffled);
+        self.sections = OnceLock::new();
+        Some(number)
+    }
+
+    /// Returns the approximate size in memory, in bytes.
+    #[must_use]
+    pub fn memory_size(&self) -> usize {
+        /// The size of a decoded record in bytes. Most record data is stored inline.
+        const RECORD: usize = 400;
+        let wire = self.wire.as_ref().map_or(0, |wire| wire.message.memory_size());
+        let decoded: usize = self.sections.get().map_or(0, |sections| sections.counts().iter().sum());
+        // Opaque data isn't stored inline.
+        let opaque = self.wire.as_ref().filter(|_| decoded > 0);
+        wire + RECORD * decoded + opaque.map_or(0, |wire| wire.message.uncompressed_length(wire.last))
+    }
+}

@@ -1,0 +1,167 @@
+//! Checks which reply of an upstream belongs to a query.
+
+use hickory_proto::op::ResponseCode;
+
+use super::header::{HEADER, question};
+use super::wire::{WireError, WireMessage};
+
+#[derive(Debug)]
+pub enum UpstreamReply {
+    /// An answer, or an error response of the upstream.
+    Answer(Box<WireMessage>),
+    /// A truncated answer; `None` if it is cut inside a record.
+    Truncated(Option<Box<WireMessage>>),
+    /// A reply to the query that isn't accepted.
+    Malformed(WireError),
+    Mismatch,
+}
+
+/// Parses the reply to the query `sent`: id and question must match (RFC 5452 section 9.1). The kernel has already
+/// matched address and port.
+#[must_use]
+pub fn parse_reply(sent: &[u8], reply: &[u8]) -> UpstreamReply {
+    let is_answer = reply.len() >= HEADER
+        && reply[..2] == sent[..2]
+        // QR set, opcode 0.
+        && reply[2] & 0xf8 == 0x80;
+    if !is_answer {
+        return UpstreamReply::Mismatch;
+    }
+    let message = match (question(sent), question(reply)) {
+        (Some(sent), Some(repeated)) if is_same_question(sent, repeated) => WireMessage::new(reply),
+        (_, None) => match error_without_question(sent, reply) {
+            Some(error) => Ok(error),
+            None => return UpstreamReply::Mismatch,
+        },
+        _ => return UpstreamReply::Mismatch,
+    };
+    match message.map(Box::new) {
+        Ok(message) if reply[2] & 0x02 != 0 => UpstreamReply::Truncated(Some(message)),
+        Ok(message) => UpstreamReply::Answer(message),
+        Err(WireError::Cut | WireError::Owner) if reply[2] & 0x02 != 0 => UpstreamReply::Truncated(None),
+        Err(error) => UpstreamReply::Malformed(error),
+    }
+}
+
+/// Returns whether two questions are equal. RFC 4343: names are case-insensitive; type and class are numbers.
+fn is_same_question(sent: &[u8], repeated: &[u8]) -> bool {
+    let name = sent.len() - 4;
+    sent.len() == repeated.len()
+        && sent[..name].eq_ignore_ascii_case(&repeated[..name])
+        && sent[name..] == repeated[name..]
+}
+
+/// Returns an error response without a question, and without its records: nothing in it shows which name the records
+/// belong to. NOERROR and NXDOMAIN are statements about a name, so they need the question (RFC 5452 section 9.1).
+fn error_without_question(sent: &[u8], reply: &[u8]) -> Option<WireMessage> {
+    if reply[4..6] != [0, 0] {
+        return None;
+    }
+    let error = WireMessage::without_question(reply, sent).ok()?;
+    let is_error = matches!(
+        error.metadata.response_code,
+        ResponseCode::FormErr | ResponseCode::ServFail | ResponseCode::NotImp | ResponseCode::Refused
+    );
+    is_error.then_some(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::{Edns, Message, OpCode, Query};
+    use hickory_proto::rr::rdata::A;
+    use hickory_proto::rr::{Name, RData, Record, RecordType};
+
+    use super::*;
+    use crate::dns::message::ede::Ede;
+
+    fn query(name: &str) -> Vec<u8> {
+        let mut message = Message::query();
+        message.metadata.id = 0x1234;
+        message.metadata.recursion_desired = true;
+        message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+        message.to_vec().unwrap()
+    }
+
+    #[test]
+    fn replies_are_classified() {
+        let sent = query("a.example.");
+        let mut answer = sent.clone();
+        answer[2] |= 0x80;
+        let with = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut reply = answer.clone();
+            change(&mut reply);
+            match parse_reply(&sent, &reply) {
+                UpstreamReply::Answer(_) => "answer",
+                UpstreamReply::Truncated(Some(_)) => "truncated",
+                UpstreamReply::Truncated(None) => "cut",
+                UpstreamReply::Malformed(_) => "garbled",
+                UpstreamReply::Mismatch => "foreign",
+            }
+        };
+        assert_eq!(with(&|_| {}), "answer");
+        assert_eq!(with(&|reply| reply[13] = b'A'), "answer", "another case");
+        assert_eq!(with(&|reply| reply[2] |= 2), "truncated");
+        let cut = |reply: &mut Vec<u8>| {
+            reply[2] |= 2;
+            reply[7] = 1;
+            reply.extend([0xc0, 12, 0]);
+        };
+        assert_eq!(with(&cut), "cut", "TC in the middle of a record");
+        assert_eq!(with(&|reply| reply[7] = 1), "garbled");
+        assert_eq!(with(&|reply| reply[0] ^= 1), "foreign", "id");
+        assert_eq!(with(&|reply| reply[2] &= 0x7f), "foreign", "a query");
+        assert_eq!(with(&|reply| reply[2] |= 0x10), "foreign", "opcode");
+        assert_eq!(with(&|reply| reply[13] = b'b'), "foreign", "name");
+        assert_eq!(with(&|reply| *reply.iter_mut().nth_back(2).unwrap() = 28), "foreign", "type");
+    }
+
+    #[test]
+    fn only_errors_may_lack_a_question() {
+        let sent = query("a.example.");
+        // FORMERR, SERVFAIL, NOTIMP, REFUSED.
+        const ERRORS: [u8; 4] = [1, 2, 4, 5];
+        let mut bare = sent[..HEADER].to_vec();
+        bare[2] |= 0x80;
+        bare[5] = 0;
+        for rcode in 0..16 {
+            bare[3] = rcode;
+            let is_answer = matches!(parse_reply(&sent, &bare), UpstreamReply::Answer(_));
+            assert_eq!(is_answer, ERRORS.contains(&rcode), "rcode {rcode}");
+        }
+        // BADVERS is 16: the upper bits are in the OPT record (RFC 6891 section 6.1.3).
+        let mut badvers = bare.clone();
+        (badvers[3], badvers[11]) = (0, 1);
+        badvers.extend([0, 0, 41, 4, 208, 1, 0, 0, 0, 0, 0]);
+        assert!(matches!(parse_reply(&sent, &badvers), UpstreamReply::Mismatch));
+        (badvers[3], badvers[11]) = (2, 1);
+        assert!(matches!(parse_reply(&sent, &badvers), UpstreamReply::Mismatch), "18 is no SERVFAIL");
+        // The OPT record can't be read, so the full rcode is unknown.
+        let mut cut = bare.clone();
+        (cut[3], cut[7]) = (2, 1);
+        assert!(matches!(parse_reply(&sent, &cut), UpstreamReply::Mismatch));
+        // Two questions, of which one equals the question of the query.
+        let mut two = sent.clone();
+        (two[2], two[3], two[5]) = (two[2] | 0x80, 3, 2);
+        two.extend_from_slice(&sent[HEADER..]);
+        assert!(matches!(parse_reply(&sent, &two), UpstreamReply::Mismatch));
+    }
+
+    #[test]
+    fn errors_without_a_question_lose_their_records() {
+        let sent = query("a.example.");
+        let record = |name: &str| {
+            Record::from_rdata(Name::from_ascii(name).unwrap(), 60, RData::A(A::new(192, 0, 2, 66)))
+        };
+        let mut error = Message::error_msg(0x1234, OpCode::Query, ResponseCode::ServFail);
+        error.add_answer(record("a.example."));
+        error.add_authority(record("ns.example."));
+        error.add_additional(record("ns.example."));
+        let mut edns = Edns::new();
+        edns.options_mut().insert(Ede::STALE.option());
+        error.set_edns(edns);
+        let UpstreamReply::Answer(error) = parse_reply(&sent, &error.to_vec().unwrap()) else { panic!() };
+        assert_eq!(error.metadata.response_code, ResponseCode::ServFail);
+        assert_eq!(error.decode(None).counts(), [0; 3]);
+        assert_eq!(*error.extended_errors, [Ede::STALE.option()]);
+    }
+}

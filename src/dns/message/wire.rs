@@ -1,0 +1,692 @@
+//! A reply in wire form: an upstream's message, validated and indexed once. Its records are passed on without being
+//! decoded; they are decoded when a plugin has to look into them.
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use hickory_proto::op::{Header, Metadata, Query, ResponseCode};
+use hickory_proto::rr::rdata::opt::EdnsOption;
+use hickory_proto::rr::rdata::{A, AAAA, NULL};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::{
+    BinDecodable, BinDecoder, BinEncodable, BinEncoder, NameEncoding, Restrict,
+};
+
+use super::address_order::AddressOrder;
+use super::ede::extended_errors;
+use super::encode::typed::{FIXED, RecordOffset, encode_sections};
+use super::header::{HEADER, QUESTION_NAME, question};
+use super::rrsig::ValidityPeriod;
+use super::sections::Sections;
+use super::validity::Section;
+use super::wire_name::{self, MalformedName, RdataForm, RdataPart, WireName};
+use crate::dns::message::presentation::names::same_spelling;
+use crate::model::names;
+
+const OPT: u16 = 41;
+const SIG: u16 = 24;
+const TSIG: u16 = 250;
+/// The bit that makes a TTL invalid (RFC 2181 section 8).
+const INVALID_TTL: u8 = 0x80;
+
+/// A validated reply without its OPT record.
+#[derive(Clone, Debug)]
+pub struct WireMessage {
+    /// The header's fields, with the extended rcode (RFC 6891 section 6.1.3).
+    pub metadata: Metadata,
+    /// The extended errors of the OPT record (RFC 8914).
+    pub extended_errors: Box<[EdnsOption]>,
+    bytes: Box<[u8]>,
+    records: Box<[WireRecord]>,
+    /// The ends of the three sections in `records`.
+    section_ends: [u16; 3],
+    /// The end of the question.
+    question_end: u16,
+    /// The size up to the end of each section without name compression, in bytes.
+    uncompressed: [u32; 3],
+}
+
+/// The offsets of a record.
+#[derive(Clone, Copy, Debug)]
+struct WireRecord {
+    start: u16,
+    /// Type and class precede the TTL.
+    ttl: u16,
+    end: u16,
+}
+
+/// The reason why a reply isn't accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    #[error("its question can't be read")]
+    Question,
+    #[error("it ends within a record")]
+    Cut,
+    #[error("the owner of a record isn't a valid name")]
+    Owner,
+    #[error("it has two OPT records, or one that isn't at the root")]
+    Opt,
+    #[error("it is signed with TSIG or SIG(0), which no query asked for")]
+    Signed,
+    #[error("it exceeds 64 KiB when its names are written without forbidden compression")]
+    TooLong,
+}
+
+/// The changes without which a message can't be passed on as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rewrite {
+    None,
+    /// The owner of a record equals the question's name, but isn't a pointer to it: it would keep the upstream's spelling.
+    Spelling,
+    /// The OPT record precedes other records, or names are compressed that mustn't be (RFC 3597 section 4).
+    Necessary,
+}
+
+impl WireMessage {
+    /// Validates and indexes a reply with one question.
+    ///
+    /// # Errors
+    /// If the reply is malformed, or isn't acceptable.
+    pub fn new(message: &[u8]) -> Result<Self, WireError> {
+        let (indexed, rewrite) = Self::index(message, question(message).ok_or(WireError::Question)?)?;
+        if rewrite == Rewrite::None {
+            return Ok(indexed);
+        }
+        match indexed.rewritten() {
+            Some(rewritten)
+                if rewrite == Rewrite::Necessary || rewritten.bytes.len() <= indexed.bytes.len() =>
+            {
+                Ok(rewritten)
+            }
+            _ if rewrite == Rewrite::Spelling => Ok(indexed),
+            _ => Err(WireError::TooLong),
+        }
+    }
+
+    /// Returns a reply that has no question, as the reply to the query with these bytes and without its records.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub(super) fn without_question(message: &[u8], query: &[u8]) -> Result<Self, WireError> {
+        let (Self { mut metadata, extended_errors, .. }, _) = Self::index(message, &[])?;
+        metadata.truncation = false;
+        let question = question(query).ok_or(WireError::Question)?;
+        let bytes: Box<[u8]> = [&[0; HEADER][..], question].concat().into();
+        let end = u16::try_from(bytes.len()).map_err(|_| WireError::Question)?;
+        Ok(Self {
+            metadata,
+            extended_errors,
+            bytes,
+            records: Box::default(),
+            section_ends: [0; 3],
+            question_end: end,
+            uncompressed: [end.into(); 3],
+        })
+    }
+
+    /// Validates and indexes a message with this question, in wire form.
+    fn index(message: &[u8], question: &[u8]) -> Result<(Self, Rewrite), WireError> {
+        let Header { mut metadata, counts } =
+            Header::read(&mut BinDecoder::new(message)).map_err(|_| WireError::Question)?;
+        let name = question.get(..question.len().saturating_sub(4)).unwrap_or_default();
+        let question_end = HEADER + question.len();
+        let mut extended = Box::default();
+        let mut records: Vec<WireRecord> = Vec::new();
+        let mut section_ends = [0; 3];
+        let (mut at, mut opt) = (question_end, None);
+        let (mut length, mut uncompressed) = (question_end, [0; 3]);
+        let mut rewrite = Rewrite::None;
+        let sizes = [counts.answers, counts.authorities, counts.additionals];
+        for ((section_end, section_length), size) in section_ends.iter_mut().zip(&mut uncompressed).zip(sizes)
+        {
+            for _ in 0..size {
+                let start = at;
+                let is_fixed = |range| is_stable(message, &records, question_end, range);
+                let owner =
+                    wire_name::read(message, start, is_fixed, |_| {}).map_err(|_| WireError::Owner)?;
+                let fixed = message.get(owner.end..owner.end + FIXED).ok_or(WireError::Cut)?;
+                let rtype = u16::from_be_bytes([fixed[0], fixed[1]]);
+                let data = owner.end + FIXED;
+                let end = data + usize::from(u16::from_be_bytes([fixed[8], fixed[9]]));
+                let rdata = message.get(data..end).ok_or(WireError::Cut)?;
+                at = end;
+                match rtype {
+                    OPT if opt.is_some() || owner.length > 1 => return Err(WireError::Opt),
+                    OPT => {
+                        metadata.response_code = ResponseCode::from(fixed[4], metadata.response_code.low());
+                        extended = extended_errors(rdata).into();
+                        opt = Some(start..end);
+                        continue;
+                    }
+                    TSIG => return Err(WireError::Signed),
+                    // SIG(0) covers no type (RFC 2931 section 3).
+                    SIG if rdata.starts_with(&[0, 0]) => return Err(WireError::Signed),
+                    _ => {}
+                }
+                let offset = |at: usize| u16::try_from(at).map_err(|_| WireError::Cut);
+                let ttl = owner.end + 4;
+                records.push(WireRecord { start: offset(start)?, ttl: offset(ttl)?, end: offset(end)? });
+                let is_fixed = |range| is_stable(message, &records, question_end, range);
+                let form = match wire_name::read_rdata(message, rtype, data..end, is_fixed, |_| {}) {
+                    Ok(form) => form,
+                    // The record would mean something else at another place, or after another TTL.
+                    Err(MalformedName { has_pointer: true }) => {
+                        records.pop();
+                        rewrite = Rewrite::Necessary;
+                        continue;
+                    }
+                    Err(_) => RdataForm { length: rdata.len(), has_forbidden_pointer: false },
+                };
+                length += owner.length + FIXED + form.length;
+                if form.has_forbidden_pointer {
+                    rewrite = Rewrite::Necessary;
+                }
+                // The root is shorter than a pointer to it.
+                if owner.length == name.len()
+                    && owner.length > 1
+                    && message[start..].first_chunk() != Some(&QUESTION_NAME)
+                    && has_name(message, start, name)
+                {
+                    rewrite = rewrite.max(Rewrite::Spelling);
+                }
+            }
+            *section_end = u16::try_from(records.len()).map_err(|_| WireError::Cut)?;
+            *section_length = u32::try_from(length).unwrap_or(u32::MAX);
+        }
+        // Octets after the last record are no part of the message.
+        let end = records.last().map_or(question_end, |record| usize::from(record.end));
+        if opt.is_some_and(|opt: Range<usize>| opt.start < end) {
+            rewrite = Rewrite::Necessary;
+        }
+        let mut bytes: Box<[u8]> = message[..end].into();
+        for ttl in records.iter().map(|record| usize::from(record.ttl)) {
+            if bytes[ttl] & INVALID_TTL != 0 {
+                bytes[ttl..ttl + 4].fill(0);
+            }
+        }
+        let indexed = Self {
+            metadata,
+            extended_errors: extended,
+            bytes,
+            records: records.into(),
+            section_ends,
+            question_end: u16::try_from(question_end).map_err(|_| WireError::Question)?,
+            uncompressed,
+        };
+        Ok((indexed, rewrite))
+    }
+
+    /// Returns the message with all names compressed anew, as far as they may be compressed; `None` if it exceeds 64
+    /// KiB.
+    fn rewritten(&self) -> Option<Self> {
+        let question = &self.bytes[HEADER..self.question_end.into()];
+        let name = &question[..question.len() - 4];
+        let mut writer = CompressingWriter::new(&self.bytes[..self.question_end.into()], name);
+        for record in &self.records {
+            let start = record.start.into();
+            let read = self.read_name(start, |label| names::push_label(label, &mut writer.name)).ok()?;
+            writer.name.push(0);
+            if writer.name.eq_ignore_ascii_case(name) {
+                writer.name.copy_from_slice(name);
+            }
+            writer.end_name(true);
+            let fixed = read.end..read.end + FIXED;
+            writer.bytes.extend(&self.bytes[fixed]);
+            let data = writer.bytes.len();
+            if self.read_rdata(&self.bytes, record, |part| writer.part(part)).is_err() {
+                writer.bytes.truncate(data);
+                writer.bytes.extend(self.rdata(record));
+            }
+            let length = u16::try_from(writer.bytes.len() - data).ok()?;
+            writer.bytes[data - 2..data].copy_from_slice(&length.to_be_bytes());
+        }
+        let counts =
+            [Section::Answer, Section::Authority, Section::Additional].map(|section| self.count(section));
+        for (place, count) in writer.bytes[6..HEADER].chunks_exact_mut(2).zip(counts) {
+            place.copy_from_slice(&u16::try_from(count).ok()?.to_be_bytes());
+        }
+        if writer.bytes.len() > usize::from(u16::MAX) {
+            return None;
+        }
+        let (rewritten, _) = Self::index(&writer.bytes, question).ok()?;
+        Some(Self { metadata: self.metadata, extended_errors: self.extended_errors.clone(), ..rewritten })
+    }
+
+    fn read_name(&self, at: usize, label: impl FnMut(&[u8])) -> Result<WireName, MalformedName> {
+        let is_stable = |range| is_stable(&self.bytes, &self.records, self.question_end.into(), range);
+        wire_name::read(&self.bytes, at, is_stable, label)
+    }
+
+    /// Returns records in wire form; `None` if they don't fit into 64 KiB, or can't be encoded.
+    #[must_use]
+    pub fn of_sections(
+        metadata: &Metadata,
+        sections: &Sections,
+        question: &Query,
+        extended_errors: &[EdnsOption],
+    ) -> Option<Self> {
+        let name = question.name();
+        // Owners that equal the question have to be pointers to it, so that each client gets its own spelling.
+        let mut sections = Cow::Borrowed(sections);
+        let is_other = |record: &Record| record.name == *name && !same_spelling(&record.name, name);
+        if sections.all().into_iter().flatten().any(is_other) {
+            let records = sections.to_mut().all_mut().into_iter().flatten();
+            records.filter(|record| is_other(record)).for_each(|record| record.name.clone_from(name));
+        }
+        let (bytes, offsets) =
+            encode_sections(metadata, &sections, question, &[], usize::from(u16::MAX)).ok()?;
+        if !offsets.is_whole(sections.counts()) {
+            return None;
+        }
+        let encoded = Self::new(&bytes).ok()?;
+        Some(Self { metadata: *metadata, extended_errors: extended_errors.into(), ..encoded })
+    }
+
+    /// Returns the question, as the upstream has spelled it.
+    #[must_use]
+    pub fn question(&self) -> Option<Query> {
+        Query::read(&mut BinDecoder::new(&self.bytes).clone(u16::try_from(HEADER).ok()?)).ok()
+    }
+
+    /// Returns whether this is a reply to a question, whatever the spelling of its name (RFC 4343 section 3.1).
+    #[must_use]
+    pub fn is_for(&self, question: &Query) -> bool {
+        let fixed = usize::from(self.question_end) - 4;
+        let numbers = [question.query_type().into(), question.query_class().into()].map(u16::to_be_bytes);
+        self.bytes[fixed..fixed + 4] == *numbers.as_flattened()
+            && is_name(&self.bytes[HEADER..fixed], question.name())
+    }
+
+    /// Returns whether the question has exactly the spelling of a name.
+    pub(super) fn is_spelled(&self, name: &Name) -> bool {
+        let mut rest = &self.bytes[HEADER..usize::from(self.question_end) - 4];
+        name.iter().all(|label| {
+            let Some((length, labels)) = rest.split_first() else { return false };
+            let Some((own, after)) = labels.split_at_checked(usize::from(*length)) else { return false };
+            rest = after;
+            own == label
+        })
+    }
+
+    /// Returns the number of records in a section.
+    #[must_use]
+    pub fn count(&self, section: Section) -> usize {
+        self.of(section).len()
+    }
+
+    fn of(&self, section: Section) -> &[WireRecord] {
+        let [answers, authorities, additionals] = self.section_ends.map(usize::from);
+        match section {
+            Section::Answer => &self.records[..answers],
+            Section::Authority => &self.records[answers..authorities],
+            Section::Additional => &self.records[authorities..additionals],
+        }
+    }
+
+    /// Returns the types of the records in a section.
+    pub fn types(&self, section: Section) -> impl Iterator<Item = RecordType> {
+        self.of(section).iter().map(|record| self.rtype(record))
+    }
+
+    fn rtype(&self, record: &WireRecord) -> RecordType {
+        let [high, low] = self.array(usize::from(record.ttl) - 4);
+        u16::from_be_bytes([high, low]).into()
+    }
+
+    fn array<const LENGTH: usize>(&self, at: usize) -> [u8; LENGTH] {
+        self.bytes[at..].first_chunk().copied().unwrap_or([0; LENGTH])
+    }
+
+    /// Returns the lowest TTL of all records in seconds; `None` without records.
+    #[must_use]
+    pub fn lowest_ttl(&self) -> Option<u32> {
+        self.records.iter().map(|record| u32::from_be_bytes(self.array(record.ttl.into()))).min()
+    }
+
+    /// Returns the validity periods of the signatures; `None` for a signature that is cut.
+    pub(crate) fn signatures(&self) -> impl Iterator<Item = Option<ValidityPeriod>> {
+        let signatures = self.records.iter().filter(|record| self.rtype(record) == RecordType::RRSIG);
+        signatures.map(|record| ValidityPeriod::parse(self.rdata(record)))
+    }
+
+    fn rdata(&self, record: &WireRecord) -> &[u8] {
+        &self.bytes[usize::from(record.ttl) + 6..usize::from(record.end)]
+    }
+
+    /// Returns whether the answer section has a record of the question's type at the question's name, and no CNAME.
+    pub(crate) fn has_direct_answer(&self) -> bool {
+        let fixed = self.array::<4>(usize::from(self.question_end) - 4);
+        let answers = self.of(Section::Answer);
+        let is_direct = |record: &WireRecord| {
+            // The owner is a pointer to the question, or both are the root.
+            let owner = self.array::<2>(record.start.into());
+            (owner == QUESTION_NAME || owner[0] == 0 && self.bytes[HEADER] == 0)
+                && self.array(usize::from(record.ttl) - 4) == fixed
+        };
+        answers.iter().any(is_direct) && answers.iter().all(|record| self.rtype(record) != RecordType::CNAME)
+    }
+
+    /// Returns the size up to the end of a section in bytes as CoreDNS counts it: without name compression.
+    pub(super) fn uncompressed_length(&self, last: Section) -> usize {
+        self.uncompressed[last as usize] as usize
+    }
+
+    /// Returns the size of the message without OPT, in bytes.
+    pub(super) fn wire_length(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Returns the size in memory, in bytes.
+    #[must_use]
+    pub fn memory_size(&self) -> usize {
+        let errors: usize = self.extended_errors.iter().map(|error| size_of_val(error) + 64).sum();
+        size_of::<Self>() + self.bytes.len() + size_of_val(&*self.records) + errors
+    }
+
+    /// Returns the message up to the end of a section.
+    pub(super) fn until(&self, last: Section) -> Self {
+        let number = self.section_ends[last as usize];
+        let records = &self.records[..number.into()];
+        let end = records.last().map_or(self.question_end, |record| record.end);
+        let length = self.uncompressed[last as usize];
+        Self {
+            metadata: self.metadata,
+            extended_errors: self.extended_errors.clone(),
+            bytes: self.bytes[..end.into()].into(),
+            records: records.into(),
+            section_ends: self.section_ends.map(|end| end.min(number)),
+            question_end: self.question_end,
+            uncompressed: self.uncompressed.map(|size| size.min(length)),
+        }
+    }
+
+    /// Writes the records after the header and the question of a reply, up to the end of the section `last` or to the
+    /// first record that exceeds `room` bytes. The question has to have the same length as this message's. Returns the
+    /// offsets of the records.
+    pub(super) fn write_records(
+        &self,
+        out: &mut Vec<u8>,
+        ttl: Option<u32>,
+        last: Section,
+        room: usize,
+    ) -> [Vec<RecordOffset>; 3] {
+        let sections = [Section::Answer, Section::Authority, Section::Additional];
+        let mut full = false;
+        let mut end = usize::from(self.question_end);
+        let written = sections.map(|section| {
+            let records = if full || section > last { &[] } else { self.of(section) };
+            let fitting = records.iter().take_while(|record| usize::from(record.end) <= room);
+            let offsets: Vec<RecordOffset> = fitting.map(|record| RecordOffset::from(*record)).collect();
+            full |= offsets.len() < records.len();
+            end = offsets.last().map_or(end, |offset| offset.end);
+            offsets
+        });
+        out.extend(&self.bytes[usize::from(self.question_end)..end]);
+        if let Some(ttl) = ttl {
+            for offset in written.iter().flatten() {
+                out[offset.ttl..offset.ttl + 4].copy_from_slice(&ttl.to_be_bytes());
+            }
+        }
+        written
+    }
+
+    /// Returns whether a section has records whose order *loadbalance* changes: addresses or mail exchangers.
+    pub(super) fn has_order(&self) -> bool {
+        self.records
+            .iter()
+            .map(|record| self.rtype(record))
+            .any(|rtype| is_address(rtype) || rtype == RecordType::MX)
+    }
+
+    /// Returns the message with its addresses in random order, and their number; `None` if the answer section isn't
+    /// CNAME records followed by addresses of one name, or if another section has addresses.
+    pub(super) fn with_shuffled_addresses(&self) -> Option<(Self, usize)> {
+        let answers = self.of(Section::Answer);
+        let first = answers.iter().position(|record| is_address(self.rtype(record))).unwrap_or(answers.len());
+        let (aliases, addresses) = answers.split_at(first);
+        let is_in_order = aliases.iter().all(|record| self.rtype(record) == RecordType::CNAME)
+            && !self.types(Section::Authority).any(is_address)
+            && self.count(Section::Additional) == 0;
+        if !is_in_order {
+            return None;
+        }
+        let mut shuffled = self.clone();
+        if addresses.len() > 1 {
+            let offsets: Vec<RecordOffset> = addresses.iter().map(|record| (*record).into()).collect();
+            AddressOrder::of(&self.bytes, &offsets)?.shuffle(&mut shuffled.bytes, &mut rand::rng())?;
+        }
+        Some((shuffled, addresses.len()))
+    }
+
+    /// Decodes the records. With `spelling`, names that equal the question's name, or end in it, get this spelling.
+    ///
+    /// A record whose data hickory-proto can't represent exactly becomes `RData::Unknown` with the same data; names in
+    /// it are then written without compression.
+    #[must_use]
+    pub fn decode(&self, spelling: Option<&Name>) -> Sections {
+        self.decode_until(spelling, Section::Additional)
+    }
+
+    /// Decodes the sections up to `last`, as [`Self::decode`] does.
+    pub(crate) fn decode_until(&self, spelling: Option<&Name>, last: Section) -> Sections {
+        let mut bytes = Cow::Borrowed(&*self.bytes);
+        if let Some(name) = spelling {
+            spell(&mut bytes.to_mut()[HEADER..usize::from(self.question_end) - 4], name);
+        }
+        let question_name = name_at(&bytes, HEADER);
+        let records = |section| {
+            if section > last {
+                return Vec::new();
+            }
+            let decode = |record: &WireRecord| {
+                let owner = match bytes[usize::from(record.start)..].first_chunk() {
+                    Some(&QUESTION_NAME) => question_name.clone(),
+                    _ => name_at(&bytes, record.start.into()),
+                };
+                Some(self.decode_record(&bytes, record, owner?))
+            };
+            // hickory-proto reads all names that the validation accepts.
+            self.of(section).iter().filter_map(decode).collect()
+        };
+        Sections {
+            answers: records(Section::Answer),
+            authorities: records(Section::Authority),
+            additionals: records(Section::Additional),
+        }
+    }
+
+    /// Passes the parts of a record's data; `bytes` are those of the message, perhaps with another spelling.
+    fn read_rdata(
+        &self,
+        bytes: &[u8],
+        record: &WireRecord,
+        part: impl FnMut(RdataPart<'_>),
+    ) -> Result<RdataForm, MalformedName> {
+        let rdata = usize::from(record.ttl) + 6..record.end.into();
+        let is_stable = |range| is_stable(bytes, &self.records, self.question_end.into(), range);
+        wire_name::read_rdata(bytes, self.rtype(record).into(), rdata, is_stable, part)
+    }
+
+    /// Returns the data of a record with its names in full; names that are malformed stay as they are.
+    fn expand(&self, bytes: &[u8], record: &WireRecord) -> Vec<u8> {
+        let mut expanded = Vec::new();
+        match self.read_rdata(bytes, record, |part| part.write(&mut expanded)) {
+            Ok(_) => expanded,
+            Err(_) => self.rdata(record).to_vec(),
+        }
+    }
+
+    fn decode_record(&self, bytes: &[u8], record: &WireRecord, owner: Name) -> Record {
+        let rtype = self.rtype(record);
+        let ttl = usize::from(record.ttl);
+        let class = DNSClass::from(u16::from_be_bytes(self.array(ttl - 2)));
+        let expanded = self.expand(bytes, record);
+        let opaque = |octets: Vec<u8>| {
+            // `NULL::with` panics without octets.
+            let rdata = if octets.is_empty() { NULL::new() } else { NULL::with(octets) };
+            RData::Unknown { code: rtype, rdata }
+        };
+        let data = typed(rtype, &expanded).unwrap_or_else(|| opaque(expanded));
+        let mut decoded = Record::from_rdata(owner, u32::from_be_bytes(self.array(ttl)), data);
+        decoded.dns_class = class;
+        decoded
+    }
+}
+
+impl From<WireRecord> for RecordOffset {
+    fn from(WireRecord { start, ttl, end }: WireRecord) -> Self {
+        Self { start: start.into(), ttl: ttl.into(), end: end.into() }
+    }
+}
+
+/// Writes a message with compressed names (RFC 1035 section 4.1.4).
+struct CompressingWriter {
+    bytes: Vec<u8>,
+    /// The offsets of the names written so far, and of their ends, by wire form.
+    offsets: HashMap<Vec<u8>, u16>,
+    /// The name that is being read, in wire form.
+    name: Vec<u8>,
+}
+
+impl CompressingWriter {
+    /// Returns a writer that continues a message after its question for `name`.
+    fn new(message: &[u8], name: &[u8]) -> Self {
+        let mut writer =
+            Self { bytes: message[..HEADER].to_vec(), offsets: HashMap::new(), name: name.to_vec() };
+        writer.end_name(true);
+        writer.bytes.extend(&message[HEADER + name.len()..]);
+        writer
+    }
+
+    fn part(&mut self, part: RdataPart<'_>) {
+        match part {
+            RdataPart::Octets(octets) => self.bytes.extend(octets),
+            RdataPart::Label(label) => names::push_label(label, &mut self.name),
+            RdataPart::EndOfName(may_compress) => {
+                self.name.push(0);
+                self.end_name(may_compress);
+            }
+        }
+    }
+
+    /// Writes the name that has been read.
+    fn end_name(&mut self, may_compress: bool) {
+        const MAX_POINTER_OFFSET: usize = 0x3fff;
+        let mut rest = &*self.name;
+        while rest.len() > 1 {
+            if let Some(offset) = self.offsets.get(rest).filter(|_| may_compress) {
+                self.bytes.extend((0xc000 | offset).to_be_bytes());
+                break;
+            }
+            if let Some(offset) =
+                u16::try_from(self.bytes.len()).ok().filter(|at| usize::from(*at) <= MAX_POINTER_OFFSET)
+            {
+                self.offsets.entry(rest.to_vec()).or_insert(offset);
+            }
+            let (label, after) = rest.split_at(1 + usize::from(rest[0]));
+            self.bytes.extend(label);
+            rest = after;
+        }
+        if rest.len() == 1 {
+            self.bytes.push(0);
+        }
+        self.name.clear();
+    }
+}
+
+/// Returns whether a range of the message never changes: TTLs count down, and addresses are shuffled.
+fn is_stable(message: &[u8], records: &[WireRecord], question_end: usize, range: Range<usize>) -> bool {
+    if range.end <= question_end {
+        return true;
+    }
+    let first = records.partition_point(|record| usize::from(record.end) <= range.start);
+    records[first..].iter().take_while(|record| usize::from(record.start) < range.end).all(|record| {
+        let ttl = usize::from(record.ttl);
+        let rtype = [message[ttl - 4], message[ttl - 3]];
+        let is_address = is_address(u16::from_be_bytes(rtype).into());
+        // The fixed fields begin with type and class before the TTL, and end with the length of the data.
+        let end = if is_address { record.end.into() } else { ttl + 6 };
+        range.end <= ttl - 4 || end <= range.start
+    })
+}
+
+/// Returns whether the name at an offset equals an uncompressed name, whatever the case.
+fn has_name(message: &[u8], at: usize, name: &[u8]) -> bool {
+    let mut rest = name;
+    let mut is_equal = true;
+    let read = wire_name::read(
+        message,
+        at,
+        |_| true,
+        |label| {
+            let own =
+                rest.split_first().and_then(|(length, labels)| labels.split_at_checked((*length).into()));
+            let Some((own, after)) = own else { return is_equal = false };
+            is_equal &= own.eq_ignore_ascii_case(label);
+            rest = after;
+        },
+    );
+    read.is_ok() && is_equal && rest == [0]
+}
+
+/// Returns whether a name in wire form equals a name, whatever the case.
+fn is_name(mut wire: &[u8], name: &Name) -> bool {
+    let mut is_equal = |label: &[u8]| {
+        let own = wire.split_first().and_then(|(length, labels)| labels.split_at_checked((*length).into()));
+        own.is_some_and(|(own, rest)| {
+            wire = rest;
+            own.eq_ignore_ascii_case(label)
+        })
+    };
+    name.iter().all(&mut is_equal) && wire == [0]
+}
+
+/// Writes the labels of a name over an equal name in wire form.
+fn spell(wire: &mut [u8], name: &Name) {
+    let mut at = 1;
+    for label in name {
+        if let Some(own) = wire.get_mut(at..at + label.len()) {
+            own.copy_from_slice(label);
+        }
+        at += 1 + label.len();
+    }
+}
+
+fn name_at(bytes: &[u8], at: usize) -> Option<Name> {
+    Name::read(&mut BinDecoder::new(bytes).clone(u16::try_from(at).ok()?)).ok()
+}
+
+fn is_address(rtype: RecordType) -> bool {
+    matches!(rtype, RecordType::A | RecordType::AAAA)
+}
+
+/// Returns the data of a record of one of the types that plugins look into, if hickory-proto represents it exactly.
+fn typed(rtype: RecordType, rdata: &[u8]) -> Option<RData> {
+    match rtype {
+        RecordType::A => return rdata.try_into().ok().map(|octets: [u8; 4]| RData::A(A(octets.into()))),
+        RecordType::AAAA => {
+            return rdata.try_into().ok().map(|octets: [u8; 16]| RData::AAAA(AAAA(octets.into())));
+        }
+        RecordType::CNAME
+        | RecordType::NS
+        | RecordType::PTR
+        | RecordType::MX
+        | RecordType::SOA
+        | RecordType::SRV
+        | RecordType::NAPTR
+        | RecordType::SVCB
+        | RecordType::HTTPS => {}
+        _ => return None,
+    }
+    let length = u16::try_from(rdata.len()).ok()?;
+    let data = RData::read(&mut BinDecoder::new(rdata), rtype, Restrict::new(length)).ok()?;
+    let mut encoded = Vec::with_capacity(rdata.len());
+    let mut encoder = BinEncoder::new(&mut encoded);
+    encoder.set_name_encoding(NameEncoding::Uncompressed);
+    data.emit(&mut encoder).ok()?;
+    (encoded == rdata).then_some(data)
+}

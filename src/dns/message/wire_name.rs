@@ -1,0 +1,285 @@
+//! Names in the wire form of a message (RFC 1035 sections 3.1 and 4.1.4).
+
+use std::ops::Range;
+
+use super::header::HEADER;
+use crate::model::names::{self, MAX_LABEL};
+
+/// The maximum length of a name in octets (RFC 1035 section 2.3.4).
+const MAX_NAME: usize = 255;
+/// The maximum number of compression pointers in a name: each follows at least one label.
+const MAX_POINTERS: usize = 127;
+/// The two bits that mark a compression pointer.
+const POINTER: u8 = 0xc0;
+
+/// The position and the length of a name in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WireName {
+    /// The end of the name's own octets, exclusive: after the root label or after the first pointer.
+    pub(super) end: usize,
+    /// The length of the name without compression, in octets.
+    pub(super) length: usize,
+    pub(super) is_compressed: bool,
+}
+
+/// A name that is malformed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MalformedName {
+    /// Whether a compression pointer was read: then the name depends on its place in the message.
+    pub(super) has_pointer: bool,
+}
+
+/// Reads the name at an offset, and passes its labels to `label`. Pointers have to lead backwards, to labels that the
+/// rest of the name doesn't overlap, and not into the header. `is_stable` returns whether octets that a pointer leads to
+/// never change: TTLs do.
+///
+/// # Errors
+/// If the name is malformed.
+pub(super) fn read(
+    message: &[u8],
+    start: usize,
+    is_stable: impl Fn(Range<usize>) -> bool,
+    mut label: impl FnMut(&[u8]),
+) -> Result<WireName, MalformedName> {
+    let (mut at, mut part, mut limit) = (start, start, usize::MAX);
+    let (mut length, mut pointers, mut end) = (1, 0, None);
+    loop {
+        let malformed = MalformedName { has_pointer: pointers > 0 };
+        if at >= limit {
+            return Err(malformed);
+        }
+        match *message.get(at).ok_or(malformed)? {
+            0 => {
+                at += 1;
+                let is_part_stable = end.is_none() || is_stable(part..at);
+                let name = WireName { end: end.unwrap_or(at), length, is_compressed: pointers > 0 };
+                return if is_part_stable { Ok(name) } else { Err(malformed) };
+            }
+            octets if usize::from(octets) <= MAX_LABEL => {
+                let octets = usize::from(octets);
+                label(message.get(at + 1..at + 1 + octets).ok_or(malformed)?);
+                at += 1 + octets;
+                length += 1 + octets;
+            }
+            high if high & POINTER == POINTER => {
+                let malformed = MalformedName { has_pointer: true };
+                let low = *message.get(at + 1).ok_or(malformed)?;
+                let to = usize::from(u16::from_be_bytes([high & !POINTER, low]));
+                let is_part_stable = end.is_none() || is_stable(part..at + 2);
+                end = end.or(Some(at + 2));
+                pointers += 1;
+                if !is_part_stable || to < HEADER || to >= part || pointers > MAX_POINTERS {
+                    return Err(malformed);
+                }
+                (limit, part, at) = (part, to, to);
+            }
+            _ => return Err(malformed),
+        }
+        if length > MAX_NAME {
+            return Err(malformed);
+        }
+    }
+}
+
+/// The names in the rdata of a type.
+struct NameFields {
+    /// The number of octets before the first name.
+    before: usize,
+    /// The number of character strings between these octets and the first name.
+    strings: usize,
+    names: usize,
+    /// Whether the names may be compressed: in the types of RFC 1035 alone (RFC 3597 section 4).
+    may_compress: bool,
+}
+
+/// Returns where the rdata of a type has names; `None` if it has none, or if the type is unknown.
+fn name_fields(rtype: u16) -> Option<NameFields> {
+    let fields = |before, names, may_compress| NameFields { before, strings: 0, names, may_compress };
+    Some(match rtype {
+        // NS, MD, MF, CNAME, MB, MG, MR, PTR; SOA, MINFO; MX.
+        2..=5 | 7..=9 | 12 => fields(0, 1, true),
+        6 | 14 => fields(0, 2, true),
+        15 => fields(2, 1, true),
+        // RP, TALINK; AFSDB, RT, KX, SVCB, HTTPS, LP; SIG, RRSIG; PX; NXT, DNAME, NSEC; SRV; NAPTR.
+        17 | 58 => fields(0, 2, false),
+        18 | 21 | 36 | 64 | 65 | 107 => fields(2, 1, false),
+        24 | 46 => fields(18, 1, false),
+        26 => fields(2, 2, false),
+        30 | 39 | 47 => fields(0, 1, false),
+        33 => fields(6, 1, false),
+        35 => NameFields { before: 4, strings: 3, names: 1, may_compress: false },
+        _ => return None,
+    })
+}
+
+/// The form of a record's rdata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RdataForm {
+    /// The length without compression, in octets.
+    pub(super) length: usize,
+    /// Whether a name is compressed that mustn't be.
+    pub(super) has_forbidden_pointer: bool,
+}
+
+/// A part of a record's rdata.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RdataPart<'a> {
+    Octets(&'a [u8]),
+    /// A label of a name; the last one has been passed before [`Self::EndOfName`].
+    Label(&'a [u8]),
+    /// Whether the name may be compressed.
+    EndOfName(bool),
+}
+
+impl RdataPart<'_> {
+    /// Writes the part without compression.
+    pub(super) fn write(self, to: &mut Vec<u8>) {
+        match self {
+            Self::Octets(octets) => to.extend(octets),
+            Self::Label(label) => names::push_label(label, to),
+            Self::EndOfName(_) => to.push(0),
+        }
+    }
+}
+
+/// Returns the form of the rdata at `range`, and passes its parts to `part`.
+///
+/// # Errors
+/// If a name in it is malformed.
+pub(super) fn read_rdata(
+    message: &[u8],
+    rtype: u16,
+    range: Range<usize>,
+    is_stable: impl Fn(Range<usize>) -> bool,
+    mut part: impl FnMut(RdataPart<'_>),
+) -> Result<RdataForm, MalformedName> {
+    const CUT: MalformedName = MalformedName { has_pointer: false };
+    let mut form = RdataForm { length: range.len(), has_forbidden_pointer: false };
+    let rdata = message.get(..range.end).ok_or(CUT)?;
+    let Some(fields) = name_fields(rtype) else {
+        part(RdataPart::Octets(&rdata[range.start..]));
+        return Ok(form);
+    };
+    let mut at = range.start + fields.before;
+    for _ in 0..fields.strings {
+        at += 1 + usize::from(*rdata.get(at).ok_or(CUT)?);
+    }
+    part(RdataPart::Octets(rdata.get(range.start..at).ok_or(CUT)?));
+    for _ in 0..fields.names {
+        let name = read(rdata, at, &is_stable, |label| part(RdataPart::Label(label)))?;
+        part(RdataPart::EndOfName(fields.may_compress));
+        form.length = form.length + name.length - (name.end - at);
+        form.has_forbidden_pointer |= name.is_compressed && !fields.may_compress;
+        at = name.end;
+    }
+    part(RdataPart::Octets(rdata.get(at..).ok_or(CUT)?));
+    Ok(form)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the text, the end and the length of the name at `at`, in a message with these octets after its header.
+    fn read_at(octets: &[u8], at: usize) -> Option<(String, usize, usize)> {
+        let message = [&[0; HEADER][..], octets].concat();
+        let mut text = String::new();
+        let name = read(
+            &message,
+            at,
+            |range| !range.contains(&50),
+            |label| {
+                text += &String::from_utf8_lossy(label);
+                text += ".";
+            },
+        )
+        .ok()?;
+        Some((text, name.end, name.length))
+    }
+
+    #[test]
+    fn pointers_lead_backwards_to_whole_labels() {
+        let (a, ab) = (b"\x01a\x00", b"\x01b\xc0\x0c");
+        assert_eq!(read_at(a, 12), Some(("a.".to_owned(), 15, 3)));
+        assert_eq!(read_at(&[&a[..], ab].concat(), 15), Some(("b.a.".to_owned(), 19, 5)));
+        for (octets, at, why) in [
+            (&b"\xc0\x0c"[..], 12, "it points to itself"),
+            (b"\x01a\xc0\x0c", 12, "it points to its own label"),
+            (b"\xc0\x0e\x01a\x00", 12, "it points forwards"),
+            (b"\xc0\x05", 12, "it points into the header"),
+            (b"\x02a\xc0\x0c\x00", 14, "the labels that it points to run into the pointer"),
+            (b"\x40", 12, "a reserved kind of label"),
+            (b"\x01", 12, "the label is cut"),
+            (b"\x01a", 12, "the root label is missing"),
+            (b"\xc0", 12, "the pointer is cut"),
+        ] {
+            assert_eq!(read_at(octets, at), None, "{why}");
+        }
+    }
+
+    #[test]
+    fn malformed_name_with_a_pointer_depends_on_its_place() {
+        let has_pointer = |octets: &[u8]| {
+            let message = [&[0; HEADER][..], octets].concat();
+            read(&message, 12, |_| true, |_| {}).unwrap_err().has_pointer
+        };
+        assert!(has_pointer(b"\xc0\x0c") && has_pointer(b"\x01a\xc0\x0c"));
+        assert!(!has_pointer(b"\x40") && !has_pointer(b"\x05a"));
+    }
+
+    #[test]
+    fn name_is_limited_to_255_octets() {
+        let labels = [&[63; 64][..]; 3].concat();
+        let name = |last: u8| [&labels[..], &[last], &vec![b'x'; last.into()], &[0]].concat();
+        assert_eq!(read_at(&name(61), 12).unwrap().2, 255);
+        assert_eq!(read_at(&name(62), 12), None);
+    }
+
+    #[test]
+    fn name_isnt_read_from_octets_that_change() {
+        let mut octets = vec![0; 60];
+        octets[30..33].copy_from_slice(b"\x01a\x00");
+        octets[38..41].copy_from_slice(b"\x01a\x00");
+        octets[50..54].copy_from_slice(b"\xc0\x2a\xc0\x32");
+        assert!(read_at(&octets, 62).is_some());
+        assert_eq!(read_at(&octets, 64), None);
+    }
+
+    #[test]
+    fn names_in_rdata_are_expanded() {
+        // The name a. at 12, and rdata from 15 on.
+        let forms = |rtype: u16, rdata: &[u8]| {
+            let message = [&[0; HEADER][..], b"\x01a\x00", rdata].concat();
+            let mut expanded = Vec::new();
+            let write = |part: RdataPart<'_>| part.write(&mut expanded);
+            let form = read_rdata(&message, rtype, 15..message.len(), |_| true, write).ok()?;
+            assert_eq!(form.length, expanded.len());
+            Some((expanded, form.has_forbidden_pointer))
+        };
+        const A: u16 = 1;
+        const CNAME: u16 = 5;
+        const SOA: u16 = 6;
+        const SRV: u16 = 33;
+        const NAPTR: u16 = 35;
+        for (rtype, rdata, expanded, is_forbidden) in [
+            (A, &b"\xc0\x0c"[..], &b"\xc0\x0c"[..], false),
+            (CNAME, b"\xc0\x0c", b"\x01a\x00", false),
+            (SOA, b"\xc0\x0c\x01b\xc0\x0cXXXX", b"\x01a\x00\x01b\x01a\x00XXXX", false),
+            (SRV, b"\x00\x01\x00\x02\x00\x03\xc0\x0c", b"\x00\x01\x00\x02\x00\x03\x01a\x00", true),
+            (SRV, b"\x00\x01\x00\x02\x00\x03\x01b\x00", b"\x00\x01\x00\x02\x00\x03\x01b\x00", false),
+            (
+                NAPTR,
+                b"\x00\x01\x00\x02\x01U\x00\x00\xc0\x0c",
+                b"\x00\x01\x00\x02\x01U\x00\x00\x01a\x00",
+                true,
+            ),
+        ] {
+            assert_eq!(forms(rtype, rdata), Some((expanded.to_vec(), is_forbidden)), "{rtype} {rdata:?}");
+        }
+        for (rtype, rdata) in
+            [(CNAME, &b""[..]), (SRV, b"\x00"), (SOA, b"\x00"), (NAPTR, b"\x00\x01\x00\x02\x09")]
+        {
+            assert_eq!(forms(rtype, rdata), None, "{rtype} {rdata:?}");
+        }
+    }
+}
