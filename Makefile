@@ -1,7 +1,7 @@
 # For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-cluster build lint docs control-plane stubs go-templates fuzz has-rust has-cargo-fuzz
+.PHONY: help demo test bench bench-cluster build lint docs control-plane stubs go-programs fuzz has-rust has-cargo-fuzz
 
 # The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -49,8 +49,8 @@ control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, Core
 stubs: ## build the tests' clients: look-ups by glibc's, musl's and Go's resolver (once)
 	tests/stubs/build
 
-go-templates: ## build what the tests of the plugin template compare with: Go's text/template (once)
-	tests/go-templates/build
+go-programs: ## build what tests compare with: Go's text/template, and another DNS library (once)
+	tests/go/build
 
 fuzz: has-rust has-cargo-fuzz ## fuzz Corefiles, queries and replies, FUZZ_SECONDS=60 for each of fuzz/targets
 	@for target in $(FUZZ_TARGETS); do \

@@ -33,13 +33,13 @@ use crate::harness::dns::{FaultyUpstream, query, show};
 /// A query that is answered with SERVFAIL, because the store isn't filled.
 const OURS: &str = "web.default.lb.internal. A";
 
-/// A CA, and a certificate and key of `dns.example` from it, in files.
-struct Certificates {
+/// A CA, and a certificate and key of `dns.example` and 127.0.0.1 from it, in files.
+pub(crate) struct Certificates {
     directory: TempDir,
 }
 
 impl Certificates {
-    fn make() -> Self {
+    pub(crate) fn make() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let write = |file: &str, text: String| std::fs::write(directory.path().join(file), text).unwrap();
         let key = KeyPair::generate().unwrap();
@@ -48,13 +48,13 @@ impl Certificates {
         write("ca.crt", params.self_signed(&key).unwrap().pem());
         let ca = Issuer::new(params, key);
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(["dns.example".to_owned()]).unwrap();
+        let params = CertificateParams::new(["dns.example".to_owned(), "127.0.0.1".to_owned()]).unwrap();
         write("tls.crt", params.signed_by(&key, &ca).unwrap().pem());
         write("tls.key", key.serialize_pem());
         Self { directory }
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 }

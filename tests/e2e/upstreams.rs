@@ -1,6 +1,8 @@
 //! Upstreams: caching, stale answers, health checks, and handling of upstream failures.
 
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -21,7 +23,10 @@ use crate::answers::{fixture, manifests, serving, with_upstream};
 use crate::harness::dns::{
     CoreDns, FaultyUpstream, absence, address, answers, ask_tcp, ask_udp, ede, error, query, short, show,
 };
+use crate::harness::linker::Linker;
+use crate::harness::programs::roundtrip;
 use crate::harness::{PATIENCE, eventually};
+use crate::tls::Certificates;
 
 const WEB: [(&str, &str); 1] = [("web", "{hostname: a.example.com}")];
 
@@ -820,6 +825,53 @@ async fn tls_upstream_is_used_if_its_certificate_matches() {
     let line =
         fixture.linker.line(&format!("upstream tls://{} (other.example.net) fails", upstream.address)).await;
     assert!(line.contains("certificate not valid for name \"other.example.net\""), "{line}");
+}
+
+/// An independent DNS library writes the upstream's messages, and compares them with those of lb-linker.
+///
+/// `LB_LINKER_RECORDS_SEED=7` runs other messages.
+#[tokio::test]
+async fn random_records_pass_by_udp_tcp_and_tls() {
+    const MESSAGES: u32 = 300;
+    let seed = std::env::var("LB_LINKER_RECORDS_SEED").unwrap_or_else(|_| "1".to_owned());
+    // If the test fails, the end of standard input, or of lb-linker, ends the program.
+    let mut program = Command::new(roundtrip())
+        .args(["-seed", &seed, "-messages", &MESSAGES.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = program.stdin.take().unwrap();
+    let mut output = BufReader::new(program.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    let upstream = line.trim().strip_prefix("UPSTREAM=").unwrap();
+
+    let directory = tempfile::tempdir().unwrap();
+    let certificates = Certificates::make();
+    let [certificate, key, ca] =
+        ["tls.crt", "tls.key", "ca.crt"].map(|name| certificates.file(name).display().to_string());
+    let plugins = format!("bind 127.0.0.1\nprometheus 127.0.0.1:0\ncache\nforward . {upstream}\n");
+    let corefile = format!(
+        ".:0 {{\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n{plugins}}}\n\
+         tls://.:0 {{\ntls {certificate} {key}\n{plugins}}}\n"
+    );
+    let linker = Linker::start_on_corefile(&corefile, directory.path(), None);
+    linker.ready().await;
+    let by_tls = linker.line(", by TLS").await;
+    let tls = by_tls.split_once("DNS on ").unwrap().1.strip_suffix(", by TLS").unwrap();
+    writeln!(input, "{} {tls} {ca}", linker.dns).unwrap();
+
+    let mut report = String::new();
+    output.read_to_string(&mut report).unwrap();
+    let status = program.wait().unwrap();
+    assert!(status.success(), "LB_LINKER_RECORDS_SEED={seed}: {status}: {report}");
+    // Most of the repeated queries were answered from the cache.
+    for server in [format!("dns://{}", linker.dns), format!("tls://{tls}")] {
+        let hits =
+            format!(r#"coredns_cache_hits_total{{server="{server}",type="success",view="",zones="."}}"#);
+        assert!(linker.metric(&hits).unwrap_or_default() > MESSAGES.into(), "{hits}");
+    }
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
-//! The programs of the test control plane, and programs that resolve names, built from `tests/control-plane/` and
-//! `tests/stubs/` if they don't exist yet.
+//! The programs of the test control plane, programs that resolve names, and a program that compares records, built from
+//! `tests/control-plane/`, `tests/stubs/` and `tests/go/` if they don't exist yet.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
@@ -48,6 +48,18 @@ pub fn stubs() -> &'static Stubs {
     STUBS.get_or_init(|| {
         let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stubs/build"));
         Stubs { glibc: path(&answer, "GLIBC"), musl: path(&answer, "MUSL"), go: path(&answer, "GO") }
+    })
+}
+
+/// Returns the program of `tests/go/roundtrip/`; the first call builds it.
+///
+/// # Panics
+/// As for [`programs`].
+pub fn roundtrip() -> &'static Path {
+    static ROUNDTRIP: OnceLock<PathBuf> = OnceLock::new();
+    ROUNDTRIP.get_or_init(|| {
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/go/build"));
+        path(&answer, "ROUNDTRIP")
     })
 }
 

@@ -1,5 +1,5 @@
 //! Compares the templates of this module with those of Go's `text/template`, executed as in CoreDNS by the program in
-//! `tests/go-templates`: fixed templates for each feature, and generated templates.
+//! `tests/go`: fixed templates for each feature, and generated templates.
 //!
 //! The seeds are fixed; `LB_LINKER_TEMPLATE_SEED=7 cargo test --lib template::text::tests::differential` runs only the
 //! template of another seed.
@@ -122,11 +122,11 @@ fn json(data: &Data) -> Json {
 fn program() -> &'static str {
     static PROGRAM: OnceLock<String> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/go-templates/build");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/go/build");
         let output = Command::new(script).arg("--env").stderr(Stdio::inherit()).output().unwrap();
         assert!(output.status.success(), "{script} failed, see its message above");
         let lines = String::from_utf8(output.stdout).unwrap();
-        lines.trim().strip_prefix("TEMPLATES=").unwrap().to_owned()
+        lines.lines().find_map(|line| line.strip_prefix("TEMPLATES=")).unwrap().to_owned()
     })
 }
 
