@@ -21,7 +21,7 @@ use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 
 /// The maximum number of look-ups for one query: a longer chain of targets is a mistake or an attack.
-pub(crate) const MAX_LOOKUPS: usize = 8;
+pub(crate) const MAX_LOOKUPS_PER_QUERY: usize = 8;
 
 #[derive(Debug)]
 pub struct Server {
@@ -204,7 +204,7 @@ impl Server {
 
     /// Looks a name up for a request, in the block of this listener that is responsible for the name.
     pub async fn look_up(outer: &Request, query: Query, purpose: Purpose) -> Option<Reply> {
-        if outer.depth >= MAX_LOOKUPS {
+        if outer.depth >= MAX_LOOKUPS_PER_QUERY {
             return None;
         }
         let mut inner = outer.clone();

@@ -9,6 +9,10 @@ use crate::dns::message::ede::Ede;
 use crate::dns::message::records::Records;
 use crate::dns::message::validity::Validity;
 
+/// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; hundreds would be an
+/// attack.
+pub(crate) const MAX_CNAMES_IN_ANSWER: usize = 16;
+
 #[derive(Clone, Debug)]
 pub struct Reply {
     pub metadata: Metadata,

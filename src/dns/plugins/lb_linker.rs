@@ -109,7 +109,7 @@ use super::clients::{self, ProhibitedQueries};
 use super::setup::Setup;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
-use crate::dns::chain::server::{LookUp, MAX_LOOKUPS, Server};
+use crate::dns::chain::server::{LookUp, MAX_LOOKUPS_PER_QUERY, Server};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
@@ -292,7 +292,7 @@ impl LbLinker {
         let mut name = request.query.name().clone();
         let mut place = Some(zone);
         let mut seen: Vec<Name> = Vec::new();
-        while !seen.contains(&name) && request.depth + seen.len() < MAX_LOOKUPS {
+        while !seen.contains(&name) && request.depth + seen.len() < MAX_LOOKUPS_PER_QUERY {
             let next = match place {
                 Some((zone, relative)) => {
                     let mut answer = zone.answer(&self.store, &name, &relative, qtype);

@@ -21,7 +21,7 @@ use crate::store::Store;
 /// The new target of a link is prefetched if the link was queried within this time.
 const RECENT_WINDOW: Duration = Duration::from_secs(60);
 /// The maximum number of concurrent prefetches. Further targets are looked up when a client asks.
-const MAX_LOOKUPS: usize = 64;
+const MAX_CONCURRENT_PREFETCHES: usize = 64;
 
 /// The current servers, one for each listener.
 pub type Servers = Arc<[Arc<Server>]>;
@@ -30,7 +30,7 @@ pub type Servers = Arc<[Arc<Server>]>;
 /// name of a cloud's load balancer is often looked up before it exists. Prefetches run on the runtime `dns`.
 pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Handle, stop: CancellationToken) {
     let mut changes = store.subscribe();
-    let places = Arc::new(Semaphore::new(MAX_LOOKUPS));
+    let places = Arc::new(Semaphore::new(MAX_CONCURRENT_PREFETCHES));
     let mut look_ups = JoinSet::new();
     loop {
         let change = tokio::select! {

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use super::store::{Cacheability, Prefetch};
 use crate::dns::message::query::QueryKey;
+use crate::dns::message::reply::MAX_CNAMES_IN_ANSWER;
 use crate::dns::message::validity::{CacheEntryUse, Section};
 use crate::dns::message::wire::WireMessage;
-use crate::dns::plugins::lb_linker::chase::MAX_ALIASES;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseKind {
@@ -61,7 +61,7 @@ fn has_answer(message: &WireMessage) -> bool {
     let answers = message.decode_until(None, Section::Answer).answers;
     let (qtype, class) = (query.query_type(), query.query_class());
     let mut owner: &Name = query.name();
-    for _ in 0..=MAX_ALIASES {
+    for _ in 0..=MAX_CNAMES_IN_ANSWER {
         let here = || {
             let of_class = answers.iter();
             let of_class = of_class.filter(|found| class == DNSClass::ANY || found.dns_class == class);

@@ -13,13 +13,9 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use smallvec::SmallVec;
 
-use crate::dns::message::reply::Reply;
+use crate::dns::message::reply::{MAX_CNAMES_IN_ANSWER, Reply};
 use crate::dns::message::rrsig::type_covered;
 use crate::model::target_policy::TargetPolicy;
-
-/// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; hundreds would be an
-/// attack.
-pub(crate) const MAX_ALIASES: usize = 16;
 
 /// The records of an answer that belong to the queried name, and the end of the CNAME chain.
 #[derive(Debug, PartialEq)]
@@ -105,7 +101,7 @@ pub fn follow(
             ChainStep::Ours => return followed(answers, Vec::new(), ChainEnd::BackToOurZone(owner)),
             ChainStep::Denied => return followed(answers, Vec::new(), ChainEnd::Denied),
         }
-        if seen.contains(&owner) || seen.len() > MAX_ALIASES {
+        if seen.contains(&owner) || seen.len() > MAX_CNAMES_IN_ANSWER {
             return followed(answers, Vec::new(), ChainEnd::Unresolved);
         }
         seen.push(owner.clone());
@@ -424,9 +420,12 @@ mod tests {
             let followed = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
             (followed.end, followed.answers.len())
         };
-        assert_eq!(end(MAX_ALIASES), (ChainEnd::Final(ResponseCode::NoError), MAX_ALIASES + 1));
-        assert_eq!(end(MAX_ALIASES + 1), (ChainEnd::Unresolved, MAX_ALIASES + 1));
-        assert_eq!(end(1000), (ChainEnd::Unresolved, MAX_ALIASES + 1));
+        assert_eq!(
+            end(MAX_CNAMES_IN_ANSWER),
+            (ChainEnd::Final(ResponseCode::NoError), MAX_CNAMES_IN_ANSWER + 1)
+        );
+        assert_eq!(end(MAX_CNAMES_IN_ANSWER + 1), (ChainEnd::Unresolved, MAX_CNAMES_IN_ANSWER + 1));
+        assert_eq!(end(1000), (ChainEnd::Unresolved, MAX_CNAMES_IN_ANSWER + 1));
     }
 
     fn dropped(answers: &[Record]) -> (Vec<Record>, bool) {

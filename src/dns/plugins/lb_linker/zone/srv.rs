@@ -18,8 +18,8 @@ use crate::model::link::{Link, Target};
 const PRIORITY: u16 = 0;
 const WEIGHT: u16 = 100;
 
-/// The maximum number of aliases to follow, the same as the limit of a query's look-ups.
-const MAX_ALIASES: usize = 8;
+/// The maximum number of links in a chain of aliases, the same as the limit of a query's look-ups.
+const MAX_LINK_ALIASES: usize = 8;
 
 impl Zone {
     /// Adds the SRV records for these ports of a link.
@@ -74,7 +74,7 @@ impl Zone {
         ttl: u32,
     ) -> SrvTarget {
         let mut end = SrvTarget { aliases: Vec::new(), host, ips: Vec::new(), own_ttl: ttl, ttl };
-        for _ in 0..MAX_ALIASES {
+        for _ in 0..MAX_LINK_ALIASES {
             let Some(relative) = self.relative(&end.host.name) else { break };
             let Node::Link(link) = forward.find(lookups, &relative) else { break };
             end.own_ttl = self.ttl_of(&link);
