@@ -66,14 +66,6 @@ impl Selection {
         self.labels.matches(metadata.labels.as_ref().unwrap_or(&BTreeMap::new()))
     }
 
-    /// Returns whether only the flags keep a Service from becoming a link.
-    #[must_use]
-    pub fn leaves_out(&self, service: &Service) -> bool {
-        service.is_living_load_balancer()
-            && service.annotation(MANAGED) != Some("false")
-            && !self.selects(service)
-    }
-
     /// Returns whether the Services of a namespace are watched.
     #[must_use]
     pub fn watches(&self, namespace: &str) -> bool {
