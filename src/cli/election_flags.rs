@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Cli {
+    struct TestCli {
         #[command(flatten)]
         flags: Flags,
     }
@@ -215,7 +215,7 @@ mod tests {
 
     /// Returns the namespace, Lease, identity and Pod.
     fn election_config(environment: Environment, arguments: &[&str]) -> Result<Option<[String; 4]>, String> {
-        let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
+        let flags = TestCli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
         let election_config = flags.election_config_in(environment).map_err(|error| error.to_string())?;
         Ok(election_config.map(|ElectionConfig { namespace, lease, identity, pod }| {
             [namespace, lease, identity, pod.unwrap_or_default()]
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn sync_defaults_to_plan_outside_a_pod() {
         let mode = |environment: Environment, arguments: &[&str]| {
-            let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
+            let flags = TestCli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
             flags.sync_mode_in(&environment)
         };
         for arguments in [&[][..], &["--kubeconfig=k"], &["--context=c"], &["--finalizer"]] {
@@ -286,7 +286,10 @@ mod tests {
             assert_eq!(election_config(in_pod(), arguments), Ok(None), "{arguments:?}");
         }
         let instance = |environment, arguments: &[&str]| {
-            Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags.instance_in(&environment)
+            TestCli::try_parse_from([&["lb-linker"], arguments].concat())
+                .unwrap()
+                .flags
+                .instance_in(&environment)
         };
         assert_eq!(instance(in_pod(), &["--target-namespace=t"]), "lb-linker/lb-linker");
         assert_eq!(instance(in_pod(), &["--lease-name=b"]), "lb-linker/b");

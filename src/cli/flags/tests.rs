@@ -5,17 +5,17 @@ use clap::Parser;
 use crate::cli::flags::*;
 
 #[derive(Parser)]
-struct Cli {
+struct TestCli {
     #[command(flatten)]
     flags: Flags,
 }
 
 fn flags(arguments: &[&str]) -> Flags {
-    Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags
+    TestCli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags
 }
 
 fn wrong(arguments: &[&str]) -> String {
-    let Err(error) = Cli::try_parse_from([&["lb-linker"], arguments].concat()) else {
+    let Err(error) = TestCli::try_parse_from([&["lb-linker"], arguments].concat()) else {
         panic!("{arguments:?} should be refused")
     };
     error.to_string().lines().next().unwrap().to_owned()

@@ -122,11 +122,11 @@ struct Acl {
 #[derive(Debug)]
 struct RuleList {
     zones: ZoneSet,
-    rules: Vec<Rule>,
+    rules: Vec<AclRule>,
 }
 
 #[derive(Debug)]
-struct Rule {
+struct AclRule {
     action: Action,
     /// The query types that the rule matches; `None` for all types.
     types: Option<Vec<RecordType>>,
@@ -210,7 +210,7 @@ fn is_let_through(decision: Option<(Action, &Name)>) -> bool {
     matches!(decision, None | Some((Action::Allow, _)))
 }
 
-impl Rule {
+impl AclRule {
     fn fits(&self, qtype: RecordType, client: IpAddr) -> bool {
         self.types.as_ref().is_none_or(|types| types.contains(&qtype))
             && self.nets.as_ref().is_none_or(|nets| nets.contains(client))

@@ -109,12 +109,12 @@ const CLASSES: &str = "success, denial, error, all";
 
 #[derive(Debug)]
 struct LogPlugin {
-    rules: Vec<Rule>,
+    rules: Vec<LogRule>,
     lines: QueryLog,
 }
 
 #[derive(Debug)]
-struct Rule {
+struct LogRule {
     names: ZoneSet,
     format: Format,
     classes: Vec<Class>,
@@ -127,7 +127,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     Ok(())
 }
 
-fn rule(line: &Directive) -> Result<Rule, CorefileError> {
+fn rule(line: &Directive) -> Result<LogRule, CorefileError> {
     let (names, format) = match line.arguments() {
         [only] if only.text.contains('{') => {
             return Err(only.error(format!("a format needs a name before it: log . {:?}", only.text)));
@@ -144,7 +144,7 @@ fn rule(line: &Directive) -> Result<Rule, CorefileError> {
             ))
         })?,
     };
-    Ok(Rule { names: zones_or_all(names)?, format, classes: classes(line)? })
+    Ok(LogRule { names: zones_or_all(names)?, format, classes: classes(line)? })
 }
 
 fn classes(line: &Directive) -> Result<Vec<Class>, CorefileError> {

@@ -2,7 +2,7 @@
 
 use hickory_proto::rr::RecordType;
 
-use super::{Action, NAME, Rule, RuleList};
+use super::{AclRule, Action, NAME, RuleList};
 use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::presentation::parse_type;
 use crate::dns::plugins::nets::{Nets, net};
@@ -17,7 +17,7 @@ pub(super) fn list(setup: &Setup<'_>, line: &Directive) -> Result<RuleList, Core
     Ok(RuleList { zones, rules })
 }
 
-fn rule(line: &Directive) -> Result<Rule, CorefileError> {
+fn rule(line: &Directive) -> Result<AclRule, CorefileError> {
     line.no_block()?;
     let action = match &*line.name().to_ascii_lowercase() {
         "allow" => Action::Allow,
@@ -39,7 +39,7 @@ fn rule(line: &Directive) -> Result<Rule, CorefileError> {
         }
         rest = next;
     }
-    Ok(Rule { action, types: types.some(), nets: nets.some().as_ref().map(Nets::new) })
+    Ok(AclRule { action, types: types.some(), nets: nets.some().as_ref().map(Nets::new) })
 }
 
 /// Returns `true` for the keyword `type`, `false` for `net`, and `None` for other words.
