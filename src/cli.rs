@@ -10,3 +10,4 @@ pub(crate) mod parsers;
 pub(crate) mod policy_flags;
 pub(crate) mod selector;
 pub(crate) mod upstream_flag;
+mod values;

@@ -1,4 +1,5 @@
-//! Checks the layout of `src`: the order of the folders, the size of import cycles, and the crates that `model` uses.
+//! Checks the layout of `src`: the order of the folders, the size of import cycles, the imports between plugins, and the
+//! crates that each folder may use.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -56,6 +57,15 @@ fn may_use(user: &str, used: &str) -> bool {
     place(used) <= place(user) && !(top("dns")(user) && top("sync")(used))
 }
 
+/// Returns the plugin that a file belongs to: a folder or a file directly below `dns/plugins`. `setup` isn't a plugin,
+/// but what all plugins are set up with.
+fn plugin(file: &str) -> Option<&str> {
+    let path = file.strip_prefix("dns/plugins/")?;
+    let name = path.split('/').next()?;
+    let name = name.strip_suffix(".rs").unwrap_or(name);
+    (!matches!(name, "setup" | "tests")).then_some(name)
+}
+
 /// Returns the files that a file uses, directly or indirectly.
 fn reachable<'a>(files: &'a BTreeMap<String, File>, start: &'a str) -> BTreeSet<&'a str> {
     let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
@@ -97,4 +107,25 @@ fn model_uses_neither_clap_nor_kube_nor_tokio() {
     let model = files.iter().filter(|(name, _)| folder(name) == "model");
     let foreign: BTreeSet<String> = model.flat_map(foreign).collect();
     assert!(foreign.is_empty(), "these files of model use a crate that it may not use: {foreign:#?}");
+}
+
+#[test]
+fn clap_is_used_only_by_cli_and_main() {
+    let files = files();
+    let users = files.iter().filter(|(_, file)| file.crates.contains("clap")).map(|(name, _)| name.as_str());
+    let wrong: Vec<&str> = users.filter(|name| *name != "main.rs" && folder(name) != "cli").collect();
+    assert!(wrong.is_empty(), "these files use clap, which only cli and main.rs may use: {wrong:#?}");
+}
+
+#[test]
+fn plugins_dont_import_each_other_in_a_circle() {
+    let mut plugins: BTreeMap<String, File> = BTreeMap::new();
+    for (name, file) in &files() {
+        let Some(user) = plugin(name) else { continue };
+        let used = file.uses.iter().filter_map(|used| plugin(used)).filter(|used| *used != user);
+        plugins.entry(user.to_owned()).or_default().uses.extend(used.map(str::to_owned));
+    }
+    let is_in_circle = |name: &&String| reachable(&plugins, name).contains(name.as_str());
+    let circle: Vec<&String> = plugins.keys().filter(is_in_circle).collect();
+    assert!(circle.is_empty(), "these plugins import each other in a circle: {circle:?}");
 }

@@ -148,7 +148,7 @@ pub struct Actual<'a> {
 }
 
 /// The handling of the external target of a deleted Service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDelete {
     /// It is removed after --delete-delay.
     Delete,
@@ -159,7 +159,7 @@ pub enum OnDelete {
 }
 
 /// Whether external targets are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncMode {
     /// They are written.
     On,

@@ -34,7 +34,7 @@ pub fn slice_name(external_target: &str, family: &str) -> String {
 }
 
 /// External target of a load balancer with addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpTargets {
     /// A headless Service with an EndpointSlice for each address family.
     Headless,

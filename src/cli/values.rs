@@ -1,0 +1,60 @@
+//! The command-line values of types outside `cli`, which don't use clap.
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+
+use crate::sync::external_target::decision::{OnDelete, SyncMode};
+use crate::sync::external_target::desired::IpTargets;
+
+impl ValueEnum for SyncMode {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::On, Self::Plan, Self::Off]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Self::On => ("on", "They are written"),
+            Self::Plan => ("plan", "The writes are only logged"),
+            Self::Off => ("off", "Only DNS is answered"),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
+
+impl ValueEnum for OnDelete {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Delete, Self::Retain, Self::Tombstone]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Self::Delete => ("delete", "It is removed after --delete-delay"),
+            Self::Retain => ("retain", "It stays as it is until the load balancer comes back"),
+            Self::Tombstone => (
+                "tombstone",
+                "It points at `deleted.<zone>`, which doesn't exist, until the load balancer comes back",
+            ),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
+
+impl ValueEnum for IpTargets {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Headless, Self::ExternalName, Self::Skip]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Self::Headless => {
+                ("headless", "A headless Service with an EndpointSlice for each address family")
+            }
+            Self::ExternalName => (
+                "external-name",
+                "An ExternalName Service with the first IPv4 address as name, as the earlier operator wrote it",
+            ),
+            Self::Skip => ("skip", "No external target"),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
