@@ -68,7 +68,7 @@ impl TransportConfig {
 #[must_use]
 pub fn known(upstreams: &[UpstreamAddr]) -> Vec<UpstreamEndpoint> {
     let known = upstreams.iter().filter_map(|to| match to {
-        UpstreamAddr::Address(address, speaking) => Some(speaking.endpoint(*address)),
+        UpstreamAddr::Address(address, transport) => Some(transport.endpoint(*address)),
         UpstreamAddr::Host(..) => None,
     });
     each_once(known)
@@ -121,15 +121,15 @@ async fn resolve_once(
     let mut all = Vec::new();
     for upstream in upstreams {
         match upstream {
-            UpstreamAddr::Address(address, speaking) => all.push(speaking.endpoint(*address)),
-            UpstreamAddr::Host(host, port, speaking) => {
+            UpstreamAddr::Address(address, transport) => all.push(transport.endpoint(*address)),
+            UpstreamAddr::Host(host, port, transport) => {
                 let found = addresses(host, resolvers, sockets).await.and_then(|ips| match ips[..] {
                     [] => Err(io::Error::other("it has no addresses")),
                     _ => Ok(ips),
                 });
                 let ips = found
                     .map_err(|error| io::Error::other(format!("failed to resolve {host:?}: {error}")))?;
-                all.extend(ips.into_iter().map(|ip| speaking.endpoint(SocketAddr::new(ip, *port))));
+                all.extend(ips.into_iter().map(|ip| transport.endpoint(SocketAddr::new(ip, *port))));
             }
         }
     }

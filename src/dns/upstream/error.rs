@@ -157,7 +157,7 @@ mod tests {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let (local, upstream) = (address("127.0.0.1:33482"), address("192.0.2.1:53"));
         let refused = || io::Error::from_raw_os_error(Errno::ECONNREFUSED as i32);
-        for (trouble, text) in [
+        for (error, text) in [
             (
                 Operation::read("udp", Some(local), upstream).late(),
                 "read udp 127.0.0.1:33482->192.0.2.1:53: i/o timeout",
@@ -176,7 +176,7 @@ mod tests {
                 "read tcp 127.0.0.1:33482->192.0.2.1:53: EOF",
             ),
         ] {
-            assert_eq!(trouble.to_string(), text);
+            assert_eq!(error.to_string(), text);
         }
     }
 }

@@ -81,10 +81,10 @@ pub(crate) async fn exchange(
         Ok(WireMessage { metadata, .. }) => upstream.metrics.iter().for_each(|metrics| {
             metrics.answered(metadata.response_code, ended - times.begun);
         }),
-        Err(trouble) => {
-            debug!("upstream {}: {trouble}", upstream.endpoint);
+        Err(error) => {
+            debug!("upstream {}: {error}", upstream.endpoint);
             // A lack of sockets isn't a failure of the upstream.
-            if !trouble.is_shortage() {
+            if !error.is_shortage() {
                 upstream.start_health_checks();
             }
         }

@@ -30,14 +30,14 @@ impl ForwardGroup {
         &self,
         forward: &Arc<UpstreamGroup>,
         question: QueryKey,
-        purpose: LookupOrigin,
+        origin: LookupOrigin,
         client: IpAddr,
     ) -> ForwardResult {
         let (begun_for, result) =
-            self.join_or_start(forward, (question.clone(), purpose, None), client).await?;
+            self.join_or_start(forward, (question.clone(), origin, None), client).await?;
         // If another client started the look-up and had no socket left, this client may still have sockets.
         if matches!(result, Err(ForwardError::NoSocket)) && begun_for != client {
-            return self.join_or_start(forward, (question, purpose, Some(client)), client).await?.1;
+            return self.join_or_start(forward, (question, origin, Some(client)), client).await?.1;
         }
         result
     }
@@ -50,11 +50,11 @@ impl ForwardGroup {
         client: IpAddr,
     ) -> Result<(IpAddr, ForwardResult), ForwardError> {
         let look_up = || {
-            let (question, purpose, _) = &route;
-            let share = forward.admit(*purpose, question.is_common(), client)?;
-            let (forward, question, purpose) = (Arc::clone(forward), question.clone(), *purpose);
+            let (question, origin, _) = &route;
+            let share = forward.admit(*origin, question.is_common(), client)?;
+            let (forward, question, origin) = (Arc::clone(forward), question.clone(), *origin);
             Ok(async move {
-                let result = forward.ask(&question, purpose, client).await.map(Arc::new);
+                let result = forward.ask(&question, origin, client).await.map(Arc::new);
                 drop(share);
                 (client, result)
             })
@@ -92,14 +92,13 @@ mod tests {
         let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let options = ForwardOptions { max_concurrent: 2, ..ForwardOptions::default() };
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], options));
-        let flights = Arc::new(ForwardGroup::default());
+        let lookups_in_flight = Arc::new(ForwardGroup::default());
         let look_up = async |name: &str, client: IpAddr| {
             let question = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key();
-            let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
-            let mut waiting =
-                Box::pin(
-                    async move { flights.look_up(&forward, question, LookupOrigin::Forward, client).await },
-                );
+            let (lookups_in_flight, forward) = (Arc::clone(&lookups_in_flight), Arc::clone(&forward));
+            let mut waiting = Box::pin(async move {
+                lookups_in_flight.look_up(&forward, question, LookupOrigin::Forward, client).await
+            });
             futures::poll!(waiting.as_mut())
         };
         assert!(look_up("one.", CLIENT).await.is_pending(), "and then the client goes");
@@ -116,7 +115,7 @@ mod tests {
         let endpoint =
             UpstreamEndpoint { address: upstream.local_addr().unwrap(), transport: Transport::Udp };
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], ForwardOptions::default()));
-        let flights = Arc::new(ForwardGroup::default());
+        let lookups_in_flight = Arc::new(ForwardGroup::default());
         let question = UpstreamQuery::recursive(Name::from_ascii("one.").unwrap(), RecordType::A).key();
         let route = (question.clone(), LookupOrigin::Forward, None);
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
@@ -124,11 +123,13 @@ mod tests {
             let _ = ended.await;
             (CLIENT, Err(ForwardError::NoSocket))
         };
-        let begun = flights.0.join_or_start(&route, || Ok::<_, ForwardError>(lacking), |_| {}).unwrap();
+        let begun =
+            lookups_in_flight.0.join_or_start(&route, || Ok::<_, ForwardError>(lacking), |_| {}).unwrap();
         let join = |client: [u8; 4]| {
-            let (flights, forward, question) = (Arc::clone(&flights), Arc::clone(&forward), question.clone());
+            let (lookups_in_flight, forward, question) =
+                (Arc::clone(&lookups_in_flight), Arc::clone(&forward), question.clone());
             let join = async move {
-                flights.look_up(&forward, question, LookupOrigin::Forward, client.into()).await
+                lookups_in_flight.look_up(&forward, question, LookupOrigin::Forward, client.into()).await
             };
             Box::pin(join)
         };
@@ -153,21 +154,21 @@ mod tests {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], ForwardOptions::default()));
-        let flights = Arc::new(ForwardGroup::default());
-        let look_up = async |name: &str, purpose| {
+        let lookups_in_flight = Arc::new(ForwardGroup::default());
+        let look_up = async |name: &str, origin| {
             let question = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key();
-            let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
-            tokio::spawn(async move { flights.look_up(&forward, question, purpose, CLIENT).await });
+            let (lookups_in_flight, forward) = (Arc::clone(&lookups_in_flight), Arc::clone(&forward));
+            tokio::spawn(async move { lookups_in_flight.look_up(&forward, question, origin, CLIENT).await });
             yield_now().await;
         };
         let under_way = || {
-            let mut all: Vec<_> = flights
+            let mut all: Vec<_> = lookups_in_flight
                 .0
                 .keys()
                 .iter()
-                .map(|(key, purpose, _)| (key.name()[1..].to_vec(), *purpose))
+                .map(|(key, origin, _)| (key.name()[1..].to_vec(), *origin))
                 .collect();
-            all.sort_by_key(|(name, purpose)| (*purpose == LookupOrigin::ForwardByTcp, name.clone()));
+            all.sort_by_key(|(name, origin)| (*origin == LookupOrigin::ForwardByTcp, name.clone()));
             all
         };
         let one = (b"one".to_vec(), LookupOrigin::Forward);
@@ -179,11 +180,11 @@ mod tests {
         assert_eq!(under_way(), [one.clone(), two.clone()]);
         look_up("one.", LookupOrigin::ForwardByTcp).await;
         assert_eq!(under_way(), [one.clone(), two.clone(), by_tcp], "by TCP it's another query");
-        flights.forget(Some(b"\x03one"));
+        lookups_in_flight.forget(Some(b"\x03one"));
         assert_eq!(under_way(), slice::from_ref(&two));
         look_up("one.", LookupOrigin::Forward).await;
         assert_eq!(under_way(), [one, two]);
-        flights.forget(None);
+        lookups_in_flight.forget(None);
         assert_eq!(under_way(), []);
     }
 }

@@ -83,11 +83,11 @@ impl UpstreamGroup {
     /// `ForwardError::Busy` if the client may not have another look-up.
     pub fn admit(
         &self,
-        purpose: LookupOrigin,
+        origin: LookupOrigin,
         common: bool,
         client: IpAddr,
     ) -> Result<QuotaGuard, ForwardError> {
-        let places = match (purpose, common) {
+        let places = match (origin, common) {
             (LookupOrigin::Forward | LookupOrigin::ForwardByTcp, _) => &self.forwards,
             (LookupOrigin::Chase, true) => &self.target_quota,
             (LookupOrigin::Chase, false) => &self.rare_type_quota,
@@ -100,7 +100,7 @@ impl UpstreamGroup {
                 metrics.rejects.inc();
                 metrics.refused(bound);
             });
-            self.refusals.note(purpose, client, &error);
+            self.refusals.note(origin, client, &error);
             error
         })
     }
@@ -115,12 +115,12 @@ impl UpstreamGroup {
     pub async fn ask(
         &self,
         question: &QueryKey,
-        purpose: LookupOrigin,
+        origin: LookupOrigin,
         client: IpAddr,
     ) -> Result<WireMessage, ForwardError> {
         let (upstreams, attempts) = self.order()?;
-        let quota = &self.options.sockets.of(purpose, client);
-        let by_tcp = purpose == LookupOrigin::ForwardByTcp && !self.options.prefer_udp;
+        let quota = &self.options.sockets.of(origin, client);
+        let by_tcp = origin == LookupOrigin::ForwardByTcp && !self.options.prefer_udp;
         let begun = Instant::now();
         let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
         let mut schedule = AttemptSchedule::new(upstreams, attempts, begun);
@@ -132,7 +132,7 @@ impl UpstreamGroup {
         loop {
             let next = schedule.next().filter(|_| now.duration_since(begun) < LOOKUP_TIMEOUT);
             if next.is_none() && !schedule.is_waiting() {
-                return fallback.ok_or_else(|| self.failed(&schedule, purpose, client));
+                return fallback.ok_or_else(|| self.failed(&schedule, origin, client));
             }
             if let Some(next) = next.filter(|next| next.at <= now) {
                 let InFlight { number, upstream, progress, .. } = schedule.record_start(next, now);
@@ -150,8 +150,8 @@ impl UpstreamGroup {
                 Some((number, (ended, outcome))) = tries.next() => {
                     now = ended;
                     match schedule.record_outcome(number, outcome, now) {
-                        Some(answer) if self.is_final(&answer, purpose) => return Ok(answer),
-                        Some(answer) if is_better(&answer, fallback.as_ref(), purpose) => fallback = Some(answer),
+                        Some(answer) if self.is_final(&answer, origin) => return Ok(answer),
+                        Some(answer) if is_better(&answer, fallback.as_ref(), origin) => fallback = Some(answer),
                         _ => {}
                     }
                 }
@@ -171,12 +171,12 @@ impl UpstreamGroup {
         }
     }
 
-    fn failed(&self, schedule: &AttemptSchedule, purpose: LookupOrigin, client: IpAddr) -> ForwardError {
+    fn failed(&self, schedule: &AttemptSchedule, origin: LookupOrigin, client: IpAddr) -> ForwardError {
         if !schedule.lack_sockets() {
             return ForwardError::NoAnswer(schedule.why());
         }
         self.options.metrics.iter().for_each(|metrics| metrics.refused(LookupLimit::Sockets));
-        self.refusals.note(purpose, client, &ForwardError::NoSocket);
+        self.refusals.note(origin, client, &ForwardError::NoSocket);
         ForwardError::NoSocket
     }
 
@@ -207,8 +207,8 @@ impl UpstreamGroup {
     }
 
     /// Returns whether no other upstream has to be queried.
-    fn is_final(&self, answer: &WireMessage, purpose: LookupOrigin) -> bool {
-        match purpose {
+    fn is_final(&self, answer: &WireMessage, origin: LookupOrigin) -> bool {
+        match origin {
             LookupOrigin::Chase => rank(answer) > 2,
             _ => !self.options.failover.contains(&answer.metadata.response_code),
         }
@@ -216,9 +216,9 @@ impl UpstreamGroup {
 }
 
 /// Returns whether an answer that isn't good enough is better than the previous one.
-fn is_better(answer: &WireMessage, before: Option<&WireMessage>, purpose: LookupOrigin) -> bool {
+fn is_better(answer: &WireMessage, before: Option<&WireMessage>, origin: LookupOrigin) -> bool {
     // As in CoreDNS, a client gets the last answer.
-    purpose != LookupOrigin::Chase || rank(answer) > before.map_or(0, rank)
+    origin != LookupOrigin::Chase || rank(answer) > before.map_or(0, rank)
 }
 
 /// Ranks an answer by its rcode: SERVFAIL is more informative about the name than other errors. Another server may have

@@ -105,8 +105,8 @@ impl Upstream {
             self.metrics.iter().for_each(UpstreamCounters::check_failed);
         }
         match (was_down, &reply) {
-            (false, Err(trouble)) if self.is_down() => {
-                warn!("upstream {} fails health checks: {trouble}", self.endpoint);
+            (false, Err(error)) if self.is_down() => {
+                warn!("upstream {} fails health checks: {error}", self.endpoint);
             }
             (true, Ok(())) => info!("upstream {} answers again", self.endpoint),
             _ => {}

@@ -23,9 +23,9 @@ struct RefusedState {
 }
 
 impl RefusedLookups {
-    pub(crate) fn note(&self, purpose: LookupOrigin, client: IpAddr, why: &ForwardError) {
+    pub(crate) fn note(&self, origin: LookupOrigin, client: IpAddr, why: &ForwardError) {
         if let Some(number) = self.due() {
-            let what = if purpose == LookupOrigin::Chase { "look-ups of targets" } else { "look-ups" };
+            let what = if origin == LookupOrigin::Chase { "look-ups of targets" } else { "look-ups" };
             warn!(
                 "plugin/forward: {what} refused since the last such line: {number}; the newest, of {client}: {why}"
             );

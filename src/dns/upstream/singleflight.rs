@@ -217,42 +217,47 @@ mod tests {
 
     #[tokio::test]
     async fn look_up_continues_without_waiting_tasks() {
-        let flights = Group::<u8, u8>::default();
+        let lookups_in_flight = Group::<u8, u8>::default();
         let (end, ended) = oneshot::channel();
         let (taken, took) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
-        let Ok(flight) = flights.join_or_start(&1, look_up, |result| _ = taken.send(*result));
-        let joined = flights.in_flight(&1).unwrap();
+        let Ok(flight) = lookups_in_flight.join_or_start(&1, look_up, |result| _ = taken.send(*result));
+        let joined = lookups_in_flight.in_flight(&1).unwrap();
         assert_eq!(joined.wait().now_or_never(), None);
         assert_eq!(flight.wait().now_or_never(), None);
         end.send(7).unwrap();
         assert_eq!(took.await, Ok(7));
-        assert_eq!(flights.keys(), [0; 0]);
+        assert_eq!(lookups_in_flight.keys(), [0; 0]);
     }
 
     #[tokio::test]
     async fn joined_look_up_ends_after_its_driver_is_dropped() {
-        let flights = Group::<u8, u8>::default();
+        let lookups_in_flight = Group::<u8, u8>::default();
         let (end, ended) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
-        let Ok(started) = flights.join_or_start(&1, look_up, |_| panic!("it was forgotten"));
-        let mut joined: Vec<_> = (0..2).map(|_| Box::pin(flights.in_flight(&1).unwrap().wait())).collect();
+        let Ok(started) = lookups_in_flight.join_or_start(&1, look_up, |_| panic!("it was forgotten"));
+        let mut joined: Vec<_> =
+            (0..2).map(|_| Box::pin(lookups_in_flight.in_flight(&1).unwrap().wait())).collect();
         assert_eq!((&mut joined[0]).now_or_never(), None);
         drop(started);
-        flights.forget(|_| true);
-        let Ok(_anew) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
+        lookups_in_flight.forget(|_| true);
+        let Ok(_anew) = lookups_in_flight.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
         end.send(7).unwrap();
         let told = timeout(CALL_TIMEOUT, join_all(joined)).await.expect("every waiting task gets the result");
         assert_eq!(told, [Some(7), Some(7)]);
-        assert_eq!(flights.keys(), [1], "the end of a forgotten look-up doesn't remove the new one");
+        assert_eq!(
+            lookups_in_flight.keys(),
+            [1],
+            "the end of a forgotten look-up doesn't remove the new one"
+        );
     }
 
     #[tokio::test]
     async fn panic_ends_the_look_up_for_all_waiting_tasks() {
-        let flights = Group::<u8, u8>::default();
+        let lookups_in_flight = Group::<u8, u8>::default();
         let fly = |look_up: fn() -> u8, take: fn(&u8)| {
             let look_up = || Ok::<_, Infallible>(async move { look_up() });
-            let Ok(flight) = flights.join_or_start(&1, look_up, take);
+            let Ok(flight) = lookups_in_flight.join_or_start(&1, look_up, take);
             flight.wait()
         };
         type LookUp = fn() -> u8;
@@ -274,33 +279,33 @@ mod tests {
                 panic!("the result has one receiver");
             }
         }
-        let flights = Group::<u8, Only>::default();
-        let Ok(flight) = flights.join_or_start(&1, || Ok::<_, Infallible>(async { Only }), |_| {});
+        let lookups_in_flight = Group::<u8, Only>::default();
+        let Ok(flight) = lookups_in_flight.join_or_start(&1, || Ok::<_, Infallible>(async { Only }), |_| {});
         assert!(flight.wait().await.is_some());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn concurrent_joins_and_starts_all_get_a_result() {
-        let flights = Arc::new(Group::<u8, u8>::default());
-        let fly = async move |flights: Arc<Group<u8, u8>>| {
+        let lookups_in_flight = Arc::new(Group::<u8, u8>::default());
+        let fly = async move |lookups_in_flight: Arc<Group<u8, u8>>| {
             let look_up = async {
                 yield_now().await;
                 7
             };
-            let Ok(flight) = flights.join_or_start(&1, || Ok::<_, Infallible>(look_up), |_| {});
+            let Ok(flight) = lookups_in_flight.join_or_start(&1, || Ok::<_, Infallible>(look_up), |_| {});
             flight.wait().await
         };
-        let all: JoinSet<_> = (0..20_000).map(|_| fly(Arc::clone(&flights))).collect();
+        let all: JoinSet<_> = (0..20_000).map(|_| fly(Arc::clone(&lookups_in_flight))).collect();
         let told = timeout(CALL_TIMEOUT, all.join_all()).await.expect("every waiting task gets the result");
         assert!(told.iter().all(|output| *output == Some(7)));
-        assert_eq!(flights.keys(), [0; 0]);
+        assert_eq!(lookups_in_flight.keys(), [0; 0]);
     }
 
     #[test]
     fn waiting_tasks_end_when_the_runtime_does() {
-        let flights = Group::<u8, u8>::default();
-        let Ok(started) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
-        let joined = flights.in_flight(&1).unwrap();
+        let lookups_in_flight = Group::<u8, u8>::default();
+        let Ok(started) = lookups_in_flight.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
+        let joined = lookups_in_flight.in_flight(&1).unwrap();
         drop(started);
         assert_eq!(joined.wait().now_or_never(), Some(None));
     }

@@ -64,8 +64,8 @@ impl Default for SocketBudget {
 }
 
 impl SocketBudget {
-    pub(crate) fn of(&self, purpose: LookupOrigin, client: IpAddr) -> SocketQuota {
-        let shares = match purpose {
+    pub(crate) fn of(&self, origin: LookupOrigin, client: IpAddr) -> SocketQuota {
+        let shares = match origin {
             LookupOrigin::Forward | LookupOrigin::ForwardByTcp => &self.names,
             LookupOrigin::Chase => &self.targets,
         };
@@ -157,8 +157,8 @@ mod tests {
         let budget = SocketBudget { targets: ClientQuota::new(4), ..SocketBudget::default() };
         let options = ForwardOptions { sockets: Arc::new(budget), ..ForwardOptions::default() };
         let forward = UpstreamGroup::new(Vec::new(), options);
-        let admitted = |purpose| {
-            let admit = |last| forward.admit(purpose, true, IpAddr::from([10, 0, 0, last])).ok();
+        let admitted = |origin| {
+            let admit = |last| forward.admit(origin, true, IpAddr::from([10, 0, 0, last])).ok();
             (1..=50).map_while(admit).collect::<Vec<_>>().len()
         };
         assert_eq!([admitted(LookupOrigin::Chase), admitted(LookupOrigin::Forward)], [4, 50]);

@@ -82,15 +82,15 @@ impl StaleCache {
         let now = Instant::now();
         let since = now.checked_sub(reply.age).unwrap_or(now);
         let weight = size_of::<Reply>() + reply.records.memory_size();
-        let remembered = CachedReply { reply: Arc::clone(reply), since, failing: Arc::default() };
-        self.0.put(key.clone(), remembered, weight);
+        let entry = CachedReply { reply: Arc::clone(reply), since, failing: Arc::default() };
+        self.0.put(key.clone(), entry, weight);
     }
 
     /// Records whether the last look-up of a target has failed.
     pub fn set_failing(&self, question: &UpstreamQuery, failing: bool) {
         for variant in question.variants() {
-            if let Some(remembered) = self.0.get(&variant.key()) {
-                remembered.failing.store(failing, Ordering::Relaxed);
+            if let Some(entry) = self.0.get(&variant.key()) {
+                entry.failing.store(failing, Ordering::Relaxed);
             }
         }
     }
@@ -108,16 +108,15 @@ impl StaleCache {
     pub fn get(&self, question: &UpstreamQuery) -> Option<StaleEntry> {
         let admissible = question.variants().filter(|it| question.checking_disabled || !it.checking_disabled);
         let found = admissible.filter_map(|variant| {
-            let remembered =
-                self.0.get(&variant.key()).filter(|found| found.since.elapsed() < MAX_STALE_AGE)?;
-            Some((remembered, variant.dnssec_ok))
+            let entry = self.0.get(&variant.key()).filter(|found| found.since.elapsed() < MAX_STALE_AGE)?;
+            Some((entry, variant.dnssec_ok))
         });
-        let (remembered, has_dnssec) = found.max_by_key(|(remembered, _)| remembered.since)?;
-        let failing = remembered.failing.load(Ordering::Relaxed);
+        let (entry, has_dnssec) = found.max_by_key(|(entry, _)| entry.since)?;
+        let failing = entry.failing.load(Ordering::Relaxed);
         let reply = if has_dnssec && !question.dnssec_ok {
-            Arc::new(without_dnssec(&remembered.reply))
+            Arc::new(without_dnssec(&entry.reply))
         } else {
-            remembered.reply
+            entry.reply
         };
         Some(StaleEntry { reply, failing })
     }
@@ -160,41 +159,45 @@ mod tests {
         Arc::new(reply)
     }
 
-    fn recalled(memory: &StaleCache, question: &UpstreamQuery) -> Option<(Vec<Record>, bool)> {
-        memory.get(question).map(|last| (last.reply.records.answers.clone(), last.failing))
+    fn recalled(stale_cache: &StaleCache, question: &UpstreamQuery) -> Option<(Vec<Record>, bool)> {
+        stale_cache.get(question).map(|last| (last.reply.records.answers.clone(), last.failing))
     }
 
     #[tokio::test(start_paused = true)]
     async fn newest_admissible_answer_is_returned_for_a_day() {
-        let memory = StaleCache::default();
+        let stale_cache = StaleCache::default();
         let (plain, with_do, with_cd) =
             (question(false, false), question(true, false), question(false, true));
-        memory.remember(&with_do.key(), &address(1), true);
+        stale_cache.remember(&with_do.key(), &address(1), true);
         advance(Duration::from_secs(10)).await;
-        memory.remember(&plain.key(), &address(2), true);
+        stale_cache.remember(&plain.key(), &address(2), true);
         advance(Duration::from_secs(10)).await;
-        memory.remember(&with_cd.key(), &address(66), true);
+        stale_cache.remember(&with_cd.key(), &address(66), true);
         // RFC 4035 section 3.2.2: only queries with CD may get unvalidated answers.
         for (question, last) in [(&plain, 2), (&with_do, 2), (&with_cd, 66)] {
-            assert_eq!(recalled(&memory, question).unwrap().0, address(last).records.answers, "{question:?}");
+            assert_eq!(
+                recalled(&stale_cache, question).unwrap().0,
+                address(last).records.answers,
+                "{question:?}"
+            );
         }
         // An answer from the plugin `cache` has the age of its cache entry.
-        memory.remember(&plain.key(), &aged(3, 5), true);
-        assert_eq!(recalled(&memory, &plain).unwrap().0, address(3).records.answers);
+        stale_cache.remember(&plain.key(), &aged(3, 5), true);
+        assert_eq!(recalled(&stale_cache, &plain).unwrap().0, address(3).records.answers);
         advance(MAX_STALE_AGE - Duration::from_secs(5)).await;
-        assert_eq!(recalled(&memory, &plain), None);
+        assert_eq!(recalled(&stale_cache, &plain), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn failure_and_removal_apply_to_all_dnssec_flags() {
-        let memory = StaleCache::default();
+        let stale_cache = StaleCache::default();
         let (plain, with_do) = (question(false, false), question(true, false));
-        memory.remember(&plain.key(), &address(1), true);
-        memory.set_failing(&with_do, true);
-        assert!(recalled(&memory, &plain).unwrap().1);
-        memory.set_failing(&with_do, false);
-        assert!(!recalled(&memory, &plain).unwrap().1);
-        memory.forget(&with_do);
-        assert_eq!(recalled(&memory, &plain), None);
+        stale_cache.remember(&plain.key(), &address(1), true);
+        stale_cache.set_failing(&with_do, true);
+        assert!(recalled(&stale_cache, &plain).unwrap().1);
+        stale_cache.set_failing(&with_do, false);
+        assert!(!recalled(&stale_cache, &plain).unwrap().1);
+        stale_cache.forget(&with_do);
+        assert_eq!(recalled(&stale_cache, &plain), None);
     }
 }
