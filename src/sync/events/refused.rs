@@ -19,7 +19,7 @@ const MAX_NAMESPACES: usize = 1000;
 #[derive(Debug)]
 struct NamespaceBreaker {
     /// `None` for a namespace without its own log lines.
-    trouble: Option<ThrottledLog>,
+    own_log: Option<ThrottledLog>,
     pauses: Backoff,
     /// Events before this time are dropped.
     not_before: Instant,
@@ -50,16 +50,16 @@ impl NamespaceBreakers {
     /// Returns the log for a namespace.
     pub(super) fn error_log(&mut self, namespace: &str, now: Instant) -> &mut ThrottledLog {
         self.entry(namespace, now);
-        let own = self.refused.get_mut(namespace).and_then(|refused| refused.trouble.as_mut());
+        let own = self.refused.get_mut(namespace).and_then(|refused| refused.own_log.as_mut());
         own.unwrap_or(&mut self.unnamed_log)
     }
 
     /// Records that a namespace has accepted an Event.
     pub(super) fn on_accepted(&mut self, namespace: &str) {
         let Some(refused) = self.refused.remove(namespace) else { return };
-        if let Some(mut trouble) = refused.trouble {
-            trouble.recovered(&format!("Events can be recorded again in namespace {namespace}"));
-        } else if self.refused.values().all(|refused| refused.trouble.is_some()) {
+        if let Some(mut own_log) = refused.own_log {
+            own_log.recovered(&format!("Events can be recorded again in namespace {namespace}"));
+        } else if self.refused.values().all(|refused| refused.own_log.is_some()) {
             self.unnamed_log.recovered("Events can be recorded again in the other namespaces");
         }
     }
@@ -67,15 +67,15 @@ impl NamespaceBreakers {
     fn entry(&mut self, namespace: &str, now: Instant) -> &mut NamespaceBreaker {
         if !self.refused.contains_key(namespace) && self.refused.len() >= MAX_NAMESPACES {
             // Keep the namespaces with their own log lines: they would be logged anew.
-            let unnamed = self.refused.iter().filter(|(_, refused)| refused.trouble.is_none());
+            let unnamed = self.refused.iter().filter(|(_, refused)| refused.own_log.is_none());
             let oldest = unnamed.min_by_key(|(_, refused)| refused.not_before);
             if let Some(oldest) = oldest.map(|(namespace, _)| namespace.clone()) {
                 self.refused.remove(&oldest);
             }
         }
-        let named = self.refused.values().filter(|refused| refused.trouble.is_some()).count();
+        let named = self.refused.values().filter(|refused| refused.own_log.is_some()).count();
         self.refused.entry(namespace.into()).or_insert_with(|| NamespaceBreaker {
-            trouble: (named < MAX_NAMED_NAMESPACES).then(ThrottledLog::default),
+            own_log: (named < MAX_NAMED_NAMESPACES).then(ThrottledLog::default),
             pauses: Backoff::new(NAMESPACE_BACKOFF),
             not_before: now,
         })
@@ -119,7 +119,7 @@ mod tests {
         }
         assert_eq!(namespaces.refused.len(), MAX_NAMESPACES);
         let named = |namespaces: &NamespaceBreakers| {
-            namespaces.refused.values().filter(|refused| refused.trouble.is_some()).count()
+            namespaces.refused.values().filter(|refused| refused.own_log.is_some()).count()
         };
         assert_eq!(named(&namespaces), MAX_NAMED_NAMESPACES);
         for i in 0..MAX_NAMESPACES + 10 {

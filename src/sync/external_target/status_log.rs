@@ -157,8 +157,8 @@ impl StatusLog {
             (Write::Annotate { .. }, _) => debug!("{} {object}: annotations written", id.kind),
             _ => debug!("EndpointSlice {object}: {}", write.verb()),
         }
-        let Some(trouble) = self.error_logs.get_mut(&(write.verb(), id.kind)) else { return false };
-        trouble.recovered(&format!("{}s can be written again ({})", id.kind, write.verb()))
+        let Some(error_log) = self.error_logs.get_mut(&(write.verb(), id.kind)) else { return false };
+        error_log.recovered(&format!("{}s can be written again ({})", id.kind, write.verb()))
     }
 
     /// Reports an error that concerns the whole class of writes.
