@@ -48,7 +48,7 @@ pub struct ResponseCache {
     random: SmallRng,
     bytes: usize,
     /// The CLOCK hand: the set that is searched next for evictable answers.
-    hand: usize,
+    clock_hand: usize,
     /// This thread's shards of all counters that answers increment, keyed by the address of the counters.
     cells: HashMap<usize, (Arc<ShardedCounters>, Arc<LocalCounters>)>,
     /// The increments of the duration metrics for a hit, from the average duration of recent hits.
@@ -90,16 +90,16 @@ struct ThreadDeltas {
 
 impl ResponseCache {
     #[must_use]
-    pub fn new(room: Capacity) -> Self {
-        debug_assert!(room.sets.is_power_of_two(), "{room:?}");
+    pub fn new(capacity: Capacity) -> Self {
+        debug_assert!(capacity.sets.is_power_of_two(), "{capacity:?}");
         Self {
-            sets: std::iter::repeat_with(Default::default).take(room.sets).collect(),
-            max_bytes: room.bytes,
+            sets: std::iter::repeat_with(Default::default).take(capacity.sets).collect(),
+            max_bytes: capacity.bytes,
             hasher: RandomState::new(),
             key: WireKey::default(),
             random: SmallRng::from_rng(&mut rand::rng()),
             bytes: 0,
-            hand: 0,
+            clock_hand: 0,
             cells: HashMap::new(),
             hit_duration_deltas: duration_deltas(Duration::ZERO),
         }
@@ -200,9 +200,9 @@ impl ResponseCache {
             if self.bytes + weight <= self.max_bytes {
                 return;
             }
-            let hand = self.hand;
-            self.hand = (hand + 1) % self.sets.len();
-            for place in &mut self.sets[hand] {
+            let clock_hand = self.clock_hand;
+            self.clock_hand = (clock_hand + 1) % self.sets.len();
+            for place in &mut self.sets[clock_hand] {
                 let Some(entry) = place else { continue };
                 if entry.is_used && entry.wire_response.validity.is_valid(now) {
                     entry.is_used = false;
@@ -218,10 +218,10 @@ impl ResponseCache {
     fn deltas(&mut self, wire_response: &mut WireResponse) -> ThreadDeltas {
         let mut adds = Vec::new();
         let mut durations = Vec::new();
-        for charge in std::mem::take(&mut wire_response.validity.query_metrics) {
-            let cells = self.cells_of(&charge.counters);
+        for deltas in std::mem::take(&mut wire_response.validity.query_metrics) {
+            let cells = self.cells_of(&deltas.counters);
             let places =
-                charge.adds.iter().filter_map(|(at, number)| Some((u16::try_from(*at).ok()?, *number)));
+                deltas.adds.iter().filter_map(|(at, number)| Some((u16::try_from(*at).ok()?, *number)));
             adds.push((Arc::clone(&cells), places.collect()));
             durations.push(cells);
         }
@@ -266,11 +266,11 @@ impl CacheSlot {
         for cells in &self.deltas.durations {
             took.iter().for_each(|(at, number)| cells.add(*at, *number));
         }
-        let repeat = &self.wire_response.validity;
-        if let Some(family) = repeat.family {
-            repeat.links.iter().for_each(|link| link.last_queried.note_at(family, now.into_std()));
+        let validity = &self.wire_response.validity;
+        if let Some(family) = validity.family {
+            validity.links.iter().for_each(|link| link.last_queried.note_at(family, now.into_std()));
         }
-        if repeat.cache_entries.iter().any(CacheEntryRef::is_counted) {
+        if validity.cache_entries.iter().any(CacheEntryRef::is_counted) {
             self.unreported_hits += 1;
             if now.duration_since(self.reported_at) >= HIT_REPORT_INTERVAL {
                 self.report_hits(now);

@@ -92,7 +92,7 @@ async fn check_and_answer(
     let reply = Server::serve(&mut request).await?;
     let edns = request.edns.as_ref().map(|request_edns| response_edns(request_edns, &reply));
     let encoded = encode(&reply, &query, edns.as_ref(), request.limit());
-    let (bytes, layout) = match encoded {
+    let (bytes, offsets) = match encoded {
         Ok(encoded) => encoded,
         Err(error) => {
             error!("the answer to {} {} can't be encoded: {error}", query.name(), query.query_type());
@@ -102,11 +102,11 @@ async fn check_and_answer(
     // The response cache treats all clients that accept at least MAX_UDP bytes alike; `bufsize` may allow larger
     // replies.
     let is_for_all = request.max_udp <= MAX_UDP
-        || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(reply.records.counts());
+        || bytes.len() <= usize::from(MAX_UDP) && offsets.is_whole(reply.records.counts());
     if !is_for_all {
         return Some(EncodedReply::not_reusable(bytes));
     }
-    let wire_response = WireResponse::new(reply, &query, (&bytes, &layout), request.server.number());
+    let wire_response = WireResponse::new(reply, &query, (&bytes, &offsets), request.server.number());
     Some(EncodedReply { bytes, wire_response: wire_response.map(Box::new) })
 }
 

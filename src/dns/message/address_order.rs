@@ -18,23 +18,24 @@ impl AddressOrder {
     /// Returns the position of the addresses, which all are at the end of the answer section; `None` if they differ in
     /// size.
     pub(crate) fn of(bytes: &[u8], answers: &[RecordOffset]) -> Option<Self> {
-        let is_address = |place: &&RecordOffset| {
+        let is_address = |record: &&RecordOffset| {
             // The type precedes the class, which precedes the TTL; each has two bytes.
-            let qtype = bytes.get(place.ttl - 4..place.ttl - 2);
+            let qtype = bytes.get(record.ttl - 4..record.ttl - 2);
             [RecordType::A, RecordType::AAAA]
                 .iter()
                 .any(|kind| qtype == Some(&u16::from(*kind).to_be_bytes()))
         };
-        let first = answers.iter().position(|place| is_address(&place))?;
+        let first = answers.iter().position(|record| is_address(&record))?;
         let addresses = &answers[first..];
         let (start, end) = (addresses.first()?.start, addresses.last()?.end);
         let size = addresses.first()?.end - start;
         // All owners are the same compression pointer, which stays valid when records change places.
-        let owner = |place: &RecordOffset| bytes.get(place.start..place.start + 2);
+        let owner = |record: &RecordOffset| bytes.get(record.start..record.start + 2);
         let is_pointer = owner(addresses.first()?)?[0] & 0xc0 == 0xc0;
-        let same =
-            |place: &RecordOffset| place.end - place.start == size && owner(place) == owner(&addresses[0]);
-        (is_pointer && addresses.iter().all(|place| is_address(&place) && same(place)))
+        let same = |record: &RecordOffset| {
+            record.end - record.start == size && owner(record) == owner(&addresses[0])
+        };
+        (is_pointer && addresses.iter().all(|record| is_address(&record) && same(record)))
             .then_some(Self { range: start..end, size })
     }
 

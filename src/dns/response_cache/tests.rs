@@ -53,7 +53,7 @@ struct Served {
     protocol: Protocol,
 }
 
-const ROOM: Capacity = Capacity { sets: 256, bytes: 512 << 10 };
+const CAPACITY: Capacity = Capacity { sets: 256, bytes: 512 << 10 };
 
 impl Served {
     fn new(first: &str, others: &str) -> Self {
@@ -69,7 +69,13 @@ impl Served {
         let mut context = ServerContext::silent(Arc::clone(&store)).unwrap();
         context.own_addresses = |_| vec![[192, 0, 2, 53].into()];
         let handler = first_handler(text, &context).unwrap();
-        Self { store, handler, response_cache: ResponseCache::new(ROOM), context, protocol: Protocol::Udp }
+        Self {
+            store,
+            handler,
+            response_cache: ResponseCache::new(CAPACITY),
+            context,
+            protocol: Protocol::Udp,
+        }
     }
 
     /// Returns the answer of the full handler, which is then cached.
@@ -373,12 +379,12 @@ async fn flood_of_names_evicts_no_used_answer() {
     let from = client("10.0.0.1");
     let wanted = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
     served.ask(&wanted, from).await;
-    for number in 0..3 * ROOM.sets * WAYS {
+    for number in 0..3 * CAPACITY.sets * WAYS {
         let flood = question(7, &format!("x{number}.lb.internal."), RecordType::A, None, 0);
         served.ask(&flood, from).await;
         assert!(served.again(&wanted, from).is_some(), "{number}");
     }
-    assert!(served.response_cache.bytes <= ROOM.bytes);
+    assert!(served.response_cache.bytes <= CAPACITY.bytes);
     let counted: usize =
         served.response_cache.sets.iter().flatten().flatten().map(|entry| entry.weight()).sum();
     assert_eq!(served.response_cache.bytes, counted);
@@ -388,7 +394,7 @@ async fn flood_of_names_evicts_no_used_answer() {
 async fn new_answers_are_cached_after_a_flood() {
     let mut served = Served::new("", "");
     let from = client("10.0.0.1");
-    for number in 0..3 * ROOM.sets * WAYS {
+    for number in 0..3 * CAPACITY.sets * WAYS {
         let flood = question(7, &format!("x{number}.lb.internal."), RecordType::A, None, 0);
         served.ask(&flood, from).await;
     }

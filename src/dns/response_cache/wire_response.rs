@@ -42,7 +42,7 @@ struct TtlGroup {
     since: Instant,
     ttl: u32,
     cap: u32,
-    places: Box<[u16]>,
+    offsets: Box<[u16]>,
 }
 
 impl WireResponse {
@@ -52,10 +52,10 @@ impl WireResponse {
     pub fn new(
         mut reply: Reply,
         query: &Query,
-        (bytes, layout): (&[u8], &RecordOffsets),
+        (bytes, offsets): (&[u8], &RecordOffsets),
         server: u64,
     ) -> Option<Self> {
-        let mut repeat = *reply.validity.take()?;
+        let mut validity = *reply.validity.take()?;
         if bytes.len() > MAX_RESPONSE_BYTES {
             return None;
         }
@@ -63,42 +63,42 @@ impl WireResponse {
         if !any_spelling && query.name().iter().flatten().any(u8::is_ascii_uppercase) {
             return None;
         }
-        let places = |section| match section {
-            Section::Answer => &layout.sections[0],
-            Section::Authority => &layout.sections[1],
-            Section::Additional => &layout.sections[2],
+        let of_section = |section| match section {
+            Section::Answer => &offsets.sections[0],
+            Section::Authority => &offsets.sections[1],
+            Section::Additional => &offsets.sections[2],
         };
         let countdown = |countdown: crate::dns::message::validity::TtlCountdown| {
             // Records that didn't fit need no change.
-            let records = places(countdown.section).iter().enumerate();
+            let records = of_section(countdown.section).iter().enumerate();
             let of_these = records.filter(|(number, _)| countdown.records.contains(number));
-            let places =
-                of_these.map(|(_, place)| u16::try_from(place.ttl)).collect::<Result<Box<[u16]>, _>>();
+            let ttl_offsets =
+                of_these.map(|(_, record)| u16::try_from(record.ttl)).collect::<Result<Box<[u16]>, _>>();
             Some(TtlGroup {
                 since: countdown.since,
                 ttl: countdown.ttl,
                 cap: countdown.cap,
-                places: places.ok()?,
+                offsets: ttl_offsets.ok()?,
             })
         };
         let ttls: Option<Vec<TtlGroup>> =
-            std::mem::take(&mut repeat.countdown).into_iter().map(countdown).collect();
+            std::mem::take(&mut validity.countdown).into_iter().map(countdown).collect();
         let mut ttls = ttls?;
-        ttls.retain(|countdown| !countdown.places.is_empty());
-        let serial = repeat.serial.take().and_then(|serial| {
-            let place = places(serial.section).get(serial.record)?;
+        ttls.retain(|countdown| !countdown.offsets.is_empty());
+        let serial = validity.serial.take().and_then(|serial| {
+            let record = of_section(serial.section).get(serial.record)?;
             // RFC 1035 section 3.3.13: an SOA record ends with five 32-bit numbers, of which the serial is the first.
-            Some((place.end - 20, serial.store))
+            Some((record.end - 20, serial.store))
         });
         // A shuffle must also choose from the records that were truncated.
-        if repeat.shuffled && layout.sections[0].len() < reply.records.count(Section::Answer) {
+        if validity.shuffled && offsets.sections[0].len() < reply.records.count(Section::Answer) {
             return None;
         }
         let addresses =
-            if repeat.shuffled { Some(AddressOrder::of(bytes, &layout.sections[0])?) } else { None };
+            if validity.shuffled { Some(AddressOrder::of(bytes, &offsets.sections[0])?) } else { None };
         Some(Self {
             bytes: bytes.into(),
-            validity: repeat,
+            validity,
             server,
             is_case_independent: any_spelling,
             ttls: ttls.into(),
@@ -140,13 +140,13 @@ impl WireResponse {
             let age = now.duration_since(countdown.since).as_secs();
             let left =
                 countdown.ttl.saturating_sub(u32::try_from(age).unwrap_or(u32::MAX)).min(countdown.cap);
-            for place in &countdown.places {
-                let place = usize::from(*place);
-                out.get_mut(place..place + 4)?.copy_from_slice(&left.to_be_bytes());
+            for offset in &countdown.offsets {
+                let offset = usize::from(*offset);
+                out.get_mut(offset..offset + 4)?.copy_from_slice(&left.to_be_bytes());
             }
         }
-        if let Some((place, store)) = &self.serial {
-            out.get_mut(*place..*place + 4)?.copy_from_slice(&store.serial().to_be_bytes());
+        if let Some((offset, store)) = &self.serial {
+            out.get_mut(*offset..*offset + 4)?.copy_from_slice(&store.serial().to_be_bytes());
         }
         if let Some(addresses) = &self.addresses {
             addresses.shuffle(out, random)?;

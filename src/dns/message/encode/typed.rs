@@ -149,23 +149,23 @@ struct RecordWriter<'a, 'n> {
 
 impl<'n> RecordWriter<'_, 'n> {
     /// Writes a section up to the first record that doesn't fit.
-    fn section(&mut self, records: &'n [Record], places: &mut Vec<RecordOffset>) -> Result<(), ProtoError> {
+    fn section(&mut self, records: &'n [Record], offsets: &mut Vec<RecordOffset>) -> Result<(), ProtoError> {
         for record in records {
             if self.full {
                 break;
             }
-            let place = match self.record(record) {
-                Ok(place) => Some(place),
+            let offset = match self.record(record) {
+                Ok(offset) => Some(offset),
                 // The message has reached 64 KiB.
                 Err(ProtoError::MaxBufferSizeExceeded(_)) => None,
                 Err(error) => return Err(error),
             };
-            let Some(place) = place.filter(|place| place.end <= self.room) else {
+            let Some(offset) = offset.filter(|offset| offset.end <= self.room) else {
                 self.full = true;
                 break;
             };
-            places.push(place);
-            self.end = place.end;
+            self.end = offset.end;
+            offsets.push(offset);
         }
         Ok(())
     }
@@ -186,11 +186,11 @@ impl<'n> RecordWriter<'_, 'n> {
     fn record(&mut self, record: &'n Record) -> Result<RecordOffset, ProtoError> {
         let start = self.encoder.offset();
         match self.owner {
-            Some((name, place))
-                if place <= MAX_POINTER_OFFSET && same_spelling(name, &record.name) && !name.is_root() =>
+            Some((name, offset))
+                if offset <= MAX_POINTER_OFFSET && same_spelling(name, &record.name) && !name.is_root() =>
             {
                 #[expect(clippy::cast_possible_truncation, reason = "it has fourteen bits")]
-                self.encoder.emit_u16(POINTER_FLAG | place as u16)?;
+                self.encoder.emit_u16(POINTER_FLAG | offset as u16)?;
             }
             _ => {
                 record.name.emit(&mut self.encoder)?;

@@ -31,6 +31,7 @@ pub(super) fn with_thread_cache<T>(work: impl FnOnce(&mut ThreadCache) -> T) -> 
 
 fn new() -> Box<ThreadCache> {
     let threads = available_parallelism().map_or(1, usize::from);
-    let room = Capacity { sets: 1024, bytes: (MAX_BYTES_ALL_THREADS / threads).max(MIN_BYTES_PER_THREAD) };
-    Box::new(ThreadCache { response_cache: ResponseCache::new(room), out: [0; MAX_RESPONSE_BYTES] })
+    let capacity =
+        Capacity { sets: 1024, bytes: (MAX_BYTES_ALL_THREADS / threads).max(MIN_BYTES_PER_THREAD) };
+    Box::new(ThreadCache { response_cache: ResponseCache::new(capacity), out: [0; MAX_RESPONSE_BYTES] })
 }
