@@ -44,10 +44,10 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
         records: Records::of_wire(Arc::new(*message.clone()), &name),
         ..Answer::new(message.metadata, "")
     };
-    let mut followed = follow(&answer, &name, qtype.into(), TTL, step);
-    check(&followed, &name, qtype.into(), ours)
-        .and_then(|()| check_encoded(&mut followed, &name, qtype.into()))
-        .map_err(|rule| format!("{rule}\n{bytes:02x?}\n{followed:#?}"))?;
+    let mut chain = follow(&answer, &name, qtype.into(), TTL, step);
+    check(&chain, &name, qtype.into(), ours)
+        .and_then(|()| check_encoded(&mut chain, &name, qtype.into()))
+        .map_err(|rule| format!("{rule}\n{bytes:02x?}\n{chain:#?}"))?;
     Ok(kind)
 }
 
@@ -124,9 +124,9 @@ fn check_passed_on(message: &WireMessage, qtype: RecordType) -> Result<(), Strin
 }
 
 /// Checks that the used records can be encoded, and that `drop_denied` removes all denied addresses.
-fn check_encoded(followed: &mut CnameChain, name: &Name, qtype: RecordType) -> Result<(), String> {
+fn check_encoded(chain: &mut CnameChain, name: &Name, qtype: RecordType) -> Result<(), String> {
     let policy = TargetPolicy::default();
-    drop_denied(&mut followed.answers, &policy, |_| true);
+    drop_denied(&mut chain.answers, &policy, |_| true);
     let refused = |record: &Record| {
         let address: IpAddr = match &record.data {
             RData::A(ip) => ip.0.into(),
@@ -137,10 +137,10 @@ fn check_encoded(followed: &mut CnameChain, name: &Name, qtype: RecordType) -> R
         };
         policy.check_address(address).is_err()
     };
-    ensure(!followed.answers.iter().any(refused), "denied addresses are removed")?;
+    ensure(!chain.answers.iter().any(refused), "denied addresses are removed")?;
     let sections = Sections {
-        answers: followed.answers.clone(),
-        authorities: followed.authorities.clone(),
+        answers: chain.answers.clone(),
+        authorities: chain.authorities.clone(),
         additionals: Vec::new(),
     };
     let response = Answer {

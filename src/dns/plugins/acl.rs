@@ -238,9 +238,9 @@ impl Plugin for Acl {
                 allowed.add(0, 1);
                 let clients = is_of_client.then(|| self.clients(&request.query, true));
                 let mut reply = next.serve(request).await?;
-                if let Some(repeat) = &mut reply.validity {
-                    repeat.clients.extend(clients);
-                    repeat.counters.push(allowed);
+                if let Some(validity) = &mut reply.validity {
+                    validity.clients.extend(clients);
+                    validity.counters.push(allowed);
                 }
                 Ok(reply)
             }

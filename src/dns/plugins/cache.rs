@@ -223,8 +223,8 @@ impl Plugin for Cache {
             let mark = shared.invalidated.mark();
             let mut reply = shared.store_outcome(&cache_query, mark, ask(request, next).await)?;
             // The response cache may reuse the reply even if it isn't stored here.
-            if let Some(repeat) = &mut reply.validity {
-                repeat.counters.extend(counted);
+            if let Some(validity) = &mut reply.validity {
+                validity.counters.extend(counted);
             }
             return Ok(reply);
         };

@@ -193,8 +193,8 @@ impl Plugin for ClientNets {
             return Ok(refusal(request, NAME));
         }
         let mut reply = next.serve(request).await?;
-        if let Some(repeat) = &mut reply.validity {
-            repeat.clients.extend(self.client_scope(true));
+        if let Some(validity) = &mut reply.validity {
+            validity.clients.extend(self.client_scope(true));
         }
         Ok(reply)
     }

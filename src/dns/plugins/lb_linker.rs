@@ -359,8 +359,8 @@ impl LbLinker {
             _ => LookUp::Query,
         };
         let access = request.server.access(&query, request, look_up);
-        if let Some(repeat) = &mut reply.validity {
-            repeat.clients.extend(access.clients);
+        if let Some(validity) = &mut reply.validity {
+            validity.clients.extend(access.clients);
         }
         if access.is_denied {
             return Err(Denial::Acl);
@@ -381,8 +381,8 @@ impl LbLinker {
         reply.metadata.response_code = ResponseCode::NoError;
         reply.records.authorities.clear();
         reply.records.additionals.clear();
-        if let Some(repeat) = &mut reply.validity {
-            repeat.replace_authority(0, None, u32::MAX);
+        if let Some(validity) = &mut reply.validity {
+            validity.replace_authority(0, None, u32::MAX);
         }
         self.denials.count(reply, denial);
         // Caches must not keep a denial longer than the negative TTL: `allow-from` may change.
@@ -415,22 +415,22 @@ impl LbLinker {
         }
         hop_check.limit_reuse(reply);
         if answer.answers.is_empty()
-            && let Some(repeat) = &mut reply.validity
+            && let Some(validity) = &mut reply.validity
         {
-            repeat.serial = soa_position(&self.store, 0, &[], &answer.authorities);
+            validity.serial = soa_position(&self.store, 0, &[], &answer.authorities);
         }
     }
 
     /// Adds the dependencies of a zone's answer to the reply; must run before the records are added to the reply.
     fn add_dependencies(&self, reply: &mut Reply, answer: &mut ZoneAnswer) {
-        let (Some(repeat), Some(dependencies)) = (&mut reply.validity, answer.dependencies.take()) else {
+        let (Some(validity), Some(dependencies)) = (&mut reply.validity, answer.dependencies.take()) else {
             reply.validity = None;
             return;
         };
-        repeat.links.extend(dependencies.links);
-        repeat.set_names_version(dependencies.names);
-        repeat.replace_authority(0, None, u32::MAX);
-        repeat.serial =
+        validity.links.extend(dependencies.links);
+        validity.set_names_version(dependencies.names);
+        validity.replace_authority(0, None, u32::MAX);
+        validity.serial =
             soa_position(&self.store, reply.records.answers.len(), &answer.answers, &answer.authorities);
     }
 
@@ -455,7 +455,7 @@ impl LbLinker {
             found = Ok(fresh);
         }
         let is_absence = found.as_ref().is_ok_and(|found| found.is_absence(&query));
-        let TargetAnswer { resolved: known, chain: mut followed, check: hop_check } = match found {
+        let TargetAnswer { resolved: known, mut chain, check: hop_check } = match found {
             Ok(found) => found,
             Err(ede) => {
                 reply.metadata.response_code = ResponseCode::ServFail;
@@ -467,20 +467,20 @@ impl LbLinker {
         if known.stale {
             self.stale_answers.inc();
             reply.ede = Some(Ede::STALE);
-        } else if matches!(followed.end, ChainEnd::BackToOurZone(_)) {
+        } else if matches!(chain.end, ChainEnd::BackToOurZone(_)) {
             self.targets.of(&request.server).remember(request, &query, &known.reply);
         }
-        if known.stale || followed.end == ChainEnd::Unresolved {
+        if known.stale || chain.end == ChainEnd::Unresolved {
             reply.validity = None;
         }
-        if let Some(denial) = hop_check.denial.filter(|_| followed.end != ChainEnd::Denied) {
+        if let Some(denial) = hop_check.denial.filter(|_| chain.end != ChainEnd::Denied) {
             self.denials.count(reply, denial);
         }
         let denial = hop_check.denial;
         hop_check.limit_reuse(reply);
-        add_target_dependencies(reply, &known.reply, &followed, chase, is_absence);
-        let is_cut = known.reply.metadata.truncation
-            && matches!(followed.end, ChainEnd::Final(_) | ChainEnd::Unresolved);
+        add_target_dependencies(reply, &known.reply, &chain, chase, is_absence);
+        let is_cut =
+            known.reply.metadata.truncation && matches!(chain.end, ChainEnd::Final(_) | ChainEnd::Unresolved);
         if is_cut && request.protocol != Protocol::Udp {
             // Only a client by UDP repeats its query by TCP.
             reply.metadata.response_code = ResponseCode::ServFail;
@@ -488,12 +488,12 @@ impl LbLinker {
             reply.validity = None;
             return None;
         }
-        reply.records.answers.append(&mut followed.answers);
-        reply.records.authorities = followed.authorities;
+        reply.records.answers.append(&mut chain.answers);
+        reply.records.authorities = chain.authorities;
         reply.metadata.truncation |= is_cut;
         let refused = known.reply.metadata.response_code == ResponseCode::Refused;
         chase.alias_only_is_denial = !refused;
-        match followed.end {
+        match chain.end {
             ChainEnd::Final(rcode) => reply.metadata.response_code = rcode,
             ChainEnd::BackToOurZone(name) => return Some(name),
             ChainEnd::Denied => self.deny(reply, chase, denial.unwrap_or(Denial::Name)),
@@ -527,19 +527,19 @@ impl LbLinker {
                 ChainStep::Denied
             }
         };
-        let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.negative_ttl, step);
+        let mut chain = follow(&known.reply, query.name(), query.query_type(), chase.negative_ttl, step);
         // A chain outside our zones started at a link.
         let namespace = chase.link.as_ref().map_or("", |link| link.key.namespace());
         let allows = |name: &Name| self.allows_data(request, namespace, name, &mut hop_check);
-        let has_denied_addresses = drop_denied(&mut followed.answers, &self.policy, allows);
+        let has_denied_addresses = drop_denied(&mut chain.answers, &self.policy, allows);
         if has_denied_addresses {
             hop_check.denial.get_or_insert(Denial::Address);
         }
         let allows = |host: &Name, qtype| !self.denies(request, host, qtype, &mut hop_check);
-        if drop_hints(&mut followed.answers, allows) {
+        if drop_hints(&mut chain.answers, allows) {
             hop_check.denial.get_or_insert(Denial::Acl);
         }
-        Ok(TargetAnswer { resolved: known, chain: followed, check: hop_check })
+        Ok(TargetAnswer { resolved: known, chain, check: hop_check })
     }
 }
 
@@ -577,7 +577,7 @@ impl ChaseState {
                 .answers
                 .iter_mut()
                 .for_each(|record| record.ttl = record.ttl.min(self.negative_ttl));
-            for countdown in reply.validity.iter_mut().flat_map(|repeat| &mut repeat.countdown) {
+            for countdown in reply.validity.iter_mut().flat_map(|validity| &mut validity.countdown) {
                 countdown.cap = countdown.cap.min(self.negative_ttl);
             }
         }
@@ -588,29 +588,35 @@ impl ChaseState {
 fn add_target_dependencies(
     reply: &mut Reply,
     target: &Reply,
-    followed: &CnameChain,
+    chain: &CnameChain,
     chase: &ChaseState,
     is_absence: bool,
 ) {
-    let (start, number) = (reply.records.answers.len(), followed.answers.len());
-    let Some(repeat) = &mut reply.validity else { return };
+    let (start, number) = (reply.records.answers.len(), chain.answers.len());
+    let Some(validity) = &mut reply.validity else { return };
     let runs_down = target.validity.as_deref().and_then(|target| Some((target, target.common_countdown()?)));
-    let Some((target_repeat, runs_down)) = runs_down else {
+    let Some((target_validity, runs_down)) = runs_down else {
         reply.validity = None;
         return;
     };
-    repeat.add_dependencies(target_repeat);
+    validity.add_dependencies(target_validity);
     if is_absence {
-        repeat.limit_until(Some(Instant::now() + chase.absence().saturating_sub(target.age)));
+        validity.limit_until(Some(Instant::now() + chase.absence().saturating_sub(target.age)));
     }
     if let Some((since, ttl)) = runs_down {
         let records = start..start + number;
-        repeat.countdown.push(TtlCountdown { section: Section::Answer, records, since, ttl, cap: u32::MAX });
+        validity.countdown.push(TtlCountdown {
+            section: Section::Answer,
+            records,
+            since,
+            ttl,
+            cap: u32::MAX,
+        });
     }
-    repeat.replace_authority(followed.authorities.len(), runs_down, chase.negative_ttl);
+    validity.replace_authority(chain.authorities.len(), runs_down, chase.negative_ttl);
     // The target is a name in a zone of another server block.
-    if let Some(Serial { store, .. }) = &target_repeat.serial {
-        repeat.serial = soa_position(store, start, &followed.answers, &followed.authorities);
+    if let Some(Serial { store, .. }) = &target_validity.serial {
+        validity.serial = soa_position(store, start, &chain.answers, &chain.authorities);
     }
 }
 

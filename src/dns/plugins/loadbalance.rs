@@ -279,9 +279,9 @@ impl LoadBalance {
         // A single record has only one order.
         let is_single = reply.records.answers.len() <= 1 && reply.records.additionals.len() <= 1;
         match &mut reply.validity {
-            Some(repeat) if in_order && self.is_shuffle() => repeat.shuffled |= addresses > 1,
+            Some(validity) if in_order && self.is_shuffle() => validity.shuffled |= addresses > 1,
             Some(_) if is_single || (in_order && addresses <= 1) => {}
-            repeat => *repeat = None,
+            validity => *validity = None,
         }
     }
 }

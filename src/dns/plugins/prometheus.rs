@@ -89,10 +89,10 @@ impl Plugin for Prometheus {
         let mut outcome = next.serve(request).await;
         match &mut outcome {
             Ok(reply) => {
-                let charge = request.zone_metrics.count(&request.stats(reply), since);
-                match (&mut reply.validity, charge) {
-                    (Some(repeat), Some(charge)) => repeat.query_metrics.push(charge),
-                    (repeat, _) => *repeat = None,
+                let deltas = request.zone_metrics.count(&request.stats(reply), since);
+                match (&mut reply.validity, deltas) {
+                    (Some(validity), Some(deltas)) => validity.query_metrics.push(deltas),
+                    (validity, _) => *validity = None,
                 }
             }
             Err(failure) => {

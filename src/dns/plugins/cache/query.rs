@@ -64,14 +64,14 @@ impl CacheQuery {
         counted: [Arc<ShardedCounters>; 2],
     ) -> Option<Box<Validity>> {
         let reusable = found.reusable_ref()?;
-        let mut repeat = Validity::of_cached(reusable, found.countdown(), reply.records.counts());
-        repeat.counters.extend(counted);
+        let mut validity = Validity::of_cached(reusable, found.countdown(), reply.records.counts());
+        validity.counters.extend(counted);
         if let (Purpose::Target { absence, .. }, false) =
             (request.purpose, found.kind == ResponseKind::Success)
         {
-            repeat.limit_until(Some(Instant::now() + absence.saturating_sub(found.age)));
+            validity.limit_until(Some(Instant::now() + absence.saturating_sub(found.age)));
         }
-        Some(Box::new(repeat))
+        Some(Box::new(validity))
     }
 }
 

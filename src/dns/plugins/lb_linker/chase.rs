@@ -63,7 +63,7 @@ pub fn follow(
     absence: u32,
     mut step: impl FnMut(&Name) -> ChainStep,
 ) -> CnameChain {
-    let followed = |mut answers: Vec<Record>, authorities, end| {
+    let chain = |mut answers: Vec<Record>, authorities, end| {
         answers.iter_mut().for_each(|record| record.ttl = effective_ttl(record.ttl));
         CnameChain { answers, authorities, end }
     };
@@ -98,11 +98,11 @@ pub fn follow(
         owner = target.clone();
         match step(&owner) {
             ChainStep::Upstream => {}
-            ChainStep::Ours => return followed(answers, Vec::new(), ChainEnd::BackToOurZone(owner)),
-            ChainStep::Denied => return followed(answers, Vec::new(), ChainEnd::Denied),
+            ChainStep::Ours => return chain(answers, Vec::new(), ChainEnd::BackToOurZone(owner)),
+            ChainStep::Denied => return chain(answers, Vec::new(), ChainEnd::Denied),
         }
         if seen.contains(&owner) || seen.len() > MAX_CNAMES_IN_ANSWER {
-            return followed(answers, Vec::new(), ChainEnd::Unresolved);
+            return chain(answers, Vec::new(), ChainEnd::Unresolved);
         }
         seen.push(owner.clone());
     }
@@ -120,7 +120,7 @@ pub fn follow(
         }
         _ => ChainEnd::Unresolved,
     };
-    followed(answers, authorities, end)
+    chain(answers, authorities, end)
 }
 
 /// Returns the records whose addresses and names the policies can check: all except records of the types that have such
@@ -315,7 +315,7 @@ mod tests {
                 ChainStep::Upstream
             }
         };
-        let followed = follow(&reply, &name("t.example."), RecordType::A, 5, step);
+        let chain = follow(&reply, &name("t.example."), RecordType::A, 5, step);
         let list = |records: &[Record]| {
             records
                 .iter()
@@ -323,7 +323,7 @@ mod tests {
                 .collect::<Vec<_>>()
                 .join(", ")
         };
-        format!("{:?} | {} | {}", followed.end, list(&followed.answers), list(&followed.authorities))
+        format!("{:?} | {} | {}", chain.end, list(&chain.answers), list(&chain.authorities))
     }
 
     #[test]
@@ -401,11 +401,11 @@ mod tests {
             let answers = answers.iter().map(|text| record(text)).collect();
             let mut reply = reply(ResponseCode::NoError, answers, vec![]);
             reply.records.set_ttl(1 << 31);
-            let followed = follow(&reply, &name("t.example."), RecordType::A, 5, |_| {
+            let chain = follow(&reply, &name("t.example."), RecordType::A, 5, |_| {
                 if ours { ChainStep::Ours } else { ChainStep::Upstream }
             });
-            assert!(!followed.answers.is_empty());
-            assert!(followed.answers.iter().all(|record| record.ttl == 0), "RFC 2181 section 8");
+            assert!(!chain.answers.is_empty());
+            assert!(chain.answers.iter().all(|record| record.ttl == 0), "RFC 2181 section 8");
         }
     }
 
@@ -417,8 +417,8 @@ mod tests {
             let mut answers: Vec<Record> = (0..aliases).map(alias).collect();
             answers.push(record(&format!("{} A 192.0.2.1", host(aliases))));
             let reply = reply(ResponseCode::NoError, answers, vec![]);
-            let followed = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
-            (followed.end, followed.answers.len())
+            let chain = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
+            (chain.end, chain.answers.len())
         };
         assert_eq!(
             end(MAX_CNAMES_IN_ANSWER),
@@ -537,8 +537,8 @@ mod tests {
             let answers =
                 vec![opaque("t.example.", qtype, data), signature("t.example.", qtype), sound.clone()];
             let reply = reply(ok, answers, vec![]);
-            let followed = follow(&reply, &name("t.example."), qtype, 5, |_| ChainStep::Upstream);
-            assert_eq!(followed.answers, [sound], "{qtype}");
+            let chain = follow(&reply, &name("t.example."), qtype, 5, |_| ChainStep::Upstream);
+            assert_eq!(chain.answers, [sound], "{qtype}");
         }
         let alias = record("t.example. CNAME u.example.");
         let answers = vec![
@@ -547,10 +547,10 @@ mod tests {
             alias.clone(),
             opaque("t.example.", RecordType::TXT, b"\xff"),
         ];
-        let followed = follow(&reply(ok, answers, vec![]), &name("t.example."), RecordType::A, 5, |_| {
+        let chain = follow(&reply(ok, answers, vec![]), &name("t.example."), RecordType::A, 5, |_| {
             ChainStep::Upstream
         });
-        assert_eq!(followed.answers, [alias]);
+        assert_eq!(chain.answers, [alias]);
     }
 
     #[test]
@@ -563,7 +563,7 @@ mod tests {
     #[test]
     fn negative_ttl_is_limited_to_our_own_ttl() {
         let reply = reply(ResponseCode::NXDomain, vec![], vec![record("example. SOA ns.example.")]);
-        let followed = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
-        assert_eq!(followed.authorities[0].ttl, 5);
+        let chain = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
+        assert_eq!(chain.authorities[0].ttl, 5);
     }
 }

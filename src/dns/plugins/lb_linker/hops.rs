@@ -72,8 +72,8 @@ impl Denials {
     pub(super) fn count(&self, reply: &mut Reply, denial: Denial) {
         let counter = self.0.with(&[denial.label()]);
         counter.add(0, 1);
-        if let Some(repeat) = &mut reply.validity {
-            repeat.counters.push(counter);
+        if let Some(validity) = &mut reply.validity {
+            validity.counters.push(counter);
         }
         reply.ede = Some(denial.ede());
     }
@@ -94,11 +94,11 @@ impl HopCheck {
     /// Makes the reuse of an answer depend on this result.
     pub(super) fn limit_reuse(self, reply: &mut Reply) {
         reply.validity.take_if(|_| self.is_uncacheable);
-        let Some(repeat) = &mut reply.validity else { return };
-        repeat.clients.extend(self.clients);
+        let Some(validity) = &mut reply.validity else { return };
+        validity.clients.extend(self.clients);
         for ZoneDependencies { links, names } in self.dependencies {
-            repeat.links.extend(links);
-            repeat.set_names_version(names);
+            validity.links.extend(links);
+            validity.set_names_version(names);
         }
     }
 }

@@ -78,8 +78,8 @@ impl TargetResolvers {
             return Arc::clone(&targets);
         }
         let failing = Arc::clone(&self.failing);
-        let memory = Arc::clone(&self.stale_caches.entry(server.view.clone()).or_default());
-        let new = || Arc::new(TargetResolver { look_ups: Group::default(), stale_cache: memory, failing });
+        let stale_cache = Arc::clone(&self.stale_caches.entry(server.view.clone()).or_default());
+        let new = || Arc::new(TargetResolver { look_ups: Group::default(), stale_cache, failing });
         Arc::clone(&self.targets.entry(server.view.clone()).or_insert_with(new))
     }
 
@@ -157,19 +157,19 @@ impl TargetResolver {
 
     /// Prefers the stale answer to an answer that doesn't resolve the target (RFC 8767 section 4).
     fn choose_answer(&self, question: &UpstreamQuery, result: LookupResult) -> Result<Resolved, Ede> {
-        let remembered = || self.stale_cache.get(question).map(stale_reply);
+        let stale_answer = || self.stale_cache.get(question).map(stale_reply);
         match result {
             Some(reply) if is_unresolved(&reply, question) => {
                 let failed = reply.metadata.response_code == ResponseCode::ServFail || is_busy(&reply);
                 let why = reply.ede.filter(|_| failed);
-                match (remembered(), why) {
+                match (stale_answer(), why) {
                     (Some(known), _) => Ok(known),
                     (None, Some(why)) => Err(why),
                     (None, None) => Ok(Resolved { reply, stale: false }),
                 }
             }
             Some(reply) => Ok(Resolved { reply, stale: false }),
-            None => remembered().ok_or(Ede::NO_UPSTREAM),
+            None => stale_answer().ok_or(Ede::NO_UPSTREAM),
         }
     }
 
@@ -230,13 +230,13 @@ impl TargetResolver {
         key: &QueryKey,
         question: &UpstreamQuery,
     ) -> impl FnOnce(&LookupResult) + Send + 'static {
-        let (memory, failing) = (Arc::clone(&self.stale_cache), Arc::clone(&self.failing));
+        let (stale_cache, failing) = (Arc::clone(&self.stale_cache), Arc::clone(&self.failing));
         let (key, question) = (key.clone(), question.clone());
         move |result| {
             let good = result.as_deref().is_some_and(replaces_stale);
             // Only an uncached answer within the quota shows the present state of the upstreams.
             if result.as_deref().is_none_or(|reply| reply.age.is_zero() && !is_busy(reply)) {
-                memory.set_failing(&question, !good);
+                stale_cache.set_failing(&question, !good);
                 match result.as_deref() {
                     Some(_) if good => failing.mark_resolved(&key, &question),
                     Some(reply) => failing.mark_failed(&key, &question, failure_reason(reply)),
@@ -245,9 +245,9 @@ impl TargetResolver {
             }
             let Some(reply) = result else { return };
             if reply.metadata.response_code == ResponseCode::NXDomain {
-                memory.forget(&question);
+                stale_cache.forget(&question);
             } else if good && let Some(positive) = cacheable_polarity(reply, &question) {
-                memory.remember(&key, reply, positive);
+                stale_cache.remember(&key, reply, positive);
             }
         }
     }
@@ -294,24 +294,24 @@ fn replaces_stale(reply: &Reply) -> bool {
 }
 
 /// Follows the chain to its end, also through our own zones and denied names.
-fn followed(reply: &Reply, question: &UpstreamQuery) -> CnameChain {
+fn chain_of(reply: &Reply, question: &UpstreamQuery) -> CnameChain {
     follow(reply, question.query.name(), question.query.query_type(), 0, |_| ChainStep::Upstream)
 }
 
 fn is_unresolved(reply: &Reply, question: &UpstreamQuery) -> bool {
-    followed(reply, question).end == ChainEnd::Unresolved
+    chain_of(reply, question).end == ChainEnd::Unresolved
 }
 
 /// Returns `true` for an answer with data, `false` for a denial; `None` if it can't be cached.
 fn cacheable_polarity(reply: &Reply, question: &UpstreamQuery) -> Option<bool> {
-    let followed = followed(reply, question);
+    let chain = chain_of(reply, question);
     let qtype = question.query.query_type();
     let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
-    match followed.end {
-        ChainEnd::Final(ResponseCode::NoError) if followed.answers.iter().any(wanted) => {
+    match chain.end {
+        ChainEnd::Final(ResponseCode::NoError) if chain.answers.iter().any(wanted) => {
             (!reply.metadata.truncation).then_some(true)
         }
-        ChainEnd::Final(ResponseCode::NoError) if !followed.authorities.is_empty() => Some(false),
+        ChainEnd::Final(ResponseCode::NoError) if !chain.authorities.is_empty() => Some(false),
         _ => None,
     }
 }
