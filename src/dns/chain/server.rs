@@ -144,7 +144,7 @@ pub struct ServerBlock {
 impl Server {
     /// Returns a server of these blocks, each with a zone that it has on this listener.
     #[must_use]
-    pub fn new(label: String, blocks: &[(Name, Arc<ServerBlock>)], report: Arc<ServerMetrics>) -> Self {
+    pub fn new(label: String, blocks: &[(Name, Arc<ServerBlock>)], metrics: Arc<ServerMetrics>) -> Self {
         // Other classes than IN are only for `chaos`, which answers CH, and for `forward`, as in CoreDNS.
         let other_classes = blocks
             .iter()
@@ -152,12 +152,12 @@ impl Server {
             .any(|plugin| matches!(plugin.name(), "chaos" | "forward"));
         let debug = blocks.iter().any(|(_, block)| block.debug);
         let serve = |(zone, block): &(Name, Arc<ServerBlock>)| {
-            let zone_metrics = report.zone_metrics(&label, &zone.to_ascii());
+            let zone_metrics = metrics.zone_metrics(&label, &zone.to_ascii());
             (wire_name(zone), ServedZone { zone: zone.clone(), block: Arc::clone(block), zone_metrics })
         };
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let dropped = report.zone_metrics(&label, "dropped");
+        let dropped = metrics.zone_metrics(&label, "dropped");
         let blocks: HashMap<Box<[u8]>, ServedZone> = blocks.iter().map(serve).collect();
         let longest = blocks.keys().map(|zone| zone.len()).max().unwrap_or_default();
         Self { view: label.clone(), label, blocks, longest, other_classes, debug, number, dropped }

@@ -125,8 +125,8 @@ mod tests {
             link_zones: ZoneSet::default(),
             debug: false,
         };
-        let report = context.shared.metrics.group().unwrap();
-        let server = Server::new(String::new(), &[(zone.clone(), Arc::new(block))], report);
+        let metrics = context.shared.metrics.group().unwrap();
+        let server = Server::new(String::new(), &[(zone.clone(), Arc::new(block))], metrics);
         let mut request = context.request("example.org. A");
         request.server = Arc::new(server);
         let started = Instant::now();

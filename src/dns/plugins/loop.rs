@@ -422,8 +422,8 @@ mod tests {
             link_zones: ZoneSet::default(),
             debug: false,
         };
-        let report = context.shared.metrics.group().unwrap();
-        let server = Arc::new(Server::new(String::new(), &[(Name::root(), Arc::new(block))], report));
+        let metrics = context.shared.metrics.group().unwrap();
+        let server = Arc::new(Server::new(String::new(), &[(Name::root(), Arc::new(block))], metrics));
         context.request.server = Arc::clone(&server);
         let stop = CancellationToken::new();
         let task = tokio::spawn(builder.tasks.remove(0)(server, stop.clone()));

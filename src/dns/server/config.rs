@@ -215,8 +215,8 @@ pub fn first_handler(text: &str, context: &ServerContext) -> Result<Arc<Handler>
     let path = Path::new("Corefile");
     let configuration = configure(path, text, &FileSources::SYSTEM, context)?;
     let listener = &configuration.listeners[0];
-    let report = context.metrics.group().map_err(|error| listener.place.error(error.to_string()))?;
-    Ok(Arc::new(configuration.handler(listener, listener.at, context, &report)))
+    let server_metrics = context.metrics.group().map_err(|error| listener.place.error(error.to_string()))?;
+    Ok(Arc::new(configuration.handler(listener, listener.at, context, &server_metrics)))
 }
 
 impl Configuration {
@@ -243,26 +243,26 @@ impl Configuration {
         listener: &Listener,
         bound: ListenAt,
         context: &ServerContext,
-        report: &Arc<ServerMetrics>,
+        server_metrics: &Arc<ServerMetrics>,
     ) -> Handler {
         Handler {
-            server: ArcSwap::from_pointee(self.server(listener, bound, Arc::clone(report))),
+            server: ArcSwap::from_pointee(self.server(listener, bound, Arc::clone(server_metrics))),
             bound: bound.address,
             metrics: Arc::clone(&context.metrics),
-            server_metrics: Arc::clone(report),
+            server_metrics: Arc::clone(server_metrics),
         }
     }
 
     /// Returns the server of a listener that is bound to `bound`.
     #[must_use]
-    pub fn server(&self, listener: &Listener, bound: ListenAt, report: Arc<ServerMetrics>) -> Server {
+    pub fn server(&self, listener: &Listener, bound: ListenAt, server_metrics: Arc<ServerMetrics>) -> Server {
         let blocks: Vec<(Name, Arc<ServerBlock>)> = listener
             .zones
             .iter()
             .map(|(zone, number)| (zone.clone(), Arc::clone(&self.blocks[*number].block)))
             .collect();
         let twin = self.listeners.iter().find(|other| other.zones == listener.zones).unwrap_or(listener);
-        Server::new(bound.to_string(), &blocks, report).with_view(twin.at.to_string())
+        Server::new(bound.to_string(), &blocks, server_metrics).with_view(twin.at.to_string())
     }
 }
 

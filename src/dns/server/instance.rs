@@ -30,7 +30,7 @@ use crate::dns::transport::udp;
 /// The running listeners and blocks of a configuration.
 pub(crate) struct Instance {
     context: ServerContext,
-    report: Arc<ServerMetrics>,
+    metrics: Arc<ServerMetrics>,
     connection_limiter: Arc<ConnectionLimiter>,
     listeners: Vec<BoundListener>,
     blocks: Vec<RunningBlock>,
@@ -83,10 +83,10 @@ struct RunningBlock {
 
 impl Instance {
     pub(crate) fn new(context: ServerContext, set_debug: SetDebug) -> Result<Self, ServerError> {
-        let report = context.metrics.group::<ServerMetrics>()?;
+        let metrics = context.metrics.group::<ServerMetrics>()?;
         let (servers, _) = watch::channel(Servers::from([]));
         Ok(Self {
-            report,
+            metrics,
             connection_limiter: Arc::new(ConnectionLimiter::new(context.metrics.group()?)),
             listeners: Vec::new(),
             blocks: Vec::new(),
@@ -161,7 +161,7 @@ impl Instance {
             }
         }
         self.http.serve(http, &endpoints);
-        self.report.set_enabled(self.enabled());
+        self.metrics.set_enabled(self.enabled());
         let builders = || configuration.blocks.iter().map(|built| &built.builder);
         (self.set_debug)(builders().any(|builder| builder.debug));
         self.reload = builders().find_map(|builder: &BlockBuilder| builder.reload);
@@ -206,7 +206,7 @@ impl Instance {
             let wanted = configuration.listeners.iter().find(|listener| listener.at == live.at);
             match wanted {
                 Some(listener) => {
-                    let server = configuration.server(listener, live.bound, Arc::clone(&self.report));
+                    let server = configuration.server(listener, live.bound, Arc::clone(&self.metrics));
                     live.handler.server.store(Arc::new(server));
                     live.connection_config.store(Arc::new(configuration.connection_config(listener)));
                 }
@@ -219,7 +219,7 @@ impl Instance {
                     let next = fresh.iter().find(|(_, socket)| socket.bound.address.port() == port);
                     if let Some((number, socket)) = next {
                         let listener = &configuration.listeners[*number];
-                        let server = configuration.server(listener, socket.bound, Arc::clone(&self.report));
+                        let server = configuration.server(listener, socket.bound, Arc::clone(&self.metrics));
                         live.handler.server.store(Arc::new(server));
                     }
                 }
@@ -229,7 +229,7 @@ impl Instance {
         for (number, socket) in fresh {
             let listener = &configuration.listeners[number];
             let bound = socket.bound;
-            let handler = Arc::new(configuration.handler(listener, bound, &self.context, &self.report));
+            let handler = Arc::new(configuration.handler(listener, bound, &self.context, &self.metrics));
             let stop = CancellationToken::new();
             self.next += 1;
             let terms = Arc::new(ArcSwap::from_pointee(configuration.connection_config(listener)));
@@ -282,7 +282,7 @@ impl Instance {
             .iter()
             .find(behind)
             .or(servers.first())
-            .map_or_else(|| Arc::new(Server::new(String::new(), &[], Arc::clone(&self.report))), Arc::clone)
+            .map_or_else(|| Arc::new(Server::new(String::new(), &[], Arc::clone(&self.metrics))), Arc::clone)
     }
 
     /// Returns `(server, zone, plugin)` for every enabled plugin; as in CoreDNS, only for blocks with *prometheus*, and

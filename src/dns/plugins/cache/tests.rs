@@ -105,9 +105,9 @@ impl CacheFixture {
             link_zones: ZoneSet::default(),
             debug: false,
         };
-        let report = context.shared.metrics.group().unwrap();
+        let metrics = context.shared.metrics.group().unwrap();
         context.server =
-            Arc::new(Server::new("dns://:53".to_owned(), &[(zone.clone(), Arc::new(block))], report));
+            Arc::new(Server::new("dns://:53".to_owned(), &[(zone.clone(), Arc::new(block))], metrics));
         context.request.server = Arc::clone(&context.server);
         Self { context, source }
     }

@@ -36,9 +36,9 @@ fn sites(text: &str) -> Vec<TestServer> {
     store.set_zones([&name("lb.internal.")]);
     store.replace(None, vec![web()], vec![], &Default::default());
     store.set_synced();
-    let report = context.shared.metrics.group().unwrap();
+    let metrics = context.shared.metrics.group().unwrap();
     let of_listener = |listener| {
-        let server = Arc::new(configuration.server(listener, listener.at, Arc::clone(&report)));
+        let server = Arc::new(configuration.server(listener, listener.at, Arc::clone(&metrics)));
         let request = Request { server: Arc::clone(&server), ..context.request.clone() };
         let mut context = context.clone();
         (context.server, context.request) = (server, request);

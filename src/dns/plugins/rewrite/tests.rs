@@ -82,8 +82,8 @@ fn context(rules: &str, behind: Behind) -> TestServer {
         link_zones: ZoneSet::default(),
         debug: false,
     };
-    let report = context.shared.metrics.group().unwrap();
-    context.server = Arc::new(Server::new("dns://:53".into(), &[(zone.clone(), Arc::new(block))], report));
+    let metrics = context.shared.metrics.group().unwrap();
+    context.server = Arc::new(Server::new("dns://:53".into(), &[(zone.clone(), Arc::new(block))], metrics));
     context.request.server = Arc::clone(&context.server);
     context
 }

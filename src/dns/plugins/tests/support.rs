@@ -115,8 +115,8 @@ impl TestServer {
         let configuration = configure(Path::new("Corefile"), text, &FileSources::SYSTEM, &shared)
             .unwrap_or_else(|error| panic!("{error}"));
         let listener = &configuration.listeners[0];
-        let report = shared.metrics.group().unwrap();
-        let server = Arc::new(configuration.server(listener, listener.at, report));
+        let metrics = shared.metrics.group().unwrap();
+        let server = Arc::new(configuration.server(listener, listener.at, metrics));
         let mut request = server.internal_request(Query::new());
         request.protocol = Protocol::Udp;
         request.edns = None;
