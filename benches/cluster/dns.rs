@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// The time after which a query counts as lost.
-const PATIENCE: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns a link's target after change number `change`: unique, and as long as the hostnames of clouds.
 pub fn host(change: u64, link: usize) -> String {
@@ -66,7 +66,7 @@ impl SerialClient {
     pub fn new(server: SocketAddr) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         socket.connect(server).expect("an address");
-        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        socket.set_read_timeout(Some(REPLY_TIMEOUT)).expect("a timeout");
         Self { socket, id: 0 }
     }
 
@@ -86,7 +86,7 @@ impl SerialClient {
     }
 
     /// Repeats a query until the target is from this change.
-    pub fn until(&mut self, question: &mut [u8], change: u64, patience: Duration) -> Option<FirstSeen> {
+    pub fn until(&mut self, question: &mut [u8], change: u64, timeout: Duration) -> Option<FirstSeen> {
         let begun = Instant::now();
         let mut first = None;
         loop {
@@ -97,7 +97,7 @@ impl SerialClient {
             if seen == Some(change) {
                 return Some(FirstSeen { at, first: first - begun, at_once });
             }
-            if at - begun > patience {
+            if at - begun > timeout {
                 return None;
             }
         }

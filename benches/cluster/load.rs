@@ -24,7 +24,7 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 /// The time after which a query for a change counts as lost and is repeated.
 const LOST: Duration = Duration::from_millis(20);
 /// The time after which a change counts as never seen.
-const PATIENCE: Duration = Duration::from_secs(5);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A change that was made and must become visible in answers.
 pub struct Change {
@@ -144,7 +144,7 @@ impl Client {
 
     fn give_up(&mut self) {
         let before = self.open.len();
-        self.open.retain(|open| open.made.at.elapsed() < PATIENCE);
+        self.open.retain(|open| open.made.at.elapsed() < EVENT_TIMEOUT);
         self.never += before - self.open.len();
     }
 

@@ -27,7 +27,7 @@ pub const LINKS: usize = 10_000;
 /// clients.
 const WRITERS: usize = 8;
 /// The timeout of everything at the start. 100,000 external targets can be written in that time.
-const PATIENCE: Duration = Duration::from_secs(1800);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// A control plane with load balancers.
 pub struct Plane {
@@ -166,7 +166,7 @@ impl Plane {
     pub fn synced_linker(&self) -> Linker {
         let linker = self.linker(&["--sync", "on"]);
         ready(&linker, Duration::from_millis(20));
-        let (deadline, mut told) = (Instant::now() + PATIENCE, Instant::now());
+        let (deadline, mut told) = (Instant::now() + EVENT_TIMEOUT, Instant::now());
         loop {
             let targets = self.external_targets();
             if targets >= self.links {
@@ -199,7 +199,7 @@ impl Plane {
         let coredns = runtime.block_on(CoreDns::start(&plugins, ""));
         let (mut asker, mut question) = (SerialClient::new(coredns.address), peer_question(0));
         // The target may be from any change of another part.
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EVENT_TIMEOUT;
         while asker.ask(&mut question).is_none() {
             assert!(Instant::now() < deadline, "CoreDNS knows no Service");
             thread::sleep(Duration::from_millis(20));
@@ -215,7 +215,7 @@ pub fn peer_question(peer: usize) -> Vec<u8> {
 
 /// Waits until lb-linker is ready, and returns the time at which it was ready.
 pub fn ready(linker: &Linker, look: Duration) -> Instant {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + EVENT_TIMEOUT;
     loop {
         let (code, said) = linker.get_ready();
         let now = Instant::now();

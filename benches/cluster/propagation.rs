@@ -17,7 +17,7 @@ use crate::plane::{
 /// The number of Services that CoreDNS serves.
 pub const PEERS: usize = 250;
 /// The time after which a change counts as lost.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause between two changes, in which the consequences of a change, such as Events and watch events, come to an
 /// end.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -94,7 +94,7 @@ fn measure(
                 let path = format!("{}/ext-{peer}", services(PEER));
                 let patch = serde_json::json!({"spec": {"externalName": host(*change, peer)}}).to_string();
                 let answered = api.must("PATCH", &path, &patch);
-                let seen = theirs.until(&mut peer_question(peer), *change, PATIENCE);
+                let seen = theirs.until(&mut peer_question(peer), *change, EVENT_TIMEOUT);
                 let seen = seen.expect("CoreDNS answers the new target");
                 times.coredns.push(millis(answered, seen.at));
                 times.first(1, &seen);
@@ -103,7 +103,7 @@ fn measure(
                 // Spread the changes over all links.
                 let link = number * 37 % LINKS;
                 let answered = api.must("PATCH", &status(link), &status_patch(*change, link));
-                let seen = ours.until(&mut link_question(link), *change, PATIENCE);
+                let seen = ours.until(&mut link_question(link), *change, EVENT_TIMEOUT);
                 let seen = seen.expect("lb-linker answers the new target");
                 times.ours.push(millis(answered, seen.at));
                 times.first(0, &seen);
@@ -122,7 +122,7 @@ fn measure(
 /// Waits until the watch reports a change in a namespace, and returns the time of the event.
 fn wait_for_event(seen: &Receiver<Seen>, namespace: &str, change: u64) -> Instant {
     loop {
-        match seen.recv_timeout(PATIENCE) {
+        match seen.recv_timeout(EVENT_TIMEOUT) {
             Ok(seen) if seen.namespace == namespace && change_of(&seen.target) == Some(change) => {
                 return seen.at;
             }

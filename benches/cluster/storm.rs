@@ -227,8 +227,8 @@ fn change(plane: &Plane, first: u64, made: &Sender<Change>, end: Instant) -> u64
             })
             .collect();
         // A slow API server delays the changers.
-        let tell = |patience: Duration| {
-            let Ok(seen) = watch.seen.recv_timeout(patience) else { return false };
+        let tell = |timeout: Duration| {
+            let Ok(seen) = watch.seen.recv_timeout(timeout) else { return false };
             if let Some(change) = change_of(&seen.target).filter(|change| *change >= first) {
                 let question = link_question((change - first) as usize % QUERIED_LINKS);
                 // Sending fails when the round is over.

@@ -9,7 +9,7 @@ use crate::sets::Question;
 /// Outstanding queries while answers are checked.
 const WINDOW: usize = 50;
 /// The time after which a query is repeated, and the time after which it fails.
-const PATIENCE: Duration = Duration::from_millis(500);
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 const DEADLINE: Duration = Duration::from_secs(10);
 
 pub struct Client {
@@ -40,7 +40,7 @@ impl Client {
     fn ask_window(&self, first: usize, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
         let mut answers: Vec<Option<Vec<u8>>> = vec![None; questions.len()];
         let mut problem = "no answer".to_owned();
-        self.socket.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
+        self.socket.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(|error| error.to_string())?;
         let deadline = Instant::now() + DEADLINE;
         while answers.iter().any(Option::is_none) && Instant::now() < deadline {
             for (i, question) in questions.iter().enumerate().filter(|(i, _)| answers[*i].is_none()) {

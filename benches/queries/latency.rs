@@ -13,7 +13,7 @@ const WINDOW: usize = 200;
 /// The delay after which the load skips queries that it hasn't sent: a burst would distort the latencies.
 const LATE: Duration = Duration::from_millis(1);
 /// The time to wait for late answers.
-const PATIENCE: Duration = Duration::from_secs(1);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 const IDS: usize = 1 << 16;
 
 #[derive(Clone, Debug, Default)]
@@ -73,7 +73,7 @@ pub fn saturated(server: SocketAddr, questions: &[Question], time: Duration) -> 
     let mut load = Load::new(server, questions)?;
     let end = Instant::now() + time;
     let mut progress = Instant::now();
-    while progress < end && progress.elapsed() < PATIENCE {
+    while progress < end && progress.elapsed() < REPLY_TIMEOUT {
         while load.under_way < WINDOW {
             load.send()?;
         }
@@ -136,7 +136,7 @@ impl<'a> Load<'a> {
     }
 
     fn finish(mut self) -> io::Result<Latencies> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + REPLY_TIMEOUT;
         while self.under_way > 0 && Instant::now() < end {
             self.receive()?;
         }

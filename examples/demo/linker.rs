@@ -14,7 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 
 /// The time that lb-linker may take to open its ports, and to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval for polling whether lb-linker has ended.
 const POLL: Duration = Duration::from_millis(5);
 
@@ -69,7 +69,7 @@ impl Linker {
     /// If lb-linker ends, or takes longer than 10 s.
     pub async fn dns_address(&mut self) -> Result<(SocketAddr, Vec<String>), Box<dyn Error>> {
         let mut lines = Vec::new();
-        let told = timeout(PATIENCE, async {
+        let told = timeout(EVENT_TIMEOUT, async {
             while let Some(line) = self.next_line().await {
                 let address = dns_address(&line);
                 lines.push(line);
@@ -82,7 +82,7 @@ impl Linker {
         match told.await {
             Ok(Some(address)) => Ok((address, lines)),
             Ok(None) => Err(format!("lb-linker has ended at once, and said: {}", lines.join("\n")).into()),
-            Err(_) => Err(format!("lb-linker hasn't opened its DNS port within {PATIENCE:?}").into()),
+            Err(_) => Err(format!("lb-linker hasn't opened its DNS port within {EVENT_TIMEOUT:?}").into()),
         }
     }
 
@@ -106,7 +106,7 @@ impl Linker {
         if let Ok(id) = self.child.id().try_into() {
             kill(Pid::from_raw(id), Signal::SIGTERM)?;
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EVENT_TIMEOUT;
         while Instant::now() < deadline {
             if let Some(status) = self.ended()? {
                 return Ok(status);

@@ -10,7 +10,7 @@ use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
 /// The timeout of a query, longer than lb-linker's timeout for upstreams, which is 1.8 s.
-const PATIENCE: Duration = Duration::from_secs(3);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The UDP payload size in bytes (DNS flag day 2020).
 const MAX_UDP: u16 = 1232;
 
@@ -31,8 +31,8 @@ pub async fn ask(server: SocketAddr, name: &Name, qtype: RecordType) -> io::Resu
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
     socket.send(&question.to_vec().map_err(io::Error::other)?).await?;
-    timeout(PATIENCE, answer_to(&question, &socket)).await.unwrap_or_else(|_| {
-        Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {PATIENCE:?}")))
+    timeout(EVENT_TIMEOUT, answer_to(&question, &socket)).await.unwrap_or_else(|_| {
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {EVENT_TIMEOUT:?}")))
     })
 }
 

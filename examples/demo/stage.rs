@@ -17,7 +17,7 @@ use crate::query;
 use crate::screen::{Row, Screen};
 
 /// The timeout for an expected state.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(5);
 
 /// The text for an answer without records for an existing name.
@@ -125,7 +125,7 @@ impl Environment {
             if let Some(status) = self.linker.ended()? {
                 return Err(format!("lb-linker has ended ({status})").into());
             }
-            if took > PATIENCE {
+            if took > EVENT_TIMEOUT {
                 return Err(difference(expected, &seen).into());
             }
             tokio::time::sleep(POLL).await;
@@ -248,8 +248,8 @@ fn difference(expected: &State, seen: &State) -> String {
             expected.iter().chain(seen).find(|row| expected.contains(row) != seen.contains(row))
         {
             let (wanted, there) = (value(expected, key), value(seen, key));
-            return format!("expected {what} {key}: {wanted}; but after {PATIENCE:?} it is: {there}");
+            return format!("expected {what} {key}: {wanted}; but after {EVENT_TIMEOUT:?} it is: {there}");
         }
     }
-    format!("expected everything to be as it is now within {PATIENCE:?}, but it took longer")
+    format!("expected everything to be as it is now within {EVENT_TIMEOUT:?}, but it took longer")
 }

@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::answers::manifests;
 use crate::harness::dns::{FaultyUpstream, address, error, query, write_message};
 use crate::harness::linker::Linker;
-use crate::harness::{PATIENCE, eventually};
+use crate::harness::{EVENT_TIMEOUT, eventually};
 
 /// Names in this zone are never answered.
 const SILENT: &str = "silent.example.";
@@ -259,7 +259,7 @@ async fn upstream_sockets_stay_below_60_percent_of_the_files() {
     let refused = async {
         while ede_text(&other.receive().await).as_deref() != Some("no socket to an upstream is free") {}
     };
-    timeout(PATIENCE, refused).await.expect("a refusal");
+    timeout(EVENT_TIMEOUT, refused).await.expect("a refusal");
     assert!(watch.most() < FILES * 60 / 100 + OTHER_FILES, "{} files open", watch.most());
     assert!(watch.most() > FILES * 30 / 100, "{} files open", watch.most());
     assert_eq!(linker.logged("Too many open files"), 0);

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::harness::dns::{ask_udp, query, read_message, show, write_message};
 use crate::harness::linker::Linker;
-use crate::harness::{PATIENCE, eventually};
+use crate::harness::{EVENT_TIMEOUT, eventually};
 
 const MAX_OF_A_CLIENT: usize = 1000;
 /// The maximum number of all connections, if the limit of open files allows it.
@@ -48,12 +48,12 @@ fn client(number: usize) -> IpAddr {
 async fn connect(from: IpAddr, to: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((from, 0).into()).unwrap();
-    timeout(PATIENCE, socket.connect(to)).await.expect("a connection").unwrap()
+    timeout(EVENT_TIMEOUT, socket.connect(to)).await.expect("a connection").unwrap()
 }
 
 async fn ask_on(stream: &mut TcpStream) -> Option<Message> {
     write_message(stream, &query(QUESTION).to_vec().unwrap()).await;
-    let answer = timeout(PATIENCE, read_message(stream)).await.expect("an answer or the end")?;
+    let answer = timeout(EVENT_TIMEOUT, read_message(stream)).await.expect("an answer or the end")?;
     let answer = Message::from_vec(&answer).unwrap();
     assert!(show(&answer).starts_with(ANSWER), "{}", show(&answer));
     Some(answer)
@@ -76,7 +76,7 @@ async fn half_asked(from: IpAddr, to: SocketAddr) -> TcpStream {
 /// Waits until the peer has closed a connection.
 async fn ended(stream: &mut TcpStream) {
     let mut rest = [0; 4096];
-    while timeout(PATIENCE, stream.read(&mut rest)).await.expect("an end").is_ok_and(|read| read > 0) {}
+    while timeout(EVENT_TIMEOUT, stream.read(&mut rest)).await.expect("an end").is_ok_and(|read| read > 0) {}
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn clients_that_never_read_are_closed_and_use_no_memory() {
         }
     };
     let floods = futures::stream::iter(0..CLIENTS).map(flood).buffer_unordered(CLIENTS);
-    let sent: Vec<usize> = timeout(2 * PATIENCE, floods.collect()).await.expect("all are cut off");
+    let sent: Vec<usize> = timeout(2 * EVENT_TIMEOUT, floods.collect()).await.expect("all are cut off");
     let most = linker.memory("VmHWM");
     let taken = sent.iter().max().unwrap();
     eprintln!(

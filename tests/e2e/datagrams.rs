@@ -14,7 +14,7 @@ use lb_linker::store::{OnGone, Store};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::harness::PATIENCE;
+use crate::harness::EVENT_TIMEOUT;
 use crate::harness::dns::query;
 use crate::harness::forging::Forger;
 use crate::harness::network::{self, FAR, NEAR, ROUTED};
@@ -157,7 +157,7 @@ async fn only_this_host_reports_a_client_unreachable() {
     let SocketAddr::V4(living) = client.local_addr().unwrap() else { panic!("it is IPv4") };
     let question = query("few.example. A").to_vec().unwrap();
     let mut answer = [0; 1232];
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(EVENT_TIMEOUT)).unwrap();
     for _ in 0..10 {
         forger.host_unreachable(served.near(), living);
         client.send_to(&question, served.near()).unwrap();
@@ -167,7 +167,7 @@ async fn only_this_host_reports_a_client_unreachable() {
     // Few answers are pending, so the send buffer doesn't fill up and the server doesn't read the neighbor table. ARP
     // fails after three seconds, and the kernel reports the failure on the socket.
     let dead = SocketAddrV4::new(Ipv4Addr::new(10, 9, 1, 1), 1024);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + EVENT_TIMEOUT;
     while served.dropped("unreachable") == 0.0 {
         assert!(Instant::now() < deadline, "the address isn't limited");
         forger.udp(dead, served.near(), &question);
@@ -190,7 +190,7 @@ async fn only_this_host_reports_an_ipv6_client_unreachable() {
     let SocketAddr::V6(living) = client.local_addr().unwrap() else { panic!("it is IPv6") };
     let question = query("few.example. A").to_vec().unwrap();
     let mut answer = [0; 1232];
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(EVENT_TIMEOUT)).unwrap();
     for _ in 0..10 {
         forger.address_unreachable(near, living);
         client.send_to(&question, near).unwrap();
@@ -198,7 +198,7 @@ async fn only_this_host_reports_an_ipv6_client_unreachable() {
     }
     assert_eq!(served.dropped("unreachable"), 0.0);
     let dead = SocketAddrV6::new(Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 1, 1), 1024, 0, 0);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + EVENT_TIMEOUT;
     while served.dropped("unreachable") == 0.0 {
         assert!(Instant::now() < deadline, "the address isn't limited");
         forger.udp6(dead, near, &question);
@@ -225,7 +225,7 @@ fn ask_for(name: &str, client: &UdpSocket, server: SocketAddr) -> usize {
     question.edns.as_mut().unwrap().set_max_payload(LARGE);
     let question = question.to_vec().unwrap();
     let mut answer = [0; 2 * LARGE as usize];
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(EVENT_TIMEOUT)).unwrap();
     client.send_to(&question, server).unwrap();
     loop {
         // Datagrams from the socket `plain` of the tests have only zeros: they are no answers.
@@ -253,7 +253,7 @@ async fn forged_icmp_causes_no_fragmented_answer() {
         fragments().0 - before
     };
     assert_eq!(fragments_of_plain(), 0);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + EVENT_TIMEOUT;
     while fragments_of_plain() == 0 {
         assert!(Instant::now() < deadline, "the forged packet has no effect");
         // The kernel may ignore the first forged packet.
@@ -293,7 +293,7 @@ async fn forged_icmpv6_causes_no_fragmented_answer() {
     };
     assert_eq!(fragments_of_plain(), 0);
     let of_larger = fragments_of_answer("more.example", 1401);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + EVENT_TIMEOUT;
     while fragments_of_plain() == 0 {
         assert!(Instant::now() < deadline, "the forged packet has no effect");
         // The kernel may ignore the first forged packet.

@@ -33,7 +33,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{FaultyUpstream, ede, error, query};
 use crate::harness::linker::Linker;
-use crate::harness::{PATIENCE, apply_deploy, eventually};
+use crate::harness::{EVENT_TIMEOUT, apply_deploy, eventually};
 
 const LINKS: u32 = 50;
 /// The number of clients; each client sends one query at a time.
@@ -104,7 +104,7 @@ impl Generations {
             let question = query(&format!("svc-{link}-{namespace}.lb.internal. A"));
             let oldest = self.oldest[at].load(Ordering::SeqCst);
             socket.send(&question.to_vec().unwrap()).await.unwrap();
-            let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.expect("an answer").unwrap();
+            let length = timeout(EVENT_TIMEOUT, socket.recv(&mut buffer)).await.expect("an answer").unwrap();
             let newest = self.newest[at].load(Ordering::SeqCst);
             let answer = Message::from_vec(&buffer[..length]).unwrap();
             assert_eq!(answer.metadata.id, question.metadata.id);
@@ -334,7 +334,7 @@ async fn starting_replica_never_denies_an_existing_name() {
             let question = query(&format!("svc-{link}.{namespace}.lb.internal. CNAME"));
             socket.send(&question.to_vec().unwrap()).await.unwrap();
             let mut buffer = [0; 1232];
-            let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.expect("an answer").unwrap();
+            let length = timeout(EVENT_TIMEOUT, socket.recv(&mut buffer)).await.expect("an answer").unwrap();
             let answer = Message::from_vec(&buffer[..length]).unwrap();
             let rcode = answer.metadata.response_code;
             *count.entry(rcode.to_string()).or_default() += 1;

@@ -14,7 +14,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::short;
 use crate::harness::linker::Linker;
-use crate::harness::{PATIENCE, apply_deploy, eventually};
+use crate::harness::{EVENT_TIMEOUT, apply_deploy, eventually};
 
 const SERVICES: usize = 2000;
 const TARGETS: &str = "external-targets";
@@ -66,7 +66,7 @@ async fn point_all_at(cluster: &Cluster, namespace: &str, generation: &str) {
 async fn wait_for_writes(linker: &Linker, what: &str, number: usize, since: Instant) {
     let wanted = f64::from(u32::try_from(number).unwrap());
     while linker.writes() < wanted {
-        assert!(since.elapsed() < 4 * PATIENCE, "{what}: waited in vain for {number} writes");
+        assert!(since.elapsed() < 4 * EVENT_TIMEOUT, "{what}: waited in vain for {number} writes");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let seconds = since.elapsed().as_secs_f64();

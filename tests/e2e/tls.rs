@@ -27,7 +27,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::PATIENCE;
+use crate::harness::EVENT_TIMEOUT;
 use crate::harness::dns::{FaultyUpstream, query, show};
 
 /// A query that is answered with SERVFAIL, because the store isn't filled.
@@ -93,7 +93,7 @@ impl Server {
 
     async fn stop(mut self) {
         self.stop.cancel();
-        timeout(PATIENCE, self.serving.join_next()).await.expect("it stops").unwrap().unwrap().unwrap();
+        timeout(EVENT_TIMEOUT, self.serving.join_next()).await.expect("it stops").unwrap().unwrap().unwrap();
     }
 }
 
@@ -124,7 +124,7 @@ fn connector(
 async fn connect(connector: &TlsConnector, to: SocketAddr) -> TlsStream<TcpStream> {
     let name = ServerName::try_from("dns.example").unwrap();
     let stream = TcpStream::connect(to).await.unwrap();
-    timeout(PATIENCE, connector.connect(name, stream)).await.expect("a handshake").unwrap()
+    timeout(EVENT_TIMEOUT, connector.connect(name, stream)).await.expect("a handshake").unwrap()
 }
 
 fn framed(message: &Message) -> Vec<u8> {
@@ -138,7 +138,7 @@ async fn read(stream: &mut TlsStream<TcpStream>) -> Option<Message> {
         stream.read_exact(&mut answer).await.ok()?;
         Some(Message::from_vec(&answer).unwrap())
     };
-    timeout(PATIENCE, reading).await.expect("an answer or the end")
+    timeout(EVENT_TIMEOUT, reading).await.expect("an answer or the end")
 }
 
 #[tokio::test]
@@ -190,7 +190,7 @@ async fn connection_without_tls_is_closed() {
     stream.write_all(&framed(&query(OURS))).await.unwrap();
     let mut rest = Vec::new();
     // The server sends at most a TLS alert, and no answer.
-    let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("an end");
+    let _ = timeout(EVENT_TIMEOUT, stream.read_to_end(&mut rest)).await.expect("an end");
     assert!(rest.len() < 12, "{rest:02x?}");
     server.stop().await;
 }

@@ -25,7 +25,7 @@ use crate::harness::dns::{
 };
 use crate::harness::linker::Linker;
 use crate::harness::programs::roundtrip;
-use crate::harness::{PATIENCE, eventually};
+use crate::harness::{EVENT_TIMEOUT, eventually};
 use crate::tls::Certificates;
 
 const WEB: [(&str, &str); 1] = [("web", "{hostname: a.example.com}")];
@@ -597,7 +597,7 @@ async fn flood_of_slow_names_is_refused_and_the_zone_answers() {
     // REFUSED, as CoreDNS's `forward` answers at max_concurrent. The other queries wait for the silent upstream for
     // some seconds.
     let mut buffer = [0; 1232];
-    let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.expect("a refusal").unwrap();
+    let length = timeout(EVENT_TIMEOUT, socket.recv(&mut buffer)).await.expect("a refusal").unwrap();
     let answer = Message::from_vec(&buffer[..length]).unwrap();
     assert_eq!(answer.metadata.response_code, ResponseCode::Refused, "{}", show(&answer));
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.9");

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use hickory_proto::op::Message;
 
 use crate::answers::{SOA, serving, without_serial};
-use crate::harness::PATIENCE;
+use crate::harness::EVENT_TIMEOUT;
 use crate::harness::dns::{CoreDns, answers, ask_repeatedly, ask_tcp, ask_udp, query, send_udp, short, show};
 
 /// Returns the manifest of a load balancer with these ingress entries and ports.
@@ -111,7 +111,7 @@ async fn srv_answer_omits_addresses_that_dont_fit() {
         serving(&service("many", &ingress, "{name: http, port: 80}"), &["--upstream", "none"], &[]).await;
     let mut question = query("_http._tcp.many.default.lb.internal. SRV");
     question.edns = None;
-    let bytes = send_udp(fixture.linker.dns, &question.to_vec().unwrap(), PATIENCE).await.unwrap();
+    let bytes = send_udp(fixture.linker.dns, &question.to_vec().unwrap(), EVENT_TIMEOUT).await.unwrap();
     let answer = Message::from_vec(&bytes).unwrap();
     assert!(bytes.len() <= 512 && !answer.metadata.truncation);
     assert_eq!(answer.answers.len(), 1);

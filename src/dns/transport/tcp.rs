@@ -55,8 +55,8 @@ pub struct ConnectionConfig {
 
 impl Default for ConnectionLimits {
     fn default() -> Self {
-        let patience = Duration::from_secs(5);
-        Self { read: patience, write: patience, idle: Duration::from_secs(30), queries: u64::MAX }
+        let io_timeout = Duration::from_secs(5);
+        Self { read: io_timeout, write: io_timeout, idle: Duration::from_secs(30), queries: u64::MAX }
     }
 }
 

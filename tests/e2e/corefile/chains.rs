@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::server::{CorefileDir, Program, Server};
 use crate::answers::manifests;
-use crate::harness::PATIENCE;
+use crate::harness::EVENT_TIMEOUT;
 use crate::harness::dns::{answers, ede, query, read_message, write_message};
 
 const COREFILE: &str = "
@@ -51,10 +51,10 @@ async fn ask_from(client: [u8; 4], server: SocketAddr, question: &str) -> Vec<(V
     for _ in 0..3 {
         udp.send(&bytes).await.unwrap();
         let mut answer = [0; 4096];
-        let length = timeout(PATIENCE, udp.recv(&mut answer)).await.expect("an answer by UDP").unwrap();
+        let length = timeout(EVENT_TIMEOUT, udp.recv(&mut answer)).await.expect("an answer by UDP").unwrap();
         take(&answer[..length]);
         write_message(&mut tcp, &bytes).await;
-        take(&timeout(PATIENCE, read_message(&mut tcp)).await.expect("an answer by TCP").unwrap());
+        take(&timeout(EVENT_TIMEOUT, read_message(&mut tcp)).await.expect("an answer by TCP").unwrap());
     }
     found
 }

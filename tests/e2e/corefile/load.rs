@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 use super::question::Question;
 use super::server::{CorefileDir, Program, Server};
 use super::upstreams::Upstreams;
-use crate::harness::{PATIENCE, eventually};
+use crate::harness::{EVENT_TIMEOUT, eventually};
 
 /// Queries per second of all clients.
 const RATE: u32 = 20_000;
@@ -101,7 +101,7 @@ fn ask(server: SocketAddr, questions: &[Vec<u8>], answered: &AtomicUsize, over: 
                 answered.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                assert!(heard.elapsed() < PATIENCE, "{under_way} of {asked} questions are lost");
+                assert!(heard.elapsed() < EVENT_TIMEOUT, "{under_way} of {asked} questions are lost");
             }
             Err(error) => panic!("{error}"),
         }

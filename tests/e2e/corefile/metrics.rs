@@ -7,7 +7,7 @@ use super::expected::Expectations;
 use super::question::table;
 use super::server::{CorefileDir, Program, Server};
 use super::upstreams::Upstreams;
-use crate::harness::{PATIENCE, PollPauses};
+use crate::harness::{EVENT_TIMEOUT, PollPauses};
 
 const COREFILE: &str = "
     .:{$PORT} {
@@ -226,7 +226,7 @@ async fn metrics_have_coredns_s_names_labels_and_values() {
         tokio::join!(question.ask(&coredns), question.ask(&subject));
     }
     // CoreDNS counts an answer after it has sent it. If the numbers never agree, the comparison shows which differ.
-    let deadline = Instant::now() + PATIENCE / 4;
+    let deadline = Instant::now() + EVENT_TIMEOUT / 4;
     let mut pauses = PollPauses::new();
     let [coredns, subject] = loop {
         let scrapes = [&coredns, &subject].map(Scrape::of);

@@ -22,7 +22,7 @@ use tokio::net::{TcpSocket, UdpSocket};
 use tokio::time::timeout;
 
 use super::server::Server;
-use crate::harness::PATIENCE;
+use crate::harness::EVENT_TIMEOUT;
 
 /// The variants of a query with `each`.
 const VARIANTS: [&str; 11] = [
@@ -160,7 +160,7 @@ impl Question {
     pub async fn ask(&self, server: &Server) -> Reply {
         let server = SocketAddr::new(self.to, server.port(self.port));
         let since = Instant::now();
-        let patience = if self.silent { SILENCE } else { PATIENCE };
+        let reply_timeout = if self.silent { SILENCE } else { EVENT_TIMEOUT };
         let answer = if self.tcp {
             let socket = TcpSocket::new_v4().unwrap();
             socket.bind((self.from, 0).into()).unwrap();
@@ -174,7 +174,7 @@ impl Question {
                 stream.read_exact(&mut answer).await.ok()?;
                 Some(answer)
             };
-            timeout(patience, read).await.unwrap_or_default()
+            timeout(reply_timeout, read).await.unwrap_or_default()
         } else {
             let socket = UdpSocket::bind((self.from, 0)).await.unwrap();
             socket.connect(server).await.unwrap();
@@ -185,7 +185,7 @@ impl Question {
                 answer.truncate(length);
                 Some(answer)
             };
-            timeout(patience, read).await.unwrap_or_default()
+            timeout(reply_timeout, read).await.unwrap_or_default()
         };
         Reply { answer, took: since.elapsed() }
     }

@@ -16,7 +16,7 @@ use super::question::Question;
 use super::server::{CorefileDir, Program, Server};
 use super::upstreams::Upstreams;
 use crate::harness::dns::{read_message, write_message};
-use crate::harness::{PATIENCE, eventually, linker};
+use crate::harness::{EVENT_TIMEOUT, eventually, linker};
 
 /// Returns a Corefile that is read again every 2 s: its first block answers with the version, its second block
 /// doesn't change.
@@ -245,7 +245,8 @@ async fn tcp_connection_survives_reloads() {
         server.signal(Signal::SIGUSR1);
         becomes(&server, &expected).await;
         write_message(&mut stream, &Question::parse("version. TXT").message).await;
-        let answer = timeout(PATIENCE, read_message(&mut stream)).await.unwrap().expect("it is still open");
+        let answer =
+            timeout(EVENT_TIMEOUT, read_message(&mut stream)).await.unwrap().expect("it is still open");
         let answer = Message::from_vec(&answer).unwrap();
         assert_eq!(answer.answers[0].data.to_string(), expected, "{answer}");
     }
@@ -292,7 +293,7 @@ async fn reload_adds_and_removes_blocks_and_ports() {
             let opened = || async { (more(&server) == [true; 3] && !metrics(&server)).then_some(()) };
             eventually(&format!("{which:?}: other ports"), opened).await;
             let heard = Question::parse("a. A port2").ask(&server).await;
-            assert!(heard.answer.is_some() && heard.took < PATIENCE);
+            assert!(heard.answer.is_some() && heard.took < EVENT_TIMEOUT);
             assert_eq!(linker::get(server.address("READY"), "/ready").0, 200);
 
             site.write("Corefile", first);

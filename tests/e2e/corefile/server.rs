@@ -13,7 +13,7 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::harness::PATIENCE;
+use crate::harness::EVENT_TIMEOUT;
 use crate::harness::linker;
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
@@ -113,7 +113,7 @@ impl Server {
         ];
         let text = fs::read_to_string(site.corefile()).unwrap();
         let mut server = Self { process, log, ports };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EVENT_TIMEOUT;
         for name in PORTS.into_iter().filter(|name| text.contains(&format!("{{${name}}}"))) {
             while !server.listens(name) {
                 let ended = server.process.ended();

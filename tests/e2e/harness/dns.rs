@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 use super::port::HeldPort;
 use super::process::Process;
 use super::programs::programs;
-use super::{PATIENCE, eventually};
+use super::{EVENT_TIMEOUT, eventually};
 
 /// Returns a query with RD and EDNS, like `dig`. `question` is a name and a type.
 pub fn query(question: &str) -> Message {
@@ -33,21 +33,21 @@ pub fn query(question: &str) -> Message {
     message
 }
 
-/// Sends bytes by UDP and returns the response, or `None` after `patience`.
-pub async fn send_udp(server: SocketAddr, bytes: &[u8], patience: Duration) -> Option<Vec<u8>> {
+/// Sends bytes by UDP and returns the response, or `None` after `reply_timeout`.
+pub async fn send_udp(server: SocketAddr, bytes: &[u8], reply_timeout: Duration) -> Option<Vec<u8>> {
     let any = if server.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
     let socket = UdpSocket::bind(any).await.unwrap();
     socket.connect(server).await.unwrap();
     socket.send(bytes).await.unwrap();
     let mut answer = vec![0; 65535];
-    let length = timeout(patience, socket.recv(&mut answer)).await.ok()?.unwrap();
+    let length = timeout(reply_timeout, socket.recv(&mut answer)).await.ok()?.unwrap();
     answer.truncate(length);
     Some(answer)
 }
 
 /// Sends a query by UDP. A missing answer panics with another message than a wrong answer in [`answers`].
 pub async fn ask_udp(server: SocketAddr, message: &Message) -> Message {
-    let bytes = send_udp(server, &message.to_vec().unwrap(), PATIENCE / 4).await;
+    let bytes = send_udp(server, &message.to_vec().unwrap(), EVENT_TIMEOUT / 4).await;
     let bytes = bytes.unwrap_or_else(|| panic!("no answer by UDP: {:?}", message.queries));
     let answer = Message::from_vec(&bytes).unwrap();
     assert_eq!(answer.metadata.id, message.metadata.id);
@@ -57,7 +57,7 @@ pub async fn ask_udp(server: SocketAddr, message: &Message) -> Message {
 pub async fn ask_tcp(server: SocketAddr, message: &Message) -> Message {
     let mut stream = TcpStream::connect(server).await.unwrap();
     write_message(&mut stream, &message.to_vec().unwrap()).await;
-    let answer = timeout(PATIENCE, read_message(&mut stream)).await.expect("an answer by TCP").unwrap();
+    let answer = timeout(EVENT_TIMEOUT, read_message(&mut stream)).await.expect("an answer by TCP").unwrap();
     Message::from_vec(&answer).unwrap()
 }
 
@@ -78,10 +78,10 @@ pub async fn ask_repeatedly_from(source: IpAddr, server: SocketAddr, message: &M
     for _ in 0..3 {
         udp.send(&bytes).await.unwrap();
         let mut answer = [0; 4096];
-        let length = timeout(PATIENCE, udp.recv(&mut answer)).await.expect("an answer by UDP").unwrap();
+        let length = timeout(EVENT_TIMEOUT, udp.recv(&mut answer)).await.expect("an answer by UDP").unwrap();
         answers.push(Message::from_vec(&answer[..length]).unwrap());
         write_message(&mut tcp, &bytes).await;
-        let answer = timeout(PATIENCE, read_message(&mut tcp)).await.expect("an answer by TCP").unwrap();
+        let answer = timeout(EVENT_TIMEOUT, read_message(&mut tcp)).await.expect("an answer by TCP").unwrap();
         answers.push(Message::from_vec(&answer).unwrap());
     }
     answers
@@ -157,7 +157,7 @@ pub async fn answers(server: SocketAddr, question: &str, expected: &str) {
         right.then_some(())
     };
     let waiting = eventually(question, look);
-    if timeout(PATIENCE / 2, waiting).await.is_err() {
+    if timeout(EVENT_TIMEOUT / 2, waiting).await.is_err() {
         panic!("{question}: the answer should become {expected:?} and is {:?}", last.take());
     }
 }

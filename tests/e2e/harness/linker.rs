@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 
 use super::control_plane::ControlPlane;
 use super::process::Process;
-use super::{PATIENCE, eventually};
+use super::{EVENT_TIMEOUT, eventually};
 
 /// The path of the tested program, unless `LB_LINKER_TEST_PROGRAM` is set.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_lb-linker");
@@ -163,7 +163,7 @@ impl Linker {
             }
         });
         let mut port = |what: &str| {
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + EVENT_TIMEOUT;
             loop {
                 let log = log.lock().unwrap().clone();
                 let found = log.iter().find_map(|line| line.split_once(what)).map(|(_, rest)| rest);
@@ -275,7 +275,7 @@ impl Linker {
 
     /// Sends SIGTERM and waits for the process to exit.
     pub fn stop(&mut self) -> ExitStatus {
-        self.process.stop(PATIENCE)
+        self.process.stop(EVENT_TIMEOUT)
     }
 
     pub fn kill(&mut self) {
@@ -284,7 +284,7 @@ impl Linker {
 
     /// Waits until the process has exited by itself.
     pub async fn ended(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EVENT_TIMEOUT;
         loop {
             if let Some(status) = self.process.ended() {
                 return status;
@@ -297,7 +297,7 @@ impl Linker {
 
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect("the port is open");
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(EVENT_TIMEOUT)).unwrap();
     // HTTP/1.0, so that the response isn't chunked.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: test\r\n\r\n").unwrap();
     let mut answer = String::new();

@@ -25,7 +25,7 @@ use cluster::Cluster;
 use control_plane::ControlPlane;
 
 /// Timeout for expected events: far longer than they take, so that only a defect reaches it.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const EVENT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The pauses while a test polls: short at first, then longer, because many tests poll the same API server.
 pub struct PollPauses(Duration);
@@ -43,7 +43,7 @@ impl PollPauses {
 
 /// Polls `look` until it returns a value.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn() -> F) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + EVENT_TIMEOUT;
     let mut pauses = PollPauses::new();
     loop {
         if let Some(found) = look().await {

@@ -14,7 +14,7 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
 
-use super::PATIENCE;
+use super::EVENT_TIMEOUT;
 
 /// Set in a process that runs in an isolated network.
 const INSIDE: &str = "LB_LINKER_TEST_NETWORK";
@@ -139,7 +139,7 @@ fn any_port(address: IpAddr) -> UdpSocket {
 fn await_datagram(from: &UdpSocket, to: &UdpSocket) {
     to.set_read_timeout(Some(Duration::from_millis(50))).expect("a socket takes a timeout");
     let address = to.local_addr().expect("the socket is bound");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + EVENT_TIMEOUT;
     loop {
         // Fails as long as there is no route.
         let _ = from.send_to(&[], address);

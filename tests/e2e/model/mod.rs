@@ -40,7 +40,7 @@ use nix::sys::signal::Signal;
 
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
-use crate::harness::{PATIENCE, PollPauses, apply_deploy, deploy, grant};
+use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, deploy, grant};
 use executor::{Executor, HIDDEN};
 use generator::{Batch, Generator, Restart, Universe};
 use observe::{observe, wrong_answers};
@@ -294,7 +294,7 @@ impl<'a> Run<'a> {
     /// Waits until the objects and the DNS answers match the model, and asserts that lb-linker then writes nothing
     /// more.
     async fn wait_for_quiet_point(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EVENT_TIMEOUT;
         let keys: BTreeSet<ServiceKey> = self.universe.keys();
         let mut pauses = PollPauses::new();
         loop {

@@ -48,11 +48,11 @@ async fn ask(socket: &UdpSocket, name: &str) {
     socket.send(&question(name)).await.unwrap();
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn answered(socket: &UdpSocket) -> Message {
     let mut answer = [0; 4096];
-    let length = timeout(PATIENCE, socket.recv(&mut answer)).await.expect("an answer").unwrap();
+    let length = timeout(REPLY_TIMEOUT, socket.recv(&mut answer)).await.expect("an answer").unwrap();
     Message::from_vec(&answer[..length]).unwrap()
 }
 
@@ -158,7 +158,7 @@ async fn many_queries_do_not_starve_other_tasks() {
             (most, all) = (most.max(answered), all + answered);
         }
     };
-    timeout(PATIENCE, all).await.expect("all answers");
+    timeout(REPLY_TIMEOUT, all).await.expect("all answers");
     assert!(most <= 128, "{most} at once");
 }
 
@@ -199,7 +199,7 @@ async fn changed_link_is_answered_without_the_slow_path_if_possible() {
     }
     let client = client.into_std().unwrap();
     client.set_nonblocking(false).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(REPLY_TIMEOUT)).unwrap();
     for last in 2..5 {
         let target = format!("192.0.2.{last}");
         store.apply(link("web", &target));
@@ -215,7 +215,8 @@ async fn changed_link_is_answered_without_the_slow_path_if_possible() {
     store.apply(link("web", "t.example."));
     ask(&client, NAME).await;
     let mut asked = [0; 1232];
-    let (length, from) = timeout(PATIENCE, upstream.recv_from(&mut asked)).await.expect("a query").unwrap();
+    let (length, from) =
+        timeout(REPLY_TIMEOUT, upstream.recv_from(&mut asked)).await.expect("a query").unwrap();
     let asked = Message::from_vec(&asked[..length]).unwrap();
     let mut reply = asked.clone().into_response();
     reply.add_answer(Record::from_rdata(asked.queries[0].name().clone(), 60, RData::A(A::new(192, 0, 2, 9))));

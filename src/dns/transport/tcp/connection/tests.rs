@@ -16,7 +16,8 @@ use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
 use crate::store::{OnGone, Store};
 
 const IDLE: Duration = Duration::from_secs(30);
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The default timeout for the rest of a query, and for the client to read answers.
+const IO_TIMEOUT: Duration = Duration::from_secs(5);
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);
 
 /// Returns a handler that forwards queries about other names to that upstream.
@@ -175,7 +176,7 @@ async fn slow_partial_query_ends_after_5_seconds() {
         };
         let ended = tokio::select! { ended = serving => ended.unwrap(), () = drip => panic!("it drips on") };
         assert!(is_timeout(ended));
-        assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
+        assert_eq!(start.elapsed().as_secs(), IO_TIMEOUT.as_secs());
     }
 }
 
@@ -265,7 +266,7 @@ async fn unanswerable_messages_do_not_prevent_the_idle_timeout() {
             let ended =
                 tokio::select! { ended = serving => ended.unwrap(), () = keep_sending => unreachable!() };
             assert_eq!(is_timeout(ended), shift > 0);
-            assert!(start.elapsed() <= IDLE + PATIENCE, "{:?}", start.elapsed());
+            assert!(start.elapsed() <= IDLE + IO_TIMEOUT, "{:?}", start.elapsed());
         }
     }
 }
@@ -357,7 +358,7 @@ async fn client_that_does_not_read_is_disconnected() {
     };
     let ended = tokio::select! { ended = serving => ended.unwrap(), () = flood => unreachable!() };
     assert!(is_timeout(ended));
-    assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
+    assert_eq!(start.elapsed().as_secs(), IO_TIMEOUT.as_secs());
     assert!(sent < 500, "{sent} queries were taken");
 }
 
@@ -458,7 +459,7 @@ async fn a_handshake_that_does_not_end_is_cut_off_after_5_seconds() {
     // The header of a handshake record (RFC 8446 section 5.1) without the body.
     client.write_all(&[22, 3, 1, 1, 0]).await.unwrap();
     assert!(is_timeout(serving.await.unwrap()));
-    assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
+    assert_eq!(start.elapsed().as_secs(), IO_TIMEOUT.as_secs());
 }
 
 #[tokio::test(start_paused = true)]
