@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::sets::{NAMES, Question, ZONE, address, host, service, target};
@@ -96,6 +97,52 @@ template:
 zone:
   - domain: {ZONE}
     file: zone
+"
+    )
+}
+
+/// The number of answers that the caches of dnsdist, Unbound and dnsmasq hold.
+pub const CACHED: usize = 10_000;
+
+/// Returns dnsdist's configuration: one thread, with or without a cache of packets.
+pub fn dnsdist(place: &Place, upstream: SocketAddr, cached: bool) -> String {
+    let port = place.port;
+    let cache =
+        if cached { format!("getPool(\"\"):setCache(newPacketCache({CACHED}))\n") } else { String::new() };
+    format!(
+        "setLocal(\"127.0.0.1:{port}\", {{reusePort=true}})
+setSecurityPollSuffix(\"\")
+newServer(\"{upstream}\"):setUp()
+{cache}"
+    )
+}
+
+/// Returns Unbound's configuration: one thread, no validation, and all names from the upstream. Without a cache, every
+/// TTL is 0.
+pub fn unbound(place: &Place, upstream: SocketAddr, cached: bool) -> String {
+    let Place { directory, port } = place;
+    let (directory, ip, upstream_port) = (directory.display(), upstream.ip(), upstream.port());
+    let cache = if cached { "" } else { "    cache-max-ttl: 0\n    cache-max-negative-ttl: 0\n" };
+    format!(
+        "server:
+    directory: \"{directory}\"
+    interface: 127.0.0.1@{port}
+    port: {port}
+    so-reuseport: yes
+    num-threads: 1
+    username: \"\"
+    chroot: \"\"
+    pidfile: \"{directory}/unbound.pid\"
+    use-syslog: no
+    do-not-query-localhost: no
+    module-config: \"iterator\"
+    outgoing-range: 900
+    num-queries-per-thread: 800
+{cache}remote-control:
+    control-enable: no
+forward-zone:
+    name: \".\"
+    forward-addr: {ip}@{upstream_port}
 "
     )
 }

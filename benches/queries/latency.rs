@@ -37,9 +37,14 @@ impl Latencies {
 
     /// Returns the median latency in microseconds.
     pub fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// Returns the latency in microseconds that this part of the answers doesn't exceed.
+    pub fn quantile(&self, part: f64) -> f64 {
         let mut each = self.each.clone();
-        let middle = each.len() / 2;
-        if each.is_empty() { f64::NAN } else { f64::from(*each.select_nth_unstable(middle).1) / 1e3 }
+        let at = ((each.len() as f64 * part) as usize).min(each.len().saturating_sub(1));
+        if each.is_empty() { f64::NAN } else { f64::from(*each.select_nth_unstable(at).1) / 1e3 }
     }
 
     /// Returns the share of queries that took more than 1 ms, including lost queries.

@@ -30,7 +30,14 @@ pub fn machine(programs: &Programs, dnsperf: &Path) -> String {
         Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(env!("CARGO_MANIFEST_DIR")),
     );
     let mut versions = vec![format!("lb-linker at {}", commit.lines().next().unwrap_or("an unknown commit"))];
-    for (server, argument) in [(Server::Knot, "--version"), (Server::Nsd, "-v"), (Server::File, "-version")] {
+    for (server, argument) in [
+        (Server::Knot, "--version"),
+        (Server::Nsd, "-v"),
+        (Server::File, "-version"),
+        (Server::Dnsdist, "--version"),
+        (Server::Unbound, "-V"),
+        (Server::Dnsmasq, "--version"),
+    ] {
         let Some(program) = programs.of(server) else { continue };
         versions.extend(version(&said(Command::new(program).arg(argument))));
     }

@@ -170,6 +170,9 @@ fn find_peers() -> Programs {
     Programs {
         knot: peer("knotd", "knot"),
         nsd: peer("nsd", "nsd"),
+        dnsdist: peer("dnsdist", "dnsdist"),
+        unbound: peer("unbound", "unbound"),
+        dnsmasq: peer("dnsmasq", "dnsmasq-base"),
         // Builds CoreDNS if it is missing; this needs Go, and prints an error without Go.
         coredns: std::panic::catch_unwind(|| programs().coredns.clone()).ok(),
     }

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, stderr};
 
 use crate::latency::Latencies;
-use crate::rounds::{Load, Measured, RATE, Sample};
+use crate::rounds::{Load, Measured, Sample};
 use crate::servers::Server;
 use crate::spread::Spread;
 
@@ -37,7 +37,7 @@ pub fn tables(measured: &Measured) -> String {
     let mut text = format!("### {}\n\nAt saturation, medians of {rounds} rounds:\n\n", measured.set);
     text += &table(&HEAD, measured.rows.iter().map(|(server, samples)| saturated(*server, samples)));
     if measured.rows.values().flatten().any(|sample| sample.paced.is_some()) {
-        text += &format!("\nAt {RATE} q/s, latencies of all rounds together:\n\n");
+        text += &format!("\nAt {} q/s, latencies of all rounds together:\n\n", measured.set.rate());
         text += &table(
             &HEAD[..HEAD.len() - 1],
             measured.rows.iter().map(|(server, samples)| paced(*server, samples)),

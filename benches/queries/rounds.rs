@@ -12,9 +12,6 @@ use crate::servers::{Running, Server};
 use crate::sets::{NAMES, Set};
 use crate::{dnsperf, report};
 
-/// Queries per second below saturation.
-pub const RATE: u32 = 20_000;
-
 /// The share of the servers' core that other processes may use, and the share of the load that may be missing.
 const DISTURBED: f64 = 0.1;
 /// The number of attempts at an undisturbed measurement; the least disturbed one is kept.
@@ -26,7 +23,7 @@ pub struct Sample {
     pub saturated: Load,
     /// Latencies at saturation.
     pub saturated_latencies: Option<Latencies>,
-    /// The cost and the latencies at [`RATE`].
+    /// The cost and the latencies at [`Set::rate`].
     pub paced: Option<(Load, Latencies)>,
     /// Resident memory in kilobytes.
     pub resident: u64,
@@ -122,9 +119,9 @@ fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Resul
     let crowded = latency::saturated(running.address, &running.questions, time / 4).map_err(text)?;
     let paced = quiet(|| {
         let meter = Meter::start(running);
-        let paced = latency::paced(running.address, &running.questions, RATE, time).map_err(text)?;
+        let paced = latency::paced(running.address, &running.questions, set.rate(), time).map_err(text)?;
         let load = meter.stop(paced.each.len() as f64, paced.mean(), paced.lost as f64);
-        Ok((Load { wanted: Some(RATE), ..load }, paced))
+        Ok((Load { wanted: Some(set.rate()), ..load }, paced))
     })?;
     Ok(Sample { saturated, saturated_latencies: Some(crowded), paced: Some(paced), resident })
 }

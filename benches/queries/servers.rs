@@ -27,6 +27,9 @@ pub enum Server {
     KubernetesCache,
     Forward,
     ForwardCache,
+    Dnsdist,
+    Unbound,
+    Dnsmasq,
 }
 
 impl Server {
@@ -42,6 +45,9 @@ impl Server {
             Self::KubernetesCache => "CoreDNS kubernetes+cache",
             Self::Forward => "CoreDNS forward",
             Self::ForwardCache => "CoreDNS forward+cache",
+            Self::Dnsdist => "dnsdist",
+            Self::Unbound => "Unbound",
+            Self::Dnsmasq => "dnsmasq",
         }
     }
 
@@ -52,8 +58,8 @@ impl Server {
             Set::Cname => &[Linker, Floor, Knot, Nsd, File, FileBare, Kubernetes, KubernetesCache],
             Set::CnameAnywhere | Set::MixAnywhere => &[Linker, Floor],
             Set::Chase => &[Linker, Floor, Knot, Nsd, File, KubernetesCache, ForwardCache],
-            Set::Cached => &[Linker, Floor, ForwardCache],
-            Set::Uncached => &[Linker, Forward],
+            Set::Cached => &[Linker, Floor, ForwardCache, Dnsdist, Unbound, Dnsmasq],
+            Set::Uncached => &[Linker, Forward, Dnsdist, Unbound, Dnsmasq],
             Set::Absent | Set::Mix => &[Linker, Floor, Knot, Nsd, File, Kubernetes, KubernetesCache],
             Set::Tcp => &[Linker, Knot, Nsd, File],
         }
@@ -73,6 +79,9 @@ pub struct Programs {
     pub knot: Option<PathBuf>,
     pub nsd: Option<PathBuf>,
     pub coredns: Option<PathBuf>,
+    pub dnsdist: Option<PathBuf>,
+    pub unbound: Option<PathBuf>,
+    pub dnsmasq: Option<PathBuf>,
 }
 
 impl Programs {
@@ -82,6 +91,9 @@ impl Programs {
             Server::Floor => std::env::current_exe().ok(),
             Server::Knot => self.knot.clone(),
             Server::Nsd => self.nsd.clone(),
+            Server::Dnsdist => self.dnsdist.clone(),
+            Server::Unbound => self.unbound.clone(),
+            Server::Dnsmasq => self.dnsmasq.clone(),
             _ => self.coredns.clone(),
         }
     }
@@ -122,7 +134,7 @@ impl Ports {
     /// Reserves the ports of a server.
     fn take(server: Server) -> io::Result<Self> {
         let metrics = HeldPort::take()?;
-        if server == Server::Nsd {
+        if matches!(server, Server::Nsd | Server::Dnsmasq) {
             let (dns, beside) = take_beside()?;
             return Ok(Self { dns, metrics: metrics.local(), _held: vec![metrics], _beside: Some(beside) });
         }
@@ -131,7 +143,7 @@ impl Ports {
     }
 }
 
-/// Reserves a port on 127.0.0.2 for a server on 127.0.0.1 that doesn't set SO_REUSEPORT: NSD with one process. The
+/// Reserves a port on 127.0.0.2 for a server on 127.0.0.1 that doesn't set SO_REUSEPORT: NSD with one process, dnsmasq. The
 /// kernel then assigns the port to no socket that is bound to every address.
 fn take_beside() -> io::Result<(SocketAddr, (UdpSocket, TcpListener))> {
     let reserve = || -> io::Result<_> {
@@ -217,6 +229,33 @@ impl Environment {
                 write("zone", fixtures::zone())?;
                 write("nsd.conf", fixtures::nsd(place))?;
                 command.arg("-d").arg("-c").arg(directory.join("nsd.conf"));
+            }
+            Server::Dnsdist => {
+                write("dnsdist.conf", fixtures::dnsdist(place, self.upstream, set == Set::Cached))?;
+                command.args(["--supervised", "--disable-syslog", "-C"]).arg(directory.join("dnsdist.conf"));
+            }
+            Server::Unbound => {
+                write("unbound.conf", fixtures::unbound(place, self.upstream, set == Set::Cached))?;
+                command.arg("-d").arg("-c").arg(directory.join("unbound.conf"));
+            }
+            Server::Dnsmasq => {
+                let cached = if set == Set::Cached { fixtures::CACHED } else { 0 };
+                command.args([
+                    "--keep-in-foreground",
+                    "--conf-file=/dev/null",
+                    "--log-facility=-",
+                    "--user=root",
+                ]);
+                command.args([
+                    "--bind-interfaces",
+                    "--listen-address=127.0.0.1",
+                    "--no-resolv",
+                    "--no-hosts",
+                ]);
+                command.arg(format!("--pid-file={}", directory.join("pid").display()));
+                command.arg(format!("--port={port}")).arg(format!("--cache-size={cached}"));
+                command.arg("--dns-forward-max=1000");
+                command.arg(format!("--server={}#{}", self.upstream.ip(), self.upstream.port()));
             }
             _ => {
                 write("zone", fixtures::zone())?;

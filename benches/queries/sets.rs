@@ -62,6 +62,14 @@ impl Set {
         matches!(self, Self::CnameAnywhere | Self::MixAnywhere)
     }
 
+    /// Returns the queries per second below saturation.
+    pub const fn rate(self) -> u32 {
+        match self {
+            Self::Uncached => 5_000,
+            _ => 20_000,
+        }
+    }
+
     pub fn questions(self, names: Names) -> Vec<Question> {
         let each = |question: &dyn Fn(usize) -> Question| (0..NAMES).map(question).collect();
         match self {

@@ -29,7 +29,7 @@ enum Limit {
     AtLeast(f64),
 }
 
-const BOUNDS: [Bound; 12] = {
+const BOUNDS: [Bound; 15] = {
     use Limit::{AtLeast, AtMost, Below};
     use Server::*;
     const fn bound(set: Set, of: Server, by: Server, limit: Limit) -> Bound {
@@ -46,7 +46,10 @@ const BOUNDS: [Bound; 12] = {
         bound(Set::Chase, ForwardCache, Linker, AtLeast(2.0)),
         bound(Set::Cached, Linker, Floor, AtMost(1.25)),
         bound(Set::Cached, ForwardCache, Linker, AtLeast(2.0)),
+        bound(Set::Cached, Linker, Dnsdist, AtMost(0.8)),
+        bound(Set::Cached, Linker, Unbound, AtMost(0.8)),
         bound(Set::Uncached, Forward, Linker, AtLeast(2.0)),
+        bound(Set::Uncached, Linker, Dnsdist, AtMost(1.3)),
         bound(Set::Tcp, Linker, Knot, AtMost(1.0)),
     ]
 };
@@ -55,6 +58,7 @@ const BOUNDS: [Bound; 12] = {
 pub fn lines(all: &[Measured]) -> Vec<String> {
     let mut lines: Vec<String> = BOUNDS.iter().filter_map(|bound| bound.line(all)).collect();
     lines.extend(latency(all));
+    lines.extend(forwarding_latency(all));
     lines
 }
 
@@ -155,6 +159,30 @@ fn latency(all: &[Measured]) -> Vec<String> {
             their.slow() * 100.0,
         ),
     ]
+}
+
+/// Returns the lines about the latency of forwarded queries, compared with dnsdist.
+fn forwarding_latency(all: &[Measured]) -> Vec<String> {
+    let Some(measured) = all.iter().find(|measured| measured.set == Set::Uncached) else { return Vec::new() };
+    let row = |server: Server| measured.rows.get(&server);
+    let (Some(ours), Some(theirs)) = (row(Server::Linker), row(Server::Dnsdist)) else { return Vec::new() };
+    let rounds: Vec<_> = ours.iter().zip(theirs).filter_map(calm).collect();
+    let all = (pool(rounds.iter().map(|(our, _)| *our)), pool(rounds.iter().map(|(_, their)| *their)));
+    let rate = Set::Uncached.rate();
+    let (Some(our), Some(their)) = all else {
+        return vec![format!("not known: uncached at {rate} q/s: other processes disturbed every round")];
+    };
+    let line = |name: &str, part: f64| {
+        let (our, their) = (our.quantile(part), their.quantile(part));
+        let verdict = if our <= their { "holds" } else { "falls short" };
+        format!(
+            "{verdict}: uncached at {rate} q/s: {name}, lb-linker : dnsdist = {our:.1} µs : {their:.1} µs, no higher; \
+             {} of {} rounds pooled",
+            rounds.len(),
+            ours.len(),
+        )
+    };
+    vec![line("p50", 0.5), line("p99", 0.99)]
 }
 
 /// Returns the latencies of a round in which no other process disturbed the two servers.
