@@ -2,6 +2,7 @@
 
 pub(crate) mod address_order;
 pub(crate) mod arpa;
+mod compress;
 pub(crate) mod ede;
 pub mod encode;
 pub mod header;

@@ -5,9 +5,9 @@ use std::ops::Range;
 use hickory_proto::rr::RecordType;
 use rand::{Rng, RngExt};
 
-use super::encode::typed::RecordOffset;
+use super::compress::RecordOffset;
 
-/// Adjacent records of the same size.
+/// The adjacent address records at the end of an answer section, all of one size.
 #[derive(Debug)]
 pub(crate) struct AddressOrder {
     range: Range<usize>,
@@ -15,8 +15,8 @@ pub(crate) struct AddressOrder {
 }
 
 impl AddressOrder {
-    /// Returns the position of the addresses, which all are at the end of the answer section; `None` if they differ in
-    /// size.
+    /// Returns the position of the addresses; `None` if there are none, if other records follow, if they differ in size,
+    /// or if their owners aren't one compression pointer.
     pub(crate) fn of(bytes: &[u8], answers: &[RecordOffset]) -> Option<Self> {
         let is_address = |record: &&RecordOffset| {
             // The type precedes the class, which precedes the TTL; each has two bytes.

@@ -1,6 +1,5 @@
 //! Encodes a response in at most as many bytes as the client accepts.
 
-mod addresses;
 pub(super) mod typed;
 
 use hickory_proto::ProtoError;
@@ -9,14 +8,15 @@ use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, Record};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
 
+use super::compress::FIXED;
 use super::ede::without_text;
 use super::header::HEADER;
 use super::records::WireRecords;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Section;
-use typed::{FIXED, begin, encode_sections, end};
+use typed::{begin, encode_sections, end};
 
-pub use typed::{RecordOffset, RecordOffsets};
+pub use typed::RecordOffsets;
 
 /// Encodes a response in at most `limit` bytes, including the OPT record if there is one. Also returns the offsets of
 /// the records.
@@ -129,14 +129,10 @@ fn length_of(name: &Name) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::op::{Message, MessageType, Metadata, OpCode, ResponseCode};
+    use hickory_proto::op::{Message, MessageType, Metadata, OpCode};
     use hickory_proto::rr::RecordType;
-    use hickory_proto::rr::rdata::{A, AAAA};
-    use rand::rngs::StdRng;
-    use rand::seq::IndexedRandom;
-    use rand::{RngExt, SeedableRng};
+    use hickory_proto::rr::rdata::A;
 
-    use super::typed::encode_any;
     use super::*;
     use crate::dns::message::sections::Sections;
 
@@ -180,44 +176,6 @@ mod tests {
         let response = Reply { records: sections.into(), ..Reply::new(metadata, "") };
         let bytes = encode(&response, &question, None, 512).unwrap().0;
         assert_eq!(bytes.len(), 12 + (name.len() + 1) + 4 + 16);
-    }
-
-    #[test]
-    fn address_fast_path_equals_general_encoding() {
-        for seed in 0..2000 {
-            let random = &mut StdRng::seed_from_u64(seed);
-            let name = *["A.example.", "b.", "a.b.c.d.e.f.g.example."].choose(random).unwrap();
-            let name = Name::from_ascii(name).unwrap();
-            let mut metadata = Metadata::new(random.random(), MessageType::Response, OpCode::Query);
-            metadata.authoritative = random.random();
-            metadata.recursion_desired = random.random();
-            metadata.recursion_available = random.random();
-            metadata.authentic_data = random.random();
-            metadata.checking_disabled = random.random();
-            metadata.response_code = ResponseCode::from(0, random.random_range(0..16));
-            let mut records = |most: usize| -> Vec<Record> {
-                let number = random.random_range(0..=most);
-                let data = |random: &mut StdRng| match random.random() {
-                    true => RData::A(A(random.random::<u32>().into())),
-                    false => RData::AAAA(AAAA(random.random::<u128>().into())),
-                };
-                let record = |random: &mut StdRng| (random.random(), data(random));
-                (0..number)
-                    .map(|_| record(random))
-                    .map(|(ttl, data)| Record::from_rdata(name.clone(), ttl, data))
-                    .collect()
-            };
-            let (answers, authorities, additionals) = (records(4), records(2), records(4));
-            let sections = Sections { answers, authorities, additionals };
-            let opt = vec![0; *[0, OPT].choose(random).unwrap()];
-            let room = random.random_range(60..300);
-            let question =
-                Query::query(name.clone(), *[RecordType::A, RecordType::ANY].choose(random).unwrap());
-            assert!(addresses::are_all(&sections, &name));
-            let here = addresses::encode(&metadata, &sections, &question, &opt, room);
-            let there = encode_any(&metadata, &sections, &question, &opt, room).unwrap();
-            assert_eq!(here, there, "seed {seed}");
-        }
     }
 
     #[test]

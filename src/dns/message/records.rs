@@ -12,8 +12,8 @@ use super::sections::Sections;
 use super::validity::Section;
 use super::wire::WireMessage;
 
-/// The records of a reply. Reading a section decodes records that are in wire form; changing a section makes the decoded
-/// records the only ones.
+/// The records of a reply. Reading a section (`Deref`) decodes records that are in wire form; a mutable borrow
+/// (`DerefMut`) decodes them, too, and drops the wire form.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
     wire: Option<WireRecords>,
@@ -24,7 +24,7 @@ pub struct Records {
 #[derive(Clone, Debug)]
 pub(super) struct WireRecords {
     pub(super) message: Arc<WireMessage>,
-    /// The TTL of all records in seconds, if it isn't the message's.
+    /// The TTL that replaces all TTLs, in seconds; `None` keeps the message's TTLs.
     pub(super) ttl: Option<u32>,
     /// The last section that is part of the reply.
     pub(super) last: Section,
@@ -41,6 +41,13 @@ impl WireRecords {
             sections.all_mut().into_iter().flatten().for_each(|record| record.ttl = ttl);
         }
         sections
+    }
+
+    /// Returns the message without the sections that aren't part of the reply.
+    fn message_until_last(&self) -> Arc<WireMessage> {
+        let has_more =
+            SECTIONS.iter().any(|section| *section > self.last && self.message.count(*section) > 0);
+        if has_more { Arc::new(self.message.until(self.last)) } else { Arc::clone(&self.message) }
     }
 
     pub(super) fn count(&self, section: Section) -> usize {
@@ -100,7 +107,7 @@ impl Records {
         self.wire_for(question).is_some()
     }
 
-    /// Returns the records as a message in wire form; `None` if they don't fit into 64 KiB, or can't be encoded.
+    /// Returns the records as a message in wire form, shared if they are unchanged; `None` if they don't fit into 64 KiB, or can't be encoded.
     #[must_use]
     pub fn to_wire(
         &self,
@@ -108,19 +115,19 @@ impl Records {
         question: &Query,
         extended_errors: &[EdnsOption],
     ) -> Option<Arc<WireMessage>> {
-        if let Some(WireRecords { message, ttl: None, last, .. }) = self.wire_for(question)
-            && *message.extended_errors == *extended_errors
+        if let Some(wire) = self.wire_for(question)
+            && wire.ttl.is_none()
+            && *wire.message.extended_errors == *extended_errors
         {
-            let is_whole = self.counts() == SECTIONS.map(|section| message.count(section));
-            return Some(if is_whole { Arc::clone(message) } else { Arc::new(message.until(*last)) });
+            return Some(wire.message_until_last());
         }
         WireMessage::of_sections(metadata, self, question, extended_errors).map(Arc::new)
     }
 
-    /// Returns whether the reply is in wire form, and longer than this number of bytes.
+    /// Returns whether the reply is in wire form, and its answer section doesn't fit into this number of bytes.
     #[must_use]
-    pub fn is_longer_than(&self, bytes: u16) -> bool {
-        self.wire.as_ref().is_some_and(|wire| wire.message.wire_length() > usize::from(bytes))
+    pub fn has_longer_answer_than(&self, bytes: u16) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.message.length(Section::Answer) > usize::from(bytes))
     }
 
     /// Returns the number of records in a section.
@@ -179,16 +186,17 @@ impl Records {
         }
     }
 
-    /// Shuffles the addresses of a reply in wire form whose answer section is CNAME records followed by addresses of
-    /// one name, and whose other sections have no addresses; or that has neither addresses nor mail exchangers. Returns
-    /// the number of addresses; `None` for other replies, which stay unchanged.
+    /// Shuffles the addresses in wire form. Returns their number, 0 for a reply without addresses and MX records. Returns
+    /// `None`, and changes nothing, unless the answer section is CNAME records followed by addresses of one name, the
+    /// authority section has no addresses, and the additional section is empty.
     pub fn shuffle_wire(&mut self) -> Option<usize> {
         let wire = self.wire.as_mut()?;
-        if !wire.message.has_order() {
+        let message = wire.message_until_last();
+        if !message.has_addresses_or_exchangers() {
             return Some(0);
         }
-        let (shuffled, number) = wire.message.with_shuffled_addresses()?;
-        wire.message = Arc::new(shuffled);
+        let (shuffled, number) = message.with_shuffled_addresses()?;
+        (wire.message, wire.last) = (Arc::new(shuffled), Section::Additional);
         self.sections = OnceLock::new();
         Some(number)
     }
@@ -200,8 +208,8 @@ impl Records {
         const RECORD: usize = 400;
         let wire = self.wire.as_ref().map_or(0, |wire| wire.message.memory_size());
         let decoded: usize = self.sections.get().map_or(0, |sections| sections.counts().iter().sum());
-        // Opaque data isn't stored inline.
-        let opaque = self.wire.as_ref().filter(|_| decoded > 0);
-        wire + RECORD * decoded + opaque.map_or(0, |wire| wire.message.uncompressed_length(wire.last))
+        // The data of decoded records that isn't stored inline has at most the uncompressed size.
+        let with_data = self.wire.as_ref().filter(|_| decoded > 0);
+        wire + RECORD * decoded + with_data.map_or(0, |wire| wire.message.uncompressed_length(wire.last))
     }
 }

@@ -1,10 +1,11 @@
-//! Checks which reply of an upstream belongs to a query.
+//! Checks whether a reply of an upstream belongs to a query, and reads it.
 
 use hickory_proto::op::ResponseCode;
 
 use super::header::{HEADER, question};
 use super::wire::{WireError, WireMessage};
 
+/// What a message from an upstream is to a query.
 #[derive(Debug)]
 pub enum UpstreamReply {
     /// An answer, or an error response of the upstream.
@@ -13,6 +14,7 @@ pub enum UpstreamReply {
     Truncated(Option<Box<WireMessage>>),
     /// A reply to the query that isn't accepted.
     Malformed(WireError),
+    /// A message that isn't the reply to the query.
     Mismatch,
 }
 
@@ -38,6 +40,7 @@ pub fn parse_reply(sent: &[u8], reply: &[u8]) -> UpstreamReply {
     match message.map(Box::new) {
         Ok(message) if reply[2] & 0x02 != 0 => UpstreamReply::Truncated(Some(message)),
         Ok(message) => UpstreamReply::Answer(message),
+        // The cut may be inside an owner.
         Err(WireError::Cut | WireError::Owner) if reply[2] & 0x02 != 0 => UpstreamReply::Truncated(None),
         Err(error) => UpstreamReply::Malformed(error),
     }

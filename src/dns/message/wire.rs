@@ -5,7 +5,6 @@
 mod tests;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::ops::Range;
 
 use hickory_proto::op::{Header, Metadata, Query, ResponseCode};
@@ -17,8 +16,9 @@ use hickory_proto::serialize::binary::{
 };
 
 use super::address_order::AddressOrder;
+use super::compress::{CompressingWriter, FIXED, RecordOffset};
 use super::ede::extended_errors;
-use super::encode::typed::{FIXED, RecordOffset, encode_sections};
+use super::encode::typed::encode_sections;
 use super::header::{HEADER, QUESTION_NAME, question};
 use super::rrsig::ValidityPeriod;
 use super::sections::Sections;
@@ -76,13 +76,15 @@ pub enum WireError {
     TooLong,
 }
 
-/// The changes without which a message can't be passed on as it is.
+/// Whether a message has to be written anew before it is passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rewrite {
     None,
-    /// The owner of a record equals the question's name, but isn't a pointer to it: it would keep the upstream's spelling.
+    /// Only for the spelling, and only if the message doesn't grow: the owner of a record equals the question's name, but
+    /// isn't a pointer to it.
     Spelling,
-    /// The OPT record precedes other records, or names are compressed that mustn't be (RFC 3597 section 4).
+    /// The OPT record precedes other records, names are compressed that mustn't be (RFC 3597 section 4), or a record is
+    /// removed.
     Necessary,
 }
 
@@ -107,7 +109,7 @@ impl WireMessage {
         }
     }
 
-    /// Returns a reply that has no question, as the reply to the query with these bytes and without its records.
+    /// Reads a reply without a question, as the reply to `query`. Its records and TC are dropped.
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -128,7 +130,7 @@ impl WireMessage {
         })
     }
 
-    /// Validates and indexes a message with this question, in wire form.
+    /// Validates and indexes a message with this question, given in wire form; it is empty for a reply without a question.
     fn index(message: &[u8], question: &[u8]) -> Result<(Self, Rewrite), WireError> {
         let Header { mut metadata, counts } =
             Header::read(&mut BinDecoder::new(message)).map_err(|_| WireError::Question)?;
@@ -173,7 +175,8 @@ impl WireMessage {
                 let is_fixed = |range| is_stable(message, &records, question_end, range);
                 let form = match wire_name::read_rdata(message, rtype, data..end, is_fixed, |_| {}) {
                     Ok(form) => form,
-                    // The record would mean something else at another place, or after another TTL.
+                    // The record is removed: a pointer in malformed data would lead elsewhere after a rewrite, or into a
+                    // TTL.
                     Err(MalformedName { has_pointer: true }) => {
                         records.pop();
                         rewrite = Rewrite::Necessary;
@@ -225,35 +228,28 @@ impl WireMessage {
     fn rewritten(&self) -> Option<Self> {
         let question = &self.bytes[HEADER..self.question_end.into()];
         let name = &question[..question.len() - 4];
-        let mut writer = CompressingWriter::new(&self.bytes[..self.question_end.into()], name);
+        let mut writer = CompressingWriter::new(question);
+        let mut owner = Vec::new();
         for record in &self.records {
-            let start = record.start.into();
-            let read = self.read_name(start, |label| names::push_label(label, &mut writer.name)).ok()?;
-            writer.name.push(0);
-            if writer.name.eq_ignore_ascii_case(name) {
-                writer.name.copy_from_slice(name);
+            owner.clear();
+            self.read_name(record.start.into(), |label| names::push_label(label, &mut owner)).ok()?;
+            owner.push(0);
+            if owner.eq_ignore_ascii_case(name) {
+                owner.copy_from_slice(name);
             }
-            writer.end_name(true);
-            let fixed = read.end..read.end + FIXED;
-            writer.bytes.extend(&self.bytes[fixed]);
-            let data = writer.bytes.len();
-            if self.read_rdata(&self.bytes, record, |part| writer.part(part)).is_err() {
-                writer.bytes.truncate(data);
-                writer.bytes.extend(self.rdata(record));
-            }
-            let length = u16::try_from(writer.bytes.len() - data).ok()?;
-            writer.bytes[data - 2..data].copy_from_slice(&length.to_be_bytes());
+            let fixed = self.array(usize::from(record.ttl) - 4);
+            writer.record(&owner, fixed, &self.expand(&self.bytes, record), u16::MAX.into())?;
         }
         let counts =
             [Section::Answer, Section::Authority, Section::Additional].map(|section| self.count(section));
-        for (place, count) in writer.bytes[6..HEADER].chunks_exact_mut(2).zip(counts) {
-            place.copy_from_slice(&u16::try_from(count).ok()?.to_be_bytes());
-        }
-        if writer.bytes.len() > usize::from(u16::MAX) {
-            return None;
+        writer.bytes[5] = 1;
+        for (field, count) in writer.bytes[6..HEADER].chunks_exact_mut(2).zip(counts) {
+            field.copy_from_slice(&u16::try_from(count).ok()?.to_be_bytes());
         }
         let (rewritten, _) = Self::index(&writer.bytes, question).ok()?;
-        Some(Self { metadata: self.metadata, extended_errors: self.extended_errors.clone(), ..rewritten })
+        let is_complete = rewritten.section_ends == self.section_ends;
+        let errors = self.extended_errors.clone();
+        is_complete.then_some(Self { metadata: self.metadata, extended_errors: errors, ..rewritten })
     }
 
     fn read_name(&self, at: usize, label: impl FnMut(&[u8])) -> Result<WireName, MalformedName> {
@@ -375,9 +371,10 @@ impl WireMessage {
         self.uncompressed[last as usize] as usize
     }
 
-    /// Returns the size of the message without OPT, in bytes.
-    pub(super) fn wire_length(&self) -> usize {
-        self.bytes.len()
+    /// Returns the size up to the end of a section in bytes, without OPT.
+    pub(super) fn length(&self, last: Section) -> usize {
+        let number = usize::from(self.section_ends[last as usize]);
+        self.records[..number].last().map_or(self.question_end, |record| record.end).into()
     }
 
     /// Returns the size in memory, in bytes.
@@ -434,12 +431,10 @@ impl WireMessage {
         written
     }
 
-    /// Returns whether a section has records whose order *loadbalance* changes: addresses or mail exchangers.
-    pub(super) fn has_order(&self) -> bool {
-        self.records
-            .iter()
-            .map(|record| self.rtype(record))
-            .any(|rtype| is_address(rtype) || rtype == RecordType::MX)
+    /// Returns whether the message has addresses or mail exchangers.
+    pub(super) fn has_addresses_or_exchangers(&self) -> bool {
+        let mut types = self.records.iter().map(|record| self.rtype(record));
+        types.any(|rtype| is_address(rtype) || rtype == RecordType::MX)
     }
 
     /// Returns the message with its addresses in random order, and their number; `None` if the answer section isn't
@@ -543,62 +538,8 @@ impl From<WireRecord> for RecordOffset {
     }
 }
 
-/// Writes a message with compressed names (RFC 1035 section 4.1.4).
-struct CompressingWriter {
-    bytes: Vec<u8>,
-    /// The offsets of the names written so far, and of their ends, by wire form.
-    offsets: HashMap<Vec<u8>, u16>,
-    /// The name that is being read, in wire form.
-    name: Vec<u8>,
-}
-
-impl CompressingWriter {
-    /// Returns a writer that continues a message after its question for `name`.
-    fn new(message: &[u8], name: &[u8]) -> Self {
-        let mut writer =
-            Self { bytes: message[..HEADER].to_vec(), offsets: HashMap::new(), name: name.to_vec() };
-        writer.end_name(true);
-        writer.bytes.extend(&message[HEADER + name.len()..]);
-        writer
-    }
-
-    fn part(&mut self, part: RdataPart<'_>) {
-        match part {
-            RdataPart::Octets(octets) => self.bytes.extend(octets),
-            RdataPart::Label(label) => names::push_label(label, &mut self.name),
-            RdataPart::EndOfName(may_compress) => {
-                self.name.push(0);
-                self.end_name(may_compress);
-            }
-        }
-    }
-
-    /// Writes the name that has been read.
-    fn end_name(&mut self, may_compress: bool) {
-        const MAX_POINTER_OFFSET: usize = 0x3fff;
-        let mut rest = &*self.name;
-        while rest.len() > 1 {
-            if let Some(offset) = self.offsets.get(rest).filter(|_| may_compress) {
-                self.bytes.extend((0xc000 | offset).to_be_bytes());
-                break;
-            }
-            if let Some(offset) =
-                u16::try_from(self.bytes.len()).ok().filter(|at| usize::from(*at) <= MAX_POINTER_OFFSET)
-            {
-                self.offsets.entry(rest.to_vec()).or_insert(offset);
-            }
-            let (label, after) = rest.split_at(1 + usize::from(rest[0]));
-            self.bytes.extend(label);
-            rest = after;
-        }
-        if rest.len() == 1 {
-            self.bytes.push(0);
-        }
-        self.name.clear();
-    }
-}
-
-/// Returns whether a range of the message never changes: TTLs count down, and addresses are shuffled.
+/// Returns whether no octet of a range changes when the message is passed on. The fixed fields of a record count as
+/// changing because of the TTL, and records with addresses because they are shuffled.
 fn is_stable(message: &[u8], records: &[WireRecord], question_end: usize, range: Range<usize>) -> bool {
     if range.end <= question_end {
         return true;

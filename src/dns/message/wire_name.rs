@@ -7,7 +7,7 @@ use crate::model::names::{self, MAX_LABEL};
 
 /// The maximum length of a name in octets (RFC 1035 section 2.3.4).
 const MAX_NAME: usize = 255;
-/// The maximum number of compression pointers in a name: each follows at least one label.
+/// The maximum number of compression pointers in a name: it has at most 127 labels, so more pointers aren't needed.
 const MAX_POINTERS: usize = 127;
 /// The two bits that mark a compression pointer.
 const POINTER: u8 = 0xc0;
@@ -29,9 +29,9 @@ pub(super) struct MalformedName {
     pub(super) has_pointer: bool,
 }
 
-/// Reads the name at an offset, and passes its labels to `label`. Pointers have to lead backwards, to labels that the
-/// rest of the name doesn't overlap, and not into the header. `is_stable` returns whether octets that a pointer leads to
-/// never change: TTLs do.
+/// Reads the name at an offset, and passes its labels to `label`. A pointer must lead backwards, behind the header, and
+/// the labels there must end before the part of the name with the pointer. `is_stable` returns whether octets never
+/// change; a name that continues in other octets, such as a TTL, is malformed.
 ///
 /// # Errors
 /// If the name is malformed.
@@ -41,6 +41,7 @@ pub(super) fn read(
     is_stable: impl Fn(Range<usize>) -> bool,
     mut label: impl FnMut(&[u8]),
 ) -> Result<WireName, MalformedName> {
+    // `part` is the start of the current run of labels, `limit` the start of the run before it.
     let (mut at, mut part, mut limit) = (start, start, usize::MAX);
     let (mut length, mut pointers, mut end) = (1, 0, None);
     loop {
@@ -92,22 +93,20 @@ struct NameFields {
     may_compress: bool,
 }
 
-/// Returns where the rdata of a type has names; `None` if it has none, or if the type is unknown.
+/// Returns where the rdata of a type has names; `None` if it has none that a sender might compress.
 fn name_fields(rtype: u16) -> Option<NameFields> {
     let fields = |before, names, may_compress| NameFields { before, strings: 0, names, may_compress };
     Some(match rtype {
-        // NS, MD, MF, CNAME, MB, MG, MR, PTR; SOA, MINFO; MX.
-        2..=5 | 7..=9 | 12 => fields(0, 1, true),
-        6 | 14 => fields(0, 2, true),
-        15 => fields(2, 1, true),
-        // RP, TALINK; AFSDB, RT, KX, SVCB, HTTPS, LP; SIG, RRSIG; PX; NXT, DNAME, NSEC; SRV; NAPTR.
-        17 | 58 => fields(0, 2, false),
-        18 | 21 | 36 | 64 | 65 | 107 => fields(2, 1, false),
-        24 | 46 => fields(18, 1, false),
-        26 => fields(2, 2, false),
-        30 | 39 | 47 => fields(0, 1, false),
-        33 => fields(6, 1, false),
-        35 => NameFields { before: 4, strings: 3, names: 1, may_compress: false },
+        2..=5 | 7..=9 | 12 => fields(0, 1, true), // NS, MD, MF, CNAME, MB, MG, MR, PTR
+        6 | 14 => fields(0, 2, true),             // SOA, MINFO
+        15 => fields(2, 1, true),                 // MX
+        17 | 58 => fields(0, 2, false),           // RP, TALINK
+        18 | 21 | 36 | 64 | 65 | 107 => fields(2, 1, false), // AFSDB, RT, KX, SVCB, HTTPS, LP
+        24 | 46 => fields(18, 1, false),          // SIG, RRSIG
+        26 => fields(2, 2, false),                // PX
+        30 | 39 | 47 => fields(0, 1, false),      // NXT, DNAME, NSEC
+        33 => fields(6, 1, false),                // SRV
+        35 => NameFields { before: 4, strings: 3, names: 1, may_compress: false }, // NAPTR
         _ => return None,
     })
 }
@@ -124,11 +123,13 @@ pub(super) struct RdataForm {
 /// A part of a record's rdata.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RdataPart<'a> {
+    /// Octets outside names.
     Octets(&'a [u8]),
-    /// A label of a name; the last one has been passed before [`Self::EndOfName`].
+    /// A label of a name; [`Self::EndOfName`] follows the last one.
     Label(&'a [u8]),
-    /// Whether the name may be compressed.
-    EndOfName(bool),
+    EndOfName {
+        may_compress: bool,
+    },
 }
 
 impl RdataPart<'_> {
@@ -137,7 +138,7 @@ impl RdataPart<'_> {
         match self {
             Self::Octets(octets) => to.extend(octets),
             Self::Label(label) => names::push_label(label, to),
-            Self::EndOfName(_) => to.push(0),
+            Self::EndOfName { .. } => to.push(0),
         }
     }
 }
@@ -155,24 +156,27 @@ pub(super) fn read_rdata(
 ) -> Result<RdataForm, MalformedName> {
     const CUT: MalformedName = MalformedName { has_pointer: false };
     let mut form = RdataForm { length: range.len(), has_forbidden_pointer: false };
-    let rdata = message.get(..range.end).ok_or(CUT)?;
+    // Names don't continue behind the data.
+    let message = message.get(..range.end).ok_or(CUT)?;
     let Some(fields) = name_fields(rtype) else {
-        part(RdataPart::Octets(&rdata[range.start..]));
+        part(RdataPart::Octets(&message[range.start..]));
         return Ok(form);
     };
-    let mut at = range.start + fields.before;
+    let (mut at, mut has_pointer) = (range.start + fields.before, false);
     for _ in 0..fields.strings {
-        at += 1 + usize::from(*rdata.get(at).ok_or(CUT)?);
+        at += 1 + usize::from(*message.get(at).ok_or(CUT)?);
     }
-    part(RdataPart::Octets(rdata.get(range.start..at).ok_or(CUT)?));
+    part(RdataPart::Octets(message.get(range.start..at).ok_or(CUT)?));
     for _ in 0..fields.names {
-        let name = read(rdata, at, &is_stable, |label| part(RdataPart::Label(label)))?;
-        part(RdataPart::EndOfName(fields.may_compress));
+        let name = read(message, at, &is_stable, |label| part(RdataPart::Label(label)));
+        let name = name.map_err(|error| MalformedName { has_pointer: error.has_pointer || has_pointer })?;
+        has_pointer |= name.is_compressed;
+        part(RdataPart::EndOfName { may_compress: fields.may_compress });
         form.length = form.length + name.length - (name.end - at);
         form.has_forbidden_pointer |= name.is_compressed && !fields.may_compress;
         at = name.end;
     }
-    part(RdataPart::Octets(rdata.get(at..).ok_or(CUT)?));
+    part(RdataPart::Octets(message.get(at..).ok_or(MalformedName { has_pointer })?));
     Ok(form)
 }
 
@@ -225,6 +229,10 @@ mod tests {
         };
         assert!(has_pointer(b"\xc0\x0c") && has_pointer(b"\x01a\xc0\x0c"));
         assert!(!has_pointer(b"\x40") && !has_pointer(b"\x05a"));
+        const SOA: u16 = 6;
+        let message = [&[0; HEADER][..], b"\x01a\x00\xc0\x0c\x40"].concat();
+        let malformed = read_rdata(&message, SOA, 15..18, |_| true, |_| {}).unwrap_err();
+        assert!(malformed.has_pointer, "that of the name before");
     }
 
     #[test]

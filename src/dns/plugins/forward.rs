@@ -5,9 +5,10 @@
 //! # Description
 //!
 //! Queries for names in a zone go to one of the given upstreams, by UDP, TCP or TLS, and the upstream's answer goes to
-//! the client with all its records, whatever their types. If an upstream doesn't answer, the next upstream is asked, until an upstream has answered,
-//! the attempts are used up, or 5 seconds have passed; then the client gets SERVFAIL. An answer with an error code is
-//! an answer: see *failover*.
+//! the client with all its records, whatever their types; only a record with a malformed compressed name is left out.
+//! If an upstream doesn't answer, the next upstream is asked, until an upstream has answered, the attempts are used up,
+//! or 5 seconds have passed; then the client gets SERVFAIL. An error code is an answer, too, so no other upstream is
+//! asked, unless *failover* names it.
 //!
 //! An upstream that has failed is checked, at once and then every half second until it answers; a healthy upstream
 //! isn't checked. The check is a query (`. NS`) over the same transport, and any answer counts as a success. An
@@ -29,8 +30,8 @@
 //!   still accepted as long as the query waits for other upstreams.
 //! - A truncated UDP answer is requested again by TCP, which CoreDNS does with *prefer_udp* alone, and a server that
 //!   doesn't support EDNS is asked without EDNS: the cache can then give the whole answer to every client.
-//! - An answer that is still truncated is given to clients by UDP alone, which repeat the query by TCP. A client by TCP
-//!   or TLS gets SERVFAIL.
+//! - An answer that is still truncated goes only to clients that use UDP, which then repeat the query by TCP. A client
+//!   that uses TCP or TLS gets SERVFAIL.
 //! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text.
 //!   Answers with two OPT records, or signed with TSIG or SIG(0), aren't accepted.
 //! - A UDP socket is used for at most 128 queries and one second, for one query at a time, and a retransmission uses a
@@ -350,12 +351,14 @@ fn failure(error: &ForwardError) -> PluginError {
 ///
 /// # Errors
 /// If the answer is truncated, and the client doesn't use UDP: only a client by UDP repeats its query by TCP.
-/// *lb_linker*, whose clients share the look-ups of targets, decides that itself.
+/// A truncated answer for a target is returned: *lb_linker* checks it for each client.
 fn to_reply(request: &Request, answer: Arc<WireMessage>) -> PluginResult {
     let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
         answer.metadata;
     if truncation && request.protocol != Protocol::Udp && request.purpose == Purpose::Client {
-        return Err(PluginError::servfail("the upstream's answer is truncated, and can't be had by TCP"));
+        return Err(PluginError::servfail(
+            "the upstream's answer is truncated, and no whole answer came by TCP",
+        ));
     }
     let mut reply = request.reply(NAME);
     // A client without EDNS can't see the upper bits, and would misread the rest as another code.

@@ -95,7 +95,7 @@ use rand::seq::SliceRandom;
 
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
-use crate::dns::chain::request::Request;
+use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
@@ -241,8 +241,11 @@ impl Plugin for LoadBalance {
                 }
                 return Ok(reply);
             }
-            // An answer that is cut for this client isn't decoded: the client asks for the whole one by TCP.
-            if reply.records.is_longer_than(request.limit()) {
+            // A truncated answer isn't decoded to shuffle it: the client asks for the whole one by TCP.
+            if self.is_shuffle()
+                && request.purpose == Purpose::Client
+                && reply.records.has_longer_answer_than(request.limit())
+            {
                 reply.validity = None;
                 return Ok(reply);
             }

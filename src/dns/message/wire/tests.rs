@@ -72,6 +72,12 @@ fn data(message: &WireMessage) -> Vec<(u16, Vec<u8>)> {
     message.records.iter().map(expanded).collect()
 }
 
+/// Returns the owners of all records in lower case.
+fn owners(message: &WireMessage) -> Vec<String> {
+    let sections = message.decode(None);
+    sections.all().into_iter().flatten().map(|record| record.name.to_lowercase().to_string()).collect()
+}
+
 /// Returns random data for a type: random octets, or well-formed names among them.
 fn random_data(random: &mut StdRng, rtype: u16) -> Vec<u8> {
     let mut octets = |most: usize| {
@@ -119,6 +125,11 @@ fn records_of_all_types_leave_with_equal_data() {
             data(&indexed)
         };
         assert_eq!(data(&message), expected, "seed {seed}");
+        let owners_of_upstream = {
+            let (indexed, _) = WireMessage::index(&builder.bytes, question(&builder.bytes).unwrap()).unwrap();
+            owners(&indexed)
+        };
+        assert_eq!(owners(&message), owners_of_upstream, "seed {seed}");
         // Passed on with another spelling.
         let bytes = given(message.clone(), "A.Example.", u16::MAX);
         let passed_on = WireMessage::new(&bytes).unwrap();
@@ -131,6 +142,7 @@ fn records_of_all_types_leave_with_equal_data() {
         let again = WireMessage::of_sections(&message.metadata, &sections, &message.question().unwrap(), &[])
             .unwrap();
         assert_eq!(data(&again), expected, "seed {seed}");
+        assert_eq!(owners(&again), owners_of_upstream, "seed {seed}");
         assert_eq!(message.uncompressed, again.uncompressed, "seed {seed}");
         let records = sections.all().into_iter().flatten();
         assert!(records.map(|record| record.ttl).all(|ttl| i32::try_from(ttl).is_ok()), "RFC 2181 section 8");
@@ -236,6 +248,16 @@ fn pointer_into_a_ttl_or_an_address_is_never_passed_on() {
     // Data that is cut, or has no pointer, means the same at every place.
     let opaque = Builder::new().answer(b"\xc0\x0c", 15, b"").answer(b"\xc0\x0c", 5, b"\x40");
     assert_eq!(data(&opaque.parse().unwrap()), [(15, vec![]), (5, vec![0x40])]);
+}
+
+#[test]
+fn malformed_data_changes_no_other_record() {
+    let srv = || Builder::new().answer(b"\xc0\x0c", 33, b"\x00\x01\x00\x02\x00\x03\xc0\x0c");
+    let cut = srv().answer(b"\xc0\x0c", 15, b"\x00\x0a\x03foo").answer(b"\x01b\xc0\x0e", 1, &[192, 0, 2, 1]);
+    assert_eq!(owners(&cut.parse().unwrap()), ["a.example.", "a.example.", "b.example."]);
+    // The first of two names is compressed, and the second one is malformed: the record is removed.
+    let two = srv().answer(b"\xc0\x0c", 14, b"\xc0\x0c\x40").answer(b"\x01b\xc0\x0e", 1, &[192, 0, 2, 1]);
+    assert_eq!(owners(&two.parse().unwrap()), ["a.example.", "b.example."]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Converts upstream answers to cache entries, and cache entries to replies.
+//! A query to the plugin *cache*, and the reply from a cache entry.
 
 use std::sync::Arc;
 

@@ -83,7 +83,11 @@ impl CacheState {
         let question = &cache_query.upstream_query.query;
         let message = reply.records.to_wire(&reply.metadata, question, &reply.options);
         let Some(message) = message else {
-            debug!("the answer to {} {} is too large for the cache", question.name(), question.query_type());
+            debug!(
+                "the answer to {} {} isn't cached: it can't be written in 64 KiB",
+                question.name(),
+                question.query_type()
+            );
             reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
             return StoredReply { reply, kind: ResponseKind::Other, is_kept: false };
         };

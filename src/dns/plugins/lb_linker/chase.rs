@@ -123,8 +123,8 @@ pub fn follow(
     chain(answers, authorities, end)
 }
 
-/// Returns the records whose addresses and names the policies can check: all except records of the types that have such
-/// data, but data that can't be decoded, and the signatures of these records.
+/// Returns the records that the policies can check. Records of types with addresses or names are left out if their data
+/// isn't decoded, and so are their signatures.
 fn checkable(records: &[Record]) -> Vec<&Record> {
     let undecoded: RrsetKeys = records
         .iter()
@@ -145,7 +145,7 @@ fn is_undecoded(data: &RData) -> bool {
         | RecordType::MX
         | RecordType::SVCB
         | RecordType::HTTPS => true,
-        // A type that hickory-proto lacks.
+        // hickory-proto has no data type for DNAME.
         RecordType::DNAME => {
             let mut decoder = BinDecoder::new(&rdata.anything);
             Name::read(&mut decoder).is_err() || !decoder.is_empty()

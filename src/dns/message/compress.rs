@@ -1,0 +1,109 @@
+//! Writes messages with compressed names (RFC 1035 section 4.1.4).
+//!
+//! hickory-proto stops compressing after some hundred names, so that a long reply could outgrow 64 KiB on its way.
+
+use std::collections::HashMap;
+
+use super::header::HEADER;
+use super::wire_name::{RdataPart, read_rdata};
+use crate::model::names;
+
+/// The size of type, class, TTL and data length of a record, in bytes (RFC 1035 section 4.1.3).
+pub(super) const FIXED: usize = 10;
+/// The two bits that mark a compression pointer. The other fourteen are the offset of a name.
+const POINTER_FLAG: u16 = 0xc000;
+const MAX_POINTER_OFFSET: u16 = !POINTER_FLAG;
+
+/// The offsets of a record in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordOffset {
+    /// The start of the owner.
+    pub start: usize,
+    /// The TTL; type and class precede it.
+    pub ttl: usize,
+    /// The end of the record, exclusive.
+    pub end: usize,
+}
+
+/// A message to which records are added.
+pub(super) struct CompressingWriter {
+    pub(super) bytes: Vec<u8>,
+    /// The offsets of the names written so far, and of their suffixes, by wire form.
+    offsets: HashMap<Vec<u8>, u16>,
+}
+
+impl CompressingWriter {
+    /// Returns a writer that continues a message after its question.
+    pub(super) fn new(question: &[u8]) -> Self {
+        let name = question.len() - 4;
+        let mut writer = Self { bytes: vec![0; HEADER], offsets: HashMap::new() };
+        writer.name(&question[..name], true);
+        writer.bytes.extend(&question[name..]);
+        writer
+    }
+
+    /// Adds a record. Owner and data are given without compression, `fixed` is type, class and TTL. Names in data that
+    /// is malformed aren't compressed. Returns `None`, and adds nothing, if the message would exceed `room` bytes.
+    pub(super) fn record(
+        &mut self,
+        owner: &[u8],
+        fixed: [u8; FIXED - 2],
+        rdata: &[u8],
+        room: usize,
+    ) -> Option<RecordOffset> {
+        let start = self.bytes.len();
+        self.name(owner, true);
+        let ttl = self.bytes.len() + 4;
+        self.bytes.extend(fixed);
+        self.bytes.extend([0; 2]);
+        let data = self.bytes.len();
+        let rtype = u16::from_be_bytes([fixed[0], fixed[1]]);
+        if read_rdata(rdata, rtype, 0..rdata.len(), |_| true, |_| {}).is_ok() {
+            let mut name = Vec::new();
+            let _ = read_rdata(
+                rdata,
+                rtype,
+                0..rdata.len(),
+                |_| true,
+                |part| match part {
+                    RdataPart::Octets(octets) => self.bytes.extend(octets),
+                    RdataPart::Label(label) => names::push_label(label, &mut name),
+                    RdataPart::EndOfName { may_compress } => {
+                        name.push(0);
+                        self.name(&name, may_compress);
+                        name.clear();
+                    }
+                },
+            );
+        } else {
+            self.bytes.extend(rdata);
+        }
+        let end = self.bytes.len();
+        let length = u16::try_from(end - data).ok().filter(|_| end <= room);
+        let Some(length) = length else {
+            self.bytes.truncate(start);
+            self.offsets.retain(|_, offset| usize::from(*offset) < start);
+            return None;
+        };
+        self.bytes[data - 2..data].copy_from_slice(&length.to_be_bytes());
+        Some(RecordOffset { start, ttl, end })
+    }
+
+    /// Writes a name, given in wire form.
+    fn name(&mut self, mut name: &[u8], may_compress: bool) {
+        while name.len() > 1 {
+            if may_compress && let Some(offset) = self.offsets.get(name) {
+                self.bytes.extend((POINTER_FLAG | offset).to_be_bytes());
+                return;
+            }
+            let offset = u16::try_from(self.bytes.len()).ok().filter(|offset| *offset <= MAX_POINTER_OFFSET);
+            if let Some(offset) = offset {
+                self.offsets.entry(name.to_vec()).or_insert(offset);
+            }
+            let (label, rest) = name.split_at(1 + usize::from(name[0]));
+            self.bytes.extend(label);
+            name = rest;
+        }
+        self.bytes.push(0);
+    }
+}
