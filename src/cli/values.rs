@@ -1,4 +1,4 @@
-//! The command-line values of types outside `cli`, which don't use clap.
+//! The values of enums outside `cli`: only `cli` and `main.rs` use clap.
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;

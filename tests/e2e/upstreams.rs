@@ -44,14 +44,14 @@ const NODATA_WITHOUT_SOA: u8 = 6;
 const LOOPBACK_ADDRESS: u8 = 7;
 
 impl UpstreamBehavior {
-    fn set(&self, mood: u8) {
-        self.0.store(mood, Ordering::SeqCst);
+    fn set(&self, behavior: u8) {
+        self.0.store(behavior, Ordering::SeqCst);
     }
 
     /// Starts an upstream with this behavior and the TTL `ttl` in its answers.
     async fn upstream(&self, ttl: u32) -> FaultyUpstream {
-        let mood = self.clone();
-        FaultyUpstream::start(move |asked, _| match mood.0.load(Ordering::SeqCst) {
+        let behavior = self.clone();
+        FaultyUpstream::start(move |asked, _| match behavior.0.load(Ordering::SeqCst) {
             SILENT => vec![],
             FAILING => vec![error(asked, ResponseCode::ServFail)],
             EMPTY => vec![absence(asked, ResponseCode::NoError)],
@@ -105,16 +105,16 @@ async fn equal_queries_are_sent_once_unless_do_or_cd_differ() {
 
 #[tokio::test]
 async fn positive_negative_and_failed_answers_are_cached() {
-    let mood = UpstreamBehavior::default();
-    let upstream = mood.upstream(60).await;
+    let behavior = UpstreamBehavior::default();
+    let upstream = behavior.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
-    for (mood_now, name) in [
+    for (current, name) in [
         (GOOD, "good.example."),
         (EMPTY, "x.example.com."),
         (MISSING, "y.example.com."),
         (FAILING, "z.example."),
     ] {
-        mood.set(mood_now);
+        behavior.set(current);
         let question = format!("{name} A");
         let first = ask_udp(fixture.linker.dns, &query(&question)).await;
         let second = ask_tcp(fixture.linker.dns, &query(&question)).await;
@@ -185,10 +185,10 @@ async fn error_without_a_question_is_used_without_its_records() {
 
 #[tokio::test]
 async fn negative_ttl_of_a_target_is_capped_at_the_zones_ttl() {
-    let mood = UpstreamBehavior::default();
-    let upstream = mood.upstream(60).await;
+    let behavior = UpstreamBehavior::default();
+    let upstream = behavior.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
-    mood.set(MISSING);
+    behavior.set(MISSING);
     let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
     assert_eq!(
         show(&answer),
@@ -197,7 +197,7 @@ async fn negative_ttl_of_a_target_is_capped_at_the_zones_ttl() {
     );
     let since = Instant::now();
     assert_eq!(short(fixture.linker.dns, "a.example.com. A").await, "Non-Existent Domain");
-    mood.set(GOOD);
+    behavior.set(GOOD);
     answers(fixture.linker.dns, "web-default.lb.internal. A", "a.example.com. 192.0.2.10").await;
     // The negative answer is cached, so the upstream isn't queried for each client query.
     assert!(since.elapsed() > Duration::from_secs(3), "{:?}", since.elapsed());
@@ -206,18 +206,18 @@ async fn negative_ttl_of_a_target_is_capped_at_the_zones_ttl() {
 
 #[tokio::test]
 async fn stale_target_is_answered_while_upstreams_fail() {
-    let mood = UpstreamBehavior::default();
-    let upstream = mood.upstream(0).await;
+    let behavior = UpstreamBehavior::default();
+    let upstream = behavior.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
     let ask = async |question: &str| ask_udp(dns, &query(question)).await;
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
-    mood.set(EMPTY);
+    behavior.set(EMPTY);
     let nodata = show(&ask("web-default.lb.internal. AAAA").await);
     assert!(nodata.starts_with("No Error"), "{nodata}");
 
     for bad in [SILENT, FAILING] {
-        mood.set(bad);
+        behavior.set(bad);
         eventually("the remembered addresses", || async {
             let answer = ask("web-default.lb.internal. A").await;
             (ede(&answer) == Some(3)).then(|| {
@@ -240,7 +240,7 @@ async fn stale_target_is_answered_while_upstreams_fail() {
     let other = ask("a.example.com. A").await;
     assert_eq!(other.metadata.response_code, ResponseCode::ServFail, "{}", show(&other));
     // There is no stale answer for a new target.
-    mood.set(SILENT);
+    behavior.set(SILENT);
     fixture.set(&[("web", "{hostname: b.example.com}")]);
     answers(dns, "web-default.lb.internal. CNAME", "b.example.com.").await;
     let answer = ask("web-default.lb.internal. A").await;
@@ -248,7 +248,7 @@ async fn stale_target_is_answered_while_upstreams_fail() {
         show(&answer),
         "Server Failure aa rd ra | web-default.lb.internal. 5 IN CNAME b.example.com. |  | "
     );
-    mood.set(GOOD);
+    behavior.set(GOOD);
     answers(dns, "web-default.lb.internal. A", "b.example.com. 192.0.2.10").await;
 }
 
@@ -281,12 +281,12 @@ async fn late_answer_is_cached_for_the_next_query() {
 
 #[tokio::test]
 async fn refused_and_overload_are_answered_with_stale_records() {
-    let mood = UpstreamBehavior::default();
-    let upstream = mood.upstream(0).await;
+    let behavior = UpstreamBehavior::default();
+    let upstream = behavior.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
-    mood.set(REFUSING);
+    behavior.set(REFUSING);
     eventually("the remembered addresses", || async {
         let answer = ask_udp(dns, &query("web-default.lb.internal. A")).await;
         assert_eq!(answer.answers.len(), 2, "{}", show(&answer));
@@ -298,7 +298,7 @@ async fn refused_and_overload_are_answered_with_stale_records() {
     assert_eq!(fixture.linker.metric("lb_linker_dns_targets_failing"), Some(1.0));
 
     // Queries of one client for 1,200 unknown types don't delay the answers with addresses.
-    mood.set(SILENT);
+    behavior.set(SILENT);
     let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.connect(dns).await.unwrap();
     for qtype in 2000..3200_u16 {
@@ -308,7 +308,7 @@ async fn refused_and_overload_are_answered_with_stale_records() {
     }
     let answer = ask_udp(dns, &query("web-default.lb.internal. A")).await;
     assert_eq!((answer.answers.len(), ede(&answer)), (2, Some(3)), "{}", show(&answer));
-    mood.set(GOOD);
+    behavior.set(GOOD);
     eventually("a fresh answer", || async {
         let answer = ask_udp(dns, &query("web-default.lb.internal. A")).await;
         (ede(&answer).is_none() && answer.answers.len() == 2).then_some(())
@@ -319,12 +319,12 @@ async fn refused_and_overload_are_answered_with_stale_records() {
 
 #[tokio::test]
 async fn failing_target_is_answered_stale_at_once() {
-    let mood = UpstreamBehavior::default();
-    let upstream = mood.upstream(0).await;
+    let behavior = UpstreamBehavior::default();
+    let upstream = behavior.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
-    mood.set(SILENT);
+    behavior.set(SILENT);
     let question = query("web-default.lb.internal. A");
     eventually("the remembered addresses", || async {
         (ede(&ask_udp(dns, &question).await) == Some(3)).then_some(())
@@ -408,18 +408,18 @@ async fn truncated_answer_without_records_is_retried_over_tcp() {
 
 #[tokio::test]
 async fn nxdomain_of_a_target_ends_its_stale_answers() {
-    let mood = UpstreamBehavior::default();
-    let upstream = mood.upstream(0).await;
+    let behavior = UpstreamBehavior::default();
+    let upstream = behavior.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
-    mood.set(MISSING);
+    behavior.set(MISSING);
     eventually("absence", || async {
         let answer = ask_udp(dns, &query("web-default.lb.internal. A")).await;
         (answer.metadata.response_code == ResponseCode::NXDomain).then_some(())
     })
     .await;
-    mood.set(FAILING);
+    behavior.set(FAILING);
     eventually("failure", || async {
         let answer = ask_udp(dns, &query("web-default.lb.internal. A")).await;
         assert_eq!(answer.answers.len(), 1, "RFC 8767 section 4: {}", show(&answer));
@@ -456,14 +456,14 @@ async fn slow_chain_fails_before_a_resolvers_timeout() {
 #[tokio::test]
 async fn nodata_without_soa_and_denied_addresses_expire_soon() {
     for bad in [NODATA_WITHOUT_SOA, LOOPBACK_ADDRESS] {
-        let mood = UpstreamBehavior::default();
-        let upstream = mood.upstream(60).await;
+        let behavior = UpstreamBehavior::default();
+        let upstream = behavior.upstream(60).await;
         let links = [("web", "{hostname: a.example.com}")];
         let fixture = with_upstream(&links, upstream.address).await;
-        mood.set(bad);
+        behavior.set(bad);
         let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
         assert_eq!(answer.answers.len(), 1, "{}", show(&answer));
-        mood.set(GOOD);
+        behavior.set(GOOD);
         let since = Instant::now();
         answers(fixture.linker.dns, "web-default.lb.internal. A", "a.example.com. 192.0.2.10").await;
         assert!(since.elapsed() < Duration::from_secs(10), "5 s: {:?}", since.elapsed());
@@ -472,11 +472,11 @@ async fn nodata_without_soa_and_denied_addresses_expire_soon() {
 
 #[tokio::test]
 async fn failed_upstream_is_skipped_until_it_answers_again() {
-    let mood = UpstreamBehavior::default();
-    let (flaky, good) = (mood.upstream(60).await, UpstreamBehavior::default().upstream(60).await);
+    let behavior = UpstreamBehavior::default();
+    let (flaky, good) = (behavior.upstream(60).await, UpstreamBehavior::default().upstream(60).await);
     let upstreams = format!("{},{}", flaky.address, good.address);
     let fixture = fixture(&WEB, &["--upstream", &upstreams]).await;
-    mood.set(SILENT);
+    behavior.set(SILENT);
     let ask = |i: usize| async move { short(fixture.linker.dns, &format!("n{i}.example. A")).await };
     let down = format!("upstream {} fails health checks: read udp", flaky.address);
     let mut asked = 0;
@@ -495,7 +495,7 @@ async fn failed_upstream_is_skipped_until_it_answers_again() {
         );
     }
     assert!(!flaky.asked(". NS").is_empty(), "the upstream gets health checks");
-    mood.set(GOOD);
+    behavior.set(GOOD);
     fixture.linker.line(&format!("upstream {} answers again", flaky.address)).await;
     let mut i = 2000;
     while flaky.asked(&format!("n{i}.example. A")).is_empty() {
@@ -508,14 +508,14 @@ async fn failed_upstream_is_skipped_until_it_answers_again() {
 
 #[tokio::test]
 async fn failed_upstreams_are_queried_if_all_have_failed() {
-    let mood = UpstreamBehavior::default();
-    let upstream = mood.upstream(60).await;
+    let behavior = UpstreamBehavior::default();
+    let upstream = behavior.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
-    mood.set(SILENT);
+    behavior.set(SILENT);
     assert_eq!(short(fixture.linker.dns, "one.example. A").await, "Server Failure");
     fixture.linker.line("fails health checks").await;
     // An upstream that fails health checks may still answer queries.
-    mood.set(GOOD);
+    behavior.set(GOOD);
     assert_eq!(short(fixture.linker.dns, "two.example. A").await, "192.0.2.10");
 }
 
@@ -608,14 +608,14 @@ async fn flood_of_slow_names_is_refused_and_the_zone_answers() {
 
 #[tokio::test]
 async fn new_target_is_prefetched_past_the_cache() {
-    let mood = UpstreamBehavior::default();
-    let upstream = mood.upstream(60).await;
+    let behavior = UpstreamBehavior::default();
+    let upstream = behavior.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
     // A client has queried the new target before it existed, so NXDOMAIN is cached.
-    mood.set(MISSING);
+    behavior.set(MISSING);
     assert_eq!(short(dns, "b.example.com. A").await, "Non-Existent Domain");
-    mood.set(GOOD);
+    behavior.set(GOOD);
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
     let before = upstream.asked("b.example.com. A").len();
     fixture.set(&[("web", "{hostname: b.example.com}")]);
@@ -718,18 +718,21 @@ async fn truncated_answer_never_reaches_a_client_by_tcp() {
         vec![cut]
     })
     .await;
-    let resolver = resolver(&format!("cache\nforward . {} {{\nprefer_udp\n}}", upstream.address));
+    // A client by TCP or TLS has no other transport for the whole answer.
+    let caching = resolver(&format!("cache\nforward . {} {{\nprefer_udp\n}}", upstream.address));
     for (protocol, expected) in [
         (Protocol::Udp, "No Error tc rd | a.example. 60 IN A 192.0.2.9 |  | "),
         (Protocol::Tcp, "Server Failure rd | "),
         (Protocol::Tls, "Server Failure rd | "),
     ] {
-        let answer = show(&ask_handler_by(protocol, &resolver, "a.example. A").await);
+        let answer = show(&ask_handler_by(protocol, &caching, "a.example. A").await);
         assert!(answer.starts_with(expected), "{protocol:?}: {answer}");
     }
-    let forced = self::resolver(&format!("forward . {} {{\nforce_tcp\n}}", upstream.address));
+    // The upstream is asked by TCP alone, but the client uses UDP.
+    let forced = resolver(&format!("forward . {} {{\nforce_tcp\n}}", upstream.address));
     let answer = show(&ask_handler(&forced, "a.example. A").await);
     assert!(answer.starts_with("No Error tc rd"), "this client can ask again by TCP: {answer}");
+    // The same for the target of a link.
     let fixture = with_upstream(&WEB, upstream.address).await;
     let asked = query("web-default.lb.internal. A");
     let by_udp = ask_udp(fixture.linker.dns, &asked).await;
@@ -754,17 +757,17 @@ async fn popular_name_is_prefetched_before_expiry() {
 #[tokio::test]
 async fn serve_stale_answers_at_once_or_after_its_timeout() {
     for how in ["immediate", "verify"] {
-        let mood = UpstreamBehavior::default();
-        let upstream = mood.upstream(60).await;
+        let behavior = UpstreamBehavior::default();
+        let upstream = behavior.upstream(60).await;
         let cache = format!("cache {{\nsuccess 100 1 1\nserve_stale 1h {how}\n}}");
         let resolver = resolver(&format!("{cache}\nforward . {}", upstream.address));
         let ttl = async || ttl(&ask_handler(&resolver, "old.example. A").await);
         assert_eq!(ttl().await, 1);
-        mood.set(FAILING);
+        behavior.set(FAILING);
         eventually("a stale answer", async || (ttl().await == 0).then_some(())).await;
-        mood.set(GOOD);
+        behavior.set(GOOD);
         eventually("a fresh one", async || (ttl().await == 1).then_some(())).await;
-        mood.set(SILENT);
+        behavior.set(SILENT);
         eventually("a stale answer", async || (ttl().await == 0).then_some(())).await;
     }
 }
@@ -876,9 +879,9 @@ async fn random_records_pass_by_udp_tcp_and_tls() {
 
 #[tokio::test]
 async fn caching_coredns_sees_late_and_new_targets_in_10_and_5_s() {
-    let mood = UpstreamBehavior::default();
-    mood.set(MISSING);
-    let upstream = mood.upstream(60).await;
+    let behavior = UpstreamBehavior::default();
+    behavior.set(MISSING);
+    let upstream = behavior.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let front = CoreDns::start(&format!("forward . {}\ncache 30", fixture.linker.dns), "").await;
     let question = "web-default.lb.internal. A";
@@ -888,7 +891,7 @@ async fn caching_coredns_sees_late_and_new_targets_in_10_and_5_s() {
         assert_eq!(short(front.address, question).await, "a.example.com.", "with NXDOMAIN");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    mood.set(GOOD);
+    behavior.set(GOOD);
     let took = time_until_answer(front.address, question, "a.example.com. 192.0.2.10").await;
     eprintln!("behind a CoreDNS with cache 30: a target that begins to exist is seen after {took:?}");
     assert!(took < Duration::from_secs(12), "5 s in each of two caches: {took:?}");

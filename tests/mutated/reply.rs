@@ -30,8 +30,8 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     let mut asked = asked.to_vec().map_err(|error| format!("the question: {error}"))?;
     asked[..2].copy_from_slice(bytes.get(..2).unwrap_or(&[0, 0]));
     let (kind, message) = match parse_reply(&asked, bytes) {
-        UpstreamReply::Mismatch => return Ok("foreign"),
-        UpstreamReply::Malformed(_) => return Ok("garbled"),
+        UpstreamReply::Mismatch => return Ok("mismatch"),
+        UpstreamReply::Malformed(_) => return Ok("malformed"),
         UpstreamReply::Truncated(None) => return Ok("cut"),
         UpstreamReply::Truncated(Some(message)) => ("truncated", message),
         UpstreamReply::Answer(message) => ("answer", message),
@@ -45,7 +45,7 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
         ..Answer::new(message.metadata, "")
     };
     let mut chain = follow(&answer, &name, qtype.into(), TTL, step);
-    check(&chain, &name, qtype.into(), ours)
+    check_chain(&chain, &name, qtype.into(), ours)
         .and_then(|()| check_encoded(&mut chain, &name, qtype.into()))
         .map_err(|rule| format!("{rule}\n{bytes:02x?}\n{chain:#?}"))?;
     Ok(kind)
@@ -55,7 +55,8 @@ fn ensure(holds: bool, rule: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(rule.to_owned()) }
 }
 
-fn check(
+/// Checks that all used records belong to the chain, and the end of the chain.
+fn check_chain(
     followed: &CnameChain,
     name: &Name,
     qtype: RecordType,
@@ -97,8 +98,7 @@ fn check(
 fn check_passed_on(message: &WireMessage, qtype: RecordType) -> Result<(), String> {
     let query = Query::query(Name::from_ascii("T.eXample.").unwrap(), qtype);
     let counts = message.decode(None).counts();
-    let expected =
-        [Section::Answer, Section::Authority, Section::Additional].map(|section| message.count(section));
+    let expected = Section::ALL.map(|section| message.count(section));
     ensure(counts == expected, "every record can be decoded")?;
     for limit in [40, 512, u16::MAX] {
         let records = Records::of_wire(Arc::new(message.clone()), query.name());
@@ -107,16 +107,15 @@ fn check_passed_on(message: &WireMessage, qtype: RecordType) -> Result<(), Strin
             .map(|(bytes, _)| bytes)
             .map_err(|error| format!("passing on: {error}"))?;
         ensure(bytes.len() <= limit.into(), "an answer that is passed on isn't longer than the limit")?;
-        let given =
+        let encoded =
             WireMessage::new(&bytes).map_err(|error| format!("an answer that is passed on: {error}"))?;
-        let question = given.question().ok_or("an answer that is passed on has a question")?;
+        let question = encoded.question().ok_or("an answer that is passed on has a question")?;
         ensure(question.name().eq_case(query.name()), "the client gets its own spelling")?;
-        let kept =
-            [Section::Answer, Section::Authority, Section::Additional].map(|section| given.count(section));
+        let kept = Section::ALL.map(|section| encoded.count(section));
         ensure(limit < u16::MAX || kept == counts, "an answer by TCP has all records")?;
-        ensure(kept[0] == counts[0] || given.metadata.truncation, "TC is set if answers are left out")?;
+        ensure(kept[0] == counts[0] || encoded.metadata.truncation, "TC is set if answers are left out")?;
         ensure(
-            given.lowest_ttl().is_none_or(|ttl| i32::try_from(ttl).is_ok()),
+            encoded.lowest_ttl().is_none_or(|ttl| i32::try_from(ttl).is_ok()),
             "no TTL has its top bit set",
         )?;
     }
@@ -127,7 +126,7 @@ fn check_passed_on(message: &WireMessage, qtype: RecordType) -> Result<(), Strin
 fn check_encoded(chain: &mut CnameChain, name: &Name, qtype: RecordType) -> Result<(), String> {
     let policy = TargetPolicy::default();
     drop_denied(&mut chain.answers, &policy, |_| true);
-    let refused = |record: &Record| {
+    let is_denied = |record: &Record| {
         let address: IpAddr = match &record.data {
             RData::A(ip) => ip.0.into(),
             RData::AAAA(ip) => ip.0.into(),
@@ -137,7 +136,7 @@ fn check_encoded(chain: &mut CnameChain, name: &Name, qtype: RecordType) -> Resu
         };
         policy.check_address(address).is_err()
     };
-    ensure(!chain.answers.iter().any(refused), "denied addresses are removed")?;
+    ensure(!chain.answers.iter().any(is_denied), "denied addresses are removed")?;
     let sections = Sections {
         answers: chain.answers.clone(),
         authorities: chain.authorities.clone(),
@@ -153,11 +152,11 @@ fn check_encoded(chain: &mut CnameChain, name: &Name, qtype: RecordType) -> Resu
             .map(|(bytes, _)| bytes)
             .map_err(|error| format!("encoding: {error}"))?;
         ensure(bytes.len() <= limit.into(), "the encoded answer isn't longer than the limit")?;
-        let given =
+        let encoded =
             WireMessage::new(&bytes).map_err(|error| format!("decoding what was encoded: {error}"))?;
-        let negative = given.types(Section::Authority).any(|rtype| rtype == RecordType::SOA);
+        let negative = encoded.types(Section::Authority).any(|rtype| rtype == RecordType::SOA);
         let decoded =
-            given.decode(None).authorities.iter().any(|record| matches!(record.data, RData::SOA(_)));
+            encoded.decode(None).authorities.iter().any(|record| matches!(record.data, RData::SOA(_)));
         ensure(negative == decoded, "the SOA record of a denial can be decoded")?;
     }
     Ok(())

@@ -9,8 +9,8 @@ use hickory_proto::rr::Name;
 
 use crate::dns::chain::metrics::{RequestStats, ZoneMetrics};
 use crate::dns::chain::server::Server;
-use crate::dns::message::encode::{OPT, wire_length};
-use crate::dns::message::header::MIN_UDP;
+use crate::dns::message::encode::uncompressed_length;
+use crate::dns::message::header::{MIN_UDP, OPT_LENGTH};
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
@@ -63,7 +63,7 @@ impl Request {
         if self.depth == 0 {
             return self.size;
         }
-        wire_length(&self.reply(""), &self.query) + self.edns.as_ref().map_or(0, |_| OPT)
+        uncompressed_length(&self.reply(""), &self.query) + self.edns.as_ref().map_or(0, |_| OPT_LENGTH)
     }
 
     /// Returns the client that the look-ups of this request are charged to. The client's address is already unmapped.
@@ -86,7 +86,7 @@ impl Request {
             qtype: self.query.query_type(),
             dnssec_ok: self.dnssec_ok(),
             request_size: self.length(),
-            response_size: wire_length(reply, &self.query),
+            response_size: uncompressed_length(reply, &self.query),
             rcode: reply.metadata.response_code,
             plugin: reply.plugin,
             is_reusable: reply.validity.is_some(),

@@ -4,6 +4,7 @@ use std::iter;
 
 use hickory_proto::rr::rdata::opt::EdnsOption;
 
+/// An Extended DNS Error of lb-linker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ede {
     /// The INFO-CODE.
@@ -21,6 +22,7 @@ impl Ede {
     pub const TARGET_FAILED: Self = Self { code: 0, text: "the target can't be resolved" };
     /// The limit of concurrent queries to the upstream is reached.
     pub const BUSY: Self = Self { code: 0, text: "too many queries are under way" };
+    /// All sockets for upstreams are in use.
     pub const NO_SOCKET: Self = Self { code: 0, text: "no socket to an upstream is free" };
     /// The answer is stale (RFC 8914 section 4.4).
     pub const STALE: Self =
@@ -32,8 +34,10 @@ impl Ede {
     /// The client may not ask for names outside the zones (RFC 8914 section 4.19).
     pub const PROHIBITED: Self =
         Self { code: 18, text: "names outside the zones aren't resolved for this client" };
+    /// The targets of links lead back to a link before them.
     pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
 
+    /// Returns the EDNS option.
     #[must_use]
     pub fn option(self) -> EdnsOption {
         extended_error(self.code, self.text)
@@ -43,7 +47,7 @@ impl Ede {
 /// The number of the option (RFC 8914 section 2).
 const EDE: u16 = 15;
 /// The size of the INFO-CODE, in bytes.
-const CODE: usize = 2;
+const INFO_CODE_SIZE: usize = 2;
 /// The maximum number of extended errors of an upstream that are passed on.
 const MAX_PASSED_ON: usize = 3;
 /// The maximum size of their texts together, in bytes.
@@ -65,11 +69,11 @@ pub(super) fn extended_errors(mut options: &[u8]) -> Vec<EdnsOption> {
         options = rest;
         Some((u16::from_be_bytes(*number), data))
     });
-    let errors = all.filter(|(option, data)| *option == EDE && data.len() >= CODE);
+    let errors = all.filter(|(option, data)| *option == EDE && data.len() >= INFO_CODE_SIZE);
     let passed_on = errors.take(MAX_PASSED_ON).map(|(_, data)| {
-        let text = cut_text(&data[CODE..], room);
+        let text = cut_text(&data[INFO_CODE_SIZE..], room);
         room -= text.len();
-        EdnsOption::Unknown(EDE, [&data[..CODE], text].concat())
+        EdnsOption::Unknown(EDE, [&data[..INFO_CODE_SIZE], text].concat())
     });
     passed_on.collect()
 }
@@ -77,14 +81,14 @@ pub(super) fn extended_errors(mut options: &[u8]) -> Vec<EdnsOption> {
 /// Returns the extended error without its text; other options stay unchanged.
 pub(super) fn without_text(option: &EdnsOption) -> EdnsOption {
     match option {
-        EdnsOption::Unknown(EDE, data) if data.len() > CODE => {
-            EdnsOption::Unknown(EDE, data[..CODE].to_vec())
+        EdnsOption::Unknown(EDE, data) if data.len() > INFO_CODE_SIZE => {
+            EdnsOption::Unknown(EDE, data[..INFO_CODE_SIZE].to_vec())
         }
         other => other.clone(),
     }
 }
 
-/// Returns the beginning of a text that is at most `room` bytes long, without a part of a UTF-8 character at its end.
+/// Returns the longest beginning of a text with at most `room` bytes that doesn't end within a UTF-8 character.
 fn cut_text(text: &[u8], room: usize) -> &[u8] {
     let is_inside = |at: usize| text.get(at).is_some_and(|octet| octet & 0xc0 == 0x80);
     let end = (0..=room.min(text.len())).rev().find(|end| !is_inside(*end));

@@ -18,8 +18,8 @@ use typed::{begin, encode_sections, end};
 
 pub use typed::RecordOffsets;
 
-/// Encodes a response in at most `limit` bytes, including the OPT record if there is one. Also returns the offsets of
-/// the records.
+/// Encodes a response in at most `limit` bytes, but always with the header, the question and OPT. Also returns the
+/// offsets of the records.
 ///
 /// Sets TC if records of the answer or the authority section don't fit. Additional records may be left out without TC
 /// (RFC 2181 section 9). The texts of extended errors are left out if records don't fit beside them (RFC 8914 section 2).
@@ -27,35 +27,35 @@ pub use typed::RecordOffsets;
 /// # Errors
 /// If a record can't be encoded at any size.
 pub fn encode(
-    response: &Reply,
+    reply: &Reply,
     question: &Query,
     edns: Option<&Edns>,
     limit: u16,
 ) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
-    let Some(edns) = edns else { return encode_with(response, question, &[], limit) };
-    let (bytes, offsets) = encode_with(response, question, &opt(edns, response)?, limit)?;
-    if bytes.len() <= usize::from(limit) && offsets.is_whole(response.records.counts())
+    let Some(edns) = edns else { return encode_with(reply, question, &[], limit) };
+    let (bytes, offsets) = encode_with(reply, question, &opt_record(edns, reply)?, limit)?;
+    if bytes.len() <= usize::from(limit) && offsets.is_whole(reply.records.counts())
         || edns.options().as_ref().is_empty()
     {
         return Ok((bytes, offsets));
     }
-    let mut short = edns.clone();
-    for (_, option) in &mut short.options_mut().options {
+    let mut without_texts = edns.clone();
+    for (_, option) in &mut without_texts.options_mut().options {
         *option = without_text(option);
     }
-    encode_with(response, question, &opt(&short, response)?, limit)
+    encode_with(reply, question, &opt_record(&without_texts, reply)?, limit)
 }
 
 fn encode_with(
-    response: &Reply,
+    reply: &Reply,
     question: &Query,
     opt: &[u8],
     limit: u16,
 ) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
     let room = usize::from(limit).saturating_sub(opt.len());
-    match response.records.wire_for(question) {
-        Some(wire) => Ok(encode_wire(&response.metadata, wire, question, opt, room)),
-        None => encode_sections(&response.metadata, &response.records, question, opt, room),
+    match reply.records.wire_for(question) {
+        Some(wire) => Ok(encode_wire(&reply.metadata, wire, question, opt, room)),
+        None => encode_sections(&reply.metadata, &reply.records, question, opt, room),
     }
 }
 
@@ -70,28 +70,24 @@ fn encode_wire(
     let mut bytes = begin(question);
     let sections = wire.message.write_records(&mut bytes, wire.ttl, wire.last, room);
     let offsets = RecordOffsets { sections };
-    let totals =
-        [Section::Answer, Section::Authority, Section::Additional].map(|section| wire.count(section));
+    let totals = Section::ALL.map(|section| wire.count(section));
     end(&mut bytes, metadata, totals, &offsets, opt);
     (bytes, offsets)
 }
 
 /// Returns the OPT record, which contains the upper bits of the rcode (RFC 6891 section 6.1.3).
-fn opt(edns: &Edns, response: &Reply) -> Result<Vec<u8>, ProtoError> {
+fn opt_record(edns: &Edns, reply: &Reply) -> Result<Vec<u8>, ProtoError> {
     let mut edns = edns.clone();
-    edns.set_rcode_high(response.metadata.response_code.high());
+    edns.set_rcode_high(reply.metadata.response_code.high());
     let mut bytes = Vec::new();
     Record::from(&edns).emit(&mut BinEncoder::new(&mut bytes))?;
     Ok(bytes)
 }
 
-/// The size of an OPT record without options, in bytes (RFC 6891 section 6.1.2).
-pub const OPT: usize = 11;
-
 /// Returns the size of an answer in bytes as CoreDNS counts and logs it: without name compression, whatever the client
 /// accepts, and without OPT. A record that can't be encoded counts as 0.
 #[must_use]
-pub fn wire_length(reply: &Reply, question: &Query) -> usize {
+pub fn uncompressed_length(reply: &Reply, question: &Query) -> usize {
     if let Some(wire) = reply.records.wire_for(question) {
         return wire.message.uncompressed_length(wire.last);
     }
@@ -143,8 +139,8 @@ mod tests {
         let address = |i: u8| Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, i)));
         let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
         let edns = Edns::new();
-        let decode = |response: &Reply, edns, limit: u16| {
-            let bytes = encode(response, &question, edns, limit).unwrap().0;
+        let decode = |reply: &Reply, edns, limit: u16| {
+            let bytes = encode(reply, &question, edns, limit).unwrap().0;
             assert!(bytes.len() <= usize::from(limit), "{} > {limit}", bytes.len());
             Message::from_vec(&bytes).unwrap()
         };
@@ -179,15 +175,15 @@ mod tests {
     }
 
     #[test]
-    fn wire_length_equals_the_size_in_coredns_log() {
+    fn uncompressed_length_equals_the_size_in_coredns_log() {
         // Sizes from CoreDNS's log: 54 bytes for the query, 106 for the answer.
         let name = Name::from_ascii("kubernetes.default.svc.cluster.local.").unwrap();
         let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(10, 96, 0, 1)));
-        assert_eq!(wire_length(&responding(vec![]), &question(&name)), 54);
-        assert_eq!(wire_length(&responding(vec![record.clone()]), &question(&name)), 106);
-        assert_eq!(wire_length(&responding(vec![record; 4000]), &question(&name)), 54 + 4000 * 52);
+        assert_eq!(uncompressed_length(&responding(vec![]), &question(&name)), 54);
+        assert_eq!(uncompressed_length(&responding(vec![record.clone()]), &question(&name)), 106);
+        assert_eq!(uncompressed_length(&responding(vec![record; 4000]), &question(&name)), 54 + 4000 * 52);
         let alias = Record::from_rdata(name.clone(), 5, RData::CNAME(CNAME(name.clone())));
-        assert_eq!(wire_length(&responding(vec![alias]), &question(&name)), 54 + 38 + 10 + 38);
+        assert_eq!(uncompressed_length(&responding(vec![alias]), &question(&name)), 54 + 38 + 10 + 38);
     }
 
     fn question(name: &Name) -> Query {

@@ -12,7 +12,7 @@ pub const MAX_UDP: u16 = 1232;
 
 /// The type of an OPT record (RFC 6891 section 6.1.1).
 const OPT: [u8; 2] = 41_u16.to_be_bytes();
-/// The size of an OPT record without options, in bytes.
+/// The size of an OPT record without options, in bytes (RFC 6891 section 6.1.2).
 pub(crate) const OPT_LENGTH: usize = 11;
 
 /// The result of the check of a message before it is decoded.

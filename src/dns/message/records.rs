@@ -46,16 +46,15 @@ impl WireRecords {
     /// Returns the message without the sections that aren't part of the reply.
     fn message_until_last(&self) -> Arc<WireMessage> {
         let has_more =
-            SECTIONS.iter().any(|section| *section > self.last && self.message.count(*section) > 0);
+            Section::ALL.iter().any(|section| *section > self.last && self.message.count(*section) > 0);
         if has_more { Arc::new(self.message.until(self.last)) } else { Arc::clone(&self.message) }
     }
 
+    /// Returns the number of records in a section, as far as it is part of the reply.
     pub(super) fn count(&self, section: Section) -> usize {
         if section > self.last { 0 } else { self.message.count(section) }
     }
 }
-
-const SECTIONS: [Section; 3] = [Section::Answer, Section::Authority, Section::Additional];
 
 // === impl Records ===
 
@@ -101,13 +100,14 @@ impl Records {
         self.wire.as_ref().filter(|wire| wire.message.is_for(question))
     }
 
-    /// Returns whether the reply to a question is in wire form.
+    /// Returns whether the records are in wire form, as the reply to this question.
     #[must_use]
     pub fn is_wire_for(&self, question: &Query) -> bool {
         self.wire_for(question).is_some()
     }
 
-    /// Returns the records as a message in wire form, shared if they are unchanged; `None` if they don't fit into 64 KiB, or can't be encoded.
+    /// Returns the records as a message in wire form, shared if they are unchanged; `None` if they don't fit into 64
+    /// KiB, or can't be encoded.
     #[must_use]
     pub fn to_wire(
         &self,
@@ -136,9 +136,10 @@ impl Records {
         self.wire.as_ref().map_or_else(|| self.of(section).len(), |wire| wire.count(section))
     }
 
+    /// Returns the numbers of records in the three sections.
     #[must_use]
     pub fn counts(&self) -> [usize; 3] {
-        SECTIONS.map(|section| self.count(section))
+        Section::ALL.map(|section| self.count(section))
     }
 
     /// Returns whether a section has a record of a type.

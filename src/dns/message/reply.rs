@@ -1,4 +1,4 @@
-//! An answer on its way back through the plugins.
+//! The reply that plugins return along the chain.
 
 use std::time::Duration;
 
@@ -9,21 +9,25 @@ use crate::dns::message::ede::Ede;
 use crate::dns::message::records::Records;
 use crate::dns::message::validity::Validity;
 
-/// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; hundreds would be an
-/// attack.
+/// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; the limit bounds the
+/// work for a hostile upstream.
 pub(crate) const MAX_CNAMES_IN_ANSWER: usize = 16;
 
+/// A reply, and what the preceding plugins have to know about it.
 #[derive(Clone, Debug)]
 pub struct Reply {
+    /// The fields of the header, without the numbers of records.
     pub metadata: Metadata,
     pub records: Records,
     /// The reason for an error or a degraded answer, for clients that use EDNS.
     pub ede: Option<Ede>,
     /// Further options for clients that use EDNS.
     pub options: Vec<EdnsOption>,
+    /// The plugin that answered, for metrics and logs.
     pub plugin: &'static str,
     /// The time that the answer has spent in a cache.
     pub age: Duration,
+    /// Whether *cache* may store it.
     pub is_cacheable: bool,
     /// The conditions for reusing the answer without calling the plugins; `None` if it can't be reused.
     pub validity: Option<Box<Validity>>,
@@ -32,6 +36,7 @@ pub struct Reply {
 // === impl Reply ===
 
 impl Reply {
+    /// Returns a reply of a plugin without records, which *cache* may store.
     #[must_use]
     pub fn new(metadata: Metadata, plugin: &'static str) -> Self {
         Self {

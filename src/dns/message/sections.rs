@@ -7,7 +7,9 @@ use super::validity::Section;
 /// Decoded records, by section.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sections {
+    /// The answer section.
     pub answers: Vec<Record>,
+    /// The authority section.
     pub authorities: Vec<Record>,
     /// The additional section, without OPT.
     pub additionals: Vec<Record>,
@@ -20,10 +22,12 @@ impl Sections {
         [&self.answers, &self.authorities, &self.additionals]
     }
 
+    /// Returns the three sections for changes, in the order of a message.
     pub fn all_mut(&mut self) -> [&mut Vec<Record>; 3] {
         [&mut self.answers, &mut self.authorities, &mut self.additionals]
     }
 
+    /// Returns the numbers of records in the three sections.
     #[must_use]
     pub fn counts(&self) -> [usize; 3] {
         self.all().map(Vec::len)

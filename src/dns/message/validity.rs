@@ -96,6 +96,11 @@ impl fmt::Debug for ClientScope {
     }
 }
 
+impl Section {
+    /// The sections, in their order.
+    pub const ALL: [Self; 3] = [Self::Answer, Self::Authority, Self::Additional];
+}
+
 impl CacheEntryUse {
     /// Returns the use of an entry that is stored now; `hits` are those of the entry that it replaces.
     #[must_use]
@@ -157,7 +162,7 @@ impl Validity {
     /// Returns the validity of a cached answer with these numbers of records in its sections.
     #[must_use]
     pub fn of_cached(entry: CacheEntryRef, countdown: Option<(Instant, u32)>, sections: [usize; 3]) -> Self {
-        let all = [Section::Answer, Section::Authority, Section::Additional].into_iter().zip(sections);
+        let all = Section::ALL.into_iter().zip(sections);
         let all_of = |(since, ttl)| {
             let of = move |(section, number)| TtlCountdown {
                 section,

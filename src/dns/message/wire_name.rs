@@ -43,7 +43,7 @@ pub(super) fn read(
 ) -> Result<WireName, MalformedName> {
     // `part` is the start of the current run of labels, `limit` the start of the run before it.
     let (mut at, mut part, mut limit) = (start, start, usize::MAX);
-    let (mut length, mut pointers, mut end) = (1, 0, None);
+    let (mut total, mut pointers, mut end) = (1, 0, None);
     loop {
         let malformed = MalformedName { has_pointer: pointers > 0 };
         if at >= limit {
@@ -53,14 +53,14 @@ pub(super) fn read(
             0 => {
                 at += 1;
                 let is_part_stable = end.is_none() || is_stable(part..at);
-                let name = WireName { end: end.unwrap_or(at), length, is_compressed: pointers > 0 };
+                let name = WireName { end: end.unwrap_or(at), length: total, is_compressed: pointers > 0 };
                 return if is_part_stable { Ok(name) } else { Err(malformed) };
             }
-            octets if usize::from(octets) <= MAX_LABEL => {
-                let octets = usize::from(octets);
-                label(message.get(at + 1..at + 1 + octets).ok_or(malformed)?);
-                at += 1 + octets;
-                length += 1 + octets;
+            length if usize::from(length) <= MAX_LABEL => {
+                let length = usize::from(length);
+                label(message.get(at + 1..at + 1 + length).ok_or(malformed)?);
+                at += 1 + length;
+                total += 1 + length;
             }
             high if high & POINTER == POINTER => {
                 let malformed = MalformedName { has_pointer: true };
@@ -76,7 +76,7 @@ pub(super) fn read(
             }
             _ => return Err(malformed),
         }
-        if length > MAX_NAME {
+        if total > MAX_NAME {
             return Err(malformed);
         }
     }
@@ -88,6 +88,7 @@ struct NameFields {
     before: usize,
     /// The number of character strings between these octets and the first name.
     strings: usize,
+    /// The number of names, which follow one another.
     names: usize,
     /// Whether the names may be compressed: in the types of RFC 1035 alone (RFC 3597 section 4).
     may_compress: bool,

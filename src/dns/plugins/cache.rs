@@ -173,7 +173,7 @@ use crate::dns::plugins::cache::store::{CacheHit, CacheStore, Freshness};
 use invalidated::InvalidatedNames;
 use options::{NAME, ParsedOptions, parse};
 use query::CacheQuery;
-use state::{CacheState, StoredReply, cached_failure};
+use state::{CacheState, ReceivedReply, cached_failure};
 
 /// The maximum number of concurrent background refreshes. At the limit, a query gets the cached answer, and a later
 /// query refreshes the entry.
@@ -323,7 +323,8 @@ impl Cache {
                 let _ = sender.send(stored);
             })
         });
-        let StoredReply { mut reply, is_kept, .. } = timeout(verify_timeout, receiver).await.ok()?.ok()??;
+        let ReceivedReply { mut reply, is_kept, .. } =
+            timeout(verify_timeout, receiver).await.ok()?.ok()??;
         // As in CoreDNS, a stored answer counts as given from the cache, which sets AA.
         reply.metadata.authoritative |= is_kept;
         Some(reply)

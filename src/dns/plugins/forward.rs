@@ -33,7 +33,7 @@
 //! - An answer that is still truncated goes only to clients that use UDP, which then repeat the query by TCP. A client
 //!   that uses TCP or TLS gets SERVFAIL.
 //! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text.
-//!   Answers with two OPT records, or signed with TSIG or SIG(0), aren't accepted.
+//!   A reply with two OPT records, or signed with TSIG or SIG(0), counts as a failure of the upstream.
 //! - A UDP socket is used for at most 128 queries and one second, for one query at a time, and a retransmission uses a
 //!   new socket, which makes forging answers harder (RFC 5452). CoreDNS uses each socket until it was idle for
 //!   *expire*. An answer that doesn't match the query is ignored, while CoreDNS responds with FORMERR.
@@ -254,7 +254,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         }
         // The plugin after the last line isn't `forward`.
         let is_last = number + 1 == lines.len();
-        let looping = setup.builder.loop_state.clone();
+        let loop_state = setup.builder.loop_state.clone();
         let forward = Forward {
             from,
             except,
@@ -262,7 +262,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             look_ups: ForwardGroup::default(),
             next_rcodes: if is_last { Vec::new() } else { next },
             next_on_nodata: next_on_nodata && !is_last,
-            loop_state: looping,
+            loop_state,
         };
         setup.add_with_access_rule(forward, ChainPlugin::new);
     }
@@ -282,7 +282,7 @@ impl Plugin for Forward {
         if is_transfer(request.query.query_type()) {
             return Err(PluginError::new(ResponseCode::Refused, ""));
         }
-        if self.loop_state.as_ref().is_some_and(|looping| looping.refuses(&request.query)) {
+        if self.loop_state.as_ref().is_some_and(|loop_state| loop_state.refuses(&request.query)) {
             return Err(PluginError::servfail("forwarded queries come back: see plugin/loop").with_ede(LOOP));
         }
         match self.look_up(request).await {
@@ -339,6 +339,7 @@ impl Forward {
 
 const LOOP: Ede = Ede { code: 0, text: "what is forwarded comes back" };
 
+/// Returns the error for a client whose query no upstream has answered.
 fn failure(error: &ForwardError) -> PluginError {
     match error {
         ForwardError::Busy { .. } => PluginError::new(ResponseCode::Refused, error).with_ede(Ede::BUSY),

@@ -15,7 +15,8 @@
 //! After that, addresses in preferred networks are moved to the front.
 //!
 //! CNAME records come before addresses, because some stub resolvers need this order. Errors and zone transfers stay
-//! unchanged.
+//! unchanged. Without `prefer`, `round_robin` doesn't shuffle an upstream's answer that is truncated for the client,
+//! unless the answer consists of CNAME records followed by addresses of one name.
 //!
 //! Differences from CoreDNS:
 //! - `prefer` is also allowed with `weighted`; CoreDNS 1.14 rejects that, although its manual documents it.
@@ -137,7 +138,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         [policy, rest @ ..] if policy.text == ROUND_ROBIN => match rest {
             [] => None,
             [word, ..] => {
-                return Err(word.error(format!("{ROUND_ROBIN} takes nothing, and here is {:?}", word.text)));
+                return Err(
+                    word.error(format!("{ROUND_ROBIN} takes no argument, and here is {:?}", word.text))
+                );
             }
         },
         [policy, rest @ ..] if policy.text == WEIGHTED => match rest {
@@ -233,7 +236,7 @@ impl Plugin for LoadBalance {
         let mut reply = next.serve(request).await?;
         let qtype = request.query.query_type();
         if reply.metadata.response_code == ResponseCode::NoError && !is_transfer(qtype) {
-            if self.is_shuffle()
+            if self.only_shuffles()
                 && let Some(addresses) = reply.records.shuffle_wire()
             {
                 if let Some(validity) = &mut reply.validity {
@@ -242,14 +245,14 @@ impl Plugin for LoadBalance {
                 return Ok(reply);
             }
             // A truncated answer isn't decoded to shuffle it: the client asks for the whole one by TCP.
-            if self.is_shuffle()
+            if self.only_shuffles()
                 && request.purpose == Purpose::Client
                 && reply.records.has_longer_answer_than(request.limit())
             {
                 reply.validity = None;
                 return Ok(reply);
             }
-            self.note_order(&mut reply);
+            self.restrict_reuse(&mut reply);
             match &self.policy {
                 Policy::RoundRobin => reply.records.all_mut().into_iter().for_each(shuffle),
                 Policy::Weighted(weights) => weigh(&weights.load(), qtype, &mut reply),
@@ -265,13 +268,13 @@ impl Plugin for LoadBalance {
 
 impl LoadBalance {
     /// Returns whether this plugin only shuffles addresses and mail exchangers.
-    fn is_shuffle(&self) -> bool {
+    fn only_shuffles(&self) -> bool {
         matches!(self.policy, Policy::RoundRobin) && self.preferred.is_empty()
     }
 
     /// Sets whether the response cache may reuse an answer, and whether each reuse shuffles the addresses. A reuse is
     /// possible if this plugin leaves the answer unchanged, or only shuffles its addresses.
-    fn note_order(&self, reply: &mut Reply) {
+    fn restrict_reuse(&self, reply: &mut Reply) {
         let addresses = reply.records.answers.iter().filter(|record| is_address(record)).count();
         let first = reply.records.answers.len() - addresses;
         let (others, last) = reply.records.answers.split_at(first);
@@ -282,7 +285,7 @@ impl LoadBalance {
         // A single record has only one order.
         let is_single = reply.records.answers.len() <= 1 && reply.records.additionals.len() <= 1;
         match &mut reply.validity {
-            Some(validity) if in_order && self.is_shuffle() => validity.shuffled |= addresses > 1,
+            Some(validity) if in_order && self.only_shuffles() => validity.shuffled |= addresses > 1,
             Some(_) if is_single || (in_order && addresses <= 1) => {}
             validity => *validity = None,
         }

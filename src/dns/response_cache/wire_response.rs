@@ -9,7 +9,7 @@ use hickory_proto::rr::{Name, RData};
 use rand::Rng;
 use tokio::time::Instant;
 
-use crate::dns::message::address_order::AddressOrder;
+use crate::dns::message::address_range::AddressRange;
 use crate::dns::message::encode::RecordOffsets;
 use crate::dns::message::header::HEADER;
 use crate::dns::message::presentation::names::same_spelling;
@@ -33,7 +33,7 @@ pub struct WireResponse {
     ttls: Box<[TtlGroup]>,
     /// The offset of the SOA serial to replace by the serial of the store.
     serial: Option<(usize, Arc<Store>)>,
-    addresses: Option<AddressOrder>,
+    addresses: Option<AddressRange>,
 }
 
 /// The offsets of the TTL fields with the same start, TTL and cap.
@@ -95,7 +95,7 @@ impl WireResponse {
             return None;
         }
         let addresses =
-            if validity.shuffled { Some(AddressOrder::of(bytes, &offsets.sections[0])?) } else { None };
+            if validity.shuffled { Some(AddressRange::of(bytes, &offsets.sections[0])?) } else { None };
         Some(Self {
             bytes: bytes.into(),
             validity,

@@ -37,7 +37,7 @@ type generator struct {
 	question string
 	// The names to build longer names on.
 	names []string
-	// Whether TTLs are anything, so that the message may not be cacheable.
+	// Whether TTLs are random, so that the message may not be cacheable.
 	anyTTL bool
 }
 
@@ -218,7 +218,7 @@ func (g *generator) fill(record reflect.Value) {
 func (g *generator) text(record reflect.Value, tag, sizeField string) string {
 	most := 5000
 	if sizeField != "" || tag == "" || tag == "txt" || tag == "octet" {
-		// The size has one octet (RFC 1035 section 3.3). The library packs no longer "octet" field.
+		// The size has one octet (RFC 1035 section 3.3). The library can't pack a longer "octet" field.
 		most = 255
 	}
 	octets := g.octets(0, most)

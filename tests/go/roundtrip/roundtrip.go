@@ -1,5 +1,5 @@
 // Checks that a resolver passes records on unchanged. The program is both the upstream of the resolver and its client,
-// with the DNS library github.com/miekg/dns.
+// with the DNS library github.com/miekg/dns. TTLs, response codes, flags and the case of owners aren't compared.
 //
 // Prints UPSTREAM=address:port, and reads one line from standard input: the resolver's address for UDP and TCP, its
 // address for TLS, and a PEM file with the CA of its certificate, or the word insecure. The resolver has to forward all
@@ -136,7 +136,7 @@ func (u *upstream) ServeDNS(writer dns.ResponseWriter, query *dns.Msg) {
 	writer.Write(packed)
 }
 
-// A way to the resolver.
+// A transport to the resolver: network, address, TLS.
 type transport struct {
 	network string
 	address string
@@ -244,7 +244,7 @@ func (t *transport) askOnce(query *dns.Msg) ([]byte, error) {
 	return answer, nil
 }
 
-// What two messages with the same records have in common.
+// The records of a message, in a form that can be compared.
 type content struct {
 	truncated bool
 	records   []record

@@ -103,7 +103,7 @@ fn records_of_all_types_leave_with_equal_data() {
     for seed in 0..2000 {
         let random = &mut StdRng::seed_from_u64(seed);
         let mut builder = Builder::new();
-        for section in [Section::Answer, Section::Authority, Section::Additional] {
+        for section in Section::ALL {
             for _ in 0..random.random_range(0..4) {
                 let rtype = match random.random_range(0..3) {
                     0 => *[1, 2, 5, 6, 12, 15, 28, 33, 35].choose(random).unwrap(),

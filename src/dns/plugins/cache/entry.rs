@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hickory_proto::op::{Metadata, ResponseCode};
-use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use tokio::time::Instant;
 
 use super::store::{Cacheability, Prefetch};
@@ -63,9 +63,8 @@ fn has_answer(message: &WireMessage) -> bool {
     let mut owner: &Name = query.name();
     for _ in 0..=MAX_CNAMES_IN_ANSWER {
         let here = || {
-            let of_class = answers.iter();
-            let of_class = of_class.filter(|found| class == DNSClass::ANY || found.dns_class == class);
-            of_class.filter(|record| record.name == *owner)
+            let is_of_class = |found: &&Record| class == DNSClass::ANY || found.dns_class == class;
+            answers.iter().filter(is_of_class).filter(|record| record.name == *owner)
         };
         let mut targets = here().filter_map(|record| match &record.data {
             RData::CNAME(target) => Some(&target.0),
@@ -83,25 +82,27 @@ fn has_answer(message: &WireMessage) -> bool {
     false
 }
 
+/// Returns whether an answer is a referral: without answers and SOA, but with NS records (RFC 2308 section 2.2).
 pub(crate) fn is_referral(message: &WireMessage) -> bool {
     let has = |rtype| message.types(Section::Authority).any(|own| own == rtype);
     message.count(Section::Answer) == 0 && has(RecordType::NS) && !has(RecordType::SOA)
 }
 
 /// Returns whether an answer has a signature that isn't valid at `now` (RFC 4035 section 5.3.1).
-pub(crate) fn has_expired_signature(message: &WireMessage, now: u32) -> bool {
+pub(crate) fn has_invalid_signature(message: &WireMessage, now: u32) -> bool {
     message.signatures().any(|validity| !validity.is_some_and(|validity| validity.holds(now)))
 }
 
 /// An answer as it is cached: for all clients, and in wire form.
 #[derive(Clone, Debug)]
 pub struct CachedAnswer {
+    /// The fields of the answer's header; those of `message` don't count.
     pub metadata: Metadata,
     pub message: Arc<WireMessage>,
 }
 
 impl CachedAnswer {
-    /// Returns an answer without records to a query; `None` if the query can't be encoded.
+    /// Returns an answer without records. The bytes of the query serve as its message; `None` if they can't be read.
     pub(crate) fn nothing(key: &QueryKey) -> Option<Self> {
         let message = WireMessage::new(&key.encode(false)).ok()?;
         Some(Self { metadata: message.metadata, message: Arc::new(message) })
@@ -130,6 +131,7 @@ pub(crate) struct CacheEntry {
     /// The last positive answer with data, if this entry is an empty answer that counts as a success.
     last_good: Option<Arc<Self>>,
     pub(crate) usage: Arc<CacheEntryUse>,
+    /// Whether a refresh is under way.
     refreshing: AtomicBool,
     /// The earliest time of the next refresh, in milliseconds after `stored`.
     retry_at_ms: AtomicU64,

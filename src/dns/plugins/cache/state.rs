@@ -15,7 +15,7 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Section;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::cache::entry::{CachedAnswer, ResponseKind};
-use crate::dns::plugins::cache::store::{CacheHit, CacheStore, Freshness, is_kept};
+use crate::dns::plugins::cache::store::{CacheHit, CacheStore, Freshness, is_storable};
 
 #[derive(Debug)]
 pub(super) struct CacheState {
@@ -33,7 +33,7 @@ pub(super) struct CacheState {
 }
 
 /// A received answer, and whether it was stored.
-pub(super) struct StoredReply {
+pub(super) struct ReceivedReply {
     pub(super) reply: Reply,
     pub(super) kind: ResponseKind,
     pub(super) is_kept: bool,
@@ -44,8 +44,8 @@ impl CacheState {
         CacheCounters { metrics: &self.metrics, server: &cache_query.server.label, zones: &self.zones_label }
     }
 
-    /// Returns the cache entry that is good enough for the request. Answers of targets are served with authority, so an
-    /// expired answer isn't good enough, and neither is a denial older than `absence`.
+    /// Returns the cache entry that may answer the request. Answers of targets are served with authority, so neither an
+    /// expired answer nor a denial older than `absence` may answer for a target.
     pub(super) fn find(&self, request: &Request, cache_query: &CacheQuery) -> Option<CacheHit> {
         match request.purpose {
             Purpose::Client => self.store.get(&cache_query.key),
@@ -75,10 +75,10 @@ impl CacheState {
     }
 
     /// Stores an answer if it is cacheable.
-    fn store_reply(&self, cache_query: &CacheQuery, mark: QueryMark, mut reply: Reply) -> StoredReply {
+    fn store_reply(&self, cache_query: &CacheQuery, mark: QueryMark, mut reply: Reply) -> ReceivedReply {
         if !reply.is_cacheable || is_transfer(cache_query.upstream_query.query.query_type()) {
             reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
-            return StoredReply { reply, kind: ResponseKind::Other, is_kept: false };
+            return ReceivedReply { reply, kind: ResponseKind::Other, is_kept: false };
         }
         let question = &cache_query.upstream_query.query;
         let message = reply.records.to_wire(&reply.metadata, question, &reply.options);
@@ -89,11 +89,11 @@ impl CacheState {
                 question.query_type()
             );
             reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
-            return StoredReply { reply, kind: ResponseKind::Other, is_kept: false };
+            return ReceivedReply { reply, kind: ResponseKind::Other, is_kept: false };
         };
         let answer = CachedAnswer { metadata: reply.metadata, message };
         let cacheability = self.store.classify(&answer, cache_query.upstream_query.dnssec_ok);
-        let is_kept = is_kept(&cache_query.key, &answer, cacheability)
+        let is_kept = is_storable(&cache_query.key, &answer, cacheability)
             && self.may_keep(cache_query, mark, cacheability.kind);
         if is_kept {
             self.insert(cache_query, mark, cacheability.kind, || {
@@ -102,7 +102,7 @@ impl CacheState {
         }
         reply.records.set_ttl(cacheability.ttl);
         reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
-        StoredReply { reply, kind: cacheability.kind, is_kept }
+        ReceivedReply { reply, kind: cacheability.kind, is_kept }
     }
 
     /// Stores the result of refreshing an expired entry. Returns the new answer if it is better (RFC 8767 section 4);
@@ -112,7 +112,7 @@ impl CacheState {
         cache_query: &CacheQuery,
         mark: QueryMark,
         outcome: PluginResult,
-    ) -> Option<StoredReply> {
+    ) -> Option<ReceivedReply> {
         let reply = outcome.ok()?;
         if !reply.is_cacheable && replaces_stale(&reply) {
             return Some(self.store_reply(cache_query, mark, reply));
@@ -146,6 +146,8 @@ impl CacheState {
         }
     }
 
+    /// Returns whether an answer of this kind may be stored: its zone isn't excluded, and its name hasn't been
+    /// invalidated since `mark`.
     fn may_keep(&self, cache_query: &CacheQuery, mark: QueryMark, kind: ResponseKind) -> bool {
         let without = if kind == ResponseKind::Success {
             &self.zones_without_success_cache
@@ -156,6 +158,8 @@ impl CacheState {
             && !self.invalidated.is_invalidated_since(mark, cache_query.key.name())
     }
 
+    /// Stores an answer with `put`, which returns the number of evictions, unless the name has been invalidated since
+    /// `mark`.
     fn insert(
         &self,
         cache_query: &CacheQuery,

@@ -10,7 +10,7 @@ use crate::dns::message::query::QueryKey;
 use crate::dns::message::rrsig::now;
 use crate::dns::message::validity::CacheEntryRef;
 use crate::dns::plugins::cache::entry::{
-    CacheEntry, CachedAnswer, ResponseKind, has_expired_signature, is_referral,
+    CacheEntry, CachedAnswer, ResponseKind, has_invalid_signature, is_referral,
 };
 use crate::dns::upstream::sharded_cache::ShardedCache;
 
@@ -232,11 +232,11 @@ impl CacheStore {
     pub fn put_no_answer(&self, key: &QueryKey) -> usize {
         let cacheability =
             Cacheability { kind: ResponseKind::NoAnswer, ttl: NO_ANSWER_TTL.min(self.servfail()) };
-        let nothing = CachedAnswer::nothing(key).filter(|nothing| is_kept(key, nothing, cacheability));
+        let nothing = CachedAnswer::nothing(key).filter(|nothing| is_storable(key, nothing, cacheability));
         nothing.map_or(0, |nothing| self.put(key, &nothing, cacheability))
     }
 
-    /// Stores an answer for which [`is_kept`] is true. Returns the number of evicted entries.
+    /// Stores an answer for which [`is_storable`] is true. Returns the number of evicted entries.
     pub fn put(&self, key: &QueryKey, answer: &CachedAnswer, cacheability: Cacheability) -> usize {
         let parts = [self.success.get(key), self.denial.get(key)];
         // The result of a background refresh inherits the use count, so that a popular answer stays popular.
@@ -282,7 +282,7 @@ impl CacheStore {
     #[must_use]
     pub fn classify(&self, answer: &CachedAnswer, dnssec_ok: bool) -> Cacheability {
         let message = &answer.message;
-        if dnssec_ok && has_expired_signature(message, now()) {
+        if dnssec_ok && has_invalid_signature(message, now()) {
             return Cacheability { kind: ResponseKind::Other, ttl: self.options.success.clamp(MIN_TTL) };
         }
         let kind = ResponseKind::of(answer);
@@ -329,7 +329,7 @@ impl CacheStore {
 
 /// Returns whether an answer to a query can be stored.
 #[must_use]
-pub fn is_kept(key: &QueryKey, answer: &CachedAnswer, cacheability: Cacheability) -> bool {
+pub fn is_storable(key: &QueryKey, answer: &CachedAnswer, cacheability: Cacheability) -> bool {
     cacheability.ttl > 0
         && cacheability.kind != ResponseKind::Other
         && !answer.metadata.truncation

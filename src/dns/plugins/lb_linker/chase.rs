@@ -27,12 +27,14 @@ pub struct CnameChain {
     pub end: ChainEnd,
 }
 
+/// The end of a CNAME chain.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChainEnd {
-    /// The last name has records of the queried type, or has provably none.
+    /// The last name has records of the queried type, or the upstream answered that it has none.
     Final(ResponseCode),
     /// The chain leads to this name, which the upstream isn't authoritative for.
     BackToOurZone(Name),
+    /// The chain leads to a name that the target policy or a plugin denies.
     Denied,
     /// The chain can't be followed: the answer is a referral, an error or a loop.
     Unresolved,
@@ -48,19 +50,20 @@ pub enum ChainStep {
     Upstream,
     /// The chain continues in our zones: an upstream's records for our names are never accepted.
     Ours,
+    /// The chain ends: the target policy or a plugin denies the name.
     Denied,
 }
 
 /// Follows the chain from `name` through an upstream's answer to a query of type `qtype`.
 ///
-/// `absence` is the maximum negative TTL in seconds; `step` decides for each target of an alias where the chain
-/// continues.
+/// `max_negative_ttl` is the maximum negative TTL in seconds; `step` decides for each target of an alias where the
+/// chain continues.
 #[must_use]
 pub fn follow(
     answer: &Reply,
     name: &Name,
     qtype: RecordType,
-    absence: u32,
+    max_negative_ttl: u32,
     mut step: impl FnMut(&Name) -> ChainStep,
 ) -> CnameChain {
     let chain = |mut answers: Vec<Record>, authorities, end| {
@@ -71,7 +74,7 @@ pub fn follow(
     let mut owner = name.clone();
     let mut answers: Vec<Record> = Vec::new();
     let mut seen = vec![owner.clone()];
-    let mut positive = false;
+    let mut has_data = false;
     loop {
         let here = |record: &&&Record| record.dns_class == DNSClass::IN && record.name == owner;
         let of_type = |record: &&&Record| {
@@ -79,10 +82,10 @@ pub fn follow(
             found == qtype || found == RecordType::RRSIG || qtype == RecordType::ANY
         };
         let found: Vec<&&Record> = checkable.iter().filter(here).filter(of_type).collect();
-        positive = positive || found.iter().any(|record| record.record_type() != RecordType::RRSIG);
+        has_data = has_data || found.iter().any(|record| record.record_type() != RecordType::RRSIG);
         answers.extend(found.into_iter().copied().cloned());
         let alias = checkable.iter().filter(here).find_map(|record| match &record.data {
-            RData::CNAME(target) if !positive => Some((*record, &target.0)),
+            RData::CNAME(target) if !has_data => Some((*record, &target.0)),
             _ => None,
         });
         let Some((record, target)) = alias else { break };
@@ -106,17 +109,17 @@ pub fn follow(
         }
         seen.push(owner.clone());
     }
-    let authorities = if positive { Vec::new() } else { negative_proof(answer, &owner, absence) };
+    let authorities = if has_data { Vec::new() } else { negative_proof(answer, &owner, max_negative_ttl) };
     let end = match answer.metadata.response_code {
         rcode @ (ResponseCode::NoError | ResponseCode::NXDomain) => {
-            let referral = !positive
+            let is_referral = !has_data
                 && rcode == ResponseCode::NoError
                 && authorities.is_empty()
                 && answer.records.authorities.iter().any(|record| record.record_type() == RecordType::NS);
             // RFC 2308 section 2.2.1: an empty answer with NS records and without an SOA is a referral, not NODATA. A
             // truncated chain isn't NODATA either.
-            let cut = answer.metadata.truncation && !positive;
-            if referral || cut { ChainEnd::Unresolved } else { ChainEnd::Final(rcode) }
+            let is_cut = answer.metadata.truncation && !has_data;
+            if is_referral || is_cut { ChainEnd::Unresolved } else { ChainEnd::Final(rcode) }
         }
         _ => ChainEnd::Unresolved,
     };
@@ -137,6 +140,7 @@ fn checkable(records: &[Record]) -> Vec<&Record> {
 
 fn is_undecoded(data: &RData) -> bool {
     let RData::Unknown { code, rdata } = data else { return false };
+    // `decode_data` in `wire.rs` has to decode these types, except DNAME.
     match code {
         RecordType::A
         | RecordType::AAAA
@@ -257,8 +261,8 @@ fn host_of(data: &RData) -> Option<&Name> {
 }
 
 /// Returns the SOA record of the zone that contains `owner`, and the NSEC, NSEC3 and RRSIG records of the zone. Their
-/// TTLs are limited to `ttl`, because caches keep a denial as long as the SOA (RFC 2308 section 5).
-fn negative_proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
+/// TTLs are limited to `max_negative_ttl`, because caches keep a denial as long as the SOA (RFC 2308 section 5).
+fn negative_proof(answer: &Reply, owner: &Name, max_negative_ttl: u32) -> Vec<Record> {
     let soa = answer
         .records
         .authorities
@@ -271,7 +275,7 @@ fn negative_proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
     };
     let mut proof: Vec<Record> = answer.records.authorities.iter().filter(belongs).cloned().collect();
     for record in &mut proof {
-        record.ttl = effective_ttl(record.ttl).min(ttl);
+        record.ttl = effective_ttl(record.ttl).min(max_negative_ttl);
     }
     proof
 }

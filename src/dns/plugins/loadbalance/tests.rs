@@ -171,7 +171,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("loadbalance random", "Corefile:2:13: \"random\" isn't round_robin or weighted".to_owned()),
         (
             "loadbalance round_robin x",
-            "Corefile:2:25: round_robin takes nothing, and here is \"x\"".to_owned(),
+            "Corefile:2:25: round_robin takes no argument, and here is \"x\"".to_owned(),
         ),
         ("loadbalance weighted", "Corefile:2:13: weighted needs a file with the weights".to_owned()),
         ("loadbalance weighted a b", "Corefile:2:24: weighted takes one file, and here is \"b\"".to_owned()),

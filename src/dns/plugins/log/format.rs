@@ -9,8 +9,8 @@ use hickory_proto::op::Edns;
 use serde_json::Value;
 
 use crate::dns::chain::request::Request;
-use crate::dns::message::encode::{OPT, encode, wire_length};
-use crate::dns::message::header::MIN_UDP;
+use crate::dns::message::encode::{encode, uncompressed_length};
+use crate::dns::message::header::{MIN_UDP, OPT_LENGTH};
 use crate::dns::message::presentation::{class_text, rcode_name, type_text};
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
@@ -185,7 +185,7 @@ impl<'a> LogEntry<'a> {
                 rcode_name(rcode)
                     .map_or(LogValue::Number(u16::from(rcode).into()), |name| LogValue::Text(name.into()))
             }),
-            Label::Rsize => number(reply.map_or(0, |reply| wire_length(reply, &request.query))),
+            Label::Rsize => number(reply.map_or(0, |reply| uncompressed_length(reply, &request.query))),
             Label::Duration => LogValue::Seconds(duration.as_secs_f64()),
             Label::Rflags => {
                 reply.map_or(LogValue::Nothing, |reply| LogValue::Text(flags(request, reply).into()))
@@ -212,7 +212,7 @@ fn flags(request: &Request, reply: &Reply) -> String {
 /// Returns whether the answer is truncated for this client.
 fn is_cut(request: &Request, reply: &Reply) -> bool {
     let limit = request.limit();
-    if wire_length(reply, &request.query) + OPT <= usize::from(limit) {
+    if uncompressed_length(reply, &request.query) + OPT_LENGTH <= usize::from(limit) {
         return false;
     }
     let edns = request.edns.as_ref().map(|_| Edns::new());

@@ -45,7 +45,7 @@ fn failure() -> CachedAnswer {
 
 fn put(cache: &CacheStore, key: &QueryKey, message: &CachedAnswer) -> usize {
     let cacheability = cache.classify(message, false);
-    if is_kept(key, message, cacheability) { cache.put(key, message, cacheability) } else { 0 }
+    if is_storable(key, message, cacheability) { cache.put(key, message, cacheability) } else { 0 }
 }
 
 const OK: ResponseCode = ResponseCode::NoError;
@@ -271,7 +271,7 @@ fn answer_with_invalid_signature_is_not_kept_for_do() {
         (u32::MAX - 9, u32::MAX, true),
     ] {
         let signed = signed(inception, expiration);
-        assert_eq!(has_expired_signature(&signed.message, NOW), expired, "{inception}");
+        assert_eq!(has_invalid_signature(&signed.message, NOW), expired, "{inception}");
     }
     let cache = CacheStore::new(CacheOptions::default());
     let old = signed(1, 2);

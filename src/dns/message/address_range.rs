@@ -9,21 +9,21 @@ use super::compress::RecordOffset;
 
 /// The adjacent address records at the end of an answer section, all of one size.
 #[derive(Debug)]
-pub(crate) struct AddressOrder {
+pub(crate) struct AddressRange {
     range: Range<usize>,
     size: usize,
 }
 
-impl AddressOrder {
+impl AddressRange {
     /// Returns the position of the addresses; `None` if there are none, if other records follow, if they differ in size,
     /// or if their owners aren't one compression pointer.
     pub(crate) fn of(bytes: &[u8], answers: &[RecordOffset]) -> Option<Self> {
         let is_address = |record: &&RecordOffset| {
             // The type precedes the class, which precedes the TTL; each has two bytes.
-            let qtype = bytes.get(record.ttl - 4..record.ttl - 2);
+            let rtype = bytes.get(record.ttl - 4..record.ttl - 2);
             [RecordType::A, RecordType::AAAA]
                 .iter()
-                .any(|kind| qtype == Some(&u16::from(*kind).to_be_bytes()))
+                .any(|kind| rtype == Some(&u16::from(*kind).to_be_bytes()))
         };
         let first = answers.iter().position(|record| is_address(&record))?;
         let addresses = &answers[first..];
