@@ -675,7 +675,7 @@ a 60 IN SRV 0 0 443 a.example.com.
 
 #[tokio::test]
 async fn referral_is_answered_with_servfail() {
-    // A lame server answers with a referral (RFC 2308 section 2.2.1).
+    // A lame server answers with a referral: unlike NODATA, it has NS records and no SOA (RFC 2308 section 2.2).
     let lame = FaultyUpstream::start(|asked, _| {
         let mut answer = error(asked, ResponseCode::NoError);
         let ns = RData::NS(NS(Name::from_ascii("ns.example.net.").unwrap()));

@@ -74,7 +74,7 @@ async fn lb_linker_writes_in_a_pod_or_with_an_election() {
 }
 
 #[tokio::test]
-async fn manifests_mode_writes_files_without_a_flag() {
+async fn manifests_mode_writes_files_without_sync_on() {
     let (manifests, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let service = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, \
                    spec: {type: LoadBalancer}, status: {loadBalancer: {ingress: [{hostname: a.example.com}]}}}";

@@ -131,7 +131,8 @@ impl ServerMetrics {
         }
     }
 
-    /// Returns the counters for the queries of a server in a zone, or in `dropped`.
+    /// Returns the counters for the queries of a server in a zone. The zone `dropped` stands for the queries outside
+    /// all blocks.
     #[must_use]
     pub fn zone_metrics(&self, server: &str, zone: &str) -> Arc<ZoneMetrics> {
         let mut all = self.all_zones.all.lock();

@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn payload_sizes_are_clamped_in_the_key() {
-        // The fixed-size fields are equal, and so is the length of the message.
+        // An OPT record has the same length for every payload size, so the keys can differ only in the size limit.
         let limit = |payload| key(&edns(|edns| _ = edns.set_max_payload(payload))).unwrap();
         assert_eq!(limit(0), limit(512));
         assert_eq!(limit(1232), limit(4096));

@@ -73,8 +73,8 @@ struct PublisherState {
 }
 
 impl EventPublisher {
-    /// Sends Events as they are recorded. When `stop` is cancelled, after the end of all recorders, sends the queued
-    /// Events for at most two seconds.
+    /// Sends Events as they are recorded. `stop` is cancelled after all recorders have ended: from then on, the queued
+    /// Events are sent for at most two seconds.
     ///
     /// # Errors
     /// Never: Events that can't be sent are dropped.

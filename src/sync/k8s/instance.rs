@@ -46,8 +46,8 @@ pub struct OtherOwner {
 }
 
 impl OtherOwner {
-    /// Returns the instance that owns more than half of the objects, unless it is `own`. `objects` are the instances of
-    /// the objects.
+    /// Returns the instance that owns more than half of the objects, unless it is `own`. `objects` has the instance of
+    /// each object; `None` if the object has no instance.
     pub fn find<T: AsRef<str>>(
         namespace: &str,
         own: &str,

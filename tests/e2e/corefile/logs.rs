@@ -244,11 +244,11 @@ async fn queries_and_errors_are_logged_as_coredns_does() {
     }
     let [coredns, subject] = [lines(&coredns), lines(&subject)];
     let mut expected = Expectations::of(["log"]);
-    for (who, ours, theirs, before) in
+    for (program, ours, theirs, before) in
         [("CoreDNS", &coredns, &subject, &before[0]), ("lb-linker", &subject, &coredns, &before[1])]
     {
         for line in ours.iter().filter(|line| !theirs.contains(line) && !before.contains(line)) {
-            expected.found("log", line, who, "");
+            expected.found("log", line, program, "");
         }
     }
     eprintln!("corefile: {} lines of the log", coredns.len());

@@ -230,11 +230,11 @@ async fn rcode_rule_applies_with_and_without_records() {
 
 #[tokio::test]
 async fn rcode_above_15_needs_edns() {
-    let asked = context("rewrite rcode regex . NXDOMAIN BADCOOKIE", Behind::Zone(RCODES));
-    assert_eq!(shown(&asked, "n.b. A").await, "SERVFAIL");
-    assert_eq!(shown(&asked, "a.b. A").await, "NOERROR | a.b. 5 IN A 10.0.0.1");
-    assert_eq!(shown(&asked.edns(1232), "n.b. A").await, "BADCOOKIE");
-    let asked = context("rewrite rcode regex . SERVFAIL 16", Behind::Zone(RCODES));
-    assert_eq!(shown(&asked, "fails.b. A").await, "SERVFAIL");
-    assert_eq!(shown(&asked.edns(1232), "fails.b. A").await, "BADSIG");
+    let server = context("rewrite rcode regex . NXDOMAIN BADCOOKIE", Behind::Zone(RCODES));
+    assert_eq!(shown(&server, "n.b. A").await, "SERVFAIL");
+    assert_eq!(shown(&server, "a.b. A").await, "NOERROR | a.b. 5 IN A 10.0.0.1");
+    assert_eq!(shown(&server.edns(1232), "n.b. A").await, "BADCOOKIE");
+    let server = context("rewrite rcode regex . SERVFAIL 16", Behind::Zone(RCODES));
+    assert_eq!(shown(&server, "fails.b. A").await, "SERVFAIL");
+    assert_eq!(shown(&server.edns(1232), "fails.b. A").await, "BADSIG");
 }
