@@ -6,7 +6,7 @@ use hickory_proto::ProtoError;
 use hickory_proto::op::{Edns, Metadata, Query};
 use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, Record};
-use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
+use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
 
 use super::compress::FIXED;
 use super::ede::without_text;
@@ -92,12 +92,6 @@ pub fn uncompressed_length(reply: &Reply, question: &Query) -> usize {
         return wire.message.uncompressed_length(wire.last);
     }
     let mut bytes = Vec::new();
-    let mut length = |part: &dyn BinEncodable| {
-        bytes.clear();
-        let mut encoder = BinEncoder::new(&mut bytes);
-        encoder.set_name_encoding(NameEncoding::Uncompressed);
-        part.emit(&mut encoder).map_or(0, |()| bytes.len())
-    };
     let records: usize = reply
         .records
         .all()
@@ -109,7 +103,13 @@ pub fn uncompressed_length(reply: &Reply, question: &Query) -> usize {
                 RData::A(_) => 4,
                 RData::AAAA(_) => 16,
                 RData::CNAME(CNAME(name)) => length_of(name),
-                _ => return length(record),
+                data => {
+                    bytes.clear();
+                    if typed::write_data(data, &mut bytes).is_err() {
+                        return 0;
+                    }
+                    bytes.len()
+                }
             };
             length_of(&record.name) + FIXED + data
         })

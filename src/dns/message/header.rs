@@ -140,14 +140,14 @@ pub(super) fn question(message: &[u8]) -> Option<&[u8]> {
 }
 
 #[cfg(test)]
-mod tests {
-
+pub(super) mod tests {
     use hickory_proto::op::{Edns, Message, Query};
     use hickory_proto::rr::{Name, RecordType};
 
     use super::*;
 
-    fn query(name: &str) -> Vec<u8> {
+    /// Returns a query for the A records of a name.
+    pub(in crate::dns::message) fn query(name: &str) -> Vec<u8> {
         let mut message = Message::query();
         message.metadata.id = 0x1234;
         message.metadata.recursion_desired = true;

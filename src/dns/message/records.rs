@@ -146,7 +146,7 @@ impl Records {
     #[must_use]
     pub fn has(&self, section: Section, rtype: RecordType) -> bool {
         match &self.wire {
-            Some(wire) => section <= wire.last && wire.message.types(section).any(|own| own == rtype),
+            Some(wire) => section <= wire.last && wire.message.has(section, rtype),
             None => self.of(section).iter().any(|record| record.record_type() == rtype),
         }
     }

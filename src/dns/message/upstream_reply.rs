@@ -70,20 +70,13 @@ fn error_without_question(sent: &[u8], reply: &[u8]) -> Option<WireMessage> {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::op::{Edns, Message, OpCode, Query};
+    use hickory_proto::op::{Edns, Message, OpCode};
     use hickory_proto::rr::rdata::A;
-    use hickory_proto::rr::{Name, RData, Record, RecordType};
+    use hickory_proto::rr::{Name, RData, Record};
 
     use super::*;
     use crate::dns::message::ede::Ede;
-
-    fn query(name: &str) -> Vec<u8> {
-        let mut message = Message::query();
-        message.metadata.id = 0x1234;
-        message.metadata.recursion_desired = true;
-        message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
-        message.to_vec().unwrap()
-    }
+    use crate::dns::message::header::tests::query;
 
     #[test]
     fn replies_are_classified() {

@@ -11,14 +11,12 @@ use hickory_proto::op::{Header, Metadata, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::rdata::{A, AAAA, NULL};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
-use hickory_proto::serialize::binary::{
-    BinDecodable, BinDecoder, BinEncodable, BinEncoder, NameEncoding, Restrict,
-};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, Restrict};
 
 use super::address_range::AddressRange;
 use super::compress::{CompressingWriter, FIXED, RecordOffset};
 use super::ede::extended_errors;
-use super::encode::typed::encode_sections;
+use super::encode::typed::{encode_sections, write_data};
 use super::header::{HEADER, QUESTION_NAME, question};
 use super::rrsig::ValidityPeriod;
 use super::sections::Sections;
@@ -292,18 +290,13 @@ impl WireMessage {
         let fixed = usize::from(self.question_end) - 4;
         let numbers = [question.query_type().into(), question.query_class().into()].map(u16::to_be_bytes);
         self.bytes[fixed..fixed + 4] == *numbers.as_flattened()
-            && is_name(&self.bytes[HEADER..fixed], question.name())
+            && has_labels(&self.bytes[HEADER..fixed], question.name(), <[u8]>::eq_ignore_ascii_case)
     }
 
     /// Returns whether the question has exactly the spelling of a name.
     pub(super) fn is_spelled(&self, name: &Name) -> bool {
-        let mut rest = &self.bytes[HEADER..usize::from(self.question_end) - 4];
-        name.iter().all(|label| {
-            let Some((length, labels)) = rest.split_first() else { return false };
-            let Some((own, after)) = labels.split_at_checked(usize::from(*length)) else { return false };
-            rest = after;
-            own == label
-        })
+        let own = &self.bytes[HEADER..usize::from(self.question_end) - 4];
+        has_labels(own, name, |own, label| own == label)
     }
 
     /// Returns the number of records in a section.
@@ -319,6 +312,12 @@ impl WireMessage {
             Section::Authority => &self.records[answers..authorities],
             Section::Additional => &self.records[authorities..additionals],
         }
+    }
+
+    /// Returns whether a section has a record of a type.
+    #[must_use]
+    pub fn has(&self, section: Section, rtype: RecordType) -> bool {
+        self.types(section).any(|own| own == rtype)
     }
 
     /// Returns the types of the records in a section.
@@ -388,14 +387,12 @@ impl WireMessage {
     /// Returns the message up to the end of a section.
     pub(super) fn until(&self, last: Section) -> Self {
         let number = self.section_ends[last as usize];
-        let records = &self.records[..number.into()];
-        let end = records.last().map_or(self.question_end, |record| record.end);
         let length = self.uncompressed[last as usize];
         Self {
             metadata: self.metadata,
             extended_errors: self.extended_errors.clone(),
-            bytes: self.bytes[..end.into()].into(),
-            records: records.into(),
+            bytes: self.bytes[..self.length(last)].into(),
+            records: self.records[..number.into()].into(),
             section_ends: self.section_ends.map(|end| end.min(number)),
             question_end: self.question_end,
             uncompressed: self.uncompressed.map(|size| size.min(length)),
@@ -568,33 +565,22 @@ fn never_changes(message: &[u8], records: &[WireRecord], question_end: usize, ra
 
 /// Returns whether the name at an offset equals an uncompressed name, whatever the case.
 fn has_name(message: &[u8], at: usize, name: &[u8]) -> bool {
-    let mut rest = name;
-    let mut is_equal = true;
-    let read = wire_name::read(
-        message,
-        at,
-        |_| true,
-        |label| {
-            let own =
-                rest.split_first().and_then(|(length, labels)| labels.split_at_checked((*length).into()));
-            let Some((own, after)) = own else { return is_equal = false };
-            is_equal &= own.eq_ignore_ascii_case(label);
-            rest = after;
-        },
-    );
-    read.is_ok() && is_equal && rest == [0]
+    let mut own = Vec::with_capacity(name.len());
+    let read = wire_name::read(message, at, |_| true, |label| names::push_label(label, &mut own));
+    own.push(0);
+    // Length octets are at most 63, so they are never letters.
+    read.is_ok() && own.eq_ignore_ascii_case(name)
 }
 
-/// Returns whether a name in wire form equals a name, whatever the case.
-fn is_name(mut wire: &[u8], name: &Name) -> bool {
-    let mut is_equal = |label: &[u8]| {
+/// Returns whether a name in wire form has the same labels as a name, by `is_same`.
+fn has_labels(mut wire: &[u8], name: &Name, is_same: impl Fn(&[u8], &[u8]) -> bool) -> bool {
+    name.iter().all(|label| {
         let own = wire.split_first().and_then(|(length, labels)| labels.split_at_checked((*length).into()));
         own.is_some_and(|(own, rest)| {
             wire = rest;
-            own.eq_ignore_ascii_case(label)
+            is_same(own, label)
         })
-    };
-    name.iter().all(&mut is_equal) && wire == [0]
+    }) && wire == [0]
 }
 
 /// Writes the labels of a name over an equal name in wire form.
@@ -639,8 +625,6 @@ fn decode_data(rtype: RecordType, rdata: &[u8]) -> Option<RData> {
     let length = u16::try_from(rdata.len()).ok()?;
     let data = RData::read(&mut BinDecoder::new(rdata), rtype, Restrict::new(length)).ok()?;
     let mut encoded = Vec::with_capacity(rdata.len());
-    let mut encoder = BinEncoder::new(&mut encoded);
-    encoder.set_name_encoding(NameEncoding::Uncompressed);
-    data.emit(&mut encoder).ok()?;
+    write_data(&data, &mut encoded).ok()?;
     (encoded == rdata).then_some(data)
 }

@@ -63,11 +63,7 @@ impl WireResponse {
         if !any_spelling && query.name().iter().flatten().any(u8::is_ascii_uppercase) {
             return None;
         }
-        let of_section = |section| match section {
-            Section::Answer => &offsets.sections[0],
-            Section::Authority => &offsets.sections[1],
-            Section::Additional => &offsets.sections[2],
-        };
+        let of_section = |section: Section| &offsets.sections[section as usize];
         let countdown = |countdown: crate::dns::message::validity::TtlCountdown| {
             // Records that didn't fit need no change.
             let records = of_section(countdown.section).iter().enumerate();

@@ -2,7 +2,7 @@
 
 use hickory_proto::ProtoError;
 use hickory_proto::op::{Metadata, Query};
-use hickory_proto::rr::{Name, Record};
+use hickory_proto::rr::{Name, RData, Record};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
 
 use crate::dns::message::compress::{CompressingWriter, FIXED, RecordOffset};
@@ -48,9 +48,7 @@ pub(in crate::dns::message) fn encode_sections(
             owner.clear();
             push_name(&record.name, &mut owner);
             rdata.clear();
-            let mut encoder = BinEncoder::new(&mut rdata);
-            encoder.set_name_encoding(NameEncoding::Uncompressed);
-            match record.data.emit(&mut encoder) {
+            match write_data(&record.data, &mut rdata) {
                 // The data alone exceeds 64 KiB.
                 Err(ProtoError::MaxBufferSizeExceeded(_)) => break 'sections,
                 written => written?,
@@ -69,6 +67,16 @@ fn fixed(record: &Record) -> [u8; FIXED - 2] {
     let [rtype, class] = [record.record_type().into(), record.dns_class.into()].map(u16::to_be_bytes);
     let ttl = record.ttl.to_be_bytes();
     [rtype[0], rtype[1], class[0], class[1], ttl[0], ttl[1], ttl[2], ttl[3]]
+}
+
+/// Writes the data of a record without compression into an empty buffer.
+///
+/// # Errors
+/// If the data can't be encoded.
+pub(in crate::dns::message) fn write_data(data: &RData, to: &mut Vec<u8>) -> Result<(), ProtoError> {
+    let mut encoder = BinEncoder::new(to);
+    encoder.set_name_encoding(NameEncoding::Uncompressed);
+    data.emit(&mut encoder)
 }
 
 /// Appends a name in wire form.

@@ -33,8 +33,8 @@ impl ResponseKind {
     #[must_use]
     pub fn of(answer: &CachedAnswer) -> Self {
         let message = &*answer.message;
-        let has = |rtype| message.types(Section::Authority).any(|own| own == rtype);
-        let is_empty = message.count(Section::Answer) == 0;
+        let has = |rtype| message.has(Section::Authority, rtype);
+        let is_empty = answer.is_empty();
         match answer.metadata.response_code {
             // Without an SOA there is no negative TTL (RFC 2308 section 5). As in CoreDNS, NXDOMAIN with records in the
             // answer section isn't cached.
@@ -84,7 +84,7 @@ fn has_answer(message: &WireMessage) -> bool {
 
 /// Returns whether an answer is a referral: without answers and SOA, but with NS records (RFC 2308 section 2.2).
 pub(crate) fn is_referral(message: &WireMessage) -> bool {
-    let has = |rtype| message.types(Section::Authority).any(|own| own == rtype);
+    let has = |rtype| message.has(Section::Authority, rtype);
     message.count(Section::Answer) == 0 && has(RecordType::NS) && !has(RecordType::SOA)
 }
 
