@@ -29,6 +29,8 @@ const MAX_CONCURRENT: usize = 1000;
 const OTHER_FILES: usize = 60;
 /// Time after which a client repeats a query.
 const RETRY: Duration = Duration::from_secs(5);
+/// A quarter of the default receive buffer (net.core.rmem_default).
+const BACKLOG: usize = 50_000;
 
 /// Names in this zone are never answered by TCP, and get truncated answers by UDP.
 const CUT: &str = "cut.silent.example.";
@@ -139,13 +141,17 @@ struct Flood {
 }
 
 impl Flood {
-    /// Starts a flood of at most `rate` queries per 10 ms.
+    /// Starts a flood of at most `rate` queries per 10 ms. It pauses while the server is behind: otherwise the kernel
+    /// drops datagrams of all clients, which the server can't prevent.
     async fn start(last: u8, server: SocketAddr, rate: usize) -> Self {
         let client = Client::new(loopback(last), server).await;
         let sent = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&sent);
         let task = tokio::spawn(async move {
             loop {
+                while waiting_bytes(server) > BACKLOG {
+                    sleep(Duration::from_millis(1)).await;
+                }
                 for _ in 0..rate {
                     let number = counter.fetch_add(1, Ordering::SeqCst);
                     let zone = if number.is_multiple_of(4) { CUT } else { SILENT };
@@ -162,6 +168,18 @@ impl Flood {
     async fn has_sent(&self, number: usize) {
         eventually("a flood", || async { (self.sent.load(Ordering::SeqCst) >= number).then_some(()) }).await;
     }
+}
+
+/// Returns the size of the datagrams that wait for the server to read them (`rx_queue` of /proc/net/udp).
+fn waiting_bytes(server: SocketAddr) -> usize {
+    let port = format!(":{:04X}", server.port());
+    let sockets = std::fs::read_to_string("/proc/net/udp").unwrap();
+    let waiting = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let queue = fields[4].split_once(':').unwrap().1;
+        fields[1].ends_with(&port).then(|| usize::from_str_radix(queue, 16).unwrap())
+    };
+    sockets.lines().skip(1).filter_map(waiting).sum()
 }
 
 /// Records the maximum number of open files.
