@@ -84,7 +84,8 @@ pub struct HostnamePolicyFlags {
     pub denied_nets: Vec<IpNet>,
 
     /// Exceptions from the built-in list of denied networks and from --denied-nets, but not from --target-nets,
-    /// separated by commas; for example 127.0.0.0/8 for Docker Desktop and minikube [default: none]
+    /// separated by commas; for example 127.0.0.0/8 for minikube tunnel. External targets never hold loopback and
+    /// link-local addresses, because the API server refuses them there: only DNS answers them [default: none]
     #[arg(
         long,
         value_name = "NETS",

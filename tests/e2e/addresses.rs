@@ -76,6 +76,31 @@ async fn hostname_and_addresses_alternate_in_the_same_object() {
 }
 
 #[tokio::test]
+async fn addresses_that_no_slice_may_hold_are_left_out() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("addresses").await;
+    let allowed = "127.0.0.0/8,169.254.0.0/16,224.0.0.0/24,::1/128,fe80::/10,ff02::/16";
+    let args = ["--upstream", "none", "--allowed-nets", allowed];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    let denied = ["127.0.0.1", "169.254.1.1", "224.0.0.1", "::1", "fe80::1", "ff02::1"];
+    for (service, more) in [("web", Some("192.0.2.1")), ("local", None)] {
+        cluster.create_load_balancer(&namespace, service).await;
+        let ips: Vec<Ingress<'_>> = denied.into_iter().chain(more).map(Ingress::Ip).collect();
+        cluster.set_ingress(&namespace, service, &ips).await;
+        let object = format!("{service}-{namespace}-ext");
+        headless(&cluster, &target, &object).await;
+        slice_holds(&cluster, &target, &format!("{object}-ipv4"), more.as_ref().map(std::slice::from_ref))
+            .await;
+        slice_holds(&cluster, &target, &format!("{object}-ipv6"), None).await;
+        // DNS answers all of them.
+        let answer = short(linker.dns, &format!("{service}-{namespace}.lb.internal. AAAA")).await;
+        assert_eq!(answer, "::1 fe80::1 ff02::1");
+    }
+    let failed = |kind: &str| linker.logged(&format!("{kind} {target}/local-{namespace}-ext"));
+    assert_eq!(failed("EndpointSlice"), 0, "{:#?}", linker.log());
+}
+
+#[tokio::test]
 async fn restart_with_address_targets_causes_no_write() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;

@@ -66,7 +66,7 @@ impl Desired {
             (Target::Addresses(ips), IpTargets::Headless) => {
                 let families = [(IPV4, "IPv4", true), (IPV6, "IPv6", false)];
                 let slices = families.map(|(end, address_type, ipv4)| {
-                    let ips = ips.iter().filter(|ip| ip.is_ipv4() == ipv4);
+                    let ips = ips.iter().filter(|ip| ip.is_ipv4() == ipv4 && fits_slice(ip));
                     slice(link, end, address_type, ips)
                 });
                 Self {
@@ -101,6 +101,16 @@ fn headless(link: &Link) -> Service {
         },
         ..Default::default()
     }
+}
+
+/// Returns whether the API server accepts an address in an EndpointSlice. The target policy denies most of the others,
+/// unless a flag allows them; then only DNS answers them.
+fn fits_slice(ip: &IpAddr) -> bool {
+    let is_special = match ip {
+        IpAddr::V4(ip) => ip.is_link_local() || matches!(ip.octets(), [224, 0, 0, _]),
+        IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.octets()[0] == 0xff && ip.octets()[1] & 0xf == 2,
+    };
+    !(is_special || ip.is_unspecified() || ip.is_loopback())
 }
 
 fn slice<'a>(
