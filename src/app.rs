@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::cli::flags::Flags;
+use crate::cli::flags::{Flags, WITHOUT_LINKS};
 use crate::dns::net::{RECOMMENDED_FILE_LIMIT, max_files};
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
@@ -48,33 +48,45 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let hostname_policy = flags.hostname_policy(&zones);
     raise_file_limit();
     let sync = SyncRuntime::start().map_err(RunError::Thread)?;
-    let source = sync.open(flags.clone(), zones.clone()).await?;
-    let store = Arc::new(store_for(&zones, &source));
+    let source =
+        if flags.reads_links(&zones) { Some(sync.open(flags.clone(), zones.clone()).await?) } else { None };
+    let store = Arc::new(store_for(&zones, source.as_ref()));
     let (mut context, queue) = ServerContext::new(Arc::clone(&store), flags.log_format.into())?;
     context.targets = Arc::new(hostname_policy.targets.clone());
     context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
-    let metrics = SyncMetrics::register(&context.metrics)?;
+    let source = match source {
+        Some(source) => Some((source, SyncMetrics::register(&context.metrics)?)),
+        None => None,
+    };
     // Dropped when this function returns: the drop flushes the query log.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::Lines)?;
-    let checked = flags.clone();
-    let check_zones: CheckZones =
-        Arc::new(move |zones| checked.check_zones(zones).map_err(|error| error.to_string()));
-    let greeting = format!("lb-linker {}: links in {}", env!("CARGO_PKG_VERSION"), names_of(&zones));
+    let version = env!("CARGO_PKG_VERSION");
+    let greeting = if source.is_some() {
+        format!("lb-linker {version}: links in {}", names_of(&zones))
+    } else {
+        format!("lb-linker {version}: {WITHOUT_LINKS}")
+    };
+    let check_zones = zone_check(flags.clone(), source.is_some());
     let reloader = Reloader::start(origin, corefile, check_zones, zones, context, set_debug)?;
     info!("{greeting}");
-    if let Some(notice) = flags.sync_notice() {
-        warn!("{notice}");
-    }
     let mut background = JoinSet::new();
     let ahead =
         invalidation::run(Arc::clone(&store), reloader.instance.servers(), Handle::current(), stop.clone());
     // Runs on the sync runtime: every change of the store wakes this task, but few changes cause a look-up.
     background.spawn_on(ahead, sync.runtime());
-    let policy = watch::Sender::new(Arc::new(hostname_policy));
-    let syncing = source.run(flags.clone(), Arc::clone(&store), metrics, policy.subscribe(), stop.clone());
-    background.spawn_on(syncing, sync.runtime());
-    background
-        .spawn_on(zone_updates::run(flags, store, policy, reloader.zones(), stop.clone()), sync.runtime());
+    if let Some((source, metrics)) = source {
+        if let Some(notice) = flags.sync_notice() {
+            warn!("{notice}");
+        }
+        let policy = watch::Sender::new(Arc::new(hostname_policy));
+        let syncing =
+            source.run(flags.clone(), Arc::clone(&store), metrics, policy.subscribe(), stop.clone());
+        background.spawn_on(syncing, sync.runtime());
+        background.spawn_on(
+            zone_updates::run(flags, store, policy, reloader.zones(), stop.clone()),
+            sync.runtime(),
+        );
+    }
     let outcome = reloader.run(&stop).await;
     stop.cancel();
     while background.join_next().await.is_some() {}
@@ -84,10 +96,23 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     Ok(outcome?)
 }
 
-fn store_for(zones: &[LinkZone], source: &SyncSource) -> Store {
-    let on_gone = if source.backend().is_some() { OnGone::Kept } else { OnGone::Dropped };
+fn store_for(zones: &[LinkZone], source: Option<&SyncSource>) -> Store {
+    let has_backend = source.is_some_and(|source| source.backend().is_some());
+    let on_gone = if has_backend { OnGone::Kept } else { OnGone::Dropped };
     let store = Store::new(on_gone).with_zones(zones.iter().map(|zone| &zone.origin));
-    if source.has_versions() { store.with_versions() } else { store }
+    if source.is_some_and(SyncSource::has_versions) { store.with_versions() } else { store }
+}
+
+/// Returns the check of the zones of a reloaded Corefile.
+fn zone_check(flags: Flags, has_source: bool) -> CheckZones {
+    Arc::new(move |zones| {
+        if !has_source && !zones.is_empty() {
+            return Err("the Corefile had no lb_linker when lb-linker started, so no load balancers are read: restart \
+                        lb-linker to use lb_linker"
+                .to_owned());
+        }
+        flags.check_zones(zones).map_err(|error| error.to_string())
+    })
 }
 
 fn names_of(zones: &[LinkZone]) -> String {

@@ -70,7 +70,10 @@ impl Plane {
             // The audit log isn't read here, and costs as much as the requests.
             "--audit-log-path=",
         ];
-        let plane = ControlPlane::start(Options { apiserver_args: args.map(str::to_owned).to_vec() });
+        let plane = ControlPlane::start(Options {
+            apiserver_args: args.map(str::to_owned).to_vec(),
+            ..Options::default()
+        });
         apply_deploy(&plane);
         let access = Access::of(&plane.admin_kubeconfig());
         for name in (0..NAMESPACES).map(namespace).chain([PEER.to_owned()]) {

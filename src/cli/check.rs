@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::cli::check::report::CheckReport;
 use crate::cli::error::InputError;
-use crate::cli::flags::Flags;
+use crate::cli::flags::{Flags, WITHOUT_LINKS};
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
@@ -32,7 +32,9 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     check_report.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
-    check_report.lines.extend(flags.sync_notice().map(ToOwned::to_owned));
+    let reads_links = flags.reads_links(zones);
+    let notice = if reads_links { flags.sync_notice() } else { Some(WITHOUT_LINKS) };
+    check_report.lines.extend(notice.map(ToOwned::to_owned));
     // `check` reports warnings of the Corefile as problems; `run` only logs them.
     check_report.input.extend(warnings.iter().map(ToString::to_string));
     check_report.lines.push(String::new());
@@ -43,6 +45,8 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         check_report.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
         check_report.lines.extend(checked.notices);
         check_report.input.extend(checked.errors);
+    } else if !reads_links {
+        // Without links no permission is needed.
     } else if ask_cluster {
         let ClientConnection { client, server } =
             connect(flags.kubeconfig.clone(), flags.context.clone()).await?;

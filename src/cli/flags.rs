@@ -28,6 +28,9 @@ use crate::sync::source::selection::Selection;
 /// The port of DNS (RFC 1035 section 4.2).
 pub(crate) const DNS_PORT: u16 = 53;
 
+/// The notice that no load balancers are read, see [`Flags::reads_links`].
+pub(crate) const WITHOUT_LINKS: &str = "DNS only, without a cluster: the Corefile has no lb_linker";
+
 /// The format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -219,7 +222,7 @@ pub struct Flags {
     pub output: Option<PathBuf>,
 
     /// Corefile for DNS, instead of the flags from --zone to --ready-listen: CoreDNS's syntax and plugins, and the
-    /// plugin lb_linker for the names of load balancers
+    /// plugin lb_linker for the names of load balancers; without lb_linker no cluster is needed
     #[arg(
         long,
         value_name = "PATH",
@@ -422,6 +425,24 @@ impl Flags {
             return Err(ConfigError::Tombstone(zone));
         }
         Ok(())
+    }
+
+    /// Returns whether load balancers are read: for the zones of links that DNS answers, or because a flag names a
+    /// cluster or manifests, or is about load balancers or external targets.
+    #[must_use]
+    pub fn reads_links(&self, zones: &[LinkZone]) -> bool {
+        !zones.is_empty()
+            || self.kubeconfig.is_some()
+            || self.context.is_some()
+            || self.manifests.is_some()
+            || self.election.leader_election.is_some()
+            || self.sync.is_some_and(|mode| mode != SyncMode::Off)
+            || self.instance.is_some()
+            || self.service_selector.is_some()
+            || !self.watch_namespaces.is_empty()
+            || self.max_deletes.is_some()
+            || self.finalizer
+            || self.prune
     }
 
     /// Returns the selection of the Services that become links.

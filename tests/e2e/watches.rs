@@ -285,7 +285,7 @@ async fn lists_of_large_services_take_little_memory() {
     const SERVICES: usize = 100;
     for streams in [true, false] {
         let gate = format!("--feature-gates=WatchList={streams}");
-        let plane = ControlPlane::start(Options { apiserver_args: vec![gate] });
+        let plane = ControlPlane::start(Options { apiserver_args: vec![gate], ..Options::default() });
         apply_deploy(&plane);
         let cluster = plane.cluster().await;
         futures::stream::iter(0..SERVICES)

@@ -31,6 +31,9 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 pub struct Options {
     /// Additional flags for kube-apiserver; they come last, so they override others.
     pub apiserver_args: Vec<String>,
+    /// Whether Pods get the token of a ServiceAccount, which must exist: a controller-manager would create the default
+    /// one of each namespace.
+    pub admits_service_accounts: bool,
 }
 
 /// A running control plane. Dropping it stops it and removes its data.
@@ -136,8 +139,6 @@ impl ControlPlane {
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             format!("--token-auth-file={}", path("tokens.csv")),
             "--authorization-mode=RBAC".to_owned(),
-            // This plugin would require a default ServiceAccount, which a controller-manager creates.
-            "--disable-admission-plugins=ServiceAccount".to_owned(),
             format!("--audit-policy-file={}", path("audit-policy.json")),
             format!("--audit-log-path={}", path("audit.log")),
             // In megabytes: all in a single file.
@@ -146,6 +147,9 @@ impl ControlPlane {
             // allowed.
             "--endpoint-reconciler-type=none".to_owned(),
         ]);
+        if !self.options.admits_service_accounts {
+            command.arg("--disable-admission-plugins=ServiceAccount");
+        }
         command.args(&self.options.apiserver_args);
         let mut apiserver = lock(&self.apiserver);
         assert!(apiserver.is_none(), "the API server runs already");

@@ -13,6 +13,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
+use nix::unistd::geteuid;
 
 use super::EVENT_TIMEOUT;
 
@@ -34,6 +35,20 @@ const PREPARE: &str = r#"
 /// # Panics
 /// If that run fails, or isn't possible.
 pub fn is_own(name: &str) -> bool {
+    is_own_in(name, &["--user", "--map-root-user"])
+}
+
+/// Like [`is_own`], as a user who can start programs as other users: as root, or in a namespace with the user ids of
+/// /etc/subuid.
+///
+/// # Panics
+/// As for [`is_own`].
+pub fn is_own_with_users(name: &str) -> bool {
+    let users = ["--user", "--map-root-user", "--map-auto"];
+    is_own_in(name, if geteuid().is_root() { &[] } else { &users })
+}
+
+fn is_own_in(name: &str, users: &[&str]) -> bool {
     if var_os(INSIDE).is_some() {
         loopback_up().expect("the loopback interface can be turned on");
         return true;
@@ -42,7 +57,7 @@ pub fn is_own(name: &str) -> bool {
     fs::write(etc.path().join("resolv.conf"), "nameserver 127.0.0.1\n").unwrap();
     fs::write(etc.path().join("nsswitch.conf"), "hosts: files dns\n").unwrap();
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "--net", "sh", "-ec", PREPARE]);
+    command.args(users).args(["--mount", "--net", "sh", "-ec", PREPARE]);
     command.arg(etc.path()).arg(current_exe().unwrap()).args(["--exact", name, "--nocapture"]);
     let output = command.env(INSIDE, "1").output().expect("there is unshare, of util-linux");
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
@@ -155,6 +170,14 @@ const RTM_NEWADDR: u16 = 20;
 /// NLM_F_CREATE | NLM_F_EXCL
 const CREATE: u16 = 0x400 | 0x200;
 const IFF_UP: u32 = 1;
+
+/// Adds an address to the loopback interface. Only for use in an isolated network, see [`is_own`].
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn add_loopback_address(address: Ipv4Addr) -> nix::Result<()> {
+    add_address(if_nametoindex("lo")?, 2, 32, &address.octets())
+}
 
 fn loopback_up() -> nix::Result<()> {
     up(1)

@@ -1,0 +1,164 @@
+//! The manifests of `deploy/` on the real API server.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
+
+/// The optional folders that can be applied as they are.
+const OPTIONAL: [&str; 10] = [
+    "corefile",
+    "finalizer",
+    "life",
+    "network-policy",
+    "openshift",
+    "priority",
+    "sidecar",
+    "sidecar/policy",
+    "source",
+    "takeover",
+];
+
+/// Returns the objects of a file, or of the files of a folder, as kubectl finds them.
+fn objects(path: &Path) -> Vec<Value> {
+    let mut files = vec![path.to_owned()];
+    if path.is_dir() {
+        files = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+        files.sort();
+    }
+    let read = |file: &std::path::PathBuf| -> Vec<Value> {
+        serde_saphyr::from_multiple(&fs::read_to_string(file).unwrap()).unwrap()
+    };
+    files.iter().flat_map(read).collect()
+}
+
+fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
+    objects.iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("there is no {kind}"))
+}
+
+/// Returns the Pod that a Deployment or a Job would create.
+fn pod_of(object: &Value) -> String {
+    let mut pod = object["spec"]["template"].clone();
+    pod["apiVersion"] = "v1".into();
+    pod["kind"] = "Pod".into();
+    pod["metadata"]["generateName"] = "pod-".into();
+    pod.to_string()
+}
+
+#[tokio::test]
+async fn deleting_deploy_keeps_the_external_targets() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let external_target = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: external-targets}\n\
+                           spec: {type: ExternalName, externalName: a.example}\n";
+    plane.apply(external_target);
+    let try_delete = || {
+        plane.try_kubectl(&["delete", "namespace", "external-targets", "--dry-run=server", "--wait=false"])
+    };
+    let annotate = |value: &str| {
+        let annotation = format!("linker.hsj.com/allow-delete{value}");
+        plane.kubectl(&["annotate", "namespace", "external-targets", "--overwrite", &annotation]);
+    };
+    // A policy is in force a moment after it was created.
+    eventually("the policy", || async { try_delete().is_err().then_some(()) }).await;
+    annotate("=true");
+    try_delete().unwrap();
+    for other in ["=false", "-"] {
+        annotate(other);
+        try_delete().unwrap_err();
+    }
+
+    let folder = deploy().to_str().unwrap();
+    let error = plane.try_kubectl(&["delete", "-f", folder, "--wait=false"]).unwrap_err();
+    assert_eq!(error.trim_end().lines().count(), 1, "{error}");
+    let sentence = "namespace external-targets is kept, because applications use the names of its Services (after \
+                    this policy is deleted, nothing keeps it: do not repeat the command); to delete it too, run first: \
+                    kubectl annotate namespace external-targets linker.hsj.com/allow-delete=true";
+    assert!(error.contains(sentence), "{error}");
+    let namespaces = plane.list("/api/v1/namespaces");
+    let is_deleted = |name: &str| {
+        let namespace = namespaces.iter().find(|namespace| namespace["metadata"]["name"] == name).unwrap();
+        !namespace["metadata"]["deletionTimestamp"].is_null()
+    };
+    assert!(is_deleted("lb-linker") && !is_deleted("external-targets"));
+    let services = plane.list("/api/v1/namespaces/external-targets/services");
+    assert_eq!(services.len(), 1);
+    for path in [
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+        "/apis/apps/v1/namespaces/lb-linker/deployments",
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/external-targets/roles",
+    ] {
+        assert_eq!(plane.list(path), [] as [Value; 0], "{path}");
+    }
+}
+
+#[tokio::test]
+async fn pods_meet_the_restricted_pod_security_standard() {
+    let (plane, _, _) = cluster_with_target().await;
+    let create = ["-n", "lb-linker", "create", "--dry-run=server", "-f", "-"];
+    for path in ["20-deployment.yaml", "openshift", "takeover"] {
+        let objects = objects(&deploy().join(path));
+        let workload = of_kind(&objects, if path == "takeover" { "Job" } else { "Deployment" });
+        plane.kubectl_stdin(&create, &pod_of(workload));
+    }
+    // The standard is in force.
+    let mut root = of_kind(&objects(&deploy().join("20-deployment.yaml")), "Deployment").clone();
+    root["spec"]["template"]["spec"]["securityContext"]["runAsUser"] = 0.into();
+    let pod = tempfile::NamedTempFile::new().unwrap();
+    fs::write(pod.path(), pod_of(&root)).unwrap();
+    let path = pod.path().to_str().unwrap();
+    let error =
+        plane.try_kubectl(&["-n", "lb-linker", "create", "--dry-run=server", "-f", path]).unwrap_err();
+    assert!(error.contains("violates PodSecurity \"restricted:latest\""), "{error}");
+}
+
+#[tokio::test]
+async fn optional_folders_are_accepted() {
+    let (plane, _, _) = cluster_with_target().await;
+    for folder in OPTIONAL {
+        let path = deploy().join(folder);
+        plane.kubectl(&["apply", "--dry-run=server", "-f", path.to_str().unwrap()]);
+    }
+}
+
+#[test]
+fn every_folder_of_deploy_is_tested() {
+    let mut folders: Vec<String> = Vec::new();
+    for entry in fs::read_dir(deploy()).unwrap() {
+        let entry = entry.unwrap();
+        if entry.path().is_dir() {
+            folders.push(entry.file_name().into_string().unwrap());
+        }
+    }
+    folders.sort();
+    let tested: Vec<&str> = OPTIONAL.into_iter().filter(|folder| !folder.contains('/')).collect();
+    assert_eq!(folders, tested);
+}
+
+#[test]
+fn kustomization_has_the_objects_of_deploy() {
+    let rendered = ControlPlane::shared().kubectl(&["kustomize", deploy().to_str().unwrap()]);
+    let sorted = |mut objects: Vec<Value>| {
+        objects.sort_by_key(|object| {
+            format!("{} {} {}", object["kind"], object["metadata"]["namespace"], object["metadata"]["name"])
+        });
+        objects
+    };
+    let rendered: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
+    assert_eq!(sorted(rendered), sorted(objects(deploy())));
+}
+
+#[test]
+fn openshift_deployment_lacks_only_the_user_ids() {
+    let mut expected = objects(&deploy().join("20-deployment.yaml"));
+    let context = &mut expected[0]["spec"]["template"]["spec"]["securityContext"];
+    for field in ["runAsUser", "runAsGroup"] {
+        assert_eq!(context.as_object_mut().unwrap().remove(field), Some(65532.into()));
+    }
+    assert_eq!(objects(&deploy().join("openshift")), expected);
+}

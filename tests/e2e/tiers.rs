@@ -1,0 +1,318 @@
+//! How long clients get the old target, behind the caches of a cluster: NodeLocal DNSCache, CoreDNS, a sidecar.
+//!
+//! docs/sidecar.md has the table that this prints:
+//!
+//!     LB_LINKER_STALE_ROUNDS=10 cargo test --locked --release --test e2e tiers -- --nocapture
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::harness::cluster::Ingress;
+use crate::harness::control_plane::ControlPlane;
+use crate::harness::dns::short;
+use crate::harness::linker::Linker;
+use crate::harness::network;
+use crate::harness::process::Process;
+use crate::harness::programs::{programs, stubs};
+use crate::harness::{EVENT_TIMEOUT, cluster_with_target, deploy, eventually};
+
+const LB_LINKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 53);
+const CLOUD: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 9);
+const SIDECAR: Ipv4Addr = Ipv4Addr::LOCALHOST;
+/// CoreDNS with a stub block, without and with `cache`.
+const STUB: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 1);
+const CACHING_STUB: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 2);
+/// CoreDNS that answers for ExternalName Services, with the times of kubeadm's Corefile and with short ones.
+const KUBEADM: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 3);
+const SHORT: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 4);
+/// NodeLocal DNSCache before STUB and KUBEADM, and before CACHING_STUB and SHORT.
+const NODE_LOCAL: Ipv4Addr = Ipv4Addr::new(169, 254, 20, 10);
+const NODE_LOCAL_CACHING: Ipv4Addr = Ipv4Addr::new(169, 254, 20, 11);
+
+const ZONE: &str = "$ORIGIN example.com.
+@    60 IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 60
+@    60 IN NS ns.example.com.
+old  60 IN A 192.0.2.1
+new  60 IN A 192.0.2.2
+";
+
+/// The TTL of lb-linker's records.
+const TTL: Duration = Duration::from_secs(5);
+/// What a busy machine may add to a time that a cache keeps.
+const SLACK: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(20);
+
+/// The servers between the client and the target.
+#[derive(Clone, Copy)]
+struct Way {
+    name: &'static str,
+    server: Ipv4Addr,
+    /// Whether the client asks for the external target instead of the name in `lb.internal`.
+    external_target: bool,
+    /// The number of caches between the client and lb-linker.
+    caches: u32,
+}
+
+const fn way(name: &'static str, server: Ipv4Addr, external_target: bool, caches: u32) -> Way {
+    Way { name, server, external_target, caches }
+}
+
+const OURS: [Way; 5] = [
+    way("sidecar", SIDECAR, false, 0),
+    way("CoreDNS, stub block", STUB, false, 0),
+    way("CoreDNS, stub block with cache 30", CACHING_STUB, false, 1),
+    way("NodeLocal, CoreDNS", NODE_LOCAL, false, 1),
+    way("NodeLocal, CoreDNS with cache 30", NODE_LOCAL_CACHING, false, 2),
+];
+const EXTERNAL_TARGETS: [Way; 4] = [
+    way("external target, CoreDNS with ttl 5, cache 5", SHORT, true, 1),
+    way("external target, CoreDNS with ttl 30, cache 30", KUBEADM, true, 1),
+    way("external target, NodeLocal, CoreDNS with ttl 5, cache 5", NODE_LOCAL_CACHING, true, 2),
+    way("external target, NodeLocal, CoreDNS with ttl 30, cache 30", NODE_LOCAL, true, 2),
+];
+
+fn dns(server: Ipv4Addr) -> SocketAddr {
+    (server, 53).into()
+}
+
+/// The Corefile of NodeLocal DNSCache, as its manifest renders it, with a block for `lb.internal`.
+fn node_local(address: Ipv4Addr, stub: Ipv4Addr, cluster: Ipv4Addr) -> String {
+    let block = |zone: &str, cache: &str, upstream: Ipv4Addr| {
+        format!(
+            "{zone}:53 {{\n    errors\n    {cache}\n    reload\n    bind {address}\n    forward . {upstream} {{\n        \
+             force_tcp\n    }}\n}}\n"
+        )
+    };
+    let times = "cache {\n        success 9984 30\n        denial 9984 5\n    }";
+    block("lb.internal", "cache 30", stub) + &block("cluster.local", times, cluster)
+}
+
+/// The Corefile of the cluster's CoreDNS in all variants, and of the cloud's resolver.
+fn core_dns(kubeconfig: &Path) -> String {
+    let stub = |address: Ipv4Addr, more: &str| {
+        format!("lb.internal:53 {{\n    bind {address}\n    errors\n    forward . {LB_LINKER}\n{more}}}\n")
+    };
+    let cluster = |address: Ipv4Addr, seconds: u32| {
+        format!(
+            ".:53 {{\n    bind {address}\n    errors\n    kubernetes cluster.local {{\n        kubeconfig {} test\n        \
+             ttl {seconds}\n    }}\n    forward . {CLOUD}\n    cache {seconds}\n}}\n",
+            kubeconfig.display()
+        )
+    };
+    let cloud = format!("example.com:53 {{\n    bind {CLOUD}\n    file db example.com\n}}\n");
+    stub(STUB, "")
+        + &stub(CACHING_STUB, "    cache 30\n")
+        + &cluster(KUBEADM, 30)
+        + &cluster(SHORT, 5)
+        + &cloud
+}
+
+fn start_core_dns(directory: &Path, corefile: &str) -> Process {
+    fs::create_dir(directory).unwrap();
+    fs::write(directory.join("Corefile"), corefile).unwrap();
+    fs::write(directory.join("db"), ZONE).unwrap();
+    let mut command = Command::new(&programs().coredns);
+    command.current_dir(directory).stdout(Stdio::null()).stderr(Stdio::null());
+    Process::spawn(command).unwrap()
+}
+
+async fn wait_for_port(server: Ipv4Addr) {
+    eventually(&format!("a server on {server}"), || async { TcpStream::connect(dns(server)).await.ok() })
+        .await;
+}
+
+/// Returns the time until the server answers with this address.
+async fn time_until(server: Ipv4Addr, question: String, address: &str, begin: Instant) -> Duration {
+    let deadline = Instant::now() + EVENT_TIMEOUT;
+    loop {
+        let answer = short(dns(server), &question).await;
+        if answer.ends_with(address) {
+            return begin.elapsed();
+        }
+        assert!(Instant::now() < deadline, "{server} answers {question} with {answer}");
+        sleep(POLL).await;
+    }
+}
+
+fn glibc(name: &str) -> String {
+    let output = Command::new(&stubs().glibc).args(["ipv4", name]).stdin(Stdio::null()).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[tokio::test]
+async fn clients_see_a_new_target_through_each_cache() {
+    // Built before the test enters its network namespace, where nothing can be downloaded.
+    programs();
+    stubs();
+    if !network::is_own("tiers::clients_see_a_new_target_through_each_cache") {
+        return;
+    }
+    for address in [NODE_LOCAL, NODE_LOCAL_CACHING] {
+        network::add_loopback_address(address).unwrap();
+    }
+    let rounds: Option<usize> = env::var("LB_LINKER_STALE_ROUNDS").ok().map(|rounds| rounds.parse().unwrap());
+    // With caches of 30 s a round takes a minute: only for the measurement.
+    let ways = if rounds.is_some() { [&OURS[..], &EXTERNAL_TARGETS].concat() } else { OURS.to_vec() };
+
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("tiers").await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("old.example.com")]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let _coredns = start_core_dns(&directory.path().join("coredns"), &core_dns(&plane.admin_kubeconfig()));
+    let _node_locals = [(NODE_LOCAL, STUB, KUBEADM), (NODE_LOCAL_CACHING, CACHING_STUB, SHORT)].map(
+        |(address, stub, cluster)| {
+            let directory = directory.path().join(address.to_string());
+            start_core_dns(&directory, &node_local(address, stub, cluster))
+        },
+    );
+    let linker = start_linker(plane, &target);
+    linker.ready().await;
+    let sidecar = start_sidecar(directory.path());
+    sidecar.ready().await;
+    for server in [CLOUD, STUB, CACHING_STUB, KUBEADM, SHORT, NODE_LOCAL, NODE_LOCAL_CACHING] {
+        wait_for_port(server).await;
+    }
+    let name = format!("web-{namespace}.lb.internal.");
+    let external = format!("web-{namespace}-ext.{target}.svc.cluster.local.");
+    let question = |path: &Way| format!("{} A", if path.external_target { &external } else { &name });
+
+    let mut windows = vec![Vec::new(); ways.len()];
+    let mut targets = ["old", "new"].into_iter().zip(["192.0.2.1", "192.0.2.2"]).cycle();
+    let mut current = targets.next().unwrap();
+    for _ in 0..rounds.unwrap_or(1) {
+        // All caches have the former target.
+        for path in &ways {
+            time_until(path.server, question(path), current.1, Instant::now()).await;
+        }
+        current = targets.next().unwrap();
+        let begin = Instant::now();
+        let mut waiting = JoinSet::new();
+        for (index, path) in ways.iter().enumerate() {
+            let (server, question) = (path.server, question(path));
+            waiting.spawn(async move { (index, time_until(server, question, current.1, begin).await) });
+        }
+        let host = format!("{}.example.com", current.0);
+        cluster.set_ingress(&namespace, "web", &[Ingress::Hostname(&host)]).await;
+        time_until(LB_LINKER, format!("{name} A"), current.1, begin).await;
+        // Where nothing is cached, the next answer has the new target.
+        for path in ways.iter().filter(|path| path.caches == 0) {
+            let answer = short(dns(path.server), &question(path)).await;
+            assert!(answer.ends_with(current.1), "{}: {answer}", path.name);
+        }
+        while let Some(measured) = waiting.join_next().await {
+            let (index, window) = measured.unwrap();
+            windows[index].push(window);
+        }
+        for server in [NODE_LOCAL, SIDECAR] {
+            fs::write("/etc/resolv.conf", format!("nameserver {server}\n")).unwrap();
+            assert_eq!(glibc(&name), current.1, "by {server}");
+        }
+    }
+    println!("{:60} {:>8} {:>8}", "path", "median", "longest");
+    for (path, windows) in ways.iter().zip(&mut windows) {
+        windows.sort_unstable();
+        let (median, longest) = (windows[windows.len() / 2], windows[windows.len() - 1]);
+        println!("{:60} {:>6.2} s {:>6.2} s", path.name, median.as_secs_f64(), longest.as_secs_f64());
+        if !path.external_target {
+            assert!(longest < TTL * path.caches + SLACK, "{}: {longest:?}", path.name);
+        }
+    }
+}
+
+/// Also prints what sidecars cost, for docs/sidecar.md: `LB_LINKER_SIDECARS=20 LB_LINKER_QUESTIONS=2000`.
+#[tokio::test]
+async fn sidecar_sends_one_query_for_each_question() {
+    programs();
+    if !network::is_own("tiers::sidecar_sends_one_query_for_each_question") {
+        return;
+    }
+    let number = |name: &str, default: u8| -> u32 {
+        env::var(name).map_or(default.into(), |number| number.parse().unwrap())
+    };
+    let (sidecars, questions) = (number("LB_LINKER_SIDECARS", 3), number("LB_LINKER_QUESTIONS", 20));
+    let directory = tempfile::tempdir().unwrap();
+    let cloud = format!("example.com:53 {{\n    bind {CLOUD}\n    file db example.com\n}}\n");
+    let _cloud = start_core_dns(&directory.path().join("cloud"), &cloud);
+    wait_for_port(CLOUD).await;
+    let manifest = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: LoadBalancer}\n\
+                    status: {loadBalancer: {ingress: [{hostname: old.example.com}]}}\n";
+    let manifests = directory.path().join("manifests");
+    fs::create_dir(&manifests).unwrap();
+    fs::write(manifests.join("web.yaml"), manifest).unwrap();
+    let (listen, upstream) = (dns(LB_LINKER).to_string(), CLOUD.to_string());
+    let manifests = manifests.to_str().unwrap();
+    let central = Linker::start(["--manifests", manifests, "--listen", &listen, "--upstream", &upstream]);
+    central.ready().await;
+    let mut running = Vec::new();
+    for sidecar in 1..=sidecars {
+        let address = Ipv4Addr::from_bits(Ipv4Addr::new(127, 0, 2, 0).to_bits() + sidecar);
+        let directory = directory.path().join(address.to_string());
+        fs::create_dir(&directory).unwrap();
+        running.push((address, start_sidecar_on(&directory, address)));
+    }
+    let asked = || {
+        let labels = format!(
+            "family=\"1\",proto=\"udp\",server=\"dns://{LB_LINKER}:53\",type=\"A\",view=\"\",zone=\"lb.internal.\""
+        );
+        central.metric(&format!("coredns_dns_requests_total{{{labels}}}")).unwrap_or_default()
+    };
+    let cpu = processor_time(central.id());
+    for _ in 0..questions {
+        for (address, _) in &running {
+            let answer = short(dns(*address), "web-default.lb.internal. A").await;
+            assert_eq!(answer, "old.example.com. 192.0.2.1");
+            assert_eq!(short(dns(*address), "new.example.com. A").await, "192.0.2.2");
+        }
+    }
+    let total = f64::from(sidecars * questions);
+    assert_eq!(asked(), total);
+    let cost = processor_time(central.id()) - cpu;
+    println!(
+        "central Service: {total} queries, {:.1} us of processor time each, {} KiB resident",
+        1e6 * cost / total,
+        central.memory("VmRSS")
+    );
+    let mut memory: Vec<usize> = running.iter().map(|(_, sidecar)| sidecar.memory("VmRSS")).collect();
+    memory.sort_unstable();
+    println!("{sidecars} sidecars: {} to {} KiB resident", memory[0], memory[memory.len() - 1]);
+}
+
+/// Returns the processor time of a process in seconds (`utime` and `stime` of proc(5)).
+fn processor_time(process: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
+    ticks / 100.0
+}
+
+fn start_linker(plane: &ControlPlane, target: &str) -> Linker {
+    let (listen, upstream) = (dns(LB_LINKER).to_string(), CLOUD.to_string());
+    Linker::in_cluster(plane, target, &["--listen", &listen, "--upstream", &upstream])
+}
+
+fn start_sidecar(directory: &Path) -> Linker {
+    start_sidecar_on(directory, SIDECAR)
+}
+
+/// Starts a sidecar with the Corefile of `deploy/sidecar/`, on this address.
+fn start_sidecar_on(directory: &Path, address: Ipv4Addr) -> Linker {
+    let corefile = fs::read_to_string(deploy().join("sidecar/component/Corefile")).unwrap();
+    // The harness needs the port of /health, and several sidecars share the network.
+    let corefile = corefile
+        .replace("bind 127.0.0.1", &format!("bind {address}"))
+        .replace("ready :18181", &format!("ready {address}:18181\n    health {address}:18080"))
+        .replace("prometheus :19153", &format!("prometheus {address}:19153"));
+    let path = directory.join("Corefile");
+    fs::write(&path, corefile).unwrap();
+    let addresses = [LB_LINKER, CLOUD].map(|address| IpAddr::from(address).to_string());
+    let variables = [("LB_LINKER_SERVICE", addresses[0].as_str()), ("CLUSTER_DNS", addresses[1].as_str())];
+    Linker::start_bare(&variables, ["--corefile", path.to_str().unwrap()])
+}
