@@ -1,7 +1,7 @@
 # For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-cluster build lint docs control-plane stubs go-programs fuzz has-rust has-cargo-fuzz
+.PHONY: help demo recording test bench bench-cluster build lint docs control-plane stubs go-programs fuzz has-rust has-cargo-fuzz
 
 # The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -16,6 +16,10 @@ help: ## show this list
 demo: has-rust ## show lb-linker at work, without a cluster (the first build takes some minutes)
 	cargo build --locked --bin lb-linker --example demo
 	@cargo run --locked --quiet --example demo
+
+recording: has-rust ## write the picture in README.md, docs/demo.svg, from a run of the demo
+	cargo build --locked --bin lb-linker --example demo
+	cargo run --locked --quiet --example demo -- --svg docs/demo.svg
 
 test: has-rust ## run every test, against a real kube-apiserver, and print how long each part took
 	tests/run

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use hickory_proto::op::Message;
+use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::{Name, Record, RecordType};
 
@@ -86,7 +86,7 @@ fn show(question: &Question, answer: &Message, took: Duration) -> io::Result<()>
     .into_iter()
     .filter_map(|(set, flag)| set.then_some(flag))
     .collect();
-    let rcode = query::rcode_text(meta.response_code);
+    let rcode = rcode_text(meta.response_code);
     writeln!(out, ";; {rcode}, flags {}; from {} in {took:.1?}", flags.join(" "), question.server)?;
     if let Some(edns) = &answer.edns
         && let Some(EdnsOption::Unknown(_, data)) = edns.option(EdnsCode::Unknown(EDE))
@@ -109,4 +109,9 @@ fn section(out: &mut impl Write, title: &str, records: &[Record]) -> io::Result<
     }
     writeln!(out, ";; {title}")?;
     records.iter().try_for_each(|record| writeln!(out, "{record}"))
+}
+
+/// Returns a response code as the RFCs write it: `NOERROR`, `NXDOMAIN`.
+fn rcode_text(code: ResponseCode) -> String {
+    format!("{code:?}").to_uppercase()
 }

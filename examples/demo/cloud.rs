@@ -1,30 +1,72 @@
-//! The cloud's DNS server in the demo, which knows only the hostnames of load balancers.
+//! The cloud in the demo: its DNS server, and load balancers as TCP servers on loopback addresses.
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hickory_proto::ProtoError;
 use hickory_proto::op::{Message, MessageType, ResponseCode};
-use hickory_proto::rr::rdata::{A, AAAA};
+use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
-use tokio::net::UdpSocket;
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::task::AbortHandle;
 
 /// The TTL of the cloud's records, in seconds.
 const TTL: u32 = 60;
-/// Documentation addresses (RFC 5737, RFC 3849): each load balancer gets the next address of each family.
-const ADDRESSES: (Ipv4Addr, Ipv6Addr) =
-    (Ipv4Addr::new(198, 51, 100, 0), Ipv6Addr::new(0x2001, 0xdb8, 0x51, 0, 0, 0, 0, 0));
+/// The first load balancer's address; the second one's follows it. Linux answers on all of 127.0.0.0/8.
+const FIRST: Ipv4Addr = Ipv4Addr::new(127, 0, 51, 1);
+const ATTEMPTS: usize = 100;
 
-type Hosts = HashMap<Name, [IpAddr; 2]>;
+type Hosts = HashMap<Name, Ipv4Addr>;
 
 /// The cloud's DNS server, which runs until the process ends.
 #[derive(Debug)]
 pub struct Cloud {
-    pub address: SocketAddr,
+    pub dns: SocketAddr,
     hosts: Arc<Mutex<Hosts>>,
-    created: u8,
+}
+
+/// A TCP server that accepts connections until it is dropped.
+#[derive(Debug)]
+pub struct LoadBalancer {
+    pub address: SocketAddr,
+    task: AbortHandle,
+}
+
+impl Drop for LoadBalancer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl LoadBalancer {
+    fn accept_on(listener: TcpListener) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let accepting = tokio::spawn(async move {
+            loop {
+                drop(listener.accept().await);
+            }
+        });
+        Ok(Self { address, task: accepting.abort_handle() })
+    }
+}
+
+/// Starts two load balancers with different addresses and the same free port.
+///
+/// # Errors
+/// If no port is free on both addresses.
+pub async fn load_balancers() -> io::Result<[LoadBalancer; 2]> {
+    let second = Ipv4Addr::from_bits(FIRST.to_bits() + 1);
+    let mut attempt = 1;
+    loop {
+        let first = TcpListener::bind((FIRST, 0)).await?;
+        match TcpListener::bind((second, first.local_addr()?.port())).await {
+            Ok(other) => return Ok([LoadBalancer::accept_on(first)?, LoadBalancer::accept_on(other)?]),
+            Err(error) if attempt == ATTEMPTS => return Err(error),
+            Err(_) => attempt += 1,
+        }
+    }
 }
 
 impl Cloud {
@@ -34,21 +76,13 @@ impl Cloud {
     /// If no port can be bound.
     pub async fn start() -> io::Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let cloud = Self { address: socket.local_addr()?, hosts: Arc::default(), created: 0 };
+        let cloud = Self { dns: socket.local_addr()?, hosts: Arc::default() };
         tokio::spawn(serve(socket, Arc::clone(&cloud.hosts)));
         Ok(cloud)
     }
 
-    /// Gives the load balancer `host` an IPv4 and an IPv6 address, and returns them.
-    pub fn create(&mut self, host: Name) -> [IpAddr; 2] {
-        self.created += 1;
-        let (v4, v6) = ADDRESSES;
-        let addresses = [
-            Ipv4Addr::from_bits(v4.to_bits() + u32::from(self.created)).into(),
-            Ipv6Addr::from_bits(v6.to_bits() + u128::from(self.created)).into(),
-        ];
-        lock(&self.hosts).insert(host, addresses);
-        addresses
+    pub fn create(&self, host: Name, address: Ipv4Addr) {
+        lock(&self.hosts).insert(host, address);
     }
 
     pub fn delete(&self, host: &Name) {
@@ -84,16 +118,11 @@ fn answer(bytes: &[u8], hosts: &Mutex<Hosts>) -> Result<Option<Vec<u8>>, ProtoEr
     answer.add_query(query.clone());
     match lock(hosts).get(query.name()) {
         None => answer.metadata.response_code = ResponseCode::NXDomain,
-        Some(addresses) => {
-            answer.add_answers(addresses.iter().filter_map(|ip| {
-                match (ip, query.query_type()) {
-                    (IpAddr::V4(ip), RecordType::A) => Some(RData::A(A(*ip))),
-                    (IpAddr::V6(ip), RecordType::AAAA) => Some(RData::AAAA(AAAA(*ip))),
-                    _ => None,
-                }
-                .map(|data| Record::from_rdata(query.name().clone(), TTL, data))
-            }));
+        Some(address) if query.query_type() == RecordType::A => {
+            let data = RData::A(A(*address));
+            answer.add_answer(Record::from_rdata(query.name().clone(), TTL, data));
         }
+        Some(_) => {}
     }
     Ok(Some(answer.to_vec()?))
 }

@@ -58,11 +58,6 @@ impl Linker {
         self.log.recv().await
     }
 
-    /// Returns the next line of the log if it is available.
-    pub fn line_at_hand(&mut self) -> Option<String> {
-        self.log.try_recv().ok()
-    }
-
     /// Waits until lb-linker has opened its ports. Returns its DNS address, and the lines of its log so far.
     ///
     /// # Errors

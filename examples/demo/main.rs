@@ -1,33 +1,34 @@
 //! Demonstrates lb-linker without a cluster: `make demo`.
 //!
-//! The demo copies `examples/manifests` to a temporary directory, starts a small DNS server in the role of the
-//! cloud's DNS and the real lb-linker, and then changes the manifests as a cluster would. Everything that the demo
-//! prints is read from lb-linker: from its DNS answers, its external targets and its log. The exit code is 0 only if
-//! everything is as expected.
+//! The demo starts the real lb-linker on a Service from `examples/manifests`, and in the role of the cloud a DNS server
+//! and two TCP servers. What it prints is measured in this run. The exit code is 0 only if everything is as expected.
 
+mod client;
 mod cloud;
 mod linker;
-mod manifests;
 mod query;
 mod screen;
-mod stage;
 mod story;
 
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::signal::unix::{SignalKind, signal};
 
-const USAGE: &str = "usage: demo [--stay]
+const USAGE: &str = "usage: demo [--svg FILE]
 
-  --stay  go on after the end, until Ctrl-C: to ask questions and to edit the manifests";
+Shows how two clients fare when a load balancer is recreated. On a terminal it stays up at the end, until Ctrl-C.
+
+  --svg FILE  end by itself, and write what was shown as a picture";
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let stay = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => false,
-        ["--stay"] => true,
+    let recording = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => None,
+        ["--svg", path] => Some(PathBuf::from(path)),
         ["--help" | "-h"] => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;
@@ -37,9 +38,10 @@ async fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let is_over = AtomicBool::new(false);
     // When one branch ends, the other branch is dropped, which stops lb-linker and removes the temporary files.
     tokio::select! {
-        told = story::tell(stay) => match told {
+        told = story::tell(recording.as_deref(), &is_over) => match told {
             Ok(()) => ExitCode::SUCCESS,
             Err(problem) => {
                 eprintln!("\ndemo: {problem}");
@@ -49,7 +51,7 @@ async fn main() -> ExitCode {
         stopped = stopped() => match stopped {
             Ok(code) => {
                 eprintln!("\ndemo: stopped, and lb-linker with it; the temporary files are removed");
-                ExitCode::from(code)
+                ExitCode::from(if is_over.load(Ordering::Relaxed) { 0 } else { code })
             }
             Err(problem) => {
                 eprintln!("\ndemo: {problem}");

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use hickory_proto::op::{Edns, Message, MessageType, Query, ResponseCode};
+use hickory_proto::op::{Edns, Message, MessageType, Query};
 use hickory_proto::rr::{Name, RecordType};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
@@ -49,9 +49,4 @@ async fn answer_to(question: &Message, socket: &UdpSocket) -> io::Result<Message
             return Ok(answer);
         }
     }
-}
-
-/// Returns a response code as the RFCs write it: `NOERROR`, `NXDOMAIN`.
-pub fn rcode_text(code: ResponseCode) -> String {
-    format!("{code:?}").to_uppercase()
 }

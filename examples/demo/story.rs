@@ -1,291 +1,285 @@
-//! The steps of the demo, and the expected state after each step.
+//! The demo: a load balancer is recreated, and two clients go on asking for it.
 
 use std::error::Error;
 use std::fs;
-use std::net::IpAddr;
+use std::io::{self, IsTerminal};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hickory_proto::rr::{Name, RecordType};
+use hickory_proto::rr::Name;
+use tempfile::TempDir;
+use tokio::time::sleep;
 
-use crate::manifests::{self, LoadBalancer};
-use crate::screen::{Row, Screen};
-use crate::stage::{Environment, NODATA, NXDOMAIN, Question, State, record};
+use crate::client::{self, Client, Counts, Resolver};
+use crate::cloud::{Cloud, LoadBalancer, load_balancers};
+use crate::linker::Linker;
+use crate::screen::{BOLD, DIM, GREEN, RED, Screen};
 
-/// lb-linker's default zone.
-const ZONE: &str = "lb.internal";
-/// The demo's `--delete-delay`, in seconds.
-const DELETE_DELAY: u64 = 2;
-/// The load balancer that is recreated, and the one that is removed: namespace and name.
-const RECREATED: (&str, &str) = ("default", "my-sample-lb");
-const REMOVED: (&str, &str) = ("elk", "kibana");
-/// The last part of the first label of the recreated load balancer's hostname.
-const NEW_PART: &str = "9c1e7";
+const MANIFEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/manifests/my-sample-lb.yaml");
+const OLD: &str = "default-my-sample-lb-4-fb5d0.kr.lb.example-cloud.com";
+const NEW: &str = "default-my-sample-lb-4-9c1e7.kr.lb.example-cloud.com";
+const STABLE: &str = "my-sample-lb-default.lb.internal";
+const EXTERNAL_TARGET: &str = "my-sample-lb-default-ext";
 
-// The column titles of the tables.
-const SERVICES: [&str; 2] = ["SERVICE", "LOAD BALANCER"];
-const TARGETS: [&str; 2] = ["EXTERNAL TARGET", "LEADS TO"];
-const ANSWERS: [&str; 2] = ["QUESTION", "ANSWER"];
+/// How long the first client's resolver keeps an address, like the cache of many clusters' DNS.
+const CACHE: Duration = Duration::from_secs(30);
+/// How long there is no load balancer.
+const GONE: Duration = Duration::from_millis(400);
+/// How long the clients are watched before and after.
+const BEFORE: u64 = 2;
+const AFTER: u64 = 5;
+/// Timeout for what lb-linker is expected to do within milliseconds.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(2);
 
-/// A load balancer, and its expected state.
-struct Link {
-    balancer: LoadBalancer,
-    expected: Expected,
+/// What runs in the demo.
+struct Stage {
+    // The fields are dropped in this order: lb-linker ends before its directory is removed.
+    linker: Linker,
+    directory: TempDir,
+    cloud: Cloud,
+    balancers: Vec<LoadBalancer>,
+    dns: SocketAddr,
 }
 
-enum Expected {
-    /// The load balancer has this hostname, which has these addresses.
-    Hostname(String, [IpAddr; 2]),
-    /// The load balancer has these addresses.
-    Addresses(Vec<IpAddr>),
-    /// The load balancer is deleted, and its external target still points at this hostname.
-    Leaving(String),
-    /// The load balancer and its external target are deleted.
-    Left,
-}
-
-/// Runs the demo.
+/// Runs the demo. It stays after the end, with `is_over` set, if standard output is a terminal and nothing is recorded.
 ///
 /// # Errors
-/// If a state isn't as expected.
-pub async fn tell(stay: bool) -> Result<(), Box<dyn Error>> {
-    let screen = Screen::new();
-    screen.heading("lb-linker demo")?;
-    let mut stage = Environment::set(screen, &format!("{DELETE_DELAY}s")).await?;
-    let mut links = load_balancers_get_names(&mut stage).await?;
-    one_is_recreated(&mut stage, &mut links).await?;
-    one_is_removed(&mut stage, &mut links).await?;
-    if stay {
-        stay_on(&mut stage).await?;
+/// If something isn't as expected.
+pub async fn tell(recording: Option<&Path>, is_over: &AtomicBool) -> Result<(), Box<dyn Error>> {
+    let mut screen = Screen::new(recording.is_some());
+    let mut stage = Stage::set().await?;
+    introduce(&mut screen, &stage)?;
+    let [written_down, stable] = stage.clients()?;
+    let begin = Instant::now();
+    for _ in 0..BEFORE {
+        sleep(Duration::from_secs(1)).await;
+        status(&mut screen, begin, [&written_down, &stable])?;
     }
-    stage.screen.heading("The end: lb-linker gets SIGTERM")?;
-    let screen = stage.clear().await?;
-    screen.say("\nWhat was shown was checked as well. To ask questions and edit manifests yourself:\n")?;
-    screen.command("cargo run --example demo -- --stay")?;
+    let before = [written_down.counts(), stable.counts()];
+    if before.iter().any(|counts| counts.failed > 0 || counts.succeeded == 0) {
+        return Err(format!("all requests should succeed before anything changes: {before:?}").into());
+    }
+
+    screen.line("")?;
+    screen.line(
+        &screen
+            .paint(BOLD, "The load balancer is deleted and recreated: the cloud gives it another hostname"),
+    )?;
+    let announced = stage.recreate().await?;
+    let answered = stage.wait_for_new_answer().await?.duration_since(announced);
+    screen.line(&format!("  {NEW} → {}", stage.balancers[0].address.ip()))?;
+    for _ in 0..AFTER {
+        sleep(Duration::from_secs(1)).await;
+        status(&mut screen, begin, [&written_down, &stable])?;
+    }
+    stage.expect_external_target(NEW).await?;
+    conclude(&mut screen, before, [written_down.counts(), stable.counts()], announced, answered)?;
+    if let Some(path) = recording {
+        screen.save_svg(path)?;
+    } else if io::stdout().is_terminal() {
+        invite(&mut screen, &stage)?;
+        is_over.store(true, Ordering::Relaxed);
+        while stage.linker.next_line().await.is_some() {}
+        return Err("lb-linker has ended".into());
+    }
+    stage.end()
+}
+
+fn introduce(screen: &mut Screen, stage: &Stage) -> io::Result<()> {
+    screen.line(&screen.paint(BOLD, "A load balancer is recreated, and two clients go on using it"))?;
+    let notes = [
+        "No cluster: lb-linker, the real program, reads Services from files. The cloud's DNS and the"
+            .to_owned(),
+        "load balancers are small servers of this demo on loopback addresses.".to_owned(),
+    ];
+    for note in notes {
+        screen.line(&screen.paint(DIM, &note))?;
+    }
+    screen.line("")?;
+    screen.line(&format!("  load balancer    {OLD} → {}", stage.balancers[0].address.ip()))?;
+    screen.line(&format!("  external target  {EXTERNAL_TARGET} → {OLD}"))?;
+    screen.line("")?;
+    screen.line("Both clients connect every 200 ms.")?;
+    screen.line(&format!("  A  has {OLD}"))?;
+    screen.line("     in its configuration, and resolves it through a DNS cache of 30 s")?;
+    screen.line(&format!("  B  has {STABLE}, and asks lb-linker"))?;
+    screen.line("")
+}
+
+fn status(screen: &mut Screen, begin: Instant, clients: [&Client; 2]) -> io::Result<()> {
+    let show = |counts: Counts| {
+        let failed = format!("{:3} failed", counts.failed);
+        let failed = if counts.failed > 0 { screen.paint(RED, &failed) } else { failed };
+        format!("{:3} ok {failed}", counts.succeeded)
+    };
+    let [a, b] = clients.map(|client| show(client.counts()));
+    let line = format!("  {:4.1} s   A {a}    B {b}", begin.elapsed().as_secs_f64());
+    screen.line(&line)
+}
+
+fn conclude(
+    screen: &mut Screen,
+    before: [Counts; 2],
+    after: [Counts; 2],
+    announced: Instant,
+    answered: Duration,
+) -> Result<(), Box<dyn Error>> {
+    let failed = [0, 1].map(|client| after[client].failed - before[client].failed);
+    let switched = after[1].switched.filter(|at| *at > announced);
+    let switched = switched.ok_or("client B hasn't reached the new load balancer")?.duration_since(announced);
+    if after[0].succeeded > before[0].succeeded + 1 {
+        return Err("client A shouldn't reach a load balancer that is gone".into());
+    }
+    screen.line("")?;
+    let verdict =
+        format!("A  {} requests failed, and all others will, until its configuration is changed", failed[0]);
+    screen.line(&screen.paint(RED, &verdict))?;
+    let verdict = format!(
+        "B  {} requests failed, while there was no load balancer for {} ms. lb-linker answered with the",
+        failed[1],
+        GONE.as_millis()
+    );
+    screen.line(&screen.paint(GREEN, &verdict))?;
+    let verdict = format!(
+        "   new one {:.0?} after its hostname was announced; B was connected after {:.0?}",
+        answered, switched
+    );
+    screen.line(&screen.paint(GREEN, &verdict))?;
+    screen.line(&format!("   external target  {EXTERNAL_TARGET} → {NEW}"))?;
     Ok(())
 }
 
-async fn load_balancers_get_names(stage: &mut Environment) -> Result<Vec<Link>, Box<dyn Error>> {
-    let mut links = Vec::new();
-    for balancer in stage.load_balancers()? {
-        let expected = match balancer.hostname() {
-            Some(host) => Expected::Hostname(host.to_owned(), stage.cloud.create(absolute(host)?)),
-            None => Expected::Addresses(balancer.addresses().map(str::parse).collect::<Result<_, _>>()?),
-        };
-        links.push(Link { balancer, expected });
-    }
-    // The load balancer that will be recreated comes first.
-    links.sort_by_key(|link| !link.is(RECREATED));
-    let (seen, _) = stage.wait_for(&picture(&links), Instant::now()).await?;
-
-    let screen = &stage.screen;
-    screen.heading("1. Load balancers get names that stay")?;
-    screen.say("In manifests/, a copy of examples/manifests, stand these load balancers:\n")?;
-    screen.table(SERVICES, &services(&links), None)?;
-    screen.say(
-        "\nFor each lb-linker keeps an external target, here as files in external-targets/: an ExternalName\n\
-         Service for a hostname, a headless Service with EndpointSlices for addresses:\n",
-    )?;
-    screen.table(TARGETS, &seen.targets, None)?;
-    screen.say("\nOne of them as it is written:\n")?;
-    let object = find(&mut links, RECREATED)?.external_target();
-    screen.file(&fs::read_to_string(stage.targets().join(format!("{object}.yaml")))?)?;
-    screen.say("\nAnd it answers DNS for every load balancer, under two names:\n")?;
-    screen.table(ANSWERS, &seen.answers, None)?;
-    let (question, _) = &seen.answers[0];
-    screen.say("\nThe same question with dig, or with this project's own tool:\n")?;
+fn invite(screen: &mut Screen, stage: &Stage) -> io::Result<()> {
     let (ip, port) = (stage.dns.ip(), stage.dns.port());
-    screen.command(&format!("dig @{ip} -p {port} {question}"))?;
-    screen.command(&format!("cargo run --example ask -- @{} {question}", stage.dns))?;
-    Ok(links)
+    screen.line("")?;
+    screen.line(&screen.paint(BOLD, "Your turn, until Ctrl-C"))?;
+    screen.line(&format!("  dig @{ip} -p {port} {STABLE}"))?;
+    screen.line(&format!("  dig @{ip} -p {port} my-sample-lb.default.lb.internal CNAME"))?;
+    screen.line(&format!("  edit {}", stage.manifest().display()))?;
+    screen.line(&format!("  look at {}/", stage.external_targets().display()))
 }
 
-async fn one_is_recreated(stage: &mut Environment, links: &mut [Link]) -> Result<(), Box<dyn Error>> {
-    let (before, services_before) = (picture(links), services(links));
-    let link = find(links, RECREATED)?;
-    let Expected::Hostname(old, _) = &link.expected else { return Err("it should have a hostname".into()) };
-    let (old, new) = (old.clone(), renewed(old)?);
-    let (namespace, name) = RECREATED;
-
-    stage.screen.heading(&format!("2. {namespace}/{name} is deleted and recreated"))?;
-    stage
-        .screen
-        .say("The cloud gives it another hostname and forgets the old one. Its manifest shows that:\n")?;
-    stage.cloud.delete(&absolute(&old)?);
-    link.expected = Expected::Hostname(new.clone(), stage.cloud.create(absolute(&new)?));
-    let since = Instant::now();
-    manifests::replace(&link.balancer.file, &old, &new)?;
-    let (seen, took) = stage.wait_for(&picture(links), since).await?;
-    for balancer in stage.load_balancers()? {
-        let link = find(links, (&balancer.namespace, &balancer.name))?;
-        link.balancer = balancer;
+impl Stage {
+    /// Starts the cloud and lb-linker, and waits until lb-linker answers.
+    async fn set() -> Result<Self, Box<dyn Error>> {
+        let directory = tempfile::Builder::new().prefix("lb-linker-demo-").tempdir()?;
+        fs::create_dir(directory.path().join("manifests"))?;
+        fs::copy(MANIFEST, directory.path().join("manifests/my-sample-lb.yaml"))?;
+        let cloud = Cloud::start().await?;
+        let balancers = Vec::from(load_balancers().await?);
+        cloud.create(absolute(OLD)?, ipv4(&balancers[0])?);
+        let upstream = cloud.dns.to_string();
+        let arguments = [
+            ["--manifests", "manifests"],
+            ["--output", "external-targets"],
+            ["--listen", "127.0.0.1:0"],
+            ["--upstream", upstream.as_str()],
+            // Loopback addresses are denied by default: a Pod that follows them reaches itself.
+            ["--allowed-nets", "127.0.0.0/8"],
+            ["--metrics-listen", "127.0.0.1:0"],
+            ["--health-listen", "127.0.0.1:0"],
+            ["--ready-listen", "127.0.0.1:0"],
+        ];
+        let mut linker = Linker::start(directory.path(), arguments.as_flattened())?;
+        let (dns, _) = linker.dns_address().await?;
+        let stage = Self { linker, directory, cloud, balancers, dns };
+        stage.wait_for_answer(&stage.balancers[0]).await?;
+        stage.expect_external_target(OLD).await?;
+        Ok(stage)
     }
 
-    let screen = &stage.screen;
-    screen.say(&format!(
-        "\n{took:.0?} later the external target and the DNS answers have changed, too. What is new has a *:\n"
-    ))?;
-    screen.table(SERVICES, &services(links), Some(&services_before))?;
-    screen.say("")?;
-    screen.table(TARGETS, &seen.targets, Some(&before.targets))?;
-    screen.say("")?;
-    screen.table(ANSWERS, &seen.answers, Some(&before.answers))?;
-
-    let question = Question { name: old, qtype: RecordType::A };
-    let answer = stage.ask(&question).await?;
-    stage.screen.say("\nWho has written down the old hostname asks in vain:\n")?;
-    stage.screen.table(ANSWERS, &[(question.to_string(), answer.clone())], None)?;
-    if answer == [NXDOMAIN] {
-        Ok(())
-    } else {
-        Err(format!("expected answer to {question}: {NXDOMAIN}; but it is: {}", answer.join(", ")).into())
-    }
-}
-
-async fn one_is_removed(stage: &mut Environment, links: &mut [Link]) -> Result<(), Box<dyn Error>> {
-    let before = picture(links);
-    let link = find(links, REMOVED)?;
-    let Expected::Hostname(host, _) = &link.expected else { return Err("it should have a hostname".into()) };
-    let (namespace, name) = REMOVED;
-
-    stage.screen.heading(&format!("3. {namespace}/{name} is deleted for good"))?;
-    stage.screen.say(&format!(
-        "lb-linker keeps the external target for another {DELETE_DELAY} s (--delete-delay), in case that the load\n\
-         balancer comes back. Meanwhile its DNS names are still there, but lead nowhere:\n"
-    ))?;
-    stage.cloud.delete(&absolute(host)?);
-    link.expected = Expected::Leaving(host.clone());
-    let since = Instant::now();
-    fs::remove_file(&link.balancer.file)?;
-    let (leaving, took) = stage.wait_for(&picture(links), since).await?;
-    stage.screen.say(&format!("\n{took:.0?} later:\n"))?;
-    stage.screen.table(TARGETS, &leaving.targets, Some(&before.targets))?;
-    stage.screen.say("")?;
-    stage.screen.table(ANSWERS, &changed_rows(&leaving.answers, &before.answers), None)?;
-
-    stage.screen.say("\nThen the external target goes, and the names with it:\n")?;
-    find(links, REMOVED)?.expected = Expected::Left;
-    let (left, took) = stage.wait_for(&picture(links), since).await?;
-    stage.screen.say(&format!("\n{took:.1?} after the load balancer:\n"))?;
-    stage.screen.table(TARGETS, &left.targets, Some(&leaving.targets))?;
-    stage.screen.say("")?;
-    stage.screen.table(ANSWERS, &changed_rows(&left.answers, &leaving.answers), None)?;
-    if took >= Duration::from_secs(DELETE_DELAY) {
-        Ok(())
-    } else {
-        Err(format!("expected the external target to go after {DELETE_DELAY} s, but it went sooner").into())
-    }
-}
-
-async fn stay_on(stage: &mut Environment) -> Result<(), Box<dyn Error>> {
-    stage.screen.heading("Your turn, until Ctrl-C")?;
-    stage.screen.say(&format!(
-        "Edit the files in {} and look at {}.\n\
-         The DNS server in the role of the cloud's knows the hostnames that you have seen, and no others.\n",
-        stage.manifests().display(),
-        stage.targets().display()
-    ))?;
-    let question = "my-sample-lb-default.lb.internal A";
-    stage.screen.command(&format!("cargo run --example ask -- @{} {question}", stage.dns))?;
-    stage.follow_log().await
-}
-
-impl Link {
-    fn is(&self, (namespace, name): (&str, &str)) -> bool {
-        self.balancer.namespace == namespace && self.balancer.name == name
+    fn manifest(&self) -> PathBuf {
+        self.directory.path().join("manifests/my-sample-lb.yaml")
     }
 
-    fn external_target(&self) -> String {
-        format!("{}-{}-ext", self.balancer.name, self.balancer.namespace)
+    fn external_targets(&self) -> PathBuf {
+        self.directory.path().join("external-targets")
     }
 
-    /// Returns the queries for the load balancer, and the expected answers.
-    fn answers(&self) -> Vec<Row> {
-        let LoadBalancer { namespace, name, .. } = &self.balancer;
-        let dashed = format!("{name}-{namespace}.{ZONE}");
-        let dotted = format!("{name}.{namespace}.{ZONE}");
-        let third = if self.balancer.hostname().is_some() { RecordType::CNAME } else { RecordType::A };
-        [(&dashed, RecordType::A), (&dashed, RecordType::AAAA), (&dotted, third)]
-            .into_iter()
-            .map(|(name, qtype)| {
-                (Question { name: name.clone(), qtype }.to_string(), self.expected.answer(qtype))
-            })
-            .collect()
+    /// Starts the client that has the hostname in its configuration, and the one with the stable name.
+    fn clients(&self) -> Result<[Client; 2], Box<dyn Error>> {
+        let port = self.balancers[0].address.port();
+        let written_down = Resolver { server: self.cloud.dns, name: absolute(OLD)?, cache: CACHE };
+        let stable = Resolver { server: self.dns, name: absolute(STABLE)?, cache: Duration::ZERO };
+        Ok([Client::start(written_down, port), Client::start(stable, port)])
     }
-}
 
-impl Expected {
-    fn answer(&self, qtype: RecordType) -> Vec<String> {
-        let records = |addresses: &[IpAddr]| -> Vec<String> {
-            addresses
-                .iter()
-                .filter(|ip| if ip.is_ipv4() { qtype == RecordType::A } else { qtype == RecordType::AAAA })
-                .map(|ip| record(qtype, &ip.to_string()))
-                .collect()
-        };
-        match self {
-            Self::Hostname(host, behind) => {
-                let mut lines = vec![record(RecordType::CNAME, host)];
-                lines.extend(records(behind));
-                lines
+    /// Deletes the load balancer, and creates another one for the same Service. Returns when its hostname was announced.
+    async fn recreate(&mut self) -> Result<Instant, Box<dyn Error>> {
+        let manifest = fs::read_to_string(self.manifest())?;
+        self.balancers.remove(0);
+        self.cloud.delete(&absolute(OLD)?);
+        fs::remove_file(self.manifest())?;
+        sleep(GONE).await;
+        self.cloud.create(absolute(NEW)?, ipv4(&self.balancers[0])?);
+        // A rename, so that lb-linker never reads half a file.
+        let partial = self.directory.path().join("my-sample-lb.yaml");
+        fs::write(&partial, manifest.replace(OLD, NEW))?;
+        fs::rename(partial, self.manifest())?;
+        Ok(Instant::now())
+    }
+
+    async fn wait_for_new_answer(&self) -> Result<Instant, Box<dyn Error>> {
+        self.wait_for_answer(&self.balancers[0]).await
+    }
+
+    /// Waits until lb-linker answers with a load balancer's address. Returns when it did.
+    async fn wait_for_answer(&self, balancer: &LoadBalancer) -> Result<Instant, Box<dyn Error>> {
+        let (name, expected) = (absolute(STABLE)?, ipv4(balancer)?);
+        let deadline = Instant::now() + EVENT_TIMEOUT;
+        loop {
+            let answer = client::ipv4(self.dns, &name).await;
+            if answer.as_ref().is_ok_and(|address| *address == expected) {
+                return Ok(Instant::now());
             }
-            Self::Addresses(addresses) => records(addresses),
-            Self::Leaving(_) => vec![NODATA.to_owned()],
-            Self::Left => vec![NXDOMAIN.to_owned()],
+            if Instant::now() > deadline {
+                return Err(
+                    format!("lb-linker should answer {STABLE} with {expected}, but: {answer:?}").into()
+                );
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Waits until the external target points at a hostname.
+    async fn expect_external_target(&self, host: &str) -> Result<(), Box<dyn Error>> {
+        let path = self.external_targets().join(format!("{EXTERNAL_TARGET}.yaml"));
+        let deadline = Instant::now() + EVENT_TIMEOUT;
+        loop {
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            if text.contains(&format!("externalName: {host}")) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(format!("{} should point at {host}:\n{text}", path.display()).into());
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Stops lb-linker.
+    fn end(mut self) -> Result<(), Box<dyn Error>> {
+        let status = self.linker.stop()?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("lb-linker ended with {status} after SIGTERM").into())
         }
     }
 }
 
-/// Returns the expected state of all load balancers.
-fn picture(links: &[Link]) -> State {
-    let mut targets: Vec<Row> = links
-        .iter()
-        .filter_map(|link| match &link.expected {
-            Expected::Hostname(host, _) | Expected::Leaving(host) => {
-                Some((link.external_target(), vec![host.clone()]))
-            }
-            Expected::Addresses(ips) => {
-                Some((link.external_target(), ips.iter().map(ToString::to_string).collect()))
-            }
-            Expected::Left => None,
-        })
-        .collect();
-    targets.sort();
-    State { targets, answers: links.iter().flat_map(Link::answers).collect() }
-}
-
-/// Returns the rows of the load balancers in the manifests.
-fn services(links: &[Link]) -> Vec<Row> {
-    links
-        .iter()
-        .map(|Link { balancer, .. }| {
-            let host = balancer.hostname().into_iter();
-            let ingress = host.chain(balancer.addresses()).map(ToOwned::to_owned).collect();
-            (format!("{}/{}", balancer.namespace, balancer.name), ingress)
-        })
-        .collect()
-}
-
-/// Returns the rows that have changed.
-fn changed_rows(rows: &[Row], before: &[Row]) -> Vec<Row> {
-    rows.iter().filter(|row| !before.contains(row)).cloned().collect()
-}
-
-fn find<'a>(links: &'a mut [Link], key: (&str, &str)) -> Result<&'a mut Link, Box<dyn Error>> {
-    links
-        .iter_mut()
-        .find(|link| link.is(key))
-        .ok_or_else(|| format!("there is no manifest of {}/{}", key.0, key.1).into())
+fn ipv4(balancer: &LoadBalancer) -> Result<Ipv4Addr, Box<dyn Error>> {
+    match balancer.address.ip() {
+        IpAddr::V4(ip) => Ok(ip),
+        IpAddr::V6(_) => Err("load balancers have IPv4 addresses".into()),
+    }
 }
 
 fn absolute(host: &str) -> Result<Name, Box<dyn Error>> {
     let mut name = Name::from_ascii(host)?;
     name.set_fqdn(true);
     Ok(name)
-}
-
-/// Returns the hostname of the recreated load balancer, made from its old hostname.
-fn renewed(host: &str) -> Result<String, Box<dyn Error>> {
-    let (label, domain) = host.split_once('.').ok_or("the hostname has a domain")?;
-    let (stem, _) = label.rsplit_once('-').ok_or("the hostname has parts")?;
-    Ok(format!("{stem}-{NEW_PART}.{domain}"))
 }
