@@ -1,7 +1,7 @@
 # For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo recording test bench bench-cluster build lint docs control-plane stubs go-programs fuzz has-rust has-cargo-fuzz
+.PHONY: help demo recording test bench bench-cluster build static rootfs image lint docs control-plane stubs go-programs helm fuzz has-rust has-cargo-fuzz
 
 # The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -30,6 +30,24 @@ bench: has-rust ## measure the CPU time of a query, beside other DNS servers (ne
 build: has-rust ## build target/release/lb-linker
 	cargo build --locked --release --bin lb-linker
 
+# The host's target by name: without it, RUSTFLAGS apply to build scripts and procedural macros, too, which can't be
+# static. The paths of this machine stay out of the program, so that it is the same wherever it is built.
+HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+STATIC_FLAGS := -C target-feature=+crt-static --remap-path-prefix=$(CURDIR)=/lb-linker \
+    --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
+
+static: has-rust ## build the program linked statically, for the image: target/static/lb-linker
+	env -u CARGO_ENCODED_RUSTFLAGS RUSTFLAGS="$(STATIC_FLAGS)" \
+	    cargo build --locked --release --target-dir target --target $(HOST) --bin lb-linker
+	mkdir -p target/static && cp target/$(HOST)/release/lb-linker target/static/lb-linker
+
+rootfs: ## collect the files of the image in target/image/rootfs (after make static)
+	image/rootfs target/static/lb-linker
+
+image: static rootfs ## build the image with docker, podman or buildah, and its SBOM: target/image/
+	image/build
+	image/sbom
+
 # For a benchmark, Cargo builds the program with the features of the dev-dependencies, so the release build is
 # measured instead.
 bench-cluster: build control-plane ## measure propagation and memory with a real kube-apiserver (BENCH_ONLY=propagation: one part)
@@ -55,6 +73,9 @@ stubs: ## build the tests' clients: look-ups by glibc's, musl's and Go's resolve
 
 go-programs: ## build what tests compare with: Go's text/template, and another DNS library (once)
 	tests/go/build
+
+helm: ## build Helm 3 and Helm 4, for the tests of the chart (once)
+	tests/helm/build
 
 fuzz: has-rust has-cargo-fuzz ## fuzz Corefiles, queries and replies, FUZZ_SECONDS=60 for each of fuzz/targets
 	@for target in $(FUZZ_TARGETS); do \

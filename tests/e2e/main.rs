@@ -8,6 +8,7 @@ mod answers;
 mod api_errors;
 mod api_faults;
 mod bounds;
+mod chart;
 mod client_quota;
 mod clients;
 mod command_line;

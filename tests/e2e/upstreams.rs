@@ -24,7 +24,7 @@ use crate::harness::dns::{
     CoreDns, FaultyUpstream, absence, address, answers, ask_tcp, ask_udp, ede, error, query, short, show,
 };
 use crate::harness::linker::Linker;
-use crate::harness::programs::roundtrip;
+use crate::harness::programs::go_programs;
 use crate::harness::{EVENT_TIMEOUT, eventually};
 use crate::tls::Certificates;
 
@@ -838,7 +838,7 @@ async fn random_records_pass_by_udp_tcp_and_tls() {
     const MESSAGES: u32 = 300;
     let seed = std::env::var("LB_LINKER_RECORDS_SEED").unwrap_or_else(|_| "1".to_owned());
     // If the test fails, the end of standard input, or of lb-linker, ends the program.
-    let mut program = Command::new(roundtrip())
+    let mut program = Command::new(&go_programs().roundtrip)
         .args(["-seed", &seed, "-messages", &MESSAGES.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

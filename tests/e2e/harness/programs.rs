@@ -1,7 +1,8 @@
-//! The programs of the test control plane, programs that resolve names, and a program that compares records, built from
-//! `tests/control-plane/`, `tests/stubs/` and `tests/go/` if they don't exist yet.
+//! The programs of the test control plane, programs that resolve names, a program that compares
+//! records, and Helm, built from `tests/control-plane/`, `tests/stubs/`, `tests/go/` and `tests/helm/` if they don't exist
+//! yet.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
@@ -51,15 +52,34 @@ pub fn stubs() -> &'static Stubs {
     })
 }
 
-/// Returns the program of `tests/go/roundtrip/`; the first call builds it.
+/// The programs of `tests/go/`.
+#[derive(Debug)]
+pub struct GoPrograms {
+    pub roundtrip: PathBuf,
+    pub actionlint: PathBuf,
+}
+
+/// Returns the programs; the first call builds them.
 ///
 /// # Panics
 /// As for [`programs`].
-pub fn roundtrip() -> &'static Path {
-    static ROUNDTRIP: OnceLock<PathBuf> = OnceLock::new();
-    ROUNDTRIP.get_or_init(|| {
+pub fn go_programs() -> &'static GoPrograms {
+    static PROGRAMS: OnceLock<GoPrograms> = OnceLock::new();
+    PROGRAMS.get_or_init(|| {
         let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/go/build"));
-        path(&answer, "ROUNDTRIP")
+        GoPrograms { roundtrip: path(&answer, "ROUNDTRIP"), actionlint: path(&answer, "ACTIONLINT") }
+    })
+}
+
+/// Returns Helm 3 and Helm 4; the first call builds them.
+///
+/// # Panics
+/// As for [`programs`].
+pub fn helm() -> &'static [PathBuf; 2] {
+    static HELM: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    HELM.get_or_init(|| {
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/helm/build"));
+        ["HELM3", "HELM4"].map(|name| path(&answer, name))
     })
 }
 

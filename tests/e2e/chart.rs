@@ -1,0 +1,283 @@
+//! The Helm chart, by Helm 3 and Helm 4, on the real API server.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::harness::cluster::Ingress;
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::deploy;
+use crate::harness::dns::answers;
+use crate::harness::linker::Linker;
+use crate::harness::programs::helm;
+use crate::recreation::wait_for_external_target;
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/lb-linker");
+/// The labels that Helm's charts have, and deploy/ hasn't.
+const HELM_LABELS: [&str; 4] = [
+    "helm.sh/chart",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/version",
+];
+
+/// Helm with directories of its own.
+struct Helm {
+    program: PathBuf,
+    home: tempfile::TempDir,
+    kubeconfig: PathBuf,
+}
+
+impl Helm {
+    fn new(program: &Path, kubeconfig: &Path) -> Self {
+        Self {
+            program: program.to_owned(),
+            home: tempfile::tempdir().unwrap(),
+            kubeconfig: kubeconfig.to_owned(),
+        }
+    }
+
+    /// Returns the standard output, or the standard error if Helm fails.
+    fn try_run(&self, args: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(&self.program);
+        command.args(args).env_clear().env("PATH", std::env::var_os("PATH").unwrap());
+        command.env("HOME", self.home.path()).env("KUBECONFIG", &self.kubeconfig);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        if output.status.success() { Ok(out) } else { Err(err + &out) }
+    }
+
+    fn run(&self, args: &[&str]) -> String {
+        self.try_run(args).unwrap_or_else(|error| panic!("{} {args:?}: {error}", self.program.display()))
+    }
+
+    fn template(&self, args: &[&str]) -> Vec<Value> {
+        let release = ["template", "lb-linker", CHART, "--namespace", "lb-linker"];
+        let rendered = self.run(&[&release, args].concat());
+        let objects: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
+        objects.into_iter().filter(|object| !object.is_null()).collect()
+    }
+}
+
+fn without_cluster() -> [Helm; 2] {
+    helm().each_ref().map(|program| Helm::new(program, Path::new("/nonexistent")))
+}
+
+/// Removes what only Helm's charts have, at any depth.
+fn without_helm(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for label in HELM_LABELS {
+                fields.remove(label);
+            }
+            fields.remove("helm.sh/resource-policy");
+            if fields.get("annotations") == Some(&json!({"helm.sh/resource-policy": "keep"})) {
+                fields.remove("annotations");
+            }
+            fields.values_mut().for_each(without_helm);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_helm),
+        _ => {}
+    }
+}
+
+fn sorted(mut objects: Vec<Value>) -> Vec<Value> {
+    objects.sort_by_key(|object| {
+        format!("{} {} {}", object["kind"], object["metadata"]["namespace"], object["metadata"]["name"])
+    });
+    objects
+}
+
+#[test]
+fn chart_with_default_values_equals_deploy() {
+    let mut expected = Vec::new();
+    for entry in fs::read_dir(deploy()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "yaml") {
+            let objects: Vec<Value> =
+                serde_saphyr::from_multiple(&fs::read_to_string(path).unwrap()).unwrap();
+            expected.extend(objects);
+        }
+    }
+    // --create-namespace creates it.
+    expected.retain(|object| object["kind"] != "Namespace" || object["metadata"]["name"] != "lb-linker");
+    let expected = sorted(expected);
+    for helm in without_cluster() {
+        let mut rendered = helm.template(&[]);
+        for object in &mut rendered {
+            assert_eq!(object["metadata"]["labels"]["app.kubernetes.io/managed-by"], "Helm");
+            without_helm(object);
+            // An annotation that was the only one.
+            let annotations = &mut object["metadata"]["annotations"];
+            if annotations.as_object().is_none_or(serde_json::Map::is_empty) {
+                object["metadata"].as_object_mut().unwrap().remove("annotations");
+            }
+        }
+        assert_eq!(sorted(rendered), expected);
+    }
+}
+
+#[test]
+fn chart_passes_lint_and_refuses_wrong_values() {
+    for helm in without_cluster() {
+        helm.run(&["lint", "--strict", CHART]);
+        for (value, expected) in [
+            ("replica=3", "replica"),
+            ("image.name=x", "name"),
+            ("leaderElection=raft", "leaderElection"),
+            ("zones={}", "zones"),
+            ("service.clusterIP=dns", "clusterIP"),
+            ("targetNamespace.name=A_b", "targetNamespace"),
+            ("targetNamespace.name=default", "targetNamespace.name must be another namespace"),
+            ("corefile=a,upstreams={192.0.2.1}", "upstreams must be empty if corefile is set"),
+            ("serviceAccount.create=false", "serviceAccount.name must name a ServiceAccount"),
+            ("priorityQuota.enabled=true", "priorityClassName must be set"),
+        ] {
+            let error = helm.try_run(&["template", "x", CHART, "--set", value]).unwrap_err();
+            assert!(error.contains(expected), "{value}: {error}");
+        }
+    }
+}
+
+#[test]
+fn values_set_what_they_say() {
+    let helm = &without_cluster()[1];
+    let objects = helm.template(&[
+        "--set=image.repository=registry.example/lb-linker,image.digest=sha256:\
+         0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+        "--set=imagePullSecrets[0].name=registry,replicas=3,zones={a.internal,b.internal},upstreams={192.0.2.1}",
+        "--set=extraArgs={--denied-nets=10.96.0.0/12},leaderElection=life,finalizer.enabled=true",
+        "--set=service.clusterIP=10.96.0.53,service.ipFamilyPolicy=PreferDualStack,priorityQuota.enabled=true",
+        "--set=priorityClassName=system-cluster-critical,networkPolicy.enabled=true,targetNamespace.name=targets",
+        "--set=podSecurityContext.runAsUser=null,podSecurityContext.runAsGroup=null",
+        "--set=tolerations[0].operator=Exists,affinity.podAntiAffinity.a=b",
+    ]);
+    let find = |kind: &str, name: &str| {
+        let found = objects.iter().find(|it| it["kind"] == kind && it["metadata"]["name"] == name);
+        found.unwrap_or_else(|| panic!("no {kind} {name}"))
+    };
+    let pod = &find("Deployment", "lb-linker")["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let args = [
+        "run",
+        "--zone=a.internal,b.internal",
+        "--upstream=192.0.2.1",
+        "--target-namespace=targets",
+        "--leader-election=life",
+        "--finalizer",
+        "--denied-nets=10.96.0.0/12",
+    ];
+    assert_eq!(container["args"], json!(args));
+    assert!(container["image"].as_str().unwrap().starts_with("registry.example/lb-linker@sha256:"));
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
+    assert_eq!(pod["priorityClassName"], "system-cluster-critical");
+    assert_eq!(pod["securityContext"].get("runAsUser"), None);
+    assert_eq!(pod["tolerations"], json!([{"operator": "Exists"}]));
+    assert_eq!(pod["affinity"], json!({"podAntiAffinity": {"a": "b"}}));
+    assert_eq!(find("Deployment", "lb-linker")["spec"]["replicas"], 3);
+    let service = &find("Service", "lb-linker")["spec"];
+    assert_eq!(
+        (&service["clusterIP"], &service["ipFamilyPolicy"]),
+        (&json!("10.96.0.53"), &json!("PreferDualStack"))
+    );
+    assert_eq!(find("ResourceQuota", "lb-linker-critical")["spec"]["hard"]["pods"], "9");
+    for (kind, name) in [
+        ("NetworkPolicy", "lb-linker"),
+        ("Namespace", "targets"),
+        ("Role", "lb-linker-life"),
+        ("ClusterRole", "lb-linker-patch"),
+    ] {
+        find(kind, name);
+    }
+    let policy = find("ValidatingAdmissionPolicy", "lb-linker-keep-targets");
+    assert_eq!(policy["spec"]["matchConstraints"]["resourceRules"][0]["resourceNames"], json!(["targets"]));
+}
+
+/// Returns the objects of a release, by their kinds and names.
+fn of_release(plane: &ControlPlane, release: &str) -> Vec<String> {
+    let kinds = "deployments,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,configmaps,\
+                 poddisruptionbudgets,namespaces,validatingadmissionpolicies,validatingadmissionpolicybindings";
+    let selector = format!("app.kubernetes.io/instance={release}");
+    let found = plane.kubectl(&["get", kinds, "--all-namespaces", "-l", &selector, "-o", "name"]);
+    found.lines().map(str::to_owned).collect()
+}
+
+async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
+    let plane = ControlPlane::start(Options::default());
+    let helm = Helm::new(program, &plane.admin_kubeconfig());
+    let notes = helm.run(&["install", "lb-linker", CHART, "--namespace", "lb-linker", "--create-namespace"]);
+    assert!(
+        notes.contains("    lb.internal:53 {\n        errors\n        forward . <cluster IP>\n    }"),
+        "{notes}"
+    );
+    assert!(notes.contains("kubectl -n lb-linker get service lb-linker -o jsonpath"), "{notes}");
+
+    // The permissions suffice.
+    let cluster = plane.cluster().await;
+    let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);
+    cluster.create_load_balancer("default", "web").await;
+    cluster.set_ingress("default", "web", &[Ingress::Hostname("a.example.com")]).await;
+    wait_for_external_target(&cluster, "external-targets", "web-default-ext", "a.example.com").await;
+    answers(linker.dns, "web-default.lb.internal. CNAME", "a.example.com.").await;
+    drop(linker);
+
+    let deployment = || {
+        let path = "/apis/apps/v1/namespaces/lb-linker/deployments";
+        plane.list(path).remove(0)["spec"].clone()
+    };
+    let installed = deployment();
+    let corefile = "corefile=.:53 {\n    lb_linker lb.internal\n    reload\n}\n";
+    let values = ["--set", "replicas=3", "--set-literal", corefile, "--set", "extraArgs={--prune}"];
+    let upgrade = ["upgrade", "lb-linker", CHART, "--namespace", "lb-linker"];
+    helm.run(&[&upgrade[..], &values].concat());
+    let upgraded = deployment();
+    assert_eq!(upgraded["replicas"], 3);
+    assert!(upgraded["template"]["metadata"]["annotations"]["checksum/corefile"].is_string());
+    let args = &upgraded["template"]["spec"]["containers"][0]["args"];
+    assert_eq!(*args, json!(["run", "--corefile=/etc/lb-linker/Corefile", "--sync=on", "--prune"]));
+    let corefiles =
+        plane.kubectl(&["-n", "lb-linker", "get", "configmap", "lb-linker-corefile", "-o", "yaml"]);
+    assert!(corefiles.contains("lb_linker lb.internal"), "{corefiles}");
+    helm.run(&["rollback", "lb-linker", "1", "--namespace", "lb-linker"]);
+    assert_eq!(deployment(), installed);
+
+    // A second release in the same target namespace.
+    helm.run(&[
+        "install",
+        "blue",
+        CHART,
+        "--namespace=lb-linker-blue",
+        "--create-namespace",
+        "--set=targetNamespace.create=false,keepTargets.enabled=false",
+    ]);
+    let blue = plane.list("/apis/apps/v1/namespaces/lb-linker-blue/deployments");
+    let args = &blue[0]["spec"]["template"]["spec"]["containers"][0]["args"];
+    assert_eq!(*args, json!(["run", "--zone=lb.internal", "--lease-name=blue-lb-linker"]));
+    helm.run(&["uninstall", "blue", "--namespace=lb-linker-blue"]);
+    assert_eq!(of_release(&plane, "blue"), [] as [&str; 0]);
+
+    helm.run(&["uninstall", "lb-linker", "--namespace", "lb-linker"]);
+    assert_eq!(of_release(&plane, "lb-linker"), ["namespace/external-targets"]);
+    let external = cluster.get_service("external-targets", "web-default-ext").await.unwrap();
+    assert_eq!(external.spec.unwrap().external_name.as_deref(), Some("a.example.com"));
+
+    // The kept namespace belongs to the former release.
+    helm.run(&["install", "lb-linker", CHART, "--namespace", "lb-linker"]);
+    helm.run(&["uninstall", "lb-linker", "--namespace", "lb-linker"]);
+    let other = ["install", "green", CHART, "--namespace=green", "--create-namespace"];
+    let error = helm.try_run(&other).unwrap_err();
+    assert!(error.contains("external-targets"), "{error}");
+    helm.run(&[&other[..], &["--set=targetNamespace.create=false"]].concat());
+}
+
+#[tokio::test]
+async fn helm_3_installs_upgrades_and_uninstalls() {
+    installs_upgrades_rolls_back_and_uninstalls(&helm()[0]).await;
+}
+
+#[tokio::test]
+async fn helm_4_installs_upgrades_and_uninstalls() {
+    installs_upgrades_rolls_back_and_uninstalls(&helm()[1]).await;
+}
