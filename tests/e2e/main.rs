@@ -19,10 +19,12 @@ mod corefile;
 mod datagrams;
 mod deletion_limits;
 mod deploy;
+mod docs;
 mod events;
 mod finalizer;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;
+mod image;
 mod instances;
 mod leader;
 mod left_out;
