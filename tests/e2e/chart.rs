@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::deploy;
-use crate::harness::dns::answers;
+use crate::harness::dns::{CoreDns, answers};
 use crate::harness::linker::Linker;
 use crate::harness::programs::helm;
 use crate::recreation::wait_for_external_target;
@@ -260,8 +260,11 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
 
     helm.run(&["uninstall", "lb-linker", "--namespace", "lb-linker"]);
     assert_eq!(of_release(&plane, "lb-linker"), ["namespace/external-targets"]);
-    let external = cluster.get_service("external-targets", "web-default-ext").await.unwrap();
-    assert_eq!(external.spec.unwrap().external_name.as_deref(), Some("a.example.com"));
+    let targets = ["get", "namespace", "external-targets", "-o", "jsonpath={.metadata.deletionTimestamp}"];
+    assert_eq!(plane.kubectl(&targets), "");
+    let dns = CoreDns::of_cluster(&plane).await;
+    let name = "web-default-ext.external-targets.svc.cluster.local. A";
+    answers(dns.address, name, "a.example.com. 192.0.2.10").await;
 
     // The kept namespace belongs to the former release.
     helm.run(&["install", "lb-linker", CHART, "--namespace", "lb-linker"]);

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::{CoreDns, answers};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
 
 /// The optional folders that can be applied as they are.
@@ -54,7 +55,7 @@ async fn deleting_deploy_keeps_the_external_targets() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let external_target = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: external-targets}\n\
-                           spec: {type: ExternalName, externalName: a.example}\n";
+                           spec: {type: ExternalName, externalName: a.example.com}\n";
     plane.apply(external_target);
     let try_delete = || {
         plane.try_kubectl(&["delete", "namespace", "external-targets", "--dry-run=server", "--wait=false"])
@@ -85,8 +86,8 @@ async fn deleting_deploy_keeps_the_external_targets() {
         !namespace["metadata"]["deletionTimestamp"].is_null()
     };
     assert!(is_deleted("lb-linker") && !is_deleted("external-targets"));
-    let services = plane.list("/api/v1/namespaces/external-targets/services");
-    assert_eq!(services.len(), 1);
+    let dns = CoreDns::of_cluster(&plane).await;
+    answers(dns.address, "web.external-targets.svc.cluster.local. A", "a.example.com. 192.0.2.10").await;
     for path in [
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",

@@ -1,13 +1,13 @@
-//! The kubectl commands of README.md and docs/, run against the real API server.
+//! The commands of README.md and docs/ with kubectl, helm and lb-linker, run against the real API server.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::harness::control_plane::{ControlPlane, Options};
-use crate::harness::programs::programs;
-use crate::harness::{apply_deploy, deploy};
+use crate::harness::programs::{helm, programs};
+use crate::harness::apply_deploy;
 
 /// What the commands find: objects that a reader has, or that lb-linker and the cluster's DNS have created.
 const OBJECTS: &str = "
@@ -57,14 +57,20 @@ spec: {type: LoadBalancer, ports: [{port: 443}]}
 /// Commands that need nodes, controllers or another project's CRDs are only printed. A namespace is never deleted
 /// completely without a controller, so kubectl doesn't wait. The deletion of deploy/ must end with an error.
 const KUBECTL: &str = r#"
+attempts=300
+later() {
+    attempts=$((attempts - 1))
+    [ $attempts -gt 0 ] || exit 1
+    sleep 0.2
+}
 kubectl() {
     case "$*" in
     *rollout*|*" logs "*|*"exec "*|*"wait "*|*port-forward*) echo "needs nodes: kubectl $*" ;;
     "delete -f deploy/")
         # A policy is in force a moment after it was created.
-        while command kubectl delete namespace external-targets --dry-run=server; do sleep 0.2; done
+        until ! command kubectl delete namespace external-targets --dry-run=server; do later; done
         if command kubectl "$@" --wait=false; then echo "external-targets was deleted"; return 1; fi ;;
-    "delete namespace external-targets") until command kubectl "$@" --wait=false; do sleep 0.2; done ;;
+    "delete namespace external-targets") until command kubectl "$@" --wait=false; do later; done ;;
     *"delete "*) command kubectl "$@" --wait=false ;;
     "diff "*) command kubectl "$@" || [ $? = 1 ] ;;
     "apply -f -") echo "needs MetalLB: kubectl $*" ;;
@@ -79,55 +85,136 @@ grep() { command grep "$@" || true; }
 set -x
 "#;
 
-/// Returns the indented blocks of a page that begin with a kubectl command, a variable, or a file, as one script.
-fn commands(page: &str) -> String {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
-    let lines: Vec<&str> = text.lines().collect();
+/// `lb-linker` as the pages use it: on ports that are free, and until it is ready.
+const LB_LINKER: &str = r#"#!/bin/sh
+case "$1" in check | takeover) exec "$PROGRAM" "$@" ;; esac
+for argument; do
+    shift
+    case "$argument" in 127.0.0.1:*) argument=127.0.0.1:0 ;; esac
+    set -- "$@" "$argument"
+done
+log=$(mktemp)
+"$PROGRAM" "$@" --metrics-listen 127.0.0.1:0 --health-listen 127.0.0.1:0 --ready-listen 127.0.0.1:0 >"$log" 2>&1 &
+until grep -q 'ready: load balancers' "$log"; do
+    kill -0 $! || { cat "$log" >&2; exit 1; }
+    sleep 0.1
+done
+kill $!
+wait $!
+"#;
+
+/// First words of the blocks that are run: programs, and the setting of a variable.
+const RUN: [&str; 6] = ["VARIABLE=", "cat", "kubectl", "helm", "lb-linker", "target/debug/lb-linker"];
+/// First words of the other blocks. `make`, `cargo` and `git` are for a checkout, the next need nodes or a server that
+/// still runs, and the rest are parts of files.
+const NOT_RUN: [&str; 17] = [
+    "make",
+    "cargo",
+    "git",
+    "target/debug/examples/ask",
+    "curl",
+    "dig",
+    "docker",
+    "dnsConfig:",
+    "dnsPolicy:",
+    "example.com",
+    "k8s.example.com:53",
+    "lb.internal",
+    "lb.internal:53",
+    "networkaddress.cache.ttl=5",
+    "resolver",
+    "resources:",
+    "var",
+];
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Returns the pages for users and developers, as paths from the repository's root.
+fn pages() -> Vec<String> {
+    let docs = fs::read_dir(repository().join("docs")).unwrap();
+    let docs = docs.map(|entry| format!("docs/{}", entry.unwrap().file_name().into_string().unwrap()));
+    let others =
+        ["README.md", "README.ko.md", "CONTRIBUTING.md", "SECURITY.md", "charts/lb-linker/README.md"];
+    docs.filter(|page| page.ends_with(".md")).chain(others.map(str::to_owned)).collect()
+}
+
+/// Returns the indented blocks of a page, with their first words; `VARIABLE=` if it sets a variable.
+fn blocks(page: &str) -> Vec<(String, String)> {
+    let text = fs::read_to_string(repository().join(page)).unwrap();
+    let mut in_fence = false;
+    let lines: Vec<&str> = text
+        .lines()
+        .map(|line| {
+            let is_fence = line.trim_start().starts_with("```");
+            in_fence ^= is_fence;
+            if in_fence || is_fence { "-" } else { line }
+        })
+        .collect();
     let indent = |line: &str| line.len() - line.trim_start().len();
-    let mut script = String::new();
+    let mut blocks = Vec::new();
     let mut at = 0;
     while at < lines.len() {
         let depth = indent(lines[at]);
         let is_block = depth >= 4 && !lines[at].is_empty() && at > 0 && lines[at - 1].is_empty();
-        if !is_block {
+        // A table in a list is indented, too.
+        if !is_block || lines[at].trim_start().starts_with('|') {
             at += 1;
             continue;
         }
         let end = (at..lines.len()).find(|line| lines[*line].is_empty() || indent(lines[*line]) < depth);
-        let block: Vec<&str> =
-            lines[at..end.unwrap_or(lines.len())].iter().map(|line| &line[depth..]).collect();
-        at = end.unwrap_or(lines.len());
-        let first = block[0].split([' ', '=']).next().unwrap();
-        let is_variable = block[0].contains('=') && first.chars().all(|c| c.is_ascii_uppercase() || c == '_');
-        if first == "kubectl" || first == "cat" || is_variable {
-            script += &(block.join("\n") + "\n");
-        }
+        let end = end.unwrap_or(lines.len());
+        let block: Vec<&str> = lines[at..end].iter().map(|line| &line[depth..]).collect();
+        at = end;
+        let word = block[0].split_whitespace().next().unwrap();
+        let name = word.split('=').next().unwrap();
+        let is_variable = word.contains('=') && name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+        let first = if is_variable { "VARIABLE=" } else { word };
+        blocks.push((first.to_owned(), block.join("\n") + "\n"));
     }
-    script
+    blocks
 }
 
-/// Runs the commands of a page in a directory with the folders of the checkout.
+/// Returns the commands of a page as one script.
+fn commands(page: &str) -> String {
+    let run = |(first, block): (String, String)| RUN.contains(&first.as_str()).then_some(block);
+    blocks(page).into_iter().filter_map(run).collect()
+}
+
+/// Runs the commands of a page in a directory with what they use of the checkout.
 fn run(plane: &ControlPlane, page: &str) {
     let script = commands(page);
-    assert!(script.contains("kubectl"), "{page} has no commands");
+    assert!(!script.is_empty(), "{page} has no commands");
     let directory = tempfile::tempdir().unwrap();
-    symlink(deploy(), directory.path().join("deploy")).unwrap();
-    let kubectl = plane.kubectl_command();
+    let file = |name: &str| directory.path().join(name);
+    for (folder, links) in [("", ["deploy", "charts"]), ("examples", ["manifests", ""])] {
+        fs::create_dir_all(file(folder)).unwrap();
+        for link in links.into_iter().filter(|link| !link.is_empty()) {
+            let path = PathBuf::from(folder).join(link);
+            symlink(repository().join(&path), directory.path().join(path)).unwrap();
+        }
+    }
+    // `dig` would need nodes.
+    for (program, text) in
+        [("bin/dig", "#!/bin/sh\n"), ("bin/lb-linker", LB_LINKER), ("target/debug/lb-linker", LB_LINKER)]
+    {
+        fs::create_dir_all(file(program).parent().unwrap()).unwrap();
+        fs::write(file(program), text).unwrap();
+        fs::set_permissions(file(program), Permissions::from_mode(0o755)).unwrap();
+    }
+    symlink(&helm()[1], file("bin/helm")).unwrap();
+    fs::create_dir(file(".kube")).unwrap();
+    symlink(plane.admin_kubeconfig(), file(".kube/config")).unwrap();
     let mut shell = Command::new("sh");
-    for (name, value) in kubectl.get_envs() {
+    for (name, value) in plane.kubectl_command().get_envs() {
         shell.env(name, value.unwrap());
     }
-    // Programs beside kubectl that need a node or a kubeconfig of the reader.
-    let unused = directory.path().join("unused");
-    fs::create_dir(&unused).unwrap();
-    for program in ["dig", "lb-linker"] {
-        fs::write(unused.join(program), "#!/bin/sh\n").unwrap();
-        fs::set_permissions(unused.join(program), Permissions::from_mode(0o755)).unwrap();
-    }
     let folder = programs().kubectl.parent().unwrap();
-    let path = format!("{}:{}:{}", unused.display(), folder.display(), std::env::var("PATH").unwrap());
+    let path = format!("{}:{}:{}", file("bin").display(), folder.display(), std::env::var("PATH").unwrap());
+    shell.env("PATH", path).env("HOME", directory.path()).env("PROGRAM", env!("CARGO_BIN_EXE_lb-linker"));
     // `kubectl edit` changes nothing.
-    shell.env("PATH", path).env("EDITOR", "true").current_dir(directory.path());
+    shell.env("EDITOR", "true").current_dir(directory.path());
     let output = shell.args(["-ec", &(KUBECTL.to_owned() + &script)]).stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{page}: {}", String::from_utf8_lossy(&output.stderr));
 }
@@ -141,6 +228,7 @@ fn commands_of_the_pages_for_an_installation_work() {
     plane.apply(LOAD_BALANCER);
     for page in [
         "README.md",
+        "README.ko.md",
         "docs/concepts.md",
         "docs/limits.md",
         "docs/migration.md",
@@ -172,12 +260,19 @@ fn commands_for_local_clusters_work() {
 }
 
 #[test]
-fn every_page_with_kubectl_commands_is_run() {
-    let this = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/docs.rs")).unwrap();
-    for entry in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/docs")).unwrap() {
-        let page = format!("docs/{}", entry.unwrap().file_name().into_string().unwrap());
-        if page.ends_with(".md") && commands(&page).contains("kubectl") {
-            assert!(this.contains(&format!("\"{page}\"")), "no test runs the commands of {page}");
+fn commands_of_the_chart_work() {
+    let plane = ControlPlane::start(Options::default());
+    run(&plane, "charts/lb-linker/README.md");
+}
+
+#[test]
+fn every_block_of_the_pages_is_run_or_known() {
+    let this = fs::read_to_string(repository().join("tests/e2e/docs.rs")).unwrap();
+    for page in pages() {
+        for (first, block) in blocks(&page) {
+            let [run, known] = [&RUN[..], &NOT_RUN].map(|words| words.contains(&first.as_str()));
+            assert!(run || known, "{page}: neither run nor listed in NOT_RUN:\n{block}");
+            assert!(!run || this.contains(&format!("\"{page}\"")), "no test runs {page}:\n{block}");
         }
     }
 }

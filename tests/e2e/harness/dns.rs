@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::control_plane::ControlPlane;
 use super::port::HeldPort;
 use super::process::Process;
 use super::programs::programs;
@@ -204,6 +205,19 @@ impl CoreDns {
 
     pub fn id(&self) -> u32 {
         self.process.id()
+    }
+
+    /// Starts CoreDNS as the DNS of a cluster, which also knows the cloud provider's names.
+    pub async fn of_cluster(plane: &ControlPlane) -> Self {
+        let kubeconfig = plane.admin_kubeconfig();
+        let plugins = format!(
+            "kubernetes cluster.local {{
+               kubeconfig {} test
+             }}
+             file db example.com",
+            kubeconfig.display()
+        );
+        Self::start(&plugins, CLOUD).await
     }
 
     /// Starts CoreDNS as the resolver for the cloud provider's names.

@@ -68,6 +68,7 @@ fn is_own_in(name: &str, users: &[&str]) -> bool {
          containers need CAP_SYS_ADMIN): {out}{err}"
     );
     assert!(out.contains("test result: ok. 1 passed"), "in a network of its own: {out}{err}");
+    println!("{out}");
     false
 }
 
