@@ -391,10 +391,13 @@ impl<'a> LeaseClient<'a> {
         self.failed = true;
         let pause = self.pauses.next();
         let hint = match &self.election.election_config.pod {
-            None => "lb-linker needs get, create and update on leases there, as the Role of deploy/ grants",
+            None => {
+                "lb-linker needs get, create and update on leases there, as the Role of deploy/ grants for the name \
+                 lb-linker"
+            }
             Some(_) => {
                 "lb-linker needs get, create, update and delete on leases and get on pods there, as the Roles \
-                 of deploy/ and deploy/life/ grant"
+                 of deploy/ and deploy/life/ grant for a Lease with the name lb-linker"
             }
         };
         match failure {

@@ -5,9 +5,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::harness::apply_deploy;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::programs::{helm, programs};
-use crate::harness::apply_deploy;
 
 /// What the commands find: objects that a reader has, or that lb-linker and the cluster's DNS have created.
 const OBJECTS: &str = "
@@ -90,7 +90,10 @@ const LB_LINKER: &str = r#"#!/bin/sh
 case "$1" in check | takeover) exec "$PROGRAM" "$@" ;; esac
 for argument; do
     shift
-    case "$argument" in 127.0.0.1:*) argument=127.0.0.1:0 ;; esac
+    case "$argument" in
+    127.0.0.1:*) argument=127.0.0.1:0 ;;
+    /tmp/external-targets) argument=$HOME/external-targets ;;
+    esac
     set -- "$@" "$argument"
 done
 log=$(mktemp)

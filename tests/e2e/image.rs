@@ -325,7 +325,15 @@ fn workflows_pass_actionlint() {
     // Their findings would depend on whether these programs are there.
     actionlint.args(["-shellcheck=", "-pyflakes=", "-no-color"]).current_dir(ROOT);
     for entry in fs::read_dir(Path::new(ROOT).join(".github/workflows")).unwrap() {
-        actionlint.arg(entry.unwrap().path());
+        let path = entry.unwrap().path();
+        // A tag can be moved to other code, a commit can't.
+        for line in fs::read_to_string(&path).unwrap().lines() {
+            let Some((_, action)) = line.split_once("uses: ") else { continue };
+            let commit = action.split(['@', ' ']).nth(1).unwrap_or_default();
+            let is_commit = commit.len() == 40 && commit.chars().all(|c| c.is_ascii_hexdigit());
+            assert!(is_commit, "{}: {action} isn't pinned to a commit", path.display());
+        }
+        actionlint.arg(path);
     }
     let output = actionlint.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));

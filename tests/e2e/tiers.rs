@@ -45,6 +45,8 @@ new  60 IN A 192.0.2.2
 
 /// The TTL of lb-linker's records.
 const TTL: Duration = Duration::from_secs(5);
+/// The TTL of external targets in kubeadm's Corefile.
+const LONG_TTL: Duration = Duration::from_secs(30);
 /// What a busy machine may add to a time that a cache keeps.
 const SLACK: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
@@ -58,24 +60,30 @@ struct Way {
     external_target: bool,
     /// The number of caches between the client and lb-linker.
     caches: u32,
+    /// How long each cache keeps an answer.
+    kept: Duration,
 }
 
-const fn way(name: &'static str, server: Ipv4Addr, external_target: bool, caches: u32) -> Way {
-    Way { name, server, external_target, caches }
+const fn way(name: &'static str, server: Ipv4Addr, caches: u32) -> Way {
+    Way { name, server, external_target: false, caches, kept: TTL }
+}
+
+const fn by_external_target(name: &'static str, server: Ipv4Addr, caches: u32, kept: Duration) -> Way {
+    Way { name, server, external_target: true, caches, kept }
 }
 
 const OURS: [Way; 5] = [
-    way("sidecar", SIDECAR, false, 0),
-    way("CoreDNS, stub block", STUB, false, 0),
-    way("CoreDNS, stub block with cache 30", CACHING_STUB, false, 1),
-    way("NodeLocal, CoreDNS", NODE_LOCAL, false, 1),
-    way("NodeLocal, CoreDNS with cache 30", NODE_LOCAL_CACHING, false, 2),
+    way("sidecar", SIDECAR, 0),
+    way("CoreDNS, stub block", STUB, 0),
+    way("CoreDNS, stub block with cache 30", CACHING_STUB, 1),
+    way("NodeLocal, CoreDNS", NODE_LOCAL, 1),
+    way("NodeLocal, CoreDNS with cache 30", NODE_LOCAL_CACHING, 2),
 ];
 const EXTERNAL_TARGETS: [Way; 4] = [
-    way("external target, CoreDNS with ttl 5, cache 5", SHORT, true, 1),
-    way("external target, CoreDNS with ttl 30, cache 30", KUBEADM, true, 1),
-    way("external target, NodeLocal, CoreDNS with ttl 5, cache 5", NODE_LOCAL_CACHING, true, 2),
-    way("external target, NodeLocal, CoreDNS with ttl 30, cache 30", NODE_LOCAL, true, 2),
+    by_external_target("external target, CoreDNS with ttl 5, cache 5", SHORT, 1, TTL),
+    by_external_target("external target, CoreDNS with ttl 30, cache 30", KUBEADM, 1, LONG_TTL),
+    by_external_target("external target, NodeLocal, CoreDNS with ttl 5, cache 5", NODE_LOCAL_CACHING, 2, TTL),
+    by_external_target("external target, NodeLocal, CoreDNS with ttl 30, cache 30", NODE_LOCAL, 2, LONG_TTL),
 ];
 
 fn dns(server: Ipv4Addr) -> SocketAddr {
@@ -128,17 +136,22 @@ async fn wait_for_port(server: Ipv4Addr) {
         .await;
 }
 
-/// Returns the time until the server answers with this address.
-async fn time_until(server: Ipv4Addr, question: String, address: &str, begin: Instant) -> Duration {
-    let deadline = Instant::now() + EVENT_TIMEOUT;
+/// Asks until the server answers with this address, and returns when it did.
+async fn first_answer(server: Ipv4Addr, question: String, address: &str, limit: Duration) -> Instant {
+    let deadline = Instant::now() + limit;
     loop {
         let answer = short(dns(server), &question).await;
         if answer.ends_with(address) {
-            return begin.elapsed();
+            return Instant::now();
         }
         assert!(Instant::now() < deadline, "{server} answers {question} with {answer}");
         sleep(POLL).await;
     }
+}
+
+/// Returns numbers from 0 to 1 that are spread evenly, by the golden ratio.
+fn spread(number: usize) -> f64 {
+    (f64::from(u32::try_from(number).unwrap()) * 0.618_034).fract()
 }
 
 fn glibc(name: &str) -> String {
@@ -187,29 +200,39 @@ async fn clients_see_a_new_target_through_each_cache() {
     let mut windows = vec![Vec::new(); ways.len()];
     let mut targets = ["old", "new"].into_iter().zip(["192.0.2.1", "192.0.2.2"]).cycle();
     let mut current = targets.next().unwrap();
-    for _ in 0..rounds.unwrap_or(1) {
+    for round in 0..rounds.unwrap_or(1) {
         // All caches have the former target.
         for path in &ways {
-            time_until(path.server, question(path), current.1, Instant::now()).await;
+            first_answer(path.server, question(path), current.1, EVENT_TIMEOUT).await;
         }
         current = targets.next().unwrap();
-        let begin = Instant::now();
         let mut waiting = JoinSet::new();
         for (index, path) in ways.iter().enumerate() {
             let (server, question) = (path.server, question(path));
-            waiting.spawn(async move { (index, time_until(server, question, current.1, begin).await) });
+            let delay = path.kept.mul_f64(spread(3 * round + index));
+            waiting.spawn(async move {
+                if rounds.is_some() {
+                    sleep(delay).await;
+                }
+                (index, first_answer(server, question, current.1, EVENT_TIMEOUT + LONG_TTL * 5).await)
+            });
         }
+        if rounds.is_some() {
+            // Until each cache is filled again and again, at times of its own.
+            sleep(LONG_TTL * 2 + LONG_TTL.mul_f64(spread(round))).await;
+        }
+        let begin = Instant::now();
         let host = format!("{}.example.com", current.0);
         cluster.set_ingress(&namespace, "web", &[Ingress::Hostname(&host)]).await;
-        time_until(LB_LINKER, format!("{name} A"), current.1, begin).await;
+        first_answer(LB_LINKER, format!("{name} A"), current.1, EVENT_TIMEOUT).await;
         // Where nothing is cached, the next answer has the new target.
         for path in ways.iter().filter(|path| path.caches == 0) {
             let answer = short(dns(path.server), &question(path)).await;
             assert!(answer.ends_with(current.1), "{}: {answer}", path.name);
         }
         while let Some(measured) = waiting.join_next().await {
-            let (index, window) = measured.unwrap();
-            windows[index].push(window);
+            let (index, time) = measured.unwrap();
+            windows[index].push(time - begin);
         }
         for server in [NODE_LOCAL, SIDECAR] {
             fs::write("/etc/resolv.conf", format!("nameserver {server}\n")).unwrap();

@@ -44,7 +44,8 @@ impl ServerError {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            "; a port below 1024 needs root or the capability NET_BIND_SERVICE"
+            "; a port below 1024 needs root, the capability NET_BIND_SERVICE, or the sysctl \
+             net.ipv4.ip_unprivileged_port_start"
         }
         io::ErrorKind::AddrInUse => "; another program or another listener of lb-linker uses it",
         io::ErrorKind::AddrNotAvailable => "; this machine has no such address",
