@@ -135,7 +135,7 @@ fn conclude(
     }
     screen.line("")?;
     let verdict =
-        format!("A  {} requests failed, and all others will, until its configuration is changed", failed[0]);
+        format!("A  {} requests failed. All requests fail until its configuration is changed", failed[0]);
     screen.line(&screen.paint(RED, &verdict))?;
     let verdict = format!(
         "B  {} requests failed, while there was no load balancer for {} ms. lb-linker answered with the",
@@ -144,8 +144,9 @@ fn conclude(
     );
     screen.line(&screen.paint(GREEN, &verdict))?;
     let verdict = format!(
-        "   new one {:.0?} after its hostname was announced; B was connected after {:.0?}",
-        answered, switched
+        "   new one {} ms after its hostname was announced; B was connected after {} ms",
+        answered.as_millis(),
+        switched.as_millis()
     );
     screen.line(&screen.paint(GREEN, &verdict))?;
     screen.line(&format!("   external target  {EXTERNAL_TARGET} → {NEW}"))?;

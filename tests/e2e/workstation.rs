@@ -51,6 +51,33 @@ async fn outside_a_pod_writes_are_logged_and_not_made() {
 }
 
 #[tokio::test]
+async fn plan_names_present_and_future_targets() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("plan").await;
+    balancer(&cluster, &namespace).await;
+    cluster.create_load_balancer(&namespace, "db").await;
+    cluster.set_ingress(&namespace, "db", &[Ingress::Hostname("b.example.com")]).await;
+    for (service, present) in [("web", "old.example.com"), ("db", "b.example.com")] {
+        plane.apply(&format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {service}-{namespace}-ext, namespace: {target}}}\n\
+             spec: {{type: ExternalName, externalName: {present}}}\n"
+        ));
+    }
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let kubeconfig = kubeconfig.to_str().unwrap();
+    let args = ["--kubeconfig", kubeconfig, "--target-namespace", &target, "--upstream", "none"];
+    let linker = Linker::start_bare(&[], [&args[..], &["--sync", "plan"]].concat());
+    let plan = |service: &str, change: &str| {
+        format!(
+            "plan for link {namespace}/{service}: patch Service {target}/{service}-{namespace}-ext{change}"
+        )
+    };
+    linker.line(&plan("web", ": old.example.com → a.example.com")).await;
+    linker.line(&plan("db", " → b.example.com, as now")).await;
+    assert_eq!(linker.writes(), 0.0);
+}
+
+#[tokio::test]
 async fn lb_linker_writes_in_a_pod_or_with_an_election() {
     let (plane, cluster, target) = cluster_with_target().await;
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");

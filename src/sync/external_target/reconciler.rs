@@ -421,7 +421,8 @@ impl Reconciler {
             NextStep::Write(write) if self.context.policy.sync == SyncMode::Plan => {
                 let removal = Self::removal(&link, &write);
                 if removal.is_none_or(|object| self.may_remove(&link, &object)) {
-                    self.report.plan(&key, all_writes(&link, actual, &self.context.policy, now));
+                    let writes = all_writes(&link, actual, &self.context.policy, now);
+                    self.report.plan(&key, actual.named, writes);
                 }
                 ReconcileResult::Waiting
             }

@@ -206,8 +206,8 @@ impl StatusLog {
         );
     }
 
-    /// Logs the planned writes.
-    pub(crate) fn plan(&mut self, key: &ServiceKey, writes: Vec<Write>) {
+    /// Logs the planned writes; `now` is the Service that has the name of the external target.
+    pub(crate) fn plan(&mut self, key: &ServiceKey, now: Option<&Service>, writes: Vec<Write>) {
         if self.planned.get(key) == Some(&writes) {
             return;
         }
@@ -215,9 +215,16 @@ impl StatusLog {
             let id = write.id();
             let (object, verb, kind) = (self.place(&id), write.verb(), id.kind);
             match write {
-                Write::Create(Object::Service(service))
-                | Write::Change { desired: Object::Service(service), .. } => {
+                Write::Create(Object::Service(service)) => {
                     info!("plan for link {key}: {verb} {kind} {object} → {}", destination(service));
+                }
+                Write::Change { desired: Object::Service(service), .. } => {
+                    let (before, after) = (now.map(destination), destination(service));
+                    let change = match before {
+                        Some(before) if before != after => format!(": {before} → {after}"),
+                        _ => format!(" → {after}, as now: only its labels, annotations or ports change"),
+                    };
+                    info!("plan for link {key}: {verb} {kind} {object}{change}");
                 }
                 _ => info!("plan for link {key}: {verb} {kind} {object}"),
             }
