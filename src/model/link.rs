@@ -399,7 +399,12 @@ impl fmt::Display for LinkChange {
         if self.after.is_none() {
             return write!(f, "link {}: forgotten", self.key);
         }
-        write!(f, "link {}: {} → {}", self.key, side(self.before.as_deref()), side(self.after.as_deref()))
+        let (before, after) = (side(self.before.as_deref()), side(self.after.as_deref()));
+        // The link keeps its target: only the reason is new.
+        if after.strip_prefix(&*before).is_some_and(|reason| reason.starts_with(" (kept")) {
+            return write!(f, "link {}: {after}", self.key);
+        }
+        write!(f, "link {}: {before} → {after}", self.key)
     }
 }
 

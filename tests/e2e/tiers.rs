@@ -2,7 +2,7 @@
 //!
 //! docs/sidecar.md has the table that this prints:
 //!
-//!     LB_LINKER_STALE_ROUNDS=10 cargo test --locked --release --test e2e tiers -- --nocapture
+//!     LB_LINKER_STALE_ROUNDS=9 cargo test --locked --release --test e2e tiers -- --nocapture
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;

@@ -52,7 +52,7 @@ impl Scheme {
 /// # Errors
 /// If the token isn't the address of a block.
 pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
-    let wrong = |message: String| word.position.error(message);
+    let wrong = |message: String| word.error(message);
     let (scheme, rest) = match word.text.split_once("://") {
         None => (Scheme::Dns, &*word.text),
         Some(("dns", rest)) => (Scheme::Dns, rest),
@@ -84,7 +84,7 @@ pub fn zones(text: &str) -> Result<Vec<Name>, String> {
         return Ok(reverse_origins(net).collect());
     }
     let hint = match text {
-        "" => ", maybe a variable that isn't set; the root is .",
+        "" => "; the root is .",
         _ if text.starts_with('(') => "; the name of a snippet stands alone before its brace",
         _ if text.contains(',') => "; white space separates zones",
         _ if text.contains(['{', '}']) => "; a brace has to have white space around it",

@@ -156,9 +156,11 @@ impl Directive {
 // === impl Token ===
 
 impl Token {
+    /// Returns an error at this token. An empty token is mostly a variable that isn't set.
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
-        self.position.error(message)
+        let hint = if self.text.is_empty() { "; maybe a variable isn't set" } else { "" };
+        self.position.error(message.into() + hint)
     }
 
     /// Returns an error for a missing argument after this token; `what` describes the argument.

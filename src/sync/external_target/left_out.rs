@@ -16,11 +16,11 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ListError, in_place};
-use crate::sync::k8s::service::{LOAD_BALANCER, Service};
+use crate::sync::k8s::service::{LOAD_BALANCER, MANAGED, Service};
 use crate::sync::k8s::watch::{RequestQuery, key_of, list_pages};
 use crate::sync::source::file_watcher::DirectoryError;
 use crate::sync::source::manifests;
-use crate::sync::source::selection::{MANAGED, Selection};
+use crate::sync::source::selection::Selection;
 
 /// Additional delay, beyond `--delete-delay`, before the removal of an external target if most external targets would
 /// be removed at a start.

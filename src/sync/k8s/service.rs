@@ -15,7 +15,7 @@ use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::hostname::Hostname;
-use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::hostname_policy::{HOSTNAME, HostnamePolicy};
 use crate::model::link::Port;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::names;
@@ -109,6 +109,10 @@ pub const FINALIZER: &str = "lb-linker/finalizer";
 const TTL: &str = "linker.hsj.com/ttl";
 /// The annotation with the namespaces of the Services that may follow a load balancer.
 const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
+/// The annotation with which a Service opts in (`"true"`) or out (`"false"`).
+pub const MANAGED: &str = "linker.hsj.com/managed";
+/// The prefix of all annotations of lb-linker.
+const PREFIX: &str = "linker.hsj.com/";
 /// Maximum number of entries of `status.loadBalancer.ingress` that are read: an EndpointSlice holds no more addresses.
 pub(crate) const MAX_INGRESS: usize = 1000;
 /// The maximum TTL in seconds that a Service may request: caches keep an old target for that long.
@@ -184,6 +188,7 @@ impl Service {
         unusable.extend(refused_names);
         let (allow_from, refused_namespaces) = self.allow_from();
         unusable.extend(refused_namespaces);
+        unusable.extend(self.unknown_annotations(&hostname_policy.hostname_annotations));
         let annotations = Annotations { ttl, hostnames: hostnames.into(), allow_from };
         let observed = ObservedService {
             key,
@@ -218,6 +223,19 @@ impl Service {
             }
         }
         (namespaces.into(), rejection.into_complaint())
+    }
+
+    /// Returns the annotations with our prefix that a load balancer can't have: mistyped ones, or those of other
+    /// objects.
+    fn unknown_annotations(&self, hostname_annotations: &[String]) -> Option<Rejection> {
+        const KNOWN: [&str; 4] = [ALLOW_FROM, HOSTNAME, MANAGED, TTL];
+        let mut rejection = Rejection::new(RejectedField::Other, "the annotation");
+        let is_known = |key: &String| KNOWN.contains(&&**key) || hostname_annotations.contains(key);
+        let ours = self.metadata.annotations.iter().flatten().map(|(key, _)| key);
+        for key in ours.filter(|key| key.starts_with(PREFIX) && !is_known(key)) {
+            rejection.refuse(key, &format!("load balancers have {}", KNOWN.join(", ")));
+        }
+        rejection.into_complaint()
     }
 }
 
@@ -434,6 +452,20 @@ mod tests {
         );
         assert!(rejection.contains("entries that are ignored: 13900;"), "{rejection}");
         assert!(rejection.len() < 1024 && !rejection.contains('\n'), "{rejection}");
+    }
+
+    #[test]
+    fn unknown_annotations_of_ours_are_named() {
+        let annotations = json!({"linker.hsj.com/hostnam": "a.lb.internal", TTL: "5", "a.example/b": "c"});
+        let (_, rejection) = observe(json!({"metadata": {"annotations": annotations}}));
+        let expected = "the annotation \"linker.hsj.com/hostnam\" isn't served: load balancers have \
+                        linker.hsj.com/allow-from, linker.hsj.com/hostname, linker.hsj.com/managed, \
+                        linker.hsj.com/ttl";
+        assert_eq!(rejection, expected);
+        let many: BTreeMap<String, String> =
+            (0..10_000).map(|i| (format!("{PREFIX}{i}"), String::new())).collect();
+        let (_, rejection) = observe(json!({"metadata": {"annotations": many}}));
+        assert!(rejection.ends_with("; and 9997 more") && rejection.len() < 1024, "{rejection}");
     }
 
     #[test]

@@ -6,10 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{Selector, SelectorExt};
 
 use crate::sync::k8s::labels::MANAGED_BY;
-use crate::sync::k8s::service::Service;
-
-/// The annotation with which a Service opts in (`"true"`) or out (`"false"`).
-pub const MANAGED: &str = "linker.hsj.com/managed";
+use crate::sync::k8s::service::{MANAGED, Service};
 
 /// The result of the selection for a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,7 +29,7 @@ fn invalid_line_is_rejected_with_its_position() {
         ("forward . 192.0.2.300", format!("11: \"192.0.2.300\" isn't {TO}")),
         ("forward . [::1", format!("11: \"[::1\" isn't {TO}")),
         ("forward . a!b", format!("11: \"a!b\" isn't {TO}")),
-        ("forward . \"\"", format!("11: \"\" isn't {TO}")),
+        ("forward . \"\"", format!("11: \"\" isn't {TO}; maybe a variable isn't set")),
         (
             "forward . 192.0.2.1%eth0",
             "11: %eth0 stands for a network interface behind an IPv6 address, and for a certificate's name with \
@@ -83,6 +83,7 @@ fn invalid_option_is_rejected_with_its_position() {
             "failfast_all_unhealthy_upstreams x",
             "34: failfast_all_unhealthy_upstreams takes no arguments, and here is \"x\"",
         ),
+        ("source_address {$LB_LINKER_UNSET}", "16: \"\" isn't an IP address; maybe a variable isn't set"),
         ("source_address x", "16: \"x\" isn't an IP address"),
         ("resolver", "1: resolver needs addresses behind it"),
         ("resolver a.example", "10: \"a.example\" isn't an address such as 192.0.2.1 or 192.0.2.1:53"),

@@ -139,7 +139,7 @@ fn invalid_lines_are_rejected_with_their_position() {
             "2:25: \"c\" is too much for cname: each rule has a line or braces of its own",
         ),
         (" cname regex a) b", "2:21: \"a)\" isn't a regular expression: unopened group"),
-        (" cname prefix \"\" b", "2:22: \"\" isn't a name, or a part of one"),
+        (" cname prefix \"\" b", "2:22: \"\" isn't a name, or a part of one; maybe a variable isn't set"),
     ] {
         assert_eq!(
             TestServer::error(&format!("rewrite{line}")),
