@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::cli::environment::mistyped_variables;
 use crate::cli::flags::{Flags, WITHOUT_LINKS};
 use crate::dns::net::{RECOMMENDED_FILE_LIMIT, max_files};
 use crate::dns::plugins::lb_linker::LinkZone;
@@ -69,6 +70,9 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let check_zones = zone_check(flags.clone(), source.is_some());
     let reloader = Reloader::start(origin, corefile, check_zones, zones, context, set_debug)?;
     info!("{greeting}");
+    for warning in mistyped_variables() {
+        warn!("{warning}");
+    }
     let mut background = JoinSet::new();
     let ahead =
         invalidation::run(Arc::clone(&store), reloader.instance.servers(), Handle::current(), stop.clone());

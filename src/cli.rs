@@ -4,6 +4,7 @@ pub(crate) mod built_in_corefile;
 pub mod check;
 pub(crate) mod client_nets_flag;
 pub(crate) mod election_flags;
+pub mod environment;
 pub mod error;
 pub mod flags;
 pub(crate) mod parsers;

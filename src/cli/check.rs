@@ -8,6 +8,7 @@ pub(crate) mod report;
 use std::sync::Arc;
 
 use crate::cli::check::report::CheckReport;
+use crate::cli::environment::mistyped_variables;
 use crate::cli::error::InputError;
 use crate::cli::flags::{Flags, WITHOUT_LINKS};
 use crate::dns::corefile::CorefileError;
@@ -29,6 +30,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     flags.upstreams()?;
     let (zones, corefile, warnings) = &check_corefile(flags)?;
     let mut check_report = CheckReport::default();
+    check_report.input.extend(mistyped_variables());
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     check_report.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));

@@ -361,6 +361,9 @@ pub enum ConfigError {
          hyphens only; give another zone first"
     )]
     Tombstone(String),
+    /// A zone is given twice.
+    #[error("--zone {0} is given twice")]
+    ZoneTwice(String),
     /// An address is given twice.
     #[error("--listen {0} is given twice")]
     ListenTwice(SocketAddr),
@@ -387,8 +390,11 @@ impl Flags {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.election_config()?;
         for (i, outer) in self.zones.iter().enumerate() {
+            if self.zones[..i].contains(outer) {
+                return Err(ConfigError::ZoneTwice(to_presentation(outer)));
+            }
             for (j, inner) in self.zones.iter().enumerate() {
-                if i != j && outer.zone_of(inner) {
+                if i != j && outer != inner && outer.zone_of(inner) {
                     return Err(ConfigError::NestedZones {
                         inner: to_presentation(inner),
                         outer: to_presentation(outer),

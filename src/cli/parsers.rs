@@ -52,10 +52,21 @@ pub(crate) fn domain(text: &str) -> Result<Name, &'static str> {
 
 /// Parses a network or a single address. An IPv4-mapped network becomes the IPv4 network.
 pub(crate) fn net(text: &str) -> Result<IpNet, &'static str> {
-    text.parse()
-        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
-        .map(|net| unmapped(net.trunc()))
-        .map_err(|_| "not a network such as 192.0.2.0/24 or 2001:db8::/32")
+    const WRONG: &str = "not a network such as 192.0.2.0/24 or 2001:db8::/32";
+    if let Ok(net) = text.parse::<IpNet>() {
+        return Ok(unmapped(net.trunc()));
+    }
+    let address = text.parse::<IpAddr>().map_err(|_| WRONG)?;
+    let is_network = match address {
+        IpAddr::V4(address) => address.octets()[3] == 0,
+        IpAddr::V6(address) => address.segments()[4..] == [0; 4],
+    };
+    if is_network {
+        return Err(
+            "a network without its length, as in 192.0.2.0/24; a single address would end with /32 or /128",
+        );
+    }
+    Ok(unmapped(address.into()))
 }
 
 pub(crate) fn annotation(text: &str) -> Result<String, &'static str> {
@@ -140,6 +151,16 @@ mod tests {
             ("::/0", "::/0"),
         ] {
             assert_eq!(net(text).unwrap().to_string(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn network_without_its_length_is_refused() {
+        for text in ["10.96.0.0", "0.0.0.0", "2001:db8::", "::"] {
+            assert!(net(text).unwrap_err().starts_with("a network without its length"), "{text}");
+        }
+        for text in ["10.96.0.0/32", "10.96.0.1", "2001:db8::1", "::1", "2001:db8::/128"] {
+            net(text).unwrap();
         }
     }
 }

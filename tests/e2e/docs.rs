@@ -110,11 +110,13 @@ wait $!
 const RUN: [&str; 6] = ["VARIABLE=", "cat", "kubectl", "helm", "lb-linker", "target/debug/lb-linker"];
 /// First words of the other blocks. `make`, `cargo` and `git` are for a checkout, the next need nodes or a server that
 /// still runs, and the rest are parts of files.
-const NOT_RUN: [&str; 17] = [
+const NOT_RUN: [&str; 19] = [
     "make",
     "cargo",
     "git",
     "target/debug/examples/ask",
+    "args:",
+    "cosign",
     "curl",
     "dig",
     "docker",

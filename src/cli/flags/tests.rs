@@ -108,7 +108,7 @@ fn nested_zones_and_repeated_addresses_are_refused() {
         wrong(&["--zone=lb.internal,a.lb.internal"]),
         "--zone a.lb.internal: it lies in --zone lb.internal, whose names it would hide"
     );
-    assert!(wrong(&["--zone=lb.internal,LB.internal."]).contains("lies in"));
+    assert_eq!(wrong(&["--zone=lb.internal,LB.internal."]), "--zone lb.internal is given twice");
     assert_eq!(wrong(&["--listen=:53,[::]:53"]), "--listen [::]:53 is given twice");
     assert!(flags(&["--zone=lb.internal,blb.internal", "--listen=:53,127.0.0.1:54"]).validate().is_ok());
 }

@@ -1,0 +1,56 @@
+//! Environment variables that look like a mistyped variable of a flag.
+
+use clap::{Args, Command};
+
+use crate::cli::flags::Flags;
+
+const PREFIX: &str = "LB_LINKER_";
+/// The maximum number of typing errors in a mistyped name. A Corefile may use variables of its own with the same prefix.
+const MAX_TYPOS: usize = 2;
+
+/// Returns a warning for each environment variable of this process whose name is similar to that of a flag.
+#[must_use]
+pub fn mistyped_variables() -> Vec<String> {
+    warnings(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
+}
+
+fn warnings(variables: impl Iterator<Item = String>) -> Vec<String> {
+    let command = Flags::augment_args(Command::new("lb-linker"));
+    let known: Vec<&str> = command.get_arguments().filter_map(|arg| arg.get_env()?.to_str()).collect();
+    let mut warnings: Vec<String> = variables
+        .filter(|name| name.starts_with(PREFIX) && !known.contains(&name.as_str()))
+        .filter_map(|name| {
+            let distance = |known: &&&str| strsim::osa_distance(known, &name);
+            let closest = known.iter().min_by_key(distance).filter(|known| distance(known) <= MAX_TYPOS)?;
+            Some(format!("the environment variable {name} has no effect; did you mean {closest}?"))
+        })
+        .collect();
+    warnings.sort();
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_similar_names_of_variables_are_reported() {
+        let names = [
+            "LB_LINKER_DENYED_NETS",
+            "LB_LINKER_DENIED_NETS",
+            "LB_LINKER_ZONES",
+            // Kubernetes sets these for a Service lb-linker in the Pod's namespace.
+            "LB_LINKER_SERVICE_HOST",
+            "LB_LINKER_PORT_53_UDP_PROTO",
+            "LB_LINKER_SERVICE",
+            "PATH",
+        ];
+        assert_eq!(
+            warnings(names.into_iter().map(str::to_owned)),
+            [
+                "the environment variable LB_LINKER_DENYED_NETS has no effect; did you mean LB_LINKER_DENIED_NETS?",
+                "the environment variable LB_LINKER_ZONES has no effect; did you mean LB_LINKER_ZONE?",
+            ]
+        );
+    }
+}
