@@ -9,6 +9,7 @@ pub mod cli;
 pub mod dns;
 pub mod metrics;
 pub mod model;
+pub mod query;
 pub mod store;
 pub mod sync;
 pub mod takeover;

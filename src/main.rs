@@ -17,6 +17,7 @@ use lb_linker::app::run;
 use lb_linker::cli::check::check;
 use lb_linker::cli::flags::{Flags, LogFormat};
 use lb_linker::dns::server::instance::SetDebug;
+use lb_linker::query::Question;
 use lb_linker::takeover::takeover;
 use tikv_jemallocator::Jemalloc;
 
@@ -76,6 +77,19 @@ enum Command {
         #[arg(long, conflicts_with = "manifests")]
         dry_run: bool,
     },
+    /// Ask a DNS server, as dig does
+    ///
+    /// Prints the answer; exit code 1 if there is none. A type is optional (A by default), and so is the server: an
+    /// lb-linker on the same machine or in the same Pod, 127.0.0.1:53, is asked by default.
+    #[command(
+        override_usage = "lb-linker query [@ADDRESS[:PORT]] NAME [TYPE]",
+        after_help = "Example: lb-linker query @127.0.0.1:5301 my-sample-lb-default.lb.internal CNAME"
+    )]
+    Query {
+        /// The server, the name and the type
+        #[arg(value_name = "ARGUMENT", hide = true)]
+        arguments: Vec<String>,
+    },
 }
 
 /// Returns whether `takeover` uses a flag. `takeover` accepts all other flags as well, because `run` and `takeover` may
@@ -107,6 +121,7 @@ fn main() -> ExitCode {
         Some(Command::Run { flags }) => runtime.block_on(start(*flags)),
         Some(Command::Check { flags, cluster }) => runtime.block_on(report(&flags, cluster)),
         Some(Command::Takeover { flags, dry_run }) => runtime.block_on(take_over(&flags, dry_run)),
+        Some(Command::Query { arguments }) => runtime.block_on(query(&arguments)),
     };
     // Doesn't wait for blocking tasks: a file system that doesn't respond must not delay the exit.
     runtime.shutdown_background();
@@ -168,6 +183,21 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
         exit_with_error(problem, 0);
     }
     if outcome.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}
+
+async fn query(arguments: &[String]) -> ExitCode {
+    let question = match Question::parse(arguments) {
+        Ok(question) => question,
+        Err(error) => return exit_with_error(&error.to_string(), BAD_INPUT),
+    };
+    match question.ask().await {
+        Ok(answer) => {
+            // Ignore EPIPE: stdout or stderr may be closed (`| head`).
+            let _ = writeln!(std::io::stdout(), "{answer}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => exit_with_error(&error.to_string(), FAILED),
+    }
 }
 
 fn fail(error: &RunError) -> ExitCode {

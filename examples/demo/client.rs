@@ -10,7 +10,7 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use tokio::net::TcpStream;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::query;
+use lb_linker::query::Question;
 
 const INTERVAL: Duration = Duration::from_millis(200);
 
@@ -92,8 +92,9 @@ async fn request(
 /// # Errors
 /// If there is no answer, or no address in it.
 pub async fn ipv4(server: SocketAddr, name: &Name) -> io::Result<Ipv4Addr> {
-    let answer = query::ask(server, name, RecordType::A).await?;
-    let address = answer.answers.iter().find_map(|record| match record.data {
+    let question = Question { server, name: name.clone(), qtype: RecordType::A };
+    let answer = question.ask().await.map_err(io::Error::other)?;
+    let address = answer.sections().answers.iter().find_map(|record| match record.data {
         RData::A(A(address)) => Some(address),
         _ => None,
     });

@@ -6,7 +6,6 @@
 mod client;
 mod cloud;
 mod linker;
-mod query;
 mod screen;
 mod story;
 

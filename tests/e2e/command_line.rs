@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::harness::cluster_with_target;
 use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::port::HeldPort;
 
 fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
@@ -315,4 +316,34 @@ fn help_shows_defaults_and_environment_variables() {
         assert!(help.contains(part), "{part:?} in {help}");
     }
     assert_eq!(run_to_end(["--version"]).status.code(), Some(0));
+}
+
+#[tokio::test]
+async fn query_prints_the_answer_of_a_server() {
+    let manifest = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: LoadBalancer}\n\
+                    status: {loadBalancer: {ingress: [{hostname: a.example.com}]}}\n";
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("web.yaml"), manifest).unwrap();
+    let linker = Linker::start(["--manifests", directory.path().to_str().unwrap(), "--upstream", "none"]);
+    linker.ready().await;
+    let server = format!("@{}", linker.dns);
+    let query = |arguments: &[&str]| run_to_end([&["query"], arguments].concat());
+
+    let output = query(&["web-default.lb.internal", &server, "cname"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.starts_with(";; NOERROR, flags aa rd; from 127.0.0.1:"), "{text}");
+    assert!(text.ends_with("web-default.lb.internal. 5 IN CNAME a.example.com.\n"), "{text}");
+    let output = query(&[&server, "gone.lb.internal"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stdout(&output).starts_with(";; NXDOMAIN"), "{}", stdout(&output));
+
+    let output = query(&[&server]);
+    assert_eq!(output.status.code(), Some(2));
+    let expected = "lb-linker: a name is missing, such as my-sample-lb-default.lb.internal\n";
+    assert_eq!(stderr(&output), expected);
+    let closed = HeldPort::take().unwrap();
+    let output = query(&[&format!("@{}", closed.local()), "web-default.lb.internal"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with(&format!("lb-linker: {}: Connection refused", closed.local())));
 }

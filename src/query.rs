@@ -1,0 +1,298 @@
+//! `lb-linker query`: sends one query to a DNS server, and formats the answer.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::{Edns, Message, Query};
+use hickory_proto::rr::rdata::opt::EdnsOption;
+use hickory_proto::rr::rdata::{CNAME, NS, PTR};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::{BinDecoder, Restrict};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::time::timeout;
+
+use crate::dns::message::presentation::{
+    class_text, name_text, parse_name, parse_type_or_number, rcode_text, type_text,
+};
+use crate::dns::message::sections::Sections;
+use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
+use crate::dns::message::wire::{WireError, WireMessage};
+use crate::model::excerpt::sentence;
+
+/// The port of DNS (RFC 1035 section 4.2).
+const DNS_PORT: u16 = 53;
+/// The server that is asked by default: an lb-linker on the same machine, or in the same Pod.
+const DEFAULT_SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DNS_PORT);
+/// The timeout by UDP and by TCP, longer than lb-linker's timeout for upstreams, which is 1.8 s.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// The UDP payload size in bytes (DNS flag day 2020).
+const MAX_UDP: u16 = 1232;
+
+/// A question, and the server that it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    pub server: SocketAddr,
+    pub name: Name,
+    pub qtype: RecordType,
+}
+
+/// An argument of `lb-linker query` that can't be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuestionError {
+    #[error("{0:?} isn't a server such as @127.0.0.1, @127.0.0.1:5301 or @[::1]:5301")]
+    Server(String),
+    #[error("one server can be asked, and there is another one: {0}")]
+    ServerTwice(String),
+    #[error("{0:?} isn't a DNS name such as my-sample-lb-default.lb.internal")]
+    Name(String),
+    #[error("{0:?} isn't a type such as A, AAAA, CNAME, SRV or TYPE65280")]
+    Type(String),
+    #[error("a name is missing, such as my-sample-lb-default.lb.internal")]
+    NoName,
+    #[error("a name and a type are enough, and there is another argument: {0}")]
+    TooMany(String),
+}
+
+/// The reason why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum QueryError {
+    #[error("no answer from {server} within {} s; @ADDRESS or @ADDRESS:PORT names another server", TIMEOUT.as_secs())]
+    Timeout { server: SocketAddr },
+    #[error("{server}: {source}; @ADDRESS or @ADDRESS:PORT names another server")]
+    Io { server: SocketAddr, source: io::Error },
+    #[error("the answer of {server} is malformed: {source}")]
+    Malformed { server: SocketAddr, source: WireError },
+    #[error("{server} answers another question by TCP")]
+    Mismatch { server: SocketAddr },
+}
+
+/// The answer to a question.
+#[derive(Debug)]
+pub struct Answer {
+    question: Question,
+    message: WireMessage,
+    /// Whether the answer came by TCP, because the answer by UDP was truncated.
+    by_tcp: bool,
+    took: Duration,
+}
+
+impl Question {
+    /// Parses the arguments of `lb-linker query`: `[@SERVER] NAME [TYPE]`. As in dig, the server may stand anywhere.
+    ///
+    /// # Errors
+    /// If an argument can't be used, or the name is missing.
+    pub fn parse(arguments: &[String]) -> Result<Self, QuestionError> {
+        let (mut server, mut name, mut qtype) = (None, None, None);
+        for argument in arguments {
+            if let Some(address) = argument.strip_prefix('@') {
+                let address = parse_server(address).ok_or_else(|| QuestionError::Server(argument.clone()))?;
+                if server.replace(address).is_some() {
+                    return Err(QuestionError::ServerTwice(argument.clone()));
+                }
+            } else if name.is_none() {
+                name = Some(parse_name(argument).ok_or_else(|| QuestionError::Name(argument.clone()))?);
+            } else if qtype.is_none() {
+                let parsed = parse_type_or_number(&argument.to_ascii_uppercase());
+                qtype = Some(parsed.ok_or_else(|| QuestionError::Type(argument.clone()))?);
+            } else {
+                return Err(QuestionError::TooMany(argument.clone()));
+            }
+        }
+        Ok(Self {
+            server: server.unwrap_or(DEFAULT_SERVER),
+            name: name.ok_or(QuestionError::NoName)?,
+            qtype: qtype.unwrap_or(RecordType::A),
+        })
+    }
+
+    /// Sends the question by UDP, and again by TCP if the answer is truncated.
+    ///
+    /// # Errors
+    /// If there is no valid answer within 3 s, or 3 s more by TCP.
+    pub async fn ask(self) -> Result<Answer, QueryError> {
+        let server = self.server;
+        let query = self.query().map_err(|source| QueryError::Io { server, source })?;
+        let asked = Instant::now();
+        let received = match timeout(TIMEOUT, by_udp(server, &query)).await {
+            Ok(received) => received?,
+            Err(_) => return Err(QueryError::Timeout { server }),
+        };
+        let (message, by_tcp) = match received {
+            Some(message) => (message, false),
+            None => match timeout(TIMEOUT, by_tcp(server, &query)).await {
+                Ok(message) => (message?, true),
+                Err(_) => return Err(QueryError::Timeout { server }),
+            },
+        };
+        Ok(Answer { question: self, message, by_tcp, took: asked.elapsed() })
+    }
+
+    fn query(&self) -> io::Result<Vec<u8>> {
+        let mut query = Message::query();
+        query.metadata.recursion_desired = true;
+        query.add_query(Query::query(self.name.clone(), self.qtype));
+        let mut edns = Edns::new();
+        edns.set_max_payload(MAX_UDP);
+        query.set_edns(edns);
+        query.to_vec().map_err(io::Error::other)
+    }
+}
+
+impl Answer {
+    /// Returns the records, without the OPT record.
+    #[must_use]
+    pub fn sections(&self) -> Sections {
+        self.message.decode(None)
+    }
+}
+
+/// Formats the answer in the manner of dig. Comments begin with `;;`, and each record stands in one line, with control
+/// characters escaped.
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Question { server, name, qtype } = &self.question;
+        let metadata = &self.message.metadata;
+        let flags: Vec<&str> = [
+            (metadata.authoritative, "aa"),
+            (metadata.truncation, "tc"),
+            (metadata.recursion_desired, "rd"),
+            (metadata.recursion_available, "ra"),
+            (metadata.authentic_data, "ad"),
+        ]
+        .into_iter()
+        .filter_map(|(set, flag)| set.then_some(flag))
+        .collect();
+        let rcode = rcode_text(metadata.response_code);
+        let transport = if self.by_tcp { ", by TCP" } else { "" };
+        writeln!(f, ";; {rcode}, flags {}; from {server} in {:.1?}{transport}", flags.join(" "), self.took)?;
+        for option in &self.message.extended_errors {
+            if let EdnsOption::Unknown(_, data) = option
+                && let Some((code, text)) = data.split_first_chunk()
+            {
+                let text = String::from_utf8_lossy(text);
+                writeln!(f, ";; extended error {}: {}", u16::from_be_bytes(*code), sentence(&text))?;
+            }
+        }
+        write!(f, ";; question\n;{} {} {}", name_text(name), class_text(DNSClass::IN), type_text(*qtype))?;
+        let sections = self.sections();
+        for (title, records) in [
+            ("answer", &sections.answers),
+            ("authority", &sections.authorities),
+            ("additional", &sections.additionals),
+        ] {
+            if !records.is_empty() {
+                write!(f, "\n;; {title}")?;
+            }
+            for record in records {
+                write!(f, "\n{}", record_text(record))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Formats a record as in a zone file, in one line.
+fn record_text(record: &Record) -> String {
+    let data = match &record.data {
+        RData::Unknown { code, rdata } => opaque_text(*code, &rdata.anything),
+        RData::CNAME(CNAME(name)) | RData::NS(NS(name)) | RData::PTR(PTR(name)) => name_text(name),
+        data => data.to_string(),
+    };
+    let safe: String = data
+        .chars()
+        .map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() })
+        .collect();
+    format!(
+        "{} {} {} {} {safe}",
+        name_text(&record.name),
+        record.ttl,
+        class_text(record.dns_class),
+        type_text(record.record_type())
+    )
+}
+
+/// Formats data that isn't decoded: texts in quotes, types that hickory-proto knows as it does, and all other data as
+/// hexadecimal digits (RFC 3597 section 5).
+fn opaque_text(rtype: RecordType, data: &[u8]) -> String {
+    let known = || {
+        let length = Restrict::new(u16::try_from(data.len()).ok()?);
+        match RData::read(&mut BinDecoder::new(data), rtype, length).ok()? {
+            RData::Unknown { .. } | RData::NULL(_) => None,
+            data => Some(data.to_string()),
+        }
+    };
+    let text = if rtype == RecordType::TXT { character_strings(data) } else { known() };
+    text.unwrap_or_else(|| {
+        let hex: String = data.iter().map(|octet| format!("{octet:02X}")).collect();
+        format!("\\# {} {hex}", data.len()).trim_end().to_owned()
+    })
+}
+
+/// Formats the character strings of a TXT record (RFC 1035 section 5.1); `None` if the data is malformed.
+fn character_strings(mut data: &[u8]) -> Option<String> {
+    let mut strings = Vec::new();
+    while let Some((length, rest)) = data.split_first() {
+        let (octets, rest) = rest.split_at_checked((*length).into())?;
+        let escaped: String = octets
+            .iter()
+            .map(|octet| match octet {
+                b'"' | b'\\' => format!("\\{}", char::from(*octet)),
+                b' '..=b'~' => char::from(*octet).to_string(),
+                other => format!("\\{other:03}"),
+            })
+            .collect();
+        strings.push(format!("\"{escaped}\""));
+        data = rest;
+    }
+    (!strings.is_empty()).then(|| strings.join(" "))
+}
+
+fn parse_server(text: &str) -> Option<SocketAddr> {
+    let without_port = || text.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, DNS_PORT));
+    text.parse().ok().or_else(without_port)
+}
+
+/// Returns the answer by UDP; `None` if it is truncated. Other packets are ignored, because they may be forged.
+async fn by_udp(server: SocketAddr, query: &[u8]) -> Result<Option<WireMessage>, QueryError> {
+    let io_error = |source| QueryError::Io { server, source };
+    let any: IpAddr =
+        if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).await.map_err(io_error)?;
+    socket.connect(server).await.map_err(io_error)?;
+    socket.send(query).await.map_err(io_error)?;
+    let mut buffer = vec![0; usize::from(u16::MAX)];
+    loop {
+        let length = socket.recv(&mut buffer).await.map_err(io_error)?;
+        match parse_reply(query, &buffer[..length]) {
+            UpstreamReply::Answer(message) => return Ok(Some(*message)),
+            UpstreamReply::Truncated(_) => return Ok(None),
+            UpstreamReply::Malformed(source) => return Err(QueryError::Malformed { server, source }),
+            UpstreamReply::Mismatch => {}
+        }
+    }
+}
+
+/// Returns the answer by TCP (RFC 1035 section 4.2.2).
+async fn by_tcp(server: SocketAddr, query: &[u8]) -> Result<WireMessage, QueryError> {
+    let exchange = async {
+        let mut stream = TcpStream::connect(server).await?;
+        let length = u16::try_from(query.len()).map_err(io::Error::other)?;
+        stream.write_all(&[&length.to_be_bytes()[..], query].concat()).await?;
+        let mut reply = vec![0; stream.read_u16().await?.into()];
+        stream.read_exact(&mut reply).await?;
+        Ok(reply)
+    };
+    let reply = exchange.await.map_err(|source| QueryError::Io { server, source })?;
+    match parse_reply(query, &reply) {
+        UpstreamReply::Answer(message) | UpstreamReply::Truncated(Some(message)) => Ok(*message),
+        UpstreamReply::Truncated(None) => Err(QueryError::Malformed { server, source: WireError::Cut }),
+        UpstreamReply::Malformed(source) => Err(QueryError::Malformed { server, source }),
+        UpstreamReply::Mismatch => Err(QueryError::Mismatch { server }),
+    }
+}
+
+#[cfg(test)]
+mod tests;
