@@ -134,9 +134,63 @@ fn chart_passes_lint_and_refuses_wrong_values() {
             ("corefile=a,upstreams={192.0.2.1}", "upstreams must be empty if corefile is set"),
             ("serviceAccount.create=false", "serviceAccount.name must name a ServiceAccount"),
             ("priorityQuota.enabled=true", "priorityClassName must be set"),
+            // Without a name, the policy would keep every namespace of the cluster.
+            ("targetNamespace.name=null,targetNamespace.create=false", "targetNamespace"),
+            ("leaderElection=null", "leaderElection"),
+            ("zones=null", "zones"),
+            ("zones={a#b}", "zones"),
+            ("fullnameOverride=a.b", "fullnameOverride"),
+            ("priorityClassName=a b", "priorityClassName"),
+            ("image.repository=a@b", "repository"),
+            ("podLabels.app\\.kubernetes\\.io/name=x", "app.kubernetes.io/name"),
         ] {
             let error = helm.try_run(&["template", "x", CHART, "--set", value]).unwrap_err();
             assert!(error.contains(expected), "{value}: {error}");
+        }
+        let error = helm.try_run(&["template", "1st", CHART]).unwrap_err();
+        assert!(error.contains("the release's name must begin with a letter"), "{error}");
+    }
+}
+
+#[test]
+fn texts_that_yaml_would_change_stay_as_they_are() {
+    let corefile = "corefile=   .:53 {\n\tlb_linker lb.internal # 1: {a}\n}\n";
+    for helm in without_cluster() {
+        let rendered = helm.run(&["template", "true", CHART, "--namespace", "on", "--set-literal", corefile]);
+        let objects: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
+        let find = |kind| objects.iter().find(|object| object["kind"] == kind).unwrap();
+        let labels = &find("Deployment")["metadata"]["labels"];
+        assert_eq!(labels["app.kubernetes.io/instance"], "true");
+        assert_eq!(find("Service")["metadata"]["namespace"], "on");
+        assert_eq!(find("ConfigMap")["data"]["Corefile"], corefile.strip_prefix("corefile=").unwrap());
+        // A Service can't have a dot in its name.
+        let rendered = helm.run(&["template", "my.lb-linker", CHART]);
+        assert!(rendered.contains("kind: Service\nmetadata:\n  name: \"my-lb-linker\"\n"), "{rendered}");
+    }
+}
+
+#[test]
+fn released_chart_installs_its_image_unless_another_is_named() {
+    let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
+    let directory = tempfile::tempdir().unwrap();
+    let copied = Command::new("cp").args(["-r", CHART]).arg(directory.path()).status().unwrap();
+    assert!(copied.success());
+    let chart = directory.path().join("lb-linker");
+    let metadata = fs::read_to_string(chart.join("Chart.yaml")).unwrap();
+    // As .github/workflows/release.yaml does it.
+    let released = format!("{metadata}annotations:\n  linker.hsj.com/image: ghcr.io/a/lb-linker@{digest}\n");
+    fs::write(chart.join("Chart.yaml"), released).unwrap();
+    for helm in without_cluster() {
+        for (values, expected) in [
+            ("", format!("ghcr.io/a/lb-linker@{digest}")),
+            ("image.tag=0.0.9", "ghcr.io/a/lb-linker:0.0.9".to_owned()),
+            ("image.repository=mirror.example/lb-linker", "mirror.example/lb-linker:0.1.0".to_owned()),
+            (&format!("image.digest={}", digest.replace('0', "f")), {
+                format!("ghcr.io/a/lb-linker@{}", digest.replace('0', "f"))
+            }),
+        ] {
+            let rendered = helm.run(&["template", "a", chart.to_str().unwrap(), "--set", values]);
+            assert!(rendered.contains(&format!("image: \"{expected}\"\n")), "{values}: {rendered}");
         }
     }
 }

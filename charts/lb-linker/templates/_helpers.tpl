@@ -1,11 +1,16 @@
 {{- define "lb-linker.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
-{{- else if contains .Chart.Name .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- $name := .Values.fullnameOverride -}}
+{{- if not $name -}}
+{{- /* A release's name may have dots, the name of a Service can't. */ -}}
+{{- $name = replace "." "-" .Release.Name -}}
+{{- if not (contains .Chart.Name $name) -}}
+{{- $name = printf "%s-%s" $name .Chart.Name -}}
 {{- end -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z]" $name) -}}
+{{- fail (printf "the release's name must begin with a letter, or fullnameOverride must be set: a Service can't be called %s" $name) -}}
+{{- end -}}
+{{- $name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- /* Names of objects outside of namespaces: releases of the same name in other namespaces have others. */ -}}
@@ -20,7 +25,7 @@
 
 {{- define "lb-linker.selectorLabels" -}}
 app.kubernetes.io/name: lb-linker
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "lb-linker.labels" -}}
@@ -41,15 +46,21 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "lb-linker.subjects" -}}
 subjects:
   - kind: ServiceAccount
-    name: {{ include "lb-linker.serviceAccount" . }}
-    namespace: {{ .Release.Namespace }}
+    name: {{ include "lb-linker.serviceAccount" . | quote }}
+    namespace: {{ .Release.Namespace | quote }}
 {{- end -}}
 
+{{- /* A released chart names its image, with the digest, in an annotation: values of an older release that are reused
+must not bring back the older image. */ -}}
 {{- define "lb-linker.image" -}}
+{{- $released := index .Chart.Annotations "linker.hsj.com/image" | default "" -}}
+{{- $repository := .Values.image.repository | default (first (splitList "@" $released)) | default "lb-linker" -}}
 {{- if .Values.image.digest -}}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- printf "%s@%s" $repository .Values.image.digest -}}
+{{- else if or .Values.image.repository .Values.image.tag (not $released) -}}
+{{- printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) -}}
 {{- else -}}
-{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- $released -}}
 {{- end -}}
 {{- end -}}
 
@@ -61,13 +72,13 @@ subjects:
 # Also if the Corefile has no lb_linker.
 - --sync=on
 {{- else }}
-- --zone={{ join "," .Values.zones }}
+- {{ printf "--zone=%s" (join "," .Values.zones) | quote }}
 {{- with .Values.upstreams }}
-- --upstream={{ join "," . }}
+- {{ printf "--upstream=%s" (join "," .) | quote }}
 {{- end }}
 {{- end }}
 {{- if ne .Values.targetNamespace.name "external-targets" }}
-- --target-namespace={{ .Values.targetNamespace.name }}
+- {{ printf "--target-namespace=%s" .Values.targetNamespace.name | quote }}
 {{- end }}
 {{- if ne (include "lb-linker.fullname" .) "lb-linker" }}
 - --lease-name={{ include "lb-linker.fullname" . }}
