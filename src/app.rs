@@ -4,6 +4,7 @@
 //! and only a dead DNS listener ends the process.
 
 pub mod error;
+pub mod link_reader;
 mod sync_metrics;
 mod sync_runtime;
 mod sync_tasks;

@@ -7,6 +7,7 @@
 pub mod app;
 pub mod cli;
 pub mod dns;
+pub mod links;
 pub mod metrics;
 pub mod model;
 pub mod query;

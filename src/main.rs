@@ -12,11 +12,17 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, reload};
 
+use jiff::Timestamp;
 use lb_linker::app::error::RunError;
+use lb_linker::app::link_reader::LinkReader;
 use lb_linker::app::run;
 use lb_linker::cli::check::check;
 use lb_linker::cli::flags::{Flags, LogFormat};
 use lb_linker::dns::server::instance::SetDebug;
+use lb_linker::links::output::render;
+use lb_linker::links::table::{TableOptions, table};
+use lb_linker::links::view::{LinkView, views};
+use lb_linker::links::{LinkFilter, OutputFormat};
 use lb_linker::query::Question;
 use lb_linker::takeover::takeover;
 use tikv_jemallocator::Jemalloc;
@@ -40,6 +46,9 @@ pub static ALLOCATOR_SETTINGS: &[u8; 95] =
 
 /// kube's warnings repeat an error on every retry, which lb-linker logs once; any packet can cause hickory's warnings.
 const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
+
+/// As [`DEFAULT_LOG`], for commands that only read.
+const READING_LOG: &str = "warn,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
 /// Stable DNS names for load balancers: watches LoadBalancer Services, keeps an ExternalName Service for
 /// each, and answers DNS for them.
@@ -77,6 +86,30 @@ enum Command {
         #[arg(long, conflicts_with = "manifests")]
         dry_run: bool,
     },
+    /// List the links: load balancers, their DNS names, targets and states
+    ///
+    /// Reads the load balancers of the cluster of the kubeconfig, or of --manifests, and writes nothing. Give the same
+    /// flags and variables as for `run`, so that names and targets are the same. With the name of one Service, prints
+    /// that link in detail.
+    #[command(mut_args = |arg| { let hide = !for_links(arg.get_id().as_str()); arg.hide(hide) })]
+    Links {
+        /// Only Services of this name
+        service: Option<String>,
+        /// Only Services of this namespace [default: all namespaces]
+        #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
+        namespace: Option<String>,
+        /// Services of all namespaces, which is the default
+        #[arg(short = 'A', long)]
+        all_namespaces: bool,
+        /// Format of the output [default: a table, or details of one link]
+        #[arg(short, long, value_name = "FORMAT", value_enum)]
+        output_format: Option<OutputFormat>,
+        /// After the table, print each link that changes, until Ctrl-C
+        #[arg(short, long, conflicts_with = "output_format")]
+        watch: bool,
+        #[command(flatten)]
+        flags: Box<Flags>,
+    },
     /// Ask a DNS server, as dig does
     ///
     /// Prints the answer; exit code 1 if there is none. A type is optional (A by default), and so is the server: an
@@ -110,6 +143,34 @@ fn for_takeover(flag: &str) -> bool {
     .contains(&flag)
 }
 
+/// Returns whether `links` uses a flag. It accepts all other flags of `run`, too.
+fn for_links(flag: &str) -> bool {
+    [
+        "service",
+        "namespace",
+        "all_namespaces",
+        "output_format",
+        "watch",
+        "kubeconfig",
+        "context",
+        "manifests",
+        "corefile",
+        "zones",
+        "target_namespace",
+        "watch_namespaces",
+        "service_selector",
+        "selection",
+        "hostname_annotations",
+        "hostname_namespaces",
+        "cluster_domain",
+        "target_domains",
+        "target_nets",
+        "denied_nets",
+        "allowed_nets",
+    ]
+    .contains(&flag)
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let runtime = match tokio::runtime::Runtime::new() {
@@ -121,6 +182,10 @@ fn main() -> ExitCode {
         Some(Command::Run { flags }) => runtime.block_on(start(*flags)),
         Some(Command::Check { flags, cluster }) => runtime.block_on(report(&flags, cluster)),
         Some(Command::Takeover { flags, dry_run }) => runtime.block_on(take_over(&flags, dry_run)),
+        Some(Command::Links { service, namespace, all_namespaces: _, output_format, watch, flags }) => {
+            let filter = LinkFilter { namespace, service };
+            runtime.block_on(links(*flags, &filter, output_format, watch))
+        }
         Some(Command::Query { arguments }) => runtime.block_on(query(&arguments)),
     };
     // Doesn't wait for blocking tasks: a file system that doesn't respond must not delay the exit.
@@ -183,6 +248,56 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
         exit_with_error(problem, 0);
     }
     if outcome.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}
+
+/// Prints the links that a filter selects; with `watch` also later changes, until Ctrl-C.
+async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, watch: bool) -> ExitCode {
+    // Nothing but what keeps the links from being read.
+    let warnings = tracing_subscriber::fmt().with_env_filter(READING_LOG).with_writer(std::io::stderr);
+    warnings.with_target(false).with_ansi(std::io::stderr().is_terminal()).init();
+    let target_namespace = flags.target_namespace.clone();
+    let reader = match LinkReader::open(flags).await {
+        Ok(reader) => reader,
+        Err(error) => return fail(&error),
+    };
+    let mut changes = reader.store.subscribe();
+    let read = || views(&reader.store, &reader.zones, &target_namespace, filter);
+    let options = TableOptions {
+        with_namespace: filter.namespace.is_none(),
+        wide: format == Some(OutputFormat::Wide),
+        color: std::io::stdout().is_terminal(),
+        without_header: false,
+    };
+    let is_detail = filter.service.is_some() && !watch;
+    let mut shown = read();
+    let now = Timestamp::now().as_second();
+    let text = match render(&shown, format, is_detail, now, options) {
+        Ok(text) => text,
+        Err(error) => return exit_with_error(&error.to_string(), FAILED),
+    };
+    if shown.is_empty() {
+        let _ = writeln!(std::io::stderr(), "no load balancer found");
+    }
+    // EPIPE: stdout may be closed (`| head`).
+    let print = |text: &str| write!(std::io::stdout(), "{text}").is_ok();
+    let mut is_open = print(&text);
+    if shown.is_empty() && is_detail {
+        return ExitCode::from(FAILED);
+    }
+    while watch && is_open {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => break,
+            _ = changes.recv() => {}
+        }
+        let current = read();
+        let changed: Vec<LinkView> = current.iter().filter(|link| !shown.contains(link)).cloned().collect();
+        let options = TableOptions { without_header: true, ..options };
+        is_open = table(&changed, Timestamp::now().as_second(), options)
+            .iter()
+            .all(|line| print(&format!("{line}\n")));
+        shown = current;
+    }
+    ExitCode::SUCCESS
 }
 
 async fn query(arguments: &[String]) -> ExitCode {

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::app::link_reader::READ_TIMEOUT;
 use crate::cli::error::InputError;
 use crate::cli::flags::ConfigError;
 use crate::dns::corefile::CorefileError;
@@ -22,6 +23,9 @@ pub enum RunError {
     /// The sync thread can't be started, or has panicked while it opened the source of links.
     #[error("the sync thread can't be started, or has panicked: {0}")]
     Thread(io::Error),
+    /// `lb-linker links` couldn't read the load balancers in time.
+    #[error("the load balancers weren't read within {} s: see the warnings above", READ_TIMEOUT.as_secs())]
+    LinksNotRead,
 }
 
 impl RunError {
@@ -31,7 +35,7 @@ impl RunError {
         match self {
             Self::Input(error) => error.is_input(),
             Self::Server(error) => error.is_input(),
-            Self::Lines(_) | Self::Thread(_) => false,
+            Self::Lines(_) | Self::Thread(_) | Self::LinksNotRead => false,
         }
     }
 }

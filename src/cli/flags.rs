@@ -462,6 +462,12 @@ impl Flags {
         }
     }
 
+    /// Returns these flags for a process that only reads: it neither writes nor takes part in an election.
+    #[must_use]
+    pub fn read_only(self) -> Self {
+        Self { sync: Some(SyncMode::Off), output: None, ..self }
+    }
+
     /// Returns the policy for requested hostnames and for targets, with these zones of links.
     #[must_use]
     pub fn hostname_policy(&self, zones: &[LinkZone]) -> HostnamePolicy {

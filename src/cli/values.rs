@@ -3,8 +3,25 @@
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
+use crate::links::OutputFormat;
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::desired::IpTargets;
+
+impl ValueEnum for OutputFormat {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Wide, Self::Json, Self::Yaml, Self::Name]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Self::Wide => ("wide", "The table with reasons and all DNS names"),
+            Self::Json => ("json", "JSON"),
+            Self::Yaml => ("yaml", "YAML"),
+            Self::Name => ("name", "service/<name>, for kubectl"),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
 
 impl ValueEnum for SyncMode {
     fn value_variants<'a>() -> &'a [Self] {

@@ -348,6 +348,13 @@ impl Link {
             .is_some_and(|own| **own != *names::earlier_external_target(namespace, name))
     }
 
+    /// Returns when a Service with this key was first created, in seconds since 1970, if known.
+    #[must_use]
+    pub fn created_at(&self) -> Option<i64> {
+        let is_rank = [RANK_NEVER_OBSERVED, RANK_WITHOUT_CREATION_TIME].contains(&self.created);
+        (!is_rank).then_some(self.created)
+    }
+
     /// Returns whether this process has never observed the Service, but only its external target.
     #[must_use]
     pub fn was_never_seen(&self) -> bool {

@@ -12,7 +12,7 @@ use imports::{File, files};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 25] = [
+const FOLDERS: [&str; 26] = [
     "model",
     "metrics",
     "store",
@@ -35,6 +35,7 @@ const FOLDERS: [&str; 25] = [
     "dns/plugins",
     "dns/server",
     "dns",
+    "links",
     "cli",
     "query",
     "takeover",

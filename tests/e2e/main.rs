@@ -28,6 +28,7 @@ mod image;
 mod instances;
 mod leader;
 mod left_out;
+mod links;
 mod load;
 mod loops;
 mod manifests;

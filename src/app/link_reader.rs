@@ -1,0 +1,69 @@
+//! Reads the links of a cluster, or of manifests, without serving DNS and without writing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hickory_proto::rr::Name;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::store_for;
+use super::sync_metrics::SyncMetrics;
+use super::sync_runtime::SyncRuntime;
+use crate::app::error::RunError;
+use crate::cli::flags::Flags;
+use crate::dns::server::corefile_source::CorefileSource;
+use crate::metrics::Metrics;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::store::Store;
+
+/// The time in which all load balancers have to be read.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A store that is kept in step with its source until this is dropped.
+pub struct LinkReader {
+    pub store: Arc<Store>,
+    /// The zones in which links have names.
+    pub zones: Vec<Name>,
+    _policy: watch::Sender<Arc<HostnamePolicy>>,
+    _stop: DropGuard,
+    _sync: SyncRuntime,
+}
+
+impl LinkReader {
+    /// Reads the links that an lb-linker with these flags has.
+    ///
+    /// # Errors
+    /// If the flags can't be used, or the load balancers can't be read within [`READ_TIMEOUT`].
+    pub async fn open(flags: Flags) -> Result<Self, RunError> {
+        let flags = flags.read_only();
+        flags.validate()?;
+        let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
+        let zones = corefile.link_zones()?;
+        flags.check_zones(&zones)?;
+        let sync = SyncRuntime::start().map_err(RunError::Thread)?;
+        let source = sync.open(flags.clone(), zones.clone()).await?;
+        let store = Arc::new(store_for(&zones, Some(&source)));
+        let metrics = SyncMetrics::register(&Metrics::new()?)?;
+        let policy = watch::Sender::new(Arc::new(flags.hostname_policy(&zones)));
+        let stop = CancellationToken::new();
+        let syncing = source.run(flags, Arc::clone(&store), metrics, policy.subscribe(), stop.clone());
+        sync.runtime().spawn(syncing);
+        let reader = Self {
+            store: Arc::clone(&store),
+            zones: zones.into_iter().map(|zone| zone.origin).collect(),
+            _policy: policy,
+            _stop: stop.drop_guard(),
+            _sync: sync,
+        };
+        let read = async {
+            store.synced().await;
+            store.owners_known().await;
+        };
+        match timeout(READ_TIMEOUT, read).await {
+            Ok(()) => Ok(reader),
+            Err(_) => Err(RunError::LinksNotRead),
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! `lb-linker links`: the links as a table, as JSON or YAML, or one link in detail.
+
+pub mod age;
+pub mod detail;
+pub mod output;
+pub mod table;
+pub mod view;
+
+/// The output of `lb-linker links`, as in kubectl.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputFormat {
+    /// The table with the reasons and all DNS names.
+    Wide,
+    Json,
+    Yaml,
+    /// `service/<name>`, for kubectl.
+    Name,
+}
+
+/// What is printed of the links.
+#[derive(Clone, Debug, Default)]
+pub struct LinkFilter {
+    /// Only links of this namespace; all if `None`.
+    pub namespace: Option<String>,
+    /// Only links of Services with this name.
+    pub service: Option<String>,
+}

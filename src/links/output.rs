@@ -1,0 +1,50 @@
+//! The output of `lb-linker links` in each format.
+
+use serde::Serialize;
+
+use super::OutputFormat;
+use super::detail::detail;
+use super::table::{TableOptions, table};
+use super::view::LinkView;
+
+/// The links in JSON and YAML.
+#[derive(Serialize)]
+struct LinkList<'a> {
+    items: &'a [LinkView],
+}
+
+/// A format that can't represent the links.
+#[derive(Debug, thiserror::Error)]
+pub enum RenderError {
+    #[error("the links can't be written as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("the links can't be written as YAML: {0}")]
+    Yaml(#[from] serde_saphyr::ser::Error),
+}
+
+/// Returns the text to print: a table by default, and the details of a single link with `is_detail`. `now` is in seconds
+/// since 1970.
+///
+/// # Errors
+/// If the links can't be represented in the format.
+pub fn render(
+    links: &[LinkView],
+    format: Option<OutputFormat>,
+    is_detail: bool,
+    now: i64,
+    options: TableOptions,
+) -> Result<String, RenderError> {
+    let lines = match (format, links) {
+        (Some(OutputFormat::Json), _) => {
+            return Ok(serde_json::to_string_pretty(&LinkList { items: links })? + "\n");
+        }
+        (Some(OutputFormat::Yaml), _) => return Ok(serde_saphyr::to_string(&LinkList { items: links })?),
+        (Some(OutputFormat::Name), _) => {
+            links.iter().map(|link| format!("service/{}", link.service)).collect()
+        }
+        (_, []) => Vec::new(),
+        (None, [link]) if is_detail => detail(link, now),
+        _ => table(links, now, options),
+    };
+    Ok(lines.into_iter().map(|line| line + "\n").collect())
+}

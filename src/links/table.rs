@@ -1,0 +1,84 @@
+//! The table of links, in the manner of kubectl.
+
+use super::age::age;
+use super::view::{LinkView, ViewState};
+
+/// What the table shows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TableOptions {
+    /// Whether the links are of several namespaces.
+    pub with_namespace: bool,
+    /// Adds the reasons and all DNS names.
+    pub wide: bool,
+    /// Colours the states for a terminal.
+    pub color: bool,
+    /// Leaves out the header.
+    pub without_header: bool,
+}
+
+/// The text of an unknown or missing value, as in kubectl.
+const NONE: &str = "<none>";
+const UNKNOWN: &str = "<unknown>";
+/// The spaces between two columns, as in kubectl.
+const GAP: usize = 3;
+
+/// Returns the lines of the table. `now` is in seconds since 1970.
+#[must_use]
+pub fn table(links: &[LinkView], now: i64, options: TableOptions) -> Vec<String> {
+    let mut columns = vec!["SERVICE", "DNS NAME", "TARGET", "EXTERNAL TARGET", "STATE", "AGE"];
+    if options.with_namespace {
+        columns.insert(0, "NAMESPACE");
+    }
+    if options.wide {
+        columns.extend(["DNS NAMES", "REASON"]);
+    }
+    let rows: Vec<Vec<String>> =
+        links.iter().map(|link| columns.iter().map(|column| cell(link, column, now)).collect()).collect();
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([columns[column].len()]).max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+    let line = |cells: &[String], state: Option<ViewState>| {
+        let mut line = String::new();
+        for (i, (text, width)) in cells.iter().zip(&widths).enumerate() {
+            let padding = if i + 1 == cells.len() { 0 } else { width + GAP - text.chars().count() };
+            match state.filter(|_| options.color && columns[i] == "STATE") {
+                Some(state) => line.push_str(&format!("\x1b[{}m{text}\x1b[0m", color(state))),
+                None => line.push_str(text),
+            }
+            line.push_str(&" ".repeat(padding));
+        }
+        line
+    };
+    let header: Vec<String> = columns.iter().map(|&column| column.to_owned()).collect();
+    let header = (!options.without_header).then(|| line(&header, None));
+    header.into_iter().chain(rows.iter().zip(links).map(|(row, link)| line(row, Some(link.state)))).collect()
+}
+
+fn cell(link: &LinkView, column: &str, now: i64) -> String {
+    match column {
+        "NAMESPACE" => link.namespace.clone(),
+        "SERVICE" => link.service.clone(),
+        "DNS NAME" => link.dns_names.first().cloned().unwrap_or_else(|| NONE.to_owned()),
+        "DNS NAMES" if link.dns_names.is_empty() => NONE.to_owned(),
+        "DNS NAMES" => link.dns_names.join(","),
+        "TARGET" => link.target.clone().unwrap_or_else(|| "<pending>".to_owned()),
+        "EXTERNAL TARGET" => link.external_target.clone(),
+        "STATE" => link.state.to_string(),
+        "AGE" => link.created.map_or_else(|| UNKNOWN.to_owned(), |created| age(now - created)),
+        _ => link.reason.unwrap_or(NONE).to_owned(),
+    }
+}
+
+/// Returns the number of a terminal's colour: green, yellow or red.
+fn color(state: ViewState) -> u8 {
+    match state {
+        ViewState::Ready => 32,
+        ViewState::Pending | ViewState::Kept | ViewState::LeftOut | ViewState::Gone => 33,
+        ViewState::Conflict | ViewState::Refused => 31,
+    }
+}
+
+#[cfg(test)]
+mod tests;

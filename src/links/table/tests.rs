@@ -1,0 +1,105 @@
+use super::*;
+use crate::links::OutputFormat;
+use crate::links::output::render;
+
+const NOW: i64 = 1_700_000_000;
+
+fn links() -> Vec<LinkView> {
+    let link = |namespace: &str, service: &str, target: Option<&str>, state, reason, age| LinkView {
+        namespace: namespace.to_owned(),
+        service: service.to_owned(),
+        dns_names: vec![
+            format!("{service}-{namespace}.lb.internal"),
+            format!("{service}.{namespace}.lb.internal"),
+        ],
+        target: target.map(str::to_owned),
+        external_target: format!("external-targets/{service}-{namespace}-ext"),
+        state,
+        reason,
+        created: age,
+    };
+    vec![
+        link("default", "my-sample-lb", Some("a.example"), ViewState::Ready, None, Some(NOW - 300)),
+        link("shop", "web", None, ViewState::Pending, Some("no target yet"), None),
+    ]
+}
+
+fn options() -> TableOptions {
+    TableOptions { with_namespace: true, ..TableOptions::default() }
+}
+
+#[test]
+fn columns_are_aligned_as_in_kubectl() {
+    let expected = "\
+NAMESPACE   SERVICE        DNS NAME                           TARGET      EXTERNAL TARGET                             STATE     AGE
+default     my-sample-lb   my-sample-lb-default.lb.internal   a.example   external-targets/my-sample-lb-default-ext   Ready     5m
+shop        web            web-shop.lb.internal               <pending>   external-targets/web-shop-ext               Pending   <unknown>
+";
+    assert_eq!(render(&links(), None, false, NOW, options()).unwrap(), expected);
+    let narrow = table(&links()[..1], NOW, TableOptions::default());
+    assert_eq!(narrow[0].split("   ").next(), Some("SERVICE"));
+    assert!(narrow.iter().all(|line| !line.ends_with(' ')), "{narrow:?}");
+}
+
+#[test]
+fn wide_table_has_reasons_and_all_names() {
+    let wide = table(&links(), NOW, TableOptions { wide: true, ..options() });
+    assert!(
+        wide[0].ends_with(
+            "AGE         DNS NAMES                                                           REASON"
+        ),
+        "{wide:#?}"
+    );
+    assert!(
+        wide[2]
+            .ends_with("web-shop.lb.internal,web.shop.lb.internal                           no target yet"),
+        "{wide:#?}"
+    );
+}
+
+#[test]
+fn color_changes_no_column() {
+    let plain = table(&links(), NOW, options());
+    let colored = table(&links(), NOW, TableOptions { color: true, ..options() });
+    assert!(
+        colored[1].contains("\x1b[32mReady\x1b[0m  ") && colored[2].contains("\x1b[33mPending\x1b[0m"),
+        "{colored:?}"
+    );
+    let without = |line: &String| {
+        ["\x1b[32m", "\x1b[33m", "\x1b[0m"].iter().fold(line.clone(), |line, code| line.replace(code, ""))
+    };
+    assert_eq!(colored.iter().map(without).collect::<Vec<_>>(), plain);
+}
+
+#[test]
+fn single_link_is_described() {
+    let expected = "\
+Service:          default/my-sample-lb
+State:            Ready
+Target:           a.example
+External target:  external-targets/my-sample-lb-default-ext
+Created:          2023-11-14T22:08:20Z (5m ago)
+DNS names:        my-sample-lb-default.lb.internal
+                  my-sample-lb.default.lb.internal
+";
+    assert_eq!(render(&links()[..1], None, true, NOW, options()).unwrap(), expected);
+    // Services of the same name in several namespaces.
+    assert!(render(&links(), None, true, NOW, options()).unwrap().starts_with("NAMESPACE"));
+}
+
+#[test]
+fn json_yaml_and_names_have_the_same_links() {
+    let text = |format| render(&links(), Some(format), false, NOW, options()).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text(OutputFormat::Json)).unwrap();
+    let yaml: serde_json::Value = serde_saphyr::from_str(&text(OutputFormat::Yaml)).unwrap();
+    assert_eq!(json, yaml);
+    assert_eq!(json["items"][0]["dnsNames"][0], "my-sample-lb-default.lb.internal");
+    assert_eq!(json["items"][1]["reason"], "no target yet");
+    assert_eq!(json["items"][1].get("target"), None);
+    assert_eq!(text(OutputFormat::Name), "service/my-sample-lb\nservice/web\n");
+    assert_eq!(
+        render(&[], Some(OutputFormat::Json), false, NOW, options()).unwrap(),
+        "{\n  \"items\": []\n}\n"
+    );
+    assert_eq!(render(&[], None, false, NOW, options()).unwrap(), "");
+}

@@ -1,0 +1,135 @@
+//! What users see of a link.
+
+use std::fmt;
+
+use hickory_proto::rr::Name;
+use serde::Serialize;
+
+use super::LinkFilter;
+use crate::model::hostname::to_presentation;
+use crate::model::link::{Link, LinkState};
+use crate::model::names;
+use crate::store::Store;
+
+/// A link as it is printed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkView {
+    pub namespace: String,
+    pub service: String,
+    /// The DNS names that lead to the link: for each zone the short name (if the link has it) and the name that no other
+    /// link can have, then the custom hostnames.
+    pub dns_names: Vec<String>,
+    /// The hostname, or the addresses with commas.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// `<namespace>/<name>` of the external target.
+    pub external_target: String,
+    pub state: ViewState,
+    /// Why the state isn't `Ready`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
+    /// When the Service was created, in seconds since 1970, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<i64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum ViewState {
+    /// DNS answers with the target that the Service's status names.
+    Ready,
+    /// Ready, but another link has one of the link's names.
+    Conflict,
+    /// There is no target yet.
+    Pending,
+    /// The status names only targets that aren't allowed, and there was no other target before.
+    Refused,
+    /// The status names no allowed target any more; DNS answers with the last one.
+    Kept,
+    /// The Service isn't selected; its external target is kept.
+    LeftOut,
+    /// The Service is gone; its external target is removed after the delay.
+    Gone,
+}
+
+impl fmt::Display for ViewState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ready => "Ready",
+            Self::Conflict => "Conflict",
+            Self::Pending => "Pending",
+            Self::Refused => "Refused",
+            Self::Kept => "Kept",
+            Self::LeftOut => "LeftOut",
+            Self::Gone => "Gone",
+        })
+    }
+}
+
+/// Returns the links that a filter selects, ordered by namespace and name.
+#[must_use]
+pub fn views(store: &Store, zones: &[Name], target_namespace: &str, filter: &LinkFilter) -> Vec<LinkView> {
+    let is_selected = |link: &Link| {
+        filter.namespace.as_deref().is_none_or(|namespace| link.key.namespace() == namespace)
+            && filter.service.as_deref().is_none_or(|service| link.key.name() == service)
+    };
+    let mut links = store.links();
+    links.retain(|link| is_selected(link));
+    links.sort_by(|a, b| a.key.cmp(&b.key));
+    links.iter().map(|link| view(link, store, zones, target_namespace)).collect()
+}
+
+fn view(link: &Link, store: &Store, zones: &[Name], target_namespace: &str) -> LinkView {
+    let (state, reason) = state_of(link);
+    LinkView {
+        namespace: link.key.namespace().to_owned(),
+        service: link.key.name().to_owned(),
+        dns_names: dns_names(link, store, zones),
+        target: link.target.as_ref().map(ToString::to_string),
+        external_target: format!("{target_namespace}/{}", link.external_target()),
+        state,
+        reason,
+        created: link.created_at(),
+    }
+}
+
+fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
+    const REFUSED: &str = "the Service's status names a target that isn't allowed";
+    match link.state {
+        LinkState::Gone(_) => (ViewState::Gone, Some("the Service is gone")),
+        LinkState::LeftOut => (ViewState::LeftOut, Some("the Service isn't selected")),
+        LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
+        LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
+        LinkState::Recreated(_) => {
+            (ViewState::Pending, Some("the Service was recreated, and has no target yet"))
+        }
+        LinkState::Live if link.target.is_none() && link.refused => (ViewState::Refused, Some(REFUSED)),
+        LinkState::Live if link.target.is_none() => {
+            (ViewState::Pending, Some("the Service's status names no target yet"))
+        }
+        LinkState::Live if link.is_missing_name() => {
+            (ViewState::Conflict, Some("another link has one of its names"))
+        }
+        LinkState::Live => (ViewState::Ready, None),
+    }
+}
+
+fn dns_names(link: &Link, store: &Store, zones: &[Name]) -> Vec<String> {
+    let (namespace, service) = link.key.parts();
+    let mut dns_names = Vec::new();
+    for zone in zones {
+        for relative in [names::dashed_label(namespace, service), format!("{service}.{namespace}")] {
+            let Ok(name) = Name::from_ascii(&relative).and_then(|name| name.append_domain(zone)) else {
+                continue;
+            };
+            if store.link_of_host(&name).is_some_and(|holder| holder.key == link.key) {
+                dns_names.push(to_presentation(&name));
+            }
+        }
+    }
+    dns_names.extend(link.hostnames.iter().map(|hostname| hostname.to_string()));
+    dns_names
+}
+
+#[cfg(test)]
+mod tests;

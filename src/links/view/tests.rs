@@ -1,0 +1,94 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::model::hostname::Hostname;
+use crate::model::link::{Annotations, Ingress, ObservedService};
+use crate::model::service_key::ServiceKey;
+use crate::store::OnGone;
+
+const ZONE: &str = "lb.internal.";
+
+fn zone() -> Name {
+    Name::from_ascii(ZONE).unwrap()
+}
+
+fn observed(namespace: &str, name: &str, hostname: Option<&str>) -> ObservedService {
+    let hostnames =
+        hostname.map(|name| Hostname::from(&Name::from_ascii(name).unwrap())).into_iter().collect();
+    ObservedService {
+        key: ServiceKey::new(namespace, name),
+        uid: format!("{namespace}/{name}").as_str().into(),
+        created: Some(1_700_000_000),
+        resource_version: None,
+        ingress: Ingress { hostnames, addresses: Vec::new() },
+        ports: Arc::default(),
+        annotations: Annotations::default(),
+        refused: false,
+        has_finalizer: false,
+        persisted: None,
+    }
+}
+
+fn all(store: &Store) -> Vec<LinkView> {
+    views(store, &[zone()], "external-targets", &LinkFilter::default())
+}
+
+#[test]
+fn ready_link_has_its_names_and_its_target() {
+    let store = Store::new(OnGone::Kept).with_zones([&zone()]);
+    let mut service = observed("shop", "web", Some("a.example."));
+    service.annotations.hostnames = [Arc::from("www.shop.lb.internal")].into();
+    store.apply(service);
+    store.apply(observed("default", "db", None));
+    let expected = LinkView {
+        namespace: "shop".to_owned(),
+        service: "web".to_owned(),
+        dns_names: ["web-shop.lb.internal", "web.shop.lb.internal", "www.shop.lb.internal"]
+            .map(str::to_owned)
+            .into(),
+        target: Some("a.example".to_owned()),
+        external_target: "external-targets/web-shop-ext".to_owned(),
+        state: ViewState::Ready,
+        reason: None,
+        created: Some(1_700_000_000),
+    };
+    let links = all(&store);
+    assert_eq!(links[1], expected);
+    assert_eq!((links[0].state, &links[0].target), (ViewState::Pending, &None));
+    let in_shop = LinkFilter { namespace: Some("shop".to_owned()), service: Some("web".to_owned()) };
+    assert_eq!(views(&store, &[zone()], "external-targets", &in_shop), [expected]);
+    let absent = LinkFilter { service: Some("we".to_owned()), ..LinkFilter::default() };
+    assert_eq!(views(&store, &[zone()], "external-targets", &absent), []);
+}
+
+#[test]
+fn state_tells_why_a_target_is_missing_or_old() {
+    let store = Store::new(OnGone::Kept).with_zones([&zone()]);
+    let states = || all(&store).into_iter().map(|link| (link.state, link.reason)).collect::<Vec<_>>();
+    store.apply(ObservedService { refused: true, ..observed("shop", "web", None) });
+    let refused = "the Service's status names a target that isn't allowed";
+    assert_eq!(states(), [(ViewState::Refused, Some(refused))]);
+    store.apply(observed("shop", "web", Some("a.example.")));
+    assert_eq!(states(), [(ViewState::Ready, None)]);
+    store.apply(observed("shop", "web", None));
+    assert_eq!(states(), [(ViewState::Kept, Some("the Service's status is blank"))]);
+    store.apply(ObservedService { refused: true, ..observed("shop", "web", None) });
+    assert_eq!(states(), [(ViewState::Kept, Some(refused))]);
+    store.delete(&ServiceKey::new("shop", "web"), "shop/web", None);
+    assert_eq!(states(), [(ViewState::Gone, Some("the Service is gone"))]);
+}
+
+#[test]
+fn name_of_another_link_is_left_out_and_reported() {
+    let store = Store::new(OnGone::Kept).with_zones([&zone()]);
+    store.apply(ObservedService { created: Some(1_600_000_000), ..observed("z", "x-y", Some("a.example.")) });
+    store.apply(observed("y-z", "x", Some("b.example.")));
+    let links = all(&store);
+    assert_eq!(links[0].dns_names, ["x.y-z.lb.internal"]);
+    assert_eq!(
+        (links[0].state, links[0].reason),
+        (ViewState::Conflict, Some("another link has one of its names"))
+    );
+    assert_eq!(links[1].dns_names, ["x-y-z.lb.internal", "x-y.z.lb.internal"]);
+    assert_eq!(links[1].state, ViewState::Ready);
+}

@@ -1,0 +1,104 @@
+//! `lb-linker links`.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::harness::cluster::Ingress;
+use crate::harness::cluster_with_target;
+use crate::harness::linker::{bare, run_to_end};
+use crate::harness::port::HeldPort;
+use crate::harness::process::Process;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn links_lists_what_lb_linker_would_serve() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("listed").await;
+    for name in ["pending", "web"] {
+        cluster.create_load_balancer(&namespace, name).await;
+    }
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let links = |arguments: &[&str]| {
+        let common = [
+            "links",
+            "-n",
+            &namespace,
+            "--kubeconfig",
+            kubeconfig.to_str().unwrap(),
+            "--target-namespace",
+            &target,
+        ];
+        run_to_end([&common[..], arguments].concat())
+    };
+
+    let output = links(&[]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["SERVICE", "DNS", "NAME", "TARGET", "EXTERNAL", "TARGET", "STATE", "AGE"]);
+    let name = |service: &str| format!("{service}-{namespace}.lb.internal");
+    let external = |service: &str| format!("{target}/{service}-{namespace}-ext");
+    assert_eq!(rows[1][..5], ["pending", &name("pending"), "<pending>", &external("pending"), "Pending"]);
+    assert_eq!(rows[2][..5], ["web", &name("web"), "a.example.com", &external("web"), "Ready"]);
+    assert!(rows[2][5].ends_with('s') && rows.len() == 3, "{table}");
+    assert_eq!(text(&output.stderr), "");
+
+    let items: Value = serde_json::from_slice(&links(&["-o", "json", "web"]).stdout).unwrap();
+    assert_eq!(items["items"][0]["target"], "a.example.com");
+    assert_eq!(items["items"].as_array().unwrap().len(), 1);
+    let detail = text(&links(&["web"]).stdout);
+    assert!(
+        detail.starts_with(&format!("Service:          {namespace}/web\nState:            Ready\n")),
+        "{detail}"
+    );
+    let output = links(&["absent"]);
+    assert_eq!(
+        (output.status.code(), text(&output.stderr)),
+        (Some(1), "no load balancer found\n".to_owned())
+    );
+    // Nothing was written.
+    assert!(cluster.get_service(&target, &format!("web-{namespace}-ext")).await.is_none());
+}
+
+#[tokio::test]
+async fn watched_links_are_printed_when_they_change() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("watched").await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let mut command = bare();
+    command.args(["links", "-w", "-n", &namespace, "--target-namespace", &target, "--kubeconfig"]);
+    command.arg(kubeconfig).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut watching = Process::spawn(command).unwrap();
+    let mut lines = BufReader::new(watching.stdout().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().starts_with("SERVICE"));
+    assert!(lines.next().unwrap().contains("<pending>"));
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
+    let changed = lines.next().unwrap();
+    assert!(changed.starts_with("web ") && changed.contains("b.example.com"), "{changed}");
+}
+
+#[test]
+fn unreachable_api_server_is_reported_in_time() {
+    let held = HeldPort::take().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = directory.path().join("config");
+    let config = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: \"http://{}\"}}}}]\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: {{}}}}]\n",
+        held.local()
+    );
+    std::fs::write(&kubeconfig, config).unwrap();
+    let output = run_to_end(["links", "--kubeconfig", kubeconfig.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let errors = text(&output.stderr);
+    assert!(errors.contains("the API server can't be reached"), "{errors}");
+    let last = "lb-linker: the load balancers weren't read within 10 s: see the warnings above\n";
+    assert!(errors.ends_with(last), "{errors}");
+}
