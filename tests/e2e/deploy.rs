@@ -68,7 +68,7 @@ async fn deleting_deploy_keeps_the_external_targets() {
     eventually("the policy", || async { try_delete().is_err().then_some(()) }).await;
     annotate("=true");
     try_delete().unwrap();
-    for other in ["=false", "-"] {
+    for other in ["=false", "=False", "=", "-"] {
         annotate(other);
         try_delete().unwrap_err();
     }
