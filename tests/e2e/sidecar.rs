@@ -178,7 +178,10 @@ async fn annotated_pod_gets_the_sidecar_from_the_policy() {
     assert_eq!(full["spec"]["securityContext"]["sysctls"][0], sysctl);
     assert_eq!(full["metadata"]["annotations"]["a"], "b");
 
-    for (annotation, more) in [("false", json!({})), ("true", json!({"hostNetwork": true}))] {
+    let windows = json!({"os": {"name": "windows"}});
+    for (annotation, more) in
+        [("false", json!({})), ("true", json!({"hostNetwork": true})), ("true", windows)]
+    {
         assert!(!has_sidecar(&create(annotation, more)));
     }
 }
