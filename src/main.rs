@@ -3,7 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -110,6 +111,10 @@ enum Command {
         #[command(flatten)]
         flags: Box<Flags>,
     },
+    /// Print the completions for a shell
+    ///
+    /// For bash: `source <(lb-linker completion bash)`. For zsh and fish, write them to a file: docs/reference.md.
+    Completion { shell: Shell },
     /// Ask a DNS server, as dig does
     ///
     /// Prints the answer; exit code 1 if there is none. A type is optional (A by default), and so is the server: an
@@ -185,6 +190,13 @@ fn main() -> ExitCode {
         Some(Command::Links { service, namespace, all_namespaces: _, output_format, watch, flags }) => {
             let filter = LinkFilter { namespace, service };
             runtime.block_on(links(*flags, &filter, output_format, watch))
+        }
+        Some(Command::Completion { shell }) => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "lb-linker", &mut script);
+            // Ignore EPIPE: stdout may be closed (`| head`).
+            let _ = std::io::stdout().write_all(&script);
+            ExitCode::SUCCESS
         }
         Some(Command::Query { arguments }) => runtime.block_on(query(&arguments)),
     };

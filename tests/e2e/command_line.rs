@@ -318,6 +318,22 @@ fn help_shows_defaults_and_environment_variables() {
     assert_eq!(run_to_end(["--version"]).status.code(), Some(0));
 }
 
+#[test]
+fn completion_knows_commands_and_flags() {
+    let script = stdout(&run_to_end(["completion", "bash"]));
+    for word in ["links", "takeover", "query", "--target-namespace", "--watch"] {
+        assert!(script.contains(word), "{word}");
+    }
+    // bash reads it, and completes.
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("completion");
+    std::fs::write(&file, script).unwrap();
+    let try_it = "set -eu; . \"$0\"; COMP_WORDS=(lb-linker link); COMP_CWORD=1; _lb__linker lb-linker link lb-linker; echo \
+                  \"${COMPREPLY[@]}\"";
+    let output = std::process::Command::new("bash").args(["-c", try_it]).arg(&file).output().unwrap();
+    assert_eq!(stdout(&output), "links\n", "{}", stderr(&output));
+}
+
 #[tokio::test]
 async fn query_prints_the_answer_of_a_server() {
     let manifest = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: LoadBalancer}\n\

@@ -1,7 +1,8 @@
 //! `lb-linker links`.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -10,6 +11,7 @@ use crate::harness::cluster_with_target;
 use crate::harness::linker::{bare, run_to_end};
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
+use crate::harness::programs::programs;
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
@@ -101,4 +103,22 @@ fn unreachable_api_server_is_reported_in_time() {
     assert!(errors.contains("the API server can't be reached"), "{errors}");
     let last = "lb-linker: the load balancers weren't read within 10 s: see the warnings above\n";
     assert!(errors.ends_with(last), "{errors}");
+}
+
+#[test]
+fn kubectl_finds_the_plugin_through_a_symlink() {
+    let directory = tempfile::tempdir().unwrap();
+    let manifests = directory.path().join("manifests");
+    std::fs::create_dir(&manifests).unwrap();
+    let manifest =
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {type: LoadBalancer}\n";
+    std::fs::write(manifests.join("web.yaml"), manifest).unwrap();
+    symlink(env!("CARGO_BIN_EXE_lb-linker"), directory.path().join("kubectl-lb_linker")).unwrap();
+    let output = Command::new(&programs().kubectl)
+        .args(["lb-linker", "links", "-o", "name", "--manifests"])
+        .arg(&manifests)
+        .env("PATH", directory.path())
+        .output()
+        .unwrap();
+    assert_eq!(text(&output.stdout), "service/web\n", "{}", text(&output.stderr));
 }
