@@ -30,11 +30,10 @@ use crate::dns::server::instance::SetDebug;
 use crate::dns::server::invalidation;
 use crate::dns::server::reload::{CheckZones, Reloader};
 use crate::model::hostname::to_presentation;
-use crate::store::{OnGone, Store};
 use error::RunError;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;
-use sync_tasks::SyncSource;
+use sync_tasks::store_for;
 
 /// Runs until `stop` is cancelled or a DNS listener fails.
 ///
@@ -99,13 +98,6 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         info!("stopped");
     }
     Ok(outcome?)
-}
-
-fn store_for(zones: &[LinkZone], source: Option<&SyncSource>) -> Store {
-    let has_backend = source.is_some_and(|source| source.backend().is_some());
-    let on_gone = if has_backend { OnGone::Kept } else { OnGone::Dropped };
-    let store = Store::new(on_gone).with_zones(zones.iter().map(|zone| &zone.origin));
-    if source.is_some_and(SyncSource::has_versions) { store.with_versions() } else { store }
 }
 
 /// Returns the check of the zones of a reloaded Corefile.

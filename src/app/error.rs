@@ -1,8 +1,8 @@
 //! The error of [`run`](super::run).
 
 use std::io;
+use std::time::Duration;
 
-use crate::app::link_reader::READ_TIMEOUT;
 use crate::cli::error::InputError;
 use crate::cli::flags::ConfigError;
 use crate::dns::corefile::CorefileError;
@@ -24,8 +24,8 @@ pub enum RunError {
     #[error("the sync thread can't be started, or has panicked: {0}")]
     Thread(io::Error),
     /// `lb-linker links` couldn't read the load balancers in time.
-    #[error("the load balancers weren't read within {} s: see the warnings above", READ_TIMEOUT.as_secs())]
-    LinksNotRead,
+    #[error("the load balancers weren't read within {} s: see the warnings above", .0.as_secs())]
+    LinksNotRead(Duration),
 }
 
 impl RunError {
@@ -35,7 +35,7 @@ impl RunError {
         match self {
             Self::Input(error) => error.is_input(),
             Self::Server(error) => error.is_input(),
-            Self::Lines(_) | Self::Thread(_) | Self::LinksNotRead => false,
+            Self::Lines(_) | Self::Thread(_) | Self::LinksNotRead(_) => false,
         }
     }
 }

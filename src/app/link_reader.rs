@@ -8,9 +8,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::store_for;
 use super::sync_metrics::SyncMetrics;
 use super::sync_runtime::SyncRuntime;
+use super::sync_tasks::store_for;
 use crate::app::error::RunError;
 use crate::cli::flags::Flags;
 use crate::dns::server::corefile_source::CorefileSource;
@@ -19,7 +19,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Store;
 
 /// The time in which all load balancers have to be read.
-pub const READ_TIMEOUT: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A store that is kept in step with its source until this is dropped.
 pub struct LinkReader {
@@ -35,7 +35,7 @@ impl LinkReader {
     /// Reads the links that an lb-linker with these flags has.
     ///
     /// # Errors
-    /// If the flags can't be used, or the load balancers can't be read within [`READ_TIMEOUT`].
+    /// If the flags can't be used, or the load balancers can't be read within 10 s.
     pub async fn open(flags: Flags) -> Result<Self, RunError> {
         let flags = flags.read_only();
         flags.validate()?;
@@ -63,7 +63,7 @@ impl LinkReader {
         };
         match timeout(READ_TIMEOUT, read).await {
             Ok(()) => Ok(reader),
-            Err(_) => Err(RunError::LinksNotRead),
+            Err(_) => Err(RunError::LinksNotRead(READ_TIMEOUT)),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::store::Store;
+use crate::store::{OnGone, Store};
 use crate::sync::controller::supervisor::{SyncError, supervise};
 use crate::sync::election::term::unix_now;
 use crate::sync::election::{Election, ElectionConfig, Leadership};
@@ -327,6 +327,14 @@ impl SyncSource {
         ));
         leadership
     }
+}
+
+/// Returns an empty store for these zones and this source.
+pub(super) fn store_for(zones: &[LinkZone], source: Option<&SyncSource>) -> Store {
+    let has_backend = source.is_some_and(|source| source.backend().is_some());
+    let on_gone = if has_backend { OnGone::Kept } else { OnGone::Dropped };
+    let store = Store::new(on_gone).with_zones(zones.iter().map(|zone| &zone.origin));
+    if source.is_some_and(SyncSource::has_versions) { store.with_versions() } else { store }
 }
 
 /// The order of shutdown: first the writers stop, then the senders of Events about these writes, then the Lease is
