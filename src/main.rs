@@ -48,8 +48,9 @@ pub static ALLOCATOR_SETTINGS: &[u8; 95] =
 /// kube's warnings repeat an error on every retry, which lb-linker logs once; any packet can cause hickory's warnings.
 const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
-/// As [`DEFAULT_LOG`], for commands that only read.
-const READING_LOG: &str = "warn,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
+/// As [`DEFAULT_LOG`], for commands that only read: nothing about single Services, because their states tell it.
+const READING_LOG: &str = "warn,lb_linker::sync::k8s::service_log=error,lb_linker::sync::events=error,\
+    lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
 /// Stable DNS names for load balancers: watches LoadBalancer Services, keeps an ExternalName Service for
 /// each, and answers DNS for them.

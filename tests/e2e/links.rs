@@ -21,9 +21,10 @@ fn text(bytes: &[u8]) -> String {
 async fn links_lists_what_lb_linker_would_serve() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("listed").await;
-    for name in ["pending", "web"] {
+    for name in ["denied", "pending", "web"] {
         cluster.create_load_balancer(&namespace, name).await;
     }
+    cluster.set_ingress(&namespace, "denied", &[Ingress::Hostname("localhost")]).await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let links = |arguments: &[&str]| {
@@ -46,10 +47,13 @@ async fn links_lists_what_lb_linker_would_serve() {
     assert_eq!(rows[0], ["SERVICE", "DNS", "NAME", "TARGET", "EXTERNAL", "TARGET", "STATE", "AGE"]);
     let name = |service: &str| format!("{service}-{namespace}.lb.internal");
     let external = |service: &str| format!("{target}/{service}-{namespace}-ext");
-    assert_eq!(rows[1][..5], ["pending", &name("pending"), "<pending>", &external("pending"), "Pending"]);
-    assert_eq!(rows[2][..5], ["web", &name("web"), "a.example.com", &external("web"), "Ready"]);
-    assert!(rows[2][5].ends_with('s') && rows.len() == 3, "{table}");
-    assert_eq!(text(&output.stderr), "");
+    assert_eq!(rows[1][..5], ["denied", &name("denied"), "<pending>", &external("denied"), "Refused"]);
+    assert_eq!(rows[2][..5], ["pending", &name("pending"), "<pending>", &external("pending"), "Pending"]);
+    assert_eq!(rows[3][..5], ["web", &name("web"), "a.example.com", &external("web"), "Ready"]);
+    assert!(rows[3][5].ends_with('s') && rows.len() == 4, "{table}");
+    // The state tells that the target is refused.
+    let errors = text(&output.stderr);
+    assert!(!errors.contains(&namespace), "{errors}");
 
     let items: Value = serde_json::from_slice(&links(&["-o", "json", "web"]).stdout).unwrap();
     assert_eq!(items["items"][0]["target"], "a.example.com");
