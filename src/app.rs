@@ -5,6 +5,7 @@
 
 pub mod error;
 pub mod link_reader;
+pub mod link_source;
 mod sync_metrics;
 mod sync_runtime;
 mod sync_tasks;
@@ -13,6 +14,7 @@ mod zone_updates;
 use std::io;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -20,6 +22,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::admin;
+use crate::admin::api::Status;
 use crate::cli::environment::mistyped_variables;
 use crate::cli::flags::{Flags, WITHOUT_LINKS};
 use crate::dns::net::{RECOMMENDED_FILE_LIMIT, max_files};
@@ -29,6 +33,7 @@ use crate::dns::server::corefile_source::CorefileSource;
 use crate::dns::server::instance::SetDebug;
 use crate::dns::server::invalidation;
 use crate::dns::server::reload::{CheckZones, Reloader};
+use crate::links::history::History;
 use crate::model::hostname::to_presentation;
 use error::RunError;
 use sync_metrics::SyncMetrics;
@@ -83,6 +88,18 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
             warn!("{notice}");
         }
         let policy = watch::Sender::new(Arc::new(hostname_policy));
+        let history = Arc::new(History::new(Timestamp::now()));
+        let status = Status {
+            store: Arc::clone(&store),
+            history: Arc::clone(&history),
+            zones: reloader.zones(),
+            target_namespace: flags.target_namespace.clone(),
+            identity: flags.identity(),
+            leader: source.leader(),
+            election: Arc::clone(&metrics.election),
+        };
+        background.spawn_on(history.record(Arc::clone(&store), stop.clone()), sync.runtime());
+        background.spawn(admin::server::serve(flags.admin_listen, status, stop.clone()));
         let syncing =
             source.run(flags.clone(), Arc::clone(&store), metrics, policy.subscribe(), stop.clone());
         background.spawn_on(syncing, sync.runtime());

@@ -4,6 +4,7 @@
 //! ([`sync`]) and stores them in a map of links ([`store`]), writes an `ExternalName` Service for each link, and
 //! answers DNS queries from the same map ([`dns`]). [`app`] connects these parts.
 
+pub mod admin;
 pub mod app;
 pub mod cli;
 pub mod dns;

@@ -1,10 +1,13 @@
-//! `lb-linker links`: the links as a table, as JSON or YAML, or one link in detail.
+//! The links as users see them: as a table, as JSON or YAML, or one link in detail with its history.
 
 pub mod age;
 pub mod detail;
+pub mod history;
 pub mod output;
 pub mod table;
 pub mod view;
+
+use serde::Deserialize;
 
 /// The output of `lb-linker links`, as in kubectl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +20,8 @@ pub enum OutputFormat {
     Name,
 }
 
-/// What is printed of the links.
-#[derive(Clone, Debug, Default)]
+/// Which links are shown.
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct LinkFilter {
     /// Only links of this namespace; all if `None`.
     pub namespace: Option<String>,

@@ -15,14 +15,14 @@ use tracing_subscriber::{EnvFilter, reload};
 
 use jiff::Timestamp;
 use lb_linker::app::error::RunError;
-use lb_linker::app::link_reader::LinkReader;
+use lb_linker::app::link_source::LinkSource;
 use lb_linker::app::run;
 use lb_linker::cli::check::check;
 use lb_linker::cli::flags::{Flags, LogFormat};
 use lb_linker::dns::server::instance::SetDebug;
 use lb_linker::links::output::render;
 use lb_linker::links::table::{TableOptions, table};
-use lb_linker::links::view::{LinkView, views};
+use lb_linker::links::view::LinkView;
 use lb_linker::links::{LinkFilter, OutputFormat};
 use lb_linker::query::Question;
 use lb_linker::takeover::takeover;
@@ -90,9 +90,10 @@ enum Command {
     },
     /// List the links: load balancers, their DNS names, targets and states
     ///
-    /// Reads the load balancers of the cluster of the kubeconfig, or of --manifests, and writes nothing. Give the same
-    /// flags and variables as for `run`, so that names and targets are the same. With the name of one Service, prints
-    /// that link in detail.
+    /// Asks the lb-linker that runs on the same machine or in the same Pod, at --admin-listen. Without one, or with
+    /// --kubeconfig, --context or --manifests, reads the load balancers of the cluster or the manifests, and writes
+    /// nothing: then give the same flags and variables as for `run`, so that names and targets are the same. With the
+    /// name of one Service, prints that link in detail; a running lb-linker also tells its last changes.
     #[command(mut_args = |arg| { let hide = !for_links(arg.get_id().as_str()); arg.hide(hide) })]
     Links {
         /// Only Services of this name
@@ -157,6 +158,7 @@ fn for_links(flag: &str) -> bool {
         "all_namespaces",
         "output_format",
         "watch",
+        "admin_listen",
         "kubeconfig",
         "context",
         "manifests",
@@ -268,13 +270,13 @@ async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, 
     // Nothing but what keeps the links from being read.
     let warnings = tracing_subscriber::fmt().with_env_filter(READING_LOG).with_writer(std::io::stderr);
     warnings.with_target(false).with_ansi(std::io::stderr().is_terminal()).init();
-    let target_namespace = flags.target_namespace.clone();
-    let reader = match LinkReader::open(flags).await {
-        Ok(reader) => reader,
+    let mut source = match LinkSource::open(flags, filter.clone()).await {
+        Ok(source) => source,
         Err(error) => return fail(&error),
     };
-    let mut changes = reader.store.subscribe();
-    let read = || views(&reader.store, &reader.zones, &target_namespace, filter);
+    if let Some((name, address)) = source.instance() {
+        let _ = writeln!(std::io::stderr(), "from {name}, the lb-linker at {address}");
+    }
     let options = TableOptions {
         with_namespace: filter.namespace.is_none(),
         wide: format == Some(OutputFormat::Wide),
@@ -282,7 +284,7 @@ async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, 
         without_header: false,
     };
     let is_detail = filter.service.is_some() && !watch;
-    let mut shown = read();
+    let mut shown = source.links();
     let now = Timestamp::now().as_second();
     let text = match render(&shown, format, is_detail, now, options) {
         Ok(text) => text,
@@ -300,9 +302,11 @@ async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, 
     while watch && is_open {
         tokio::select! {
             _ = tokio::signal::ctrl_c() => break,
-            _ = changes.recv() => {}
+            changed = source.changed() => if let Err(error) = changed {
+                return fail(&error);
+            },
         }
-        let current = read();
+        let current = source.links();
         let changed: Vec<LinkView> = current.iter().filter(|link| !shown.contains(link)).cloned().collect();
         let options = TableOptions { without_header: true, ..options };
         is_open = table(&changed, Timestamp::now().as_second(), options)

@@ -183,6 +183,7 @@ impl Stage {
             ["--metrics-listen", "127.0.0.1:0"],
             ["--health-listen", "127.0.0.1:0"],
             ["--ready-listen", "127.0.0.1:0"],
+            ["--admin-listen", "127.0.0.1:0"],
         ];
         let mut linker = Linker::start(directory.path(), arguments.as_flattened())?;
         let (dns, _) = linker.dns_address().await?;

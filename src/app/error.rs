@@ -1,8 +1,10 @@
 //! The error of [`run`](super::run).
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::admin::client::ClientError as InstanceError;
 use crate::cli::error::InputError;
 use crate::cli::flags::ConfigError;
 use crate::dns::corefile::CorefileError;
@@ -26,6 +28,9 @@ pub enum RunError {
     /// `lb-linker links` couldn't read the load balancers in time.
     #[error("the load balancers weren't read within {} s: see the warnings above", .0.as_secs())]
     LinksNotRead(Duration),
+    /// A running lb-linker didn't tell its links.
+    #[error("lb-linker at {address} (--admin-listen): {error}")]
+    Instance { address: SocketAddr, error: InstanceError },
 }
 
 impl RunError {
@@ -35,7 +40,7 @@ impl RunError {
         match self {
             Self::Input(error) => error.is_input(),
             Self::Server(error) => error.is_input(),
-            Self::Lines(_) | Self::Thread(_) | Self::LinksNotRead(_) => false,
+            Self::Lines(_) | Self::Thread(_) | Self::LinksNotRead(_) | Self::Instance { .. } => false,
         }
     }
 }

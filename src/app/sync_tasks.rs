@@ -18,7 +18,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::{OnGone, Store};
 use crate::sync::controller::supervisor::{SyncError, supervise};
 use crate::sync::election::term::unix_now;
-use crate::sync::election::{Election, ElectionConfig, Leadership};
+use crate::sync::election::{Election, ElectionConfig, KnownLeader, Leadership};
 use crate::sync::events::link_log::Telemetry;
 use crate::sync::events::{self, Recorder};
 use crate::sync::external_target::backend::Backend;
@@ -42,7 +42,8 @@ pub(super) enum SyncSource {
         client: kube::Client,
         availability: ApiAvailability,
         backend: Backend,
-        election_config: Option<ElectionConfig>,
+        election_config: Option<Box<ElectionConfig>>,
+        leader: KnownLeader,
     },
     Manifests {
         backend: Option<Backend>,
@@ -73,7 +74,16 @@ impl SyncSource {
         let availability = ApiAvailability::default();
         let backend =
             Backend::Namespace { client: client.clone(), availability: availability.clone(), namespace };
-        Ok(Self::Cluster { client, availability, backend, election_config: flags.election_config()? })
+        let (election_config, leader) = (flags.election_config()?.map(Box::new), KnownLeader::default());
+        Ok(Self::Cluster { client, availability, backend, election_config, leader })
+    }
+
+    /// Returns where the election records the holder of the Lease.
+    pub(super) fn leader(&self) -> KnownLeader {
+        match self {
+            Self::Cluster { leader, .. } => leader.clone(),
+            Self::Manifests { .. } => KnownLeader::default(),
+        }
     }
 
     /// Returns whether the source's objects have resourceVersions.
@@ -300,7 +310,8 @@ impl SyncSource {
         metrics: &SyncMetrics,
         end: &ShutdownOrder,
     ) -> Leadership {
-        let Self::Cluster { client, availability, election_config: Some(election_config), .. } = self else {
+        let Self::Cluster { client, availability, election_config: Some(election_config), leader, .. } = self
+        else {
             let writes = self.backend().is_some() && flags.sync_mode() == SyncMode::On;
             metrics.election.leader.set(i64::from(writes));
             let in_cluster = writes && matches!(self, Self::Cluster { .. });
@@ -315,7 +326,8 @@ impl SyncSource {
             availability.clone(),
             Arc::clone(&metrics.election),
             Arc::clone(&metrics.api),
-            election_config.clone(),
+            ElectionConfig::clone(election_config),
+            leader.clone(),
         );
         let leadership = election.leadership();
         let release = end.events_sent.clone();

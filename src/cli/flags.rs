@@ -11,7 +11,7 @@ use kube::core::Selector;
 use crate::cli::client_nets_flag::ClientNet;
 use crate::cli::client_nets_flag::PRIVATE_NETS;
 use crate::cli::election_flags::ElectionFlags;
-use crate::cli::parsers::{delay, dns_label, instance, listen, max_deletes, zone};
+use crate::cli::parsers::{delay, dns_label, instance, listen, loopback_listen, max_deletes, zone};
 use crate::cli::policy_flags::HostnamePolicyFlags;
 use crate::cli::selector::selector;
 use crate::cli::upstream_flag::UpstreamSpec;
@@ -316,6 +316,18 @@ pub struct Flags {
         help_heading = "Observing"
     )]
     pub ready_listen: SocketAddr,
+
+    /// Address of the status page and its API, on the loopback interface: they show the links to every process that can
+    /// connect
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "LB_LINKER_ADMIN_LISTEN",
+        default_value = "127.0.0.1:8053",
+        value_parser = loopback_listen,
+        help_heading = "Observing"
+    )]
+    pub admin_listen: SocketAddr,
 
     /// Format of the log; RUST_LOG sets the level
     #[arg(

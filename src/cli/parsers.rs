@@ -23,6 +23,12 @@ pub(crate) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
         .ok_or("not an address and port such as 127.0.0.1:53, [::1]:53 or :53")
 }
 
+/// As [`listen`], for addresses that only this machine, or this Pod, can reach.
+pub(crate) fn loopback_listen(text: &str) -> Result<SocketAddr, &'static str> {
+    let address = listen(text).ok().filter(|address| address.ip().is_loopback());
+    address.ok_or("not a loopback address and port such as 127.0.0.1:8053 or [::1]:8053")
+}
+
 /// Parses the origin of a zone: only letters, digits, `-`, `_` and dots, and short enough for the names below the zone.
 pub(crate) fn zone(text: &str) -> Result<Name, &'static str> {
     const WRONG: &str =

@@ -66,8 +66,8 @@ fn cell(link: &LinkView, column: &str, now: i64) -> String {
         "TARGET" => link.target.clone().unwrap_or_else(|| "<pending>".to_owned()),
         "EXTERNAL TARGET" => link.external_target.clone(),
         "STATE" => link.state.to_string(),
-        "AGE" => link.created.map_or_else(|| UNKNOWN.to_owned(), |created| age(now - created)),
-        _ => link.reason.unwrap_or(NONE).to_owned(),
+        "AGE" => link.created.map_or_else(|| UNKNOWN.to_owned(), |created| age(now - created.as_second())),
+        _ => link.reason.as_deref().unwrap_or(NONE).to_owned(),
     }
 }
 

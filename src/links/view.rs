@@ -1,9 +1,11 @@
 //! What users see of a link.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use hickory_proto::rr::Name;
-use serde::Serialize;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::LinkFilter;
 use crate::model::hostname::to_presentation;
@@ -12,7 +14,7 @@ use crate::model::names;
 use crate::store::Store;
 
 /// A link as it is printed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkView {
     pub namespace: String,
@@ -28,13 +30,25 @@ pub struct LinkView {
     pub state: ViewState,
     /// Why the state isn't `Ready`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<&'static str>,
-    /// When the Service was created, in seconds since 1970, if known.
+    pub reason: Option<Cow<'static, str>>,
+    /// When the Service was created, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub created: Option<i64>,
+    pub created: Option<Timestamp>,
+    /// The changes since a running lb-linker has started, the oldest first; `None` if they aren't known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<Vec<LinkEvent>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// A change of a link: its target and state from this time on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkEvent {
+    pub time: Timestamp,
+    pub state: ViewState,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ViewState {
     /// DNS answers with the target that the Service's status names.
     Ready,
@@ -88,12 +102,14 @@ fn view(link: &Link, store: &Store, zones: &[Name], target_namespace: &str) -> L
         target: link.target.as_ref().map(ToString::to_string),
         external_target: format!("{target_namespace}/{}", link.external_target()),
         state,
-        reason,
-        created: link.created_at(),
+        reason: reason.map(Cow::Borrowed),
+        created: link.created_at().and_then(|created| Timestamp::from_second(created).ok()),
+        history: None,
     }
 }
 
-fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
+/// Returns the state of a link, and why it isn't `Ready`.
+pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
     const REFUSED: &str = "the Service's status names a target that isn't allowed";
     match link.state {
         LinkState::Gone(_) => (ViewState::Gone, Some("the Service is gone")),

@@ -19,6 +19,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1;
 use kube::api::{ApiResource, DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
+use parking_lot::Mutex;
 use prometheus::{IntGauge, Registry};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -59,6 +60,18 @@ pub struct ElectionMetrics {
     pub leader: IntGauge,
 }
 
+/// The holder of the Lease, as this process has last read it. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct KnownLeader(Arc<Mutex<Option<String>>>);
+
+impl KnownLeader {
+    /// Returns the holder identity; `None` if there is no holder, or no election.
+    #[must_use]
+    pub fn get(&self) -> Option<String> {
+        self.0.lock().clone()
+    }
+}
+
 impl MetricGroup for ElectionMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let leader = IntGauge::new("lb_linker_leader", "1 while this instance leads: it alone writes.");
@@ -75,6 +88,7 @@ pub struct Election {
     election_config: ElectionConfig,
     /// The identity and a random suffix, so that two processes never have the same holder identity.
     holder: String,
+    known_leader: KnownLeader,
     leader_status: watch::Sender<LeaderStatus>,
     /// Whether the first round of requests has ended.
     settled: watch::Sender<bool>,
@@ -91,6 +105,7 @@ impl Election {
         metrics: Arc<ElectionMetrics>,
         api: Arc<ApiMetrics>,
         election_config: ElectionConfig,
+        known_leader: KnownLeader,
     ) -> Self {
         let holder = format!("{}_{:08x}", election_config.identity, rand::random::<u32>());
         let leader_status = watch::Sender::new(LeaderStatus::default());
@@ -103,6 +118,7 @@ impl Election {
             api,
             election_config,
             holder,
+            known_leader,
             leader_status,
             settled,
             fence,
@@ -165,6 +181,7 @@ impl Election {
     fn publish(&self, elector: &mut Elector) {
         let leader_status = elector.leader_status();
         self.metrics.leader.set(i64::from(leader_status.held.is_some()));
+        *self.known_leader.0.lock() = elector.current_holder().map(ToOwned::to_owned);
         self.leader_status.send_if_modified(|known| {
             // Renewals don't notify the writers.
             let news =

@@ -12,7 +12,7 @@ use imports::{File, files};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 26] = [
+const FOLDERS: [&str; 27] = [
     "model",
     "metrics",
     "store",
@@ -36,6 +36,7 @@ const FOLDERS: [&str; 26] = [
     "dns/server",
     "dns",
     "links",
+    "admin",
     "cli",
     "query",
     "takeover",

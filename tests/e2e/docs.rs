@@ -100,7 +100,7 @@ for argument; do
     set -- "$@" "$argument"
 done
 log=$(mktemp)
-"$PROGRAM" "$@" --metrics-listen 127.0.0.1:0 --health-listen 127.0.0.1:0 --ready-listen 127.0.0.1:0 >"$log" 2>&1 &
+"$PROGRAM" "$@" --metrics-listen 127.0.0.1:0 --health-listen 127.0.0.1:0 --ready-listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 >"$log" 2>&1 &
 until grep -q 'ready: load balancers' "$log"; do
     kill -0 $! || { cat "$log" >&2; exit 1; }
     sleep 0.1
@@ -112,8 +112,9 @@ wait $!
 /// First words of the blocks that are run: programs, and the setting of a variable.
 const RUN: [&str; 6] = ["VARIABLE=", "cat", "kubectl", "helm", "lb-linker", "target/debug/lb-linker"];
 /// First words of the other blocks. `make`, `cargo` and `git` are for a checkout, the next need nodes or a server that
-/// still runs, and the rest are parts of files.
-const NOT_RUN: [&str; 18] = [
+/// still runs, and the rest are parts of files, and output.
+const NOT_RUN: [&str; 19] = [
+    "Service:",
     "make",
     "cargo",
     "git",
@@ -241,6 +242,7 @@ fn commands_of_the_pages_for_an_installation_work() {
         "docs/migration.md",
         "docs/moving.md",
         "docs/sidecar.md",
+        "docs/status.md",
         "docs/troubleshooting.md",
     ] {
         run(&plane, page);

@@ -15,7 +15,7 @@ use crate::harness::clock::{Stop, StoppedClock};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
-use crate::harness::linker::{Linker, run_to_end_with};
+use crate::harness::linker::{Linker, get_from, run_to_end_with};
 use crate::harness::{cluster_with_target, deploy, eventually, grant_optional};
 use crate::recreation::wait_for_external_target;
 
@@ -586,6 +586,18 @@ async fn each_leader_writes_a_higher_term_without_extra_writes() {
     assert!(second > first, "{second:?} {first:?}");
     assert_eq!((term_of("web").await, term_of("kept").await), (second, first));
     stage.wait_for_writes("b", 1).await;
+}
+
+#[tokio::test]
+async fn status_pages_of_all_replicas_name_the_leader() {
+    let stage = Fixture::new("named").await;
+    let (a, b) = stage.start_leader_and_follower(&[]).await;
+    for (replica, leads) in [(&a, true), (&b, false)] {
+        let (status, instance) = get_from(replica.admin().await, "localhost", "/api/instance");
+        let instance: Value = serde_json::from_str(&instance).unwrap();
+        assert_eq!((status, &instance["leads"]), (200, &Value::Bool(leads)), "{instance}");
+        assert!(instance["leader"].as_str().unwrap().starts_with("a_"), "{instance}");
+    }
 }
 
 #[tokio::test]

@@ -1,17 +1,18 @@
 //! `lb-linker links`.
 
 use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
 use crate::harness::cluster::Ingress;
-use crate::harness::cluster_with_target;
-use crate::harness::linker::{bare, run_to_end};
+use crate::harness::linker::{Linker, bare, get_from, run_to_end, run_to_end_with};
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
+use crate::harness::{cluster_with_target, eventually};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
@@ -88,6 +89,100 @@ async fn watched_links_are_printed_when_they_change() {
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
     let changed = lines.next().unwrap();
     assert!(changed.starts_with("web ") && changed.contains("b.example.com"), "{changed}");
+}
+
+/// Runs `lb-linker links` with these arguments against the lb-linker at this address.
+fn links_of(linker: SocketAddr, arguments: &[&str]) -> Output {
+    run_to_end_with(&[("LB_LINKER_ADMIN_LISTEN", &linker.to_string())], [&["links"][..], arguments].concat())
+}
+
+#[tokio::test]
+async fn running_lb_linker_tells_its_links_and_their_history() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("told").await;
+    let linker = Linker::in_cluster(plane, &target, &["--watch-namespaces", &namespace]);
+    let admin = linker.admin().await;
+    linker.ready().await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    for hostname in ["a.example.com", "b.example.com"] {
+        cluster.set_ingress(&namespace, "web", &[Ingress::Hostname(hostname)]).await;
+        linker.line(&format!("{namespace}/web: ")).await;
+        let shows = || async { text(&links_of(admin, &[]).stdout).contains(hostname).then_some(()) };
+        eventually("the new target in the table", shows).await;
+    }
+    let output = links_of(admin, &["web", "-n", &namespace]);
+    let detail = text(&output.stdout);
+    let history: Vec<Vec<&str>> = detail
+        .lines()
+        .skip_while(|line| *line != "History:")
+        .skip(2)
+        .map(|line| line.split_whitespace().skip(1).collect())
+        .collect();
+    assert_eq!(
+        history,
+        [["Pending", "<none>"], ["Ready", "a.example.com"], ["Ready", "b.example.com"]],
+        "{detail}"
+    );
+    let from = text(&output.stderr);
+    assert!(from.starts_with("from ") && from.ends_with(&format!(", the lb-linker at {admin}\n")), "{from}");
+    // The API server gives the same table.
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let kubeconfig = kubeconfig.to_str().unwrap();
+    let direct = ["-n", &namespace, "-o", "json", "--target-namespace", &target, "--kubeconfig", kubeconfig];
+    let direct: Value = serde_json::from_slice(&links_of(admin, &direct).stdout).unwrap();
+    let told: Value = serde_json::from_slice(&links_of(admin, &["-o", "json"]).stdout).unwrap();
+    assert_eq!(direct, told);
+    assert_eq!(get_from(admin, "evil.example", "/api/links").0, 403);
+}
+
+#[tokio::test]
+async fn watched_links_of_a_running_lb_linker_are_printed() {
+    let directory = tempfile::tempdir().unwrap();
+    let manifest = |hostname: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: shop}}\nspec: {{type: LoadBalancer}}\n\
+             status: {{loadBalancer: {{ingress: [{{hostname: {hostname}}}]}}}}\n"
+        )
+    };
+    let path = directory.path().join("web.yaml");
+    std::fs::write(&path, manifest("a.example.com")).unwrap();
+    let mut linker = Linker::start(["--manifests", directory.path().to_str().unwrap()]);
+    let admin = linker.admin().await;
+    linker.ready().await;
+    let mut command = bare();
+    command.env("LB_LINKER_ADMIN_LISTEN", admin.to_string());
+    command.args(["links", "-w"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut watching = Process::spawn(command).unwrap();
+    let mut lines = BufReader::new(watching.stdout().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().starts_with("NAMESPACE"));
+    assert!(lines.next().unwrap().contains("a.example.com"));
+    std::fs::write(&path, manifest("b.example.com")).unwrap();
+    assert!(lines.next().unwrap().contains("b.example.com"));
+    // Without the instance there is nothing to watch.
+    linker.stop();
+    let errors = BufReader::new(watching.stderr().unwrap()).lines().map(Result::unwrap).last().unwrap();
+    assert!(errors.contains("there is no lb-linker"), "{errors}");
+}
+
+#[tokio::test]
+async fn occupied_port_costs_only_the_status_page() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let directory = tempfile::tempdir().unwrap();
+    let manifests = directory.path().to_str().unwrap();
+    let linker = Linker::start(["--manifests", manifests, "--admin-listen", &address]);
+    linker.line("the status page isn't served").await;
+    linker.ready().await;
+}
+
+#[test]
+fn status_page_refuses_other_than_loopback_addresses() {
+    for address in ["0.0.0.0:8053", ":8053", "10.0.0.1:8053", "8053"] {
+        let output = run_to_end(["--admin-listen", address]);
+        assert_eq!(output.status.code(), Some(2));
+        let errors = text(&output.stderr);
+        assert!(errors.contains("not a loopback address and port such as 127.0.0.1:8053"), "{errors}");
+    }
 }
 
 #[test]

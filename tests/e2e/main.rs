@@ -40,6 +40,7 @@ mod selection;
 mod sidecar;
 mod sockets;
 mod source;
+mod status_page;
 mod stubs;
 mod takeover;
 mod throughput;

@@ -1,11 +1,21 @@
+use std::borrow::Cow;
+
+use jiff::Timestamp;
+
 use super::*;
 use crate::links::OutputFormat;
 use crate::links::output::render;
+use crate::links::view::LinkEvent;
 
 const NOW: i64 = 1_700_000_000;
 
 fn links() -> Vec<LinkView> {
-    let link = |namespace: &str, service: &str, target: Option<&str>, state, reason, age| LinkView {
+    let link = |namespace: &str,
+                service: &str,
+                target: Option<&str>,
+                state,
+                reason: Option<&'static str>,
+                age: Option<i64>| LinkView {
         namespace: namespace.to_owned(),
         service: service.to_owned(),
         dns_names: vec![
@@ -15,8 +25,9 @@ fn links() -> Vec<LinkView> {
         target: target.map(str::to_owned),
         external_target: format!("external-targets/{service}-{namespace}-ext"),
         state,
-        reason,
-        created: age,
+        reason: reason.map(Cow::Borrowed),
+        created: age.and_then(|seconds| Timestamp::from_second(seconds).ok()),
+        history: None,
     };
     vec![
         link("default", "my-sample-lb", Some("a.example"), ViewState::Ready, None, Some(NOW - 300)),
@@ -82,7 +93,26 @@ Created:          2023-11-14T22:08:20Z (5m ago)
 DNS names:        my-sample-lb-default.lb.internal
                   my-sample-lb.default.lb.internal
 ";
-    assert_eq!(render(&links()[..1], None, true, NOW, options()).unwrap(), expected);
+    let described = |history: Option<Vec<LinkEvent>>| {
+        let link = LinkView { history, ..links().swap_remove(0) };
+        render(&[link], None, true, NOW, options()).unwrap().strip_prefix(expected).unwrap().to_owned()
+    };
+    let event = |age, state, target: Option<&str>| LinkEvent {
+        time: Timestamp::from_second(NOW - age).unwrap(),
+        state,
+        target: target.map(str::to_owned),
+    };
+    assert!(described(None).starts_with("History:          <unknown>: "));
+    assert_eq!(described(Some(Vec::new())), "History:          no change since lb-linker has started\n");
+    let history =
+        vec![event(3600, ViewState::Pending, None), event(125, ViewState::Ready, Some("a.example"))];
+    let expected_history = "\
+History:
+  AGE       STATE       TARGET
+  60m       Pending     <none>
+  2m5s      Ready       a.example
+";
+    assert_eq!(described(Some(history)), expected_history);
     // Services of the same name in several namespaces.
     assert!(render(&links(), None, true, NOW, options()).unwrap().starts_with("NAMESPACE"));
 }

@@ -33,6 +33,10 @@ fn all(store: &Store) -> Vec<LinkView> {
     views(store, &[zone()], "external-targets", &LinkFilter::default())
 }
 
+fn state_and_reason(link: &LinkView) -> (ViewState, Option<String>) {
+    (link.state, link.reason.as_deref().map(str::to_owned))
+}
+
 #[test]
 fn ready_link_has_its_names_and_its_target() {
     let store = Store::new(OnGone::Kept).with_zones([&zone()]);
@@ -50,7 +54,8 @@ fn ready_link_has_its_names_and_its_target() {
         external_target: "external-targets/web-shop-ext".to_owned(),
         state: ViewState::Ready,
         reason: None,
-        created: Some(1_700_000_000),
+        created: Timestamp::from_second(1_700_000_000).ok(),
+        history: None,
     };
     let links = all(&store);
     assert_eq!(links[1], expected);
@@ -64,18 +69,18 @@ fn ready_link_has_its_names_and_its_target() {
 #[test]
 fn state_tells_why_a_target_is_missing_or_old() {
     let store = Store::new(OnGone::Kept).with_zones([&zone()]);
-    let states = || all(&store).into_iter().map(|link| (link.state, link.reason)).collect::<Vec<_>>();
+    let states = || all(&store).iter().map(state_and_reason).collect::<Vec<_>>();
     store.apply(ObservedService { refused: true, ..observed("shop", "web", None) });
     let refused = "the Service's status names a target that isn't allowed";
-    assert_eq!(states(), [(ViewState::Refused, Some(refused))]);
+    assert_eq!(states(), [(ViewState::Refused, Some(refused.to_owned()))]);
     store.apply(observed("shop", "web", Some("a.example.")));
     assert_eq!(states(), [(ViewState::Ready, None)]);
     store.apply(observed("shop", "web", None));
-    assert_eq!(states(), [(ViewState::Kept, Some("the Service's status is blank"))]);
+    assert_eq!(states(), [(ViewState::Kept, Some("the Service's status is blank".to_owned()))]);
     store.apply(ObservedService { refused: true, ..observed("shop", "web", None) });
-    assert_eq!(states(), [(ViewState::Kept, Some(refused))]);
+    assert_eq!(states(), [(ViewState::Kept, Some(refused.to_owned()))]);
     store.delete(&ServiceKey::new("shop", "web"), "shop/web", None);
-    assert_eq!(states(), [(ViewState::Gone, Some("the Service is gone"))]);
+    assert_eq!(states(), [(ViewState::Gone, Some("the Service is gone".to_owned()))]);
 }
 
 #[test]
@@ -86,8 +91,8 @@ fn name_of_another_link_is_left_out_and_reported() {
     let links = all(&store);
     assert_eq!(links[0].dns_names, ["x.y-z.lb.internal"]);
     assert_eq!(
-        (links[0].state, links[0].reason),
-        (ViewState::Conflict, Some("another link has one of its names"))
+        state_and_reason(&links[0]),
+        (ViewState::Conflict, Some("another link has one of its names".to_owned()))
     );
     assert_eq!(links[1].dns_names, ["x-y-z.lb.internal", "x-y.z.lb.internal"]);
     assert_eq!(links[1].state, ViewState::Ready);

@@ -209,6 +209,14 @@ impl Elector {
         LeaderStatus { term: self.term, held }
     }
 
+    /// Returns the holder in the Lease, as it was last read or written.
+    pub(super) fn current_holder(&self) -> Option<&str> {
+        match &self.known {
+            LeaseState::There(observed) => holder(&observed.lease),
+            LeaseState::Nothing | LeaseState::Absent | LeaseState::Vanished(_) => None,
+        }
+    }
+
     /// Returns the events since the last call.
     pub(super) fn take_events(&mut self) -> Vec<LeaderEvent> {
         mem::take(&mut self.events)

@@ -78,6 +78,8 @@ pub(crate) fn bare() -> Command {
             command.env_remove(&name);
         }
     }
+    // A port of its own for each process.
+    command.env("LB_LINKER_ADMIN_LISTEN", "127.0.0.1:0");
     command
 }
 
@@ -218,6 +220,13 @@ impl Linker {
         eventually(&format!("a log line with {text:?} in {:#?}", self.log()), found).await
     }
 
+    /// Waits for the status page, and returns its address.
+    pub async fn admin(&self) -> SocketAddr {
+        let line = self.line("status page on http://").await;
+        let address = line.split("http://").nth(1).and_then(|rest| rest.trim_end_matches('/').parse().ok());
+        address.expect("an address")
+    }
+
     /// Waits until lb-linker is ready.
     pub async fn ready(&self) {
         eventually("readiness", || async { (self.get_ready().0 == 200).then_some(()) }).await;
@@ -296,10 +305,15 @@ impl Linker {
 }
 
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    get_from(address, "test", path)
+}
+
+/// Returns the status and the body of a path, asked for with this Host header.
+pub(crate) fn get_from(address: SocketAddr, host: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect("the port is open");
     stream.set_read_timeout(Some(EVENT_TIMEOUT)).unwrap();
     // HTTP/1.0, so that the response isn't chunked.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: test\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer");

@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod audit;
+pub mod browser;
 pub mod clients;
 pub mod clock;
 pub mod cluster;

@@ -1,0 +1,226 @@
+//! The paths of the status page and of the status API, and what they answer.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Query, Request, State};
+use axum::http::header::{self, HeaderName};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hickory_proto::rr::Name;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::spawn_blocking;
+use tracing::error;
+
+use crate::dns::plugins::lb_linker::LinkZone;
+use crate::links::LinkFilter;
+use crate::links::history::History;
+use crate::links::view::{LinkView, views};
+use crate::model::hostname::to_presentation;
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
+use crate::sync::election::{ElectionMetrics, KnownLeader};
+
+/// The path of the links.
+pub(super) const LINKS_PATH: &str = "/api/links";
+
+const JSON: &str = "application/json";
+
+/// The headers of every answer: a browser runs no script but that of the page, keeps the page out of frames of other
+/// sites, and doesn't keep it.
+const HEADERS: [(HeaderName, &str); 5] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (header::CACHE_CONTROL, "no-cache"),
+];
+
+/// What the status API reads.
+pub struct Status {
+    pub store: Arc<Store>,
+    pub history: Arc<History>,
+    pub zones: watch::Receiver<Vec<LinkZone>>,
+    pub target_namespace: String,
+    /// The name of this replica.
+    pub identity: String,
+    pub leader: KnownLeader,
+    pub election: Arc<ElectionMetrics>,
+}
+
+/// The answer of `/api/instance`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Instance {
+    version: &'static str,
+    /// The name of this replica.
+    identity: String,
+    started: Timestamp,
+    zones: Vec<String>,
+    target_namespace: String,
+    /// Whether all load balancers have been read.
+    synced: bool,
+    /// Whether this replica writes.
+    leads: bool,
+    /// The holder of the Lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    leader: Option<String>,
+}
+
+/// The answer of `/api/links`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LinkListing {
+    /// The name of the replica that answers.
+    pub instance: String,
+    pub items: Vec<LinkView>,
+}
+
+impl Status {
+    fn instance(&self) -> Instance {
+        Instance {
+            version: env!("CARGO_PKG_VERSION"),
+            identity: self.identity.clone(),
+            started: self.history.started(),
+            zones: self.zones.borrow().iter().map(|zone| to_presentation(&zone.origin)).collect(),
+            target_namespace: self.target_namespace.clone(),
+            synced: self.store.is_synced(),
+            leads: self.election.leader.get() == 1,
+            leader: self.leader.get(),
+        }
+    }
+
+    /// Returns the links that a filter selects; those of one name with their history.
+    fn links(&self, filter: &LinkFilter) -> LinkListing {
+        let zones: Vec<Name> = self.zones.borrow().iter().map(|zone| zone.origin.clone()).collect();
+        let mut items = views(&self.store, &zones, &self.target_namespace, filter);
+        if filter.service.is_some() {
+            for link in &mut items {
+                link.history = Some(self.history.events(&ServiceKey::new(&link.namespace, &link.service)));
+            }
+        }
+        LinkListing { instance: self.identity.clone(), items }
+    }
+
+    /// Returns the ETag of the links at present.
+    fn etag(&self) -> String {
+        let mut zones = DefaultHasher::new();
+        for zone in self.zones.borrow().iter() {
+            zone.origin.hash(&mut zones);
+        }
+        let started = self.history.started().as_nanosecond();
+        format!("\"{started:x}-{:x}-{:x}\"", self.history.version(), zones.finish())
+    }
+}
+
+/// Returns the router of the status page and of the status API.
+pub fn router(status: Status) -> Router {
+    let asset = |media_type: &'static str, text: &'static str| {
+        get(move || async move { ([(header::CONTENT_TYPE, media_type)], text) })
+    };
+    let state = Arc::new((status, Semaphore::new(1)));
+    Router::new()
+        .route("/", asset("text/html; charset=utf-8", include_str!("page/index.html")))
+        .route("/page.js", asset("text/javascript; charset=utf-8", include_str!("page/page.js")))
+        .route("/page.css", asset("text/css; charset=utf-8", include_str!("page/page.css")))
+        .route("/api/instance", get(instance))
+        .route(LINKS_PATH, get(links))
+        .with_state(state)
+        .layer(from_fn(with_headers))
+        .layer(from_fn(check_host))
+}
+
+/// The status, and the permit to list all links: one list at a time, as it takes processor time and memory.
+type Shared = Arc<(Status, Semaphore)>;
+
+async fn instance(State(shared): State<Shared>) -> Response {
+    json(&shared.0.instance())
+}
+
+async fn links(
+    State(shared): State<Shared>,
+    Query(filter): Query<LinkFilter>,
+    headers: HeaderMap,
+) -> Response {
+    if !shared.0.store.is_synced() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the load balancers haven't been read yet\n")
+            .into_response();
+    }
+    // Read before the links, so that it is never newer than they are.
+    let etag = shared.0.etag();
+    if headers.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == etag.as_bytes()) {
+        return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
+    }
+    let Ok(_permit) = shared.1.acquire().await else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    let listing = {
+        let shared = Arc::clone(&shared);
+        // 10,000 links take some 100 ms, in which a thread of the runtime would do nothing else.
+        spawn_blocking(move || json(&shared.0.links(&filter))).await
+    };
+    match listing {
+        Ok(mut answer) => {
+            answer.headers_mut().extend(HeaderValue::from_str(&etag).map(|etag| (header::ETAG, etag)));
+            answer
+        }
+        Err(panic) => {
+            error!("{LINKS_PATH}: {panic}");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+fn json(value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => ([(header::CONTENT_TYPE, JSON)], body).into_response(),
+        Err(problem) => {
+            error!("the status can't be written as JSON: {problem}");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+async fn with_headers(request: Request, next: Next) -> Response {
+    let mut answer = next.run(request).await;
+    let headers = HEADERS.map(|(name, value)| (name, HeaderValue::from_static(value)));
+    answer.headers_mut().extend(headers);
+    answer
+}
+
+/// Refuses requests for other hosts: a web page of another site whose name resolves to 127.0.0.1 (DNS rebinding) could
+/// read the links otherwise.
+async fn check_host(request: Request, next: Next) -> Response {
+    let hosts: Vec<&HeaderValue> = request.headers().get_all(header::HOST).iter().collect();
+    if let [host] = hosts[..]
+        && host.to_str().is_ok_and(is_loopback)
+    {
+        return next.run(request).await;
+    }
+    (StatusCode::FORBIDDEN, "the Host header must be localhost or a loopback address\n").into_response()
+}
+
+/// Returns whether a Host header, with or without a port, names this machine.
+fn is_loopback(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else { return false };
+    if authority.as_str().contains('@') {
+        return false;
+    }
+    let name = authority.host();
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost")
+        || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests;

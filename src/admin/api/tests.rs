@@ -1,0 +1,249 @@
+use std::net::{Ipv4Addr, SocketAddr};
+
+use axum::body::{Body, to_bytes};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tower::ServiceExt;
+
+use super::*;
+use crate::admin::client::{ClientError, InstanceClient};
+use crate::metrics::Metrics;
+use crate::model::hostname::Hostname;
+use crate::model::link::{Annotations, Ingress, ObservedService};
+use crate::store::OnGone;
+
+/// A status API with a store, without a listener.
+struct Api {
+    store: Arc<Store>,
+    history: Arc<History>,
+    zones: watch::Sender<Vec<LinkZone>>,
+    stop: CancellationToken,
+}
+
+impl Api {
+    fn new() -> Self {
+        let origin = Name::from_ascii("lb.internal.").unwrap();
+        let store = Arc::new(Store::new(OnGone::Kept).with_zones([&origin]));
+        let zones = watch::Sender::new(vec![LinkZone { origin, apex: "ns".to_owned() }]);
+        let history = Arc::new(History::new(Timestamp::from_second(1_700_000_000).unwrap()));
+        Self { store, history, zones, stop: CancellationToken::new() }
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            store: Arc::clone(&self.store),
+            history: Arc::clone(&self.history),
+            zones: self.zones.subscribe(),
+            target_namespace: "external-targets".to_owned(),
+            identity: "replica-1".to_owned(),
+            leader: KnownLeader::default(),
+            election: Metrics::new().unwrap().group().unwrap(),
+        }
+    }
+
+    /// Applies a Service with this hostname, and returns when the history has recorded it.
+    async fn apply(&self, namespace: &str, name: &str, hostname: &str) {
+        let version = self.history.version();
+        self.store.apply(ObservedService {
+            key: ServiceKey::new(namespace, name),
+            uid: "uid".into(),
+            created: Some(1_700_000_001),
+            resource_version: None,
+            ingress: Ingress {
+                hostnames: vec![Hostname::from(&Name::from_ascii(hostname).unwrap())],
+                addresses: Vec::new(),
+            },
+            ports: Arc::default(),
+            annotations: Annotations::default(),
+            refused: false,
+            has_finalizer: false,
+            persisted: None,
+        });
+        while self.history.version() == version {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn record(&self) -> AbortOnDropHandle<()> {
+        let recording = Arc::clone(&self.history).record(Arc::clone(&self.store), self.stop.clone());
+        AbortOnDropHandle::new(tokio::spawn(recording))
+    }
+
+    async fn ask(&self, request: Request<Body>) -> Response {
+        router(self.status()).oneshot(request).await.unwrap()
+    }
+}
+
+fn get_from(host: &str, path: &str) -> Request<Body> {
+    Request::get(path).header(header::HOST, host).body(Body::empty()).unwrap()
+}
+
+async fn body(answer: Response) -> Value {
+    assert_eq!(answer.status(), StatusCode::OK);
+    serde_json::from_slice(&to_bytes(answer.into_body(), usize::MAX).await.unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn only_loopback_hosts_are_answered() {
+    let api = Api::new();
+    for host in ["localhost", "LOCALHOST:8053", "127.0.0.1:8053", "127.1.2.3", "[::1]:8053", "[::1]"] {
+        assert_eq!(api.ask(get_from(host, "/")).await.status(), StatusCode::OK, "{host}");
+    }
+    for host in [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "[2001:db8::1]",
+        "evil.example@localhost",
+        "",
+        "localhost,evil.example",
+        "::1",
+    ] {
+        for path in ["/", "/api/links", "/api/instance", "/page.js", "/absent"] {
+            assert_eq!(api.ask(get_from(host, path)).await.status(), StatusCode::FORBIDDEN, "{host} {path}");
+        }
+    }
+    let without = Request::get("/").body(Body::empty()).unwrap();
+    assert_eq!(api.ask(without).await.status(), StatusCode::FORBIDDEN);
+    let mut twice = get_from("localhost", "/");
+    twice.headers_mut().append(header::HOST, HeaderValue::from_static("evil.example"));
+    assert_eq!(api.ask(twice).await.status(), StatusCode::FORBIDDEN);
+}
+
+#[tokio::test]
+async fn only_get_and_head_are_answered() {
+    let api = Api::new();
+    for path in ["/", "/api/links", "/api/instance"] {
+        for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
+            let request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+            let answer = api.ask(request.body(Body::empty()).unwrap()).await;
+            assert_eq!(answer.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn answers_keep_foreign_scripts_and_frames_out() {
+    let api = Api::new();
+    for path in ["/", "/page.css", "/page.js", "/api/instance", "/api/links", "/absent"] {
+        let answer = api.ask(get_from("localhost", path)).await;
+        let header = |name: &str| answer.headers().get(name).unwrap().to_str().unwrap().to_owned();
+        let policy = header("content-security-policy");
+        assert!(policy.starts_with("default-src 'none'; script-src 'self';"), "{path}: {policy}");
+        assert!(!policy.contains("unsafe") && policy.contains("frame-ancestors 'none'"), "{path}: {policy}");
+        assert_eq!(header("x-content-type-options"), "nosniff", "{path}");
+        assert_eq!(header("cross-origin-resource-policy"), "same-origin", "{path}");
+        assert!(answer.headers().get("access-control-allow-origin").is_none(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn links_are_listed_with_their_history() {
+    let api = Api::new();
+    let _recording = api.record();
+    let unread = api.ask(get_from("localhost", "/api/links")).await;
+    assert_eq!(unread.status(), StatusCode::SERVICE_UNAVAILABLE);
+    api.store.set_synced();
+    api.apply("shop", "web", "a.example.").await;
+    api.apply("shop", "web", "b.example.").await;
+    api.apply("default", "db", "c.example.").await;
+    let all = body(api.ask(get_from("localhost", "/api/links")).await).await;
+    assert_eq!(all["instance"], "replica-1");
+    let names: Vec<&str> =
+        all["items"].as_array().unwrap().iter().map(|it| it["service"].as_str().unwrap()).collect();
+    assert_eq!(names, ["db", "web"]);
+    assert_eq!(all["items"][1]["created"], "2023-11-14T22:13:21Z");
+    assert!(all["items"][1].get("history").is_none());
+    let one = body(api.ask(get_from("localhost", "/api/links?namespace=shop&service=web")).await).await;
+    let history = one["items"][0]["history"].as_array().unwrap();
+    let targets: Vec<&str> = history.iter().map(|event| event["target"].as_str().unwrap()).collect();
+    assert_eq!((targets, one["items"].as_array().unwrap().len()), (vec!["a.example", "b.example"], 1));
+}
+
+#[tokio::test]
+async fn unchanged_links_are_not_sent_again() {
+    let api = Api::new();
+    let _recording = api.record();
+    api.store.set_synced();
+    api.apply("shop", "web", "a.example.").await;
+    let answer = api.ask(get_from("localhost", "/api/links")).await;
+    let etag = answer.headers()[header::ETAG].clone();
+    let again = || {
+        let mut request = get_from("localhost", "/api/links");
+        request.headers_mut().insert(header::IF_NONE_MATCH, etag.clone());
+        api.ask(request)
+    };
+    assert_eq!(again().await.status(), StatusCode::NOT_MODIFIED);
+    api.apply("shop", "web", "b.example.").await;
+    assert_eq!(again().await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn other_zones_are_a_change_of_the_links() {
+    let api = Api::new();
+    api.store.set_synced();
+    let before = api.status().etag();
+    api.zones.send_modify(|zones| zones[0].origin = Name::from_ascii("lb.example.").unwrap());
+    assert_ne!(api.status().etag(), before);
+}
+
+#[tokio::test]
+async fn instance_tells_who_leads() {
+    let api = Api::new();
+    let status = api.status();
+    status.election.leader.set(1);
+    let answer = router(status).oneshot(get_from("localhost", "/api/instance")).await.unwrap();
+    let instance = body(answer).await;
+    assert_eq!((&instance["leads"], &instance["synced"]), (&Value::Bool(true), &Value::Bool(false)));
+    assert_eq!(
+        (&instance["zones"][0], &instance["started"]),
+        (&"lb.internal".into(), &"2023-11-14T22:13:20Z".into())
+    );
+}
+
+/// Returns the address of a listener, and its task.
+async fn listening(router: Router, stop: &CancellationToken) -> (SocketAddr, AbortOnDropHandle<()>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let stop = stop.clone();
+    let serving = async move { crate::dns::server::probes::serve(listener, router, stop).await.unwrap() };
+    (address, AbortOnDropHandle::new(tokio::spawn(serving)))
+}
+
+#[tokio::test]
+async fn client_reads_the_links_and_notices_changes() {
+    let api = Api::new();
+    let _recording = api.record();
+    let (address, _serving) = listening(router(api.status()), &api.stop).await;
+    let mut client = InstanceClient::new(address, LinkFilter::default());
+    let error = client.links().await.unwrap_err();
+    assert!(
+        matches!(&error, ClientError::Refused(why) if why == "the load balancers haven't been read yet"),
+        "{error}"
+    );
+    api.store.set_synced();
+    api.apply("shop", "web", "a.example.").await;
+    let listing = client.links().await.unwrap().unwrap();
+    assert_eq!((listing.instance.as_str(), listing.items.len()), ("replica-1", 1));
+    assert!(client.links().await.unwrap().is_none());
+    api.apply("shop", "web", "b.example.").await;
+    assert_eq!(client.links().await.unwrap().unwrap().items[0].target.as_deref(), Some("b.example"));
+}
+
+#[tokio::test]
+async fn client_recognizes_another_program() {
+    let stop = CancellationToken::new();
+    let other = Router::new().route("/api/links", get(|| async { "<html>" }));
+    let (address, _serving) = listening(other, &stop).await;
+    let error = InstanceClient::new(address, LinkFilter::default()).links().await.unwrap_err();
+    assert!(matches!(error, ClientError::Foreign(_)), "{error}");
+    let (address, _serving) = listening(Router::new(), &stop).await;
+    let error = InstanceClient::new(address, LinkFilter::default()).links().await.unwrap_err();
+    assert!(matches!(error, ClientError::Foreign(_)), "{error}");
+    let held = crate::held_port::HeldPort::take().unwrap();
+    let error = InstanceClient::new(held.local(), LinkFilter::default()).links().await.unwrap_err();
+    assert!(matches!(error, ClientError::Unreachable(_)), "{error}");
+}

@@ -1,0 +1,135 @@
+//! Reads the links of a running lb-linker by its status API.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, StatusCode, header};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::api::{LINKS_PATH, LinkListing};
+use crate::links::LinkFilter;
+use crate::model::excerpt::sentence;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for the request and the whole answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum length of an answer, in bytes: some 200,000 links.
+const MAX_BODY: usize = 64 << 20;
+
+/// A running lb-linker.
+#[derive(Debug)]
+pub struct InstanceClient {
+    address: SocketAddr,
+    filter: LinkFilter,
+    /// The ETag of the last answer.
+    etag: Option<String>,
+}
+
+/// Why an instance didn't tell its links.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nothing listens at the address.
+    #[error("there is no lb-linker: {0}")]
+    Unreachable(io::Error),
+    /// The connection failed, or another program answered.
+    #[error("it isn't an lb-linker's --admin-listen: {0}")]
+    Foreign(String),
+    /// The instance has refused the request, and says why.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl InstanceClient {
+    /// Returns a client for the links that a filter selects.
+    #[must_use]
+    pub fn new(address: SocketAddr, filter: LinkFilter) -> Self {
+        Self { address, filter, etag: None }
+    }
+
+    /// Asks for the links. Returns `None` if they haven't changed since the last call.
+    ///
+    /// # Errors
+    /// If no lb-linker answers, or it refuses.
+    pub async fn links(&mut self) -> Result<Option<LinkListing>, ClientError> {
+        let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.address)).await;
+        let stream = stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let stream = stream.map_err(ClientError::Unreachable)?;
+        match timeout(REQUEST_TIMEOUT, self.request(stream)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(ClientError::Foreign(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()))),
+        }
+    }
+
+    async fn request(&mut self, stream: TcpStream) -> Result<Option<LinkListing>, ClientError> {
+        let foreign = |error: &dyn ToString| ClientError::Foreign(error.to_string());
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| foreign(&error))?;
+        // A failure of the connection is reported by the request.
+        let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
+        let mut request = Request::get(path(&self.filter)).header(header::HOST, self.address.to_string());
+        if let Some(etag) = &self.etag {
+            request = request.header(header::IF_NONE_MATCH, etag);
+        }
+        let request = request.body(Body::empty()).map_err(|error| foreign(&error))?;
+        let answer = sender.send_request(request).await.map_err(|error| foreign(&error))?;
+        let (head, body) = answer.into_parts();
+        let body = to_bytes(Body::new(body), MAX_BODY).await.map_err(|error| foreign(&error))?;
+        match head.status {
+            StatusCode::NOT_MODIFIED => return Ok(None),
+            StatusCode::OK => {}
+            StatusCode::SERVICE_UNAVAILABLE => {
+                return Err(ClientError::Refused(
+                    sentence(String::from_utf8_lossy(&body).trim_end()).to_string(),
+                ));
+            }
+            status => return Err(foreign(&format_args!("status {status} for {LINKS_PATH}"))),
+        }
+        let listing = serde_json::from_slice(&body).map_err(|error| foreign(&error))?;
+        self.etag = head.headers.get(header::ETAG).and_then(|etag| etag.to_str().ok()).map(ToOwned::to_owned);
+        Ok(Some(listing))
+    }
+}
+
+fn path(filter: &LinkFilter) -> String {
+    let parameter = |name: &str, value: &Option<String>| {
+        let value = value.as_ref()?;
+        Some(format!("{name}={}", value.bytes().map(escaped).collect::<String>()))
+    };
+    let parameters = [parameter("namespace", &filter.namespace), parameter("service", &filter.service)];
+    let parameters: Vec<String> = parameters.into_iter().flatten().collect();
+    if parameters.is_empty() {
+        LINKS_PATH.to_owned()
+    } else {
+        format!("{LINKS_PATH}?{}", parameters.join("&"))
+    }
+}
+
+fn escaped(byte: u8) -> String {
+    if byte.is_ascii_alphanumeric() || b"-._".contains(&byte) {
+        char::from(byte).to_string()
+    } else {
+        format!("%{byte:02X}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filter_becomes_escaped_parameters() {
+        let filter = |namespace: Option<&str>, service: Option<&str>| LinkFilter {
+            namespace: namespace.map(str::to_owned),
+            service: service.map(str::to_owned),
+        };
+        assert_eq!(path(&filter(None, None)), "/api/links");
+        assert_eq!(path(&filter(Some("shop"), Some("web"))), "/api/links?namespace=shop&service=web");
+        assert_eq!(path(&filter(None, Some("a&b=c/ö"))), "/api/links?service=a%26b%3Dc%2F%C3%B6");
+    }
+}

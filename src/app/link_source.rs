@@ -1,0 +1,111 @@
+//! Where `lb-linker links` reads the links: a running lb-linker, the API server, or manifests.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::sync::broadcast;
+use tokio::time::sleep;
+
+use super::link_reader::LinkReader;
+use crate::admin::client::{ClientError, InstanceClient};
+use crate::app::error::RunError;
+use crate::cli::flags::Flags;
+use crate::links::LinkFilter;
+use crate::links::view::{LinkView, views};
+use crate::model::link::LinkChange;
+
+/// The interval between two questions to a running lb-linker.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A source of the links that a filter selects.
+pub struct LinkSource {
+    filter: LinkFilter,
+    origin: Origin,
+}
+
+enum Origin {
+    /// A running lb-linker, with the links of the first answer.
+    Instance {
+        address: SocketAddr,
+        client: InstanceClient,
+        name: String,
+        links: Vec<LinkView>,
+    },
+    Reader {
+        reader: Box<LinkReader>,
+        changes: broadcast::Receiver<LinkChange>,
+        target_namespace: String,
+    },
+}
+
+impl LinkSource {
+    /// Opens the lb-linker at `--admin-listen`, unless a flag names a cluster or manifests; without one, the cluster.
+    ///
+    /// # Errors
+    /// If the flags can't be used, or the links can't be read.
+    pub async fn open(flags: Flags, filter: LinkFilter) -> Result<Self, RunError> {
+        let is_named = flags.manifests.is_some() || flags.kubeconfig.is_some() || flags.context.is_some();
+        if !is_named {
+            let address = flags.admin_listen;
+            let mut client = InstanceClient::new(address, filter.clone());
+            match client.links().await {
+                Ok(listing) => {
+                    let (name, links) =
+                        listing.map(|listing| (listing.instance, listing.items)).unwrap_or_default();
+                    return Ok(Self { filter, origin: Origin::Instance { address, client, name, links } });
+                }
+                // Without an lb-linker here, and if another program has its port, the cluster is asked.
+                Err(ClientError::Unreachable(_) | ClientError::Foreign(_)) => {}
+                Err(error @ ClientError::Refused(_)) => return Err(RunError::Instance { address, error }),
+            }
+        }
+        let target_namespace = flags.target_namespace.clone();
+        let reader = Box::new(LinkReader::open(flags).await?);
+        let changes = reader.store.subscribe();
+        Ok(Self { filter, origin: Origin::Reader { reader, changes, target_namespace } })
+    }
+
+    /// Returns the name and the address of the running lb-linker that the links come from.
+    #[must_use]
+    pub fn instance(&self) -> Option<(&str, SocketAddr)> {
+        match &self.origin {
+            Origin::Instance { address, name, .. } => Some((name, *address)),
+            Origin::Reader { .. } => None,
+        }
+    }
+
+    /// Returns the links at present.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkView> {
+        match &self.origin {
+            Origin::Instance { links, .. } => links.clone(),
+            Origin::Reader { reader, target_namespace, .. } => {
+                views(&reader.store, &reader.zones, target_namespace, &self.filter)
+            }
+        }
+    }
+
+    /// Waits until the links may have changed.
+    ///
+    /// # Errors
+    /// If a running lb-linker doesn't answer any more.
+    pub async fn changed(&mut self) -> Result<(), RunError> {
+        match &mut self.origin {
+            Origin::Instance { address, client, links, .. } => loop {
+                sleep(POLL_INTERVAL).await;
+                let listing = client.links().await;
+                if let Some(listing) =
+                    listing.map_err(|error| RunError::Instance { address: *address, error })?
+                {
+                    *links = listing.items;
+                    return Ok(());
+                }
+            },
+            Origin::Reader { changes, .. } => {
+                // `Lagged` is a change, too, and the reader keeps the sender.
+                let _ = changes.recv().await;
+                Ok(())
+            }
+        }
+    }
+}

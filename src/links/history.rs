@@ -1,0 +1,253 @@
+//! The changes of links since the start of this process.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::sync::CancellationToken;
+
+use super::view::{LinkEvent, state_of};
+use crate::model::link::{Link, LinkChange};
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
+
+/// The changes that are kept of one link. Older ones are dropped.
+const MAX_EVENTS_PER_LINK: usize = 16;
+
+/// The last changes of each link.
+#[derive(Debug)]
+pub struct History {
+    started: Timestamp,
+    events: Mutex<HashMap<ServiceKey, VecDeque<LinkEvent>>>,
+    /// The number of changes of the store that were seen.
+    version: AtomicU64,
+}
+
+impl History {
+    /// Returns an empty history of a process that has started at this time. The first change of a link also tells the
+    /// state before it, since the start.
+    #[must_use]
+    pub fn new(started: Timestamp) -> Self {
+        Self { started, events: Mutex::default(), version: AtomicU64::new(0) }
+    }
+
+    /// Returns the time when the history began.
+    #[must_use]
+    pub fn started(&self) -> Timestamp {
+        self.started
+    }
+
+    /// Returns a number that grows with each change of the store. A caller that reads it before the links can tell later
+    /// whether they may have changed.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Returns the changes of a link, the oldest first.
+    #[must_use]
+    pub fn events(&self, key: &ServiceKey) -> Vec<LinkEvent> {
+        self.events.lock().get(key).map(|events| events.iter().cloned().collect()).unwrap_or_default()
+    }
+
+    /// Records the changes of a store, from this call on, until `stop`.
+    pub fn record(
+        self: Arc<Self>,
+        store: Arc<Store>,
+        stop: CancellationToken,
+    ) -> impl Future<Output = ()> + Send {
+        let mut changes = store.subscribe();
+        async move {
+            while let Some(change) = stop.run_until_cancelled(changes.recv()).await {
+                match change {
+                    Ok(change) => self.add(&change, Timestamp::now()),
+                    Err(RecvError::Lagged(_)) => self.rescan(&store, Timestamp::now()),
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        }
+    }
+
+    fn add(&self, change: &LinkChange, now: Timestamp) {
+        let mut events = self.events.lock();
+        match (&change.before, &change.after) {
+            (_, None) => {
+                events.remove(&change.key);
+            }
+            // Services that are older than this process haven't changed at its start.
+            (None, Some(after)) if !self.is_new(after) => {}
+            (before, Some(after)) => {
+                let (before, after) =
+                    (before.as_deref().map(|link| event(link, self.started)), event(after, now));
+                if !before.as_ref().is_some_and(|before| is_alike(before, &after)) {
+                    let events = events.entry(change.key.clone()).or_default();
+                    if events.is_empty() {
+                        events.extend(before);
+                    }
+                    push(events, after);
+                }
+            }
+        }
+        drop(events);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Catches up after missed changes. The first change of a link may be missed for good.
+    fn rescan(&self, store: &Store, now: Timestamp) {
+        self.events.lock().retain(|key, events| {
+            let Some(link) = store.get(key) else { return false };
+            let event = event(&link, now);
+            if !events.back().is_some_and(|last| is_alike(last, &event)) {
+                push(events, event);
+            }
+            true
+        });
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    fn is_new(&self, link: &Link) -> bool {
+        link.created_at().is_some_and(|created| created >= self.started.as_second())
+    }
+}
+
+fn event(link: &Link, time: Timestamp) -> LinkEvent {
+    // Whole seconds, as in Kubernetes' timestamps.
+    let time = Timestamp::from_second(time.as_second()).unwrap_or(time);
+    LinkEvent { time, state: state_of(link).0, target: link.target.as_ref().map(ToString::to_string) }
+}
+
+fn is_alike(one: &LinkEvent, other: &LinkEvent) -> bool {
+    (one.state, &one.target) == (other.state, &other.target)
+}
+
+fn push(events: &mut VecDeque<LinkEvent>, event: LinkEvent) {
+    if events.len() == MAX_EVENTS_PER_LINK {
+        events.pop_front();
+    }
+    events.push_back(event);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::links::view::ViewState;
+    use crate::model::hostname::Hostname;
+    use crate::model::link::{Annotations, Ingress, ObservedService};
+    use crate::store::OnGone;
+    use hickory_proto::rr::Name;
+
+    const START: i64 = 1_700_000_000;
+
+    fn history() -> History {
+        History::new(at(0))
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(START + second).unwrap()
+    }
+
+    fn key() -> ServiceKey {
+        ServiceKey::new("shop", "web")
+    }
+
+    /// Applies the Service shop/web, created at this second, with this hostname.
+    fn apply(store: &Store, created: i64, hostname: Option<&str>) -> LinkChange {
+        let hostnames =
+            hostname.map(|name| Hostname::from(&Name::from_ascii(name).unwrap())).into_iter().collect();
+        let observed = ObservedService {
+            key: key(),
+            uid: "uid".into(),
+            created: Some(START + created),
+            resource_version: None,
+            ingress: Ingress { hostnames, addresses: Vec::new() },
+            ports: Arc::default(),
+            annotations: Annotations::default(),
+            refused: false,
+            has_finalizer: false,
+            persisted: None,
+        };
+        store.apply(observed).unwrap()
+    }
+
+    fn short(history: &History) -> Vec<(i64, ViewState, Option<String>)> {
+        let events = history.events(&key()).into_iter();
+        events.map(|event| (event.time.as_second() - START, event.state, event.target)).collect()
+    }
+
+    #[test]
+    fn history_has_each_change_of_state_and_target() {
+        let (store, history) = (Store::new(OnGone::Kept), history());
+        history.add(&apply(&store, -10, Some("a.example.")), at(1));
+        assert_eq!(short(&history), [], "the first observation of an old Service isn't a change");
+        history.add(&apply(&store, -10, Some("b.example.")), at(2));
+        history.add(&apply(&store, -10, None), at(3));
+        assert_eq!(
+            short(&history),
+            [
+                (0, ViewState::Ready, Some("a.example".to_owned())),
+                (2, ViewState::Ready, Some("b.example".to_owned())),
+                (3, ViewState::Kept, Some("b.example".to_owned()))
+            ]
+        );
+        history.add(&store.set_has_finalizer(&key(), "uid", true).unwrap(), at(4));
+        assert_eq!((short(&history).len(), history.version()), (3, 4));
+    }
+
+    #[test]
+    fn history_of_a_new_service_begins_with_its_creation() {
+        let (store, history) = (Store::new(OnGone::Kept), history());
+        history.add(&apply(&store, 5, None), at(5));
+        assert_eq!(short(&history), [(5, ViewState::Pending, None)]);
+    }
+
+    #[test]
+    fn only_the_last_16_changes_are_kept() {
+        let (store, history) = (Store::new(OnGone::Kept), history());
+        for i in 0..50 {
+            history.add(&apply(&store, 0, Some(&format!("h{i}.example."))), at(i));
+        }
+        let kept = short(&history);
+        assert_eq!((kept.len(), kept[0].0, kept[15].0), (MAX_EVENTS_PER_LINK, 34, 49));
+    }
+
+    #[test]
+    fn forgotten_link_has_no_history() {
+        let (store, history) = (Store::new(OnGone::Dropped), history());
+        history.add(&apply(&store, 0, Some("a.example.")), at(1));
+        history.add(&store.delete(&key(), "uid", None).unwrap(), at(2));
+        assert!(history.events.lock().is_empty());
+    }
+
+    #[test]
+    fn rescan_adds_what_was_missed() {
+        let (store, history) = (Store::new(OnGone::Dropped), history());
+        history.add(&apply(&store, 0, Some("a.example.")), at(1));
+        history.rescan(&store, at(2));
+        assert_eq!(short(&history).len(), 1);
+        apply(&store, 0, Some("b.example."));
+        history.rescan(&store, at(3));
+        assert_eq!(short(&history)[1], (3, ViewState::Ready, Some("b.example".to_owned())));
+        store.delete(&key(), "uid", None).unwrap();
+        history.rescan(&store, at(4));
+        assert_eq!(short(&history), []);
+    }
+
+    #[tokio::test]
+    async fn changes_of_the_store_are_recorded_until_the_stop() {
+        let (store, history) = (Arc::new(Store::new(OnGone::Kept)), Arc::new(history()));
+        let stop = CancellationToken::new();
+        let recording = Arc::clone(&history).record(Arc::clone(&store), stop.clone());
+        apply(&store, 0, Some("a.example."));
+        let recording = tokio::spawn(recording);
+        while history.version() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(history.events(&key()).len(), 1);
+        stop.cancel();
+        recording.await.unwrap();
+    }
+}
