@@ -12,6 +12,7 @@ pub mod links;
 pub mod metrics;
 pub mod model;
 pub mod query;
+pub mod scan;
 pub mod store;
 pub mod sync;
 pub mod takeover;

@@ -15,6 +15,7 @@ use tracing_subscriber::{EnvFilter, reload};
 
 use jiff::Timestamp;
 use lb_linker::app::error::RunError;
+use lb_linker::app::link_reader::LinkReader;
 use lb_linker::app::link_source::LinkSource;
 use lb_linker::app::run;
 use lb_linker::cli::check::check;
@@ -25,6 +26,10 @@ use lb_linker::links::table::{TableOptions, table};
 use lb_linker::links::view::LinkView;
 use lb_linker::links::{LinkFilter, OutputFormat};
 use lb_linker::query::Question;
+use lb_linker::scan::annotate::annotate;
+use lb_linker::scan::report::report as scan_report;
+use lb_linker::scan::{ScanScope, scan};
+use lb_linker::sync::k8s::client::connect;
 use lb_linker::takeover::takeover;
 use tikv_jemallocator::Jemalloc;
 
@@ -113,6 +118,28 @@ enum Command {
         #[command(flatten)]
         flags: Box<Flags>,
     },
+    /// Find ExternalName Services that name a load balancer and were written by hand, and let them follow it
+    ///
+    /// Reads all Services, and asks the resolvers of --upstream whether unknown hostnames of load balancers exist. Prints
+    /// the commands with which Services follow their load balancer; with --apply, asks and then does it. Give the same
+    /// flags as for `run`.
+    #[command(mut_args = |arg| { let hide = !for_scan(arg.get_id().as_str()); arg.hide(hide) })]
+    Scan {
+        /// Only objects of this namespace [default: all namespaces]
+        #[arg(short, long, value_name = "NAMESPACE")]
+        namespace: Option<String>,
+        /// Format of the output [default: tables and commands]
+        #[arg(short, long, value_name = "FORMAT", value_parser = ["json"], conflicts_with = "apply")]
+        output_format: Option<String>,
+        /// Annotate the Services that name exactly one load balancer
+        #[arg(long, conflicts_with = "manifests")]
+        apply: bool,
+        /// With --apply: don't ask
+        #[arg(long, requires = "apply")]
+        yes: bool,
+        #[command(flatten)]
+        flags: Box<Flags>,
+    },
     /// Print the completions for a shell
     ///
     /// For bash: `source <(lb-linker completion bash)`. For zsh and fish, write them to a file: docs/reference.md.
@@ -179,6 +206,13 @@ fn for_links(flag: &str) -> bool {
     .contains(&flag)
 }
 
+/// Returns whether `scan` uses a flag. It accepts all other flags of `run`, too.
+fn for_scan(flag: &str) -> bool {
+    let own = ["namespace", "output_format", "apply", "yes", "upstream"].contains(&flag);
+    own || for_links(flag)
+        && !["service", "all_namespaces", "watch", "admin_listen", "manifests"].contains(&flag)
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let runtime = match tokio::runtime::Runtime::new() {
@@ -193,6 +227,10 @@ fn main() -> ExitCode {
         Some(Command::Links { service, namespace, all_namespaces: _, output_format, watch, flags }) => {
             let filter = LinkFilter { namespace, service };
             runtime.block_on(links(*flags, &filter, output_format, watch))
+        }
+        Some(Command::Scan { namespace, output_format, apply, yes, flags }) => {
+            let output = if output_format.is_some() { ScanOutput::Json } else { ScanOutput::Text };
+            runtime.block_on(scan_cluster(*flags, namespace, output, apply.then_some(yes)))
         }
         Some(Command::Completion { shell }) => {
             let mut script = Vec::new();
@@ -267,9 +305,7 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
 
 /// Prints the links that a filter selects; with `watch` also later changes, until Ctrl-C.
 async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, watch: bool) -> ExitCode {
-    // Nothing but what keeps the links from being read.
-    let warnings = tracing_subscriber::fmt().with_env_filter(READING_LOG).with_writer(std::io::stderr);
-    warnings.with_target(false).with_ansi(std::io::stderr().is_terminal()).init();
+    log_warnings();
     let mut source = match LinkSource::open(flags, filter.clone()).await {
         Ok(source) => source,
         Err(error) => return fail(&error),
@@ -317,6 +353,78 @@ async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, 
     ExitCode::SUCCESS
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ScanOutput {
+    Text,
+    Json,
+}
+
+/// Prints what a scan finds. With `apply`, also annotates Services, after a question unless it is `Some(true)`.
+async fn scan_cluster(
+    flags: Flags,
+    namespace: Option<String>,
+    output: ScanOutput,
+    apply: Option<bool>,
+) -> ExitCode {
+    if flags.manifests.is_some() {
+        return exit_with_error("scan is about a cluster: leave out --manifests", BAD_INPUT);
+    }
+    log_warnings();
+    let resolvers = match flags.upstreams() {
+        Ok(resolvers) => resolvers,
+        Err(error) => return fail(&error.into()),
+    };
+    let connection = match connect(flags.kubeconfig.clone(), flags.context.clone()).await {
+        Ok(connection) => connection,
+        Err(error) => return fail(&error.into()),
+    };
+    let target_namespace = flags.target_namespace.clone();
+    let reader = match LinkReader::open(flags).await {
+        Ok(reader) => reader,
+        Err(error) => return fail(&error),
+    };
+    let scope = ScanScope {
+        client: &connection.client,
+        store: &reader.store,
+        target_namespace: &target_namespace,
+        namespace: namespace.as_deref(),
+        resolvers: &resolvers,
+    };
+    let found = match scan(&scope).await {
+        Ok(found) => found,
+        Err(error) => return exit_with_error(&error.explain(""), FAILED),
+    };
+    // Ignore EPIPE: stdout or stderr may be closed (`| head`).
+    let print = |line: &str| drop(writeln!(std::io::stdout(), "{line}"));
+    match output {
+        ScanOutput::Text => scan_report(&found).iter().for_each(|line| print(line)),
+        ScanOutput::Json => match serde_json::to_string_pretty(&found) {
+            Ok(text) => print(&text),
+            Err(error) => return exit_with_error(&error.to_string(), FAILED),
+        },
+    }
+    for notice in &found.notices {
+        exit_with_error(notice, 0);
+    }
+    let Some(without_question) = apply.filter(|_| !found.exact.is_empty()) else { return ExitCode::SUCCESS };
+    if !without_question && !confirm(&format!("Annotate Services: {}?", found.exact.len())) {
+        return exit_with_error("nothing was changed; --yes leaves out the question", FAILED);
+    }
+    let problems = annotate(&connection.client, &found.exact, print).await;
+    for problem in &problems {
+        exit_with_error(problem, 0);
+    }
+    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}
+
+/// Asks a question on the terminal. Returns whether the answer begins with y.
+fn confirm(question: &str) -> bool {
+    let _ = write!(std::io::stderr(), "{question} [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).is_ok()
+        && answer.trim_start().to_ascii_lowercase().starts_with('y')
+}
+
 async fn query(arguments: &[String]) -> ExitCode {
     let question = match Question::parse(arguments) {
         Ok(question) => question,
@@ -330,6 +438,12 @@ async fn query(arguments: &[String]) -> ExitCode {
         }
         Err(error) => exit_with_error(&error.to_string(), FAILED),
     }
+}
+
+/// Starts the log of a command that only reads: nothing but what keeps it from reading.
+fn log_warnings() {
+    let warnings = tracing_subscriber::fmt().with_env_filter(READING_LOG).with_writer(std::io::stderr);
+    warnings.with_target(false).with_ansi(std::io::stderr().is_terminal()).init();
 }
 
 fn fail(error: &RunError) -> ExitCode {

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use hickory_proto::op::{Edns, Message, Query};
+use hickory_proto::op::{Edns, Message, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::rdata::{CNAME, NS, PTR};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
@@ -142,6 +142,12 @@ impl Question {
 }
 
 impl Answer {
+    /// Returns the rcode, extended by EDNS.
+    #[must_use]
+    pub fn rcode(&self) -> ResponseCode {
+        self.message.metadata.response_code
+    }
+
     /// Returns the records, without the OPT record.
     #[must_use]
     pub fn sections(&self) -> Sections {

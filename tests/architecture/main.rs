@@ -12,7 +12,7 @@ use imports::{File, files};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 27] = [
+const FOLDERS: [&str; 28] = [
     "model",
     "metrics",
     "store",
@@ -40,6 +40,7 @@ const FOLDERS: [&str; 27] = [
     "cli",
     "query",
     "takeover",
+    "scan",
 ];
 
 /// The maximum number of files in an import cycle.

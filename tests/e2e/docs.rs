@@ -88,7 +88,7 @@ set -x
 /// `lb-linker` as the pages use it: on ports that are free, and until it is ready.
 const LB_LINKER: &str = r#"#!/bin/sh
 case "$1" in
-check | takeover) exec "$PROGRAM" "$@" ;;
+check | scan | takeover) exec "$PROGRAM" "$@" ;;
 query) echo "needs a server that still runs: lb-linker $*"; exit 0 ;;
 esac
 for argument; do

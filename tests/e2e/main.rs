@@ -36,6 +36,7 @@ mod model;
 mod policy;
 mod recreation;
 mod refusals;
+mod scan;
 mod selection;
 mod sidecar;
 mod sockets;

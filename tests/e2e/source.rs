@@ -18,7 +18,7 @@ const TARGETS: &str = "external-targets";
 
 /// Starts a control plane for this test alone, in which lb-linker may write in all namespaces. On the shared control
 /// plane, every lb-linker would follow Services and record Events in the namespaces of all tests.
-async fn start_own_cluster() -> (ControlPlane, Cluster) {
+pub(crate) async fn start_own_cluster() -> (ControlPlane, Cluster) {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     plane.kubectl(&["apply", "-f", deploy().join("source").to_str().unwrap()]);
@@ -65,7 +65,7 @@ async fn follower(cluster: &Cluster, namespace: &str, name: &str, source: &str) 
     cluster.create_service(namespace, service).await;
 }
 
-async fn wait_for_target(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
+pub(crate) async fn wait_for_target(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
     let look = || async {
         let spec = cluster.get_service(namespace, name).await?.spec?;
         (spec.external_name.as_deref() == Some(host)).then_some(())

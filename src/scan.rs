@@ -1,0 +1,104 @@
+//! `lb-linker scan`: finds objects that name a load balancer and were written by hand.
+
+pub mod annotate;
+pub mod findings;
+pub mod report;
+
+use std::net::SocketAddr;
+
+use futures::StreamExt;
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::{Name, RecordType};
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+
+use crate::query::Question;
+use crate::scan::findings::{Candidate, Endpoints, Objects, Scan, Stale, find};
+use crate::store::Store;
+use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
+use crate::sync::k8s::errors::{ListError, in_place};
+use crate::sync::k8s::watch::{RequestQuery, list_pages};
+
+/// The maximum number of hostnames that are looked up at the same time.
+const LOOKUPS_AT_ONCE: usize = 16;
+
+/// What is searched, and with what.
+pub struct ScanScope<'a> {
+    pub client: &'a Client,
+    /// The links of the cluster.
+    pub store: &'a Store,
+    pub target_namespace: &'a str,
+    /// The namespace that is searched; all if `None`.
+    pub namespace: Option<&'a str>,
+    /// The resolvers that tell whether a hostname exists.
+    pub resolvers: &'a [SocketAddr],
+}
+
+/// Searches the cluster. Reads only.
+///
+/// # Errors
+/// If the Services can't be listed. Endpoints that can't be listed become a notice.
+pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
+    let mut objects = Objects { services: list(scope, "Services").await?, ..Objects::default() };
+    let mut notices = Vec::new();
+    match list(scope, "EndpointSlices").await {
+        Ok(slices) => objects.slices = slices,
+        Err(error) => notices.push(error.explain("")),
+    }
+    match list::<Endpoints>(scope, "Endpoints").await {
+        Ok(endpoints) => objects.endpoints = endpoints,
+        Err(error) => notices.push(error.explain("")),
+    }
+    let (mut scan, candidates) = find(&objects, scope.store, scope.target_namespace);
+    scan.notices = notices;
+    scan.probable = stale(candidates, scope.resolvers).await;
+    Ok(scan)
+}
+
+async fn list<K: Resource<DynamicType = ()> + DeserializeOwned>(
+    scope: &ScanScope<'_>,
+    what: &str,
+) -> Result<Vec<K>, ListError> {
+    let query = RequestQuery { namespace: scope.namespace.map(ToOwned::to_owned), ..RequestQuery::default() };
+    let mut all = Vec::new();
+    let on_page =
+        |page: Vec<RawDeserializeGuard<K>>| all.extend(page.into_iter().filter_map(|object| object.0.ok()));
+    list_pages(scope.client.clone(), &query, on_page)
+        .await
+        .map_err(|source| ListError { what: in_place(what, scope.namespace), source: Box::new(source) })?;
+    Ok(all)
+}
+
+/// Returns the candidates whose hostname doesn't exist, or for which no resolver has answered.
+async fn stale(candidates: Vec<Candidate>, resolvers: &[SocketAddr]) -> Vec<Stale> {
+    let looked_up = futures::stream::iter(candidates).map(|candidate| async move {
+        let dns = look_up(&candidate.external_name, resolvers).await;
+        dns.map(|dns| Stale {
+            namespace: candidate.namespace,
+            service: candidate.service,
+            external_name: candidate.external_name,
+            dns,
+        })
+    });
+    let mut stale: Vec<Stale> =
+        looked_up.buffer_unordered(LOOKUPS_AT_ONCE).filter_map(|found| async { found }).collect().await;
+    stale.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
+    stale
+}
+
+/// Returns what DNS says of a hostname; `None` if it exists.
+async fn look_up(hostname: &str, resolvers: &[SocketAddr]) -> Option<String> {
+    let Ok(mut name) = Name::from_ascii(hostname) else { return Some("not a DNS name".to_owned()) };
+    name.set_fqdn(true);
+    let mut last = "no resolver to ask (--upstream)".to_owned();
+    for &server in resolvers {
+        let question = Question { server, name: name.clone(), qtype: RecordType::A };
+        match question.ask().await.map(|answer| answer.rcode()) {
+            Ok(ResponseCode::NoError) => return None,
+            Ok(ResponseCode::NXDomain) => return Some("NXDOMAIN".to_owned()),
+            Ok(rcode) => last = format!("{rcode} from {server}"),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    Some(last)
+}

@@ -1,0 +1,277 @@
+//! Which objects name a load balancer. Pure functions.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::{Deserialize, Serialize};
+
+use crate::model::link::{Link, Target};
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
+use crate::sync::external_target::desired::link_of_labels;
+use crate::sync::k8s::endpoint_slice::EndpointSlice;
+use crate::sync::k8s::labels::{SERVICE_NAME, SOURCE};
+use crate::sync::k8s::service::{EXTERNAL_NAME, Service, null_is_default};
+
+/// The labels that a domain of a cloud's load balancers has at least, so that `com` isn't one.
+const MIN_DOMAIN_LABELS: usize = 2;
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Scan {
+    /// ExternalName Services whose hostname no load balancer has and that is missing in DNS, but lies in the domain of
+    /// this cluster's load balancers.
+    pub probable: Vec<Stale>,
+    /// ExternalName Services whose hostname exactly one load balancer has now.
+    pub exact: Vec<Exact>,
+    /// ExternalName Services whose hostname several load balancers have now.
+    pub ambiguous: Vec<Ambiguous>,
+    /// Objects with the address of a load balancer.
+    pub addresses: Vec<AddressOf>,
+    /// What couldn't be read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notices: Vec<String>,
+}
+
+/// An ExternalName Service with a hostname that is probably that of a load balancer that is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Stale {
+    pub namespace: String,
+    pub service: String,
+    pub external_name: String,
+    /// `NXDOMAIN`, or why DNS doesn't tell.
+    pub dns: String,
+}
+
+/// An ExternalName Service that can follow a load balancer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Exact {
+    pub namespace: String,
+    pub service: String,
+    pub external_name: String,
+    /// `<namespace>/<name>` of the load balancer.
+    pub load_balancer: String,
+    /// The namespaces that the load balancer allows already.
+    #[serde(skip)]
+    pub allowed: Vec<String>,
+    /// Whether the load balancer has to allow the namespace first.
+    pub needs_allow_from: bool,
+    /// The resourceVersion at which the Service was read.
+    #[serde(skip)]
+    pub version: Option<String>,
+}
+
+/// An ExternalName Service with a hostname that several load balancers have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ambiguous {
+    pub namespace: String,
+    pub service: String,
+    pub external_name: String,
+    pub load_balancers: Vec<String>,
+}
+
+/// An object without a selector that has an address of a load balancer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AddressOf {
+    /// `EndpointSlice` or `Endpoints`.
+    pub kind: &'static str,
+    pub namespace: String,
+    pub name: String,
+    pub address: IpAddr,
+    pub load_balancer: String,
+    /// `<namespace>/<name>` of the external target, which has the load balancer's present addresses.
+    pub replacement: String,
+}
+
+/// An ExternalName Service with an unknown hostname in the domain of the load balancers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub namespace: String,
+    pub service: String,
+    pub external_name: String,
+}
+
+/// The objects of the cluster.
+#[derive(Debug, Default)]
+pub struct Objects {
+    pub services: Vec<Service>,
+    pub slices: Vec<EndpointSlice>,
+    pub endpoints: Vec<Endpoints>,
+}
+
+/// Endpoints, with only the fields that a scan reads.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Endpoints {
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub subsets: Vec<Subset>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Subset {
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub addresses: Vec<EndpointsAddress>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct EndpointsAddress {
+    pub ip: String,
+}
+
+impl Resource for Endpoints {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Endpoints".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "endpoints".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// Returns what is certain, and the candidates that DNS has to decide about.
+#[must_use]
+pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, Vec<Candidate>) {
+    let owners = owners_of_hostnames(store);
+    let domains: HashSet<&str> = owners.keys().filter_map(|hostname| domain(hostname)).collect();
+    let (mut scan, mut candidates) = (Scan::default(), Vec::new());
+    for service in &objects.services {
+        let Some(external_name) = hand_made_name(service, store, target_namespace) else { continue };
+        let (namespace, service_name) =
+            (service.key().namespace().to_owned(), service.key().name().to_owned());
+        match owners.get(&external_name).map(Vec::as_slice) {
+            Some([owner]) => {
+                let is_allowed = owner.key.namespace() == namespace || owner.annotations.allows(&namespace);
+                scan.exact.push(Exact {
+                    namespace,
+                    service: service_name,
+                    external_name,
+                    load_balancer: owner.key.to_string(),
+                    needs_allow_from: !is_allowed,
+                    allowed: owner.annotations.allow_from.iter().map(ToString::to_string).collect(),
+                    version: service.metadata.resource_version.clone(),
+                });
+            }
+            Some(owners) => scan.ambiguous.push(Ambiguous {
+                namespace,
+                service: service_name,
+                external_name,
+                load_balancers: owners.iter().map(|owner| owner.key.to_string()).collect(),
+            }),
+            None if domain(&external_name).is_some_and(|domain| domains.contains(domain)) => {
+                candidates.push(Candidate { namespace, service: service_name, external_name });
+            }
+            None => {}
+        }
+    }
+    scan.exact.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
+    scan.ambiguous.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
+    scan.addresses = addresses(objects, store, target_namespace);
+    (scan, candidates)
+}
+
+/// Returns the links with a hostname as target, by hostname and ordered by key.
+fn owners_of_hostnames(store: &Store) -> BTreeMap<String, Vec<Arc<Link>>> {
+    let mut owners: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    let mut links = store.links();
+    links.sort_by(|a, b| a.key.cmp(&b.key));
+    for link in links.into_iter().filter(|link| !link.is_gone() && !link.is_left_out()) {
+        if let Some(Target::Hostname(hostname)) = &link.target {
+            owners.entry(hostname.to_string().to_ascii_lowercase()).or_default().push(Arc::clone(&link));
+        }
+    }
+    owners
+}
+
+/// Returns the hostname of an ExternalName Service that was written by hand: it isn't an external target, doesn't become
+/// one by its name, and doesn't follow a load balancer yet.
+fn hand_made_name(service: &Service, store: &Store, target_namespace: &str) -> Option<String> {
+    let key = service.key();
+    let is_adopted = key.namespace() == target_namespace && !store.claimants(key.name()).is_empty();
+    let is_kept =
+        is_adopted || link_of_labels(&service.metadata).is_some() || service.annotation(SOURCE).is_some();
+    let is_external_name = service.spec.type_.as_deref() == Some(EXTERNAL_NAME);
+    if is_kept || !is_external_name || service.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    Some(service.spec.external_name.as_deref()?.trim_end_matches('.').to_ascii_lowercase())
+}
+
+/// Returns a hostname without its first label, if that is a domain of its own.
+fn domain(hostname: &str) -> Option<&str> {
+    let (_, domain) = hostname.split_once('.')?;
+    (domain.split('.').count() >= MIN_DOMAIN_LABELS).then_some(domain)
+}
+
+fn addresses(objects: &Objects, store: &Store, target_namespace: &str) -> Vec<AddressOf> {
+    // The API server allows endpoints of Services with a selector only by mistake; controllers write those.
+    let with_selector: BTreeSet<ServiceKey> = objects
+        .services
+        .iter()
+        .filter(|service| !service.spec.selector.is_empty())
+        .map(Service::key)
+        .collect();
+    let slices = objects.slices.iter().filter_map(|slice| {
+        let service = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?;
+        let texts = slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses).collect::<Vec<_>>();
+        Some(("EndpointSlice", &slice.metadata, service.clone(), texts))
+    });
+    let endpoints = objects.endpoints.iter().filter_map(|object| {
+        let texts = object.subsets.iter().flat_map(|subset| &subset.addresses).map(|address| &address.ip);
+        Some(("Endpoints", &object.metadata, object.metadata.name.clone()?, texts.collect::<Vec<_>>()))
+    });
+    let mut found = Vec::new();
+    for (kind, metadata, service, texts) in slices.chain(endpoints) {
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        let is_ours = namespace == target_namespace || link_of_labels(metadata).is_some();
+        if is_ours || with_selector.contains(&ServiceKey::new(namespace, &service)) {
+            continue;
+        }
+        for address in texts.iter().filter_map(|text| text.parse::<IpAddr>().ok()) {
+            found.extend(store.links_at(address).into_iter().map(|link| AddressOf {
+                kind,
+                namespace: namespace.to_owned(),
+                name: metadata.name.clone().unwrap_or_default(),
+                address,
+                load_balancer: link.key.to_string(),
+                replacement: format!("{target_namespace}/{}", link.external_target()),
+            }));
+        }
+    }
+    found.sort_by(|a, b| {
+        (&a.namespace, &a.name, a.kind, a.address).cmp(&(&b.namespace, &b.name, b.kind, b.address))
+    });
+    found
+}
+
+#[cfg(test)]
+mod tests;

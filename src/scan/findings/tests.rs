@@ -1,0 +1,164 @@
+use hickory_proto::rr::Name;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::hostname::Hostname;
+use crate::model::link::{Annotations, Ingress, ObservedService};
+use crate::store::OnGone;
+
+/// Returns a store with these load balancers: namespace, name, hostname or address, and the allowed namespaces.
+fn store(load_balancers: &[(&str, &str, &str, &[&str])]) -> Store {
+    let store = Store::new(OnGone::Kept);
+    for (namespace, name, target, allowed) in load_balancers {
+        let address: Option<IpAddr> = target.parse().ok();
+        let hostname =
+            address.is_none().then(|| Hostname::from(&Name::from_ascii(format!("{target}.")).unwrap()));
+        store.apply(ObservedService {
+            key: ServiceKey::new(namespace, name),
+            uid: "uid".into(),
+            created: None,
+            resource_version: None,
+            ingress: Ingress {
+                hostnames: hostname.into_iter().collect(),
+                addresses: address.into_iter().collect(),
+            },
+            ports: Arc::default(),
+            annotations: Annotations {
+                allow_from: allowed.iter().map(|&namespace| Arc::from(namespace)).collect(),
+                ..Annotations::default()
+            },
+            refused: false,
+            has_finalizer: false,
+            persisted: None,
+        });
+    }
+    store
+}
+
+fn service(namespace: &str, name: &str, spec: Value) -> Service {
+    serde_json::from_value(json!({
+        "metadata": {"namespace": namespace, "name": name, "resourceVersion": "7"}, "spec": spec
+    }))
+    .unwrap()
+}
+
+fn external(namespace: &str, name: &str, hostname: &str) -> Service {
+    service(namespace, name, json!({"type": "ExternalName", "externalName": hostname}))
+}
+
+fn found(store: &Store, services: Vec<Service>) -> (Scan, Vec<Candidate>) {
+    find(&Objects { services, ..Objects::default() }, store, "external-targets")
+}
+
+#[test]
+fn service_with_the_hostname_of_one_load_balancer_is_exact() {
+    let store = store(&[("lb", "a", "a.lb.example", &["shop"]), ("lb", "b", "b.lb.example", &[])]);
+    let services = vec![
+        external("shop", "one", "A.LB.example."),
+        external("shop", "two", "b.lb.example"),
+        external("lb", "three", "b.lb.example"),
+    ];
+    let (scan, candidates) = found(&store, services);
+    let short: Vec<_> = scan
+        .exact
+        .iter()
+        .map(|it| (&*it.namespace, &*it.service, &*it.load_balancer, it.needs_allow_from))
+        .collect();
+    assert_eq!(
+        short,
+        [("lb", "three", "lb/b", false), ("shop", "one", "lb/a", false), ("shop", "two", "lb/b", true)]
+    );
+    assert_eq!(
+        (scan.exact[1].allowed.as_slice(), scan.exact[1].version.as_deref()),
+        (&["shop".to_owned()][..], Some("7"))
+    );
+    assert_eq!(candidates, []);
+}
+
+#[test]
+fn hostname_of_several_load_balancers_is_ambiguous() {
+    let store = store(&[("lb", "b", "a.lb.example", &[]), ("lb", "a", "a.lb.example", &[])]);
+    let (scan, _) = found(&store, vec![external("shop", "one", "a.lb.example")]);
+    assert_eq!(scan.exact, []);
+    assert_eq!(scan.ambiguous[0].load_balancers, ["lb/a", "lb/b"]);
+}
+
+#[test]
+fn unknown_hostname_in_the_clouds_domain_is_a_candidate() {
+    let store = store(&[("lb", "a", "a.lb.example", &[])]);
+    let services = vec![
+        external("shop", "stale", "old.lb.example"),
+        external("shop", "foreign", "db.other.example"),
+        external("shop", "deeper", "x.old.lb.example"),
+        external("shop", "short", "example"),
+    ];
+    let (scan, candidates) = found(&store, services);
+    let names: Vec<&str> = candidates.iter().map(|it| it.service.as_str()).collect();
+    assert_eq!((scan, names), (Scan::default(), vec!["stale"]));
+}
+
+#[test]
+fn external_targets_and_following_services_are_left_out() {
+    let store = store(&[("lb", "a", "a.lb.example", &[])]);
+    let mut follows = external("shop", "follows", "a.lb.example");
+    follows.metadata.annotations = Some([(SOURCE.to_owned(), "lb/a".to_owned())].into());
+    let mut labelled: Service = external("elsewhere", "a-lb-ext", "a.lb.example");
+    labelled.metadata.labels = Some(
+        [
+            ("app.kubernetes.io/managed-by", "lb-linker-operator"),
+            ("original-service-name", "a"),
+            ("original-service-namespace", "lb"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into(),
+    );
+    let services = vec![
+        follows,
+        labelled,
+        external("external-targets", "a-lb-ext", "a.lb.example"),
+        service("shop", "cluster", json!({"type": "ClusterIP", "externalName": "a.lb.example"})),
+    ];
+    assert_eq!(found(&store, services), (Scan::default(), Vec::new()));
+    // An object of another name isn't adopted.
+    let (scan, _) = found(&store, vec![external("external-targets", "database", "a.lb.example")]);
+    assert_eq!(scan.exact.len(), 1);
+}
+
+#[test]
+fn endpoints_with_an_address_of_a_load_balancer_are_found() {
+    let store = store(&[("lb", "a", "192.0.2.1", &[])]);
+    let slice = |namespace: &str, service: &str, address: &str| {
+        serde_json::from_value::<EndpointSlice>(json!({
+            "metadata": {"namespace": namespace, "name": format!("{service}-1"),
+                "labels": {"kubernetes.io/service-name": service}},
+            "addressType": "IPv4", "endpoints": [{"addresses": [address]}]
+        }))
+        .unwrap()
+    };
+    let endpoints = serde_json::from_value(json!({
+        "metadata": {"namespace": "shop", "name": "old"},
+        "subsets": [{"addresses": [{"ip": "192.0.2.1"}, {"ip": "nonsense"}]}, {"addresses": null}]
+    }));
+    let objects = Objects {
+        services: vec![
+            service("shop", "db", json!({"clusterIP": "None"})),
+            service("shop", "pods", json!({"selector": {"app": "web"}})),
+        ],
+        slices: vec![
+            slice("shop", "db", "192.0.2.1"),
+            slice("shop", "pods", "192.0.2.1"),
+            slice("shop", "other", "192.0.2.9"),
+            slice("external-targets", "a-lb-ext", "192.0.2.1"),
+        ],
+        endpoints: vec![endpoints.unwrap()],
+    };
+    let (scan, _) = find(&objects, &store, "external-targets");
+    let short: Vec<_> = scan.addresses.iter().map(|it| (it.kind, &*it.name, &*it.replacement)).collect();
+    assert_eq!(
+        short,
+        [
+            ("EndpointSlice", "db-1", "external-targets/a-lb-ext"),
+            ("Endpoints", "old", "external-targets/a-lb-ext")
+        ]
+    );
+}

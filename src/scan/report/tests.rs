@@ -1,0 +1,88 @@
+use super::*;
+use crate::scan::findings::{AddressOf, Ambiguous, Stale};
+
+fn exact(namespace: &str, service: &str, load_balancer: &str, needs_allow_from: bool) -> Exact {
+    Exact {
+        namespace: namespace.to_owned(),
+        service: service.to_owned(),
+        external_name: "a.lb.example".to_owned(),
+        load_balancer: load_balancer.to_owned(),
+        needs_allow_from,
+        allowed: vec!["billing".to_owned()],
+        version: None,
+    }
+}
+
+#[test]
+fn commands_allow_namespaces_before_services_follow() {
+    let found =
+        [exact("shop", "a", "lb/x", true), exact("shop", "b", "lb/x", true), exact("lb", "c", "lb/x", false)];
+    assert_eq!(
+        commands(&found),
+        [
+            "kubectl -n lb annotate --overwrite service x linker.hsj.com/allow-from=billing,shop",
+            "kubectl -n shop annotate service a linker.hsj.com/source=lb/x",
+            "kubectl -n shop annotate service b linker.hsj.com/source=lb/x",
+            "kubectl -n lb annotate service c linker.hsj.com/source=lb/x",
+        ]
+    );
+}
+
+#[test]
+fn report_begins_with_what_needs_a_decision() {
+    let scan = Scan {
+        probable: vec![Stale {
+            namespace: "shop".to_owned(),
+            service: "old".to_owned(),
+            external_name: "old.lb.example".to_owned(),
+            dns: "NXDOMAIN".to_owned(),
+        }],
+        exact: vec![exact("shop", "a", "lb/x", false)],
+        ambiguous: vec![Ambiguous {
+            namespace: "shop".to_owned(),
+            service: "both".to_owned(),
+            external_name: "b.lb.example".to_owned(),
+            load_balancers: vec!["lb/x".to_owned(), "lb/y".to_owned()],
+        }],
+        addresses: vec![AddressOf {
+            kind: "EndpointSlice",
+            namespace: "shop".to_owned(),
+            name: "db-1".to_owned(),
+            address: "192.0.2.1".parse().unwrap(),
+            load_balancer: "lb/z".to_owned(),
+            replacement: "external-targets/z-lb-ext".to_owned(),
+        }],
+        notices: Vec::new(),
+    };
+    let expected = "\
+Probably stale: no load balancer has this hostname any more. Decide which load balancer is meant:
+
+  NAMESPACE   SERVICE   EXTERNAL NAME    DNS
+  shop        old       old.lb.example   NXDOMAIN
+
+Several load balancers have this hostname. Decide which one is meant:
+
+  NAMESPACE   SERVICE   EXTERNAL NAME   LOAD BALANCERS
+  shop        both      b.lb.example    lb/x,lb/y
+
+Objects with an address of a load balancer. The external target has its present addresses:
+
+  NAMESPACE   KIND            NAME   ADDRESS     LOAD BALANCER   USE INSTEAD
+  shop        EndpointSlice   db-1   192.0.2.1   lb/z            external-targets/z-lb-ext
+
+These Services name a load balancer of this cluster, and can follow it:
+
+  NAMESPACE   SERVICE   EXTERNAL NAME   LOAD BALANCER
+  shop        a         a.lb.example    lb/x
+
+The commands for it (or run this command with --apply):
+
+  kubectl -n shop annotate service a linker.hsj.com/source=lb/x
+
+lb-linker needs the permissions of deploy/source/ to change these Services.";
+    assert_eq!(report(&scan).join("\n"), expected);
+    assert_eq!(
+        report(&Scan::default()),
+        ["No ExternalName Service has the hostname of a load balancer of this cluster."]
+    );
+}
