@@ -14,6 +14,7 @@ mod zone_updates;
 use std::io;
 use std::sync::Arc;
 
+use futures::FutureExt;
 use jiff::Timestamp;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::Handle;
@@ -35,6 +36,7 @@ use crate::dns::server::invalidation;
 use crate::dns::server::reload::{CheckZones, Reloader};
 use crate::links::history::History;
 use crate::model::hostname::to_presentation;
+use crate::sync::controller::supervisor::supervise;
 use error::RunError;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;
@@ -98,8 +100,17 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
             leader: source.leader(),
             election: Arc::clone(&metrics.election),
         };
-        background.spawn_on(history.record(Arc::clone(&store), stop.clone()), sync.runtime());
-        background.spawn(admin::server::serve(flags.admin_listen, status, stop.clone()));
+        let recording = {
+            let (store, until) = (Arc::clone(&store), stop.clone());
+            move || Arc::clone(&history).record(Arc::clone(&store), until.clone()).map(Ok)
+        };
+        let supervisor = Arc::clone(&metrics.supervisor);
+        let recording = supervise("the history of links", stop.clone(), supervisor, recording);
+        background.spawn_on(recording, sync.runtime());
+        let (address, until) = (flags.admin_listen, stop.clone());
+        let serving = move || admin::server::serve(address, status.clone(), until.clone()).map(Ok);
+        let supervisor = Arc::clone(&metrics.supervisor);
+        background.spawn(supervise("the status page", stop.clone(), supervisor, serving));
         let syncing =
             source.run(flags.clone(), Arc::clone(&store), metrics, policy.subscribe(), stop.clone());
         background.spawn_on(syncing, sync.runtime());

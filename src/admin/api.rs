@@ -48,6 +48,7 @@ const HEADERS: [(HeaderName, &str); 5] = [
 ];
 
 /// What the status API reads.
+#[derive(Clone)]
 pub struct Status {
     pub store: Arc<Store>,
     pub history: Arc<History>,

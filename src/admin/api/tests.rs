@@ -66,9 +66,14 @@ impl Api {
         }
     }
 
-    fn record(&self) -> AbortOnDropHandle<()> {
+    /// Records the history, and returns when the recording has begun.
+    async fn record(&self) -> AbortOnDropHandle<()> {
         let recording = Arc::clone(&self.history).record(Arc::clone(&self.store), self.stop.clone());
-        AbortOnDropHandle::new(tokio::spawn(recording))
+        let recording = AbortOnDropHandle::new(tokio::spawn(recording));
+        while self.history.version() == 0 {
+            tokio::task::yield_now().await;
+        }
+        recording
     }
 
     async fn ask(&self, request: Request<Body>) -> Response {
@@ -143,7 +148,7 @@ async fn answers_keep_foreign_scripts_and_frames_out() {
 #[tokio::test]
 async fn links_are_listed_with_their_history() {
     let api = Api::new();
-    let _recording = api.record();
+    let _recording = api.record().await;
     let unread = api.ask(get_from("localhost", "/api/links")).await;
     assert_eq!(unread.status(), StatusCode::SERVICE_UNAVAILABLE);
     api.store.set_synced();
@@ -166,7 +171,7 @@ async fn links_are_listed_with_their_history() {
 #[tokio::test]
 async fn unchanged_links_are_not_sent_again() {
     let api = Api::new();
-    let _recording = api.record();
+    let _recording = api.record().await;
     api.store.set_synced();
     api.apply("shop", "web", "a.example.").await;
     let answer = api.ask(get_from("localhost", "/api/links")).await;
@@ -216,7 +221,7 @@ async fn listening(router: Router, stop: &CancellationToken) -> (SocketAddr, Abo
 #[tokio::test]
 async fn client_reads_the_links_and_notices_changes() {
     let api = Api::new();
-    let _recording = api.record();
+    let _recording = api.record().await;
     let (address, _serving) = listening(router(api.status()), &api.stop).await;
     let mut client = InstanceClient::new(address, LinkFilter::default());
     let error = client.links().await.unwrap_err();

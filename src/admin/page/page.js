@@ -39,6 +39,22 @@ function targetText(target) {
   return target ? element("span", { textContent: target }) : element("span", { className: "none", textContent: "none" });
 }
 
+// A text with the age of a time, which `refreshAges` keeps up to date.
+function ageText(tag, time, before = "", after = "") {
+  const made = element(tag, { className: "dim" });
+  Object.assign(made.dataset, { time, before, after });
+  made.textContent = before + age(time) + after;
+  return made;
+}
+
+// Changes nothing but the ages: the rest of the page stays selected and focused.
+function refreshAges() {
+  for (const made of document.querySelectorAll("[data-time]")) {
+    const { time, before, after } = made.dataset;
+    made.textContent = before + age(time) + after;
+  }
+}
+
 function terms(pairs) {
   return pairs.flatMap(([name, value]) => [
     element("dt", { textContent: name }),
@@ -107,7 +123,7 @@ function row(link) {
     element("td", { textContent: link.dnsNames[0] || "none" }),
     element("td", {}, [targetText(link.target)]),
     element("td", {}, [stateText(link.state)]),
-    element("td", { className: "dim", textContent: link.created ? age(link.created) : "" }),
+    link.created ? ageText("td", link.created) : element("td"),
   ];
   return element("tr", { className: "link" }, cells);
 }
@@ -115,7 +131,7 @@ function row(link) {
 function detail(link) {
   const history = (link.history || []).map((event) =>
     element("li", {}, [
-      element("time", { className: "dim", dateTime: event.time, textContent: `${event.time} (${age(event.time)} ago) ` }),
+      ageText("time", event.time, `${event.time} (`, " ago) "),
       stateText(event.state),
       " ",
       targetText(event.target),
@@ -181,13 +197,15 @@ async function poll() {
   try {
     showInstance(await (await get("api/instance")).json());
     const answer = await get("api/links", etag ? { "If-None-Match": etag } : {});
-    if (answer.status !== 304) {
+    if (answer.status === 304) {
+      refreshAges();
+    } else {
       links = (await answer.json()).items;
       etag = answer.headers.get("ETag");
       await readOpenLink();
+      show();
     }
     problem("");
-    show();
   } catch (error) {
     problem(error instanceof TypeError ? "lb-linker doesn't answer; trying again" : error.message);
   }
