@@ -112,8 +112,8 @@ enum Command {
         /// Format of the output [default: a table, or details of one link]
         #[arg(short, long, value_name = "FORMAT", value_enum)]
         output_format: Option<OutputFormat>,
-        /// After the table, print each link that changes, until Ctrl-C
-        #[arg(short, long, conflicts_with = "output_format")]
+        /// After the table, print each link that is new, changes or is removed, until Ctrl-C
+        #[arg(short, long)]
         watch: bool,
         #[command(flatten)]
         flags: Box<Flags>,
@@ -121,8 +121,8 @@ enum Command {
     /// Find ExternalName Services that name a load balancer and were written by hand, and let them follow it
     ///
     /// Reads all Services, and asks the resolvers of --upstream whether unknown hostnames of load balancers exist. Prints
-    /// the commands with which Services follow their load balancer; with --apply, asks and then does it. Give the same
-    /// flags as for `run`.
+    /// the commands with which Services follow their load balancer; with --apply, asks and then sets these annotations.
+    /// Give the same flags as for `run`.
     #[command(mut_args = |arg| { let hide = !for_scan(arg.get_id().as_str()); arg.hide(hide) })]
     Scan {
         /// Only objects of this namespace [default: all namespaces]
@@ -224,6 +224,14 @@ fn main() -> ExitCode {
         Some(Command::Run { flags }) => runtime.block_on(start(*flags)),
         Some(Command::Check { flags, cluster }) => runtime.block_on(report(&flags, cluster)),
         Some(Command::Takeover { flags, dry_run }) => runtime.block_on(take_over(&flags, dry_run)),
+        Some(Command::Links { output_format: Some(format), watch: true, .. })
+            if format != OutputFormat::Wide =>
+        {
+            exit_with_error(
+                "--watch prints a table: of the formats, only -o wide can be given with it",
+                BAD_INPUT,
+            )
+        }
         Some(Command::Links { service, namespace, all_namespaces: _, output_format, watch, flags }) => {
             let filter = LinkFilter { namespace, service };
             runtime.block_on(links(*flags, &filter, output_format, watch))
@@ -343,7 +351,10 @@ async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, 
             },
         }
         let current = source.links();
-        let changed: Vec<LinkView> = current.iter().filter(|link| !shown.contains(link)).cloned().collect();
+        let is_current = |link: &&LinkView| current.iter().any(|it| it.key() == link.key());
+        let removed = shown.iter().filter(|link| !is_current(link)).map(LinkView::removed);
+        let changed = current.iter().filter(|link| !shown.contains(link)).cloned();
+        let changed: Vec<LinkView> = removed.chain(changed).collect();
         let options = TableOptions { without_header: true, ..options };
         is_open = table(&changed, Timestamp::now().as_second(), options)
             .iter()
@@ -370,7 +381,7 @@ async fn scan_cluster(
         return exit_with_error("scan is about a cluster: leave out --manifests", BAD_INPUT);
     }
     log_warnings();
-    let resolvers = match flags.upstreams() {
+    let resolvers = match flags.resolvers() {
         Ok(resolvers) => resolvers,
         Err(error) => return fail(&error.into()),
     };

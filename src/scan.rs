@@ -22,7 +22,7 @@ use crate::sync::k8s::watch::{RequestQuery, list_pages};
 /// The maximum number of hostnames that are looked up at the same time.
 const LOOKUPS_AT_ONCE: usize = 16;
 
-/// What is searched, and with what.
+/// Where a scan looks.
 pub struct ScanScope<'a> {
     pub client: &'a Client,
     /// The links of the cluster.

@@ -71,6 +71,15 @@ impl fmt::Display for UpstreamSpec {
 }
 
 impl Flags {
+    /// Returns the resolvers that commands without listeners can ask by plain DNS.
+    ///
+    /// # Errors
+    /// If a file can't be used.
+    pub fn resolvers(&self) -> Result<Vec<SocketAddr>, ConfigError> {
+        let plain = self.upstream.iter().filter(|spec| !matches!(spec, UpstreamSpec::Tls(..)));
+        plain.map(addresses).collect::<Result<Vec<_>, _>>().map(|servers| servers.concat())
+    }
+
     /// Returns the addresses of the upstream resolvers. There are none with `--upstream none`, or with a Corefile,
     /// which configures its own upstreams.
     ///
@@ -80,23 +89,26 @@ impl Flags {
         if self.corefile.is_some() {
             return Ok(Vec::new());
         }
-        let mut servers = Vec::new();
-        for spec in &self.upstream {
-            match spec {
-                UpstreamSpec::None if self.upstream.len() > 1 => return Err(ConfigError::NoneAndOthers),
-                UpstreamSpec::None => {}
-                UpstreamSpec::Server(address) | UpstreamSpec::Tls(address, _) => servers.push(*address),
-                UpstreamSpec::File(path) => servers.extend(
-                    nameservers(path).map_err(|why| ConfigError::ResolvConf { path: path.clone(), why })?,
-                ),
-            }
+        if self.upstream.len() > 1 && self.upstream.contains(&UpstreamSpec::None) {
+            return Err(ConfigError::NoneAndOthers);
         }
+        let servers = self.upstream.iter().map(addresses).collect::<Result<Vec<_>, _>>()?.concat();
         for upstream in &servers {
             if let Some(listen) = self.listen.iter().find(|listen| is_own_listener(**listen, *upstream)) {
                 return Err(ConfigError::OwnListener { upstream: *upstream, listen: *listen });
             }
         }
         Ok(servers)
+    }
+}
+
+fn addresses(spec: &UpstreamSpec) -> Result<Vec<SocketAddr>, ConfigError> {
+    match spec {
+        UpstreamSpec::None => Ok(Vec::new()),
+        UpstreamSpec::Server(address) | UpstreamSpec::Tls(address, _) => Ok(vec![*address]),
+        UpstreamSpec::File(path) => {
+            nameservers(path).map_err(|why| ConfigError::ResolvConf { path: path.clone(), why })
+        }
     }
 }
 

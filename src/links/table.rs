@@ -63,7 +63,10 @@ fn cell(link: &LinkView, column: &str, now: i64) -> String {
         "DNS NAME" => link.dns_names.first().cloned().unwrap_or_else(|| NONE.to_owned()),
         "DNS NAMES" if link.dns_names.is_empty() => NONE.to_owned(),
         "DNS NAMES" => link.dns_names.join(","),
-        "TARGET" => link.target.clone().unwrap_or_else(|| "<pending>".to_owned()),
+        "TARGET" => link.target.clone().unwrap_or_else(|| {
+            let is_pending = link.state == ViewState::Pending;
+            if is_pending { "<pending>" } else { NONE }.to_owned()
+        }),
         "EXTERNAL TARGET" => link.external_target.clone(),
         "STATE" => link.state.to_string(),
         "AGE" => link.created.map_or_else(|| UNKNOWN.to_owned(), |created| age(now - created.as_second())),
@@ -75,7 +78,9 @@ fn cell(link: &LinkView, column: &str, now: i64) -> String {
 fn color(state: ViewState) -> u8 {
     match state {
         ViewState::Ready => 32,
-        ViewState::Pending | ViewState::Kept | ViewState::LeftOut | ViewState::Gone => 33,
+        ViewState::Pending | ViewState::Kept | ViewState::LeftOut | ViewState::Gone | ViewState::Removed => {
+            33
+        }
         ViewState::Conflict | ViewState::Refused => 31,
     }
 }

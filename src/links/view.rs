@@ -39,6 +39,20 @@ pub struct LinkView {
     pub history: Option<Vec<LinkEvent>>,
 }
 
+impl LinkView {
+    /// Returns the namespace and the name of the Service.
+    #[must_use]
+    pub fn key(&self) -> (&str, &str) {
+        (&self.namespace, &self.service)
+    }
+
+    /// Returns the link as it is shown after its removal.
+    #[must_use]
+    pub fn removed(&self) -> Self {
+        Self { state: ViewState::Removed, target: None, dns_names: Vec::new(), reason: None, ..self.clone() }
+    }
+}
+
 /// A change of a link: its target and state from this time on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkEvent {
@@ -60,10 +74,12 @@ pub enum ViewState {
     Refused,
     /// The status names no allowed target any more; DNS answers with the last one.
     Kept,
-    /// The Service isn't selected; its external target is kept.
+    /// A flag leaves the Service out since the start, together with more than half of all; its external target is kept.
     LeftOut,
     /// The Service is gone; its external target is removed after the delay.
     Gone,
+    /// The link is removed. Only in the output of `--watch`.
+    Removed,
 }
 
 impl fmt::Display for ViewState {
@@ -76,6 +92,7 @@ impl fmt::Display for ViewState {
             Self::Kept => "Kept",
             Self::LeftOut => "LeftOut",
             Self::Gone => "Gone",
+            Self::Removed => "Removed",
         })
     }
 }
@@ -113,7 +130,9 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
     const REFUSED: &str = "the Service's status names a target that isn't allowed";
     match link.state {
         LinkState::Gone(_) => (ViewState::Gone, Some("the Service is gone")),
-        LinkState::LeftOut => (ViewState::LeftOut, Some("the Service isn't selected")),
+        LinkState::LeftOut => {
+            (ViewState::LeftOut, Some("a flag leaves the Service out; its external target is kept"))
+        }
         LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
         LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
         LinkState::Recreated(_) => {

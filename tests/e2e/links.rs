@@ -48,7 +48,7 @@ async fn links_lists_what_lb_linker_would_serve() {
     assert_eq!(rows[0], ["SERVICE", "DNS", "NAME", "TARGET", "EXTERNAL", "TARGET", "STATE", "AGE"]);
     let name = |service: &str| format!("{service}-{namespace}.lb.internal");
     let external = |service: &str| format!("{target}/{service}-{namespace}-ext");
-    assert_eq!(rows[1][..5], ["denied", &name("denied"), "<pending>", &external("denied"), "Refused"]);
+    assert_eq!(rows[1][..5], ["denied", &name("denied"), "<none>", &external("denied"), "Refused"]);
     assert_eq!(rows[2][..5], ["pending", &name("pending"), "<pending>", &external("pending"), "Pending"]);
     assert_eq!(rows[3][..5], ["web", &name("web"), "a.example.com", &external("web"), "Ready"]);
     assert!(rows[3][5].ends_with('s') && rows.len() == 4, "{table}");
@@ -158,6 +158,9 @@ async fn watched_links_of_a_running_lb_linker_are_printed() {
     assert!(lines.next().unwrap().contains("a.example.com"));
     std::fs::write(&path, manifest("b.example.com")).unwrap();
     assert!(lines.next().unwrap().contains("b.example.com"));
+    std::fs::remove_file(&path).unwrap();
+    let removed = lines.next().unwrap();
+    assert!(removed.starts_with("shop ") && removed.contains(" Removed "), "{removed}");
     // Without the instance there is nothing to watch.
     linker.stop();
     let errors = BufReader::new(watching.stderr().unwrap()).lines().map(Result::unwrap).last().unwrap();
