@@ -10,6 +10,7 @@ use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
 use super::EVENT_TIMEOUT;
+use super::port::HeldPort;
 use super::process::Process;
 
 /// A browser window. Dropping it ends the browser.
@@ -17,6 +18,7 @@ pub struct Browser {
     driver: SocketAddr,
     session: String,
     _process: Process,
+    _port: HeldPort,
 }
 
 impl Browser {
@@ -26,16 +28,14 @@ impl Browser {
     /// If Chromium or ChromeDriver isn't installed.
     pub fn start() -> Self {
         let mut command = Command::new("chromedriver");
-        command.arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null());
+        // With port 0, ChromeDriver takes a port of ::1, and ends if it isn't free on 127.0.0.1, too.
+        let port = HeldPort::take().unwrap();
+        command.arg(format!("--port={}", port.number())).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = Process::spawn(command)
             .unwrap_or_else(|error| panic!("chromedriver ({error}): install Debian's chromium-driver"));
-        let lines = BufReader::new(process.stdout().unwrap()).lines().map_while(Result::ok);
-        let port = lines
-            .filter_map(|line| {
-                line.split_once("started successfully on port ")?.1.trim_end_matches('.').parse().ok()
-            })
-            .next();
-        let driver = SocketAddr::from(([127, 0, 0, 1], port.expect("chromedriver tells its port")));
+        let mut lines = BufReader::new(process.stdout().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.contains("started successfully")), "chromedriver doesn't start");
+        let driver = port.local();
         let mut arguments = vec![
             "--headless=new",
             "--window-size=1280,900",
@@ -57,7 +57,7 @@ impl Browser {
         }}});
         let answer = call(driver, "POST", "/session", &capabilities);
         let session = format!("/session/{}", answer["sessionId"].as_str().expect("a session"));
-        Self { driver, session, _process: process }
+        Self { driver, session, _process: process, _port: port }
     }
 
     fn post(&self, path: &str, body: &Value) -> Value {
