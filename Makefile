@@ -61,8 +61,9 @@ lint: has-rust ## check format, lints, documentation, and the licenses and sourc
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
 	tests/cargo-deny
 
-docs: has-rust ## generate docs/plugins.md from the manuals in src/dns/plugins, docs/differences.md from the tests
+docs: has-rust ## generate docs/plugins.md, docs/differences.md, and the outputs in docs/stub.md
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet plugins::tests::manuals
+	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet stub::report
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test e2e --quiet the_page_of_differences
 
 control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)

@@ -14,6 +14,7 @@ pub mod model;
 pub mod query;
 pub mod scan;
 pub mod store;
+pub mod stub;
 pub mod sync;
 pub mod takeover;
 

@@ -1,5 +1,7 @@
 //! The command line of lb-linker.
 
+mod commands;
+
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -13,30 +15,19 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, reload};
 
-use jiff::Timestamp;
-use lb_linker::app::error::RunError;
-use lb_linker::app::link_reader::LinkReader;
-use lb_linker::app::link_source::LinkSource;
+use crate::commands::links::links;
+use crate::commands::scan::{ScanOutput, scan_cluster};
+use crate::commands::stub::{StubAction, stub};
+use crate::commands::{BAD_INPUT, FAILED, exit_with_error, fail};
 use lb_linker::app::run;
 use lb_linker::cli::check::check;
 use lb_linker::cli::flags::{Flags, LogFormat};
 use lb_linker::dns::server::instance::SetDebug;
-use lb_linker::links::output::render;
-use lb_linker::links::table::{TableOptions, table};
-use lb_linker::links::view::LinkView;
 use lb_linker::links::{LinkFilter, OutputFormat};
 use lb_linker::query::Question;
-use lb_linker::scan::annotate::annotate;
-use lb_linker::scan::report::report as scan_report;
-use lb_linker::scan::{ScanScope, scan};
-use lb_linker::sync::k8s::client::connect;
+use lb_linker::stub::platform::Resolver;
 use lb_linker::takeover::takeover;
 use tikv_jemallocator::Jemalloc;
-
-/// The exit code for a failure at runtime, or for a cluster that lacks something.
-const FAILED: u8 = 1;
-/// The exit code for invalid flags and files.
-const BAD_INPUT: u8 = 2;
 
 /// jemalloc, because the C library's allocator mixes small short-lived allocations with long-lived ones, and can't
 /// return the gaps to the system.
@@ -52,10 +43,6 @@ pub static ALLOCATOR_SETTINGS: &[u8; 95] =
 
 /// kube's warnings repeat an error on every retry, which lb-linker logs once; any packet can cause hickory's warnings.
 const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
-
-/// As [`DEFAULT_LOG`], for commands that only read: nothing about single Services, because their states tell it.
-const READING_LOG: &str = "warn,lb_linker::sync::k8s::service_log=error,lb_linker::sync::events=error,\
-    lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
 /// Stable DNS names for load balancers: watches LoadBalancer Services, keeps an ExternalName Service for
 /// each, and answers DNS for them.
@@ -140,6 +127,36 @@ enum Command {
         #[command(flatten)]
         flags: Box<Flags>,
     },
+    /// Let the DNS of the cluster forward the zones to lb-linker, and find where that fails
+    ///
+    /// Prints what to add for each part of the cluster's DNS, with the cluster IP of lb-linker's Service, and changes
+    /// nothing. --apply adds it to the ConfigMaps of CoreDNS and NodeLocal DNSCache, unless another tool manages them;
+    /// --remove takes it out again; both print the differences and ask first. --verify asks lb-linker, CoreDNS,
+    /// NodeLocal DNSCache and the resolver of the Pod for the name of a load balancer; run it in a Pod, such as
+    /// lb-linker's. Give the same flags and variables as for `run`.
+    #[command(mut_args = |arg| { let hide = !for_stub(arg.get_id().as_str()); arg.hide(hide) })]
+    Stub {
+        /// Print the configuration of this resolver [default: those that the cluster has]
+        #[arg(value_enum, conflicts_with_all = ["apply", "remove", "verify"])]
+        resolver: Option<Resolver>,
+        /// Add the zones to the ConfigMaps of CoreDNS and NodeLocal DNSCache
+        #[arg(long, conflicts_with = "manifests")]
+        apply: bool,
+        /// Remove what --apply has added
+        #[arg(long, conflicts_with_all = ["apply", "manifests"])]
+        remove: bool,
+        /// Ask each resolver, and name the first that answers wrongly; exit code 1 if there is one
+        #[arg(long, conflicts_with_all = ["apply", "remove", "manifests"])]
+        verify: bool,
+        /// With --apply or --remove: don't ask
+        #[arg(long)]
+        yes: bool,
+        /// lb-linker's Service [default: the one with the label app.kubernetes.io/name=lb-linker]
+        #[arg(long, value_name = "NAMESPACE/NAME")]
+        service: Option<String>,
+        #[command(flatten)]
+        flags: Box<Flags>,
+    },
     /// Print the completions for a shell
     ///
     /// For bash: `source <(lb-linker completion bash)`. For zsh and fish, write them to a file: docs/reference.md.
@@ -213,6 +230,14 @@ fn for_scan(flag: &str) -> bool {
         && !["service", "all_namespaces", "watch", "admin_listen", "manifests"].contains(&flag)
 }
 
+/// Returns whether `stub` uses a flag. It accepts all other flags of `run`, too.
+fn for_stub(flag: &str) -> bool {
+    let own = ["resolver", "apply", "remove", "verify", "yes", "service"].contains(&flag);
+    own || for_links(flag)
+        && !["namespace", "all_namespaces", "output_format", "watch", "admin_listen", "manifests"]
+            .contains(&flag)
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let runtime = match tokio::runtime::Runtime::new() {
@@ -239,6 +264,18 @@ fn main() -> ExitCode {
         Some(Command::Scan { namespace, output_format, apply, yes, flags }) => {
             let output = if output_format.is_some() { ScanOutput::Json } else { ScanOutput::Text };
             runtime.block_on(scan_cluster(*flags, namespace, output, apply.then_some(yes)))
+        }
+        Some(Command::Stub { apply: false, remove: false, yes: true, .. }) => {
+            exit_with_error("--yes is about --apply and --remove", BAD_INPUT)
+        }
+        Some(Command::Stub { resolver, apply, remove, verify, yes, service, flags }) => {
+            let action = match (apply, remove, verify) {
+                (true, ..) => StubAction::Apply { ask: !yes },
+                (_, true, _) => StubAction::Remove { ask: !yes },
+                (.., true) => StubAction::Verify,
+                _ => StubAction::Print(resolver),
+            };
+            runtime.block_on(stub(*flags, service.as_deref(), action))
         }
         Some(Command::Completion { shell }) => {
             let mut script = Vec::new();
@@ -311,131 +348,6 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
     if outcome.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }
 
-/// Prints the links that a filter selects; with `watch` also later changes, until Ctrl-C.
-async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, watch: bool) -> ExitCode {
-    log_warnings();
-    let mut source = match LinkSource::open(flags, filter.clone()).await {
-        Ok(source) => source,
-        Err(error) => return fail(&error),
-    };
-    if let Some((name, address)) = source.instance() {
-        let _ = writeln!(std::io::stderr(), "from {name}, the lb-linker at {address}");
-    }
-    let options = TableOptions {
-        with_namespace: filter.namespace.is_none(),
-        wide: format == Some(OutputFormat::Wide),
-        color: std::io::stdout().is_terminal(),
-        without_header: false,
-    };
-    let is_detail = filter.service.is_some() && !watch;
-    let mut shown = source.links();
-    let now = Timestamp::now().as_second();
-    let text = match render(&shown, format, is_detail, now, options) {
-        Ok(text) => text,
-        Err(error) => return exit_with_error(&error.to_string(), FAILED),
-    };
-    if shown.is_empty() {
-        let _ = writeln!(std::io::stderr(), "no load balancer found");
-    }
-    // EPIPE: stdout may be closed (`| head`).
-    let print = |text: &str| write!(std::io::stdout(), "{text}").is_ok();
-    let mut is_open = print(&text);
-    if shown.is_empty() && is_detail {
-        return ExitCode::from(FAILED);
-    }
-    while watch && is_open {
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => break,
-            changed = source.changed() => if let Err(error) = changed {
-                return fail(&error);
-            },
-        }
-        let current = source.links();
-        let is_current = |link: &&LinkView| current.iter().any(|it| it.key() == link.key());
-        let removed = shown.iter().filter(|link| !is_current(link)).map(LinkView::removed);
-        let changed = current.iter().filter(|link| !shown.contains(link)).cloned();
-        let changed: Vec<LinkView> = removed.chain(changed).collect();
-        let options = TableOptions { without_header: true, ..options };
-        is_open = table(&changed, Timestamp::now().as_second(), options)
-            .iter()
-            .all(|line| print(&format!("{line}\n")));
-        shown = current;
-    }
-    ExitCode::SUCCESS
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ScanOutput {
-    Text,
-    Json,
-}
-
-/// Prints what a scan finds. With `apply`, also annotates Services, after a question unless it is `Some(true)`.
-async fn scan_cluster(
-    flags: Flags,
-    namespace: Option<String>,
-    output: ScanOutput,
-    apply: Option<bool>,
-) -> ExitCode {
-    if flags.manifests.is_some() {
-        return exit_with_error("scan is about a cluster: leave out --manifests", BAD_INPUT);
-    }
-    log_warnings();
-    let resolvers = match flags.resolvers() {
-        Ok(resolvers) => resolvers,
-        Err(error) => return fail(&error.into()),
-    };
-    let connection = match connect(flags.kubeconfig.clone(), flags.context.clone()).await {
-        Ok(connection) => connection,
-        Err(error) => return fail(&error.into()),
-    };
-    let target_namespace = flags.target_namespace.clone();
-    let reader = match LinkReader::open(flags).await {
-        Ok(reader) => reader,
-        Err(error) => return fail(&error),
-    };
-    let scope = ScanScope {
-        client: &connection.client,
-        store: &reader.store,
-        target_namespace: &target_namespace,
-        namespace: namespace.as_deref(),
-        resolvers: &resolvers,
-    };
-    let found = match scan(&scope).await {
-        Ok(found) => found,
-        Err(error) => return exit_with_error(&error.explain(""), FAILED),
-    };
-    // Ignore EPIPE: stdout or stderr may be closed (`| head`).
-    let print = |line: &str| drop(writeln!(std::io::stdout(), "{line}"));
-    match output {
-        ScanOutput::Text => scan_report(&found).iter().for_each(|line| print(line)),
-        ScanOutput::Json => match serde_json::to_string_pretty(&found) {
-            Ok(text) => print(&text),
-            Err(error) => return exit_with_error(&error.to_string(), FAILED),
-        },
-    }
-    for notice in &found.notices {
-        exit_with_error(notice, 0);
-    }
-    let Some(without_question) = apply.filter(|_| !found.exact.is_empty()) else { return ExitCode::SUCCESS };
-    if !without_question && !confirm(&format!("Annotate Services: {}?", found.exact.len())) {
-        return exit_with_error("nothing was changed; --yes leaves out the question", FAILED);
-    }
-    let problems = annotate(&connection.client, &found.exact, print).await;
-    for problem in &problems {
-        exit_with_error(problem, 0);
-    }
-    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
-}
-
-/// Asks a question on the terminal. Returns whether the answer begins with y.
-fn confirm(question: &str) -> bool {
-    let _ = write!(std::io::stderr(), "{question} [y/N] ");
-    let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer).is_ok()
-        && answer.trim_start().to_ascii_lowercase().starts_with('y')
-}
-
 async fn query(arguments: &[String]) -> ExitCode {
     let question = match Question::parse(arguments) {
         Ok(question) => question,
@@ -449,21 +361,6 @@ async fn query(arguments: &[String]) -> ExitCode {
         }
         Err(error) => exit_with_error(&error.to_string(), FAILED),
     }
-}
-
-/// Starts the log of a command that only reads: nothing but what keeps it from reading.
-fn log_warnings() {
-    let warnings = tracing_subscriber::fmt().with_env_filter(READING_LOG).with_writer(std::io::stderr);
-    warnings.with_target(false).with_ansi(std::io::stderr().is_terminal()).init();
-}
-
-fn fail(error: &RunError) -> ExitCode {
-    exit_with_error(&error.to_string(), if error.is_input() { BAD_INPUT } else { FAILED })
-}
-
-fn exit_with_error(problem: &str, code: u8) -> ExitCode {
-    let _ = writeln!(std::io::stderr(), "lb-linker: {problem}");
-    ExitCode::from(code)
 }
 
 /// Starts the log; returns a function that switches the log level of DNS to `debug` and back.

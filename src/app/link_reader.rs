@@ -13,6 +13,7 @@ use super::sync_runtime::SyncRuntime;
 use super::sync_tasks::store_for;
 use crate::app::error::RunError;
 use crate::cli::flags::Flags;
+use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::server::corefile_source::CorefileSource;
 use crate::metrics::Metrics;
 use crate::model::hostname_policy::HostnamePolicy;
@@ -31,6 +32,22 @@ pub struct LinkReader {
     _sync: SyncRuntime,
 }
 
+/// Returns the zones in which links have names.
+///
+/// # Errors
+/// If the flags or the Corefile can't be used.
+pub fn zones_of_links(flags: &Flags) -> Result<Vec<Name>, RunError> {
+    Ok(read_zones(flags)?.into_iter().map(|zone| zone.origin).collect())
+}
+
+fn read_zones(flags: &Flags) -> Result<Vec<LinkZone>, RunError> {
+    flags.validate()?;
+    let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
+    let zones = corefile.link_zones()?;
+    flags.check_zones(&zones)?;
+    Ok(zones)
+}
+
 impl LinkReader {
     /// Reads the links that an lb-linker with these flags has.
     ///
@@ -38,10 +55,7 @@ impl LinkReader {
     /// If the flags can't be used, or the load balancers can't be read within 10 s.
     pub async fn open(flags: Flags) -> Result<Self, RunError> {
         let flags = flags.read_only();
-        flags.validate()?;
-        let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
-        let zones = corefile.link_zones()?;
-        flags.check_zones(&zones)?;
+        let zones = read_zones(&flags)?;
         let sync = SyncRuntime::start().map_err(RunError::Thread)?;
         let source = sync.open(flags.clone(), zones.clone()).await?;
         let store = Arc::new(store_for(&zones, Some(&source)));

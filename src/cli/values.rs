@@ -4,6 +4,7 @@ use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
 use crate::links::OutputFormat;
+use crate::stub::platform::Resolver;
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::desired::IpTargets;
 
@@ -18,6 +19,39 @@ impl ValueEnum for OutputFormat {
             Self::Json => ("json", "JSON"),
             Self::Yaml => ("yaml", "YAML"),
             Self::Name => ("name", "service/<name>, for kubectl"),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
+
+impl ValueEnum for Resolver {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Self::CoreDns,
+            Self::NodeLocal,
+            Self::Eks,
+            Self::Aks,
+            Self::K3s,
+            Self::GkeKubeDns,
+            Self::OpenShift,
+            Self::Kubespray,
+            Self::Dnsmasq,
+            Self::SystemdResolved,
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Self::CoreDns => ("coredns", "CoreDNS, as installed by kubeadm, kind or minikube"),
+            Self::NodeLocal => ("nodelocal", "NodeLocal DNSCache"),
+            Self::Eks => ("eks", "The CoreDNS add-on of EKS"),
+            Self::Aks => ("aks", "CoreDNS and LocalDNS of AKS"),
+            Self::K3s => ("k3s", "CoreDNS of k3s"),
+            Self::GkeKubeDns => ("gke", "kube-dns of GKE"),
+            Self::OpenShift => ("openshift", "The DNS operator of OpenShift"),
+            Self::Kubespray => ("kubespray", "The variables of kubespray"),
+            Self::Dnsmasq => ("dnsmasq", "dnsmasq on a node"),
+            Self::SystemdResolved => ("systemd-resolved", "systemd-resolved on a node"),
         };
         Some(PossibleValue::new(name).help(help))
     }

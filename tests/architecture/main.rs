@@ -12,7 +12,7 @@ use imports::{File, files};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 28] = [
+const FOLDERS: [&str; 29] = [
     "model",
     "metrics",
     "store",
@@ -37,8 +37,9 @@ const FOLDERS: [&str; 28] = [
     "dns",
     "links",
     "admin",
-    "cli",
     "query",
+    "stub",
+    "cli",
     "takeover",
     "scan",
 ];

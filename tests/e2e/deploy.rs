@@ -10,7 +10,7 @@ use crate::harness::dns::{CoreDns, answers};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
 
 /// The optional folders that can be applied as they are.
-const OPTIONAL: [&str; 10] = [
+const OPTIONAL: [&str; 11] = [
     "corefile",
     "finalizer",
     "life",
@@ -20,6 +20,7 @@ const OPTIONAL: [&str; 10] = [
     "sidecar",
     "sidecar/policy",
     "source",
+    "stub",
     "takeover",
 ];
 

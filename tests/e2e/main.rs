@@ -42,6 +42,7 @@ mod sidecar;
 mod sockets;
 mod source;
 mod status_page;
+mod stub;
 mod stubs;
 mod takeover;
 mod throughput;

@@ -1,0 +1,42 @@
+//! The commands of `main.rs` that take more than a few lines.
+
+pub mod links;
+pub mod scan;
+pub mod stub;
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use lb_linker::app::error::RunError;
+
+/// The exit code for a failure at runtime, or for a cluster that lacks something.
+pub const FAILED: u8 = 1;
+/// The exit code for invalid flags and files.
+pub const BAD_INPUT: u8 = 2;
+
+/// The log of commands that only read: nothing about single Services, because their states tell it.
+const READING_LOG: &str = "warn,lb_linker::sync::k8s::service_log=error,lb_linker::sync::events=error,\
+    lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
+
+/// Asks a question on the terminal. Returns whether the answer begins with y.
+pub fn confirm(question: &str) -> bool {
+    let _ = write!(std::io::stderr(), "{question} [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).is_ok()
+        && answer.trim_start().to_ascii_lowercase().starts_with('y')
+}
+
+/// Starts the log of a command that only reads: nothing but what keeps it from reading.
+pub fn log_warnings() {
+    let warnings = tracing_subscriber::fmt().with_env_filter(READING_LOG).with_writer(std::io::stderr);
+    warnings.with_target(false).with_ansi(std::io::stderr().is_terminal()).init();
+}
+
+pub fn fail(error: &RunError) -> ExitCode {
+    exit_with_error(&error.to_string(), if error.is_input() { BAD_INPUT } else { FAILED })
+}
+
+pub fn exit_with_error(problem: &str, code: u8) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "lb-linker: {problem}");
+    ExitCode::from(code)
+}

@@ -1,0 +1,67 @@
+//! `lb-linker links`.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use jiff::Timestamp;
+use lb_linker::app::link_source::LinkSource;
+use lb_linker::cli::flags::Flags;
+use lb_linker::links::output::render;
+use lb_linker::links::table::{TableOptions, table};
+use lb_linker::links::view::LinkView;
+use lb_linker::links::{LinkFilter, OutputFormat};
+
+use super::{FAILED, exit_with_error, fail, log_warnings};
+
+/// Prints the links that a filter selects; with `watch` also later changes, until Ctrl-C.
+pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, watch: bool) -> ExitCode {
+    log_warnings();
+    let mut source = match LinkSource::open(flags, filter.clone()).await {
+        Ok(source) => source,
+        Err(error) => return fail(&error),
+    };
+    if let Some((name, address)) = source.instance() {
+        let _ = writeln!(std::io::stderr(), "from {name}, the lb-linker at {address}");
+    }
+    let options = TableOptions {
+        with_namespace: filter.namespace.is_none(),
+        wide: format == Some(OutputFormat::Wide),
+        color: std::io::stdout().is_terminal(),
+        without_header: false,
+    };
+    let is_detail = filter.service.is_some() && !watch;
+    let mut shown = source.links();
+    let now = Timestamp::now().as_second();
+    let text = match render(&shown, format, is_detail, now, options) {
+        Ok(text) => text,
+        Err(error) => return exit_with_error(&error.to_string(), FAILED),
+    };
+    if shown.is_empty() {
+        let _ = writeln!(std::io::stderr(), "no load balancer found");
+    }
+    // EPIPE: stdout may be closed (`| head`).
+    let print = |text: &str| write!(std::io::stdout(), "{text}").is_ok();
+    let mut is_open = print(&text);
+    if shown.is_empty() && is_detail {
+        return ExitCode::from(FAILED);
+    }
+    while watch && is_open {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => break,
+            changed = source.changed() => if let Err(error) = changed {
+                return fail(&error);
+            },
+        }
+        let current = source.links();
+        let is_current = |link: &&LinkView| current.iter().any(|it| it.key() == link.key());
+        let removed = shown.iter().filter(|link| !is_current(link)).map(LinkView::removed);
+        let changed = current.iter().filter(|link| !shown.contains(link)).cloned();
+        let changed: Vec<LinkView> = removed.chain(changed).collect();
+        let options = TableOptions { without_header: true, ..options };
+        is_open = table(&changed, Timestamp::now().as_second(), options)
+            .iter()
+            .all(|line| print(&format!("{line}\n")));
+        shown = current;
+    }
+    ExitCode::SUCCESS
+}

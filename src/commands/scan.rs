@@ -1,0 +1,77 @@
+//! `lb-linker scan`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use lb_linker::app::link_reader::LinkReader;
+use lb_linker::cli::flags::Flags;
+use lb_linker::scan::annotate::annotate;
+use lb_linker::scan::report::report;
+use lb_linker::scan::{ScanScope, scan};
+use lb_linker::sync::k8s::client::connect;
+
+use super::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum ScanOutput {
+    Text,
+    Json,
+}
+
+/// Prints what a scan finds. With `apply`, also annotates Services, after a question unless it is `Some(true)`.
+pub async fn scan_cluster(
+    flags: Flags,
+    namespace: Option<String>,
+    output: ScanOutput,
+    apply: Option<bool>,
+) -> ExitCode {
+    if flags.manifests.is_some() {
+        return exit_with_error("scan is about a cluster: leave out --manifests", BAD_INPUT);
+    }
+    log_warnings();
+    let resolvers = match flags.resolvers() {
+        Ok(resolvers) => resolvers,
+        Err(error) => return fail(&error.into()),
+    };
+    let connection = match connect(flags.kubeconfig.clone(), flags.context.clone()).await {
+        Ok(connection) => connection,
+        Err(error) => return fail(&error.into()),
+    };
+    let target_namespace = flags.target_namespace.clone();
+    let reader = match LinkReader::open(flags).await {
+        Ok(reader) => reader,
+        Err(error) => return fail(&error),
+    };
+    let scope = ScanScope {
+        client: &connection.client,
+        store: &reader.store,
+        target_namespace: &target_namespace,
+        namespace: namespace.as_deref(),
+        resolvers: &resolvers,
+    };
+    let found = match scan(&scope).await {
+        Ok(found) => found,
+        Err(error) => return exit_with_error(&error.explain(""), FAILED),
+    };
+    // Ignore EPIPE: stdout or stderr may be closed (`| head`).
+    let print = |line: &str| drop(writeln!(std::io::stdout(), "{line}"));
+    match output {
+        ScanOutput::Text => report(&found).iter().for_each(|line| print(line)),
+        ScanOutput::Json => match serde_json::to_string_pretty(&found) {
+            Ok(text) => print(&text),
+            Err(error) => return exit_with_error(&error.to_string(), FAILED),
+        },
+    }
+    for notice in &found.notices {
+        exit_with_error(notice, 0);
+    }
+    let Some(without_question) = apply.filter(|_| !found.exact.is_empty()) else { return ExitCode::SUCCESS };
+    if !without_question && !confirm(&format!("Annotate Services: {}?", found.exact.len())) {
+        return exit_with_error("nothing was changed; --yes leaves out the question", FAILED);
+    }
+    let problems = annotate(&connection.client, &found.exact, print).await;
+    for problem in &problems {
+        exit_with_error(problem, 0);
+    }
+    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}

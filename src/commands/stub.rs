@@ -1,0 +1,138 @@
+//! `lb-linker stub`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use kube::Client;
+use lb_linker::app::link_reader::{LinkReader, zones_of_links};
+use lb_linker::cli::flags::Flags;
+use lb_linker::links::LinkFilter;
+use lb_linker::links::view::views;
+use lb_linker::model::hostname::to_presentation;
+use lb_linker::stub::apply::write;
+use lb_linker::stub::changes::{Step, diff, to_apply, to_remove};
+use lb_linker::stub::cluster::{forwarding, read};
+use lb_linker::stub::platform::{ClusterDns, KUBE_SYSTEM, Resolver};
+use lb_linker::stub::report::report;
+use lb_linker::stub::{Forwarding, verify};
+use lb_linker::sync::k8s::client::connect;
+
+use super::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings};
+
+/// What `lb-linker stub` does.
+pub enum StubAction {
+    /// Prints what to add for one resolver, or for all that the cluster has.
+    Print(Option<Resolver>),
+    Apply {
+        ask: bool,
+    },
+    Remove {
+        ask: bool,
+    },
+    Verify,
+}
+
+/// Prints, writes or verifies the configuration of the cluster DNS.
+pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> ExitCode {
+    if flags.manifests.is_some() {
+        return exit_with_error("stub is about a cluster: leave out --manifests", BAD_INPUT);
+    }
+    let name = service.map(|service| service.split_once('/').ok_or(service)).transpose();
+    let Ok(name) = name else {
+        return exit_with_error(
+            "--service needs a namespace and a name, such as lb-linker/lb-linker",
+            BAD_INPUT,
+        );
+    };
+    log_warnings();
+    let zones: Vec<String> = match zones_of_links(&flags) {
+        Ok(zones) => zones.iter().map(to_presentation).collect(),
+        Err(error) => return fail(&error),
+    };
+    let client = match connect(flags.kubeconfig.clone(), flags.context.clone()).await {
+        Ok(connection) => connection.client,
+        Err(error) => return fail(&error.into()),
+    };
+    let forwarding = match forwarding(&client, name, zones).await {
+        Ok(forwarding) => forwarding,
+        Err(error) => return exit_with_error(&error.to_string(), FAILED),
+    };
+    let (dns, notices) = read(&client).await;
+    for notice in &notices {
+        exit_with_error(notice, 0);
+    }
+    match action {
+        StubAction::Print(resolver) => {
+            report(&dns, &forwarding, resolver).iter().for_each(|line| print(line));
+            ExitCode::SUCCESS
+        }
+        StubAction::Apply { ask } => change(&client, to_apply(&dns, &forwarding), ask).await,
+        StubAction::Remove { ask } => change(&client, to_remove(&dns), ask).await,
+        StubAction::Verify => verify_zones(flags, &dns, &forwarding).await,
+    }
+}
+
+fn print(line: &str) {
+    // Ignore EPIPE: stdout may be closed (`| head`).
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// Prints the differences, asks, and writes them.
+async fn change(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
+    let mut changes = Vec::new();
+    let mut code = ExitCode::SUCCESS;
+    for step in steps {
+        match step {
+            Step::Change(change) => {
+                diff(&change).iter().for_each(|line| print(line));
+                changes.push(change);
+            }
+            Step::Done(text) => print(&text),
+            Step::Refused(text) => code = exit_with_error(&text, FAILED),
+        }
+    }
+    if changes.is_empty() {
+        return code;
+    }
+    if ask && !confirm(&format!("Change ConfigMaps: {}?", changes.len())) {
+        return exit_with_error("nothing was changed; --yes leaves out the question", FAILED);
+    }
+    for change in &changes {
+        let name = format!("{KUBE_SYSTEM}/{}", change.config_map);
+        match write(client, change).await {
+            Ok(()) if change.reloads => {
+                print(&format!("ConfigMap {name} is changed; its Pods read it within about two minutes"));
+            }
+            Ok(()) => print(&format!(
+                "ConfigMap {name} is changed; its Pods have to be restarted: kubectl -n kube-system rollout restart \
+                 deployment coredns"
+            )),
+            Err(problem) => code = exit_with_error(&problem, FAILED),
+        }
+    }
+    code
+}
+
+/// Asks all resolvers for a name of each zone.
+async fn verify_zones(flags: Flags, dns: &ClusterDns, forwarding: &Forwarding) -> ExitCode {
+    let target_namespace = flags.target_namespace.clone();
+    let reader = match LinkReader::open(flags).await {
+        Ok(reader) => reader,
+        Err(error) => return fail(&error),
+    };
+    let links = views(&reader.store, &reader.zones, &target_namespace, &LinkFilter::default());
+    let resolv_conf = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let mut problems = Vec::new();
+    for zone in &reader.zones {
+        let expected = verify::expected(&links, zone);
+        print(&expected.to_string());
+        let asked = verify::ask(verify::tiers(dns, forwarding, &resolv_conf), &expected).await;
+        verify::table(&asked).iter().for_each(|line| print(line));
+        problems.extend(verify::problem(&expected, &asked));
+    }
+    problems.extend(verify::wrong_blocks(dns, forwarding));
+    for problem in &problems {
+        exit_with_error(problem, 0);
+    }
+    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}

@@ -1,0 +1,42 @@
+//! Writes the changes of the ConfigMaps of the cluster DNS.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Map, Value, json};
+
+use super::changes::{BACKUP, Change, config_map};
+use super::platform::KUBE_SYSTEM;
+use crate::sync::k8s::errors::describe;
+
+/// Marks these changes in `managedFields`.
+const FIELD_MANAGER: &str = "lb-linker-stub";
+
+/// Makes a change, unless the ConfigMap was changed since it was read.
+///
+/// # Errors
+/// One sentence, if the API server refuses.
+pub async fn write(client: &Client, change: &Change) -> Result<(), String> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), KUBE_SYSTEM);
+    let name = &change.config_map;
+    let mut data = Map::new();
+    data.insert(change.key.clone(), change.after.clone().map_or(Value::Null, Value::String));
+    data.insert(format!("{}{BACKUP}", change.key), change.backup.clone().map_or(Value::Null, Value::String));
+    let written = if change.version.is_some() {
+        let patch = json!({"metadata": {"resourceVersion": change.version}, "data": data});
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        maps.patch(name, &params, &Patch::Merge(patch)).await
+    } else {
+        let data = change.after.iter().map(|text| (change.key.clone(), text.clone())).collect();
+        let map = ConfigMap { data: Some(data), ..config_map(name) };
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+        maps.create(&params, &map).await
+    };
+    match written {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 409 => Err(format!(
+            "ConfigMap {KUBE_SYSTEM}/{name} was changed since it was read: run the command again"
+        )),
+        Err(error) => Err(describe(&error, &format!("change ConfigMap {KUBE_SYSTEM}/{name}"), "")),
+    }
+}

@@ -1,0 +1,152 @@
+//! Reads the objects that tell how the DNS of a cluster is configured.
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
+use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use super::platform::{COREDNS, COREDNS_CUSTOM, ClusterDns, KUBE_DNS, KUBE_SYSTEM, NODE_LOCAL, cluster_ips};
+use super::{DNS_PORT, Forwarding};
+use crate::sync::k8s::errors::describe;
+
+/// The label of lb-linker's own Service.
+const OWN_LABEL: &str = "app.kubernetes.io/name=lb-linker";
+/// The number of nodes that are looked at.
+const NODES: u32 = 50;
+/// The number of Services with lb-linker's label that are looked at.
+const OWN_SERVICES: u32 = 50;
+
+/// The reason why the cluster's DNS can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum StubError {
+    #[error("{0}")]
+    Request(String),
+    #[error(
+        "no Service with the label {OWN_LABEL} and a port for DNS was found: install lb-linker first, or name its \
+         Service by --service"
+    )]
+    NoService,
+    #[error("several Services of lb-linker were found: name one by --service: {}", .0.join(", "))]
+    SeveralServices(Vec<String>),
+    #[error("Service {0} has no cluster IP, or no UDP port for DNS")]
+    Unsuitable(String),
+}
+
+impl StubError {
+    fn request(error: &kube::Error, doing: &str) -> Self {
+        Self::Request(describe(error, doing, ""))
+    }
+}
+
+/// Finds lb-linker's Service; `name` is `<namespace>/<name>`.
+///
+/// # Errors
+/// If no suitable Service is found, several are, or Services can't be listed.
+pub async fn forwarding(
+    client: &Client,
+    name: Option<(&str, &str)>,
+    zones: Vec<String>,
+) -> Result<Forwarding, StubError> {
+    let (services, params) = match name {
+        // Lists instead of a get: lb-linker's own permissions don't include get.
+        Some((namespace, name)) => (
+            Api::namespaced(client.clone(), namespace),
+            ListParams::default().fields(&format!("metadata.name={name}")),
+        ),
+        None => {
+            (Api::<Service>::all(client.clone()), ListParams::default().labels(OWN_LABEL).limit(OWN_SERVICES))
+        }
+    };
+    let found = services.list(&params).await.map_err(|error| StubError::request(&error, "list Services"))?;
+    let key =
+        |service: &Service| format!("{}/{}", service.namespace().unwrap_or_default(), service.name_any());
+    let suitable: Vec<(String, u16)> =
+        found.items.iter().filter_map(|service| Some((key(service), dns_port(service)?))).collect();
+    match (&*suitable, name) {
+        ([(service, port)], _) => {
+            let addresses =
+                found.items.iter().filter(|it| key(it) == *service).flat_map(cluster_ips).collect();
+            Ok(Forwarding { zones, service: service.clone(), addresses, port: *port })
+        }
+        ([], Some((namespace, name))) => Err(StubError::Unsuitable(format!("{namespace}/{name}"))),
+        ([], None) => Err(StubError::NoService),
+        (several, _) => {
+            Err(StubError::SeveralServices(several.iter().map(|(service, _)| service.clone()).collect()))
+        }
+    }
+}
+
+/// Returns the UDP port for DNS of a Service with a cluster IP: port 53, or the port named `dns`.
+fn dns_port(service: &Service) -> Option<u16> {
+    cluster_ips(service).next()?;
+    let ports = service.spec.as_ref()?.ports.iter().flatten();
+    let mut udp = ports.filter(|port| port.protocol.as_deref() == Some("UDP"));
+    let port = udp.find(|port| port.port == i32::from(DNS_PORT) || port.name.as_deref() == Some("dns"))?;
+    port.port.try_into().ok()
+}
+
+/// Reads the objects of the cluster DNS. Returns them with sentences about what couldn't be read.
+pub async fn read(client: &Client) -> (ClusterDns, Vec<String>) {
+    let mut notices = Vec::new();
+    let mut dns = ClusterDns::default();
+    match client.apiserver_version().await {
+        Ok(version) => dns.server_version = version.git_version,
+        Err(error) => notices.push(describe(&error, "read the version of the API server", "")),
+    }
+    let maps = [COREDNS, COREDNS_CUSTOM, NODE_LOCAL[0], NODE_LOCAL[1], KUBE_DNS];
+    dns.config_maps = get_all::<ConfigMap>(client, &maps, &mut notices).await;
+    let is_gke = dns.server_version.contains("-gke.");
+    if is_gke {
+        dns.deployments = get_all::<Deployment>(client, &[KUBE_DNS], &mut notices).await;
+    }
+    let in_kube_system = Api::<Service>::namespaced(client.clone(), KUBE_SYSTEM);
+    for name in [KUBE_DNS, COREDNS, "kube-dns-upstream", "rke2-coredns-rke2-coredns"] {
+        match in_kube_system.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await {
+            Ok(found) => dns.services.extend(found.items),
+            Err(error) => {
+                notices.push(describe(&error, &format!("list Services in namespace {KUBE_SYSTEM}"), ""));
+                break;
+            }
+        }
+    }
+    if is_gke || dns.server_version.contains("-eks-") {
+        match Api::<Node>::all(client.clone()).list(&ListParams::default().limit(NODES)).await {
+            Ok(nodes) => dns.nodes = nodes.items,
+            Err(error) => notices.push(describe(&error, "list nodes", "")),
+        }
+    }
+    let kind = ApiResource {
+        group: "operator.openshift.io".to_owned(),
+        version: "v1".to_owned(),
+        api_version: "operator.openshift.io/v1".to_owned(),
+        kind: "DNS".to_owned(),
+        plural: "dnses".to_owned(),
+    };
+    // Without OpenShift's API the answer is 404, or 403.
+    dns.dns_operator = Api::<DynamicObject>::all_with(client.clone(), &kind).get("default").await.ok();
+    (dns, notices)
+}
+
+async fn get_all<K>(client: &Client, names: &[&str], notices: &mut Vec<String>) -> Vec<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug,
+{
+    let api = Api::<K>::namespaced(client.clone(), KUBE_SYSTEM);
+    let mut found = Vec::new();
+    for name in names {
+        match api.get_opt(name).await {
+            Ok(object) => found.extend(object),
+            Err(error) => {
+                let what = format!("read {}s in namespace {KUBE_SYSTEM}", K::kind(&()));
+                notices.push(describe(&error, &what, "deploy/stub/ grants the permissions"));
+                break;
+            }
+        }
+    }
+    found
+}

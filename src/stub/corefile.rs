@@ -1,0 +1,270 @@
+//! The Corefile of the cluster DNS as text: adds and removes the block that forwards the zones. Pure functions.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Forwarding;
+use crate::dns::corefile::{BlockSource, CorefileError, Directive, FileSources, Position, parse, tokenize};
+
+/// The first line of what lb-linker adds.
+const BEGIN: &str = "# BEGIN lb-linker stub";
+/// The last line of what lb-linker adds.
+const END: &str = "# END lb-linker stub";
+
+/// A Corefile with the place of lb-linker's lines.
+#[derive(Debug)]
+pub struct Corefile<'a> {
+    /// The name in error messages.
+    file: Arc<Path>,
+    text: &'a str,
+    blocks: Vec<BlockSource>,
+    /// The first and the last line between the markers, these included; from 1.
+    ours: Option<(usize, usize)>,
+}
+
+/// How a Corefile forwards the zones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wiring {
+    /// A zone has no block.
+    Missing,
+    /// Each zone has a block that forwards to lb-linker, or to the addresses that are allowed besides.
+    Complete,
+    /// The block in this line forwards a zone elsewhere; no address if it doesn't forward.
+    Elsewhere { zone: String, line: usize, upstreams: Vec<String>, is_ours: bool },
+}
+
+impl<'a> Corefile<'a> {
+    /// Parses a Corefile, without the files that it imports. `name` stands in errors.
+    ///
+    /// # Errors
+    /// If the syntax or the markers are wrong.
+    pub fn parse(name: &str, text: &'a str) -> Result<Self, CorefileError> {
+        let file: Arc<Path> = Path::new(name).into();
+        let blocks = parse(&file, text, &WITHOUT_FILES)?;
+        let ours = markers(&file, text)?;
+        Ok(Self { file, text, blocks, ours })
+    }
+
+    /// Returns whether the Corefile imports other server blocks, as `import custom/*.server`.
+    #[must_use]
+    pub fn imports_servers(&self) -> bool {
+        let tokens = tokenize(&self.file, self.text);
+        let mut depth = 0_u32;
+        tokens.windows(2).any(|pair| {
+            match &*pair[0].text {
+                "{" => depth += 1,
+                "}" => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            depth == 0 && pair[0].text == "import" && pair[1].text.ends_with(".server")
+        })
+    }
+
+    /// Returns whether a server block has the plugin *reload*.
+    #[must_use]
+    pub fn reloads(&self) -> bool {
+        self.blocks.iter().any(|block| block.lines.iter().any(|line| line.name() == "reload"))
+    }
+
+    /// Returns the arguments of `bind` in the block for all other names.
+    #[must_use]
+    pub fn bind(&self) -> Vec<&str> {
+        let binds = self.root().into_iter().flat_map(|block| &block.lines);
+        binds
+            .filter(|line| line.name() == "bind")
+            .flat_map(|line| line.arguments().iter().map(|argument| &*argument.text))
+            .collect()
+    }
+
+    /// Returns the lines to add: a block that forwards the zones, on the port and addresses of the other blocks.
+    #[must_use]
+    pub fn lines_to_add(&self, forwarding: &Forwarding, by_tcp: bool) -> String {
+        let port = self.root().and_then(|block| port_of(&block.addresses.first()?.text)).unwrap_or("53");
+        lines(forwarding, port, &self.bind(), by_tcp)
+    }
+
+    /// Returns how the zones are forwarded; `also` are upstreams that are right, too.
+    #[must_use]
+    pub fn wiring(&self, forwarding: &Forwarding, also: &[String]) -> Wiring {
+        let mut wiring = Wiring::Complete;
+        for zone in &forwarding.zones {
+            let block = self.blocks.iter().find(|block| serves(block, zone));
+            let Some(block) = block else {
+                wiring = Wiring::Missing;
+                continue;
+            };
+            let upstreams = upstreams(block);
+            let is_right = |upstream: &String| forwarding.is_upstream(upstream) || also.contains(upstream);
+            if upstreams.is_empty() || !upstreams.iter().all(is_right) {
+                let (zone, line) = (zone.clone(), line_of(block));
+                return Wiring::Elsewhere { zone, line, upstreams, is_ours: self.is_ours(block) };
+            }
+        }
+        wiring
+    }
+
+    /// Returns the text with these lines instead of lb-linker's present ones, or at the end.
+    ///
+    /// # Errors
+    /// If one of the zones has a block outside of lb-linker's lines, or the result isn't the former Corefile with one
+    /// more block.
+    pub fn with(&self, lines: &str, zones: &[String]) -> Result<String, CorefileError> {
+        let foreign = self
+            .blocks
+            .iter()
+            .find(|block| !self.is_ours(block) && zones.iter().any(|zone| serves(block, zone)));
+        if let Some(block) = foreign {
+            return Err(self.position(line_of(block)).error(format!(
+                "the zone {} has this block, which lb-linker didn't add: correct it by hand, or remove it",
+                zones.iter().find(|zone| serves(block, zone)).map_or("", String::as_str)
+            )));
+        }
+        let (before, after) = self.without_ours();
+        let text = if self.ours.is_some() || before.is_empty() || before.ends_with('\n') {
+            format!("{before}{lines}{after}")
+        } else {
+            format!("{before}\n{lines}{after}")
+        };
+        self.check(&text, &parse(&self.file, lines, &WITHOUT_FILES)?)?;
+        Ok(text)
+    }
+
+    /// Returns the text without lb-linker's lines.
+    ///
+    /// # Errors
+    /// If the result isn't the former Corefile without lb-linker's blocks.
+    pub fn without(&self) -> Result<String, CorefileError> {
+        let (before, after) = self.without_ours();
+        let text = format!("{before}{after}");
+        self.check(&text, &[])?;
+        Ok(text)
+    }
+
+    /// Checks that a changed text has the blocks of other origin, and these.
+    fn check(&self, text: &str, added: &[BlockSource]) -> Result<(), CorefileError> {
+        let changed = Corefile::parse(&self.file.to_string_lossy(), text)?;
+        let foreign = self.blocks.iter().filter(|block| !self.is_ours(block));
+        let mut expected: Vec<String> = foreign.chain(added).map(shape).collect();
+        let mut found: Vec<String> = changed.blocks.iter().map(shape).collect();
+        expected.sort_unstable();
+        found.sort_unstable();
+        if expected == found {
+            return Ok(());
+        }
+        let line = self.ours.map_or_else(|| self.text.lines().count(), |(first, _)| first);
+        Err(self.position(line.max(1)).error(
+            "a block at this place would change other blocks: put braces around each block, and lb-linker's two \
+             marker lines around its own block only",
+        ))
+    }
+
+    /// Returns the text before and after lb-linker's lines.
+    fn without_ours(&self) -> (&'a str, &'a str) {
+        let Some((first, last)) = self.ours else { return (self.text, "") };
+        let offset = |lines: usize| self.text.split_inclusive('\n').take(lines).map(str::len).sum::<usize>();
+        (&self.text[..offset(first - 1)], &self.text[offset(last)..])
+    }
+
+    /// Returns the block for all names that no other block serves; the first block if there is none.
+    fn root(&self) -> Option<&BlockSource> {
+        self.blocks.iter().find(|block| serves(block, "")).or_else(|| self.blocks.first())
+    }
+
+    fn is_ours(&self, block: &BlockSource) -> bool {
+        self.ours.is_some_and(|(first, last)| (first..=last).contains(&line_of(block)))
+    }
+
+    fn position(&self, line: usize) -> Position {
+        Position { file: Arc::clone(&self.file), line, column: 1 }
+    }
+}
+
+/// Returns a block that forwards the zones, between the marker lines.
+#[must_use]
+pub fn lines(forwarding: &Forwarding, port: &str, bind: &[&str], by_tcp: bool) -> String {
+    let zones: Vec<String> = forwarding.zones.iter().map(|zone| format!("{zone}:{port}")).collect();
+    let bind = if bind.is_empty() { String::new() } else { format!("    bind {}\n", bind.join(" ")) };
+    let options = if by_tcp { " {\n        force_tcp\n    }" } else { "" };
+    format!(
+        "{BEGIN}\n{} {{\n{bind}    errors\n    forward . {}{options}\n}}\n{END}\n",
+        zones.join(" "),
+        forwarding.upstream()
+    )
+}
+
+/// Reads no imported files and no environment: those of this process aren't those of the cluster DNS.
+const WITHOUT_FILES: FileSources<'static> = FileSources {
+    variable: &|name| Some(format!("{{${name}}}")),
+    read: &|_| Ok(String::new()),
+    glob: &|_| Vec::new(),
+};
+
+/// Returns the lines from the first marker to the last one.
+fn markers(file: &Arc<Path>, text: &str) -> Result<Option<(usize, usize)>, CorefileError> {
+    let is_marker = |line: &str, marker: &str| line.trim() == marker;
+    let of = |marker: &str| -> Vec<usize> {
+        let lines = text.lines().enumerate().filter(|(_, line)| is_marker(line, marker));
+        lines.map(|(index, _)| index + 1).collect()
+    };
+    let (begins, ends) = (of(BEGIN), of(END));
+    match (&*begins, &*ends) {
+        ([], []) => Ok(None),
+        (&[first], &[last]) if first < last => Ok(Some((first, last))),
+        _ => {
+            let line = *begins.first().or(ends.first()).unwrap_or(&1);
+            Err(Position { file: Arc::clone(file), line, column: 1 }.error(format!(
+                "one line {BEGIN:?} has to stand before one line {END:?}: correct these lines by hand"
+            )))
+        }
+    }
+}
+
+fn line_of(block: &BlockSource) -> usize {
+    block.addresses.first().map_or(1, |address| address.position.line)
+}
+
+/// Returns whether a block is for a zone by plain DNS. The root has the empty name.
+fn serves(block: &BlockSource, zone: &str) -> bool {
+    block.addresses.iter().any(|address| zone_of(&address.text).is_some_and(|found| found == zone))
+}
+
+/// Returns the zone of an address such as `dns://lb.internal.:53`, without the dot at its end and in lower case; `None`
+/// for transports other than plain DNS.
+fn zone_of(address: &str) -> Option<String> {
+    let address = match address.split_once("://") {
+        Some(("dns", rest)) => rest,
+        Some(_) => return None,
+        None => address,
+    };
+    let zone = address.rsplit_once(':').map_or(address, |(zone, _)| zone);
+    Some(zone.trim_end_matches('.').to_ascii_lowercase())
+}
+
+fn port_of(address: &str) -> Option<&str> {
+    let (_, port) = address.rsplit_once(':')?;
+    (!port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())).then_some(port)
+}
+
+/// Returns the upstreams that a block forwards all names to.
+fn upstreams(block: &BlockSource) -> Vec<String> {
+    let forwards = block.lines.iter().filter(|line| matches!(line.name(), "forward" | "proxy"));
+    let upstreams = forwards.flat_map(|line| line.arguments().iter().skip(1));
+    upstreams.map(|argument| argument.text.clone()).collect()
+}
+
+/// Returns the tokens of a block in a form that can be compared.
+fn shape(block: &BlockSource) -> String {
+    let addresses: Vec<&str> = block.addresses.iter().map(|address| &*address.text).collect();
+    format!("{addresses:?} {}", shape_of_lines(&block.lines))
+}
+
+fn shape_of_lines(lines: &[Directive]) -> String {
+    let of = |line: &Directive| {
+        let tokens: Vec<&str> = line.tokens.iter().map(|token| &*token.text).collect();
+        format!("{tokens:?} {}", line.block.as_deref().map_or_else(String::new, shape_of_lines))
+    };
+    format!("{{{}}}", lines.iter().map(of).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+use super::*;
+use crate::stub::test_support::forwarding;
+
+const NAME: &str = "kube-system/coredns:Corefile";
+const PLAIN: &str = ".:53 {\n    errors\n    forward . /etc/resolv.conf\n    reload\n}\n";
+const ADDED: &str = "# BEGIN lb-linker stub\nlb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n\
+                     # END lb-linker stub\n";
+
+fn add(text: &str) -> Result<String, String> {
+    let corefile = Corefile::parse(NAME, text).map_err(|error| error.to_string())?;
+    let lines = corefile.lines_to_add(&forwarding(), false);
+    corefile.with(&lines, &forwarding().zones).map_err(|error| error.to_string())
+}
+
+fn remove(text: &str) -> String {
+    Corefile::parse(NAME, text).unwrap().without().unwrap()
+}
+
+#[test]
+fn block_is_added_once_and_removed_without_a_trace() {
+    for text in [PLAIN, "", "# only a comment\n", ".:53 {\n}\n(snippet) {\n    errors\n}\n"] {
+        let with = add(text).unwrap();
+        assert_eq!(with, format!("{text}{ADDED}"));
+        assert_eq!(add(&with).unwrap(), with);
+        assert_eq!(remove(&with), text);
+    }
+    assert_eq!(add(".:53 {\n}").unwrap(), format!(".:53 {{\n}}\n{ADDED}"));
+    assert_eq!(remove(PLAIN), PLAIN);
+}
+
+#[test]
+fn former_block_is_replaced_where_it_stands() {
+    let former = ADDED.replace("10.96.77.7", "10.96.0.9").replace("    errors\n", "    cache 30\n");
+    let text = format!("a:53 {{\n}}\n{former}b:53 {{\n}}\n");
+    assert_eq!(add(&text).unwrap(), format!("a:53 {{\n}}\n{ADDED}b:53 {{\n}}\n"));
+    assert_eq!(remove(&text), "a:53 {\n}\nb:53 {\n}\n");
+}
+
+#[test]
+fn block_takes_port_and_addresses_of_its_siblings() {
+    let text = "cluster.local:1053 {\n    bind 192.0.2.1\n}\n.:1053 {\n    bind 169.254.20.10 10.96.0.10\n    bind fd00::a\n}\n";
+    let corefile = Corefile::parse(NAME, text).unwrap();
+    let expected = "# BEGIN lb-linker stub\nlb.internal:1053 {\n    bind 169.254.20.10 10.96.0.10 fd00::a\n    errors\n    \
+                    forward . 10.96.77.7 {\n        force_tcp\n    }\n}\n# END lb-linker stub\n";
+    assert_eq!(corefile.lines_to_add(&forwarding(), true), expected);
+    let mut forwarding = forwarding();
+    forwarding.zones.push("lb.example".to_owned());
+    forwarding.addresses = vec!["fd00::7".parse().unwrap()];
+    forwarding.port = 5353;
+    let lines = corefile.lines_to_add(&forwarding, false);
+    assert!(lines.contains("\nlb.internal:1053 lb.example:1053 {\n"), "{lines}");
+    assert!(lines.contains("    forward . [fd00::7]:5353\n"), "{lines}");
+}
+
+#[test]
+fn corefiles_that_would_change_are_refused() {
+    for (text, expected) in [
+        // Without braces the block would become a part of the only block.
+        (".:53\nforward . /etc/resolv.conf\n", ":2:1: a block at this place would change other blocks"),
+        ("lb.internal {\n    forward . 192.0.2.9\n}\n", ":1:1: the zone lb.internal has this block"),
+        (".:53 {\n}\ndns://LB.internal.:53 {\n}\n", ":3:1: the zone lb.internal has this block"),
+        (".:53 {\n", ":1:6: this { isn't closed"),
+        (
+            "# BEGIN lb-linker stub\n",
+            ":1:1: one line \"# BEGIN lb-linker stub\" has to stand before one line",
+        ),
+        ("# END lb-linker stub\n# BEGIN lb-linker stub\n", ":2:1: one line"),
+        ("# BEGIN lb-linker stub\n# BEGIN lb-linker stub\n# END lb-linker stub\n", ":1:1: one line"),
+        // A marker inside of another block.
+        (
+            ".:53 {\n# BEGIN lb-linker stub\n    errors\n# END lb-linker stub\n}\n",
+            ":2:1: a block at this place would change other blocks",
+        ),
+    ] {
+        let error = add(text).unwrap_err();
+        assert!(error.starts_with(&format!("{NAME}{expected}")), "{text:?}: {error}");
+    }
+    let text = ".:53 {\n# BEGIN lb-linker stub\n    errors\n# END lb-linker stub\n}\n";
+    assert!(Corefile::parse(NAME, text).unwrap().without().is_err());
+}
+
+#[test]
+fn wiring_tells_where_a_zone_is_forwarded() {
+    let wiring =
+        |text: &str| Corefile::parse(NAME, text).unwrap().wiring(&forwarding(), &["10.96.0.10".to_owned()]);
+    let elsewhere = |line, upstreams: &[&str], is_ours| Wiring::Elsewhere {
+        zone: "lb.internal".to_owned(),
+        line,
+        upstreams: upstreams.iter().map(|&it| it.to_owned()).collect(),
+        is_ours,
+    };
+    for (text, expected) in [
+        (PLAIN, Wiring::Missing),
+        (ADDED, Wiring::Complete),
+        ("lb.internal {\n forward . 10.96.77.7:53\n}\n", Wiring::Complete),
+        ("lb.internal {\n forward lb.internal dns://10.96.77.7\n}\n", Wiring::Complete),
+        ("lb.internal {\n forward . 10.96.0.10\n}\n", Wiring::Complete),
+        (
+            "lb.internal {\n forward . 10.96.77.7 192.0.2.1\n}\n",
+            elsewhere(1, &["10.96.77.7", "192.0.2.1"], false),
+        ),
+        ("\nlb.internal {\n errors\n}\n", elsewhere(2, &[], false)),
+        (&ADDED.replace("77.7", "0.9"), elsewhere(2, &["10.96.0.9"], true)),
+        // DNS over TLS isn't what the cluster asks.
+        ("tls://lb.internal {\n forward . 192.0.2.1\n}\n", Wiring::Missing),
+        ("https://. {\n whoami\n}\n", Wiring::Missing),
+    ] {
+        assert_eq!(wiring(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn imports_of_server_blocks_are_found() {
+    let imports = |text: &str| Corefile::parse(NAME, text).unwrap().imports_servers();
+    assert!(imports(".:53 {\n    import custom/*.override\n}\nimport custom/*.server\n"));
+    assert!(imports("import /etc/coredns/custom/*.server\n.:53 {\n}\n"));
+    assert!(!imports(".:53 {\n    import custom/*.override\n    import custom/*.server\n}\n"));
+    assert!(!imports("# import custom/*.server\n"));
+}

@@ -1,0 +1,189 @@
+//! Which DNS a cluster has, by its objects. Pure functions.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt;
+use kube::api::DynamicObject;
+
+pub const KUBE_SYSTEM: &str = "kube-system";
+/// The key of a Corefile in a ConfigMap.
+pub const COREFILE: &str = "Corefile";
+pub const COREDNS: &str = "coredns";
+/// The ConfigMap whose keys `*.server` the Corefile of AKS and k3s imports.
+pub const COREDNS_CUSTOM: &str = "coredns-custom";
+/// The ConfigMap of NodeLocal DNSCache, in its own manifest and with kubespray.
+pub const NODE_LOCAL: [&str; 2] = ["node-local-dns", "nodelocaldns"];
+pub const KUBE_DNS: &str = "kube-dns";
+
+/// The objects that tell how the DNS of a cluster is configured.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterDns {
+    /// The version of the API server, such as `v1.33.1+k3s1`.
+    pub server_version: String,
+    /// ConfigMaps of the namespace `kube-system`.
+    pub config_maps: Vec<ConfigMap>,
+    /// Services of the cluster DNS.
+    pub services: Vec<Service>,
+    /// The Deployment `kube-dns`, if it exists.
+    pub deployments: Vec<Deployment>,
+    /// Some nodes.
+    pub nodes: Vec<Node>,
+    /// OpenShift's `dns.operator/default`.
+    pub dns_operator: Option<DynamicObject>,
+}
+
+/// A resolver that can forward the zones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolver {
+    CoreDns,
+    NodeLocal,
+    Eks,
+    Aks,
+    K3s,
+    GkeKubeDns,
+    OpenShift,
+    Kubespray,
+    Dnsmasq,
+    SystemdResolved,
+}
+
+/// A cluster DNS that can't forward a zone to an address in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsupported {
+    GkeCloudDns,
+    GkeAutopilot,
+    EksAutoMode,
+}
+
+/// A part of the DNS of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Resolver(Resolver),
+    Unsupported(Unsupported),
+}
+
+impl ClusterDns {
+    /// Returns a ConfigMap of `kube-system`.
+    #[must_use]
+    pub fn config_map(&self, name: &str) -> Option<&ConfigMap> {
+        self.config_maps.iter().find(|map| map.name_any() == name)
+    }
+
+    /// Returns the ConfigMap of NodeLocal DNSCache.
+    #[must_use]
+    pub fn node_local(&self) -> Option<&ConfigMap> {
+        NODE_LOCAL.iter().find_map(|name| self.config_map(name))
+    }
+
+    /// Returns the cluster IPs of a Service of the cluster DNS.
+    pub fn cluster_ips(&self, name: &str) -> impl Iterator<Item = IpAddr> {
+        self.services.iter().filter(move |service| service.name_any() == name).flat_map(cluster_ips)
+    }
+
+    /// Returns the parts of the DNS of this cluster; empty if none is known.
+    #[must_use]
+    pub fn parts(&self) -> Vec<Part> {
+        if self.dns_operator.is_some() {
+            return vec![Part::Resolver(Resolver::OpenShift)];
+        }
+        if self.server_version.contains("-gke.") {
+            return vec![self.gke()];
+        }
+        let core_dns = self.config_map(COREDNS);
+        let mut parts = Vec::new();
+        if self.server_version.contains("-eks-") {
+            if core_dns.is_some() {
+                parts.push(Part::Resolver(Resolver::Eks));
+            }
+            if core_dns.is_none() || self.nodes.iter().any(is_eks_auto_mode) {
+                parts.push(Part::Unsupported(Unsupported::EksAutoMode));
+            }
+        } else if self.server_version.contains("+k3s") {
+            parts.push(Part::Resolver(Resolver::K3s));
+        } else if core_dns.is_some_and(|map| is_reconciled(&map.metadata)) {
+            parts.push(Part::Resolver(Resolver::Aks));
+        } else {
+            if self.config_map(NODE_LOCAL[1]).is_some() || self.cluster_ips(COREDNS).next().is_some() {
+                parts.push(Part::Resolver(Resolver::Kubespray));
+            }
+            if core_dns.is_some() {
+                parts.push(Part::Resolver(Resolver::CoreDns));
+            }
+        }
+        if self.node_local().is_some() {
+            parts.push(Part::Resolver(Resolver::NodeLocal));
+        }
+        parts
+    }
+
+    fn gke(&self) -> Part {
+        // Nodes of Autopilot are named gk3-….
+        if !self.nodes.is_empty() && self.nodes.iter().all(|node| node.name_any().starts_with("gk3-")) {
+            return Part::Unsupported(Unsupported::GkeAutopilot);
+        }
+        let replicas = |it: &Deployment| it.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+        let has_kube_dns = self.deployments.iter().any(|it| it.name_any() == KUBE_DNS && replicas(it) > 0);
+        if has_kube_dns {
+            Part::Resolver(Resolver::GkeKubeDns)
+        } else {
+            Part::Unsupported(Unsupported::GkeCloudDns)
+        }
+    }
+}
+
+/// Returns the cluster IPs of a Service, that of the cluster's main family first.
+pub fn cluster_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
+    let spec = service.spec.as_ref();
+    spec.and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten().filter_map(|ip| ip.parse().ok())
+}
+
+fn is_eks_auto_mode(node: &Node) -> bool {
+    node.labels().get("eks.amazonaws.com/compute-type").is_some_and(|value| value == "auto")
+}
+
+/// Returns whether the addon manager sets an object back to its own manifest.
+fn is_reconciled(metadata: &ObjectMeta) -> bool {
+    let labels = metadata.labels.iter().flatten();
+    labels.into_iter().any(|(key, value)| key == "addonmanager.kubernetes.io/mode" && value == "Reconcile")
+}
+
+/// Returns which tool manages an object and would undo changes of it; `None` if none is known.
+#[must_use]
+pub fn manager(metadata: &ObjectMeta) -> Option<String> {
+    let label = |key: &str| metadata.labels.as_ref().and_then(|labels| labels.get(key));
+    let annotation = |key: &str| metadata.annotations.as_ref().is_some_and(|all| all.contains_key(key));
+    let writes = |name: &str| {
+        let managers = metadata.managed_fields.iter().flatten().filter_map(|it| it.manager.as_deref());
+        managers.into_iter().any(|manager| manager.starts_with(name))
+    };
+    let known = if label("eks.amazonaws.com/component").is_some() || writes("eks") {
+        "the EKS add-on"
+    } else if label("argocd.argoproj.io/instance").is_some()
+        || annotation("argocd.argoproj.io/tracking-id")
+        || writes("argocd")
+    {
+        "Argo CD"
+    } else if label("kustomize.toolkit.fluxcd.io/name").is_some()
+        || label("helm.toolkit.fluxcd.io/name").is_some()
+        || writes("kustomize-controller")
+    {
+        "Flux"
+    } else if annotation("meta.helm.sh/release-name") || writes("helm") {
+        "Helm"
+    } else if is_reconciled(metadata) {
+        "the addon manager"
+    } else if label("addon.kops.k8s.io/name").is_some() {
+        "kOps"
+    } else if annotation("objectset.rio.cattle.io/id") {
+        "the deploy controller of k3s or RKE2"
+    } else {
+        return label("app.kubernetes.io/managed-by").cloned();
+    };
+    Some(known.to_owned())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::stub::test_support::{platforms, recorded};
+
+#[test]
+fn recorded_clusters_are_recognized() {
+    use Resolver::*;
+    use Unsupported::*;
+    let expected = [
+        ("aks", vec![Part::Resolver(Aks)]),
+        ("eks", vec![Part::Resolver(Eks)]),
+        ("eks-auto-mode", vec![Part::Unsupported(EksAutoMode)]),
+        ("gke-autopilot", vec![Part::Unsupported(GkeAutopilot)]),
+        ("gke-cloud-dns", vec![Part::Unsupported(GkeCloudDns)]),
+        ("gke-kube-dns", vec![Part::Resolver(GkeKubeDns)]),
+        ("k3s", vec![Part::Resolver(K3s)]),
+        ("kubeadm", vec![Part::Resolver(CoreDns)]),
+        ("kubespray", vec![Part::Resolver(Kubespray), Part::Resolver(CoreDns), Part::Resolver(NodeLocal)]),
+        ("nodelocal", vec![Part::Resolver(CoreDns), Part::Resolver(NodeLocal)]),
+        ("openshift", vec![Part::Resolver(OpenShift)]),
+        ("rke2", vec![]),
+    ];
+    let found: Vec<(String, Vec<Part>)> =
+        platforms().into_iter().map(|name| (name.clone(), recorded(&name).parts())).collect();
+    let found: Vec<(&str, Vec<Part>)> =
+        found.iter().map(|(name, parts)| (name.as_str(), parts.clone())).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn mixed_eks_cluster_has_both_parts() {
+    let mut dns = recorded("eks");
+    dns.nodes.extend(recorded("eks-auto-mode").nodes);
+    let expected = [Part::Resolver(Resolver::Eks), Part::Unsupported(Unsupported::EksAutoMode)];
+    assert_eq!(dns.parts(), expected);
+}
+
+#[test]
+fn managers_that_undo_changes_are_recognized() {
+    let manager_of = |metadata: Value| manager(&serde_json::from_value(metadata).unwrap());
+    let field_manager = |name: &str| json!({"managedFields": [{"manager": name, "operation": "Apply"}]});
+    for (metadata, expected) in [
+        (json!({}), None),
+        (field_manager("kubectl-edit"), None),
+        (field_manager("kubeadm"), None),
+        (json!({"labels": {"addonmanager.kubernetes.io/mode": "EnsureExists"}}), None),
+        (json!({"labels": {"addonmanager.kubernetes.io/mode": "Reconcile"}}), Some("the addon manager")),
+        (json!({"labels": {"eks.amazonaws.com/component": "coredns"}}), Some("the EKS add-on")),
+        (field_manager("eks"), Some("the EKS add-on")),
+        (json!({"annotations": {"meta.helm.sh/release-name": "coredns"}}), Some("Helm")),
+        (field_manager("helm"), Some("Helm")),
+        (json!({"labels": {"app.kubernetes.io/managed-by": "Helm"}}), Some("Helm")),
+        (json!({"annotations": {"argocd.argoproj.io/tracking-id": "x"}}), Some("Argo CD")),
+        (json!({"labels": {"argocd.argoproj.io/instance": "x"}}), Some("Argo CD")),
+        (field_manager("argocd-controller"), Some("Argo CD")),
+        (field_manager("kustomize-controller"), Some("Flux")),
+        (json!({"labels": {"helm.toolkit.fluxcd.io/name": "x"}}), Some("Flux")),
+        (json!({"labels": {"addon.kops.k8s.io/name": "coredns.addons.k8s.io"}}), Some("kOps")),
+        (
+            json!({"annotations": {"objectset.rio.cattle.io/id": ""}}),
+            Some("the deploy controller of k3s or RKE2"),
+        ),
+    ] {
+        assert_eq!(manager_of(metadata.clone()).as_deref(), expected, "{metadata}");
+    }
+}

@@ -1,0 +1,165 @@
+use std::borrow::Cow;
+
+use super::*;
+use crate::stub::test_support::{forwarding, recorded};
+
+fn link(state: ViewState, names: &[&str], target: Option<&str>) -> LinkView {
+    LinkView {
+        namespace: "shop".to_owned(),
+        service: "web".to_owned(),
+        dns_names: names.iter().map(|&name| name.to_owned()).collect(),
+        target: target.map(ToOwned::to_owned),
+        external_target: "external-targets/web-shop-ext".to_owned(),
+        state,
+        reason: None::<Cow<'static, str>>,
+        created: None,
+        history: None,
+    }
+}
+
+fn zone() -> Name {
+    Name::from_ascii("lb.internal.").unwrap()
+}
+
+fn seen(rcode: ResponseCode, data: &[&str], ttl: u32) -> Result<Seen, String> {
+    Ok(Seen { rcode, data: data.iter().map(|&it| it.to_owned()).collect(), ttl: Some(ttl) })
+}
+
+fn asked(answers: Vec<Result<Seen, String>>) -> Vec<Asked> {
+    let tiers = tiers(
+        &recorded("nodelocal"),
+        &forwarding(),
+        "nameserver 169.254.20.10\nsearch default.svc.cluster.local svc.cluster.local\n",
+    );
+    assert_eq!(tiers.len(), 4);
+    tiers.into_iter().zip(answers).collect()
+}
+
+#[test]
+fn resolvers_are_asked_from_lb_linker_to_the_pod() {
+    let of = |name: &str, resolv_conf: &str| -> Vec<String> {
+        let tiers = tiers(&recorded(name), &forwarding(), resolv_conf);
+        tiers.iter().map(|tier| format!("{} {}", tier.name, tier.server)).collect()
+    };
+    let pod = "nameserver 10.96.0.10\nsearch shop.svc.cluster.local svc.cluster.local cluster.local\n";
+    assert_eq!(of("kubeadm", ""), ["lb-linker 10.96.77.7:53", "CoreDNS 10.96.0.10:53"]);
+    assert_eq!(
+        of("kubeadm", pod),
+        ["lb-linker 10.96.77.7:53", "CoreDNS 10.96.0.10:53", "resolver of this Pod 10.96.0.10:53"]
+    );
+    // The resolver of a node isn't asked.
+    assert_eq!(of("kubeadm", "nameserver 192.0.2.1\nsearch example.com\n").len(), 2);
+    // NodeLocal DNSCache answers at the address of kube-dns.
+    assert_eq!(
+        of("nodelocal", ""),
+        ["lb-linker 10.96.77.7:53", "CoreDNS 10.96.112.9:53", "NodeLocal DNSCache 169.254.20.10:53"]
+    );
+    assert_eq!(
+        of("kubespray", ""),
+        ["lb-linker 10.96.77.7:53", "CoreDNS 10.233.0.3:53", "NodeLocal DNSCache 169.254.25.10:53"]
+    );
+}
+
+#[test]
+fn first_ready_link_of_the_zone_is_asked_for() {
+    let links = [
+        link(ViewState::Pending, &["pending-shop.lb.internal"], None),
+        link(ViewState::Ready, &["other.example"], Some("a.example.com")),
+        link(
+            ViewState::Ready,
+            &["*.web.lb.internal", "web-shop.lb.internal"],
+            Some("2001:db8::1, 2001:db8::2"),
+        ),
+        link(ViewState::Ready, &["late-shop.lb.internal"], Some("b.example.com")),
+    ];
+    let expected = expected(&links, &zone());
+    assert_eq!(
+        expected.to_string(),
+        "web-shop.lb.internal AAAA: the load balancer is 2001:db8::1,2001:db8::2"
+    );
+    let none = super::expected(&links[..2], &zone());
+    assert_eq!(
+        none.to_string(),
+        "lb.internal SOA: no load balancer has a target, so the zone itself is asked for"
+    );
+}
+
+#[test]
+fn first_wrong_answer_is_named_with_address_and_ttl() {
+    let links = [link(ViewState::Ready, &["web-shop.lb.internal"], Some("new.example.com"))];
+    let expected = expected(&links, &zone());
+    let right = || seen(ResponseCode::NoError, &["NEW.example.com"], 5);
+    assert_eq!(problem(&expected, &asked(vec![right(), right(), right(), right()])), None);
+    // The target itself may not exist yet: the CNAME is right.
+    let dead = || seen(ResponseCode::NXDomain, &["new.example.com"], 5);
+    assert_eq!(problem(&expected, &asked(vec![dead(), dead(), dead(), dead()])), None);
+    for (answers, text) in [
+        (
+            vec![
+                right(),
+                right(),
+                seen(ResponseCode::NXDomain, &[], 30),
+                seen(ResponseCode::NXDomain, &[], 30),
+            ],
+            "NodeLocal DNSCache at 169.254.20.10 answers wrongly: NXDOMAIN, TTL 30",
+        ),
+        (
+            vec![right(), seen(ResponseCode::NoError, &["old.example.com"], 3), right(), right()],
+            "CoreDNS at 10.96.112.9 answers wrongly: old.example.com, TTL 3",
+        ),
+        (
+            vec![Err("no answer".to_owned()), right(), right(), right()],
+            "lb-linker at 10.96.77.7 answers wrongly: no answer",
+        ),
+        (
+            vec![right(), right(), right(), seen(ResponseCode::NoError, &[], 5)],
+            "resolver of this Pod at 169.254.20.10 answers wrongly: no records, TTL 5",
+        ),
+    ] {
+        assert_eq!(problem(&expected, &asked(answers)).as_deref(), Some(text));
+    }
+    let silent = || Err("no answer".to_owned());
+    let text = problem(&expected, &asked(vec![silent(), silent(), silent(), silent()])).unwrap();
+    assert!(
+        text.starts_with("none of these addresses answers from here: run the command in a Pod"),
+        "{text}"
+    );
+}
+
+#[test]
+fn blocks_that_lead_elsewhere_are_found() {
+    let wrong = |name: &str, map: &str, key: &str, text: &str| {
+        let mut dns = recorded(name);
+        if dns.config_map(map).is_none() {
+            dns.config_maps.push(super::super::changes::config_map(map));
+        }
+        let map = dns.config_maps.iter_mut().find(|it| it.metadata.name.as_deref() == Some(map)).unwrap();
+        map.data.get_or_insert_default().entry(key.to_owned()).or_default().push_str(text);
+        wrong_blocks(&dns, &forwarding())
+    };
+    let missing = |file: &str| format!("{file} has no block for lb.internal");
+    let block = |address: &str| format!("lb.internal:53 {{\n    forward . {address}\n}}\n");
+    assert_eq!(wrong_blocks(&recorded("kubeadm"), &forwarding()), [missing("kube-system/coredns:Corefile")]);
+    assert_eq!(wrong("kubeadm", "coredns", "Corefile", &block("10.96.77.7")), [""; 0]);
+    assert_eq!(
+        wrong("kubeadm", "coredns", "Corefile", &block("10.96.0.9")),
+        [
+            "kube-system/coredns:Corefile:24: lb.internal is forwarded to 10.96.0.9, and Service lb-linker/lb-linker has the \
+          address 10.96.77.7"
+        ]
+    );
+    assert_eq!(
+        wrong("nodelocal", "node-local-dns", "Corefile", &block("10.96.77.7")),
+        [missing("kube-system/coredns:Corefile")]
+    );
+    let custom = "kube-system/coredns-custom:lb-linker.server";
+    for name in ["aks", "k3s"] {
+        assert_eq!(wrong_blocks(&recorded(name), &forwarding()), [missing(custom)]);
+        assert_eq!(wrong(name, "coredns-custom", "mine.server", &block("10.96.77.7")), [""; 0]);
+        assert_eq!(
+            wrong(name, "coredns-custom", "mine.server", &block("10.96.0.9")),
+            ["kube-system/coredns-custom:mine.server:1: lb.internal is forwarded to 10.96.0.9, and Service \
+              lb-linker/lb-linker has the address 10.96.77.7"]
+        );
+    }
+}
