@@ -30,6 +30,17 @@ pub fn sentence(text: &str) -> Excerpt<'_> {
     Excerpt { text, most: MAX_SENTENCE_BYTES, quoted: false }
 }
 
+/// Returns `place:line:column: message` for an error in a YAML file.
+#[must_use]
+pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
+    let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
+    let text = error.without_snippet().to_string();
+    // The first line ends in the position.
+    let text = text.lines().next().unwrap_or_default();
+    let message = text.strip_suffix(&format!(" at line {line}, column {column}")).unwrap_or(text);
+    format!("{place}:{line}:{column}: {}", sentence(message))
+}
+
 impl fmt::Display for Excerpt<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = match self.text.len() {

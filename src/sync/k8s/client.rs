@@ -11,8 +11,7 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
-use super::errors::located;
-use crate::model::excerpt::{sentence, value};
+use crate::model::excerpt::{located, sentence, value};
 use tower::timeout::TimeoutLayer;
 use tower_http::timeout::ResponseBodyTimeoutLayer;
 

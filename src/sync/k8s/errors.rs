@@ -60,17 +60,6 @@ pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     cause.to_string()
 }
 
-/// Returns `place:line:column: message` for an error in a YAML file.
-#[must_use]
-pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
-    let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
-    let text = error.without_snippet().to_string();
-    // The first line ends in the position.
-    let text = text.lines().next().unwrap_or_default();
-    let message = text.strip_suffix(&format!(" at line {line}, column {column}")).unwrap_or(text);
-    format!("{place}:{line}:{column}: {}", excerpt::sentence(message))
-}
-
 /// Returns one sentence about a failed watch of `what`.
 fn explain_watch(error: &WatchError, what: &str, hint: &str) -> String {
     match error {
