@@ -14,7 +14,7 @@ pub async fn serve(address: SocketAddr, status: Status, stop: CancellationToken)
     let served = async {
         let listener = TcpListener::bind(address).await?;
         info!("status page on http://{}/", listener.local_addr()?);
-        probes::serve(listener, router(status), stop).await
+        probes::serve(listener, || None, router(status), stop).await
     };
     if let Err(error) = served.await {
         warn!(

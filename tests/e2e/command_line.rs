@@ -137,6 +137,7 @@ fn check_requires_the_files_in_a_corefile_to_exist() {
             "2:22: weights can't be read: No such file or directory (os error 2);",
         ),
         ("forward . /nonexistent/resolv.conf", "2:11: "),
+        ("prometheus {\ntls /dev/null\n}", "3:5: /dev/null: there is no tls_server_config"),
     ] {
         std::fs::write(&corefile, format!(". {{\n{line}\nwhoami\n}}\n")).unwrap();
         let output = run_to_end(["check", "--corefile", corefile.to_str().unwrap()]);
@@ -157,6 +158,10 @@ fn corefile_error_is_reported_with_its_position() {
         (Some(". {\n    forwrad . 192.0.2.1\n}\n"), "2:5: there is no plugin \"forwrad\"; is it forward?"),
         (Some(". {\n    whoami\n"), "1:3: this { isn't closed"),
         (Some("tls://. {\n    tls cert.pem key.pem\n    whoami\n}\n"), "2:9: "),
+        (
+            Some(". {\n    prometheus {\n        tls w.yml\n    }\n    whoami\n}\n"),
+            "3:13: w.yml: can't be read: ",
+        ),
     ] {
         if let Some(text) = text {
             std::fs::write(&corefile, text).unwrap();

@@ -22,6 +22,7 @@ mod hosts;
 mod load;
 mod logs;
 mod metrics;
+mod metrics_tls;
 mod reload;
 mod rewrite;
 mod small_plugins;

@@ -97,28 +97,38 @@ impl Server {
     }
 }
 
-/// Returns a TLS client that trusts the CA, uses this TLS version, and presents a certificate if `with_certificate`
-/// is set.
+/// Returns a DNS client for [`client_config`], with a certificate if `with_certificate` is set.
 fn connector(
     certificates: &Certificates,
     version: &'static SupportedProtocolVersion,
     with_certificate: bool,
 ) -> TlsConnector {
-    let chain = |name: &str| CertificateDer::from_pem_file(certificates.file(name)).unwrap();
+    let mut config = client_config(certificates, version, with_certificate.then_some(certificates));
+    config.alpn_protocols = vec![b"dot".to_vec()];
+    Arc::new(config).into()
+}
+
+/// Returns the configuration of a TLS client that trusts the CA, uses this TLS version, and presents the certificate
+/// `own`.
+pub(crate) fn client_config(
+    certificates: &Certificates,
+    version: &'static SupportedProtocolVersion,
+    own: Option<&Certificates>,
+) -> ClientConfig {
+    let chain = |name: PathBuf| CertificateDer::from_pem_file(name).unwrap();
     let mut roots = RootCertStore::empty();
-    roots.add(chain("ca.crt")).unwrap();
+    roots.add(chain(certificates.file("ca.crt"))).unwrap();
     let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_protocol_versions(&[version])
         .unwrap()
         .with_root_certificates(roots);
-    let mut config = if with_certificate {
-        let key = PrivateKeyDer::from_pem_file(certificates.file("tls.key")).unwrap();
-        builder.with_client_auth_cert(vec![chain("tls.crt")], key).unwrap()
-    } else {
-        builder.with_no_client_auth()
-    };
-    config.alpn_protocols = vec![b"dot".to_vec()];
-    Arc::new(config).into()
+    match own {
+        Some(own) => {
+            let key = PrivateKeyDer::from_pem_file(own.file("tls.key")).unwrap();
+            builder.with_client_auth_cert(vec![chain(own.file("tls.crt"))], key).unwrap()
+        }
+        None => builder.with_no_client_auth(),
+    }
 }
 
 async fn connect(connector: &TlsConnector, to: SocketAddr) -> TlsStream<TcpStream> {

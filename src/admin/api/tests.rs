@@ -214,7 +214,8 @@ async fn listening(router: Router, stop: &CancellationToken) -> (SocketAddr, Abo
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let stop = stop.clone();
-    let serving = async move { crate::dns::server::probes::serve(listener, router, stop).await.unwrap() };
+    let serving =
+        async move { crate::dns::server::probes::serve(listener, || None, router, stop).await.unwrap() };
     (address, AbortOnDropHandle::new(tokio::spawn(serving)))
 }
 

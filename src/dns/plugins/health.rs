@@ -54,7 +54,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             _ => return Err(option.unknown("health", &["lameduck"])),
         }
     }
-    setup.serve_http(HttpKind::Health { lameduck }, DEFAULT_ADDRESS)
+    setup.serve_http(HttpKind::Health { lameduck }, DEFAULT_ADDRESS, None)
 }
 
 #[cfg(test)]

@@ -14,13 +14,44 @@
 //! # Syntax
 //!
 //! ```text
-//! prometheus [ADDRESS]
+//! prometheus [ADDRESS] {
+//!     tls FILE
+//! }
 //! ```
 //!
 //! - **ADDRESS** is an IP address or `localhost`, and a port; `localhost:9153` by default. In a Pod use `:9153`, which
 //!   means all addresses.
+//! - `tls` serves `/metrics` by HTTPS. **FILE** is a web configuration of Prometheus, in YAML. A relative path starts
+//!   from the working directory.
 //!
-//! CoreDNS's options `tls` and `runtime_metrics` aren't supported.
+//! CoreDNS's option `runtime_metrics` isn't supported.
+//!
+//! Prometheus's exporters share the format of the web configuration. Its key `tls_server_config` can have:
+//!
+//! - `cert_file` and `key_file`: the files of the certificate, followed by the intermediate certificates, and of its
+//!   private key, in PEM. Relative paths start from the directory of **FILE**. `cert` and `key` have the PEM text itself.
+//! - `client_auth_type`: which clients are served.
+//!   - `NoClientCert`: all clients, without a certificate request. This is the default.
+//!   - `RequestClientCert`: all clients; a certificate is requested, but not verified.
+//!   - `RequireAnyClientCert`: clients with a certificate of any CA.
+//!   - `VerifyClientCertIfGiven`: clients with a certificate of the CA, and clients without a certificate.
+//!   - `RequireAndVerifyClientCert`: clients with a certificate of the CA.
+//! - `client_ca_file`, or `client_ca` with the PEM text: the CAs of clients' certificates. By default the CAs of the
+//!   system are used. Needs a `client_auth_type` other than `NoClientCert`.
+//! - `min_version` and `max_version`: `TLS12` or `TLS13`. By default both versions are supported.
+//! - `cipher_suites`: the cipher suites of TLS 1.2, by Go's names; those with AES-GCM and ChaCha20-Poly1305 are supported.
+//! - `curve_preferences`: `X25519`, `CurveP256` or `CurveP384`.
+//! - `prefer_server_cipher_suites`: `false` prefers the client's order of cipher suites.
+//!
+//! The files are read with the Corefile: *reload* and SIGUSR1 also notice a renewed certificate. If a file is invalid,
+//! lb-linker doesn't start, and at a reload the previous certificate stays in force. A file without a
+//! `tls_server_config` causes a warning, and metrics are served without TLS. Clients get five seconds for the TLS
+//! handshake.
+//!
+//! Differences of `tls` from CoreDNS: CoreDNS 1.14 starts without `/metrics` if a file is invalid, and reads the files
+//! for each connection. Plugins with the same address, also in other blocks, need the same `tls`, or none; in CoreDNS the
+//! first one counts. `/metrics` is served by HTTP/1.1 only: `http2` in `http_server_config` has no effect. TLS 1.0 and
+//! 1.1, `client_allowed_sans`, `headers` in `http_server_config`, `rate_limit` and `basic_auth_users` are rejected.
 //!
 //! # Metrics
 //!
@@ -47,6 +78,30 @@
 //!     whoami
 //! }
 //! ```
+//!
+//! By HTTPS, for clients with a certificate of the company's CA:
+//!
+//! ```text
+//! . {
+//!     prometheus :9153 {
+//!         tls /etc/lb-linker/web.yml
+//!     }
+//!     reload
+//!     whoami
+//! }
+//! ```
+//!
+//! `/etc/lb-linker/web.yml`:
+//!
+//! ```text
+//! tls_server_config:
+//!   cert_file: tls/tls.crt
+//!   key_file: tls/tls.key
+//!   client_auth_type: RequireAndVerifyClientCert
+//!   client_ca_file: tls/ca.crt
+//! ```
+
+mod web_config;
 
 use std::time::Instant;
 
@@ -60,20 +115,26 @@ use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "prometheus";
 const DEFAULT: &str = "localhost:9153";
+const OPTIONS: [&str; 1] = ["tls"];
 
 #[derive(Debug)]
 struct Prometheus;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    if let Some(option) = setup.only_line()?.options().first() {
-        return Err(match option.name() {
-            "tls" | "runtime_metrics" => {
-                option.error(format!("CoreDNS's option {} of prometheus isn't supported here", option.name()))
+    let mut file = None;
+    for option in setup.only_line()?.options() {
+        option.no_block()?;
+        match option.name() {
+            "tls" if file.is_some() => return Err(option.error("tls can be there only once in prometheus")),
+            "tls" => {
+                file = Some(option.single_argument("the file of a web configuration: tls FILE")?.clone())
             }
-            name => option.error(format!("prometheus takes no options here, and here is {name:?}")),
-        });
+            "runtime_metrics" => return Err(option.unsupported(NAME, &OPTIONS)),
+            _ => return Err(option.unknown(NAME, &OPTIONS)),
+        }
     }
-    setup.serve_http(HttpKind::Metrics, DEFAULT)?;
+    let tls = file.map(|word| web_config::read(setup, &word)).transpose()?.flatten();
+    setup.serve_http(HttpKind::Metrics, DEFAULT, tls)?;
     setup.add_reusable(Prometheus);
     Ok(())
 }
@@ -138,10 +199,15 @@ mod tests {
                 "prometheus 9153",
                 "Corefile:2:12: \"9153\" isn't an address and port such as :9153, localhost:9153 or 127.0.0.1:9153",
             ),
+            ("prometheus {\ntls\n}", "Corefile:3:1: tls needs the file of a web configuration: tls FILE"),
+            ("prometheus {\ntls a b\n}", "Corefile:3:7: tls takes 1 argument at most, and here is \"b\""),
+            ("prometheus {\ntls a {\n}\n}", "Corefile:3:1: tls takes no braces"),
+            ("prometheus {\ntls a\ntls b\n}", "Corefile:4:1: tls can be there only once in prometheus"),
             (
-                "prometheus {\ntls web.yml\n}",
-                "Corefile:3:1: CoreDNS's option tls of prometheus isn't supported here",
+                "prometheus {\nruntime_metrics\n}",
+                "Corefile:3:1: CoreDNS's option \"runtime_metrics\" of prometheus isn't supported here; supported are tls",
             ),
+            ("prometheus {\nssl a\n}", "Corefile:3:1: prometheus has no option \"ssl\"; it has tls"),
         ] {
             assert_eq!(TestServer::error(lines), expected);
         }

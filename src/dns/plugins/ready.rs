@@ -51,7 +51,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             _ => return Err(option.unknown("ready", &["monitor"])),
         }
     }
-    setup.serve_http(HttpKind::Ready, DEFAULT)
+    setup.serve_http(HttpKind::Ready, DEFAULT, None)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::{fmt, io};
 
 use futures::future::BoxFuture;
 use hickory_proto::rr::Name;
+use rustls::ServerConfig;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
@@ -89,11 +90,20 @@ pub type OnRestart = Arc<dyn Fn() + Send + Sync>;
 /// that serves the block.
 pub type Task = Box<dyn FnOnce(Arc<Server>, CancellationToken) -> BoxFuture<'static, ()> + Send>;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct HttpEndpoint {
     pub kind: HttpKind,
     pub address: SocketAddr,
     pub position: Position,
+    /// `None` for plain HTTP.
+    pub tls: Option<HttpTls>,
+}
+
+#[derive(Clone, Debug)]
+pub struct HttpTls {
+    /// The files that were read, and their contents; the first one is named in the Corefile.
+    pub files: Vec<(PathBuf, Vec<u8>)>,
+    pub config: Arc<ServerConfig>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -112,6 +122,19 @@ pub struct Reload {
     pub interval: Duration,
     /// The range of the random shift of the interval, half of it in either direction.
     pub jitter: Duration,
+}
+
+// === impl HttpKind ===
+
+impl HttpKind {
+    #[must_use]
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Metrics => "/metrics",
+            Self::Health { .. } => "/health",
+            Self::Ready => "/ready",
+        }
+    }
 }
 
 // === impl ServerContext ===
@@ -207,11 +230,24 @@ impl Setup<'_> {
         Ok(bytes)
     }
 
+    /// Reads a file that `word` names, see [`Setup::read`].
+    ///
+    /// # Errors
+    /// Fails if the file can't be read.
+    pub fn read_named(&mut self, word: &Token, file: &Path) -> Result<Vec<u8>, CorefileError> {
+        self.read(file).map_err(|error| word.error(format!("{}: can't be read: {error}", file.display())))
+    }
+
     /// Adds an HTTP endpoint. The address is the argument of the plugin's only line, or else `default`.
     ///
     /// # Errors
-    /// Fails if the line has other arguments, or options.
-    pub fn serve_http(&mut self, kind: HttpKind, default: &str) -> Result<(), CorefileError> {
+    /// Fails if the line has other arguments.
+    pub fn serve_http(
+        &mut self,
+        kind: HttpKind,
+        default: &str,
+        tls: Option<HttpTls>,
+    ) -> Result<(), CorefileError> {
         let line = self.only_line()?;
         let what = "an address and port such as :9153, localhost:9153 or 127.0.0.1:9153";
         let (text, word) = match line.at_most(1)? {
@@ -221,7 +257,7 @@ impl Setup<'_> {
         let wrong = || word.map_or_else(|| line.error(what), |word| word.unexpected(what));
         let address = http_address(text).ok_or_else(wrong)?;
         let place = line.position().clone();
-        self.builder.endpoints.push(HttpEndpoint { kind, address, position: place });
+        self.builder.endpoints.push(HttpEndpoint { kind, address, position: place, tls });
         Ok(())
     }
 

@@ -84,10 +84,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     };
     let mut read = |word: &Token| {
         let file = setup.path(&word.text);
-        match setup.read(&file) {
-            Ok(bytes) => Ok((file, bytes)),
-            Err(error) => Err(word.error(format!("{}: can't be read: {error}", file.display()))),
-        }
+        setup.read_named(word, &file).map(|bytes| (file, bytes))
     };
     let (certificate, key) = (read(certificate)?, read(key)?);
     let ca = ca.first().map(read).transpose()?;

@@ -16,7 +16,7 @@ use crate::dns::corefile::{
 };
 use crate::dns::net::interfaces::is_own;
 use crate::dns::plugins::build;
-use crate::dns::plugins::setup::{BlockBuilder, ServerContext};
+use crate::dns::plugins::setup::{BlockBuilder, HttpEndpoint, ServerContext};
 use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
 
 #[derive(Debug)]
@@ -134,6 +134,7 @@ pub fn build_blocks(
         return Err(start.error("there is no server block; one begins with a line such as: .:53 {"));
     }
     check_upstreams(&blocks, &listeners)?;
+    check_http(&blocks)?;
     Ok(Configuration { blocks, listeners })
 }
 
@@ -163,6 +164,29 @@ fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), 
                     listener.at
                 )));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that HTTP endpoints with the same address have the same TLS configuration, or none.
+fn check_http(blocks: &[BuiltBlock]) -> Result<(), CorefileError> {
+    let file = |endpoint: &HttpEndpoint| Some(endpoint.tls.as_ref()?.files.first()?.0.clone());
+    let all: Vec<_> = blocks.iter().flat_map(|built| &built.builder.endpoints).collect();
+    for (number, endpoint) in all.iter().enumerate() {
+        let is_apart =
+            |other: &HttpEndpoint| other.address.port() == 0 && other.kind.path() != endpoint.kind.path();
+        let mut same_address =
+            all[..number].iter().filter(|other| other.address == endpoint.address && !is_apart(other));
+        if let Some(other) = same_address.find(|other| file(other) != file(endpoint)) {
+            let how =
+                file(other).map_or("without tls".to_owned(), |file| format!("with tls {}", file.display()));
+            return Err(endpoint.position.error(format!(
+                "line {} serves {} on {} {how}: plugins with the same address need the same tls",
+                other.position.line,
+                other.kind.path(),
+                other.address
+            )));
         }
     }
     Ok(())

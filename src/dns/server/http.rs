@@ -16,11 +16,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info, warn};
 
 use super::sockets::{PortReservation, open_http};
-use crate::dns::plugins::setup::{HttpEndpoint, HttpKind, ServerContext};
+use crate::dns::plugins::setup::{HttpEndpoint, ServerContext};
 use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
 use crate::dns::server::probes;
@@ -41,7 +42,7 @@ pub(crate) struct Http {
 /// A listener on one address. Dropping it stops the listener.
 struct HttpListener {
     place: HttpAddress,
-    paths: watch::Sender<Vec<&'static str>>,
+    content: watch::Sender<Content>,
     holders: PortReservation,
     _guard: DropGuard,
 }
@@ -53,10 +54,17 @@ struct HttpAddress {
     only: Option<&'static str>,
 }
 
+/// What a listener serves.
+struct Content {
+    /// The distinct paths, sorted.
+    paths: Vec<&'static str>,
+    tls: Option<TlsAcceptor>,
+}
+
 impl HttpAddress {
     fn of(endpoint: &HttpEndpoint) -> Self {
         let address = endpoint.address;
-        Self { address, only: (address.port() == 0).then(|| path(endpoint.kind)) }
+        Self { address, only: (address.port() == 0).then(|| endpoint.kind.path()) }
     }
 }
 
@@ -87,21 +95,14 @@ pub(crate) struct OpenedPort {
     listener: TcpListener,
 }
 
-fn path(kind: HttpKind) -> &'static str {
-    match kind {
-        HttpKind::Metrics => "/metrics",
-        HttpKind::Health { .. } => "/health",
-        HttpKind::Ready => "/ready",
-    }
-}
-
-/// Returns the distinct paths that are configured for an address, sorted.
-fn paths(endpoints: &[HttpEndpoint], place: HttpAddress) -> Vec<&'static str> {
-    let mut paths: Vec<_> =
-        endpoints.iter().filter(|it| HttpAddress::of(it) == place).map(|it| path(it.kind)).collect();
+/// Returns what is configured for an address.
+fn content(endpoints: &[HttpEndpoint], place: HttpAddress) -> Content {
+    let here = || endpoints.iter().filter(|it| HttpAddress::of(it) == place);
+    let mut paths: Vec<_> = here().map(|it| it.kind.path()).collect();
     paths.sort_unstable();
     paths.dedup();
-    paths
+    let tls = here().find_map(|it| it.tls.as_ref()).map(|tls| Arc::clone(&tls.config).into());
+    Content { paths, tls }
 }
 
 impl Http {
@@ -126,7 +127,7 @@ impl Http {
                 || opened.iter().any(|opened| opened.place == place);
             if !known {
                 let port = endpoint.address.port();
-                let is_leaving = |live: &&HttpListener| paths(endpoints, live.place).is_empty();
+                let is_leaving = |live: &&HttpListener| content(endpoints, live.place).paths.is_empty();
                 let share = |share| {
                     let leaving = self.live.iter().filter(is_leaving);
                     leaving.filter(|live| live.holders.share(port, share)).count() > 0
@@ -145,20 +146,24 @@ impl Http {
     /// Serves the opened ports, and stops listeners that are no longer configured.
     pub(crate) fn serve(&mut self, opened: Vec<OpenedPort>, endpoints: &[HttpEndpoint]) {
         self.live.retain(|live| {
-            let paths = paths(endpoints, live.place);
-            let wanted = !paths.is_empty();
-            live.paths.send_replace(paths);
+            let content = content(endpoints, live.place);
+            let wanted = !content.paths.is_empty();
+            live.content.send_replace(content);
             wanted
         });
         for OpenedPort { place, bound, listener } in opened {
-            let (paths, served) = watch::channel(paths(endpoints, place));
-            let names = paths.borrow().join(", ");
-            info!("{names} on {bound}");
+            let (content, served) = watch::channel(content(endpoints, place));
+            let names = content.borrow().paths.join(", ");
+            let how = if content.borrow().tls.is_some() { ", by TLS" } else { "" };
+            info!("{names} on {bound}{how}");
             let stop = CancellationToken::new();
             let holders = PortReservation::of(bound.port(), listener.as_fd());
             // Clears SO_REUSEPORT so that no other process can bind the port.
             holders.share(bound.port(), false);
-            let serving = probes::serve(listener, self.router(served.clone()), stop.clone());
+            let router = self.router(served.clone());
+            let secured = served.clone();
+            let tls = move || secured.borrow().tls.clone();
+            let serving = probes::serve(listener, tls, router, stop.clone());
             self.tasks.spawn(async move {
                 if let Err(problem) = serving.await {
                     error!("{names} on {bound} isn't served any more: {problem}");
@@ -168,14 +173,14 @@ impl Http {
             self.tasks.spawn(async move {
                 until.run_until_cancelled(check(bound, served, checks)).await;
             });
-            self.live.push(HttpListener { place, paths, holders, _guard: stop.drop_guard() });
+            self.live.push(HttpListener { place, content, holders, _guard: stop.drop_guard() });
         }
     }
 
     /// Returns a router that answers only the paths that are currently configured.
-    fn router(&self, served: watch::Receiver<Vec<&'static str>>) -> Router {
+    fn router(&self, served: watch::Receiver<Content>) -> Router {
         let only_served = move |request: Request, next: Next| {
-            let found = served.borrow().contains(&request.uri().path());
+            let found = served.borrow().paths.contains(&request.uri().path());
             async move { if found { next.run(request).await } else { StatusCode::NOT_FOUND.into_response() } }
         };
         probes::metrics(Arc::clone(&self.metrics))
@@ -191,13 +196,13 @@ impl Http {
 }
 
 /// Requests `/health` periodically: a slow reply is a sign of overload.
-async fn check(address: SocketAddr, served: watch::Receiver<Vec<&'static str>>, checks: Arc<HealthMetrics>) {
+async fn check(address: SocketAddr, served: watch::Receiver<Content>, checks: Arc<HealthMetrics>) {
     let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        if !served.borrow().contains(&"/health") {
+        if !served.borrow().paths.contains(&"/health") {
             continue;
         }
         let since = Instant::now();

@@ -35,6 +35,8 @@ pub(crate) struct Instance {
     listeners: Vec<BoundListener>,
     blocks: Vec<RunningBlock>,
     http: Http,
+    /// The files of the HTTP ports' TLS configurations, and their contents.
+    tls_files: Vec<(PathBuf, Vec<u8>)>,
     servers: watch::Sender<Servers>,
     set_debug: SetDebug,
     /// The tasks of the listeners; a task that ends by itself means a dead listener.
@@ -91,6 +93,7 @@ impl Instance {
             listeners: Vec::new(),
             blocks: Vec::new(),
             http: Http::new(&context, servers.subscribe())?,
+            tls_files: Vec::new(),
             servers,
             set_debug,
             serving: JoinSet::new(),
@@ -105,7 +108,7 @@ impl Instance {
 
     /// Returns the files that the plugins of the blocks have read, and their contents.
     pub(crate) fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
-        self.blocks.iter().flat_map(|live| live.identity.files()).cloned().collect()
+        self.blocks.iter().flat_map(|live| live.identity.files()).chain(&self.tls_files).cloned().collect()
     }
 
     pub(crate) fn servers(&self) -> watch::Receiver<Servers> {
@@ -161,6 +164,8 @@ impl Instance {
             }
         }
         self.http.serve(http, &endpoints);
+        let tls = endpoints.iter().filter_map(|endpoint| endpoint.tls.as_ref());
+        self.tls_files = tls.flat_map(|tls| tls.files.clone()).collect();
         self.metrics.set_enabled(self.enabled());
         let builders = || configuration.blocks.iter().map(|built| &built.builder);
         (self.set_debug)(builders().any(|builder| builder.debug));

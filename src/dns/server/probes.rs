@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
@@ -34,7 +35,8 @@ const MAX_CONNECTIONS: usize = 300;
 /// The same limit in percent of the limit of open files. There are three listeners.
 const MAX_PERCENT_OF_FILES: usize = 2;
 
-/// The timeout for a client to send a request, and then to read the reply, as in CoreDNS.
+/// The timeout for a client to finish the TLS handshake, then to send a request, and then to read the reply, as in
+/// CoreDNS.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MAX_HEADER_BYTES: usize = 16 << 10;
@@ -88,18 +90,24 @@ pub fn metrics(metrics: Arc<Metrics>) -> Router {
     Router::new().route("/metrics", get(answer))
 }
 
-/// Serves a router until `stop`.
+/// Serves a router until `stop`. Each new connection uses the TLS configuration that `tls` then returns, or plain HTTP.
 ///
 /// # Errors
 /// If the listener is broken.
-pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
+pub async fn serve(
+    listener: TcpListener,
+    tls: impl Fn() -> Option<TlsAcceptor>,
+    router: Router,
+    stop: CancellationToken,
+) -> io::Result<()> {
     let max = percent_of_file_limit(MAX_PERCENT_OF_FILES).min(MAX_CONNECTIONS);
-    serve_at_most(max, listener, router, stop).await
+    serve_at_most(max, listener, tls, router, stop).await
 }
 
 async fn serve_at_most(
     max: usize,
     listener: TcpListener,
+    tls: impl Fn() -> Option<TlsAcceptor>,
     router: Router,
     stop: CancellationToken,
 ) -> io::Result<()> {
@@ -119,7 +127,7 @@ async fn serve_at_most(
                 {
                     oldest.abort();
                 }
-                by_age.push_back(connections.spawn(serve_one(stream, router.clone())));
+                by_age.push_back(connections.spawn(serve_one(stream, tls(), router.clone())));
             }
             Err(error) if is_fatal(&error) => return Err(error),
             Err(error) => {
@@ -138,8 +146,17 @@ async fn serve_at_most(
     Ok(())
 }
 
+async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin, tls: Option<TlsAcceptor>, router: Router) {
+    let Some(tls) = tls else { return answer(stream, router).await };
+    match timeout(REQUEST_TIMEOUT, tls.accept(stream)).await {
+        Ok(Ok(stream)) => answer(stream, router).await,
+        Ok(Err(error)) => debug!("the TLS handshake with a probe has failed: {error}"),
+        Err(_) => debug!("a probe doesn't finish the TLS handshake"),
+    }
+}
+
 /// Answers one request. Probes come seconds apart, so keeping the connection open would gain nothing.
-async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
+async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_TIMEOUT)
@@ -157,12 +174,14 @@ async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) 
 mod tests {
     use std::net::Ipv4Addr;
 
+    use rcgen::{CertificateParams, KeyPair};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
     use tokio::net::TcpStream;
     use tokio::time::Instant;
     use tokio_util::task::AbortOnDropHandle;
 
     use super::*;
+    use crate::dns::transport::tls::{ClientAuth, Pem, config};
 
     const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n";
 
@@ -177,7 +196,7 @@ mod tests {
     async fn unfinished_request_is_cut_off_after_5_seconds() {
         for sent in [0, 1, REQUEST.len() - 1] {
             let (mut client, server) = duplex(4096);
-            let serving = tokio::spawn(serve_one(server, health()));
+            let serving = tokio::spawn(serve_one(server, None, health()));
             let start = Instant::now();
             let drip = async {
                 for byte in REQUEST[..sent].chunks(1) {
@@ -191,11 +210,45 @@ mod tests {
         }
     }
 
+    /// Returns a TLS acceptor with a certificate of its own.
+    fn acceptor() -> TlsAcceptor {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new([]).unwrap().self_signed(&key).unwrap().pem();
+        let (key, file) = (key.serialize_pem(), "".as_ref());
+        let [certificate, key] = [&certificate, &key].map(|text| Pem { file, bytes: text.as_bytes() });
+        config(certificate, key, ClientAuth::None, None).unwrap().into()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unfinished_tls_handshake_is_cut_off_after_5_seconds() {
+        // The header of a TLS record (RFC 8446 section 5.1), and the type of a ClientHello.
+        for sent in [&[][..], &[22], &[22, 3, 1, 2, 0, 1]] {
+            let (mut client, server) = duplex(4096);
+            client.write_all(sent).await.unwrap();
+            let start = Instant::now();
+            serve_one(server, Some(acceptor()), health()).await;
+            assert_eq!(start.elapsed(), REQUEST_TIMEOUT);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_without_tls_is_disconnected_at_once() {
+        let (mut client, server) = duplex(4096);
+        client.write_all(REQUEST).await.unwrap();
+        let start = Instant::now();
+        serve_one(server, Some(acceptor()), health()).await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).await.unwrap();
+        // The server sends at most a TLS alert.
+        assert!(rest.is_empty() || rest[0] == 21 && rest.len() == 7, "{rest:02x?}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn client_that_does_not_read_is_disconnected() {
         let (mut client, server) = duplex(64);
         let start = Instant::now();
-        let serving = tokio::spawn(serve_one(server, health()));
+        let serving = tokio::spawn(serve_one(server, None, health()));
         client.write_all(REQUEST).await.unwrap();
         serving.await.unwrap();
         assert_eq!(start.elapsed(), 2 * REQUEST_TIMEOUT);
@@ -204,7 +257,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn endless_request_headers_are_refused() {
         let (mut client, server) = duplex(4096);
-        let serving = tokio::spawn(serve_one(server, health()));
+        let serving = tokio::spawn(serve_one(server, None, health()));
         client.write_all(b"GET /health HTTP/1.1\r\n").await.unwrap();
         let mut sent = 0;
         while client.write_all(b"X: 0123456789\r\n").await.is_ok() {
@@ -219,7 +272,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        let serving = serve_at_most(4, listener, health(), stop.clone());
+        let serving = serve_at_most(4, listener, || None, health(), stop.clone());
         let serving = AbortOnDropHandle::new(tokio::spawn(serving));
         let mut silent = Vec::new();
         for _ in 0..20 {

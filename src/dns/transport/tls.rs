@@ -1,4 +1,4 @@
-//! The TLS configuration of DNS over TLS (RFC 7858).
+//! The TLS configuration of servers: of DNS over TLS (RFC 7858), and of `/metrics`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,11 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoClientAuth, VerifierBuilderError, WebPkiClientVerifier};
-use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{
+    DEFAULT_VERSIONS, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
+    SignatureScheme, SupportedProtocolVersion,
+};
+use serde::Deserialize;
 
 /// The protocol's ALPN identifier, as registered at IANA. A client that offers only other protocols isn't a DNS client.
 const ALPN: &[u8] = b"dot";
@@ -47,7 +51,7 @@ pub enum TlsError {
     /// No client could be verified with these CAs.
     #[error("no client's certificate can be checked: {0}")]
     Verifier(VerifierBuilderError),
-    /// The crypto provider supports neither TLS 1.2 nor 1.3: a bug in lb-linker.
+    /// No TLS version can be used with these cipher suites.
     #[error("TLS: {0}")]
     Versions(Error),
 }
@@ -70,25 +74,28 @@ pub struct Pem<'a> {
     pub bytes: &'a [u8],
 }
 
-/// The certificates that a server requires of its clients, as Go's `ClientAuthType`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The certificates that a server requires of its clients. Deserialized from the names of Go's `ClientAuthType`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum ClientAuth {
     #[default]
+    #[serde(rename = "NoClientCert")]
     None,
     /// Any certificate, optionally.
+    #[serde(rename = "RequestClientCert")]
     Request,
     /// Any certificate.
+    #[serde(rename = "RequireAnyClientCert", alias = "RequireClientCert")]
     Require,
     /// A certificate of the CA, optionally.
+    #[serde(rename = "VerifyClientCertIfGiven")]
     VerifyIfGiven,
     /// A certificate of the CA.
+    #[serde(rename = "RequireAndVerifyClientCert")]
     RequireAndVerify,
 }
 
-/// Returns the configuration of a server for DNS over TLS: its certificate with the intermediate certificates, and its
-/// key. If clients are verified, their certificates must be issued by `ca`, or by a CA of the system.
-///
-/// Supports TLS 1.2 and 1.3 (RFC 9325 section 3.1.1).
+/// Returns the configuration of a server for DNS over TLS, with TLS 1.2 and 1.3 (RFC 9325 section 3.1.1); see
+/// [`server_config`].
 ///
 /// # Errors
 /// If a file can't be used.
@@ -98,16 +105,35 @@ pub fn config(
     clients: ClientAuth,
     ca: Option<Pem<'_>>,
 ) -> Result<Arc<ServerConfig>, TlsError> {
+    let provider = rustls::crypto::ring::default_provider();
+    let mut config = server_config(certificate, key, clients, ca, provider, DEFAULT_VERSIONS)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Returns the configuration of a TLS server: its certificate with the intermediate certificates, and its key. If
+/// clients are verified, their certificates must be issued by `ca`, or by a CA of the system.
+///
+/// # Errors
+/// If a file can't be used.
+pub(crate) fn server_config(
+    certificate: Pem<'_>,
+    key: Pem<'_>,
+    clients: ClientAuth,
+    ca: Option<Pem<'_>>,
+    provider: CryptoProvider,
+    versions: &[&'static SupportedProtocolVersion],
+) -> Result<ServerConfig, TlsError> {
     let chain = chain(certificate)?;
     let secret = PrivateKeyDer::from_pem_slice(key.bytes).map_err(|source| TlsError::Pem {
         file: key.file.to_owned(),
         what: "private key",
         source,
     })?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(provider);
     let verifier = verifier(clients, ca, &provider)?;
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
+    ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)
         .map_err(TlsError::Versions)?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, secret)
@@ -115,9 +141,7 @@ pub fn config(
             certificate: certificate.file.to_owned(),
             key: key.file.to_owned(),
             source,
-        })?;
-    config.alpn_protocols = vec![ALPN.to_vec()];
-    Ok(Arc::new(config))
+        })
 }
 
 /// Returns the verifier of clients' certificates. An invalid `ca` is an error even if clients aren't verified.
