@@ -14,6 +14,7 @@ mod figures;
 #[allow(dead_code)]
 #[path = "../../tests/e2e/harness/mod.rs"]
 mod harness;
+mod links;
 mod load;
 mod memory;
 mod plane;
@@ -28,8 +29,8 @@ use figures::Verdicts;
 use plane::Plane;
 
 /// The parts in their order: each part may need the objects of earlier parts.
-const PARTS: [&str; 7] =
-    ["storm-store", "memory-idle", "memory-10k", "start", "propagation", "storm-api", "memory-100k"];
+const PARTS: [&str; 8] =
+    ["storm-store", "memory-idle", "memory-10k", "start", "links", "propagation", "storm-api", "memory-100k"];
 
 fn main() {
     let only = var("BENCH_ONLY").unwrap_or_default();
@@ -69,6 +70,7 @@ fn with_plane(parts: &[&str], changes: usize, verdicts: &mut Verdicts) {
             "memory-idle" => memory::idle(&plane, verdicts),
             "memory-10k" => memory::many(&mut plane, verdicts),
             "start" => start::run(&mut plane, verdicts),
+            "links" => links::run(&mut plane, verdicts),
             "propagation" => propagation::run(&mut plane, changes, verdicts),
             "storm-api" => storm::run(&mut plane, verdicts),
             _ => memory::very_many(&mut plane, verdicts),

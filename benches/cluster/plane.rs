@@ -1,7 +1,7 @@
 //! The control plane with its links, and the DNS servers that use it.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -82,6 +82,11 @@ impl Plane {
         }
         let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
         Self { plane, access, kubeconfig, links: 0, peers: 0 }
+    }
+
+    /// Returns a kubeconfig with lb-linker's permissions.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
     }
 
     /// Creates load balancers with a hostname until there are `links`.
