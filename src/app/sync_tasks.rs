@@ -310,9 +310,10 @@ impl SyncSource {
         metrics: &SyncMetrics,
         end: &ShutdownOrder,
     ) -> Leadership {
+        let writes = self.backend().is_some() && flags.sync_mode() == SyncMode::On;
+        metrics.election.sync_enabled.set(i64::from(writes));
         let Self::Cluster { client, availability, election_config: Some(election_config), leader, .. } = self
         else {
-            let writes = self.backend().is_some() && flags.sync_mode() == SyncMode::On;
             metrics.election.leader.set(i64::from(writes));
             let in_cluster = writes && matches!(self, Self::Cluster { .. });
             return if in_cluster {

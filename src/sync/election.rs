@@ -58,6 +58,8 @@ pub struct ElectionConfig {
 pub struct ElectionMetrics {
     /// 1 while this process may write external targets.
     pub leader: IntGauge,
+    /// 1 if a leader writes external targets: without one an alert is due.
+    pub sync_enabled: IntGauge,
 }
 
 /// The holder of the Lease, as this process has last read it. Cheap to clone.
@@ -75,7 +77,9 @@ impl KnownLeader {
 impl MetricGroup for ElectionMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let leader = IntGauge::new("lb_linker_leader", "1 while this instance leads: it alone writes.");
-        Ok(Self { leader: registered(registry, leader)? })
+        let sync_enabled =
+            IntGauge::new("lb_linker_sync_enabled", "1 if the leader writes external targets.");
+        Ok(Self { leader: registered(registry, leader)?, sync_enabled: registered(registry, sync_enabled)? })
     }
 }
 
