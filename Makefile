@@ -1,7 +1,7 @@
 # For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo recording test bench bench-cluster build static rootfs image lint docs control-plane stubs go-programs helm fuzz has-rust has-cargo-fuzz
+.PHONY: help demo recording test bench bench-cluster build static rootfs image lint docs control-plane stubs go-programs helm promtool fuzz has-rust has-cargo-fuzz
 
 # The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -61,10 +61,11 @@ lint: has-rust ## check format, lints, documentation, and the licenses and sourc
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
 	tests/cargo-deny
 
-docs: has-rust ## generate docs/plugins.md, docs/differences.md, and the outputs in docs/stub.md
+docs: has-rust ## generate docs/plugins.md, docs/differences.md, outputs in docs/stub.md, copies of deploy/monitoring/files/
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet plugins::tests::manuals
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet stub::report
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test e2e --quiet the_page_of_differences
+	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test architecture --quiet copies_of_rules_and_dashboard
 
 control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)
 	tests/control-plane/build
@@ -77,6 +78,9 @@ go-programs: ## build what tests compare with: Go's text/template, and another D
 
 helm: ## build Helm 3 and Helm 4, for the tests of the chart (once)
 	tests/helm/build
+
+promtool: ## build promtool, and get the CRDs of the Prometheus operator, for the tests of deploy/monitoring/ (once)
+	tests/prometheus/build
 
 fuzz: has-rust has-cargo-fuzz ## fuzz Corefiles, queries and replies, FUZZ_SECONDS=60 for each of fuzz/targets
 	@for target in $(FUZZ_TARGETS); do \

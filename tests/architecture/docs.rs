@@ -14,11 +14,11 @@ use crate::FOLDERS;
 /// The maximum length of README.md, in lines.
 const README_LINES: usize = 150;
 
-fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read(path: impl AsRef<Path>) -> String {
+pub(crate) fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -71,14 +71,14 @@ fn section(page: &str, heading: &str) -> String {
 }
 
 /// Returns the rows of the tables of a section, by cell.
-fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
+pub(crate) fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
     let text = section(page, heading);
     let rows = text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     rows.map(|row| row.split(" | ").map(|cell| cell.trim().to_owned()).collect()).collect()
 }
 
 /// Returns the text between the first two backticks of a cell.
-fn code(cell: &str) -> Option<&str> {
+pub(crate) fn code(cell: &str) -> Option<&str> {
     cell.strip_prefix('`')?.split('`').next()
 }
 

@@ -5,6 +5,7 @@
 
 mod docs;
 mod imports;
+mod monitoring;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -14,7 +14,7 @@ use crate::harness::linker::Linker;
 use crate::harness::programs::helm;
 use crate::recreation::wait_for_external_target;
 
-const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/lb-linker");
+pub const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/lb-linker");
 /// The labels that Helm's charts have, and deploy/ hasn't.
 const HELM_LABELS: [&str; 4] = [
     "helm.sh/chart",
@@ -24,14 +24,14 @@ const HELM_LABELS: [&str; 4] = [
 ];
 
 /// Helm with directories of its own.
-struct Helm {
+pub struct Helm {
     program: PathBuf,
     home: tempfile::TempDir,
     kubeconfig: PathBuf,
 }
 
 impl Helm {
-    fn new(program: &Path, kubeconfig: &Path) -> Self {
+    pub fn new(program: &Path, kubeconfig: &Path) -> Self {
         Self {
             program: program.to_owned(),
             home: tempfile::tempdir().unwrap(),
@@ -49,7 +49,7 @@ impl Helm {
         if output.status.success() { Ok(out) } else { Err(err + &out) }
     }
 
-    fn run(&self, args: &[&str]) -> String {
+    pub fn run(&self, args: &[&str]) -> String {
         self.try_run(args).unwrap_or_else(|error| panic!("{} {args:?}: {error}", self.program.display()))
     }
 
@@ -120,6 +120,55 @@ fn chart_with_default_values_equals_deploy() {
 }
 
 #[test]
+fn chart_with_monitoring_equals_deploy_monitoring() {
+    let expected = sorted(crate::deploy::objects(&deploy().join("monitoring")));
+    let kinds = ["ServiceMonitor", "PrometheusRule"];
+    for helm in without_cluster() {
+        let rendered = |values: &[&str]| {
+            let objects = helm.template(&[&["--set=monitoring.enabled=true"], values].concat());
+            let is_dashboard = |object: &Value| object["metadata"]["name"] == "lb-linker-dashboard";
+            let is_part =
+                |object: &Value| kinds.iter().any(|kind| object["kind"] == *kind) || is_dashboard(object);
+            objects.into_iter().filter(is_part).collect::<Vec<_>>()
+        };
+        let mut objects = rendered(&[]);
+        objects.iter_mut().for_each(without_helm);
+        assert_eq!(sorted(objects), expected);
+
+        let objects = rendered(&[
+            "--set=monitoring.labels.release=prometheus,monitoring.serviceMonitor.interval=15s",
+            "--set=monitoring.rules.runbookUrl=https://wiki.example/lb-linker",
+            "--set=monitoring.dashboard.annotations.grafana_folder=DNS",
+        ]);
+        let of_kind = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
+        for kind in kinds {
+            assert_eq!(of_kind(kind)["metadata"]["labels"]["release"], "prometheus");
+        }
+        assert_eq!(of_kind("ServiceMonitor")["spec"]["endpoints"][0]["interval"], "15s");
+        assert_eq!(of_kind("ConfigMap")["metadata"]["annotations"]["grafana_folder"], "DNS");
+        let rule = &of_kind("PrometheusRule")["spec"]["groups"][0]["rules"][0];
+        assert_eq!(rule["annotations"]["runbook_url"], "https://wiki.example/lb-linker#lblinkerdown");
+
+        for (part, kind) in [("serviceMonitor", 0), ("rules", 1)] {
+            let objects = rendered(&[&format!("--set=monitoring.{part}.enabled=false")]);
+            assert!(objects.len() == 2 && objects.iter().all(|object| object["kind"] != kinds[kind]));
+        }
+        assert_eq!(rendered(&["--set=monitoring.dashboard.enabled=false"]).len(), 2);
+    }
+}
+
+#[test]
+fn rules_of_a_release_select_its_namespace() {
+    for helm in without_cluster() {
+        let values = ["--namespace=blue", "--set=monitoring.enabled=true"];
+        let rendered = helm.run(&[&["template", "blue", CHART][..], &values].concat());
+        assert!(rendered.contains(r#"up{job="lb-linker", namespace="blue"}"#), "{rendered}");
+        assert!(!rendered.contains(r#"namespace="lb-linker""#));
+        assert!(rendered.contains("{{ $labels.namespace }}"));
+    }
+}
+
+#[test]
 fn chart_passes_lint_and_refuses_wrong_values() {
     for helm in without_cluster() {
         helm.run(&["lint", "--strict", CHART]);
@@ -143,6 +192,8 @@ fn chart_passes_lint_and_refuses_wrong_values() {
             ("priorityClassName=a b", "priorityClassName"),
             ("image.repository=a@b", "repository"),
             ("podLabels.app\\.kubernetes\\.io/name=x", "app.kubernetes.io/name"),
+            ("monitoring.rules.runbookUrl=", "runbookUrl"),
+            ("monitoring.serviceMonitor.interval=often", "interval"),
         ] {
             let error = helm.try_run(&["template", "x", CHART, "--set", value]).unwrap_err();
             assert!(error.contains(expected), "{value}: {error}");

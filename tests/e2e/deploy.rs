@@ -9,7 +9,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{CoreDns, answers};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
 
-/// The optional folders that can be applied as they are.
+/// The optional folders that can be applied as they are, without CRDs of another project: see also `monitoring.rs`.
 const OPTIONAL: [&str; 11] = [
     "corefile",
     "finalizer",
@@ -25,7 +25,7 @@ const OPTIONAL: [&str; 11] = [
 ];
 
 /// Returns the objects of a file, or of the files of a folder, as kubectl finds them.
-fn objects(path: &Path) -> Vec<Value> {
+pub fn objects(path: &Path) -> Vec<Value> {
     let mut files = vec![path.to_owned()];
     if path.is_dir() {
         files = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -138,7 +138,9 @@ fn every_folder_of_deploy_is_tested() {
         }
     }
     folders.sort();
-    let tested: Vec<&str> = OPTIONAL.into_iter().filter(|folder| !folder.contains('/')).collect();
+    let mut tested: Vec<&str> = OPTIONAL.into_iter().filter(|folder| !folder.contains('/')).collect();
+    tested.push("monitoring");
+    tested.sort_unstable();
     assert_eq!(folders, tested);
 }
 

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use crate::harness::apply_deploy;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::programs::{helm, programs};
+use crate::monitoring::apply_crds;
 
 /// What the commands find: objects that a reader has, or that lb-linker and the cluster's DNS have created.
 const OBJECTS: &str = "
@@ -245,6 +246,7 @@ fn commands_of_the_pages_for_an_installation_work() {
         "docs/limits.md",
         "docs/migration.md",
         "docs/moving.md",
+        "docs/runbooks.md",
         "docs/sidecar.md",
         "docs/status.md",
         "docs/stub.md",
@@ -257,6 +259,7 @@ fn commands_of_the_pages_for_an_installation_work() {
 #[test]
 fn commands_from_install_to_uninstall_work() {
     let plane = ControlPlane::start(Options::default());
+    apply_crds(&plane);
     plane.apply(OBJECTS);
     // The policy that keeps the namespace must be in force before the page's last commands.
     apply_deploy(&plane);
@@ -276,6 +279,7 @@ fn commands_for_local_clusters_work() {
 #[test]
 fn commands_of_the_chart_work() {
     let plane = ControlPlane::start(Options::default());
+    apply_crds(&plane);
     run(&plane, "charts/lb-linker/README.md");
 }
 

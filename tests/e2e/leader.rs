@@ -238,6 +238,7 @@ async fn stopping_leader_hands_over_at_once() {
     let (mut a, b) = stage.start_leader_and_follower(&["--delete-delay", "0s"]).await;
     assert_eq!(a.metric("lb_linker_leader"), Some(1.0));
     assert_eq!(b.metric("lb_linker_leader"), Some(0.0));
+    assert_eq!([&a, &b].map(|linker| linker.metric("lb_linker_sync_enabled")), [Some(1.0); 2]);
     for name in ["web", "gone"] {
         stage.set_hostname(name, "one.example.com").await;
         stage.wait_for_target(name, "one.example.com").await;

@@ -33,6 +33,7 @@ mod load;
 mod loops;
 mod manifests;
 mod model;
+mod monitoring;
 mod policy;
 mod recreation;
 mod refusals;

@@ -39,6 +39,7 @@ async fn outside_a_pod_writes_are_logged_and_not_made() {
         linker.line(&format!("plan for link {namespace}/web: create Service {target}/{object}")).await;
         answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
         assert_eq!(linker.writes(), 0.0);
+        assert_eq!(linker.metric("lb_linker_sync_enabled"), Some(0.0));
     }
     assert!(cluster.get_service(&target, &object).await.is_none());
 

@@ -244,9 +244,14 @@ impl Linker {
 
     /// Returns the value of a metric, given with its labels as in Prometheus's text format.
     pub fn metric(&self, name: &str) -> Option<f64> {
+        self.metrics().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    }
+
+    /// Returns the page of `/metrics`.
+    pub fn metrics(&self) -> String {
         let (code, page) = get(self.metrics, "/metrics");
         assert_eq!(code, 200);
-        page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+        page
     }
 
     /// Waits until a metric has this value: a log line may appear a moment earlier.
@@ -257,8 +262,7 @@ impl Linker {
 
     /// Returns the number of attempted writes, except Events, which may be late, and renewals of the Lease.
     pub fn writes(&self) -> f64 {
-        let (code, page) = get(self.metrics, "/metrics");
-        assert_eq!(code, 200);
+        let page = self.metrics();
         let value = |line: &str| {
             let (labels, value) = line.strip_prefix("lb_linker_api_writes_total{")?.split_once("} ")?;
             let counts = ["kind=\"Event\"", "kind=\"Lease\""].iter().all(|kind| !labels.contains(kind));

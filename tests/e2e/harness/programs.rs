@@ -1,6 +1,6 @@
-//! The programs of the test control plane, programs that resolve names, a program that compares
-//! records, and Helm, built from `tests/control-plane/`, `tests/stubs/`, `tests/go/` and `tests/helm/` if they don't exist
-//! yet.
+//! The programs of the test control plane, programs that resolve names, a program that compares records, Helm, and
+//! promtool, built from `tests/control-plane/`, `tests/stubs/`, `tests/go/`, `tests/helm/` and `tests/prometheus/` if they
+//! don't exist yet.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -80,6 +80,26 @@ pub fn helm() -> &'static [PathBuf; 2] {
     HELM.get_or_init(|| {
         let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/helm/build"));
         ["HELM3", "HELM4"].map(|name| path(&answer, name))
+    })
+}
+
+/// What `tests/prometheus/` builds.
+#[derive(Debug)]
+pub struct Prometheus {
+    pub promtool: PathBuf,
+    /// A folder with the CRDs of the Prometheus operator.
+    pub crds: PathBuf,
+}
+
+/// Returns promtool and the CRDs; the first call builds them.
+///
+/// # Panics
+/// As for [`programs`].
+pub fn prometheus() -> &'static Prometheus {
+    static PROMETHEUS: OnceLock<Prometheus> = OnceLock::new();
+    PROMETHEUS.get_or_init(|| {
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/prometheus/build"));
+        Prometheus { promtool: path(&answer, "PROMTOOL"), crds: path(&answer, "CRDS") }
     })
 }
 
