@@ -157,6 +157,18 @@ fn passes(group: &Value) {
     promtool(folder.path(), &["test", "rules", "tests.yaml"]).unwrap_or_else(|error| panic!("{error}"));
 }
 
+/// Checks which alerts of the rules fire at these times, if each scrape counts for 40 minutes.
+fn fires(scrapes: &Scrapes, expected: &[(&str, &[&str])]) {
+    let tests = expected.iter().map(|(time, alerts)| {
+        let samples =
+            alerts.iter().map(|alert| json!({"labels": format!("{{alertname=\"{alert}\"}}"), "value": 1}));
+        let expr = r#"count by (alertname) (ALERTS{alertstate="firing"})"#;
+        json!({"expr": expr, "eval_time": time, "exp_samples": samples.collect::<Value>()})
+    });
+    let (series, tests) = (scrapes.input_series(40), tests.collect::<Value>());
+    passes(&json!({"interval": "1m", "input_series": series, "promql_expr_test": tests}));
+}
+
 /// An lb-linker with links in every state that a test can bring about without waiting.
 struct Stage {
     cluster: Cluster,
@@ -272,24 +284,40 @@ async fn alerts_fire_and_are_resolved_with_a_real_lb_linker() {
         "LbLinkerTargetsRefused",
     ];
     let with_servfail = [&expected[..], &["LbLinkerServfail"]].concat();
-    let at = |time: &str, alerts: &[&str]| {
-        let firing =
-            alerts.iter().map(|alert| json!({"labels": format!("{{alertname=\"{alert}\"}}"), "value": 1}));
-        let expr = r#"count by (alertname) (ALERTS{alertstate="firing"})"#;
-        json!({"expr": expr, "eval_time": time, "exp_samples": firing.collect::<Value>()})
-    };
-    passes(&json!({
-        "interval": "1m",
-        // Each scrape counts for 40 minutes.
-        "input_series": scrapes.input_series(40),
-        "promql_expr_test": [
-            at("10m", &[]),
-            at("39m", &expected),
-            at("46m", &with_servfail),
-            at("79m", &expected),
-            at("119m", &[]),
-        ],
-    }));
+    fires(
+        &scrapes,
+        &[("10m", &[]), ("39m", &expected), ("46m", &with_servfail), ("79m", &expected), ("119m", &[])],
+    );
+}
+
+#[tokio::test]
+async fn missing_leader_fires_an_alert_only_where_sync_is_on() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("monitoring").await;
+    let args = ["--upstream", "none", "--watch-namespaces", &namespace, "--leader-election", "lease"];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    // Outside a Pod the Lease is in the target namespace, where deploy/ grants nothing on Leases.
+    linker.line("can't get Lease").await;
+    let mut scrapes = Scrapes::default();
+    scrapes.scrape(&linker);
+    let verbs =
+        ["create", "role", "leases", "--verb=get,create,update", "--resource=leases.coordination.k8s.io"];
+    plane.kubectl(&[&["-n", &target][..], &verbs].concat());
+    let account =
+        ["create", "rolebinding", "leases", "--role=leases", "--serviceaccount=lb-linker:lb-linker"];
+    plane.kubectl(&[&["-n", &target][..], &account].concat());
+    linker.counts("lb_linker_leader", 1.0).await;
+    scrapes.scrape(&linker);
+    fires(&scrapes, &[("9m", &[]), ("39m", &["LbLinkerNoLeader"]), ("79m", &[])]);
+
+    for mode in ["plan", "off"] {
+        let linker = Linker::in_cluster(plane, &target, &[&args[..], &["--sync", mode]].concat());
+        linker.ready().await;
+        assert_eq!(linker.metric("lb_linker_leader"), Some(0.0));
+        let mut scrapes = Scrapes::default();
+        scrapes.scrape(&linker);
+        fires(&scrapes, &[("39m", &[])]);
+    }
 }
 
 #[tokio::test]
