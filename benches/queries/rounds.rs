@@ -86,7 +86,7 @@ impl Measured {
             if running.is_empty() {
                 break;
             }
-            // Change the order, so that no server always follows the same one.
+            // Begin the next round with another server, so that no server is always the first or the last one.
             running.rotate_left(1);
         }
         report::progress("");

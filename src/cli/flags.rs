@@ -373,10 +373,8 @@ pub enum ConfigError {
          hyphens only; give another zone first"
     )]
     Tombstone(String),
-    /// A zone is given twice.
     #[error("--zone {0} is given twice")]
     ZoneTwice(String),
-    /// An address is given twice.
     #[error("--listen {0} is given twice")]
     ListenTwice(SocketAddr),
     /// Leader-for-life is set outside a Pod.

@@ -37,8 +37,8 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     if flags.manifests.is_some() {
         return exit_with_error("stub is about a cluster: leave out --manifests", BAD_INPUT);
     }
-    let name = service.map(|service| service.split_once('/').ok_or(service)).transpose();
-    let Ok(name) = name else {
+    let name = service.map(|service| service.split_once('/').unwrap_or_default());
+    if name.is_some_and(|(namespace, name)| namespace.is_empty() || name.is_empty() || name.contains('/')) {
         return exit_with_error(
             "--service needs a namespace and a name, such as lb-linker/lb-linker",
             BAD_INPUT,
@@ -57,9 +57,12 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
         Ok(forwarding) => forwarding,
         Err(error) => return exit_with_error(&error.to_string(), FAILED),
     };
-    let (dns, notices) = read(&client).await;
+    let (dns, notices) = read(&client, !matches!(action, StubAction::Verify)).await;
     for notice in &notices {
         exit_with_error(notice, 0);
+    }
+    if !notices.is_empty() && matches!(action, StubAction::Apply { .. } | StubAction::Remove { .. }) {
+        return exit_with_error("nothing was changed, because not all objects could be read", FAILED);
     }
     match action {
         StubAction::Print(resolver) => {
@@ -67,14 +70,20 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
             ExitCode::SUCCESS
         }
         StubAction::Apply { ask } => change(&client, to_apply(&dns, &forwarding), ask).await,
-        StubAction::Remove { ask } => change(&client, to_remove(&dns), ask).await,
+        StubAction::Remove { ask } => change(&client, to_remove(&dns, &forwarding), ask).await,
         StubAction::Verify => verify_zones(flags, &dns, &forwarding).await,
     }
 }
 
+/// Prints a line. The text of ConfigMaps and DNS answers may have control characters, which terminals obey.
 fn print(line: &str) {
+    let safe = |c: char| match c {
+        '\t' => "\t".to_owned(),
+        c if c.is_control() => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
     // Ignore EPIPE: stdout may be closed (`| head`).
-    let _ = writeln!(std::io::stdout(), "{line}");
+    let _ = writeln!(std::io::stdout(), "{}", line.chars().map(safe).collect::<String>());
 }
 
 /// Prints the differences, asks, and writes them.
@@ -86,6 +95,16 @@ async fn change(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
             Step::Change(change) => {
                 diff(&change).iter().for_each(|line| print(line));
                 changes.push(change);
+            }
+            Step::Managed { change, by } => {
+                code = exit_with_error(
+                    &format!(
+                        "ConfigMap {KUBE_SYSTEM}/{} is managed by {by}, which would undo a change: change what {by} \
+                         installs; `lb-linker stub` prints the block",
+                        change.config_map
+                    ),
+                    FAILED,
+                );
             }
             Step::Done(text) => print(&text),
             Step::Refused(text) => code = exit_with_error(&text, FAILED),
@@ -100,13 +119,12 @@ async fn change(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
     for change in &changes {
         let name = format!("{KUBE_SYSTEM}/{}", change.config_map);
         match write(client, change).await {
-            Ok(()) if change.reloads => {
-                print(&format!("ConfigMap {name} is changed; its Pods read it within about two minutes"));
-            }
-            Ok(()) => print(&format!(
-                "ConfigMap {name} is changed; its Pods have to be restarted: kubectl -n kube-system rollout restart \
-                 deployment coredns"
-            )),
+            Ok(()) => print(&match change.restart {
+                None => format!("ConfigMap {name} is changed; its Pods read it within about two minutes"),
+                Some(restart) => {
+                    format!("ConfigMap {name} is changed; its Pods have to be restarted: {restart}")
+                }
+            }),
             Err(problem) => code = exit_with_error(&problem, FAILED),
         }
     }
@@ -130,7 +148,8 @@ async fn verify_zones(flags: Flags, dns: &ClusterDns, forwarding: &Forwarding) -
         verify::table(&asked).iter().for_each(|line| print(line));
         problems.extend(verify::problem(&expected, &asked));
     }
-    problems.extend(verify::wrong_blocks(dns, forwarding));
+    let answers_wrongly = !problems.is_empty();
+    problems.extend(verify::wrong_blocks(dns, forwarding, answers_wrongly));
     for problem in &problems {
         exit_with_error(problem, 0);
     }

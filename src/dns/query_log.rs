@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn blocked_output_delays_no_line_and_counts_lost_ones() {
+    fn blocked_output_delays_no_query_and_lost_lines_are_counted() {
         let (lines, queue, dropped) = lines(LineFormat::Text);
         let (gate, written, key) = gate();
         let writer = queue.write_to(gate).unwrap();

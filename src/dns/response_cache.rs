@@ -80,11 +80,11 @@ struct CacheSlot {
 }
 
 /// The index of each counter, and the increment.
-type Adds = Box<[(u16, u64)]>;
+type CounterIncrements = Box<[(u16, u64)]>;
 
 #[derive(Debug, Default)]
 struct ThreadDeltas {
-    adds: Box<[(Arc<LocalCounters>, Adds)]>,
+    adds: Box<[(Arc<LocalCounters>, CounterIncrements)]>,
     durations: Box<[Arc<LocalCounters>]>,
 }
 

@@ -28,8 +28,8 @@ pub struct History {
 }
 
 impl History {
-    /// Returns an empty history of a process that has started at this time. The first change of a link also tells the
-    /// state before it, since the start.
+    /// Returns an empty history of a process that started at this time. The first change of a link also records the
+    /// state before the change, with the start as its time.
     #[must_use]
     pub fn new(started: Timestamp) -> Self {
         Self { started, events: Mutex::default(), version: AtomicU64::new(0) }

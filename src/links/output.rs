@@ -13,7 +13,6 @@ struct LinkList<'a> {
     items: &'a [LinkView],
 }
 
-/// A format that can't represent the links.
 #[derive(Debug, thiserror::Error)]
 pub enum RenderError {
     #[error("the links can't be written as JSON: {0}")]

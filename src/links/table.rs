@@ -85,5 +85,19 @@ fn color(state: ViewState) -> u8 {
     }
 }
 
+/// Aligns the cells of rows in columns.
+#[must_use]
+pub fn columns(rows: &[Vec<&str>]) -> Vec<String> {
+    let count = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..count).map(|column| width(column).unwrap_or_default() + GAP).collect();
+    let line = |row: &Vec<&str>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<String>().trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
 #[cfg(test)]
 mod tests;

@@ -34,7 +34,7 @@ pub struct LinkView {
     /// When the Service was created, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<Timestamp>,
-    /// The changes since a running lb-linker has started, the oldest first; `None` if they aren't known.
+    /// The last changes that a running lb-linker has recorded, the oldest first; `None` if they aren't known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub history: Option<Vec<LinkEvent>>,
 }

@@ -234,8 +234,8 @@ pub struct Link {
     pub hostnames: Box<[Arc<str>]>,
     /// The Service's uid; empty if unknown.
     pub uid: Uid,
-    /// When a Service with this key was first created, in seconds since 1970, as far as known. Of two links that
-    /// request the same name, the older Service gets it.
+    /// When a Service with this key was first created, in seconds since 1970, as far as known. A name that no link
+    /// owns goes to the oldest of the Services that request it.
     pub created: i64,
     /// The name of the external target, if it isn't the default name.
     pub(crate) external_target_override: Option<Arc<str>>,

@@ -226,7 +226,7 @@ fn hand_made_name(service: &Service, store: &Store, target_namespace: &str) -> O
     Some(service.spec.external_name.as_deref()?.trim_end_matches('.').to_ascii_lowercase())
 }
 
-/// Returns a hostname without its first label, if that is a domain of its own.
+/// Returns a hostname without its first label; `None` if fewer than [`MIN_DOMAIN_LABELS`] labels remain.
 fn domain(hostname: &str) -> Option<&str> {
     let (_, domain) = hostname.split_once('.')?;
     (domain.split('.').count() >= MIN_DOMAIN_LABELS).then_some(domain)

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::findings::{Exact, Scan};
-
-/// The spaces between two columns, as in kubectl.
-const GAP: usize = 3;
+use crate::links::table::columns;
 
 /// Returns the lines of the report. What needs a decision stands first.
 #[must_use]
@@ -99,18 +97,6 @@ pub(super) fn allow_from(exact: &[Exact]) -> BTreeMap<&str, Vec<&str>> {
         }
     }
     wanted
-}
-
-/// Aligns the cells of rows in columns.
-fn columns(rows: &[Vec<&str>]) -> Vec<String> {
-    let count = rows.iter().map(Vec::len).max().unwrap_or_default();
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.len()).max();
-    let widths: Vec<usize> = (0..count).map(|column| width(column).unwrap_or_default() + GAP).collect();
-    let line = |row: &Vec<&str>| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        cells.collect::<String>().trim_end().to_owned()
-    };
-    rows.iter().map(line).collect()
 }
 
 #[cfg(test)]

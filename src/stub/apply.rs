@@ -5,7 +5,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Map, Value, json};
 
-use super::changes::{BACKUP, Change, config_map};
+use super::changes::{Backup, Change, config_map};
 use super::platform::KUBE_SYSTEM;
 use crate::sync::k8s::errors::describe;
 
@@ -19,10 +19,15 @@ const FIELD_MANAGER: &str = "lb-linker-stub";
 pub async fn write(client: &Client, change: &Change) -> Result<(), String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), KUBE_SYSTEM);
     let name = &change.config_map;
-    let mut data = Map::new();
-    data.insert(change.key.clone(), change.after.clone().map_or(Value::Null, Value::String));
-    data.insert(format!("{}{BACKUP}", change.key), change.backup.clone().map_or(Value::Null, Value::String));
+    let text = |text: &Option<String>| text.clone().map_or(Value::Null, Value::String);
     let written = if change.version.is_some() {
+        let mut data = Map::new();
+        data.insert(change.key.clone(), text(&change.after));
+        match change.backup {
+            Backup::Set => drop(data.insert(change.backup_key(), text(&change.before))),
+            Backup::Remove => drop(data.insert(change.backup_key(), Value::Null)),
+            Backup::Keep => {}
+        }
         let patch = json!({"metadata": {"resourceVersion": change.version}, "data": data});
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
         maps.patch(name, &params, &Patch::Merge(patch)).await

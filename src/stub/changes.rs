@@ -1,10 +1,13 @@
 //! The changes of ConfigMaps that add the zones to the cluster DNS, or remove them. Pure functions.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
 
 use super::Forwarding;
-use super::corefile::{Corefile, Wiring, lines};
+use super::corefile::{Corefile, ZoneBlock};
 use super::platform::{
     COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, KUBE_DNS, KUBE_SYSTEM, Part, Resolver, manager,
 };
@@ -12,8 +15,10 @@ use crate::dns::corefile::CorefileError;
 
 /// The key of lb-linker's block in [`COREDNS_CUSTOM`].
 pub const SERVER_KEY: &str = "lb-linker.server";
-/// The end of the key that keeps the value before the last change.
-pub const BACKUP: &str = ".before-lb-linker";
+/// The end of the key that keeps the value before the first change.
+const BACKUP: &str = ".before-lb-linker";
+/// The name of lb-linker's entry in `spec.servers` of OpenShift's DNS operator.
+pub(super) const OPERATOR_SERVER: &str = "lb-linker";
 /// What node-cache replaces by the address of CoreDNS.
 const CLUSTER_DNS_PLACEHOLDER: &str = "__PILLAR__CLUSTER__DNS__";
 /// The number of equal lines around a change that a diff shows.
@@ -28,77 +33,169 @@ pub struct Change {
     pub before: Option<String>,
     /// The new value; `None` removes the key.
     pub after: Option<String>,
-    /// The value that is kept under `<key>.before-lb-linker`; `None` removes that key.
-    pub backup: Option<String>,
+    /// lb-linker's own lines in the new value.
+    pub lines: String,
+    pub backup: Backup,
     /// The resourceVersion of the ConfigMap; `None` if it doesn't exist.
     pub version: Option<String>,
-    /// Whether CoreDNS notices the change by itself.
-    pub reloads: bool,
+    /// The command that restarts the Pods, if they don't read a changed Corefile by themselves.
+    pub restart: Option<&'static str>,
+}
+
+/// What becomes of the key that keeps the value before the first change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backup {
+    /// It gets the present value.
+    Set,
+    Keep,
+    Remove,
 }
 
 /// What is to be done with a ConfigMap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     Change(Change),
+    /// Another tool manages the ConfigMap, and would undo the change.
+    Managed {
+        change: Change,
+        by: String,
+    },
     /// Nothing; the text says why.
     Done(String),
     /// The ConfigMap can't be changed; the text says why.
     Refused(String),
 }
 
+impl Change {
+    #[must_use]
+    pub fn backup_key(&self) -> String {
+        format!("{}{BACKUP}", self.key)
+    }
+}
+
 /// Returns what `--apply` does.
 #[must_use]
 pub fn to_apply(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
+    let by_hand =
+        "this cluster DNS isn't configured by a ConfigMap of CoreDNS; `lb-linker stub` prints what to do";
     let mut steps = Vec::new();
     for part in dns.parts() {
-        steps.push(match part {
+        match part {
             Part::Resolver(Resolver::CoreDns | Resolver::Eks | Resolver::Aks | Resolver::K3s) => {
-                match dns.config_map(COREDNS) {
-                    Some(map) => or_refused(core_dns(dns, map, forwarding)),
-                    None => refused(format!("ConfigMap {KUBE_SYSTEM}/{COREDNS} doesn't exist")),
-                }
+                steps.extend(core_dns(dns, forwarding));
             }
-            Part::Resolver(Resolver::NodeLocal) => match dns.node_local() {
-                Some(map) => or_refused(with_block(map, forwarding, true, &cluster_dns(dns))),
-                None => continue,
-            },
+            Part::Resolver(Resolver::NodeLocal) => steps.extend(node_local(dns, forwarding)),
             // Its ConfigMaps are the parts CoreDNS and NodeLocal.
-            Part::Resolver(Resolver::Kubespray) => continue,
-            _ => refused("this cluster DNS isn't configured by a ConfigMap of CoreDNS".to_owned()),
-        });
+            Part::Resolver(Resolver::Kubespray) => {}
+            _ if steps.is_empty() => steps.push(Step::Refused(by_hand.to_owned())),
+            _ => {}
+        }
     }
     if steps.is_empty() {
-        steps.push(refused(format!(
-            "neither ConfigMap {KUBE_SYSTEM}/{COREDNS} nor one of NodeLocal DNSCache was found"
+        steps.push(Step::Refused(format!(
+            "neither ConfigMap {KUBE_SYSTEM}/{COREDNS} nor one of NodeLocal DNSCache was found; `lb-linker stub` prints \
+             what to do"
         )));
     }
     steps
 }
 
+/// Returns what is to be done with CoreDNS; `None` if its ConfigMap doesn't exist.
+#[must_use]
+pub fn core_dns(dns: &ClusterDns, forwarding: &Forwarding) -> Option<Step> {
+    let map = dns.config_map(COREDNS)?;
+    Some(try_core_dns(dns, map, forwarding).unwrap_or_else(|error| Step::Refused(error.to_string())))
+}
+
+fn try_core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> Result<Step, CorefileError> {
+    let Some(text) = value(map, COREFILE) else { return Ok(without_corefile(map)) };
+    let corefile = Corefile::parse(&place(map, COREFILE), text)?;
+    let custom = custom_blocks(dns, forwarding)?;
+    // Blocks that were added before the Corefile had the import stay where they are.
+    if !corefile.imports_servers() || corefile.has_ours() {
+        let imported = if corefile.imports_servers() { custom } else { Blocks::default() };
+        return with_block(map, &corefile, forwarding, imported, false);
+    }
+    let mut foreign = custom;
+    foreign.extend(&place(map, COREFILE), corefile.blocks_of(&forwarding.zones));
+    let wanted = match foreign.missing(forwarding) {
+        Err(wrong) => return Ok(Step::Refused(wrong)),
+        Ok(zones) => Forwarding { zones, ..forwarding.clone() },
+    };
+    let absent = config_map(COREDNS_CUSTOM);
+    let custom = dns.config_map(COREDNS_CUSTOM).unwrap_or(&absent);
+    let lines = corefile.lines_to_add(&wanted, false);
+    let after = (!wanted.zones.is_empty()).then_some(lines);
+    Ok(if value(custom, SERVER_KEY) == after.as_deref() {
+        done(&format!("{KUBE_SYSTEM}/{COREDNS}"), forwarding)
+    } else {
+        change(custom, SERVER_KEY, after.clone(), after.unwrap_or_default(), true, restart(&corefile))
+    })
+}
+
+/// Returns what is to be done with NodeLocal DNSCache; `None` if it has no ConfigMap.
+#[must_use]
+pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<Step> {
+    let map = dns.node_local()?;
+    let step = || {
+        let Some(text) = value(map, COREFILE) else { return Ok(without_corefile(map)) };
+        let corefile = Corefile::parse(&place(map, COREFILE), text)?;
+        let mut blocks = Blocks { also: cluster_dns(dns, &corefile), ..Blocks::default() };
+        // node-cache makes a block of its own for each of these domains.
+        blocks.found.extend(stub_domains(dns, &forwarding.zones));
+        with_block(map, &corefile, forwarding, blocks, true)
+    };
+    Some(step().unwrap_or_else(|error: CorefileError| Step::Refused(error.to_string())))
+}
+
 /// Returns what `--remove` does.
 #[must_use]
-pub fn to_remove(dns: &ClusterDns) -> Vec<Step> {
+pub fn to_remove(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
     let mut steps = Vec::new();
     for map in [dns.config_map(COREDNS), dns.node_local()].into_iter().flatten() {
         let Some(before) = value(map, COREFILE) else { continue };
-        let name = place(map);
-        let removed =
-            Corefile::parse(&name, before).and_then(|corefile| Ok((corefile.without()?, corefile.reloads())));
-        match removed {
-            Ok((text, _)) if text == before => {}
-            Ok((text, reloads)) => steps.push(change(map, COREFILE, Some(text), true, reloads)),
-            Err(error) => steps.push(Step::Refused(error.to_string())),
-        }
+        steps.extend(
+            without_block(map, before, forwarding)
+                .unwrap_or_else(|error| Some(Step::Refused(error.to_string()))),
+        );
     }
     if let Some(map) = dns.config_map(COREDNS_CUSTOM)
         && value(map, SERVER_KEY).is_some()
     {
-        steps.push(change(map, SERVER_KEY, None, true, false));
+        let main = dns.config_map(COREDNS).and_then(|map| value(map, COREFILE)).unwrap_or_default();
+        let restart = Corefile::parse("", main).ok().and_then(|corefile| restart(&corefile));
+        steps.push(change(map, SERVER_KEY, None, String::new(), false, restart));
     }
     if steps.is_empty() {
-        steps.push(Step::Done("no ConfigMap of the cluster DNS has a block of lb-linker".to_owned()));
+        steps.push(Step::Done(
+            "no ConfigMap of the cluster DNS has a block of lb-linker; what was added by hand has to be taken out by hand"
+                .to_owned(),
+        ));
     }
     steps
+}
+
+fn without_block(
+    map: &ConfigMap,
+    before: &str,
+    forwarding: &Forwarding,
+) -> Result<Option<Step>, CorefileError> {
+    let corefile = Corefile::parse(&place(map, COREFILE), before)?;
+    let removed = corefile.without()?;
+    let backup = value(map, &format!("{COREFILE}{BACKUP}"));
+    if corefile.has_ours() || backup.is_some() {
+        // A final line break that was missing is missing again.
+        let former = backup.filter(|backup| backup.trim_end() == removed.trim_end());
+        let after = former.map_or(removed, ToOwned::to_owned);
+        return Ok(Some(change(map, COREFILE, Some(after), String::new(), false, restart(&corefile))));
+    }
+    let left = corefile.blocks_of(&forwarding.zones).into_iter().next();
+    Ok(left.map(|ZoneBlock { zone, line, .. }| {
+        Step::Refused(format!(
+            "{}:{line}: the block of zone {zone} has no marker lines of lb-linker around it: remove it by hand",
+            place(map, COREFILE)
+        ))
+    }))
 }
 
 /// Returns the lines of a change as `diff` prints them.
@@ -121,112 +218,135 @@ pub fn diff(change: &Change) -> Vec<String> {
     push('-', removed);
     push('+', added);
     push(' ', &before[before.len() - end..][..end.min(CONTEXT)]);
+    match change.backup {
+        Backup::Set if change.before.is_some() => {
+            diff.push(format!("The present value is kept under the key {}.", change.backup_key()));
+        }
+        Backup::Remove if change.after.is_some() => {
+            diff.push(format!("The key {} is removed.", change.backup_key()));
+        }
+        _ => {}
+    }
     diff
 }
 
-/// Returns the addresses of CoreDNS as NodeLocal DNSCache names them.
-pub(super) fn cluster_dns(dns: &ClusterDns) -> Vec<String> {
+/// The blocks of the zones that lb-linker didn't add, with the places where they stand.
+#[derive(Default)]
+struct Blocks {
+    found: Vec<(String, ZoneBlock)>,
+    /// Upstreams that are right besides lb-linker's Service.
+    also: Vec<String>,
+}
+
+impl Blocks {
+    fn extend(&mut self, file: &str, blocks: Vec<ZoneBlock>) {
+        self.found.extend(blocks.into_iter().map(|block| (format!("{file}:{}", block.line), block)));
+    }
+
+    /// Returns the zones that no block has.
+    ///
+    /// # Errors
+    /// If a block forwards elsewhere, with a sentence about it.
+    fn missing(&self, forwarding: &Forwarding) -> Result<Vec<String>, String> {
+        let wrong =
+            self.found.iter().find_map(|(place, block)| misdirected(place, block, forwarding, &self.also));
+        if let Some(wrong) = wrong {
+            return Err(format!(
+                "{wrong}; lb-linker didn't add this block: correct it by hand, or remove it"
+            ));
+        }
+        let has_block = |zone: &&String| self.found.iter().any(|(_, block)| block.zone == **zone);
+        Ok(forwarding.zones.iter().filter(|zone| !has_block(zone)).cloned().collect())
+    }
+}
+
+/// Returns the blocks of the zones in other keys of [`COREDNS_CUSTOM`].
+fn custom_blocks(dns: &ClusterDns, forwarding: &Forwarding) -> Result<Blocks, CorefileError> {
+    let mut blocks = Blocks::default();
+    for (file, text) in imported(dns) {
+        blocks.extend(&file, Corefile::parse(&file, text)?.blocks_of(&forwarding.zones));
+    }
+    Ok(blocks)
+}
+
+/// Returns the files that the Corefile of CoreDNS may import, without lb-linker's own, with their names in messages.
+pub(super) fn imported(dns: &ClusterDns) -> impl Iterator<Item = (String, &str)> {
+    let data = dns.config_map(COREDNS_CUSTOM).and_then(|map| map.data.as_ref());
+    let servers =
+        data.into_iter().flatten().filter(|(key, _)| key.ends_with(".server") && *key != SERVER_KEY);
+    servers.map(|(key, text)| (format!("{KUBE_SYSTEM}/{COREDNS_CUSTOM}:{key}"), text.as_str()))
+}
+
+/// Returns the zones in the key `stubDomains` of kube-dns, with the place of each.
+pub(super) fn stub_domains(dns: &ClusterDns, zones: &[String]) -> Vec<(String, ZoneBlock)> {
+    let text = dns.config_map(KUBE_DNS).and_then(|map| value(map, "stubDomains")).unwrap_or_default();
+    let domains: BTreeMap<String, Vec<String>> = serde_json::from_str(text).unwrap_or_default();
+    let place = format!("{KUBE_SYSTEM}/{KUBE_DNS}:stubDomains");
+    let of_zones = domains.into_iter().filter(|(domain, _)| zones.contains(domain));
+    of_zones
+        .map(|(zone, upstreams)| (place.clone(), ZoneBlock { zone, line: 1, upstreams, is_ours: false }))
+        .collect()
+}
+
+/// Returns the zones in `spec.servers` of OpenShift's DNS operator, with the place of each. Those of the server
+/// `lb-linker` are lb-linker's own.
+pub(super) fn operator_zones(dns: &ClusterDns, zones: &[String]) -> Vec<(String, ZoneBlock)> {
+    let servers =
+        dns.dns_operator.as_ref().and_then(|operator| operator.data.pointer("/spec/servers")?.as_array());
+    let texts = |list: &Value| -> Vec<String> {
+        let items = list.as_array().into_iter().flatten();
+        items.filter_map(|item| item.as_str().map(ToOwned::to_owned)).collect()
+    };
+    let of_server = |server: &Value| {
+        let upstreams = texts(&server["forwardPlugin"]["upstreams"]);
+        let name = server["name"].as_str().unwrap_or_default().to_owned();
+        let of_zones = texts(&server["zones"]).into_iter().filter(|zone| zones.contains(zone));
+        let block = |zone| ZoneBlock {
+            zone,
+            line: 1,
+            upstreams: upstreams.clone(),
+            is_ours: name == OPERATOR_SERVER,
+        };
+        of_zones.map(|zone| (format!("dns.operator/default, server {name}"), block(zone))).collect::<Vec<_>>()
+    };
+    servers.into_iter().flatten().flat_map(of_server).collect()
+}
+
+/// Returns what is wrong with the block at a place; `None` if it forwards to lb-linker, or to one of `also`.
+pub(super) fn misdirected(
+    place: &str,
+    block: &ZoneBlock,
+    forwarding: &Forwarding,
+    also: &[String],
+) -> Option<String> {
+    let ZoneBlock { zone, upstreams, .. } = block;
+    let is_right = |upstream: &String| forwarding.is_upstream(upstream) || also.contains(upstream);
+    (upstreams.is_empty() || !upstreams.iter().all(is_right)).then(|| {
+        let upstreams = if upstreams.is_empty() { "no address".to_owned() } else { upstreams.join(" ") };
+        format!(
+            "{place}: {zone} is forwarded to {upstreams}, and Service {} has the address {}",
+            forwarding.service,
+            forwarding.upstream()
+        )
+    })
+}
+
+/// Returns the addresses of CoreDNS as NodeLocal DNSCache names them, without those at which it answers itself.
+pub(super) fn cluster_dns(dns: &ClusterDns, node_local: &Corefile<'_>) -> Vec<String> {
     let services = [KUBE_DNS, COREDNS, "kube-dns-upstream"];
-    let addresses = services.iter().flat_map(|service| dns.cluster_ips(service));
-    addresses.map(|address| address.to_string()).chain([CLUSTER_DNS_PLACEHOLDER.to_owned()]).collect()
+    let addresses = services.iter().flat_map(|service| dns.cluster_ips(service).map(|it| it.to_string()));
+    let own = node_local.bind();
+    let others = addresses.filter(|address| !own.contains(&address.as_str()));
+    others.chain([CLUSTER_DNS_PLACEHOLDER.to_owned()]).collect()
 }
 
 /// Returns `kube-system/coredns:Corefile`, for positions in it.
-pub(super) fn place(map: &ConfigMap) -> String {
-    format!("{KUBE_SYSTEM}/{}:{COREFILE}", name(map))
+pub(super) fn place(map: &ConfigMap, key: &str) -> String {
+    format!("{KUBE_SYSTEM}/{}:{key}", name(map))
 }
 
 pub(super) fn value<'a>(map: &'a ConfigMap, key: &str) -> Option<&'a str> {
     map.data.as_ref()?.get(key).map(String::as_str)
-}
-
-fn name(map: &ConfigMap) -> &str {
-    map.metadata.name.as_deref().unwrap_or_default()
-}
-
-fn refused(reason: String) -> Step {
-    Step::Refused(format!("{reason}; `lb-linker stub` prints what to do"))
-}
-
-fn or_refused(step: Result<Step, CorefileError>) -> Step {
-    step.unwrap_or_else(|error| Step::Refused(error.to_string()))
-}
-
-fn core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> Result<Step, CorefileError> {
-    let corefile = Corefile::parse(&place(map), value(map, COREFILE).unwrap_or_default())?;
-    if !corefile.imports_servers() {
-        return with_block(map, forwarding, false, &[]);
-    }
-    let absent = config_map(COREDNS_CUSTOM);
-    let custom = dns.config_map(COREDNS_CUSTOM).unwrap_or(&absent);
-    for (key, text) in custom.data.iter().flatten() {
-        if key == SERVER_KEY || !key.ends_with(".server") {
-            continue;
-        }
-        let file = format!("{KUBE_SYSTEM}/{COREDNS_CUSTOM}:{key}");
-        match Corefile::parse(&file, text)?.wiring(forwarding, &[]) {
-            Wiring::Missing => {}
-            Wiring::Complete => {
-                return Ok(done(&format!("{KUBE_SYSTEM}/{COREDNS_CUSTOM}, key {key}"), forwarding));
-            }
-            Wiring::Elsewhere { zone, line, .. } => {
-                return Ok(Step::Refused(format!(
-                    "{file}:{line}: the zone {zone} has this block, which lb-linker didn't add: correct it by hand, \
-                     or remove it"
-                )));
-            }
-        }
-    }
-    let text = lines(forwarding, "53", &corefile.bind(), false);
-    Ok(if value(custom, SERVER_KEY) == Some(&text) {
-        done(&format!("{KUBE_SYSTEM}/{COREDNS_CUSTOM}, key {SERVER_KEY}"), forwarding)
-    } else {
-        // CoreDNS's reload doesn't read imported files again.
-        change(custom, SERVER_KEY, Some(text), false, false)
-    })
-}
-
-fn with_block(
-    map: &ConfigMap,
-    forwarding: &Forwarding,
-    by_tcp: bool,
-    also: &[String],
-) -> Result<Step, CorefileError> {
-    let before = value(map, COREFILE).unwrap_or_default();
-    let corefile = Corefile::parse(&place(map), before)?;
-    let text = match corefile.with(&corefile.lines_to_add(forwarding, by_tcp), &forwarding.zones) {
-        Ok(text) => text,
-        Err(_) if corefile.wiring(forwarding, also) == Wiring::Complete => before.to_owned(),
-        Err(error) => return Err(error),
-    };
-    Ok(if text == before {
-        done(&format!("{KUBE_SYSTEM}/{}", name(map)), forwarding)
-    } else {
-        change(map, COREFILE, Some(text), false, corefile.reloads())
-    })
-}
-
-fn done(place: &str, forwarding: &Forwarding) -> Step {
-    Step::Done(format!("ConfigMap {place} forwards {} already", forwarding.zones.join(", ")))
-}
-
-fn change(map: &ConfigMap, key: &str, after: Option<String>, is_removal: bool, reloads: bool) -> Step {
-    if let Some(manager) = manager(&map.metadata) {
-        return refused(format!(
-            "ConfigMap {KUBE_SYSTEM}/{} is managed by {manager}, which would undo a change",
-            name(map)
-        ));
-    }
-    let before = value(map, key).map(ToOwned::to_owned);
-    Step::Change(Change {
-        config_map: name(map).to_owned(),
-        key: key.to_owned(),
-        backup: if is_removal { None } else { before.clone() },
-        before,
-        after,
-        version: map.metadata.resource_version.clone(),
-        reloads,
-    })
 }
 
 /// Returns an empty ConfigMap of `kube-system`.
@@ -234,6 +354,94 @@ pub(super) fn config_map(name: &str) -> ConfigMap {
     let metadata =
         ObjectMeta { name: Some(name.into()), namespace: Some(KUBE_SYSTEM.into()), ..ObjectMeta::default() };
     ConfigMap { metadata, ..ConfigMap::default() }
+}
+
+fn name(map: &ConfigMap) -> &str {
+    map.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn without_corefile(map: &ConfigMap) -> Step {
+    Step::Refused(format!("ConfigMap {KUBE_SYSTEM}/{} has no key {COREFILE}", name(map)))
+}
+
+/// Returns the step that leaves a Corefile with a block for the zones that have no other block.
+fn with_block(
+    map: &ConfigMap,
+    corefile: &Corefile<'_>,
+    forwarding: &Forwarding,
+    mut blocks: Blocks,
+    is_node_local: bool,
+) -> Result<Step, CorefileError> {
+    let mut of_corefile = corefile.blocks_of(&forwarding.zones);
+    of_corefile.retain(|block| !block.is_ours);
+    blocks.extend(&place(map, COREFILE), of_corefile);
+    let wanted = match blocks.missing(forwarding) {
+        Err(wrong) => return Ok(Step::Refused(wrong)),
+        Ok(zones) => Forwarding { zones, ..forwarding.clone() },
+    };
+    let (lines, after) = if wanted.zones.is_empty() {
+        (String::new(), corefile.without()?)
+    } else {
+        let lines = corefile.lines_to_add(&wanted, is_node_local);
+        let after = corefile.with(&lines)?;
+        (lines, after)
+    };
+    Ok(if value(map, COREFILE) == Some(&after) {
+        done(&format!("{KUBE_SYSTEM}/{}", name(map)), forwarding)
+    } else {
+        change(map, COREFILE, Some(after), lines, true, restart_of(corefile, is_node_local))
+    })
+}
+
+fn done(place: &str, forwarding: &Forwarding) -> Step {
+    Step::Done(format!("ConfigMap {place} forwards {} already", forwarding.zones.join(", ")))
+}
+
+fn restart(corefile: &Corefile<'_>) -> Option<&'static str> {
+    restart_of(corefile, false)
+}
+
+/// Returns the command that restarts the Pods, unless they have *reload*, which also reads imported files again.
+fn restart_of(corefile: &Corefile<'_>, is_node_local: bool) -> Option<&'static str> {
+    let command = if is_node_local {
+        "kubectl -n kube-system rollout restart daemonset node-local-dns"
+    } else {
+        "kubectl -n kube-system rollout restart deployment coredns"
+    };
+    (!corefile.reloads()).then_some(command)
+}
+
+fn change(
+    map: &ConfigMap,
+    key: &str,
+    after: Option<String>,
+    lines: String,
+    is_added: bool,
+    restart: Option<&'static str>,
+) -> Step {
+    let has_backup = value(map, &format!("{key}{BACKUP}")).is_some();
+    let before = value(map, key).map(ToOwned::to_owned);
+    let backup = match (is_added, has_backup) {
+        (true, true) => Backup::Keep,
+        (true, false) => Backup::Set,
+        (false, true) => Backup::Remove,
+        (false, false) => Backup::Keep,
+    };
+    let version = map.metadata.resource_version.clone();
+    let change = Change {
+        config_map: name(map).to_owned(),
+        key: key.to_owned(),
+        before,
+        after,
+        lines,
+        backup,
+        version,
+        restart,
+    };
+    match manager(&map.metadata) {
+        Some(by) => Step::Managed { change, by },
+        None => Step::Change(change),
+    }
 }
 
 #[cfg(test)]

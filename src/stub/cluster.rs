@@ -1,6 +1,8 @@
 //! Reads the objects that tell how the DNS of a cluster is configured.
 
 use k8s_openapi::NamespaceResourceScope;
+use std::fmt;
+
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
 use kube::api::{ApiResource, DynamicObject, ListParams};
@@ -13,6 +15,14 @@ use crate::sync::k8s::errors::describe;
 
 /// The label of lb-linker's own Service.
 const OWN_LABEL: &str = "app.kubernetes.io/name=lb-linker";
+/// Services that the DNS of a cluster may have.
+const DNS_SERVICES: [(&str, &str); 5] = [
+    (KUBE_SYSTEM, "kube-dns-upstream"),
+    (KUBE_SYSTEM, KUBE_DNS),
+    (KUBE_SYSTEM, COREDNS),
+    (KUBE_SYSTEM, "rke2-coredns-rke2-coredns"),
+    ("openshift-dns", "dns-default"),
+];
 /// The number of nodes that are looked at.
 const NODES: u32 = 50;
 /// The number of Services with lb-linker's label that are looked at.
@@ -87,35 +97,31 @@ fn dns_port(service: &Service) -> Option<u16> {
     port.port.try_into().ok()
 }
 
-/// Reads the objects of the cluster DNS. Returns them with sentences about what couldn't be read.
-pub async fn read(client: &Client) -> (ClusterDns, Vec<String>) {
-    let mut notices = Vec::new();
+/// Reads the objects of the cluster DNS. Returns them with sentences about what couldn't be read. Deployments and nodes
+/// are read only if `with_workloads`.
+pub async fn read(client: &Client, with_workloads: bool) -> (ClusterDns, Vec<String>) {
+    let mut reader = Reader { client, notices: Vec::new() };
     let mut dns = ClusterDns::default();
     match client.apiserver_version().await {
         Ok(version) => dns.server_version = version.git_version,
-        Err(error) => notices.push(describe(&error, "read the version of the API server", "")),
+        Err(error) => reader.notices.push(describe(&error, "read the version of the API server", "")),
     }
-    let maps = [COREDNS, COREDNS_CUSTOM, NODE_LOCAL[0], NODE_LOCAL[1], KUBE_DNS];
-    dns.config_maps = get_all::<ConfigMap>(client, &maps, &mut notices).await;
+    for name in [COREDNS, COREDNS_CUSTOM, NODE_LOCAL[0], NODE_LOCAL[1], KUBE_DNS] {
+        dns.config_maps.extend(reader.get::<ConfigMap>(name, "deploy/stub/ grants the permissions").await);
+    }
+    for (namespace, name) in DNS_SERVICES {
+        let services = Api::<Service>::namespaced(client.clone(), namespace);
+        let found = services.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await;
+        let found = reader.or_notice(found, &format!("list Services in namespace {namespace}"), "");
+        dns.services.extend(found.into_iter().flatten());
+    }
     let is_gke = dns.server_version.contains("-gke.");
-    if is_gke {
-        dns.deployments = get_all::<Deployment>(client, &[KUBE_DNS], &mut notices).await;
+    if with_workloads && is_gke {
+        dns.deployments.extend(reader.get::<Deployment>(KUBE_DNS, "").await);
     }
-    let in_kube_system = Api::<Service>::namespaced(client.clone(), KUBE_SYSTEM);
-    for name in [KUBE_DNS, COREDNS, "kube-dns-upstream", "rke2-coredns-rke2-coredns"] {
-        match in_kube_system.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await {
-            Ok(found) => dns.services.extend(found.items),
-            Err(error) => {
-                notices.push(describe(&error, &format!("list Services in namespace {KUBE_SYSTEM}"), ""));
-                break;
-            }
-        }
-    }
-    if is_gke || dns.server_version.contains("-eks-") {
-        match Api::<Node>::all(client.clone()).list(&ListParams::default().limit(NODES)).await {
-            Ok(nodes) => dns.nodes = nodes.items,
-            Err(error) => notices.push(describe(&error, "list nodes", "")),
-        }
+    if with_workloads && (is_gke || dns.server_version.contains("-eks-")) {
+        let nodes = Api::<Node>::all(client.clone()).list(&ListParams::default().limit(NODES)).await;
+        dns.nodes.extend(reader.or_notice(nodes, "list nodes", "").into_iter().flatten());
     }
     let kind = ApiResource {
         group: "operator.openshift.io".to_owned(),
@@ -124,29 +130,32 @@ pub async fn read(client: &Client) -> (ClusterDns, Vec<String>) {
         kind: "DNS".to_owned(),
         plural: "dnses".to_owned(),
     };
-    // Without OpenShift's API the answer is 404, or 403.
-    dns.dns_operator = Api::<DynamicObject>::all_with(client.clone(), &kind).get("default").await.ok();
-    (dns, notices)
+    let operator = match Api::<DynamicObject>::all_with(client.clone(), &kind).get_opt("default").await {
+        // Without OpenShift the kind doesn't exist, and RBAC answers 403 in both cases.
+        Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(None),
+        found => found,
+    };
+    dns.dns_operator = reader.or_notice(operator, "read dns.operator/default", "").flatten();
+    (dns, reader.notices)
 }
 
-async fn get_all<K>(client: &Client, names: &[&str], notices: &mut Vec<String>) -> Vec<K>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + DeserializeOwned
-        + std::fmt::Debug,
-{
-    let api = Api::<K>::namespaced(client.clone(), KUBE_SYSTEM);
-    let mut found = Vec::new();
-    for name in names {
-        match api.get_opt(name).await {
-            Ok(object) => found.extend(object),
-            Err(error) => {
-                let what = format!("read {}s in namespace {KUBE_SYSTEM}", K::kind(&()));
-                notices.push(describe(&error, &what, "deploy/stub/ grants the permissions"));
-                break;
-            }
-        }
+struct Reader<'a> {
+    client: &'a Client,
+    /// What couldn't be read, each sentence once.
+    notices: Vec<String>,
+}
+
+impl Reader<'_> {
+    async fn get<K>(&mut self, name: &str, hint: &str) -> Option<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + fmt::Debug,
+    {
+        let found = Api::<K>::namespaced(self.client.clone(), KUBE_SYSTEM).get_opt(name).await;
+        let what = format!("read {} {KUBE_SYSTEM}/{name}", K::kind(&()));
+        self.or_notice(found, &what, hint).flatten()
     }
-    found
+
+    fn or_notice<T>(&mut self, found: kube::Result<T>, doing: &str, hint: &str) -> Option<T> {
+        found.map_err(|error| self.notices.push(describe(&error, doing, hint))).ok()
+    }
 }

@@ -8,6 +8,8 @@ use crate::dns::corefile::{BlockSource, CorefileError, Directive, FileSources, P
 
 /// The first line of what lb-linker adds.
 const BEGIN: &str = "# BEGIN lb-linker stub";
+/// The port of DNS (RFC 1035 section 4.2).
+const DNS_PORT: &str = "53";
 /// The last line of what lb-linker adds.
 const END: &str = "# END lb-linker stub";
 
@@ -22,15 +24,15 @@ pub struct Corefile<'a> {
     ours: Option<(usize, usize)>,
 }
 
-/// How a Corefile forwards the zones.
+/// The server block of a zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wiring {
-    /// A zone has no block.
-    Missing,
-    /// Each zone has a block that forwards to lb-linker, or to the addresses that are allowed besides.
-    Complete,
-    /// The block in this line forwards a zone elsewhere; no address if it doesn't forward.
-    Elsewhere { zone: String, line: usize, upstreams: Vec<String>, is_ours: bool },
+pub struct ZoneBlock {
+    pub zone: String,
+    pub line: usize,
+    /// Where the block forwards all names of the zone to; empty if it doesn't.
+    pub upstreams: Vec<String>,
+    /// Whether lb-linker has added the block.
+    pub is_ours: bool,
 }
 
 impl<'a> Corefile<'a> {
@@ -42,7 +44,9 @@ impl<'a> Corefile<'a> {
         let file: Arc<Path> = Path::new(name).into();
         let blocks = parse(&file, text, &WITHOUT_FILES)?;
         let ours = markers(&file, text)?;
-        Ok(Self { file, text, blocks, ours })
+        let corefile = Self { file, text, blocks, ours };
+        corefile.check_ours()?;
+        Ok(corefile)
     }
 
     /// Returns whether the Corefile imports other server blocks, as `import custom/*.server`.
@@ -79,46 +83,37 @@ impl<'a> Corefile<'a> {
     /// Returns the lines to add: a block that forwards the zones, on the port and addresses of the other blocks.
     #[must_use]
     pub fn lines_to_add(&self, forwarding: &Forwarding, by_tcp: bool) -> String {
-        let port = self.root().and_then(|block| port_of(&block.addresses.first()?.text)).unwrap_or("53");
-        lines(forwarding, port, &self.bind(), by_tcp)
+        lines(forwarding, self.port(), &self.bind(), by_tcp)
     }
 
-    /// Returns how the zones are forwarded; `also` are upstreams that are right, too.
+    /// Returns the port of the block for all other names.
+    fn port(&self) -> &str {
+        self.root().and_then(|block| port_of(&block.addresses.first()?.text)).unwrap_or(DNS_PORT)
+    }
+
+    /// Returns the blocks of these zones, on the port of the other blocks.
     #[must_use]
-    pub fn wiring(&self, forwarding: &Forwarding, also: &[String]) -> Wiring {
-        let mut wiring = Wiring::Complete;
-        for zone in &forwarding.zones {
-            let block = self.blocks.iter().find(|block| serves(block, zone));
-            let Some(block) = block else {
-                wiring = Wiring::Missing;
-                continue;
-            };
-            let upstreams = upstreams(block);
-            let is_right = |upstream: &String| forwarding.is_upstream(upstream) || also.contains(upstream);
-            if upstreams.is_empty() || !upstreams.iter().all(is_right) {
-                let (zone, line) = (zone.clone(), line_of(block));
-                return Wiring::Elsewhere { zone, line, upstreams, is_ours: self.is_ours(block) };
-            }
-        }
-        wiring
+    pub fn blocks_of(&self, zones: &[String]) -> Vec<ZoneBlock> {
+        let port = self.port();
+        let found = zones.iter().filter_map(|zone| {
+            let block = self.blocks.iter().find(|block| serves(block, zone, port))?;
+            let (line, is_ours) = (line_of(block), self.is_ours(block));
+            Some(ZoneBlock { zone: zone.clone(), line, upstreams: upstreams(block, zone), is_ours })
+        });
+        found.collect()
+    }
+
+    /// Returns whether the Corefile has lines that lb-linker has added.
+    #[must_use]
+    pub fn has_ours(&self) -> bool {
+        self.ours.is_some()
     }
 
     /// Returns the text with these lines instead of lb-linker's present ones, or at the end.
     ///
     /// # Errors
-    /// If one of the zones has a block outside of lb-linker's lines, or the result isn't the former Corefile with one
-    /// more block.
-    pub fn with(&self, lines: &str, zones: &[String]) -> Result<String, CorefileError> {
-        let foreign = self
-            .blocks
-            .iter()
-            .find(|block| !self.is_ours(block) && zones.iter().any(|zone| serves(block, zone)));
-        if let Some(block) = foreign {
-            return Err(self.position(line_of(block)).error(format!(
-                "the zone {} has this block, which lb-linker didn't add: correct it by hand, or remove it",
-                zones.iter().find(|zone| serves(block, zone)).map_or("", String::as_str)
-            )));
-        }
+    /// If the result isn't the former Corefile with one more block.
+    pub fn with(&self, lines: &str) -> Result<String, CorefileError> {
         let (before, after) = self.without_ours();
         let text = if self.ours.is_some() || before.is_empty() || before.ends_with('\n') {
             format!("{before}{lines}{after}")
@@ -140,12 +135,28 @@ impl<'a> Corefile<'a> {
         Ok(text)
     }
 
+    /// Checks that only a block as lb-linker makes it stands between the markers.
+    fn check_ours(&self) -> Result<(), CorefileError> {
+        let Some((first, _)) = self.ours else { return Ok(()) };
+        let mut blocks = self.blocks.iter().filter(|block| self.is_ours(block));
+        let is_made = |block: &BlockSource| {
+            block.lines.iter().all(|line| matches!(line.name(), "bind" | "errors" | "forward"))
+        };
+        match (blocks.next(), blocks.next()) {
+            (Some(block), None) if is_made(block) => Ok(()),
+            _ => Err(self.position(first).error(
+                "only the block that lb-linker has added may stand between its marker lines: move everything else \
+                 out, or delete the two lines",
+            )),
+        }
+    }
+
     /// Checks that a changed text has the blocks of other origin, and these.
     fn check(&self, text: &str, added: &[BlockSource]) -> Result<(), CorefileError> {
-        let changed = Corefile::parse(&self.file.to_string_lossy(), text)?;
+        let changed = parse(&self.file, text, &WITHOUT_FILES)?;
         let foreign = self.blocks.iter().filter(|block| !self.is_ours(block));
         let mut expected: Vec<String> = foreign.chain(added).map(shape).collect();
-        let mut found: Vec<String> = changed.blocks.iter().map(shape).collect();
+        let mut found: Vec<String> = changed.iter().map(shape).collect();
         expected.sort_unstable();
         found.sort_unstable();
         if expected == found {
@@ -167,7 +178,7 @@ impl<'a> Corefile<'a> {
 
     /// Returns the block for all names that no other block serves; the first block if there is none.
     fn root(&self) -> Option<&BlockSource> {
-        self.blocks.iter().find(|block| serves(block, "")).or_else(|| self.blocks.first())
+        self.blocks.iter().find(|block| is_root(block)).or_else(|| self.blocks.first())
     }
 
     fn is_ours(&self, block: &BlockSource) -> bool {
@@ -223,9 +234,16 @@ fn line_of(block: &BlockSource) -> usize {
     block.addresses.first().map_or(1, |address| address.position.line)
 }
 
-/// Returns whether a block is for a zone by plain DNS. The root has the empty name.
-fn serves(block: &BlockSource, zone: &str) -> bool {
-    block.addresses.iter().any(|address| zone_of(&address.text).is_some_and(|found| found == zone))
+fn is_root(block: &BlockSource) -> bool {
+    block.addresses.iter().any(|address| zone_of(&address.text).is_some_and(|zone| zone.is_empty()))
+}
+
+/// Returns whether a block is for a zone, by plain DNS on this port.
+fn serves(block: &BlockSource, zone: &str, port: &str) -> bool {
+    block.addresses.iter().any(|address| {
+        zone_of(&address.text).is_some_and(|found| found == zone)
+            && port_of(&address.text).unwrap_or(DNS_PORT) == port
+    })
 }
 
 /// Returns the zone of an address such as `dns://lb.internal.:53`, without the dot at its end and in lower case; `None`
@@ -245,11 +263,16 @@ fn port_of(address: &str) -> Option<&str> {
     (!port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())).then_some(port)
 }
 
-/// Returns the upstreams that a block forwards all names to.
-fn upstreams(block: &BlockSource) -> Vec<String> {
-    let forwards = block.lines.iter().filter(|line| matches!(line.name(), "forward" | "proxy"));
-    let upstreams = forwards.flat_map(|line| line.arguments().iter().skip(1));
-    upstreams.map(|argument| argument.text.clone()).collect()
+/// Returns the upstreams that a block forwards all names of a zone to.
+fn upstreams(block: &BlockSource, zone: &str) -> Vec<String> {
+    let forwards = block.lines.iter().filter(|line| line.name() == "forward");
+    let arguments = forwards.filter_map(|line| line.arguments().split_first());
+    let of_zone = arguments.filter(|(from, _)| zone_of(&from.text).is_some_and(|from| is_below(zone, &from)));
+    of_zone.flat_map(|(_, to)| to.iter().map(|argument| argument.text.clone())).collect()
+}
+
+fn is_below(zone: &str, parent: &str) -> bool {
+    parent.is_empty() || zone == parent || zone.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'))
 }
 
 /// Returns the tokens of a block in a form that can be compared.

@@ -8,6 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 
+use super::corefile::Corefile;
+
 pub const KUBE_SYSTEM: &str = "kube-system";
 /// The key of a Corefile in a ConfigMap.
 pub const COREFILE: &str = "Corefile";
@@ -90,9 +92,12 @@ impl ClusterDns {
             return vec![Part::Resolver(Resolver::OpenShift)];
         }
         if self.server_version.contains("-gke.") {
-            return vec![self.gke()];
+            return self.gke();
         }
         let core_dns = self.config_map(COREDNS);
+        let imports = core_dns.and_then(|map| map.data.as_ref()?.get(COREFILE)).is_some_and(|text| {
+            Corefile::parse(COREFILE, text).is_ok_and(|corefile| corefile.imports_servers())
+        });
         let mut parts = Vec::new();
         if self.server_version.contains("-eks-") {
             if core_dns.is_some() {
@@ -103,10 +108,10 @@ impl ClusterDns {
             }
         } else if self.server_version.contains("+k3s") {
             parts.push(Part::Resolver(Resolver::K3s));
-        } else if core_dns.is_some_and(|map| is_reconciled(&map.metadata)) {
+        } else if imports && core_dns.is_some_and(|map| is_reconciled(&map.metadata)) {
             parts.push(Part::Resolver(Resolver::Aks));
         } else {
-            if self.config_map(NODE_LOCAL[1]).is_some() || self.cluster_ips(COREDNS).next().is_some() {
+            if self.config_map(NODE_LOCAL[1]).is_some() {
                 parts.push(Part::Resolver(Resolver::Kubespray));
             }
             if core_dns.is_some() {
@@ -119,18 +124,19 @@ impl ClusterDns {
         parts
     }
 
-    fn gke(&self) -> Part {
+    fn gke(&self) -> Vec<Part> {
         // Nodes of Autopilot are named gk3-….
         if !self.nodes.is_empty() && self.nodes.iter().all(|node| node.name_any().starts_with("gk3-")) {
-            return Part::Unsupported(Unsupported::GkeAutopilot);
+            return vec![Part::Unsupported(Unsupported::GkeAutopilot)];
         }
         let replicas = |it: &Deployment| it.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
-        let has_kube_dns = self.deployments.iter().any(|it| it.name_any() == KUBE_DNS && replicas(it) > 0);
-        if has_kube_dns {
-            Part::Resolver(Resolver::GkeKubeDns)
-        } else {
-            Part::Unsupported(Unsupported::GkeCloudDns)
+        let is_stopped = |it: &Deployment| it.name_any() == KUBE_DNS && replicas(it) == 0;
+        let cloud_dns = Part::Unsupported(Unsupported::GkeCloudDns);
+        if self.deployments.iter().any(is_stopped) {
+            return vec![cloud_dns];
         }
+        // With Cloud DNS, kube-dns usually runs on: no object tells which of them Pods use.
+        vec![Part::Resolver(Resolver::GkeKubeDns), cloud_dns]
     }
 }
 
@@ -159,6 +165,7 @@ pub fn manager(metadata: &ObjectMeta) -> Option<String> {
         let managers = metadata.managed_fields.iter().flatten().filter_map(|it| it.manager.as_deref());
         managers.into_iter().any(|manager| manager.starts_with(name))
     };
+    let owner = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
     let known = if label("eks.amazonaws.com/component").is_some() || writes("eks") {
         "the EKS add-on"
     } else if label("argocd.argoproj.io/instance").is_some()
@@ -173,14 +180,22 @@ pub fn manager(metadata: &ObjectMeta) -> Option<String> {
         "Flux"
     } else if annotation("meta.helm.sh/release-name") || writes("helm") {
         "Helm"
+    } else if annotation("configmanagement.gke.io/managed") {
+        "Config Sync"
+    } else if writes("Terraform") {
+        "Terraform"
+    } else if label("kapp.k14s.io/app").is_some() {
+        "kapp"
     } else if is_reconciled(metadata) {
         "the addon manager"
     } else if label("addon.kops.k8s.io/name").is_some() {
         "kOps"
     } else if annotation("objectset.rio.cattle.io/id") {
         "the deploy controller of k3s or RKE2"
+    } else if let Some(owner) = owner {
+        return Some(format!("{} {}", owner.kind, owner.name));
     } else {
-        return label("app.kubernetes.io/managed-by").cloned();
+        return label("app.kubernetes.io/managed-by").filter(|by| *by != "kubectl").cloned();
     };
     Some(known.to_owned())
 }

@@ -1,19 +1,19 @@
 //! What `lb-linker stub` prints: how to let the DNS of a cluster forward the zones. Pure functions.
 
-use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Map, Value, json};
 
 use super::Forwarding;
-use super::changes::{SERVER_KEY, cluster_dns, place, value};
-use super::corefile::{Corefile, Wiring, lines};
+use super::changes::{
+    Change, OPERATOR_SERVER, SERVER_KEY, Step, core_dns, misdirected, node_local, operator_zones, value,
+};
+use super::corefile::lines;
 use super::platform::{
-    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, KUBE_DNS, NODE_LOCAL, Part, Resolver, Unsupported,
+    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, KUBE_DNS, KUBE_SYSTEM, NODE_LOCAL, Part, Resolver,
+    Unsupported,
 };
 
-const APPLY: &str = "`lb-linker stub --apply` adds it.";
 /// The maximum width of text in columns.
 const WIDTH: usize = 100;
-const RESTART: &str = "    kubectl -n kube-system rollout restart deployment coredns";
 
 /// Returns the lines about one resolver, or about all parts of the cluster's DNS.
 #[must_use]
@@ -28,8 +28,8 @@ pub fn report(dns: &ClusterDns, forwarding: &Forwarding, wanted: Option<Resolver
     if parts.is_empty() {
         report.push(String::new());
         report.push(
-            "No known cluster DNS was found. If it is a CoreDNS, add this block to its Corefile; `lb-linker stub \
-             --help` lists the resolvers that can be named."
+            "No known cluster DNS was found. If it is a CoreDNS, its Corefile needs this block; if Helm has installed it, \
+             as in RKE2, the chart's values. `lb-linker stub --help` lists the resolvers that can be named."
                 .to_owned(),
         );
         report.push(String::new());
@@ -65,11 +65,16 @@ fn wrapped(line: &str) -> Vec<String> {
 
 fn section(dns: &ClusterDns, forwarding: &Forwarding, resolver: Resolver) -> Vec<String> {
     match resolver {
-        Resolver::CoreDns => core_dns(dns, forwarding),
-        Resolver::NodeLocal => node_local(dns, forwarding),
+        Resolver::CoreDns => of_core_dns("CoreDNS", COREDNS, dns, forwarding),
+        Resolver::NodeLocal => match node_local(dns, forwarding) {
+            Some(step) => of_step("NodeLocal DNSCache", step),
+            None => by_hand("NodeLocal DNSCache", NODE_LOCAL[0], &lines(forwarding, "53", &[], true)),
+        },
         Resolver::Eks => eks(dns, forwarding),
-        Resolver::Aks => [custom("AKS", dns, forwarding), local_dns(forwarding)].concat(),
-        Resolver::K3s => custom("k3s", dns, forwarding),
+        Resolver::Aks => {
+            [of_core_dns("AKS", COREDNS_CUSTOM, dns, forwarding), local_dns(forwarding)].concat()
+        }
+        Resolver::K3s => of_core_dns("k3s", COREDNS_CUSTOM, dns, forwarding),
         Resolver::GkeKubeDns => gke(dns, forwarding),
         Resolver::OpenShift => open_shift(dns, forwarding),
         Resolver::Kubespray => kubespray(forwarding),
@@ -78,87 +83,84 @@ fn section(dns: &ClusterDns, forwarding: &Forwarding, resolver: Resolver) -> Vec
     }
 }
 
-fn core_dns(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
-    let map = dns.config_map(COREDNS);
-    if map.is_some_and(|map| parsed(map).is_some_and(|corefile| corefile.imports_servers())) {
-        return custom("CoreDNS", dns, forwarding);
+fn of_core_dns(title: &str, config_map: &str, dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
+    match core_dns(dns, forwarding) {
+        Some(step) => of_step(title, step),
+        None => by_hand(title, config_map, &lines(forwarding, "53", &[], false)),
     }
-    corefile_section("CoreDNS", COREDNS, map, forwarding, false, &[])
 }
 
-fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
-    let map = dns.node_local();
-    let name = map.and_then(|map| map.metadata.name.as_deref()).unwrap_or(NODE_LOCAL[0]);
-    corefile_section("NodeLocal DNSCache", name, map, forwarding, true, &cluster_dns(dns))
-}
-
-/// Returns what to add to the Corefile of a ConfigMap.
-fn corefile_section(
-    title: &str,
-    name: &str,
-    map: Option<&ConfigMap>,
-    forwarding: &Forwarding,
-    by_tcp: bool,
-    also: &[String],
-) -> Vec<String> {
-    let title = format!("{title}: the Corefile in ConfigMap kube-system/{name}");
-    let Some(map) = map else {
-        let mut section = vec![format!("{title} needs this block:"), String::new()];
-        if by_tcp {
-            section[0] = format!("{title} needs this block, with the `bind` line of its other blocks:");
-        }
-        section.extend(indented(&lines(forwarding, "53", &[], by_tcp)));
-        return section;
-    };
-    let corefile = match Corefile::parse(&place(map), value(map, COREFILE).unwrap_or_default()) {
-        Ok(corefile) => corefile,
-        Err(error) => return vec![format!("{title} can't be read: {error}")],
-    };
-    let need = match corefile.wiring(forwarding, also) {
-        Wiring::Complete => {
-            return vec![format!("{title} forwards {} already.", forwarding.zones.join(", "))];
-        }
-        Wiring::Missing => format!("{title} needs this block:"),
-        Wiring::Elsewhere { zone, line, upstreams, is_ours } => {
-            let upstreams = if upstreams.is_empty() { "no address".to_owned() } else { upstreams.join(" ") };
-            let found = format!(
-                "{title} forwards {zone} to {upstreams} in line {line}, which isn't the address of Service {}.",
-                forwarding.service
-            );
-            if !is_ours {
-                return vec![format!(
-                    "{found} lb-linker didn't add this block: correct it by hand, or remove it and run `lb-linker stub` \
-                     again."
-                )];
+fn of_step(title: &str, step: Step) -> Vec<String> {
+    match step {
+        Step::Change(change) => {
+            let mut section = block(title, &change);
+            section.extend([String::new(), "`lb-linker stub --apply` writes it.".to_owned()]);
+            if let Some(restart) = change.restart {
+                section.push(
+                    "This Corefile has no `reload`, so that its Pods have to be restarted then:".to_owned(),
+                );
+                section.extend([String::new(), format!("    {restart}")]);
             }
-            format!("{found} It needs this block instead:")
+            section
         }
-    };
-    let mut section = vec![need, String::new()];
-    section.extend(indented(&corefile.lines_to_add(forwarding, by_tcp)));
-    section.extend([String::new(), APPLY.to_owned()]);
-    if !corefile.reloads() {
-        section.push("This Corefile has no `reload`: restart its Pods after the change.".to_owned());
+        Step::Managed { change, by } => {
+            let mut section = block(title, &change);
+            section.push(String::new());
+            section.push(format!(
+                "{by} manages this ConfigMap and would undo a change: write it in what {by} installs."
+            ));
+            section
+        }
+        Step::Done(text) => vec![format!("{title}: {text}.")],
+        Step::Refused(text) => vec![format!("{title}: {text}.")],
     }
+}
+
+/// Returns the block that a change adds.
+fn block(title: &str, change: &Change) -> Vec<String> {
+    let Change { config_map, key, lines, version, .. } = change;
+    let place = format!("{title}: ConfigMap {KUBE_SYSTEM}/{config_map}");
+    if lines.is_empty() {
+        return vec![format!(
+            "{place}, key {key}: the block of lb-linker isn't needed, because other blocks forward."
+        )];
+    }
+    if key != SERVER_KEY {
+        let mut section = vec![format!("{place}, key {key}, needs this block:"), String::new()];
+        section.extend(indented(lines));
+        return section;
+    }
+    let mut section =
+        vec![format!("{place} needs this key, which the Corefile of CoreDNS imports:"), String::new()];
+    if version.is_none() {
+        section.push("    apiVersion: v1".to_owned());
+        section.push("    kind: ConfigMap".to_owned());
+        section.push(format!("    metadata: {{name: {config_map}, namespace: {KUBE_SYSTEM}}}"));
+    }
+    section.extend(["    data:".to_owned(), format!("      {key}: |")]);
+    section.extend(lines.lines().map(|line| format!("        {line}")));
+    section
+}
+
+/// Returns what to add to a ConfigMap that wasn't found.
+fn by_hand(title: &str, config_map: &str, lines: &str) -> Vec<String> {
+    let key = if config_map == COREDNS_CUSTOM { SERVER_KEY } else { COREFILE };
+    let mut section = vec![
+        format!(
+            "{title}: ConfigMap {KUBE_SYSTEM}/{config_map} wasn't found. Its key {key} needs this block, with the `bind` \
+             line of the other blocks if they have one:"
+        ),
+        String::new(),
+    ];
+    section.extend(indented(lines));
     section
 }
 
 fn eks(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
-    let Some(present) = dns.config_map(COREDNS).and_then(|map| value(map, COREFILE)) else {
-        let mut section = vec![
-            "EKS: the configuration of the add-on `coredns` has to hold the whole Corefile. The present one, in ConfigMap \
-             kube-system/coredns, wasn't found. Add this block to it:"
-                .to_owned(),
-            String::new(),
-        ];
-        section.extend(indented(&lines(forwarding, "53", &[], false)));
-        return section;
-    };
-    let text = Corefile::parse("kube-system/coredns:Corefile", present)
-        .and_then(|corefile| corefile.with(&corefile.lines_to_add(forwarding, false), &forwarding.zones));
-    let text = match text {
-        Ok(text) => text,
-        Err(error) => return vec![format!("EKS: the present Corefile can't be used: {error}")],
+    let change = match core_dns(dns, forwarding) {
+        Some(Step::Change(change) | Step::Managed { change, .. }) if change.key == COREFILE => change,
+        Some(step) => return of_step("EKS", step),
+        None => return by_hand("EKS", COREDNS, &lines(forwarding, "53", &[], false)),
     };
     let mut section = vec![
         "EKS: the configuration of the add-on `coredns` has to hold the whole Corefile. Changes of ConfigMap \
@@ -166,12 +168,16 @@ fn eks(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
          values that the add-on has already have to stand there, too:"
             .to_owned(),
         String::new(),
-        "    corefile: |".to_owned(),
+        // The number is the indentation: the first line may begin with a space.
+        "    corefile: |4".to_owned(),
     ];
+    let text = change.after.unwrap_or_default();
     section.extend(text.lines().map(|line| format!("        {line}").trim_end().to_owned()));
     section.extend([
         String::new(),
-        "The first command prints the present values, the second one sets the new ones:".to_owned(),
+        "The first command prints the present values, the second one sets the new ones. If the ConfigMap was edited by \
+         hand, it reports a conflict; `--resolve-conflicts OVERWRITE` replaces the edits:"
+            .to_owned(),
         String::new(),
         "    aws eks describe-addon --cluster-name <cluster> --addon-name coredns --query addon.configurationValues"
             .to_owned(),
@@ -179,41 +185,7 @@ fn eks(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
          file://coredns.yaml"
             .to_owned(),
         String::new(),
-        "If CoreDNS isn't an add-on of this cluster: `lb-linker stub coredns`.".to_owned(),
-    ]);
-    section
-}
-
-/// Returns the key to add to the ConfigMap `coredns-custom`.
-fn custom(title: &str, dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
-    let bind = dns
-        .config_map(COREDNS)
-        .and_then(parsed)
-        .map(|corefile| corefile.bind().into_iter().map(ToOwned::to_owned).collect::<Vec<String>>());
-    let bind: Vec<&str> = bind.iter().flatten().map(String::as_str).collect();
-    let text = lines(forwarding, "53", &bind, false);
-    let present = dns.config_map(COREDNS_CUSTOM).and_then(|map| value(map, SERVER_KEY));
-    let name = format!("{title}: ConfigMap kube-system/{COREDNS_CUSTOM}");
-    if present == Some(&text) {
-        return vec![format!("{name} forwards {} already.", forwarding.zones.join(", "))];
-    }
-    let mut section = vec![
-        format!("{name} needs this key, which the Corefile of CoreDNS imports:"),
-        String::new(),
-        "    apiVersion: v1".to_owned(),
-        "    kind: ConfigMap".to_owned(),
-        "    metadata:".to_owned(),
-        format!("      name: {COREDNS_CUSTOM}"),
-        "      namespace: kube-system".to_owned(),
-        "    data:".to_owned(),
-        format!("      {SERVER_KEY}: |"),
-    ];
-    section.extend(text.lines().map(|line| format!("        {line}")));
-    section.extend([
-        String::new(),
-        format!("{APPLY} Then restart CoreDNS, because it doesn't watch imported files:"),
-        String::new(),
-        RESTART.to_owned(),
+        "If CoreDNS isn't an add-on of this cluster, add only lb-linker's block to what installs it.".to_owned(),
     ]);
     section
 }
@@ -232,16 +204,19 @@ fn local_dns(forwarding: &Forwarding) -> Vec<String> {
     });
     let zones: Map<String, Value> =
         forwarding.zones.iter().map(|name| (name.clone(), zone.clone())).collect();
-    let overrides = json!({"kubeDNSOverrides": zones, "vnetDNSOverrides": zones});
+    let zones = serde_json::to_string_pretty(&zones).unwrap_or_default();
     let mut section = vec![
         String::new(),
-        "Node pools with LocalDNS also need an override for the zone, in localdnsconfig.json beside those for `.` and \
-         `cluster.local`. Without it, LocalDNS may answer with stale targets:"
+        "Node pools with LocalDNS also need an override for the zone; without it, LocalDNS may answer with stale targets. \
+         Add this to both `kubeDNSOverrides` and `vnetDNSOverrides` in the localdnsconfig.json of the pool:"
             .to_owned(),
         String::new(),
     ];
-    section.extend(indented(&pretty(&overrides)));
+    // Without the braces around it.
+    section.extend(zones.lines().filter(|line| line.starts_with(' ')).map(|line| format!("  {line}")));
     section.extend([
+        String::new(),
+        "This command applies it. AKS then reimages all nodes of the pool:".to_owned(),
         String::new(),
         "    az aks nodepool update --resource-group <group> --cluster-name <cluster> --name <pool> --localdns-config \
          ./localdnsconfig.json"
@@ -252,17 +227,17 @@ fn local_dns(forwarding: &Forwarding) -> Vec<String> {
 
 fn gke(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
     let map = dns.config_map(KUBE_DNS);
-    let present = map.and_then(|map| value(map, "stubDomains")).unwrap_or("{}");
+    let present = map.and_then(|map| value(map, "stubDomains")).unwrap_or_default();
+    let present = if present.trim().is_empty() { "{}" } else { present };
     let Ok(mut domains) = serde_json::from_str::<Map<String, Value>>(present) else {
         return vec![format!(
-            "GKE: the key stubDomains of ConfigMap kube-system/{KUBE_DNS} isn't a JSON object."
+            "GKE: the key stubDomains of ConfigMap {KUBE_SYSTEM}/{KUBE_DNS} isn't a JSON object: correct it first."
         )];
     };
     let upstream = json!([forwarding.upstream()]);
-    let missing = forwarding.zones.iter().filter(|zone| domains.get(*zone) != Some(&upstream)).count();
-    if missing == 0 {
+    if forwarding.zones.iter().all(|zone| domains.get(zone) == Some(&upstream)) {
         return vec![format!(
-            "GKE: kube-dns forwards {} already (ConfigMap kube-system/{KUBE_DNS}, key stubDomains).",
+            "GKE: kube-dns forwards {} already (ConfigMap {KUBE_SYSTEM}/{KUBE_DNS}, key stubDomains).",
             forwarding.zones.join(", ")
         )];
     }
@@ -272,39 +247,56 @@ fn gke(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
         if map.is_none() { " The ConfigMap wasn't found: if it exists, add its other domains." } else { "" };
     vec![
         format!(
-            "GKE: kube-dns forwards the domains in the key stubDomains of ConfigMap kube-system/kube-dns. NodeLocal \
-             DNSCache on GKE follows it.{others} Run:"
+            "GKE with kube-dns: it forwards the domains in the key stubDomains of ConfigMap {KUBE_SYSTEM}/{KUBE_DNS}; \
+             NodeLocal DNSCache on GKE does the same.{others} Run:"
         ),
         String::new(),
-        format!("    kubectl -n kube-system patch configmap kube-dns --type merge -p '{patch}'"),
+        format!(
+            "    kubectl -n {KUBE_SYSTEM} patch configmap {KUBE_DNS} --type merge -p {}",
+            shell_quoted(&patch.to_string())
+        ),
         String::new(),
         "kube-dns caches answers for their TTL: 5 seconds.".to_owned(),
     ]
 }
 
 fn open_shift(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
+    let found = operator_zones(dns, &forwarding.zones);
+    let foreign = found.iter().filter(|(_, block)| !block.is_ours);
+    let wrong = foreign.clone().find_map(|(place, block)| misdirected(place, block, forwarding, &[]));
+    if let Some(wrong) = wrong {
+        return vec![format!("OpenShift: {wrong}: correct it with `oc edit dns.operator/default`.")];
+    }
+    let has_server = |zone: &&String| foreign.clone().any(|(_, block)| block.zone == **zone);
+    let zones: Vec<&String> = forwarding.zones.iter().filter(|zone| !has_server(zone)).collect();
+    let is_right = |zone: &&String| {
+        let mut own = found.iter().filter(|(_, block)| block.is_ours && block.zone == **zone);
+        own.any(|(place, block)| misdirected(place, block, forwarding, &[]).is_none())
+    };
+    if zones.iter().all(is_right) {
+        let zones = forwarding.zones.join(", ");
+        return vec![format!("OpenShift: the DNS operator forwards {zones} already.")];
+    }
     let servers =
         dns.dns_operator.as_ref().and_then(|operator| operator.data.pointer("/spec/servers")?.as_array());
     let server = json!({
-        "name": "lb-linker",
-        "zones": forwarding.zones,
+        "name": OPERATOR_SERVER,
+        "zones": zones,
         "forwardPlugin": {"policy": "Sequential", "upstreams": [forwarding.upstream()]},
     });
-    let position = servers.and_then(|servers| servers.iter().position(|it| it["name"] == "lb-linker"));
+    let position = servers.and_then(|servers| servers.iter().position(|it| it["name"] == OPERATOR_SERVER));
     let patch = match (servers, position) {
-        (Some(servers), Some(position)) if servers[position] == server => {
-            return vec!["OpenShift: the DNS operator forwards the zones already.".to_owned()];
-        }
-        (_, Some(position)) => {
-            json!([{"op": "replace", "path": format!("/spec/servers/{position}"), "value": server}])
-        }
+        (_, Some(position)) => json!([
+            {"op": "test", "path": format!("/spec/servers/{position}/name"), "value": OPERATOR_SERVER},
+            {"op": "replace", "path": format!("/spec/servers/{position}"), "value": server},
+        ]),
         (Some(_), None) => json!([{"op": "add", "path": "/spec/servers/-", "value": server}]),
         (None, None) => json!([{"op": "add", "path": "/spec/servers", "value": [server]}]),
     };
     vec![
         "OpenShift: the DNS operator writes CoreDNS's Corefile from spec.servers of dns.operator/default. Run:".to_owned(),
         String::new(),
-        format!("    oc patch dns.operator/default --type json -p '{patch}'"),
+        format!("    oc patch dns.operator/default --type json -p {}", shell_quoted(&patch.to_string())),
         String::new(),
         "Its server blocks cache answers for their TTL: 5 seconds.".to_owned(),
     ]
@@ -322,21 +314,21 @@ fn kubespray(forwarding: &Forwarding) -> Vec<String> {
         section.push(format!("    {server}_external_zones:"));
         section.push(format!("      - zones: [{zones}]"));
         section.push(format!("        nameservers: [\"{}\"]", forwarding.upstream()));
-        section.push("        cache: 0".to_owned());
+        // The playbook always writes the plugin *cache*, and CoreDNS refuses 0.
+        section.push("        cache: 5".to_owned());
     }
     section
 }
 
 fn dnsmasq(forwarding: &Forwarding) -> Vec<String> {
-    let server = forwarding.upstream().replace(':', "#");
-    let address = forwarding.addresses.first().filter(|address| address.is_ipv6());
-    let server = address.map_or(server, ToString::to_string);
+    let address = forwarding.addresses.first().map_or_else(String::new, ToString::to_string);
+    let port = if forwarding.port == 53 { String::new() } else { format!("#{}", forwarding.port) };
     let mut section = vec![
         "dnsmasq, on a machine that reaches the cluster's Services, such as a node. In /etc/dnsmasq.d/lb-linker.conf:"
             .to_owned(),
         String::new(),
     ];
-    section.extend(forwarding.zones.iter().map(|zone| format!("    server=/{zone}/{server}")));
+    section.extend(forwarding.zones.iter().map(|zone| format!("    server=/{zone}/{address}{port}")));
     section.extend([
         String::new(),
         "dnsmasq drops answers with private addresses if stop-dns-rebind is set; then also:".to_owned(),
@@ -358,33 +350,37 @@ fn systemd_resolved(forwarding: &Forwarding) -> Vec<String> {
         format!("    Domains={}", zones.join(" ")),
         String::new(),
         "    systemctl restart systemd-resolved".to_owned(),
+        String::new(),
+        "systemd-resolved asks global servers for other names, too, beside those of the links; lb-linker refuses or \
+         forwards these (--client-nets). Don't use this where another global server is set by `DNS=`: the zone may be \
+         sent to that server. dnsmasq has neither problem."
+            .to_owned(),
     ]
 }
 
 fn cant_forward(unsupported: Unsupported) -> Vec<String> {
     let name = match unsupported {
-        Unsupported::GkeCloudDns => "GKE with Cloud DNS",
-        Unsupported::GkeAutopilot => "GKE Autopilot",
-        Unsupported::EksAutoMode => "Nodes of EKS Auto Mode",
+        Unsupported::GkeCloudDns => {
+            "GKE with Cloud DNS (/etc/resolv.conf of a Pod names the server 169.254.169.254): it"
+        }
+        Unsupported::GkeAutopilot => "GKE Autopilot: its DNS",
+        Unsupported::EksAutoMode => "Nodes of EKS Auto Mode: their DNS",
     };
     vec![
-        format!("{name}: this DNS can't forward a zone to an address in the cluster. Instead, use"),
+        format!("{name} can't forward a zone to an address in the cluster. Instead, use"),
         "- a sidecar, which answers the queries of its Pod: docs/sidecar.md;".to_owned(),
         "- or the external target's own name, which the cluster DNS answers by itself:".to_owned(),
         "  <service>-<namespace>-ext.external-targets.svc.cluster.local.".to_owned(),
     ]
 }
 
-fn parsed(map: &ConfigMap) -> Option<Corefile<'_>> {
-    Corefile::parse(&place(map), value(map, COREFILE)?).ok()
+/// Returns a text as one word of a shell.
+fn shell_quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 fn indented(text: &str) -> impl Iterator<Item = String> {
-    text.lines().map(|line| format!("    {line}").trim_end().to_owned()).collect::<Vec<_>>().into_iter()
-}
-
-fn pretty(value: &Value) -> String {
-    serde_json::to_string_pretty(value).unwrap_or_default()
+    text.lines().map(|line| format!("    {line}").trim_end().to_owned())
 }
 
 #[cfg(test)]

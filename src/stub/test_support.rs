@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Forwarding;
-use super::platform::{ClusterDns, Resolver};
+use super::platform::ClusterDns;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/platforms")
@@ -47,16 +47,3 @@ pub fn forwarding() -> Forwarding {
         port: 53,
     }
 }
-
-pub const ALL_RESOLVERS: [Resolver; 10] = [
-    Resolver::CoreDns,
-    Resolver::NodeLocal,
-    Resolver::Eks,
-    Resolver::Aks,
-    Resolver::K3s,
-    Resolver::GkeKubeDns,
-    Resolver::OpenShift,
-    Resolver::Kubespray,
-    Resolver::Dnsmasq,
-    Resolver::SystemdResolved,
-];

@@ -7,21 +7,27 @@ use futures::future::join_all;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, RecordType};
+use k8s_openapi::api::core::v1::ConfigMap;
 
-use super::changes::{SERVER_KEY, cluster_dns, place, value};
-use super::corefile::{Corefile, Wiring};
-use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, KUBE_DNS, KUBE_SYSTEM};
+use super::changes::{
+    SERVER_KEY, cluster_dns, imported, misdirected, operator_zones, place, stub_domains, value,
+};
+use super::corefile::{Corefile, ZoneBlock};
+use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, KUBE_DNS};
 use super::{DNS_PORT, Forwarding};
 use crate::dns::corefile::resolv_conf::nameservers;
 use crate::dns::message::presentation::{rcode_text, type_text};
+use crate::links::table::columns;
 use crate::links::view::{LinkView, ViewState};
 use crate::model::hostname::to_presentation;
-use crate::query::Question;
+use crate::query::{QueryError, Question};
 
-/// The spaces between two columns, as in kubectl.
-const GAP: usize = 3;
 /// Services of the cluster DNS, that which reaches CoreDNS also on nodes with NodeLocal DNSCache first.
-const CORE_DNS_SERVICES: [&str; 4] = ["kube-dns-upstream", KUBE_DNS, COREDNS, "rke2-coredns-rke2-coredns"];
+const CORE_DNS_SERVICES: [&str; 5] =
+    ["kube-dns-upstream", KUBE_DNS, COREDNS, "rke2-coredns-rke2-coredns", "dns-default"];
+
+const LB_LINKER: &str = "lb-linker";
+const SOA: &str = "SOA";
 
 /// A resolver on the way from a Pod to lb-linker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,16 +41,18 @@ pub struct Tier {
 pub struct Expected {
     pub name: Name,
     pub qtype: RecordType,
-    /// The target: a hostname, or addresses. Empty if the zone has no link with a target: then any SOA record is right.
+    /// The target: a hostname, or addresses. If the zone has no link with a target: the zone's SOA record.
     pub target: Vec<String>,
 }
 
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", to_presentation(&self.name), type_text(self.qtype))?;
-        match &*self.target {
-            [] => f.write_str(": no load balancer has a target, so the zone itself is asked for"),
-            target => write!(f, ": the load balancer is {}", target.join(",")),
+        let (name, qtype) = (to_presentation(&self.name), type_text(self.qtype));
+        match self.qtype {
+            RecordType::SOA => {
+                write!(f, "{name} {qtype}: no load balancer has a target, so the zone itself is asked for")
+            }
+            _ => write!(f, "{name} {qtype}: the load balancer is {}", self.target.join(",")),
         }
     }
 }
@@ -68,19 +76,20 @@ pub type Asked = (Tier, Result<Seen, String>);
 pub fn tiers(dns: &ClusterDns, forwarding: &Forwarding, resolv_conf: &str) -> Vec<Tier> {
     let tier = |name, address: IpAddr, port| Tier { name, server: SocketAddr::new(address, port) };
     let mut tiers: Vec<Tier> =
-        forwarding.addresses.iter().map(|&address| tier("lb-linker", address, forwarding.port)).collect();
+        forwarding.addresses.iter().map(|&address| tier(LB_LINKER, address, forwarding.port)).collect();
     let node_local: Vec<IpAddr> = dns
         .node_local()
-        .and_then(|map| Corefile::parse(&place(map), value(map, COREFILE)?).ok())
+        .and_then(|map| Corefile::parse(&place(map, COREFILE), value(map, COREFILE)?).ok())
         .map(|corefile| corefile.bind().iter().filter_map(|address| address.parse().ok()).collect())
         .unwrap_or_default();
+    let asked = node_local.iter().find(|address| !address.is_unspecified());
     // On nodes with NodeLocal DNSCache, it may answer at the address of CoreDNS's Service.
     let core_dns = CORE_DNS_SERVICES.iter().find_map(|service| {
         let found: Vec<IpAddr> = dns.cluster_ips(service).filter(|ip| !node_local.contains(ip)).collect();
         (!found.is_empty()).then_some(found)
     });
-    tiers.extend(core_dns.into_iter().flatten().map(|address| tier("CoreDNS", address, DNS_PORT)));
-    tiers.extend(node_local.first().map(|&address| tier("NodeLocal DNSCache", address, DNS_PORT)));
+    tiers.extend(core_dns.into_iter().flatten().map(|address| tier("cluster DNS", address, DNS_PORT)));
+    tiers.extend(asked.map(|&address| tier("NodeLocal DNSCache", address, DNS_PORT)));
     let has_pod_domains = resolv_conf.lines().any(|line| {
         let mut words = line.split_whitespace();
         words.next() == Some("search") && words.any(|domain| domain.starts_with("svc."))
@@ -100,11 +109,18 @@ pub fn expected(links: &[LinkView], zone: &Name) -> Expected {
         name.set_fqdn(true);
         let target: Vec<String> = link.target.as_ref()?.split(',').map(|it| it.trim().to_owned()).collect();
         let addresses: Vec<IpAddr> = target.iter().filter_map(|address| address.parse().ok()).collect();
+        // Of many addresses, the view has only some.
+        if addresses.len() != target.len() && target.len() > 1 {
+            return None;
+        }
         let is_ipv6 = !addresses.is_empty() && addresses.iter().all(IpAddr::is_ipv6);
         let qtype = if is_ipv6 { RecordType::AAAA } else { RecordType::A };
         Some(Expected { name, qtype, target })
     });
-    of_link.unwrap_or_else(|| Expected { name: zone.clone(), qtype: RecordType::SOA, target: Vec::new() })
+    of_link.unwrap_or_else(|| {
+        let target = vec![format!("{SOA} ns.dns.{}", to_presentation(zone))];
+        Expected { name: zone.clone(), qtype: RecordType::SOA, target }
+    })
 }
 
 /// Asks all resolvers for a name, at the same time.
@@ -119,6 +135,8 @@ pub async fn ask(tiers: Vec<Tier>, expected: &Expected) -> Vec<Asked> {
                 let data = of_name.filter_map(|record| text(&record.data)).collect();
                 Ok(Seen { rcode: answer.rcode(), data, ttl: first.map(|record| record.ttl) })
             }
+            Err(QueryError::Timeout { .. }) => Err("no answer".to_owned()),
+            Err(QueryError::Io { source, .. }) => Err(source.to_string()),
             Err(error) => Err(error.to_string()),
         };
         (tier, seen)
@@ -132,7 +150,7 @@ fn text(data: &RData) -> Option<String> {
         RData::CNAME(CNAME(name)) => Some(to_presentation(name)),
         RData::A(address) => Some(address.to_string()),
         RData::AAAA(address) => Some(address.to_string()),
-        RData::SOA(soa) => Some(format!("SOA {}", soa.serial)),
+        RData::SOA(soa) => Some(format!("{SOA} {}", to_presentation(&soa.mname))),
         _ => None,
     }
 }
@@ -140,19 +158,18 @@ fn text(data: &RData) -> Option<String> {
 /// Returns the lines of the table of answers.
 #[must_use]
 pub fn table(asked: &[Asked]) -> Vec<String> {
-    let mut rows = vec![["RESOLVER", "ADDRESS", "ANSWER", "TTL"].map(ToOwned::to_owned)];
-    rows.extend(asked.iter().map(|(tier, seen)| {
-        let ttl = seen.as_ref().ok().and_then(|seen| seen.ttl);
-        let ttl = ttl.map_or_else(|| "-".to_owned(), |ttl| ttl.to_string());
-        [tier.name.to_owned(), address(tier.server), answer(seen), ttl]
-    }));
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
-    let widths: Vec<usize> = (0..4).map(|column| width(column) + GAP).collect();
-    let line = |row: &[String; 4]| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        cells.collect::<String>().trim_end().to_owned()
-    };
-    rows.iter().map(line).collect()
+    let cells: Vec<[String; 3]> = asked
+        .iter()
+        .map(|(tier, seen)| {
+            let ttl = seen.as_ref().ok().and_then(|seen| seen.ttl);
+            let ttl = ttl.map_or_else(|| "-".to_owned(), |ttl| ttl.to_string());
+            [address(tier.server), answer(seen), ttl]
+        })
+        .collect();
+    let mut rows = vec![vec!["RESOLVER", "ADDRESS", "ANSWER", "TTL"]];
+    let names = asked.iter().map(|(tier, _)| tier.name);
+    rows.extend(names.zip(&cells).map(|(name, [address, answer, ttl])| vec![name, address, answer, ttl]));
+    columns(&rows)
 }
 
 /// Returns what is wrong: the first wrong answer on the way from lb-linker to a Pod.
@@ -165,6 +182,9 @@ pub fn problem(expected: &Expected, asked: &[Asked]) -> Option<String> {
                 .to_owned(),
         );
     }
+    if asked.iter().all(|(tier, _)| tier.name == LB_LINKER) {
+        return Some("no resolver of this cluster was found to ask besides lb-linker".to_owned());
+    }
     let (tier, seen) = asked.iter().find(|(_, seen)| !is_right(expected, seen))?;
     let ttl =
         seen.as_ref().ok().and_then(|seen| seen.ttl).map_or_else(String::new, |ttl| format!(", TTL {ttl}"));
@@ -173,9 +193,7 @@ pub fn problem(expected: &Expected, asked: &[Asked]) -> Option<String> {
 
 fn is_right(expected: &Expected, seen: &Result<Seen, String>) -> bool {
     let Ok(seen) = seen else { return false };
-    let known = |data: &String| {
-        expected.target.is_empty() || expected.target.iter().any(|target| target.eq_ignore_ascii_case(data))
-    };
+    let known = |data: &String| expected.target.iter().any(|target| target.eq_ignore_ascii_case(data));
     !seen.data.is_empty() && seen.data.iter().all(known)
 }
 
@@ -192,50 +210,61 @@ fn address(server: SocketAddr) -> String {
     if server.port() == DNS_PORT { server.ip().to_string() } else { server.to_string() }
 }
 
-/// Returns what is wrong in the Corefiles of the cluster DNS, such as a block that forwards to an address that
-/// lb-linker's Service doesn't have.
+/// Returns what in the configuration of the cluster DNS is wrong: zones that are forwarded to an address that
+/// lb-linker's Service doesn't have; and, if `with_missing`, because a resolver answers wrongly, zones without a block.
 #[must_use]
-pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
-    let (service, zones) = (&forwarding.service, forwarding.zones.join(", "));
+pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: bool) -> Vec<String> {
     let mut wrong = Vec::new();
-    let mut check =
-        |file: &str, text: &str, also: &[String], needs_block: bool| match Corefile::parse(file, text)
-            .map(|corefile| corefile.wiring(forwarding, also))
-        {
-            Ok(Wiring::Missing) if needs_block => wrong.push(format!("{file} has no block for {zones}")),
-            Ok(Wiring::Complete | Wiring::Missing) => {}
-            Ok(Wiring::Elsewhere { zone, line, upstreams, .. }) => wrong.push(format!(
-                "{file}:{line}: {zone} is forwarded to {}, and Service {service} has the address {}",
-                if upstreams.is_empty() { "no address".to_owned() } else { upstreams.join(" ") },
-                forwarding.upstream()
-            )),
-            Err(error) => wrong.push(error.to_string()),
-        };
-    let custom = dns.config_map(COREDNS_CUSTOM).and_then(|map| map.data.as_ref());
-    let servers = || custom.into_iter().flatten().filter(|(key, _)| key.ends_with(".server"));
-    if let Some(map) = dns.config_map(COREDNS)
-        && let Some(text) = value(map, COREFILE)
+    let own = dns
+        .config_map(COREDNS_CUSTOM)
+        .and_then(|map| Some((place(map, SERVER_KEY), value(map, SERVER_KEY)?)));
+    let core_dns = dns.config_map(COREDNS).and_then(corefile_of);
+    let node_local = dns.node_local().and_then(corefile_of);
+    let imported: Vec<(String, &str)> = imported(dns).chain(own).collect();
+    for (is_node_local, (file, text)) in [(false, core_dns), (true, node_local)]
+        .into_iter()
+        .filter_map(|(is_node_local, corefile)| Some((is_node_local, corefile?)))
     {
-        let imports = Corefile::parse(&place(map), text).is_ok_and(|corefile| corefile.imports_servers());
-        check(&place(map), text, &[], !imports);
-        if imports {
-            let file = |key: &str| format!("{KUBE_SYSTEM}/{COREDNS_CUSTOM}:{key}");
-            let is_wired = servers().any(|(key, text)| {
-                Corefile::parse(&file(key), text)
-                    .is_ok_and(|corefile| corefile.wiring(forwarding, &[]) != Wiring::Missing)
-            });
-            servers().for_each(|(key, text)| check(&file(key), text, &[], false));
-            if !is_wired {
-                check(&file(SERVER_KEY), "", &[], true);
+        let corefile = match Corefile::parse(&file, text) {
+            Ok(corefile) => corefile,
+            Err(error) => {
+                wrong.push(error.to_string());
+                continue;
+            }
+        };
+        let mut blocks: Vec<(String, ZoneBlock)> = Vec::new();
+        let mut add = |file: &str, found: Vec<ZoneBlock>| {
+            blocks.extend(found.into_iter().map(|block| (format!("{file}:{}", block.line), block)));
+        };
+        add(&file, corefile.blocks_of(&forwarding.zones));
+        let also = if is_node_local { cluster_dns(dns, &corefile) } else { Vec::new() };
+        if !is_node_local && corefile.imports_servers() {
+            for (file, text) in &imported {
+                match Corefile::parse(file, text) {
+                    Ok(corefile) => add(file, corefile.blocks_of(&forwarding.zones)),
+                    Err(error) => wrong.push(error.to_string()),
+                }
             }
         }
+        if is_node_local {
+            blocks.extend(stub_domains(dns, &forwarding.zones));
+        }
+        let has_block = |zone: &&String| blocks.iter().any(|(_, block)| block.zone == **zone);
+        for zone in forwarding.zones.iter().filter(|zone| with_missing && !has_block(zone)) {
+            wrong.push(format!("{file} has no block for {zone}"));
+        }
+        wrong.extend(blocks.iter().filter_map(|(place, block)| misdirected(place, block, forwarding, &also)));
     }
-    if let Some(map) = dns.node_local()
-        && let Some(text) = value(map, COREFILE)
-    {
-        check(&place(map), text, &cluster_dns(dns), true);
+    let mut others = operator_zones(dns, &forwarding.zones);
+    if dns.node_local().is_none() {
+        others.extend(stub_domains(dns, &forwarding.zones));
     }
+    wrong.extend(others.iter().filter_map(|(place, block)| misdirected(place, block, forwarding, &[])));
     wrong
+}
+
+fn corefile_of(map: &ConfigMap) -> Option<(String, &str)> {
+    Some((place(map, COREFILE), value(map, COREFILE)?))
 }
 
 #[cfg(test)]

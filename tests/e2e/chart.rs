@@ -183,7 +183,7 @@ fn chart_passes_lint_and_refuses_wrong_values() {
             ("corefile=a,upstreams={192.0.2.1}", "upstreams must be empty if corefile is set"),
             ("serviceAccount.create=false", "serviceAccount.name must name a ServiceAccount"),
             ("priorityQuota.enabled=true", "priorityClassName must be set"),
-            // Without a name, the policy would keep every namespace of the cluster.
+            // Without a name, the ValidatingAdmissionPolicy would deny the deletion of every namespace.
             ("targetNamespace.name=null,targetNamespace.create=false", "targetNamespace"),
             ("leaderElection=null", "leaderElection"),
             ("zones=null", "zones"),
@@ -254,6 +254,7 @@ fn values_set_what_they_say() {
          0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
         "--set=imagePullSecrets[0].name=registry,replicas=3,zones={a.internal,b.internal},upstreams={192.0.2.1}",
         "--set=extraArgs={--denied-nets=10.96.0.0/12},leaderElection=life,finalizer.enabled=true",
+        "--set=stub.enabled=true",
         "--set=service.clusterIP=10.96.0.53,service.ipFamilyPolicy=PreferDualStack,priorityQuota.enabled=true",
         "--set=priorityClassName=system-cluster-critical,networkPolicy.enabled=true,targetNamespace.name=targets",
         "--set=podSecurityContext.runAsUser=null,podSecurityContext.runAsGroup=null",
@@ -292,6 +293,8 @@ fn values_set_what_they_say() {
         ("NetworkPolicy", "lb-linker"),
         ("Namespace", "targets"),
         ("Role", "lb-linker-life"),
+        ("Role", "lb-linker-stub"),
+        ("RoleBinding", "lb-linker-stub"),
         ("ClusterRole", "lb-linker-patch"),
     ] {
         find(kind, name);

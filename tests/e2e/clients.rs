@@ -15,7 +15,8 @@ const LISTED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
 const WEB: [(&str, &str); 1] = [("web", "{hostname: a.example.com}")];
 
-/// Starts an upstream with a record of each of these types for every name.
+/// Starts an upstream that answers for every name: A, AAAA, HTTPS and SVCB with a record of that type, other types with
+/// an MX record.
 async fn upstream() -> FaultyUpstream {
     FaultyUpstream::start(|asked, _| {
         let name = asked.queries[0].name().clone();

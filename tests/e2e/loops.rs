@@ -26,7 +26,7 @@ async fn loop_is_detected_at_sigusr1_and_ends_when_fixed() {
     let refused = ask_udp(dns, &query("other.example. A")).await;
     assert_eq!((refused.metadata.response_code, ede(&refused)), (ResponseCode::ServFail, Some(0)));
 
-    // The loop ends without a signal or a restart.
+    // lb-linker notices the end of the loop; it needs neither a signal nor a restart.
     upstream.restart(GOOD_PLUGINS).await;
     fixture.linker.line("the loop for zone \".\" has ended after ").await;
     fixture.linker.counts(LOOPING_METRIC, 0.0).await;

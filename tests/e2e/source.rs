@@ -318,7 +318,7 @@ async fn tombstone_is_written_to_former_followers_only() {
 async fn only_one_follower_probes_an_absent_api_server() {
     let (plane, cluster) = start_own_cluster().await;
     let own = cluster.create_namespace("own").await;
-    // lb-linker repeats undone writes after a pause, regardless of watch events.
+    // The policy undoes each write. lb-linker repeats it after a pause, so followers become due without a watch event.
     create_overwriting_policy(&plane, &cluster, &own).await;
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     load_balancer(&cluster, &own, "web", "a.example.com").await;

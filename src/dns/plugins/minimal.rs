@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_with_an_invalid_signature_stays_unchanged() {
+    fn answer_with_an_invalid_rrsig_stays_unchanged_for_do_clients() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
         let day = 24 * 3600;
         let plain = TestServer::block("whoami");

@@ -84,7 +84,7 @@ fn read_name(bytes: &[u8], name: &mut [u8]) -> Option<usize> {
     let mut at = 0;
     loop {
         let length = usize::from(*bytes.get(at)?);
-        // No pointers: nothing precedes the name that they could point to.
+        // A compression pointer (length > 63) is invalid here: no other name precedes the name of the question.
         if length > 63 || at + 1 + length > MAX_NAME {
             return None;
         }

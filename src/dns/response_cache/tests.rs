@@ -22,8 +22,9 @@ use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
 
-/// Upstream data: names with addresses, aliases that lead back into the zone, and names that don't exist.
-const OTHERS: &str = "
+/// The plugins of the root block: `acl`, `cache`, and templates for names with addresses, aliases that lead back into
+/// the zone, and names that don't exist.
+const ROOT_BLOCK: &str = "
     acl {
         allow net 10.0.0.0/8 2001:db8::/32
         block
@@ -189,7 +190,7 @@ async fn cached_answer_equals_that_of_the_full_handler() {
     let mut given = 0;
     for seed in 0..60 {
         let random = &mut StdRng::seed_from_u64(seed);
-        let mut served = Served::new("errors", OTHERS);
+        let mut served = Served::new("errors", ROOT_BLOCK);
         served.protocol = [Protocol::Udp, Protocol::Tcp][random.random_range(0..2)];
         let mut asked: Vec<(Vec<u8>, SocketAddr)> = Vec::new();
         for step in 0..250 {
@@ -235,7 +236,7 @@ async fn cached_answer_equals_that_of_the_full_handler() {
 
 #[tokio::test(start_paused = true)]
 async fn common_queries_are_answered_from_the_cache() {
-    let mut served = Served::new("errors\nloadbalance", &format!("errors\nloop\nloadbalance\n{OTHERS}"));
+    let mut served = Served::new("errors\nloadbalance", &format!("errors\nloop\nloadbalance\n{ROOT_BLOCK}"));
     served.store.apply(link("web", "a.example.", None));
     served.store.apply(link("other", "192.0.2.1", None));
     let from = client("10.0.0.1");
@@ -263,7 +264,7 @@ async fn common_queries_are_answered_from_the_cache() {
 
 #[tokio::test(start_paused = true)]
 async fn reused_addresses_are_shuffled_and_their_ttl_counts_down() {
-    let mut served = Served::new("loadbalance", &format!("loadbalance\n{OTHERS}"));
+    let mut served = Served::new("loadbalance", &format!("loadbalance\n{ROOT_BLOCK}"));
     served.store.apply(link("web", "a.example.", None));
     let from = client("10.0.0.1");
     let question = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
@@ -299,7 +300,7 @@ async fn reused_answers_are_counted_like_fresh_ones() {
         for protocol in [Protocol::Udp, Protocol::Tcp, Protocol::Tls] {
             let mut pages = Vec::new();
             for repeats in [true, false] {
-                let mut served = Served::new("", OTHERS);
+                let mut served = Served::new("", ROOT_BLOCK);
                 served.protocol = protocol;
                 served.store.apply(link("web", "a.example.", None));
                 for from in ["10.0.0.1", "2001:db8::1"].map(client) {
@@ -322,7 +323,7 @@ async fn reused_answers_are_counted_like_fresh_ones() {
 
 #[tokio::test(start_paused = true)]
 async fn answers_are_not_reused_for_denied_clients() {
-    let mut served = Served::new("", OTHERS);
+    let mut served = Served::new("", ROOT_BLOCK);
     let question = question(7, "b.example.", RecordType::A, None, 0);
     let (friend, stranger) = (client("10.0.0.1"), client("192.0.2.66"));
     served.ask(&question, friend).await;
@@ -355,7 +356,7 @@ async fn each_server_of_a_thread_gives_its_own_answers() {
 
 #[tokio::test(start_paused = true)]
 async fn popular_answer_due_for_prefetch_is_not_reused() {
-    let mut served = Served::new("", &OTHERS.replace("cache 30", "cache 30 {\nprefetch 5 1m 50%\n}"));
+    let mut served = Served::new("", &ROOT_BLOCK.replace("cache 30", "cache 30 {\nprefetch 5 1m 50%\n}"));
     let question = question(7, "b.example.", RecordType::A, None, 0);
     let from = client("10.0.0.1");
     served.ask(&question, from).await;

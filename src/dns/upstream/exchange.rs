@@ -281,8 +281,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Sends the query from a socket, which returns to the pool after success. Of the attempts that share `send_again`,
-    /// the first one polled after it is set sends its datagram again.
+    /// Sends the query from a socket, which returns to the pool after success. Calls for the same query share
+    /// `send_again`: if it is set, the call that is polled next clears it and sends its datagram again.
     async fn ask_from(
         &self,
         socket: UdpUpstreamSocket,

@@ -117,7 +117,7 @@ pub(crate) struct UpstreamCounters {
     to: String,
     /// Counters of reused and of new UDP sockets.
     udp: OnceLock<[IntCounter; 2]>,
-    no_error: OnceLock<Histogram>,
+    noerror_duration: OnceLock<Histogram>,
 }
 
 impl fmt::Debug for UpstreamCounters {
@@ -128,7 +128,7 @@ impl fmt::Debug for UpstreamCounters {
 
 impl UpstreamCounters {
     pub(crate) fn new(all: Arc<ForwardMetrics>, to: SocketAddr) -> Self {
-        Self { all, to: to.to_string(), udp: OnceLock::new(), no_error: OnceLock::new() }
+        Self { all, to: to.to_string(), udp: OnceLock::new(), noerror_duration: OnceLock::new() }
     }
 
     pub(crate) fn answered(&self, rcode: ResponseCode, after: Duration) {
@@ -138,7 +138,7 @@ impl UpstreamCounters {
         };
         let after = after.as_secs_f64();
         match rcode {
-            ResponseCode::NoError => self.no_error.get_or_init(histogram).observe(after),
+            ResponseCode::NoError => self.noerror_duration.get_or_init(histogram).observe(after),
             _ => histogram().observe(after),
         }
     }

@@ -19,7 +19,7 @@ pub(crate) struct RefusedLookups(Mutex<RefusedState>);
 struct RefusedState {
     /// The number of refused look-ups since the last line.
     number: u64,
-    logged: Option<Instant>,
+    logged_at: Option<Instant>,
 }
 
 impl RefusedLookups {
@@ -36,10 +36,10 @@ impl RefusedLookups {
     fn due(&self) -> Option<u64> {
         let mut state = self.0.lock();
         state.number += 1;
-        if state.logged.is_some_and(|logged| logged.elapsed() < LOG_INTERVAL) {
+        if state.logged_at.is_some_and(|at| at.elapsed() < LOG_INTERVAL) {
             return None;
         }
-        state.logged = Some(Instant::now());
+        state.logged_at = Some(Instant::now());
         Some(std::mem::take(&mut state.number))
     }
 }

@@ -20,11 +20,14 @@ fn after(mut dns: ClusterDns, changes: &[Change]) -> ClusterDns {
         }
         let map = dns.config_maps.iter_mut().find(|map| name(map) == change.config_map).unwrap();
         let data = map.data.get_or_insert_default();
-        for (key, value) in
-            [(change.key.clone(), &change.after), (format!("{}{BACKUP}", change.key), &change.backup)]
-        {
+        let backup = match change.backup {
+            Backup::Set => change.before.clone(),
+            Backup::Keep => data.get(&change.backup_key()).cloned(),
+            Backup::Remove => None,
+        };
+        for (key, value) in [(change.key.clone(), change.after.clone()), (change.backup_key(), backup)] {
             match value {
-                Some(value) => drop(data.insert(key, value.clone())),
+                Some(value) => drop(data.insert(key, value)),
                 None => drop(data.remove(&key)),
             }
         }
@@ -33,30 +36,28 @@ fn after(mut dns: ClusterDns, changes: &[Change]) -> ClusterDns {
 }
 
 #[test]
-fn apply_changes_what_has_a_config_map_of_its_own() {
+fn apply_changes_unmanaged_config_maps_of_coredns_only() {
     let keys = |steps: Vec<Step>| -> Vec<String> {
         let text = |step: Step| match step {
             Step::Change(change) => format!("{}/{}", change.config_map, change.key),
+            Step::Managed { change, by } => format!("managed by {by}: {}", change.config_map),
             Step::Done(text) => format!("done: {text}"),
             Step::Refused(text) => format!("refused: {text}"),
         };
         steps.into_iter().map(text).collect()
     };
     let refused = |reason: &str| format!("refused: {reason}; `lb-linker stub` prints what to do");
-    let other = || refused("this cluster DNS isn't configured by a ConfigMap of CoreDNS");
     for name in platforms() {
         let expected = match &*name {
             "kubeadm" => vec!["coredns/Corefile".to_owned()],
             "nodelocal" => vec!["coredns/Corefile".to_owned(), "node-local-dns/Corefile".to_owned()],
             "kubespray" => vec!["coredns/Corefile".to_owned(), "nodelocaldns/Corefile".to_owned()],
             "aks" | "k3s" => vec!["coredns-custom/lb-linker.server".to_owned()],
-            "eks" => vec![refused(
-                "ConfigMap kube-system/coredns is managed by the EKS add-on, which would undo a change",
-            )],
+            "eks" => vec!["managed by the EKS add-on: coredns".to_owned()],
             "rke2" => {
                 vec![refused("neither ConfigMap kube-system/coredns nor one of NodeLocal DNSCache was found")]
             }
-            _ => vec![other()],
+            _ => vec![refused("this cluster DNS isn't configured by a ConfigMap of CoreDNS")],
         };
         assert_eq!(keys(to_apply(&recorded(&name), &forwarding())), expected, "{name}");
     }
@@ -70,8 +71,8 @@ fn apply_is_idempotent_and_remove_restores_the_config_maps() {
         for step in to_apply(&applied, &forwarding()) {
             assert!(matches!(step, Step::Done(_)), "{name}: {step:?}");
         }
-        let removed = after(applied.clone(), &changes(to_remove(&applied)));
-        assert!(matches!(&*to_remove(&removed), [Step::Done(_)]), "{name}");
+        let removed = after(applied.clone(), &changes(to_remove(&applied, &forwarding())));
+        assert!(matches!(&*to_remove(&removed, &forwarding()), [Step::Done(_)]), "{name}");
         for map in &before.config_maps {
             let data = |map: &ConfigMap| map.data.clone().unwrap_or_default();
             let now = removed.config_map(map.metadata.name.as_deref().unwrap()).unwrap();
@@ -81,12 +82,88 @@ fn apply_is_idempotent_and_remove_restores_the_config_maps() {
 }
 
 #[test]
-fn change_keeps_the_value_before_it() {
+fn value_before_the_first_change_is_kept() {
     let dns = recorded("kubeadm");
-    let [change] = &changes(to_apply(&dns, &forwarding()))[..] else { panic!() };
-    assert_eq!(change.backup.as_deref(), value(dns.config_map(COREDNS).unwrap(), COREFILE));
-    assert_eq!((change.backup.as_ref(), change.version.as_deref()), (change.before.as_ref(), Some("243")));
-    assert!(change.reloads);
+    let original = value(dns.config_map(COREDNS).unwrap(), COREFILE).unwrap();
+    let first = changes(to_apply(&dns, &forwarding()));
+    assert_eq!((first[0].backup, first[0].before.as_deref()), (Backup::Set, Some(original)));
+    assert_eq!((first[0].version.as_deref(), first[0].restart), (Some("243"), None));
+    let moved = Forwarding { addresses: vec!["10.96.0.99".parse().unwrap()], ..forwarding() };
+    let applied = after(dns.clone(), &first);
+    let second = changes(to_apply(&applied, &moved));
+    assert_eq!(second[0].backup, Backup::Keep);
+    let applied = after(applied, &second);
+    assert_eq!(value(applied.config_map(COREDNS).unwrap(), "Corefile.before-lb-linker"), Some(original));
+    let removed = after(applied.clone(), &changes(to_remove(&applied, &moved)));
+    assert_eq!(removed.config_map(COREDNS).unwrap().data, dns.config_map(COREDNS).unwrap().data);
+}
+
+#[test]
+fn missing_final_line_break_is_restored() {
+    let mut dns = recorded("kubeadm");
+    let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
+    corefile.truncate(corefile.trim_end().len());
+    let applied = after(dns.clone(), &changes(to_apply(&dns, &forwarding())));
+    let removed = after(applied.clone(), &changes(to_remove(&applied, &forwarding())));
+    assert_eq!(removed.config_maps[0].data, dns.config_maps[0].data);
+}
+
+#[test]
+fn remove_names_a_block_without_markers() {
+    let mut dns = recorded("kubeadm");
+    let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
+    corefile.push_str("lb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n");
+    let text = "kube-system/coredns:Corefile:24: the block of zone lb.internal has no marker lines of lb-linker around \
+                it: remove it by hand";
+    assert_eq!(to_remove(&dns, &forwarding()), [Step::Refused(text.to_owned())]);
+}
+
+#[test]
+fn zone_gets_a_second_block_nowhere() {
+    let forwarding =
+        Forwarding { zones: vec!["a.internal".to_owned(), "b.internal".to_owned()], ..forwarding() };
+    let right = "a.internal {\n    forward . 10.96.77.7\n}\n";
+    let with = |name: &str, map: &str, key: &str| {
+        let mut dns = recorded(name);
+        let map = dns.config_maps.iter_mut().find(|it| it.metadata.name.as_deref() == Some(map)).unwrap();
+        map.data.get_or_insert_default().entry(key.to_owned()).or_default().push_str(right);
+        dns
+    };
+    for (dns, changed) in [
+        (with("aks", COREDNS_CUSTOM, "mine.server"), COREDNS_CUSTOM),
+        (with("aks", COREDNS, COREFILE), COREDNS_CUSTOM),
+        (with("kubeadm", COREDNS, COREFILE), COREDNS),
+    ] {
+        let [change] = &changes(to_apply(&dns, &forwarding))[..] else { panic!() };
+        assert_eq!(change.config_map, changed);
+        assert!(change.lines.contains("\nb.internal:53 {\n"), "{}", change.lines);
+    }
+    // node-cache makes blocks of the domains in this ConfigMap.
+    let mut dns = recorded("nodelocal");
+    let stub_domains = r#"{"a.internal": ["10.96.77.7"], "b.internal": ["10.96.77.7"]}"#;
+    let mut map = config_map(KUBE_DNS);
+    map.data = Some([("stubDomains".to_owned(), stub_domains.to_owned())].into());
+    dns.config_maps.push(map);
+    assert!(matches!(&to_apply(&dns, &forwarding)[1], Step::Done(_)));
+}
+
+#[test]
+fn block_added_before_the_import_stays_in_the_corefile() {
+    let mut dns = recorded("k3s");
+    dns.config_maps[0].metadata.annotations = None;
+    dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap().push_str(CUSTOM);
+    assert!(matches!(&to_apply(&dns, &forwarding())[..], [Step::Done(_)]));
+    let moved = Forwarding { addresses: vec!["10.96.0.99".parse().unwrap()], ..forwarding() };
+    let changes = changes(to_apply(&dns, &moved));
+    assert_eq!((changes.len(), changes[0].config_map.as_str()), (1, COREDNS));
+}
+
+#[test]
+fn config_map_without_a_corefile_is_refused() {
+    let mut dns = recorded("kubeadm");
+    dns.config_maps[0].data = None;
+    let text = "ConfigMap kube-system/coredns has no key Corefile";
+    assert_eq!(to_apply(&dns, &forwarding()), [Step::Refused(text.to_owned())]);
 }
 
 #[test]
@@ -113,7 +190,7 @@ fn hand_made_blocks_are_left_alone() {
     assert_eq!(step, &Step::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned()));
     let step = &with("kubeadm", COREDNS, COREFILE, wrong)[0];
     assert!(
-        matches!(step, Step::Refused(text) if text.starts_with("kube-system/coredns:Corefile:24:1: ")),
+        matches!(step, Step::Refused(text) if text.starts_with("kube-system/coredns:Corefile:24: ")),
         "{step:?}"
     );
     // NodeLocal DNSCache may ask CoreDNS.
@@ -121,12 +198,7 @@ fn hand_made_blocks_are_left_alone() {
     let step = &with("nodelocal", "node-local-dns", COREFILE, by_core_dns)[1];
     assert!(matches!(step, Step::Done(_)), "{step:?}");
     let step = &with("aks", COREDNS_CUSTOM, "mine.server", right)[0];
-    assert_eq!(
-        step,
-        &Step::Done(
-            "ConfigMap kube-system/coredns-custom, key mine.server forwards lb.internal already".to_owned()
-        )
-    );
+    assert_eq!(step, &Step::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned()));
     let step = &with("aks", COREDNS_CUSTOM, "mine.server", wrong)[0];
     assert!(
         matches!(step, Step::Refused(text) if text.starts_with("kube-system/coredns-custom:mine.server:1: ")),
@@ -144,12 +216,10 @@ fn managed_config_maps_are_refused() {
     let applied = after(dns.clone(), &changes(to_apply(&dns, &forwarding())));
     dns.config_maps[0].metadata.labels =
         Some([("app.kubernetes.io/managed-by".to_owned(), "Helm".to_owned())].into());
-    let text = "ConfigMap kube-system/coredns is managed by Helm, which would undo a change; `lb-linker stub` prints \
-                what to do";
-    assert_eq!(to_apply(&dns, &forwarding()), [Step::Refused(text.to_owned())]);
+    assert!(matches!(&*to_apply(&dns, &forwarding()), [Step::Managed { by, .. }] if by == "Helm"));
     dns.config_maps[0].data.clone_from(&applied.config_maps[0].data);
     assert!(matches!(&*to_apply(&dns, &forwarding()), [Step::Done(_)]));
-    assert!(matches!(&*to_remove(&dns), [Step::Refused(_)]));
+    assert!(matches!(&*to_remove(&dns, &forwarding()), [Step::Managed { .. }]));
 }
 
 #[test]
@@ -159,9 +229,10 @@ fn diff_shows_the_changed_lines_with_context() {
         key: COREFILE.to_owned(),
         before: before.map(ToOwned::to_owned),
         after: after.map(ToOwned::to_owned),
-        backup: None,
+        lines: String::new(),
+        backup: Backup::Keep,
         version: None,
-        reloads: true,
+        restart: None,
     };
     for (before, after, expected) in [
         (Some("a\nb\nc\nd\n"), Some("a\nb\nc\nd\ne\n"), &["  c", "  d", "+ e"][..]),

@@ -9,7 +9,7 @@ const ADDED: &str = "# BEGIN lb-linker stub\nlb.internal:53 {\n    errors\n    f
 fn add(text: &str) -> Result<String, String> {
     let corefile = Corefile::parse(NAME, text).map_err(|error| error.to_string())?;
     let lines = corefile.lines_to_add(&forwarding(), false);
-    corefile.with(&lines, &forwarding().zones).map_err(|error| error.to_string())
+    corefile.with(&lines).map_err(|error| error.to_string())
 }
 
 fn remove(text: &str) -> String {
@@ -30,7 +30,7 @@ fn block_is_added_once_and_removed_without_a_trace() {
 
 #[test]
 fn former_block_is_replaced_where_it_stands() {
-    let former = ADDED.replace("10.96.77.7", "10.96.0.9").replace("    errors\n", "    cache 30\n");
+    let former = ADDED.replace("10.96.77.7", "10.96.0.9");
     let text = format!("a:53 {{\n}}\n{former}b:53 {{\n}}\n");
     assert_eq!(add(&text).unwrap(), format!("a:53 {{\n}}\n{ADDED}b:53 {{\n}}\n"));
     assert_eq!(remove(&text), "a:53 {\n}\nb:53 {\n}\n");
@@ -57,8 +57,6 @@ fn corefiles_that_would_change_are_refused() {
     for (text, expected) in [
         // Without braces the block would become a part of the only block.
         (".:53\nforward . /etc/resolv.conf\n", ":2:1: a block at this place would change other blocks"),
-        ("lb.internal {\n    forward . 192.0.2.9\n}\n", ":1:1: the zone lb.internal has this block"),
-        (".:53 {\n}\ndns://LB.internal.:53 {\n}\n", ":3:1: the zone lb.internal has this block"),
         (".:53 {\n", ":1:6: this { isn't closed"),
         (
             "# BEGIN lb-linker stub\n",
@@ -69,43 +67,63 @@ fn corefiles_that_would_change_are_refused() {
         // A marker inside of another block.
         (
             ".:53 {\n# BEGIN lb-linker stub\n    errors\n# END lb-linker stub\n}\n",
-            ":2:1: a block at this place would change other blocks",
+            ":2:1: only the block that lb-linker has added may stand between its marker lines",
+        ),
+        (
+            "# BEGIN lb-linker stub\na {\n}\nb {\n}\n# END lb-linker stub\n",
+            ":1:1: only the block that lb-linker has added may stand between its marker lines",
+        ),
+        (
+            "# BEGIN lb-linker stub\na {\n    cache\n}\n# END lb-linker stub\n",
+            ":1:1: only the block that lb-linker has added may stand between its marker lines",
         ),
     ] {
         let error = add(text).unwrap_err();
         assert!(error.starts_with(&format!("{NAME}{expected}")), "{text:?}: {error}");
     }
-    let text = ".:53 {\n# BEGIN lb-linker stub\n    errors\n# END lb-linker stub\n}\n";
-    assert!(Corefile::parse(NAME, text).unwrap().without().is_err());
 }
 
 #[test]
-fn wiring_tells_where_a_zone_is_forwarded() {
-    let wiring =
-        |text: &str| Corefile::parse(NAME, text).unwrap().wiring(&forwarding(), &["10.96.0.10".to_owned()]);
-    let elsewhere = |line, upstreams: &[&str], is_ours| Wiring::Elsewhere {
-        zone: "lb.internal".to_owned(),
-        line,
-        upstreams: upstreams.iter().map(|&it| it.to_owned()).collect(),
-        is_ours,
+fn blocks_of_zones_tell_where_they_forward() {
+    let blocks = |text: &str| -> Vec<(usize, Vec<String>, bool)> {
+        let corefile = Corefile::parse(NAME, text).unwrap();
+        let blocks = corefile.blocks_of(&forwarding().zones).into_iter();
+        blocks.map(|block| (block.line, block.upstreams, block.is_ours)).collect()
+    };
+    let found = |line, upstreams: &[&str], is_ours| {
+        vec![(line, upstreams.iter().map(|&it| it.to_owned()).collect::<Vec<_>>(), is_ours)]
     };
     for (text, expected) in [
-        (PLAIN, Wiring::Missing),
-        (ADDED, Wiring::Complete),
-        ("lb.internal {\n forward . 10.96.77.7:53\n}\n", Wiring::Complete),
-        ("lb.internal {\n forward lb.internal dns://10.96.77.7\n}\n", Wiring::Complete),
-        ("lb.internal {\n forward . 10.96.0.10\n}\n", Wiring::Complete),
+        (PLAIN, vec![]),
+        (ADDED, found(2, &["10.96.77.7"], true)),
         (
-            "lb.internal {\n forward . 10.96.77.7 192.0.2.1\n}\n",
-            elsewhere(1, &["10.96.77.7", "192.0.2.1"], false),
+            "dns://LB.internal. {\n forward . 192.0.2.1 192.0.2.2\n}\n",
+            found(1, &["192.0.2.1", "192.0.2.2"], false),
         ),
-        ("\nlb.internal {\n errors\n}\n", elsewhere(2, &[], false)),
-        (&ADDED.replace("77.7", "0.9"), elsewhere(2, &["10.96.0.9"], true)),
-        // DNS over TLS isn't what the cluster asks.
-        ("tls://lb.internal {\n forward . 192.0.2.1\n}\n", Wiring::Missing),
-        ("https://. {\n whoami\n}\n", Wiring::Missing),
+        ("lb.internal {\n forward internal. 192.0.2.1\n}\n", found(1, &["192.0.2.1"], false)),
+        ("a:53 b:53 lb.internal:53 {\n forward lb.internal 192.0.2.1\n}\n", found(1, &["192.0.2.1"], false)),
+        ("\nlb.internal {\n forward web.lb.internal 192.0.2.1\n}\n", found(2, &[], false)),
+        ("lb.internal {\n errors\n}\n", found(1, &[], false)),
+        // Other ports and transports aren't what the cluster asks.
+        (".:53 {\n}\nlb.internal:5300 {\n forward . 192.0.2.1\n}\n", vec![]),
+        ("tls://lb.internal {\n forward . 192.0.2.1\n}\n", vec![]),
+        ("https://. {\n whoami\n}\n", vec![]),
     ] {
-        assert_eq!(wiring(text), expected, "{text}");
+        assert_eq!(blocks(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn addresses_of_the_service_are_recognized() {
+    for (argument, is_ours) in [
+        ("10.96.77.7", true),
+        ("10.96.77.7:53", true),
+        ("dns://10.96.77.7", true),
+        ("10.96.77.7:5353", false),
+        ("tls://10.96.77.7", false),
+        ("10.96.77.70", false),
+    ] {
+        assert_eq!(forwarding().is_upstream(argument), is_ours, "{argument}");
     }
 }
 

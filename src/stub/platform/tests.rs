@@ -13,7 +13,7 @@ fn recorded_clusters_are_recognized() {
         ("eks-auto-mode", vec![Part::Unsupported(EksAutoMode)]),
         ("gke-autopilot", vec![Part::Unsupported(GkeAutopilot)]),
         ("gke-cloud-dns", vec![Part::Unsupported(GkeCloudDns)]),
-        ("gke-kube-dns", vec![Part::Resolver(GkeKubeDns)]),
+        ("gke-kube-dns", vec![Part::Resolver(GkeKubeDns), Part::Unsupported(GkeCloudDns)]),
         ("k3s", vec![Part::Resolver(K3s)]),
         ("kubeadm", vec![Part::Resolver(CoreDns)]),
         ("kubespray", vec![Part::Resolver(Kubespray), Part::Resolver(CoreDns), Part::Resolver(NodeLocal)]),
@@ -26,6 +26,13 @@ fn recorded_clusters_are_recognized() {
     let found: Vec<(&str, Vec<Part>)> =
         found.iter().map(|(name, parts)| (name.as_str(), parts.clone())).collect();
     assert_eq!(found, expected);
+}
+
+#[test]
+fn cluster_with_a_helm_chart_of_coredns_isnt_kubespray() {
+    let mut dns = recorded("kubeadm");
+    dns.services.extend(recorded("kubespray").services);
+    assert_eq!(dns.parts(), [Part::Resolver(Resolver::CoreDns)]);
 }
 
 #[test]
@@ -56,6 +63,16 @@ fn managers_that_undo_changes_are_recognized() {
         (field_manager("argocd-controller"), Some("Argo CD")),
         (field_manager("kustomize-controller"), Some("Flux")),
         (json!({"labels": {"helm.toolkit.fluxcd.io/name": "x"}}), Some("Flux")),
+        (json!({"annotations": {"configmanagement.gke.io/managed": "enabled"}}), Some("Config Sync")),
+        (field_manager("Terraform"), Some("Terraform")),
+        (json!({"labels": {"kapp.k14s.io/app": "1"}}), Some("kapp")),
+        (json!({"labels": {"app.kubernetes.io/managed-by": "kubectl"}}), None),
+        (
+            json!({"ownerReferences": [
+                {"apiVersion": "v1", "kind": "Addon", "name": "coredns", "uid": "1", "controller": true}
+            ]}),
+            Some("Addon coredns"),
+        ),
         (json!({"labels": {"addon.kops.k8s.io/name": "coredns.addons.k8s.io"}}), Some("kOps")),
         (
             json!({"annotations": {"objectset.rio.cattle.io/id": ""}}),

@@ -1,7 +1,9 @@
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
+
 use super::*;
-use crate::stub::test_support::{ALL_RESOLVERS, forwarding, platforms, recorded};
+use crate::stub::test_support::{forwarding, platforms, recorded};
 
 fn page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/stub.md")
@@ -46,7 +48,7 @@ fn page_has_what_is_printed_for_each_platform() {
 #[test]
 fn every_resolver_can_be_printed_for_any_cluster() {
     for name in platforms() {
-        for resolver in ALL_RESOLVERS {
+        for &resolver in Resolver::value_variants() {
             let printed = report(&recorded(&name), &forwarding(), Some(resolver)).join("\n");
             assert!(printed.contains("lb.internal"), "{name}, {resolver:?}: {printed}");
         }
@@ -64,10 +66,14 @@ fn present_configuration_is_recognized() {
         "forwardPlugin": {"policy": "Sequential", "upstreams": ["10.96.0.9"]}}]);
     dns.dns_operator.as_mut().unwrap().data["spec"]["servers"] = servers;
     let printed = report(&dns, &forwarding(), None).join("\n");
-    assert!(printed.contains(r#"{"op":"replace","path":"/spec/servers/0""#), "{printed}");
+    assert!(
+        printed
+            .contains(r#"{"op":"test","path":"/spec/servers/0/name","value":"lb-linker"},{"op":"replace""#),
+        "{printed}"
+    );
     dns.dns_operator.as_mut().unwrap().data["spec"]["servers"][0]["forwardPlugin"]["upstreams"] =
         json!(["10.96.77.7"]);
-    assert!(report(&dns, &forwarding(), None).join("\n").contains("forwards the zones already"));
+    assert!(report(&dns, &forwarding(), None).join("\n").contains("operator forwards lb.internal already"));
 }
 
 #[test]
@@ -79,11 +85,44 @@ fn block_for_a_former_address_is_pointed_out() {
     };
     let block = "lb.internal:53 {\n    forward . 10.96.0.9\n}\n";
     let printed = of(block);
-    let expected = "forwards lb.internal to 10.96.0.9 in line 24, which isn't the address of Service \
-                    lb-linker/lb-linker. lb-linker didn't add this block: correct it by hand, or remove it";
-    assert!(printed.contains(expected) && !printed.contains("--apply` adds"), "{printed}");
+    let expected = "CoreDNS: kube-system/coredns:Corefile:24: lb.internal is forwarded to 10.96.0.9, and Service \
+                    lb-linker/lb-linker has the address 10.96.77.7; lb-linker didn't add this block";
+    assert!(printed.contains(expected) && !printed.contains("--apply` writes"), "{printed}");
     let printed = of(&format!("# BEGIN lb-linker stub\n{block}# END lb-linker stub\n"));
-    let expected = "forwards lb.internal to 10.96.0.9 in line 25, which isn't the address of Service \
-                    lb-linker/lb-linker. It needs this block instead: ";
-    assert!(printed.contains(expected) && printed.contains("--apply` adds"), "{printed}");
+    assert!(printed.contains("needs this block: ") && printed.contains("--apply` writes"), "{printed}");
+}
+
+#[test]
+fn managed_config_map_isnt_offered_to_apply() {
+    let mut dns = recorded("kubeadm");
+    dns.config_maps[0].metadata.annotations =
+        Some([("meta.helm.sh/release-name".to_owned(), "coredns".to_owned())].into());
+    let printed = report(&dns, &forwarding(), None).join(" ");
+    assert!(printed.contains("Helm manages this ConfigMap and would undo a change"), "{printed}");
+    assert!(printed.contains("forward . 10.96.77.7") && !printed.contains("--apply"), "{printed}");
+}
+
+#[test]
+fn hostile_stub_domains_stay_one_word_of_the_shell() {
+    let mut dns = recorded("gke-kube-dns");
+    let domains = dns.config_maps[0].data.as_mut().unwrap();
+    domains.insert("stubDomains".to_owned(), r#"{"x'; touch /tmp/y; echo '": ["192.0.2.1"]}"#.to_owned());
+    let printed = report(&dns, &forwarding(), None).join("\n");
+    assert!(printed.contains(r"x'\''; touch /tmp/y; echo '\''"), "{printed}");
+}
+
+#[test]
+fn openshift_server_of_another_name_is_respected() {
+    let mut dns = recorded("openshift");
+    let operator = dns.dns_operator.as_mut().unwrap();
+    operator.data["spec"]["servers"][0]["zones"] = json!(["lb.internal"]);
+    let printed = report(&dns, &forwarding(), None).join(" ");
+    assert!(
+        printed.contains("dns.operator/default, server corp: lb.internal is forwarded to 192.0.2.53"),
+        "{printed}"
+    );
+    let operator = dns.dns_operator.as_mut().unwrap();
+    operator.data["spec"]["servers"][0]["forwardPlugin"]["upstreams"] = json!(["10.96.77.7"]);
+    let printed = report(&dns, &forwarding(), None).join(" ");
+    assert!(printed.contains("operator forwards lb.internal already"), "{printed}");
 }

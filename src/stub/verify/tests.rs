@@ -42,21 +42,21 @@ fn resolvers_are_asked_from_lb_linker_to_the_pod() {
         tiers.iter().map(|tier| format!("{} {}", tier.name, tier.server)).collect()
     };
     let pod = "nameserver 10.96.0.10\nsearch shop.svc.cluster.local svc.cluster.local cluster.local\n";
-    assert_eq!(of("kubeadm", ""), ["lb-linker 10.96.77.7:53", "CoreDNS 10.96.0.10:53"]);
+    assert_eq!(of("kubeadm", ""), ["lb-linker 10.96.77.7:53", "cluster DNS 10.96.0.10:53"]);
     assert_eq!(
         of("kubeadm", pod),
-        ["lb-linker 10.96.77.7:53", "CoreDNS 10.96.0.10:53", "resolver of this Pod 10.96.0.10:53"]
+        ["lb-linker 10.96.77.7:53", "cluster DNS 10.96.0.10:53", "resolver of this Pod 10.96.0.10:53"]
     );
     // The resolver of a node isn't asked.
     assert_eq!(of("kubeadm", "nameserver 192.0.2.1\nsearch example.com\n").len(), 2);
     // NodeLocal DNSCache answers at the address of kube-dns.
     assert_eq!(
         of("nodelocal", ""),
-        ["lb-linker 10.96.77.7:53", "CoreDNS 10.96.112.9:53", "NodeLocal DNSCache 169.254.20.10:53"]
+        ["lb-linker 10.96.77.7:53", "cluster DNS 10.96.112.9:53", "NodeLocal DNSCache 169.254.20.10:53"]
     );
     assert_eq!(
         of("kubespray", ""),
-        ["lb-linker 10.96.77.7:53", "CoreDNS 10.233.0.3:53", "NodeLocal DNSCache 169.254.25.10:53"]
+        ["lb-linker 10.96.77.7:53", "cluster DNS 10.233.0.3:53", "NodeLocal DNSCache 169.254.25.10:53"]
     );
 }
 
@@ -77,7 +77,10 @@ fn first_ready_link_of_the_zone_is_asked_for() {
         expected.to_string(),
         "web-shop.lb.internal AAAA: the load balancer is 2001:db8::1,2001:db8::2"
     );
+    let many = link(ViewState::Ready, &["many-shop.lb.internal"], Some("192.0.2.1,192.0.2.2 and 51 more"));
+    assert_eq!(super::expected(&[many, links[3].clone()], &zone()).target, ["b.example.com"]);
     let none = super::expected(&links[..2], &zone());
+    assert_eq!(none.target, ["SOA ns.dns.lb.internal"]);
     assert_eq!(
         none.to_string(),
         "lb.internal SOA: no load balancer has a target, so the zone itself is asked for"
@@ -105,7 +108,7 @@ fn first_wrong_answer_is_named_with_address_and_ttl() {
         ),
         (
             vec![right(), seen(ResponseCode::NoError, &["old.example.com"], 3), right(), right()],
-            "CoreDNS at 10.96.112.9 answers wrongly: old.example.com, TTL 3",
+            "cluster DNS at 10.96.112.9 answers wrongly: old.example.com, TTL 3",
         ),
         (
             vec![Err("no answer".to_owned()), right(), right(), right()],
@@ -135,11 +138,14 @@ fn blocks_that_lead_elsewhere_are_found() {
         }
         let map = dns.config_maps.iter_mut().find(|it| it.metadata.name.as_deref() == Some(map)).unwrap();
         map.data.get_or_insert_default().entry(key.to_owned()).or_default().push_str(text);
-        wrong_blocks(&dns, &forwarding())
+        wrong_blocks(&dns, &forwarding(), true)
     };
     let missing = |file: &str| format!("{file} has no block for lb.internal");
     let block = |address: &str| format!("lb.internal:53 {{\n    forward . {address}\n}}\n");
-    assert_eq!(wrong_blocks(&recorded("kubeadm"), &forwarding()), [missing("kube-system/coredns:Corefile")]);
+    assert_eq!(
+        wrong_blocks(&recorded("kubeadm"), &forwarding(), true),
+        [missing("kube-system/coredns:Corefile")]
+    );
     assert_eq!(wrong("kubeadm", "coredns", "Corefile", &block("10.96.77.7")), [""; 0]);
     assert_eq!(
         wrong("kubeadm", "coredns", "Corefile", &block("10.96.0.9")),
@@ -152,9 +158,11 @@ fn blocks_that_lead_elsewhere_are_found() {
         wrong("nodelocal", "node-local-dns", "Corefile", &block("10.96.77.7")),
         [missing("kube-system/coredns:Corefile")]
     );
-    let custom = "kube-system/coredns-custom:lb-linker.server";
     for name in ["aks", "k3s"] {
-        assert_eq!(wrong_blocks(&recorded(name), &forwarding()), [missing(custom)]);
+        assert_eq!(
+            wrong_blocks(&recorded(name), &forwarding(), true),
+            [missing("kube-system/coredns:Corefile")]
+        );
         assert_eq!(wrong(name, "coredns-custom", "mine.server", &block("10.96.77.7")), [""; 0]);
         assert_eq!(
             wrong(name, "coredns-custom", "mine.server", &block("10.96.0.9")),
@@ -162,4 +170,51 @@ fn blocks_that_lead_elsewhere_are_found() {
               lb-linker/lb-linker has the address 10.96.77.7"]
         );
     }
+}
+
+#[test]
+fn missing_block_alone_is_no_problem() {
+    assert_eq!(wrong_blocks(&recorded("kubeadm"), &forwarding(), false), [""; 0]);
+}
+
+#[test]
+fn former_addresses_are_found_without_a_corefile() {
+    let mut dns = recorded("gke-kube-dns");
+    let domains = dns.config_maps[0].data.as_mut().unwrap();
+    domains.insert("stubDomains".to_owned(), r#"{"lb.internal": ["10.96.0.9"]}"#.to_owned());
+    let end =
+        "lb.internal is forwarded to 10.96.0.9, and Service lb-linker/lb-linker has the address 10.96.77.7";
+    assert_eq!(
+        wrong_blocks(&dns, &forwarding(), false),
+        [format!("kube-system/kube-dns:stubDomains: {end}")]
+    );
+    let mut dns = recorded("openshift");
+    let server = &mut dns.dns_operator.as_mut().unwrap().data["spec"]["servers"][0];
+    server["zones"] = serde_json::json!(["lb.internal"]);
+    server["forwardPlugin"]["upstreams"] = serde_json::json!(["10.96.0.9"]);
+    assert_eq!(
+        wrong_blocks(&dns, &forwarding(), false),
+        [format!("dns.operator/default, server corp: {end}")]
+    );
+}
+
+#[test]
+fn cluster_without_a_known_resolver_is_a_problem() {
+    let links = [link(ViewState::Ready, &["web-shop.lb.internal"], Some("new.example.com"))];
+    let expected = expected(&links, &zone());
+    let tiers = tiers(&ClusterDns::default(), &forwarding(), "");
+    let asked: Vec<Asked> =
+        tiers.into_iter().map(|tier| (tier, seen(ResponseCode::NoError, &["new.example.com"], 5))).collect();
+    let text = "no resolver of this cluster was found to ask besides lb-linker";
+    assert_eq!(problem(&expected, &asked).as_deref(), Some(text));
+}
+
+#[test]
+fn unspecified_bind_address_of_node_local_isnt_asked() {
+    let mut dns = recorded("nodelocal");
+    let map =
+        dns.config_maps.iter_mut().find(|it| it.metadata.name.as_deref() == Some("node-local-dns")).unwrap();
+    let corefile = map.data.as_mut().unwrap().get_mut("Corefile").unwrap();
+    *corefile = corefile.replace("bind 169.254.20.10 10.96.0.10", "bind 0.0.0.0");
+    assert!(tiers(&dns, &forwarding(), "").iter().all(|tier| !tier.server.ip().is_unspecified()));
 }

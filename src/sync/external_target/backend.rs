@@ -27,7 +27,7 @@ use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::{FINALIZER, Service};
-use crate::sync::k8s::watch::{Event, Events, RequestQuery, list_watch};
+use crate::sync::k8s::watch::{Event, RequestQuery, WatchStream, list_watch};
 use crate::sync::k8s::watch::{key_of, readable};
 
 /// The meaning of 403 in the target namespace: a ServiceAccount also gets 403 for a namespace that doesn't exist.
@@ -341,7 +341,7 @@ fn answered(status: &Status) -> String {
 }
 
 fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
-    events: Events<K>,
+    events: WatchStream<K>,
     kind: ObjectKind,
     namespace: &str,
     availability: ApiAvailability,

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn watch_events_are_decoded_one_by_one() {
+    fn watch_event_with_an_undecodable_object_is_decoded() {
         let event = |object: &str| -> WatchEvent<RawDeserializeGuard<Service>> {
             serde_json::from_str(&format!(r#"{{"type":"MODIFIED","object":{object}}}"#)).unwrap()
         };

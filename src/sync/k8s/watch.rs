@@ -101,7 +101,7 @@ pub enum Event<K> {
 pub type WatchItem<K> = Result<Event<RawDeserializeGuard<K>>, WatchError>;
 
 /// The endless stream of events of a list/watch loop.
-pub type Events<K> = BoxStream<'static, WatchItem<K>>;
+pub type WatchStream<K> = BoxStream<'static, WatchItem<K>>;
 
 /// The selection of objects to list and watch.
 #[derive(Clone, Debug, Default)]
@@ -188,7 +188,7 @@ async fn read_one<K: DeserializeOwned>(
 }
 
 /// Lists the objects of a query, and watches them afterwards. `activity` records the time of each sign of life.
-pub fn list_watch<K>(client: Client, query: RequestQuery, activity: Arc<LastActivity>) -> Events<K>
+pub fn list_watch<K>(client: Client, query: RequestQuery, activity: Arc<LastActivity>) -> WatchStream<K>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {

@@ -1,5 +1,5 @@
 //! The external targets that an earlier process left: those of all Services until the first complete list, afterwards
-//! only those of Services that no longer exist.
+//! only those of Services that the list lacked or that can't be decoded.
 
 use std::collections::HashMap;
 

@@ -73,7 +73,6 @@ impl WatchScope {
         }
     }
 
-    /// Returns the query for the scope.
     fn query(&self, metadata_only: bool) -> RequestQuery {
         let mut fields = format!("spec.type={EXTERNAL_NAME}");
         if let Self::AllBut(namespace) = self {

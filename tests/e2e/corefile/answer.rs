@@ -16,7 +16,7 @@ pub struct Answer {
     rcode: String,
     flags: String,
     question: String,
-    /// Records without TTLs, with the TTLs of each.
+    /// The records of each section: the keys are records without their TTL, the values are the TTLs of equal records.
     sections: [BTreeMap<String, Vec<u32>>; 3],
     opt: String,
 }

@@ -1,6 +1,6 @@
-//! The programs of the test control plane, programs that resolve names, a program that compares records, Helm, and
-//! promtool, built from `tests/control-plane/`, `tests/stubs/`, `tests/go/`, `tests/helm/` and `tests/prometheus/` if they
-//! don't exist yet.
+//! The programs that tests start: the test control plane, programs that resolve names, a program that compares records,
+//! actionlint, Helm and promtool. They are built from `tests/control-plane/`, `tests/stubs/`, `tests/go/`, `tests/helm/`
+//! and `tests/prometheus/` if they don't exist yet.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

@@ -152,7 +152,7 @@ async fn seconds(number: u64) {
     advance(Duration::from_secs(number)).await;
 }
 
-/// Waits until background tasks have finished.
+/// Runs the background tasks until each of them has ended or waits for a later timer.
 async fn settled() {
     sleep(Duration::from_millis(1)).await;
 }

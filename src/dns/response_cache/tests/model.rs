@@ -73,7 +73,7 @@ const TYPES: [RecordType; 9] = [
 ];
 
 /// Upstream data. Some of the names lead back into the zones of links.
-const OTHERS: &str = "
+const ROOT_BLOCK: &str = "
     acl {
         block net 192.0.2.66
     }
@@ -108,7 +108,7 @@ fn corefile() -> String {
     format!(
         "lb.internal 192.0.2.0/24 {{\nacl {{\nfilter type AAAA net 10.0.0.2 192.0.2.66\n}}\nlb_linker {{\nreverse 192.0.2.0/24\n}}\n}}\n\
          zone.example {{\nacl {{\nfilter type AAAA net 10.0.0.2 192.0.2.66\n}}\n\
-         acl x.other.zone.example {{\nblock type AAAA\n}}\nlb_linker\n}}\n. {{\n{OTHERS}\n}}\n"
+         acl x.other.zone.example {{\nblock type AAAA\n}}\nlb_linker\n}}\n. {{\n{ROOT_BLOCK}\n}}\n"
     )
 }
 

@@ -243,7 +243,8 @@ impl Session {
         Ok(unanswered)
     }
 
-    /// Returns whether there is a complete query, and room for its answer.
+    /// Returns whether the next query may be taken: the limit of queries isn't reached, the query is complete, and there
+    /// is room for its answer.
     fn may_take(&self) -> bool {
         self.remaining_queries > 0 && self.input.has_message() && !self.output.is_full()
     }

@@ -64,14 +64,14 @@ pub(super) struct AnswerSocket {
     metrics: Arc<TransportMetrics>,
     /// The size of the send buffer, in bytes as the kernel counts them.
     send_buffer: usize,
-    senders: Mutex<Senders>,
+    icmp_senders: Mutex<IcmpSenders>,
     /// The socket for route look-ups, opened at the first one.
     routes: Mutex<Option<Netlink>>,
 }
 
 /// Whether each sender of ICMP errors is this host itself, as found within the last second.
 #[derive(Default)]
-struct Senders {
+struct IcmpSenders {
     since: Option<Instant>,
     own: HashMap<IpAddr, bool>,
 }
@@ -83,8 +83,8 @@ impl AnswerSocket {
         metrics: Arc<TransportMetrics>,
     ) -> Self {
         let send_buffer = getsockopt(&socket, sockopt::SndBuf).unwrap_or(SEND_BUFFER);
-        let (senders, routes) = (Mutex::default(), Mutex::default());
-        Self { socket, unreachable, metrics, send_buffer, senders, routes }
+        let (icmp_senders, routes) = (Mutex::default(), Mutex::default());
+        Self { socket, unreachable, metrics, send_buffer, icmp_senders, routes }
     }
 
     pub(super) fn count_dropped(&self, reason: DropReason, number: u32) {
@@ -153,9 +153,9 @@ impl AnswerSocket {
     /// Returns whether an ICMP error is from this host itself. Errors from other hosts limit no client: they may be
     /// forged, and an answer to a client behind a router doesn't wait for ARP in this host.
     fn is_own(&self, sender: SocketAddr, now: Instant) -> bool {
-        let mut senders = self.senders.lock();
+        let mut senders = self.icmp_senders.lock();
         if senders.since.is_none_or(|since| since + SENDERS_KEPT <= now) {
-            *senders = Senders { since: Some(now), own: HashMap::new() };
+            *senders = IcmpSenders { since: Some(now), own: HashMap::new() };
         }
         if let Some(own) = senders.own.get(&sender.ip()) {
             return *own;

@@ -79,7 +79,7 @@ impl RequestCounts {
 /// Starts an API server stub. `answer` gets the kind of the request, and the number of earlier requests of this kind.
 fn api_server(
     answer: impl Fn(RequestKind, usize) -> StubResponse + Send + Sync + 'static,
-) -> (RequestCounts, Events<Service>) {
+) -> (RequestCounts, WatchStream<Service>) {
     let requests = RequestCounts::default();
     let (log, start, answer) = (requests.clone(), Instant::now(), Arc::new(answer));
     let service = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
@@ -123,7 +123,7 @@ fn said(item: &WatchItem<Service>) -> String {
 }
 
 /// Returns the items of the next `seconds` seconds.
-async fn said_for(events: &mut Events<Service>, seconds: u64) -> Vec<String> {
+async fn said_for(events: &mut WatchStream<Service>, seconds: u64) -> Vec<String> {
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut all = Vec::new();
     while let Ok(Some(item)) = tokio::time::timeout_at(end, events.next()).await {

@@ -73,10 +73,10 @@ fn balancer(namespace: &str, service: &str, target: &str, allow_from: &[&str]) -
 }
 
 fn context(links: Vec<ObservedService>) -> TestServer {
-    site_with("lb.internal {\nlb_linker\n}\n", links)
+    server_with("lb.internal {\nlb_linker\n}\n", links)
 }
 
-fn site_with(blocks: &str, links: Vec<ObservedService>) -> TestServer {
+fn server_with(blocks: &str, links: Vec<ObservedService>) -> TestServer {
     let policy = TargetPolicy { cluster_domain: name("cluster.local."), ..TargetPolicy::default() };
     let context = TestServer::with_targets(&format!("{blocks}{UPSTREAM}"), policy);
     let store = &context.shared.store;
@@ -188,7 +188,7 @@ async fn zone_names_are_no_targets_and_missing_names_are_nxdomain() {
 async fn acl_applies_to_each_name_of_a_chain() {
     let blocks = "lb.internal {\nacl b.default.lb.internal {\nblock net 10.0.0.1\n}\nlb_linker\n}\n\
                   zone.example {\nacl b.default.zone.example {\nblock net 10.0.0.1\n}\nlb_linker\n}\n";
-    let context = site_with(
+    let context = server_with(
         blocks,
         vec![
             balancer("default", "web", "via.example.", &[]),
@@ -291,7 +291,7 @@ async fn acl_applies_to_each_alias_behind_srv_records() {
                   acl c.default.lb.internal {\nfilter type AAAA net 10.0.0.3 10.0.0.4\n}\nlb_linker\n}\n";
     let hostname =
         |service, next: &str| balancer("default", service, &format!("{next}.default.lb.internal."), &[]);
-    let context = site_with(
+    let context = server_with(
         blocks,
         vec![
             with_http(hostname("a", "b")),
@@ -324,7 +324,7 @@ async fn acl_of_one_family_applies_to_addresses_for_srv() {
                   filter type A AAAA net 10.0.0.4\n}\nlb_linker\n}\n";
     let mut both = with_http(balancer("default", "both", "192.0.2.7", &[]));
     both.ingress.addresses.push("2001:db8::7".parse().unwrap());
-    let context = site_with(
+    let context = server_with(
         blocks,
         vec![with_http(balancer("default", "alias", "both.default.lb.internal.", &[])), both],
     );
@@ -540,7 +540,7 @@ async fn acl_checks_the_original_and_the_rewritten_name() {
         balancer("prod", "db", "192.0.2.7", &[]),
         balancer("stage", "db", "192.0.2.8", &[]),
     ];
-    let context = site_with(block, links);
+    let context = server_with(block, links);
     let others = context.clone().from("10.0.0.2");
     assert_eq!(ask(&others, "x.prod.lb.internal. A").await, "NoError db.prod.lb.internal. 192.0.2.7");
     assert_eq!(ask(&context, "x.prod.lb.internal. A").await, "NoError db.prod.lb.internal. EDE 15");
