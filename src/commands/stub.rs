@@ -119,7 +119,7 @@ async fn change(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
     for change in &changes {
         let name = format!("{KUBE_SYSTEM}/{}", change.config_map);
         match write(client, change).await {
-            Ok(()) => print(&match change.restart {
+            Ok(()) => print(&match &change.restart {
                 None => format!("ConfigMap {name} is changed; its Pods read it within about two minutes"),
                 Some(restart) => {
                     format!("ConfigMap {name} is changed; its Pods have to be restarted: {restart}")

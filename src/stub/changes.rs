@@ -21,6 +21,8 @@ const BACKUP: &str = ".before-lb-linker";
 pub(super) const OPERATOR_SERVER: &str = "lb-linker";
 /// What node-cache replaces by the address of CoreDNS.
 const CLUSTER_DNS_PLACEHOLDER: &str = "__PILLAR__CLUSTER__DNS__";
+/// What mounts the ConfigMaps of CoreDNS.
+const DEPLOYMENT: &str = "deployment coredns";
 /// The number of equal lines around a change that a diff shows.
 const CONTEXT: usize = 2;
 
@@ -39,7 +41,7 @@ pub struct Change {
     /// The resourceVersion of the ConfigMap; `None` if it doesn't exist.
     pub version: Option<String>,
     /// The command that restarts the Pods, if they don't read a changed Corefile by themselves.
-    pub restart: Option<&'static str>,
+    pub restart: Option<String>,
 }
 
 /// What becomes of the key that keeps the value before the first change.
@@ -129,7 +131,14 @@ fn try_core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> R
     Ok(if value(custom, SERVER_KEY) == after.as_deref() {
         done(&format!("{KUBE_SYSTEM}/{COREDNS}"), forwarding)
     } else {
-        change(custom, SERVER_KEY, after.clone(), after.unwrap_or_default(), true, restart(&corefile))
+        change(
+            custom,
+            SERVER_KEY,
+            after.clone(),
+            after.unwrap_or_default(),
+            true,
+            restart(&corefile, DEPLOYMENT),
+        )
     })
 }
 
@@ -156,14 +165,14 @@ pub fn to_remove(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
         let Some(before) = value(map, COREFILE) else { continue };
         steps.extend(
             without_block(map, before, forwarding)
-                .unwrap_or_else(|error| Some(Step::Refused(error.to_string()))),
+                .unwrap_or_else(|error| vec![Step::Refused(error.to_string())]),
         );
     }
     if let Some(map) = dns.config_map(COREDNS_CUSTOM)
         && value(map, SERVER_KEY).is_some()
     {
         let main = dns.config_map(COREDNS).and_then(|map| value(map, COREFILE)).unwrap_or_default();
-        let restart = Corefile::parse("", main).ok().and_then(|corefile| restart(&corefile));
+        let restart = Corefile::parse("", main).ok().and_then(|corefile| restart(&corefile, DEPLOYMENT));
         steps.push(change(map, SERVER_KEY, None, String::new(), false, restart));
     }
     if steps.is_empty() {
@@ -175,27 +184,26 @@ pub fn to_remove(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
     steps
 }
 
-fn without_block(
-    map: &ConfigMap,
-    before: &str,
-    forwarding: &Forwarding,
-) -> Result<Option<Step>, CorefileError> {
+fn without_block(map: &ConfigMap, before: &str, forwarding: &Forwarding) -> Result<Vec<Step>, CorefileError> {
     let corefile = Corefile::parse(&place(map, COREFILE), before)?;
     let removed = corefile.without()?;
     let backup = value(map, &format!("{COREFILE}{BACKUP}"));
+    let mut steps = Vec::new();
     if corefile.has_ours() || backup.is_some() {
         // A final line break that was missing is missing again.
         let former = backup.filter(|backup| backup.trim_end() == removed.trim_end());
         let after = former.map_or(removed, ToOwned::to_owned);
-        return Ok(Some(change(map, COREFILE, Some(after), String::new(), false, restart(&corefile))));
+        let restart = restart(&corefile, &workload(map));
+        steps.push(change(map, COREFILE, Some(after), String::new(), false, restart));
     }
-    let left = corefile.blocks_of(&forwarding.zones).into_iter().next();
-    Ok(left.map(|ZoneBlock { zone, line, .. }| {
+    let blocks = corefile.blocks_of(&forwarding.zones).into_iter();
+    steps.extend(blocks.filter(|block| !block.is_ours).map(|ZoneBlock { zone, line, .. }| {
         Step::Refused(format!(
             "{}:{line}: the block of zone {zone} has no marker lines of lb-linker around it: remove it by hand",
             place(map, COREFILE)
         ))
-    }))
+    }));
+    Ok(steps)
 }
 
 /// Returns the lines of a change as `diff` prints them.
@@ -356,6 +364,11 @@ pub(super) fn config_map(name: &str) -> ConfigMap {
     ConfigMap { metadata, ..ConfigMap::default() }
 }
 
+/// Returns what mounts the ConfigMap, for kubectl: the DaemonSet of NodeLocal DNSCache has the name of its ConfigMap.
+fn workload(map: &ConfigMap) -> String {
+    if name(map) == COREDNS { DEPLOYMENT.to_owned() } else { format!("daemonset {}", name(map)) }
+}
+
 fn name(map: &ConfigMap) -> &str {
     map.metadata.name.as_deref().unwrap_or_default()
 }
@@ -372,6 +385,7 @@ fn with_block(
     mut blocks: Blocks,
     is_node_local: bool,
 ) -> Result<Step, CorefileError> {
+    let workload = workload(map);
     let mut of_corefile = corefile.blocks_of(&forwarding.zones);
     of_corefile.retain(|block| !block.is_ours);
     blocks.extend(&place(map, COREFILE), of_corefile);
@@ -389,7 +403,7 @@ fn with_block(
     Ok(if value(map, COREFILE) == Some(&after) {
         done(&format!("{KUBE_SYSTEM}/{}", name(map)), forwarding)
     } else {
-        change(map, COREFILE, Some(after), lines, true, restart_of(corefile, is_node_local))
+        change(map, COREFILE, Some(after), lines, true, restart(corefile, &workload))
     })
 }
 
@@ -397,18 +411,9 @@ fn done(place: &str, forwarding: &Forwarding) -> Step {
     Step::Done(format!("ConfigMap {place} forwards {} already", forwarding.zones.join(", ")))
 }
 
-fn restart(corefile: &Corefile<'_>) -> Option<&'static str> {
-    restart_of(corefile, false)
-}
-
 /// Returns the command that restarts the Pods, unless they have *reload*, which also reads imported files again.
-fn restart_of(corefile: &Corefile<'_>, is_node_local: bool) -> Option<&'static str> {
-    let command = if is_node_local {
-        "kubectl -n kube-system rollout restart daemonset node-local-dns"
-    } else {
-        "kubectl -n kube-system rollout restart deployment coredns"
-    };
-    (!corefile.reloads()).then_some(command)
+fn restart(corefile: &Corefile<'_>, workload: &str) -> Option<String> {
+    (!corefile.reloads()).then(|| format!("kubectl -n {KUBE_SYSTEM} rollout restart {workload}"))
 }
 
 fn change(
@@ -417,7 +422,7 @@ fn change(
     after: Option<String>,
     lines: String,
     is_added: bool,
-    restart: Option<&'static str>,
+    restart: Option<String>,
 ) -> Step {
     let has_backup = value(map, &format!("{key}{BACKUP}")).is_some();
     let before = value(map, key).map(ToOwned::to_owned);

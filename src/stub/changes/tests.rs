@@ -87,7 +87,7 @@ fn value_before_the_first_change_is_kept() {
     let original = value(dns.config_map(COREDNS).unwrap(), COREFILE).unwrap();
     let first = changes(to_apply(&dns, &forwarding()));
     assert_eq!((first[0].backup, first[0].before.as_deref()), (Backup::Set, Some(original)));
-    assert_eq!((first[0].version.as_deref(), first[0].restart), (Some("243"), None));
+    assert_eq!((first[0].version.as_deref(), first[0].restart.as_deref()), (Some("243"), None));
     let moved = Forwarding { addresses: vec!["10.96.0.99".parse().unwrap()], ..forwarding() };
     let applied = after(dns.clone(), &first);
     let second = changes(to_apply(&applied, &moved));
@@ -116,6 +116,26 @@ fn remove_names_a_block_without_markers() {
     let text = "kube-system/coredns:Corefile:24: the block of zone lb.internal has no marker lines of lb-linker around \
                 it: remove it by hand";
     assert_eq!(to_remove(&dns, &forwarding()), [Step::Refused(text.to_owned())]);
+    // An upgrade of kubeadm drops comments; the kept value is removed all the same.
+    let data = dns.config_maps[0].data.as_mut().unwrap();
+    data.insert("Corefile.before-lb-linker".to_owned(), "former".to_owned());
+    let steps = to_remove(&dns, &forwarding());
+    assert_eq!(steps[1], Step::Refused(text.to_owned()));
+    assert!(matches!(&steps[0], Step::Change(change) if change.backup == Backup::Remove), "{steps:?}");
+    assert_eq!(changes(steps[..1].to_vec())[0].after, changes(steps[..1].to_vec())[0].before);
+}
+
+#[test]
+fn restart_names_the_workload_without_reload() {
+    let mut dns = recorded("kubespray");
+    for map in &mut dns.config_maps {
+        let corefile = map.data.as_mut().unwrap().get_mut(COREFILE).unwrap();
+        *corefile = corefile.replace("    reload\n", "");
+    }
+    let restarts: Vec<Option<String>> =
+        changes(to_apply(&dns, &forwarding())).into_iter().map(|change| change.restart).collect();
+    let command = |workload: &str| Some(format!("kubectl -n kube-system rollout restart {workload}"));
+    assert_eq!(restarts, [command("deployment coredns"), command("daemonset nodelocaldns")]);
 }
 
 #[test]
