@@ -43,7 +43,7 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
             "--service needs a namespace and a name, such as lb-linker/lb-linker",
             BAD_INPUT,
         );
-    };
+    }
     log_warnings();
     let zones: Vec<String> = match zones_of_links(&flags) {
         Ok(zones) => zones.iter().map(to_presentation).collect(),
@@ -53,10 +53,6 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
         Ok(connection) => connection.client,
         Err(error) => return fail(&error.into()),
     };
-    let forwarding = match forwarding(&client, name, zones).await {
-        Ok(forwarding) => forwarding,
-        Err(error) => return exit_with_error(&error.to_string(), FAILED),
-    };
     let (dns, notices) = read(&client, !matches!(action, StubAction::Verify)).await;
     for notice in &notices {
         exit_with_error(notice, 0);
@@ -64,14 +60,18 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     if !notices.is_empty() && matches!(action, StubAction::Apply { .. } | StubAction::Remove { .. }) {
         return exit_with_error("nothing was changed, because not all objects could be read", FAILED);
     }
-    match action {
-        StubAction::Print(resolver) => {
+    match (action, forwarding(&client, name, zones.clone()).await) {
+        // lb-linker's Service may be gone already.
+        (StubAction::Remove { ask }, _) => change(&client, to_remove(&dns, &zones), ask).await,
+        (_, Err(error)) => exit_with_error(&error.to_string(), FAILED),
+        (StubAction::Print(resolver), Ok(forwarding)) => {
             report(&dns, &forwarding, resolver).iter().for_each(|line| print(line));
             ExitCode::SUCCESS
         }
-        StubAction::Apply { ask } => change(&client, to_apply(&dns, &forwarding), ask).await,
-        StubAction::Remove { ask } => change(&client, to_remove(&dns, &forwarding), ask).await,
-        StubAction::Verify => verify_zones(flags, &dns, &forwarding).await,
+        (StubAction::Apply { ask }, Ok(forwarding)) => {
+            change(&client, to_apply(&dns, &forwarding), ask).await
+        }
+        (StubAction::Verify, Ok(forwarding)) => verify_zones(flags, &dns, &forwarding).await,
     }
 }
 

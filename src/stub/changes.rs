@@ -159,13 +159,12 @@ pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<Step> {
 
 /// Returns what `--remove` does.
 #[must_use]
-pub fn to_remove(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
+pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<Step> {
     let mut steps = Vec::new();
     for map in [dns.config_map(COREDNS), dns.node_local()].into_iter().flatten() {
         let Some(before) = value(map, COREFILE) else { continue };
         steps.extend(
-            without_block(map, before, forwarding)
-                .unwrap_or_else(|error| vec![Step::Refused(error.to_string())]),
+            without_block(map, before, zones).unwrap_or_else(|error| vec![Step::Refused(error.to_string())]),
         );
     }
     if let Some(map) = dns.config_map(COREDNS_CUSTOM)
@@ -184,7 +183,7 @@ pub fn to_remove(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
     steps
 }
 
-fn without_block(map: &ConfigMap, before: &str, forwarding: &Forwarding) -> Result<Vec<Step>, CorefileError> {
+fn without_block(map: &ConfigMap, before: &str, zones: &[String]) -> Result<Vec<Step>, CorefileError> {
     let corefile = Corefile::parse(&place(map, COREFILE), before)?;
     let removed = corefile.without()?;
     let backup = value(map, &format!("{COREFILE}{BACKUP}"));
@@ -196,7 +195,7 @@ fn without_block(map: &ConfigMap, before: &str, forwarding: &Forwarding) -> Resu
         let restart = restart(&corefile, &workload(map));
         steps.push(change(map, COREFILE, Some(after), String::new(), false, restart));
     }
-    let blocks = corefile.blocks_of(&forwarding.zones).into_iter();
+    let blocks = corefile.blocks_of(zones).into_iter();
     steps.extend(blocks.filter(|block| !block.is_ours).map(|ZoneBlock { zone, line, .. }| {
         Step::Refused(format!(
             "{}:{line}: the block of zone {zone} has no marker lines of lb-linker around it: remove it by hand",

@@ -252,6 +252,8 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     let (code, out, err) = text(&stub(&pod, &["--verify"]));
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
 
+    // Also after lb-linker was uninstalled.
+    plane.kubectl(&["-n", "lb-linker", "delete", "service", "lb-linker"]);
     let (code, out, err) = text(&stub(&admin, &["--remove", "--yes"]));
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
     assert_eq!(data(&plane, "coredns"), json!({"Corefile": core_dns_corefile()}));

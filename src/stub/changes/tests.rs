@@ -71,8 +71,8 @@ fn apply_is_idempotent_and_remove_restores_the_config_maps() {
         for step in to_apply(&applied, &forwarding()) {
             assert!(matches!(step, Step::Done(_)), "{name}: {step:?}");
         }
-        let removed = after(applied.clone(), &changes(to_remove(&applied, &forwarding())));
-        assert!(matches!(&*to_remove(&removed, &forwarding()), [Step::Done(_)]), "{name}");
+        let removed = after(applied.clone(), &changes(to_remove(&applied, &forwarding().zones)));
+        assert!(matches!(&*to_remove(&removed, &forwarding().zones), [Step::Done(_)]), "{name}");
         for map in &before.config_maps {
             let data = |map: &ConfigMap| map.data.clone().unwrap_or_default();
             let now = removed.config_map(map.metadata.name.as_deref().unwrap()).unwrap();
@@ -94,7 +94,7 @@ fn value_before_the_first_change_is_kept() {
     assert_eq!(second[0].backup, Backup::Keep);
     let applied = after(applied, &second);
     assert_eq!(value(applied.config_map(COREDNS).unwrap(), "Corefile.before-lb-linker"), Some(original));
-    let removed = after(applied.clone(), &changes(to_remove(&applied, &moved)));
+    let removed = after(applied.clone(), &changes(to_remove(&applied, &moved.zones)));
     assert_eq!(removed.config_map(COREDNS).unwrap().data, dns.config_map(COREDNS).unwrap().data);
 }
 
@@ -104,7 +104,7 @@ fn missing_final_line_break_is_restored() {
     let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
     corefile.truncate(corefile.trim_end().len());
     let applied = after(dns.clone(), &changes(to_apply(&dns, &forwarding())));
-    let removed = after(applied.clone(), &changes(to_remove(&applied, &forwarding())));
+    let removed = after(applied.clone(), &changes(to_remove(&applied, &forwarding().zones)));
     assert_eq!(removed.config_maps[0].data, dns.config_maps[0].data);
 }
 
@@ -115,11 +115,11 @@ fn remove_names_a_block_without_markers() {
     corefile.push_str("lb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n");
     let text = "kube-system/coredns:Corefile:24: the block of zone lb.internal has no marker lines of lb-linker around \
                 it: remove it by hand";
-    assert_eq!(to_remove(&dns, &forwarding()), [Step::Refused(text.to_owned())]);
+    assert_eq!(to_remove(&dns, &forwarding().zones), [Step::Refused(text.to_owned())]);
     // An upgrade of kubeadm drops comments; the kept value is removed all the same.
     let data = dns.config_maps[0].data.as_mut().unwrap();
     data.insert("Corefile.before-lb-linker".to_owned(), "former".to_owned());
-    let steps = to_remove(&dns, &forwarding());
+    let steps = to_remove(&dns, &forwarding().zones);
     assert_eq!(steps[1], Step::Refused(text.to_owned()));
     assert!(matches!(&steps[0], Step::Change(change) if change.backup == Backup::Remove), "{steps:?}");
     assert_eq!(changes(steps[..1].to_vec())[0].after, changes(steps[..1].to_vec())[0].before);
@@ -239,7 +239,7 @@ fn managed_config_maps_are_refused() {
     assert!(matches!(&*to_apply(&dns, &forwarding()), [Step::Managed { by, .. }] if by == "Helm"));
     dns.config_maps[0].data.clone_from(&applied.config_maps[0].data);
     assert!(matches!(&*to_apply(&dns, &forwarding()), [Step::Done(_)]));
-    assert!(matches!(&*to_remove(&dns, &forwarding()), [Step::Managed { .. }]));
+    assert!(matches!(&*to_remove(&dns, &forwarding().zones), [Step::Managed { .. }]));
 }
 
 #[test]
