@@ -37,6 +37,11 @@ pub fn fail(error: &RunError) -> ExitCode {
 }
 
 pub fn exit_with_error(problem: &str, code: u8) -> ExitCode {
-    let _ = writeln!(std::io::stderr(), "lb-linker: {problem}");
+    print_problem(problem);
     ExitCode::from(code)
+}
+
+pub fn print_problem(problem: &str) {
+    // Ignore EPIPE: stderr may be closed (`| head`).
+    let _ = writeln!(std::io::stderr(), "lb-linker: {problem}");
 }

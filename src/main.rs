@@ -18,7 +18,7 @@ use tracing_subscriber::{EnvFilter, reload};
 use crate::commands::links::links;
 use crate::commands::scan::{ScanOutput, scan_cluster};
 use crate::commands::stub::{StubAction, stub};
-use crate::commands::{BAD_INPUT, FAILED, exit_with_error, fail};
+use crate::commands::{BAD_INPUT, FAILED, exit_with_error, fail, print_problem};
 use lb_linker::app::run;
 use lb_linker::cli::check::check;
 use lb_linker::cli::flags::{Flags, LogFormat};
@@ -133,7 +133,8 @@ enum Command {
     /// nothing. --apply adds it to the ConfigMaps of CoreDNS and NodeLocal DNSCache, unless another tool manages them;
     /// --remove takes it out again; both print the differences and ask first. --verify asks lb-linker, CoreDNS,
     /// NodeLocal DNSCache and the resolver of the Pod for the name of a load balancer; run it in a Pod, such as
-    /// lb-linker's. Give the same flags and variables as for `run`.
+    /// lb-linker's. The zones are those of --zone or --corefile, as for `run`; --verify also uses the other
+    /// flags about links.
     #[command(mut_args = |arg| { let hide = !for_stub(arg.get_id().as_str()); arg.hide(hide) })]
     Stub {
         /// Print the configuration of this resolver [default: those that the cluster has]
@@ -266,7 +267,7 @@ fn main() -> ExitCode {
             runtime.block_on(scan_cluster(*flags, namespace, output, apply.then_some(yes)))
         }
         Some(Command::Stub { apply: false, remove: false, yes: true, .. }) => {
-            exit_with_error("--yes is about --apply and --remove", BAD_INPUT)
+            exit_with_error("--yes needs --apply or --remove", BAD_INPUT)
         }
         Some(Command::Stub { resolver, apply, remove, verify, yes, service, flags }) => {
             let action = match (apply, remove, verify) {
@@ -317,7 +318,7 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
         let _ = writeln!(out, "{line}");
     }
     for problem in check_report.input.iter().chain(&check_report.cluster) {
-        exit_with_error(problem, 0);
+        print_problem(problem);
     }
     if !check_report.input.is_empty() {
         ExitCode::from(BAD_INPUT)
@@ -343,7 +344,7 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
         let _ = writeln!(out, "{line}");
     }
     for problem in &outcome.problems {
-        exit_with_error(problem, 0);
+        print_problem(problem);
     }
     if outcome.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }

@@ -10,7 +10,7 @@ use lb_linker::scan::report::report;
 use lb_linker::scan::{ScanScope, scan};
 use lb_linker::sync::k8s::client::connect;
 
-use super::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings};
+use super::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings, print_problem};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ScanOutput {
@@ -63,7 +63,7 @@ pub async fn scan_cluster(
         },
     }
     for notice in &found.notices {
-        exit_with_error(notice, 0);
+        print_problem(notice);
     }
     let Some(without_question) = apply.filter(|_| !found.exact.is_empty()) else { return ExitCode::SUCCESS };
     if !without_question && !confirm(&format!("Annotate Services: {}?", found.exact.len())) {
@@ -71,7 +71,7 @@ pub async fn scan_cluster(
     }
     let problems = annotate(&connection.client, &found.exact, print).await;
     for problem in &problems {
-        exit_with_error(problem, 0);
+        print_problem(problem);
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }

@@ -17,7 +17,7 @@ use lb_linker::stub::report::report;
 use lb_linker::stub::{Forwarding, verify};
 use lb_linker::sync::k8s::client::connect;
 
-use super::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings};
+use super::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings, print_problem};
 
 /// What `lb-linker stub` does.
 pub enum StubAction {
@@ -55,23 +55,24 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     };
     let (dns, notices) = read(&client, !matches!(action, StubAction::Verify)).await;
     for notice in &notices {
-        exit_with_error(notice, 0);
+        print_problem(notice);
     }
     if !notices.is_empty() && matches!(action, StubAction::Apply { .. } | StubAction::Remove { .. }) {
         return exit_with_error("nothing was changed, because not all objects could be read", FAILED);
     }
+    let is_complete = notices.is_empty();
     match (action, forwarding(&client, name, zones.clone()).await) {
         // lb-linker's Service may be gone already.
-        (StubAction::Remove { ask }, _) => change(&client, to_remove(&dns, &zones), ask).await,
+        (StubAction::Remove { ask }, _) => write_steps(&client, to_remove(&dns, &zones), ask).await,
         (_, Err(error)) => exit_with_error(&error.to_string(), FAILED),
         (StubAction::Print(resolver), Ok(forwarding)) => {
             report(&dns, &forwarding, resolver).iter().for_each(|line| print(line));
             ExitCode::SUCCESS
         }
         (StubAction::Apply { ask }, Ok(forwarding)) => {
-            change(&client, to_apply(&dns, &forwarding), ask).await
+            write_steps(&client, to_apply(&dns, &forwarding), ask).await
         }
-        (StubAction::Verify, Ok(forwarding)) => verify_zones(flags, &dns, &forwarding).await,
+        (StubAction::Verify, Ok(forwarding)) => verify_zones(flags, &dns, &forwarding, is_complete).await,
     }
 }
 
@@ -87,7 +88,7 @@ fn print(line: &str) {
 }
 
 /// Prints the differences, asks, and writes them.
-async fn change(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
+async fn write_steps(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
     let mut changes = Vec::new();
     let mut code = ExitCode::SUCCESS;
     for step in steps {
@@ -131,8 +132,13 @@ async fn change(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
     code
 }
 
-/// Asks all resolvers for a name of each zone.
-async fn verify_zones(flags: Flags, dns: &ClusterDns, forwarding: &Forwarding) -> ExitCode {
+/// Asks all resolvers for a name of each zone. Without all objects of the cluster DNS, resolvers may be missing.
+async fn verify_zones(
+    flags: Flags,
+    dns: &ClusterDns,
+    forwarding: &Forwarding,
+    is_complete: bool,
+) -> ExitCode {
     let target_namespace = flags.target_namespace.clone();
     let reader = match LinkReader::open(flags).await {
         Ok(reader) => reader,
@@ -150,8 +156,11 @@ async fn verify_zones(flags: Flags, dns: &ClusterDns, forwarding: &Forwarding) -
     }
     let answers_wrongly = !problems.is_empty();
     problems.extend(verify::wrong_blocks(dns, forwarding, answers_wrongly));
+    if !is_complete {
+        problems.push("some resolvers may be missing, because not all objects could be read".to_owned());
+    }
     for problem in &problems {
-        exit_with_error(problem, 0);
+        print_problem(problem);
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }

@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::Forwarding;
 use super::corefile::{Corefile, ZoneBlock};
 use super::platform::{
-    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, KUBE_DNS, KUBE_SYSTEM, Part, Resolver, manager,
+    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES, KUBE_DNS, KUBE_SYSTEM, Part, Resolver,
+    manager,
 };
 use crate::dns::corefile::CorefileError;
 
@@ -78,9 +79,7 @@ impl Change {
 /// Returns what `--apply` does.
 #[must_use]
 pub fn to_apply(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
-    let by_hand =
-        "this cluster DNS isn't configured by a ConfigMap of CoreDNS; `lb-linker stub` prints what to do";
-    let mut steps = Vec::new();
+    let (mut steps, mut is_by_hand) = (Vec::new(), false);
     for part in dns.parts() {
         match part {
             Part::Resolver(Resolver::CoreDns | Resolver::Eks | Resolver::Aks | Resolver::K3s) => {
@@ -89,11 +88,18 @@ pub fn to_apply(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
             Part::Resolver(Resolver::NodeLocal) => steps.extend(node_local(dns, forwarding)),
             // Its ConfigMaps are the parts CoreDNS and NodeLocal.
             Part::Resolver(Resolver::Kubespray) => {}
-            _ if steps.is_empty() => steps.push(Step::Refused(by_hand.to_owned())),
-            _ => {}
+            Part::Resolver(
+                Resolver::GkeKubeDns | Resolver::OpenShift | Resolver::Dnsmasq | Resolver::SystemdResolved,
+            )
+            | Part::Unsupported(_) => is_by_hand = true,
         }
     }
-    if steps.is_empty() {
+    if steps.is_empty() && is_by_hand {
+        steps.push(Step::Refused(
+            "this cluster DNS isn't configured by a ConfigMap of CoreDNS; `lb-linker stub` prints what to do"
+                .to_owned(),
+        ));
+    } else if steps.is_empty() {
         steps.push(Step::Refused(format!(
             "neither ConfigMap {KUBE_SYSTEM}/{COREDNS} nor one of NodeLocal DNSCache was found; `lb-linker stub` prints \
              what to do"
@@ -110,13 +116,13 @@ pub fn core_dns(dns: &ClusterDns, forwarding: &Forwarding) -> Option<Step> {
 }
 
 fn try_core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> Result<Step, CorefileError> {
-    let Some(text) = value(map, COREFILE) else { return Ok(without_corefile(map)) };
+    let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
     let corefile = Corefile::parse(&place(map, COREFILE), text)?;
     let custom = custom_blocks(dns, forwarding)?;
     // Blocks that were added before the Corefile had the import stay where they are.
     if !corefile.imports_servers() || corefile.has_ours() {
         let imported = if corefile.imports_servers() { custom } else { Blocks::default() };
-        return with_block(map, &corefile, forwarding, imported, false);
+        return step_to_add(map, &corefile, forwarding, imported, false);
     }
     let mut foreign = custom;
     foreign.extend(&place(map, COREFILE), corefile.blocks_of(&forwarding.zones));
@@ -131,7 +137,7 @@ fn try_core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> R
     Ok(if value(custom, SERVER_KEY) == after.as_deref() {
         done(&format!("{KUBE_SYSTEM}/{COREDNS}"), forwarding)
     } else {
-        change(
+        step_of(
             custom,
             SERVER_KEY,
             after.clone(),
@@ -147,12 +153,12 @@ fn try_core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> R
 pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<Step> {
     let map = dns.node_local()?;
     let step = || {
-        let Some(text) = value(map, COREFILE) else { return Ok(without_corefile(map)) };
+        let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
         let corefile = Corefile::parse(&place(map, COREFILE), text)?;
-        let mut blocks = Blocks { also: cluster_dns(dns, &corefile), ..Blocks::default() };
+        let mut blocks = Blocks { also_right: cluster_dns(dns, &corefile), ..Blocks::default() };
         // node-cache makes a block of its own for each of these domains.
         blocks.found.extend(stub_domains(dns, &forwarding.zones));
-        with_block(map, &corefile, forwarding, blocks, true)
+        step_to_add(map, &corefile, forwarding, blocks, true)
     };
     Some(step().unwrap_or_else(|error: CorefileError| Step::Refused(error.to_string())))
 }
@@ -164,7 +170,8 @@ pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<Step> {
     for map in [dns.config_map(COREDNS), dns.node_local()].into_iter().flatten() {
         let Some(before) = value(map, COREFILE) else { continue };
         steps.extend(
-            without_block(map, before, zones).unwrap_or_else(|error| vec![Step::Refused(error.to_string())]),
+            steps_to_remove(map, before, zones)
+                .unwrap_or_else(|error| vec![Step::Refused(error.to_string())]),
         );
     }
     if let Some(map) = dns.config_map(COREDNS_CUSTOM)
@@ -172,7 +179,7 @@ pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<Step> {
     {
         let main = dns.config_map(COREDNS).and_then(|map| value(map, COREFILE)).unwrap_or_default();
         let restart = Corefile::parse("", main).ok().and_then(|corefile| restart(&corefile, DEPLOYMENT));
-        steps.push(change(map, SERVER_KEY, None, String::new(), false, restart));
+        steps.push(step_of(map, SERVER_KEY, None, String::new(), false, restart));
     }
     if steps.is_empty() {
         steps.push(Step::Done(
@@ -183,7 +190,7 @@ pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<Step> {
     steps
 }
 
-fn without_block(map: &ConfigMap, before: &str, zones: &[String]) -> Result<Vec<Step>, CorefileError> {
+fn steps_to_remove(map: &ConfigMap, before: &str, zones: &[String]) -> Result<Vec<Step>, CorefileError> {
     let corefile = Corefile::parse(&place(map, COREFILE), before)?;
     let removed = corefile.without()?;
     let backup = value(map, &format!("{COREFILE}{BACKUP}"));
@@ -193,7 +200,7 @@ fn without_block(map: &ConfigMap, before: &str, zones: &[String]) -> Result<Vec<
         let former = backup.filter(|backup| backup.trim_end() == removed.trim_end());
         let after = former.map_or(removed, ToOwned::to_owned);
         let restart = restart(&corefile, &workload(map));
-        steps.push(change(map, COREFILE, Some(after), String::new(), false, restart));
+        steps.push(step_of(map, COREFILE, Some(after), String::new(), false, restart));
     }
     let blocks = corefile.blocks_of(zones).into_iter();
     steps.extend(blocks.filter(|block| !block.is_ours).map(|ZoneBlock { zone, line, .. }| {
@@ -237,33 +244,42 @@ pub fn diff(change: &Change) -> Vec<String> {
     diff
 }
 
-/// The blocks of the zones that lb-linker didn't add, with the places where they stand.
+/// The blocks of the zones, with the places where they stand.
 #[derive(Default)]
-struct Blocks {
-    found: Vec<(String, ZoneBlock)>,
+pub(super) struct Blocks {
+    pub(super) found: Vec<(String, ZoneBlock)>,
     /// Upstreams that are right besides lb-linker's Service.
-    also: Vec<String>,
+    pub(super) also_right: Vec<String>,
 }
 
 impl Blocks {
-    fn extend(&mut self, file: &str, blocks: Vec<ZoneBlock>) {
+    pub(super) fn extend(&mut self, file: &str, blocks: Vec<ZoneBlock>) {
         self.found.extend(blocks.into_iter().map(|block| (format!("{file}:{}", block.line), block)));
     }
 
+    /// Returns a sentence about each block that forwards elsewhere.
+    pub(super) fn wrong(&self, forwarding: &Forwarding) -> impl Iterator<Item = String> {
+        let blocks = self.found.iter();
+        blocks.filter_map(|(place, block)| misdirected(place, block, forwarding, &self.also_right))
+    }
+
     /// Returns the zones that no block has.
+    pub(super) fn without_block(&self, zones: &[String]) -> Vec<String> {
+        let has_block = |zone: &&String| self.found.iter().any(|(_, block)| block.zone == **zone);
+        zones.iter().filter(|zone| !has_block(zone)).cloned().collect()
+    }
+
+    /// Returns the zones for which lb-linker adds a block.
     ///
     /// # Errors
     /// If a block forwards elsewhere, with a sentence about it.
     fn missing(&self, forwarding: &Forwarding) -> Result<Vec<String>, String> {
-        let wrong =
-            self.found.iter().find_map(|(place, block)| misdirected(place, block, forwarding, &self.also));
-        if let Some(wrong) = wrong {
-            return Err(format!(
-                "{wrong}; lb-linker didn't add this block: correct it by hand, or remove it"
-            ));
+        match self.wrong(forwarding).next() {
+            Some(wrong) => {
+                Err(format!("{wrong}; lb-linker didn't add this block: correct it by hand, or remove it"))
+            }
+            None => Ok(self.without_block(&forwarding.zones)),
         }
-        let has_block = |zone: &&String| self.found.iter().any(|(_, block)| block.zone == **zone);
-        Ok(forwarding.zones.iter().filter(|zone| !has_block(zone)).cloned().collect())
     }
 }
 
@@ -340,11 +356,11 @@ pub(super) fn misdirected(
 
 /// Returns the addresses of CoreDNS as NodeLocal DNSCache names them, without those at which it answers itself.
 pub(super) fn cluster_dns(dns: &ClusterDns, node_local: &Corefile<'_>) -> Vec<String> {
-    let services = [KUBE_DNS, COREDNS, "kube-dns-upstream"];
-    let addresses = services.iter().flat_map(|service| dns.cluster_ips(service).map(|it| it.to_string()));
+    let addresses = DNS_SERVICES.iter().flat_map(|(_, service)| dns.cluster_ips(service));
+    let addresses = addresses.map(|address| address.to_string());
     let own = node_local.bind();
-    let others = addresses.filter(|address| !own.contains(&address.as_str()));
-    others.chain([CLUSTER_DNS_PLACEHOLDER.to_owned()]).collect()
+    let upstream = addresses.filter(|address| !own.contains(&address.as_str()));
+    upstream.chain([CLUSTER_DNS_PLACEHOLDER.to_owned()]).collect()
 }
 
 /// Returns `kube-system/coredns:Corefile`, for positions in it.
@@ -372,12 +388,12 @@ fn name(map: &ConfigMap) -> &str {
     map.metadata.name.as_deref().unwrap_or_default()
 }
 
-fn without_corefile(map: &ConfigMap) -> Step {
+fn lacks_corefile(map: &ConfigMap) -> Step {
     Step::Refused(format!("ConfigMap {KUBE_SYSTEM}/{} has no key {COREFILE}", name(map)))
 }
 
 /// Returns the step that leaves a Corefile with a block for the zones that have no other block.
-fn with_block(
+fn step_to_add(
     map: &ConfigMap,
     corefile: &Corefile<'_>,
     forwarding: &Forwarding,
@@ -402,7 +418,7 @@ fn with_block(
     Ok(if value(map, COREFILE) == Some(&after) {
         done(&format!("{KUBE_SYSTEM}/{}", name(map)), forwarding)
     } else {
-        change(map, COREFILE, Some(after), lines, true, restart(corefile, &workload))
+        step_of(map, COREFILE, Some(after), lines, true, restart(corefile, &workload))
     })
 }
 
@@ -415,7 +431,7 @@ fn restart(corefile: &Corefile<'_>, workload: &str) -> Option<String> {
     (!corefile.reloads()).then(|| format!("kubectl -n {KUBE_SYSTEM} rollout restart {workload}"))
 }
 
-fn change(
+fn step_of(
     map: &ConfigMap,
     key: &str,
     after: Option<String>,

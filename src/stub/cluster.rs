@@ -9,20 +9,16 @@ use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use super::platform::{COREDNS, COREDNS_CUSTOM, ClusterDns, KUBE_DNS, KUBE_SYSTEM, NODE_LOCAL, cluster_ips};
+use super::platform::{
+    COREDNS, COREDNS_CUSTOM, ClusterDns, DNS_SERVICES, KUBE_DNS, KUBE_SYSTEM, NODE_LOCAL, cluster_ips,
+};
 use super::{DNS_PORT, Forwarding};
 use crate::sync::k8s::errors::describe;
 
 /// The label of lb-linker's own Service.
 const OWN_LABEL: &str = "app.kubernetes.io/name=lb-linker";
-/// Services that the DNS of a cluster may have.
-const DNS_SERVICES: [(&str, &str); 5] = [
-    (KUBE_SYSTEM, "kube-dns-upstream"),
-    (KUBE_SYSTEM, KUBE_DNS),
-    (KUBE_SYSTEM, COREDNS),
-    (KUBE_SYSTEM, "rke2-coredns-rke2-coredns"),
-    ("openshift-dns", "dns-default"),
-];
+/// The label of nodes of EKS Auto Mode.
+const EKS_AUTO_MODE: &str = "eks.amazonaws.com/compute-type=auto";
 /// The number of nodes that are looked at.
 const NODES: u32 = 50;
 /// The number of Services with lb-linker's label that are looked at.
@@ -40,7 +36,7 @@ pub enum StubError {
     NoService,
     #[error("several Services of lb-linker were found: name one by --service: {}", .0.join(", "))]
     SeveralServices(Vec<String>),
-    #[error("Service {0} has no cluster IP, or no UDP port for DNS")]
+    #[error("Service {0} doesn't exist, has no cluster IP, or has no UDP port for DNS")]
     Unsuitable(String),
 }
 
@@ -120,7 +116,9 @@ pub async fn read(client: &Client, with_workloads: bool) -> (ClusterDns, Vec<Str
         dns.deployments.extend(reader.get::<Deployment>(KUBE_DNS, "").await);
     }
     if with_workloads && (is_gke || dns.server_version.contains("-eks-")) {
-        let nodes = Api::<Node>::all(client.clone()).list(&ListParams::default().limit(NODES)).await;
+        // EKS Auto Mode needs one node only, but that may be any.
+        let params = if is_gke { ListParams::default() } else { ListParams::default().labels(EKS_AUTO_MODE) };
+        let nodes = Api::<Node>::all(client.clone()).list(&params.limit(NODES)).await;
         dns.nodes.extend(reader.or_notice(nodes, "list nodes", "").into_iter().flatten());
     }
     let kind = ApiResource {

@@ -9,7 +9,7 @@ use crate::dns::corefile::{BlockSource, CorefileError, Directive, FileSources, P
 /// The first line of what lb-linker adds.
 const BEGIN: &str = "# BEGIN lb-linker stub";
 /// The port of DNS (RFC 1035 section 4.2).
-const DNS_PORT: &str = "53";
+pub(super) const DNS_PORT: &str = "53";
 /// The last line of what lb-linker adds.
 const END: &str = "# END lb-linker stub";
 

@@ -19,6 +19,15 @@ pub const COREDNS_CUSTOM: &str = "coredns-custom";
 /// The ConfigMap of NodeLocal DNSCache, in its own manifest and with kubespray.
 pub const NODE_LOCAL: [&str; 2] = ["node-local-dns", "nodelocaldns"];
 pub const KUBE_DNS: &str = "kube-dns";
+/// Services that the DNS of a cluster may have, by namespace and name. The first reaches CoreDNS also on nodes with
+/// NodeLocal DNSCache.
+pub const DNS_SERVICES: [(&str, &str); 5] = [
+    (KUBE_SYSTEM, "kube-dns-upstream"),
+    (KUBE_SYSTEM, KUBE_DNS),
+    (KUBE_SYSTEM, COREDNS),
+    (KUBE_SYSTEM, "rke2-coredns-rke2-coredns"),
+    ("openshift-dns", "dns-default"),
+];
 
 /// The objects that tell how the DNS of a cluster is configured.
 #[derive(Clone, Debug, Default)]

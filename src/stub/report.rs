@@ -6,7 +6,7 @@ use super::Forwarding;
 use super::changes::{
     Change, OPERATOR_SERVER, SERVER_KEY, Step, core_dns, misdirected, node_local, operator_zones, value,
 };
-use super::corefile::lines;
+use super::corefile::{DNS_PORT, lines};
 use super::platform::{
     COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, KUBE_DNS, KUBE_SYSTEM, NODE_LOCAL, Part, Resolver,
     Unsupported,
@@ -33,7 +33,7 @@ pub fn report(dns: &ClusterDns, forwarding: &Forwarding, wanted: Option<Resolver
                 .to_owned(),
         );
         report.push(String::new());
-        report.extend(indented(&lines(forwarding, "53", &[], false)));
+        report.extend(indented(&lines(forwarding, DNS_PORT, &[], false)));
     }
     for part in parts {
         report.push(String::new());
@@ -68,7 +68,7 @@ fn section(dns: &ClusterDns, forwarding: &Forwarding, resolver: Resolver) -> Vec
         Resolver::CoreDns => of_core_dns("CoreDNS", COREDNS, dns, forwarding),
         Resolver::NodeLocal => match node_local(dns, forwarding) {
             Some(step) => of_step("NodeLocal DNSCache", step),
-            None => by_hand("NodeLocal DNSCache", NODE_LOCAL[0], &lines(forwarding, "53", &[], true)),
+            None => by_hand("NodeLocal DNSCache", NODE_LOCAL[0], &lines(forwarding, DNS_PORT, &[], true)),
         },
         Resolver::Eks => eks(dns, forwarding),
         Resolver::Aks => {
@@ -86,7 +86,7 @@ fn section(dns: &ClusterDns, forwarding: &Forwarding, resolver: Resolver) -> Vec
 fn of_core_dns(title: &str, config_map: &str, dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
     match core_dns(dns, forwarding) {
         Some(step) => of_step(title, step),
-        None => by_hand(title, config_map, &lines(forwarding, "53", &[], false)),
+        None => by_hand(title, config_map, &lines(forwarding, DNS_PORT, &[], false)),
     }
 }
 
@@ -160,7 +160,7 @@ fn eks(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
     let change = match core_dns(dns, forwarding) {
         Some(Step::Change(change) | Step::Managed { change, .. }) if change.key == COREFILE => change,
         Some(step) => return of_step("EKS", step),
-        None => return by_hand("EKS", COREDNS, &lines(forwarding, "53", &[], false)),
+        None => return by_hand("EKS", COREDNS, &lines(forwarding, DNS_PORT, &[], false)),
     };
     let mut section = vec![
         "EKS: the configuration of the add-on `coredns` has to hold the whole Corefile. Changes of ConfigMap \
@@ -185,7 +185,9 @@ fn eks(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
          file://coredns.yaml"
             .to_owned(),
         String::new(),
-        "If CoreDNS isn't an add-on of this cluster, add only lb-linker's block to what installs it.".to_owned(),
+        "If CoreDNS isn't an add-on of this cluster (the first command reports ResourceNotFoundException), add only \
+         lb-linker's block, by `kubectl -n kube-system edit configmap coredns` or in the tool that installs CoreDNS."
+            .to_owned(),
     ]);
     section
 }
@@ -322,7 +324,8 @@ fn kubespray(forwarding: &Forwarding) -> Vec<String> {
 
 fn dnsmasq(forwarding: &Forwarding) -> Vec<String> {
     let address = forwarding.addresses.first().map_or_else(String::new, ToString::to_string);
-    let port = if forwarding.port == 53 { String::new() } else { format!("#{}", forwarding.port) };
+    let port =
+        if forwarding.port == super::DNS_PORT { String::new() } else { format!("#{}", forwarding.port) };
     let mut section = vec![
         "dnsmasq, on a machine that reaches the cluster's Services, such as a node. In /etc/dnsmasq.d/lb-linker.conf:"
             .to_owned(),

@@ -9,11 +9,9 @@ use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, RecordType};
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use super::changes::{
-    SERVER_KEY, cluster_dns, imported, misdirected, operator_zones, place, stub_domains, value,
-};
-use super::corefile::{Corefile, ZoneBlock};
-use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, KUBE_DNS};
+use super::changes::{Blocks, SERVER_KEY, cluster_dns, imported, operator_zones, place, stub_domains, value};
+use super::corefile::Corefile;
+use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES};
 use super::{DNS_PORT, Forwarding};
 use crate::dns::corefile::resolv_conf::nameservers;
 use crate::dns::message::presentation::{rcode_text, type_text};
@@ -21,10 +19,6 @@ use crate::links::table::columns;
 use crate::links::view::{LinkView, ViewState};
 use crate::model::hostname::to_presentation;
 use crate::query::{QueryError, Question};
-
-/// Services of the cluster DNS, that which reaches CoreDNS also on nodes with NodeLocal DNSCache first.
-const CORE_DNS_SERVICES: [&str; 5] =
-    ["kube-dns-upstream", KUBE_DNS, COREDNS, "rke2-coredns-rke2-coredns", "dns-default"];
 
 const LB_LINKER: &str = "lb-linker";
 const SOA: &str = "SOA";
@@ -84,7 +78,7 @@ pub fn tiers(dns: &ClusterDns, forwarding: &Forwarding, resolv_conf: &str) -> Ve
         .unwrap_or_default();
     let asked = node_local.iter().find(|address| !address.is_unspecified());
     // On nodes with NodeLocal DNSCache, it may answer at the address of CoreDNS's Service.
-    let core_dns = CORE_DNS_SERVICES.iter().find_map(|service| {
+    let core_dns = DNS_SERVICES.iter().find_map(|(_, service)| {
         let found: Vec<IpAddr> = dns.cluster_ips(service).filter(|ip| !node_local.contains(ip)).collect();
         (!found.is_empty()).then_some(found)
     });
@@ -232,34 +226,30 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
                 continue;
             }
         };
-        let mut blocks: Vec<(String, ZoneBlock)> = Vec::new();
-        let mut add = |file: &str, found: Vec<ZoneBlock>| {
-            blocks.extend(found.into_iter().map(|block| (format!("{file}:{}", block.line), block)));
-        };
-        add(&file, corefile.blocks_of(&forwarding.zones));
-        let also = if is_node_local { cluster_dns(dns, &corefile) } else { Vec::new() };
-        if !is_node_local && corefile.imports_servers() {
+        let mut blocks = Blocks::default();
+        blocks.extend(&file, corefile.blocks_of(&forwarding.zones));
+        if is_node_local {
+            blocks.also_right = cluster_dns(dns, &corefile);
+            blocks.found.extend(stub_domains(dns, &forwarding.zones));
+        } else if corefile.imports_servers() {
             for (file, text) in &imported {
                 match Corefile::parse(file, text) {
-                    Ok(corefile) => add(file, corefile.blocks_of(&forwarding.zones)),
+                    Ok(corefile) => blocks.extend(file, corefile.blocks_of(&forwarding.zones)),
                     Err(error) => wrong.push(error.to_string()),
                 }
             }
         }
-        if is_node_local {
-            blocks.extend(stub_domains(dns, &forwarding.zones));
+        if with_missing {
+            let zones = blocks.without_block(&forwarding.zones);
+            wrong.extend(zones.iter().map(|zone| format!("{file} has no block for {zone}")));
         }
-        let has_block = |zone: &&String| blocks.iter().any(|(_, block)| block.zone == **zone);
-        for zone in forwarding.zones.iter().filter(|zone| with_missing && !has_block(zone)) {
-            wrong.push(format!("{file} has no block for {zone}"));
-        }
-        wrong.extend(blocks.iter().filter_map(|(place, block)| misdirected(place, block, forwarding, &also)));
+        wrong.extend(blocks.wrong(forwarding));
     }
-    let mut others = operator_zones(dns, &forwarding.zones);
+    let mut blocks = Blocks { found: operator_zones(dns, &forwarding.zones), ..Blocks::default() };
     if dns.node_local().is_none() {
-        others.extend(stub_domains(dns, &forwarding.zones));
+        blocks.found.extend(stub_domains(dns, &forwarding.zones));
     }
-    wrong.extend(others.iter().filter_map(|(place, block)| misdirected(place, block, forwarding, &[])));
+    wrong.extend(blocks.wrong(forwarding));
     wrong
 }
 

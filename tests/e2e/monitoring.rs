@@ -129,7 +129,7 @@ impl Scrapes {
         self.1 += 1;
     }
 
-    /// Returns whether there are samples of a metric, or of a histogram of this name.
+    /// Returns whether there are samples of a metric,.
     fn has(&self, metric: &str) -> bool {
         self.0.keys().any(|series| series.split('{').next() == Some(metric))
     }

@@ -349,7 +349,10 @@ async fn managed_and_changed_config_maps_are_left_alone() {
     assert!(out.starts_with("The cluster DNS has to forward lb.internal to 10.0.7.7, "), "{out}");
     let (code, _, err) = text(&stub(&admin, &["--service", "default/other"]));
     assert_eq!(code, Some(1));
-    assert!(err.ends_with("Service default/other has no cluster IP, or no UDP port for DNS\n"), "{err}");
+    assert!(
+        err.ends_with("Service default/other doesn't exist, has no cluster IP, or has no UDP port for DNS\n"),
+        "{err}"
+    );
 
     // lb-linker's own permissions don't suffice for ConfigMaps without deploy/stub/.
     let pod = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");

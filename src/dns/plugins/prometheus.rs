@@ -24,6 +24,11 @@
 //! - `tls` serves `/metrics` by HTTPS. **FILE** is a web configuration of Prometheus, in YAML. A relative path starts
 //!   from the working directory.
 //!
+//! The flags have no such option: take the built-in Corefile, which `lb-linker check` prints, and set `tls` in each
+//! `prometheus` line. In Kubernetes, mount the Secret with the certificate beside the Corefile. Prometheus needs
+//! `scheme: https` and `tls_config` in its scrape job (in a ServiceMonitor `scheme` and `tlsConfig`). It connects to the
+//! addresses of Pods: set `server_name` (`serverName`) to a name in the certificate.
+//!
 //! CoreDNS's option `runtime_metrics` isn't supported.
 //!
 //! Prometheus's exporters share the format of the web configuration. Its key `tls_server_config` can have:

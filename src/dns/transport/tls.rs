@@ -94,8 +94,8 @@ pub enum ClientAuth {
     RequireAndVerify,
 }
 
-/// Returns the configuration of a server for DNS over TLS, with TLS 1.2 and 1.3 (RFC 9325 section 3.1.1); see
-/// [`server_config`].
+/// Returns the configuration of a server for DNS over TLS, with TLS 1.2 and 1.3 (RFC 9325 section 3.1.1).
+/// The arguments are those of `server_config`.
 ///
 /// # Errors
 /// If a file can't be used.

@@ -28,7 +28,7 @@ pub enum ClientError {
     /// The process neither runs in a Pod nor finds a kubeconfig.
     #[error(
         "no cluster to work with: this isn't a Pod and there is no kubeconfig {0}; \
-         name one with --kubeconfig, or use --manifests to work without a cluster"
+         name one with --kubeconfig; `run`, `check` and `links` also work without a cluster, by --manifests"
     )]
     NoCluster(String),
     #[error("the Pod's service account can't be used: {0}")]
