@@ -8,6 +8,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use lb_linker::app::error::RunError;
+use lb_linker::model::excerpt::printable;
 
 /// The exit code for a failure at runtime, or for a cluster that lacks something.
 pub const FAILED: u8 = 1;
@@ -43,5 +44,5 @@ pub fn exit_with_error(problem: &str, code: u8) -> ExitCode {
 
 pub fn print_problem(problem: &str) {
     // Ignore EPIPE: stderr may be closed (`| head`).
-    let _ = writeln!(std::io::stderr(), "lb-linker: {problem}");
+    let _ = writeln!(std::io::stderr(), "lb-linker: {}", printable(problem, &['\n', '\t']));
 }

@@ -137,7 +137,7 @@ enum Command {
     /// flags about links.
     #[command(mut_args = |arg| { let hide = !for_stub(arg.get_id().as_str()); arg.hide(hide) })]
     Stub {
-        /// Print the configuration of this resolver [default: those that the cluster has]
+        /// Print the configuration of this resolver [default: all resolvers of the cluster]
         #[arg(value_enum, conflicts_with_all = ["apply", "remove", "verify"])]
         resolver: Option<Resolver>,
         /// Add the zones to the ConfigMaps of CoreDNS and NodeLocal DNSCache

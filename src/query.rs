@@ -20,7 +20,7 @@ use crate::dns::message::presentation::{
 use crate::dns::message::sections::Sections;
 use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
 use crate::dns::message::wire::{WireError, WireMessage};
-use crate::model::excerpt::sentence;
+use crate::model::excerpt::{printable, sentence};
 
 /// The port of DNS (RFC 1035 section 4.2).
 const DNS_PORT: u16 = 53;
@@ -207,10 +207,7 @@ fn record_text(record: &Record) -> String {
         RData::CNAME(CNAME(name)) | RData::NS(NS(name)) | RData::PTR(PTR(name)) => name_text(name),
         data => data.to_string(),
     };
-    let safe: String = data
-        .chars()
-        .map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() })
-        .collect();
+    let safe = printable(&data, &[]);
     format!(
         "{} {} {} {} {safe}",
         name_text(&record.name),

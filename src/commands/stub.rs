@@ -8,6 +8,7 @@ use lb_linker::app::link_reader::{LinkReader, zones_of_links};
 use lb_linker::cli::flags::Flags;
 use lb_linker::links::LinkFilter;
 use lb_linker::links::view::views;
+use lb_linker::model::excerpt::printable;
 use lb_linker::model::hostname::to_presentation;
 use lb_linker::stub::apply::write;
 use lb_linker::stub::changes::{Step, diff, to_apply, to_remove};
@@ -76,15 +77,10 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     }
 }
 
-/// Prints a line. The text of ConfigMaps and DNS answers may have control characters, which terminals obey.
+/// Prints a line, which may have text of ConfigMaps and DNS answers.
 fn print(line: &str) {
-    let safe = |c: char| match c {
-        '\t' => "\t".to_owned(),
-        c if c.is_control() => c.escape_default().to_string(),
-        c => c.to_string(),
-    };
     // Ignore EPIPE: stdout may be closed (`| head`).
-    let _ = writeln!(std::io::stdout(), "{}", line.chars().map(safe).collect::<String>());
+    let _ = writeln!(std::io::stdout(), "{}", printable(line, &['\t']));
 }
 
 /// Prints the differences, asks, and writes them.

@@ -30,6 +30,13 @@ pub fn sentence(text: &str) -> Excerpt<'_> {
     Excerpt { text, most: MAX_SENTENCE_BYTES, quoted: false }
 }
 
+/// Returns the text with control characters escaped, which terminals would obey, except those in `kept`.
+#[must_use]
+pub fn printable(text: &str, kept: &[char]) -> String {
+    let is_safe = |c: char| !c.is_control() || kept.contains(&c);
+    text.chars().map(|c| if is_safe(c) { c.to_string() } else { c.escape_default().to_string() }).collect()
+}
+
 /// Returns `place:line:column: message` for an error in a YAML file.
 #[must_use]
 pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
@@ -113,5 +120,11 @@ mod tests {
         assert_eq!(shown(3), "0, 1, 2");
         assert_eq!(shown(4), "0, 1, 2 and 1 more");
         assert_eq!(shown(14_000), "0, 1, 2 and 13997 more");
+    }
+
+    #[test]
+    fn control_characters_are_escaped_unless_kept() {
+        assert_eq!(printable("a\u{1b}[2J\r\tb\n\u{9b}", &['\t']), "a\\u{1b}[2J\\r\tb\\n\\u{9b}");
+        assert_eq!(printable("é", &[]), "é");
     }
 }

@@ -118,13 +118,12 @@ pub fn core_dns(dns: &ClusterDns, forwarding: &Forwarding) -> Option<Step> {
 fn try_core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> Result<Step, CorefileError> {
     let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
     let corefile = Corefile::parse(&place(map, COREFILE), text)?;
-    let custom = custom_blocks(dns, forwarding)?;
+    let imports = corefile.imports_servers();
+    let mut foreign = if imports { custom_blocks(dns, forwarding)? } else { Blocks::default() };
     // Blocks that were added before the Corefile had the import stay where they are.
-    if !corefile.imports_servers() || corefile.has_ours() {
-        let imported = if corefile.imports_servers() { custom } else { Blocks::default() };
-        return step_to_add(map, &corefile, forwarding, imported, false);
+    if !imports || corefile.has_ours() {
+        return step_to_add(map, &corefile, forwarding, foreign, false);
     }
-    let mut foreign = custom;
     foreign.extend(&place(map, COREFILE), corefile.blocks_of(&forwarding.zones));
     let wanted = match foreign.missing(forwarding) {
         Err(wrong) => return Ok(Step::Refused(wrong)),

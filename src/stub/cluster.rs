@@ -154,6 +154,12 @@ impl Reader<'_> {
     }
 
     fn or_notice<T>(&mut self, found: kube::Result<T>, doing: &str, hint: &str) -> Option<T> {
-        found.map_err(|error| self.notices.push(describe(&error, doing, hint))).ok()
+        let notice = |error: kube::Error| {
+            let sentence = describe(&error, doing, hint);
+            if !self.notices.contains(&sentence) {
+                self.notices.push(sentence);
+            }
+        };
+        found.map_err(notice).ok()
     }
 }
