@@ -141,6 +141,7 @@ async fn serve_with(
             handler: Arc::clone(&handler),
             questions,
             inserts,
+            queue_shares: ClientQuota::new(QUEUE_CAPACITY),
             pending: Arc::clone(&pending),
             stop: Arc::clone(&workers.stop),
             runtime: Handle::current(),

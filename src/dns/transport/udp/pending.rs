@@ -8,6 +8,7 @@ use futures::future::BoxFuture;
 
 use crate::dns::chain::handler::EncodedReply;
 use crate::dns::response_cache::wire_response::WireResponse;
+use crate::dns::transport::client_quota::QuotaGuard;
 
 /// The client, and the local address that it sent the query to.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +27,8 @@ pub(super) struct PendingQuery {
     /// The key of the response cache, if the answer may be cached.
     pub(super) key: Option<Box<[u8]>>,
     pub(super) guard: InFlightGuard,
+    /// The client's share of the queue, until the full handler begins.
+    pub(super) queue_share: QuotaGuard,
 }
 
 /// The state of a query.

@@ -70,7 +70,8 @@ impl SlowPath {
 
     /// Answers a query, after waiting for an upstream if necessary; `None` if the client gets no reply.
     async fn answer(&self, question: PendingQuery) -> Option<OutgoingDatagram> {
-        let PendingQuery { progress, peer, key, guard } = question;
+        let PendingQuery { progress, peer, key, guard, queue_share } = question;
+        drop(queue_share);
         let Peer { address, local: asked, .. } = peer;
         let client = unmapped(address).ip();
         let mut answering = pin!(match progress {

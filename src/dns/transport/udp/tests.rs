@@ -11,6 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
+use crate::dns::transport::udp::pending::{Peer, QueryProgress};
 use crate::dns::transport::udp::*;
 use crate::model::link::{Ingress, ObservedService};
 use crate::store::{OnGone, Store};
@@ -87,6 +88,30 @@ async fn waiting_queries_of_a_client_leave_half_of_the_quota() {
 }
 
 #[tokio::test]
+async fn client_fills_at_most_half_of_the_queue() {
+    let (handler, _silent) = handler().await;
+    let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
+    let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
+    let ((questions, mut queue), (_insert_sender, inserts)) =
+        (mpsc::channel(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
+    let queue_shares = ClientQuota::new(16);
+    let (stop, pending, runtime) = (Arc::default(), Arc::default(), Handle::current());
+    let worker = Worker { socket, handler, questions, inserts, queue_shares, pending, stop, runtime };
+    let enqueue = |client: u8, number: usize| {
+        let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, client), 53).into(), local: None, lost: 0 };
+        (0..number).for_each(|_| worker.enqueue(QueryProgress::Message(Vec::new()), peer, None));
+    };
+    enqueue(1, 20);
+    assert_eq!(queue.len(), 8);
+    enqueue(2, 4);
+    assert_eq!((queue.len(), busy(&worker.handler)), (12, 12.0));
+    // Queries that have left the queue don't count.
+    while queue.try_recv().is_ok() {}
+    enqueue(1, 20);
+    assert_eq!(queue.len(), 8);
+}
+
+#[tokio::test]
 async fn queries_received_before_the_stop_are_answered() {
     let (handler, _silent) = handler().await;
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
@@ -126,6 +151,7 @@ async fn icmp_error_at_the_stop_leaves_no_query_unanswered() {
         handler,
         questions,
         inserts,
+        queue_shares: ClientQuota::new(QUEUE_CAPACITY),
         pending: Arc::default(),
         stop: Arc::new(AtomicBool::new(true)),
         runtime: Handle::current(),

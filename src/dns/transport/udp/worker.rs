@@ -23,6 +23,7 @@ use super::{DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
 use crate::dns::chain::handler::{EncodedReply, Handler};
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_out_of_resources, unmapped};
 use crate::dns::response_cache::{Capacity, Miss, ResponseCache};
+use crate::dns::transport::client_quota::ClientQuota;
 use crate::dns::transport::metrics::DropReason;
 
 const CACHE_CAPACITY: Capacity = Capacity { sets: 4096, bytes: 8 << 20 };
@@ -39,6 +40,8 @@ pub(super) struct Worker {
     pub(super) questions: Sender<PendingQuery>,
     /// Answers of the slow path for the response cache.
     pub(super) inserts: Receiver<CacheInsert>,
+    /// The room in `questions`: a client that sends more than the slow path can answer leaves room for other clients.
+    pub(super) queue_shares: Arc<ClientQuota>,
     /// The number of the listener's queries in the slow path.
     pub(super) pending: Arc<AtomicUsize>,
     pub(super) stop: Arc<AtomicBool>,
@@ -219,10 +222,14 @@ impl Worker {
         Some(bytes.len())
     }
 
-    /// Passes a query to the slow path, if that has room.
-    fn enqueue(&self, progress: QueryProgress, peer: Peer, key: Option<Box<[u8]>>) {
-        let guard = InFlightGuard::new(&self.pending);
-        if self.questions.try_send(PendingQuery { progress, peer, key, guard }).is_err() {
+    /// Passes a query to the slow path, if the client has quota and the queue has room.
+    pub(super) fn enqueue(&self, progress: QueryProgress, peer: Peer, key: Option<Box<[u8]>>) {
+        let share = self.queue_shares.acquire(unmapped(peer.address).ip(), 1);
+        let is_queued = share.is_some_and(|queue_share| {
+            let guard = InFlightGuard::new(&self.pending);
+            self.questions.try_send(PendingQuery { progress, peer, key, guard, queue_share }).is_ok()
+        });
+        if !is_queued {
             self.socket.count_dropped(DropReason::Busy, 1);
         }
     }
