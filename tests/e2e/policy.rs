@@ -72,6 +72,24 @@ async fn chain_into_the_cluster_is_cut_in_every_answer() {
 }
 
 #[tokio::test]
+async fn target_domains_apply_only_to_the_first_name() {
+    let plugins = r#"
+        template IN A cdn.example.com {
+            answer "{{ .Name }} 60 IN CNAME edge.example.net."
+            answer "edge.example.net. 60 IN A 192.0.2.1"
+        }"#;
+    let upstream = CoreDns::start(plugins, "").await;
+    let manifests = balancer("default", "inside", "{hostname: cdn.example.com}", "")
+        + &balancer("default", "outside", "{hostname: edge.example.net}", "");
+    let upstream = upstream.address.to_string();
+    let fixture =
+        serving(&manifests, &["--upstream", &upstream, "--target-domains", "example.com"], &[]).await;
+    let chain = "cdn.example.com. edge.example.net. 192.0.2.1";
+    answers(fixture.linker.dns, "inside.default.lb.internal. A", chain).await;
+    answers(fixture.linker.dns, "outside.default.lb.internal. A", "No Error").await;
+}
+
+#[tokio::test]
 async fn chain_is_cut_when_allow_from_is_withdrawn() {
     let upstream = cloud().await;
     let manifests = |allow_from: &str| {

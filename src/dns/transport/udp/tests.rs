@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
+use nix::sys::socket::getsockopt;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
@@ -11,6 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
+use crate::dns::transport::udp::batch::{OutgoingDatagram, send_all};
 use crate::dns::transport::udp::pending::{Peer, QueryProgress};
 use crate::dns::transport::udp::*;
 use crate::model::link::{Ingress, ObservedService};
@@ -57,11 +59,14 @@ async fn answered(socket: &UdpSocket) -> Message {
     Message::from_vec(&answer[..length]).unwrap()
 }
 
-fn busy(handler: &Handler) -> f64 {
+fn dropped(handler: &Handler, reason: &str) -> f64 {
     let page = handler.metrics.render().unwrap();
-    let value =
-        |line: &str| line.strip_prefix("lb_linker_dns_udp_dropped_total{reason=\"busy\"} ")?.parse().ok();
-    page.lines().find_map(value).unwrap()
+    let metric = format!("lb_linker_dns_udp_dropped_total{{reason=\"{reason}\"}} ");
+    page.lines().find_map(|line| line.strip_prefix(&metric)?.parse().ok()).unwrap()
+}
+
+fn busy(handler: &Handler) -> f64 {
+    dropped(handler, "busy")
 }
 
 #[tokio::test]
@@ -109,6 +114,34 @@ async fn client_fills_at_most_half_of_the_queue() {
     while queue.try_recv().is_ok() {}
     enqueue(1, 20);
     assert_eq!(queue.len(), 8);
+}
+
+#[tokio::test]
+async fn refused_answers_are_counted_and_delay_no_other_answer() {
+    let (handler, _silent) = handler().await;
+    let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
+    let client = client(1, socket.local_addr().unwrap()).await;
+    let socket = AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap());
+    let answer =
+        |address| OutgoingDatagram { peer: Peer { address, local: None, lost: 0 }, bytes: question(KNOWN) };
+    // The kernel refuses datagrams to a broadcast address without SO_BROADCAST, and to port 0.
+    let refused = [(Ipv4Addr::BROADCAST, 53).into(), (Ipv4Addr::LOCALHOST, 0).into()].map(answer);
+    let mut answers: Vec<_> = refused.into_iter().chain([answer(client.local_addr().unwrap())]).collect();
+    send_all(&socket, &mut answers);
+    answered(&client).await;
+    assert_eq!(dropped(&handler, "send"), 2.0);
+}
+
+#[test]
+fn send_buffer_is_as_large_as_the_kernel_allows() {
+    const WANTED: usize = 4 << 20;
+    let limit = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap();
+    // socket(7): the kernel doubles the value. CAP_NET_ADMIN lifts the limit.
+    let may_exceed =
+        setsockopt(&std::net::UdpSocket::bind("127.0.0.1:0").unwrap(), sockopt::SndBufForce, &WANTED).is_ok();
+    let expected = if may_exceed { WANTED } else { WANTED.min(limit.trim().parse().unwrap()) };
+    let socket = bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    assert_eq!(getsockopt(&socket, sockopt::SndBuf).unwrap(), 2 * expected);
 }
 
 #[tokio::test]
