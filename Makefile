@@ -8,7 +8,7 @@ RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 # Seconds for each fuzz target.
 FUZZ_SECONDS := 60
-FUZZ_TARGETS := corefile question reply
+FUZZ_TARGETS := corefile question reply rules
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,9 +54,10 @@ bench-cluster: build control-plane ## measure propagation and memory with a real
 	mkdir -p target/bench && cp target/release/lb-linker target/bench/lb-linker
 	LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/bench/lb-linker" cargo bench --locked --bench cluster
 
-lint: has-rust ## check format, lints, documentation, and the licenses and sources of dependencies
+lint: has-rust ## check format, lock files, lints, documentation, and the licenses and sources of dependencies
 	cargo fmt --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
+	cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	cargo clippy --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
 	tests/cargo-deny
@@ -82,7 +83,7 @@ helm: ## build Helm 3 and Helm 4, for the tests of the chart (once)
 promtool: ## build promtool, and get the CRDs of the Prometheus operator, for the tests of deploy/monitoring/ (once)
 	tests/prometheus/build
 
-fuzz: has-rust has-cargo-fuzz ## fuzz Corefiles, queries and replies, FUZZ_SECONDS=60 for each of fuzz/targets
+fuzz: has-rust has-cargo-fuzz ## fuzz Corefiles, queries, replies and rules, FUZZ_SECONDS=60 for each of fuzz/targets
 	@for target in $(FUZZ_TARGETS); do \
 	    mkdir -p "fuzz/corpus/$$target" && \
 	    cargo fuzz run --sanitizer none "$$target" "fuzz/corpus/$$target" "fuzz/seeds/$$target" \

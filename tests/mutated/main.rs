@@ -1,5 +1,5 @@
 //! Malformed input: properties of the answers to a million nearly valid packets, and of the results for nearly valid
-//! replies of upstreams and nearly valid Corefiles.
+//! replies of upstreams, Corefiles, and rules of *rewrite* and *template*.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run.
 
@@ -9,6 +9,7 @@ mod corefile;
 mod mutate;
 mod question;
 mod reply;
+mod rules;
 mod seeds;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,8 @@ use seeds::Seed;
 const QUESTIONS: u64 = 1_000_000;
 const REPLIES: u64 = 200_000;
 const COREFILES: u64 = 30_000;
+/// The number of server blocks with rules.
+const RULES: u64 = 30_000;
 /// The time after which the processing of a packet counts as hung; long enough for a busy machine.
 const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -179,6 +182,20 @@ fn mutated_corefile_is_valid_or_fails_with_a_position() {
     assert_mixed(&tally, COREFILES, &["no language", "wrong", "right"]);
 }
 
+#[test]
+fn mutated_rules_give_valid_answers() {
+    let rules = rules::Rules::start();
+    for (name, seed) in seeds::rules() {
+        assert_eq!(rules.try_rules(&seed), Ok("records"), "{name}");
+    }
+    let start = || {
+        let rules = rules::Rules::start();
+        move |bytes: &[u8], _: usize| rules.try_rules(bytes).map(str::to_owned)
+    };
+    let tally = try_all(seeds::rules(), RULES, start);
+    assert_mixed(&tally, RULES, &["wrong", "records", "empty"]);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -190,6 +207,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("corefile", seeds::corefiles()),
         ("question", owned(seeds::questions())),
         ("reply", owned(seeds::replies())),
+        ("rules", owned(seeds::rules())),
     ];
     for (target, seeds) in all {
         let folder = fuzz.join(target);

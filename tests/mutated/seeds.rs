@@ -352,3 +352,71 @@ pub fn corefiles() -> Vec<(String, Vec<u8>)> {
     }
     all
 }
+
+/// Returns queries with the rules of a server block: all kinds of rules of *rewrite*, and all options and functions of
+/// *template*.
+pub fn rules() -> Vec<Seed> {
+    const ADDRESS: &str = "template ANY ANY {\n answer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n";
+    let with_address = |query: &str, rule: &str| format!("{query}\n{rule}\n{ADDRESS}").into_bytes();
+    let plain = |text: &str| text.as_bytes().to_vec();
+    vec![
+        (
+            "cname",
+            with_address(
+                "a.example.org A",
+                "rewrite cname suffix old.example new.example\ntemplate IN A example.org {\n answer \"{{ .Name }} CNAME x.old.example\"\n}",
+            ),
+        ),
+        ("exact", with_address("a.example.net A", "rewrite name a.example.net b.example.org")),
+        (
+            "prefix",
+            with_address(
+                "old.example.net A",
+                "rewrite continue name prefix old new answer auto\nrewrite ttl prefix new 5-30",
+            ),
+        ),
+        (
+            "regex",
+            with_address(
+                "ftp-us-west-1.example.org SRV",
+                "rewrite stop {\n name regex (.*)-(us-west-1)\\.example\\.org {1}.service.{2}.consul\n answer name (.*)\\.service\\.(us-west-1)\\.consul {1}-{2}.example.org\n answer value (.*)\\.service\\.(us-west-1)\\.consul {1}-{2}.example.org\n}\ntemplate IN SRV consul {\n answer \"{{ .Name }} SRV 1 2 53 t.service.us-west-1.consul\"\n}",
+            ),
+        ),
+        ("substring", with_address("a.b.a.example. A", "rewrite name substring a ccc answer auto")),
+        (
+            "suffix",
+            with_address(
+                "a.example.net AAAA",
+                "rewrite name suffix .example.net .example.org answer auto\nrewrite type AAAA A",
+            ),
+        ),
+        (
+            "rcode",
+            plain("a.example TXT\nrewrite rcode regex .* SERVFAIL NXDOMAIN\nrewrite class IN CH\nwhoami\n"),
+        ),
+        (
+            "groups",
+            plain(
+                "ip-10-1-2-3.example.org A\ntemplate IN A example.org {\n match \"^ip-(?P<a>[0-9]+)-(?P<b>[0-9]+)-(?P<c>[0-9]+)-(?P<d>[0-9]+)[.]example[.]org[.]$\"\n answer \"{{ .Name }} 60 IN A {{ .Group.a }}.{{ .Group.b }}.{{ .Group.c }}.{{ .Group.d }}\"\n fallthrough\n}\nwhoami\n",
+            ),
+        ),
+        (
+            "hexadecimal",
+            plain(
+                "host-0a0b0c0d.example.org A\ntemplate IN A {\n match \"^host-(..)(..)(..)(..)[.]\"\n answer \"{{ .Name }} A {{ range $i, $hex := .Match }}{{ if $i }}{{ if gt $i 1 }}.{{ end }}{{ parseInt $hex 16 8 }}{{ end }}{{ end }}\"\n}\n",
+            ),
+        ),
+        (
+            "reverse",
+            plain(
+                "4.3.2.10.in-addr.arpa PTR\ntemplate IN PTR 10.0.0.0/8 {\n match \"^([0-9]+)[.]([0-9]+)[.]([0-9]+)[.]10[.]in-addr[.]arpa[.]$\"\n answer \"{{ .Name }} 1h30m IN PTR ip-10-{{ index .Match 3 }}-{{ index .Match 2 }}-{{ index .Match 1 }}.example.org.\"\n}\n",
+            ),
+        ),
+        (
+            "sections",
+            plain(
+                "x.corp MX\ntemplate ANY ANY corp home lan {\n rcode NXDOMAIN\n answer \"{{ .Name }} MX 10 mx.{{ .Zone }}\"\n authority \"{{ .Zone }} 60 IN SOA ns.{{ .Zone }} hostmaster.{{ .Zone }} (1 3600 600 86400 60)\"\n additional \"mx.{{ .Zone }} A 192.0.2.3\"\n additional \"{{ .Name }} TXT \\\"{{ .Remote }} {{ .Type }} {{ .Class }} {{ .Regex }}\\\"\"\n ederror 15 \"not here\"\n}\n",
+            ),
+        ),
+    ]
+}
