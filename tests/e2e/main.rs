@@ -38,6 +38,7 @@ mod policy;
 mod recreation;
 mod refusals;
 mod scan;
+mod secrets;
 mod selection;
 mod sidecar;
 mod sockets;
