@@ -5,6 +5,7 @@
 //! answers DNS queries from the same map ([`dns`]). [`app`] connects these parts.
 
 pub mod admin;
+pub mod api;
 pub mod app;
 pub mod cli;
 pub mod dns;

@@ -13,8 +13,9 @@ use imports::{File, files};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 29] = [
+const FOLDERS: [&str; 30] = [
     "model",
+    "api",
     "metrics",
     "store",
     "sync/k8s",

@@ -1,0 +1,252 @@
+//! The rules of the CRD in Rust, for ExternalTargets that no API server has checked: those of manifests, and those that
+//! were stored before a rule existed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::net::IpAddr;
+
+use super::external_target::{
+    Bounds, ExternalTargetSpec, FailbackMode, MAX_ADDRESS, MAX_ADDRESSES, MAX_ALERT_LABEL, MAX_DNS_NAME,
+    MAX_LABELS, MAX_NAMES, MAX_SOURCES, PERIOD_SECONDS, Source, TCP_PORT, THRESHOLD, TIMEOUT_SECONDS,
+    TTL_SECONDS, WAIT_SECONDS,
+};
+use super::rules;
+use crate::model::excerpt::value;
+use crate::model::names::{MAX_LABEL, is_label};
+
+/// A field of an ExternalTarget that breaks a rule. The message is that of the API server, which puts the value before
+/// it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct InvalidField {
+    /// The path of the field, such as `spec.sources[0].hostname`.
+    pub field: String,
+    pub message: String,
+}
+
+/// Checks the name and the spec of an ExternalTarget.
+///
+/// # Errors
+/// All fields that break a rule.
+pub fn validate(name: &str, spec: &ExternalTargetSpec) -> Result<(), Vec<InvalidField>> {
+    let mut checker = Checker::default();
+    checker.require("metadata.name", is_label(name), rules::OBJECT_NAME.message);
+    checker.sources(&spec.sources);
+    checker.numbers(spec);
+    if let Some(FailbackMode::Unknown(_)) = spec.failback.as_ref().and_then(|failback| failback.mode.as_ref())
+    {
+        checker.refuse("spec.failback.mode", "supported values: \"Automatic\", \"Manual\"");
+    }
+    if let Some(pin) = &spec.pin
+        && checker.is_short("spec.pin", pin, MAX_LABEL)
+    {
+        let is_source = spec.sources.iter().any(|source| source.name == *pin);
+        checker.require("spec.pin", is_source, rules::PIN.message);
+    }
+    checker.list("spec.hostnames", spec.hostnames.as_deref(), MAX_NAMES, |checker, field, name| {
+        checker.is_short(field, name, MAX_DNS_NAME);
+    });
+    checker.list("spec.allowFrom", spec.allow_from.as_deref(), MAX_NAMES, |checker, field, namespace| {
+        if checker.is_short(field, namespace, MAX_LABEL) {
+            let is_name = namespace == "*" || is_label(namespace);
+            checker.require(field, is_name, rules::LABEL_OR_ALL.message);
+        }
+    });
+    if let Some(alerts) = &spec.alerts {
+        checker.labels("spec.alerts.ruleLabels", alerts.rule_labels.as_ref(), MAX_LABEL);
+        if checker.labels("spec.alerts.labels", alerts.labels.as_ref(), MAX_ALERT_LABEL) {
+            let are_usable = alerts.labels.iter().flatten().all(|(name, text)| is_alert_label(name, text));
+            checker.require("spec.alerts.labels", are_usable, rules::ALERT_LABELS.message);
+        }
+    }
+    if checker.invalid.is_empty() { Ok(()) } else { Err(checker.invalid) }
+}
+
+/// Collects invalid fields. Methods that return a bool return whether the field is valid; as in the API server, rules
+/// apply only to values within the limits.
+#[derive(Default)]
+struct Checker {
+    invalid: Vec<InvalidField>,
+}
+
+impl Checker {
+    fn refuse(&mut self, field: &str, message: impl Display) {
+        self.invalid.push(InvalidField { field: field.to_owned(), message: message.to_string() });
+    }
+
+    fn require(&mut self, field: &str, is_valid: bool, message: impl Display) -> bool {
+        if !is_valid {
+            self.refuse(field, message);
+        }
+        is_valid
+    }
+
+    fn is_short(&mut self, field: &str, text: &str, max_length: usize) -> bool {
+        let is_short = text.chars().count() <= max_length;
+        self.require(field, is_short, format_args!("may not be more than {max_length} bytes"))
+    }
+
+    fn has_few(&mut self, field: &str, number: usize, max: usize) -> bool {
+        self.require(field, number <= max, format_args!("must have at most {max} items"))
+    }
+
+    fn is_within(&mut self, field: &str, number: Option<i32>, (min, max): Bounds) {
+        let Some(number) = number else { return };
+        self.require(field, number >= min, format_args!("should be greater than or equal to {min}"));
+        self.require(field, number <= max, format_args!("should be less than or equal to {max}"));
+    }
+
+    fn list(
+        &mut self,
+        field: &str,
+        entries: Option<&[String]>,
+        max: usize,
+        check: impl Fn(&mut Self, &str, &str),
+    ) {
+        let entries = entries.unwrap_or_default();
+        if self.has_few(field, entries.len(), max) {
+            for (i, entry) in entries.iter().enumerate() {
+                check(self, &format!("{field}[{i}]"), entry);
+            }
+        }
+    }
+
+    fn labels(&mut self, field: &str, labels: Option<&BTreeMap<String, String>>, max_length: usize) -> bool {
+        let Some(labels) = labels else { return true };
+        self.has_few(field, labels.len(), MAX_LABELS)
+            && labels.iter().fold(true, |valid, (name, text)| {
+                self.is_short(&format!("{field}.{name}"), text, max_length) && valid
+            })
+    }
+
+    fn numbers(&mut self, spec: &ExternalTargetSpec) {
+        let check = spec.check.clone().unwrap_or_default();
+        let cutover = spec.cutover.clone().unwrap_or_default();
+        let failback = spec.failback.clone().unwrap_or_default();
+        let alerts = spec.alerts.clone().unwrap_or_default();
+        for (field, number, bounds) in [
+            ("spec.check.periodSeconds", check.period_seconds, PERIOD_SECONDS),
+            ("spec.check.timeoutSeconds", check.timeout_seconds, TIMEOUT_SECONDS),
+            ("spec.check.failureThreshold", check.failure_threshold, THRESHOLD),
+            ("spec.check.successThreshold", check.success_threshold, THRESHOLD),
+            ("spec.check.tcpPort", check.tcp_port, TCP_PORT),
+            ("spec.cutover.maxWaitSeconds", cutover.max_wait_seconds, WAIT_SECONDS),
+            ("spec.failback.afterSeconds", failback.after_seconds, WAIT_SECONDS),
+            ("spec.ttlSeconds", spec.ttl_seconds, TTL_SECONDS),
+            ("spec.alerts.notReadyForSeconds", alerts.not_ready_for_seconds, WAIT_SECONDS),
+            ("spec.alerts.failedOverForSeconds", alerts.failed_over_for_seconds, WAIT_SECONDS),
+        ] {
+            self.is_within(field, number, bounds);
+        }
+    }
+
+    fn sources(&mut self, sources: &[Source]) {
+        let field = "spec.sources";
+        self.require(field, !sources.is_empty(), "should have at least 1 items");
+        if !self.has_few(field, sources.len(), MAX_SOURCES) {
+            return;
+        }
+        let names: BTreeSet<&str> = sources.iter().map(|source| &*source.name).collect();
+        self.require(field, names.len() == sources.len(), rules::UNIQUE_NAMES.message);
+        for (i, source) in sources.iter().enumerate() {
+            self.source(&format!("{field}[{i}]"), source);
+        }
+    }
+
+    fn source(&mut self, field: &str, source: &Source) {
+        let Source { name, service, hostname, addresses } = source;
+        let kinds = [service.is_some(), hostname.is_some(), addresses.is_some()];
+        let has_one_kind = kinds.into_iter().filter(|given| *given).count() == 1;
+        self.require(field, has_one_kind, rules::ONE_KIND.message);
+        self.label(&format!("{field}.name"), name);
+        if let Some(service) = service {
+            self.label(&format!("{field}.service.name"), &service.name);
+            if let Some(namespace) = &service.namespace {
+                self.label(&format!("{field}.service.namespace"), namespace);
+            }
+        }
+        if let Some(hostname) = hostname {
+            self.hostname(&format!("{field}.hostname"), hostname);
+        }
+        let field = format!("{field}.addresses");
+        let is_empty = addresses.as_ref().is_some_and(Vec::is_empty);
+        self.require(&field, !is_empty, "should have at least 1 items");
+        self.list(&field, addresses.as_deref(), MAX_ADDRESSES, |checker, field, address| {
+            if checker.is_short(field, address, MAX_ADDRESS) {
+                let message = format_args!("{} {}", value(address), rules::ADDRESS.message);
+                checker.require(field, is_target_address(address), message);
+            }
+        });
+    }
+
+    fn label(&mut self, field: &str, text: &str) {
+        if self.is_short(field, text, MAX_LABEL) {
+            self.require(field, is_label(text), rules::LABEL.message);
+        }
+    }
+
+    fn hostname(&mut self, field: &str, hostname: &str) {
+        if !self.is_short(field, hostname, MAX_DNS_NAME) {
+            return;
+        }
+        let is_address = parse_address(hostname).is_some();
+        let is_name = hostname.contains('.') && hostname.split('.').all(is_label);
+        self.require(field, !is_address, rules::NO_ADDRESS.message);
+        self.require(field, is_address || is_name, rules::HOSTNAME.message);
+    }
+}
+
+/// Parses an address as CEL does, which takes no IPv4-mapped IPv6 address.
+fn parse_address(text: &str) -> Option<IpAddr> {
+    text.parse().ok().filter(|ip: &IpAddr| ip.to_canonical() == *ip)
+}
+
+/// Returns whether a text is a canonical address (RFC 5952) that Kubernetes accepts in an EndpointSlice. The target
+/// policy denies more addresses, except those of `--allowed-nets`.
+fn is_target_address(text: &str) -> bool {
+    let is_usable = |ip: IpAddr| match ip {
+        IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_broadcast(),
+        IpAddr::V6(v6) => !v6.is_unicast_link_local(),
+    };
+    parse_address(text).is_some_and(|ip| {
+        ip.to_string() == text
+            && !ip.is_unspecified()
+            && !ip.is_loopback()
+            && !ip.is_multicast()
+            && is_usable(ip)
+    })
+}
+
+/// Returns whether a label can be that of an alert: a label name of Prometheus, and no template in the value.
+fn is_alert_label(name: &str, text: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let is_name = name.starts_with(|c: char| !c.is_ascii_digit()) && name.chars().all(is_allowed);
+    is_name && !text.contains("{{")
+}
+
+#[cfg(test)]
+#[path = "../../tests/e2e/external_targets/bad_input.rs"]
+mod bad_input;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_input_is_refused_with_field_and_message() {
+        for case in bad_input::cases() {
+            let spec: ExternalTargetSpec = serde_json::from_value(case.spec).unwrap();
+            let found = validate(&case.name, &spec).unwrap_err();
+            let found: Vec<_> = found.iter().map(|invalid| (&*invalid.field, &*invalid.message)).collect();
+            assert_eq!(found, [(&*case.field, &*case.message)], "{}", case.given);
+        }
+    }
+
+    #[test]
+    fn good_input_is_accepted() {
+        for (given, name, spec) in bad_input::accepted() {
+            let spec: ExternalTargetSpec = serde_json::from_value(spec).unwrap();
+            assert_eq!(validate(&name, &spec), Ok(()), "{given}");
+        }
+    }
+}
