@@ -21,6 +21,7 @@ mod deletion_limits;
 mod deploy;
 mod docs;
 mod events;
+mod external_targets;
 mod finalizer;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;

@@ -149,7 +149,7 @@ impl ControlPlane {
     /// # Errors
     /// The standard error of kubectl if it fails.
     pub fn try_kubectl(&self, args: &[&str]) -> Result<String, String> {
-        self.run_kubectl(args, "")
+        self.try_kubectl_stdin(args, "")
     }
 
     /// Runs kubectl with all permissions and this standard input (`-f -`), and returns its output.
@@ -157,10 +157,15 @@ impl ControlPlane {
     /// # Panics
     /// If kubectl fails, with its error message.
     pub fn kubectl_stdin(&self, args: &[&str], input: &str) -> String {
-        self.run_kubectl(args, input).unwrap_or_else(|error| panic!("kubectl {}: {error}", args.join(" ")))
+        self.try_kubectl_stdin(args, input)
+            .unwrap_or_else(|error| panic!("kubectl {}: {error}", args.join(" ")))
     }
 
-    fn run_kubectl(&self, args: &[&str], input: &str) -> Result<String, String> {
+    /// Runs kubectl with all permissions and this standard input.
+    ///
+    /// # Errors
+    /// The standard error of kubectl if it fails.
+    pub fn try_kubectl_stdin(&self, args: &[&str], input: &str) -> Result<String, String> {
         let mut kubectl = self.kubectl_command();
         kubectl.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = kubectl.spawn().expect("kubectl can be started");

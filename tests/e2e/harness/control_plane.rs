@@ -47,34 +47,54 @@ pub struct ControlPlane {
     data: DataDir,
 }
 
+/// A control plane that ends with the process: statics aren't dropped.
+type AtExit = OnceLock<Result<ControlPlane, String>>;
+
+fn end_at_exit(plane: &AtExit) {
+    if let Some(Ok(plane)) = plane.get() {
+        plane.end();
+    }
+}
+
 // Start and end.
 
 impl ControlPlane {
-    /// Returns the control plane that all tests of this process share. The first call starts it, blocking; it stops
+    /// Returns the control plane that most tests of this process share. The first call starts it, blocking; it stops
     /// with the process.
     ///
     /// # Panics
     /// If it can't be started.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<Result<ControlPlane, String>> = OnceLock::new();
-
-        // Statics aren't dropped.
-        extern "C" fn end_shared() {
-            if let Some(Ok(shared)) = SHARED.get() {
-                shared.end();
-            }
+        static SHARED: AtExit = AtExit::new();
+        extern "C" fn end() {
+            end_at_exit(&SHARED);
         }
+        Self::start_once(&SHARED, end)
+    }
 
-        let shared = SHARED.get_or_init(|| {
+    /// Returns the control plane that the tests of ExternalTargets share: the other tests run without their CRD.
+    ///
+    /// # Panics
+    /// If it can't be started.
+    pub fn shared_for_external_targets() -> &'static Self {
+        static SHARED: AtExit = AtExit::new();
+        extern "C" fn end() {
+            end_at_exit(&SHARED);
+        }
+        Self::start_once(&SHARED, end)
+    }
+
+    fn start_once(plane: &'static AtExit, end: extern "C" fn()) -> &'static Self {
+        let started = plane.get_or_init(|| {
             let started = Self::try_start(Options::default());
-            // SAFETY: `end_shared` has the type that atexit requires and doesn't unwind. It runs in `exit`, after which
-            // no test is waited for, and uses only what a static holds or what it creates itself.
+            // SAFETY: `end` has the type that atexit requires and doesn't unwind. It runs in `exit`, after which no test
+            // is waited for, and uses only what a static holds or what it creates itself.
             #[allow(unsafe_code)]
-            let registered = unsafe { nix::libc::atexit(end_shared) };
+            let registered = unsafe { nix::libc::atexit(end) };
             assert_eq!(registered, 0, "atexit takes at least 32 functions");
             started
         });
-        shared.as_ref().unwrap_or_else(|error| panic!("{error}"))
+        started.as_ref().unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Starts a control plane for a test that stops it, changes its flags, or counts all its requests. Blocking.

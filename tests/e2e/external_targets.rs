@@ -1,0 +1,335 @@
+//! ExternalTargets in a real API server: which objects the CRD accepts, and what kubectl prints.
+
+mod bad_input;
+
+use std::sync::OnceLock;
+
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::core::response::StatusCause;
+use lb_linker::api::crd;
+use lb_linker::api::external_target::ExternalTarget;
+use lb_linker::api::status::SourceState;
+use serde_json::{Value, json};
+
+use crate::harness::control_plane::ControlPlane;
+use crate::harness::eventually;
+
+/// An ExternalTarget with every field of the spec.
+const WEB: &str = "
+apiVersion: linker.hsj.com/v1alpha1
+kind: ExternalTarget
+metadata: {name: web}
+spec:
+  sources:
+    - {name: seoul, service: {name: web}}
+    - {name: busan, service: {name: web, namespace: shop-dr}}
+    - {name: fixed, hostname: lb.example.com}
+    - {name: last, addresses: [192.0.2.10, 2001:db8::10]}
+  check: {periodSeconds: 30, timeoutSeconds: 2, failureThreshold: 3, successThreshold: 2, tcpPort: 443}
+  cutover: {maxWaitSeconds: 300}
+  failback: {mode: Automatic, afterSeconds: 300}
+  pin: busan
+  hostnames: [www.shop.lb.internal]
+  ttlSeconds: 5
+  allowFrom: [app]
+  alerts: {ruleLabels: {release: monitoring}, labels: {team: shop}, notReadyForSeconds: 300, failedOverForSeconds: 900}
+";
+
+/// Returns a control plane with the CRD, and a namespace for one test.
+async fn plane_and_namespace() -> (&'static ControlPlane, String) {
+    static INSTALLED: OnceLock<()> = OnceLock::new();
+    let plane = ControlPlane::shared_for_external_targets();
+    INSTALLED.get_or_init(|| {
+        let definition = serde_json::to_string(&crd::external_targets()).unwrap();
+        plane.kubectl_stdin(&["apply", "--validate=strict", "-f", "-"], &definition);
+        let name = "crd/externaltargets.linker.hsj.com";
+        plane.kubectl(&["wait", "--for=condition=Established", "--timeout=180s", name]);
+    });
+    (plane, plane.cluster().await.create_namespace("xt").await)
+}
+
+async fn api(plane: &ControlPlane, namespace: &str) -> Api<ExternalTarget> {
+    Api::namespaced(plane.admin_client().await, namespace)
+}
+
+async fn create(api: &Api<ExternalTarget>, name: &str, spec: Value) -> Result<ExternalTarget, kube::Error> {
+    let object = ExternalTarget::new(name, serde_json::from_value(spec).unwrap());
+    api.create(&PostParams::default(), &object).await
+}
+
+async fn patch_status(api: &Api<ExternalTarget>, name: &str, status: Value) -> ExternalTarget {
+    let patch = Patch::Merge(json!({"status": status}));
+    let patched = api.patch_status(name, &PatchParams::default(), &patch).await;
+    patched.unwrap_or_else(|error| panic!("the status of {name}: {error}"))
+}
+
+/// Returns the reasons for which the API server refuses an object.
+async fn refusal(api: &Api<ExternalTarget>, name: &str, spec: Value) -> Vec<StatusCause> {
+    match create(api, name, spec).await {
+        Err(kube::Error::Api(status)) if status.code == 422 => status.details.unwrap().causes,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+fn condition(kind: &str, status: &str, message: &str) -> Value {
+    json!({"type": kind, "status": status, "reason": "Tested", "message": message,
+        "observedGeneration": 1, "lastTransitionTime": "2026-11-22T10:20:00Z"})
+}
+
+/// Returns the rows of a table that kubectl printed, with ` | ` between the cells. Cells can be empty, so columns begin
+/// where the words of the header begin.
+fn rows(table: &str) -> Vec<String> {
+    let header = table.lines().next().unwrap();
+    let is_start = |i: &usize| header[..*i].ends_with(' ') && !header[*i..].starts_with(' ');
+    let starts: Vec<usize> = [0].into_iter().chain((1..header.len()).filter(is_start)).collect();
+    let row = |line: &str| {
+        let ends = starts[1..].iter().chain([&usize::MAX]);
+        let cell =
+            |(start, end): (&usize, &usize)| line.get(*start..line.len().min(*end)).unwrap_or_default();
+        starts.iter().zip(ends).map(cell).map(str::trim).collect::<Vec<_>>().join(" | ")
+    };
+    table.lines().map(row).collect()
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_with_field_and_message() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let api = api(plane, &namespace).await;
+    for case in bad_input::cases() {
+        let causes = refusal(&api, &case.name, case.spec).await;
+        let [cause, rest @ ..] = &causes[..] else { panic!("{}: no cause", case.given) };
+        // Rules at the root of an object have no field.
+        let field = if case.field == "metadata.name" { "<nil>" } else { &case.field };
+        assert_eq!(cause.field, field, "{}: {causes:?}", case.given);
+        assert!(cause.message.ends_with(&case.message), "{}: {}", case.given, cause.message);
+        let skipped = |cause: &StatusCause| cause.message.contains("some validation rules were not checked");
+        assert!(rest.iter().all(skipped), "{}: {causes:?}", case.given);
+    }
+}
+
+#[tokio::test]
+async fn input_at_the_limits_is_accepted() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let api = api(plane, &namespace).await;
+    for (given, name, spec) in bad_input::accepted() {
+        let created = create(&api, &name, spec.clone()).await;
+        let created = created.unwrap_or_else(|error| panic!("{given}: {error}"));
+        assert_eq!(serde_json::to_value(&created.spec).unwrap(), spec, "{given}");
+        api.delete(&name, &DeleteParams::default()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn kubectl_refuses_unknown_fields() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let manifest = format!("{WEB}  ttl: 5\n");
+    let apply = ["apply", "-n", &namespace, "-f", "-"];
+    let refused = plane.try_kubectl_stdin(&apply, &manifest).unwrap_err();
+    assert!(refused.contains("unknown field \"spec.ttl\""), "{refused}");
+}
+
+#[tokio::test]
+async fn stored_spec_is_what_was_applied() {
+    let (plane, namespace) = plane_and_namespace().await;
+    plane.kubectl_stdin(&["apply", "-n", &namespace, "-f", "-"], WEB);
+    let stored = plane.kubectl(&["get", "xt", "web", "-n", &namespace, "-o", "json"]);
+    let stored: Value = serde_json::from_str(&stored).unwrap();
+    let applied: Value = serde_saphyr::from_str(WEB).unwrap();
+    assert_eq!(stored["spec"], applied["spec"]);
+    let object: ExternalTarget = serde_json::from_value(stored).unwrap();
+    assert_eq!(serde_json::to_value(&object.spec).unwrap(), applied["spec"]);
+
+    // Missing fields and null stay missing.
+    let spec = "spec: {sources: [{name: a, hostname: a.example, service: null}], check: {}, pin: null, alerts: null}";
+    let manifest = format!("{}{spec}", WEB.split("spec:").next().unwrap().replace("web", "small"));
+    plane.kubectl_stdin(&["apply", "-n", &namespace, "-f", "-"], &manifest);
+    let stored = plane.kubectl(&["get", "xt", "small", "-n", &namespace, "-o", "jsonpath={.spec}"]);
+    let stored: Value = serde_json::from_str(&stored).unwrap();
+    assert_eq!(stored, json!({"sources": [{"name": "a", "hostname": "a.example"}], "check": {}}));
+}
+
+#[tokio::test]
+async fn status_is_merged_and_leaves_the_generation() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let api = api(plane, &namespace).await;
+    plane.kubectl_stdin(&["apply", "-n", &namespace, "-f", "-"], WEB);
+    let status = json!({
+        "observedGeneration": 1,
+        "target": {"source": "busan", "hostname": "web-dr-77c0d.lb.example-cloud.com",
+            "display": "web-dr-77c0d.lb.example-cloud.com", "serviceUID": "6c1f0d4e-52a4-4a53-9d3c-4d4ce6a5d7f1",
+            "since": "2026-11-22T10:20:00Z", "verified": true},
+        "sources": [
+            {"name": "seoul", "state": "Unhealthy", "offers": "web-4fb5d0.lb.example-cloud.com",
+                "since": "2026-11-22T10:19:30Z", "message": "NXDOMAIN"},
+            {"name": "busan", "state": "Healthy", "offers": "web-dr-77c0d.lb.example-cloud.com",
+                "since": "2026-11-20T08:00:00Z"},
+        ],
+        "history": [{"source": "seoul", "display": "web-4fb5d0.lb.example-cloud.com",
+            "since": "2026-11-20T08:00:00Z", "until": "2026-11-22T10:20:00Z", "reason": "FailedOver"}],
+        "service": "external-targets/web-shop-ext",
+        "dnsNames": ["web.shop.lb.internal", "web-shop.lb.internal", "www.shop.lb.internal"],
+        "conditions": [condition("Ready", "True", "leads to busan; seoul: NXDOMAIN")],
+    });
+    let written = patch_status(&api, "web", status.clone()).await;
+    let read = api.get("web").await.unwrap();
+    assert_eq!(read, written);
+    assert_eq!(serde_json::to_value(read.status.as_ref().unwrap()).unwrap(), status);
+    assert_eq!(read.metadata.generation, Some(1));
+
+    // A merge patch changes the fields that it names, and null removes a field.
+    let cleared = patch_status(&api, "web", json!({"target": {"verified": false}, "history": null})).await;
+    let mut expected = status;
+    expected["target"]["verified"] = json!(false);
+    expected.as_object_mut().unwrap().remove("history");
+    assert_eq!(serde_json::to_value(cleared.status.unwrap()).unwrap(), expected);
+    let withdrawn = patch_status(&api, "web", json!({"target": null})).await;
+    assert_eq!(withdrawn.status.unwrap().target, None);
+}
+
+#[tokio::test]
+async fn status_of_a_later_version_is_accepted_and_decoded() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let api = api(plane, &namespace).await;
+    create(&api, "web", json!({"sources": [{"name": "a", "hostname": "a.example"}]})).await.unwrap();
+    let status = json!({
+        "target": {"source": "a", "proxy": "p.example"},
+        "sources": [{"name": "a", "state": "Draining"}, {"state": "Healthy"}, {}],
+        "history": [{"reason": "RolledBack"}],
+        "conditions": [condition("Routed", "Perhaps", "")],
+        "weights": [1],
+    });
+    let status = patch_status(&api, "web", status).await.status.unwrap();
+    let states: Vec<_> = status.sources.iter().map(|source| source.state.clone()).collect();
+    let draining = SourceState::Unknown("Draining".to_owned());
+    assert_eq!(states, [Some(draining), Some(SourceState::Healthy), None]);
+    assert_eq!((&*status.history[0].reason, &*status.conditions[0].status), ("RolledBack", "Perhaps"));
+    assert_eq!(api.list(&Default::default()).await.unwrap().items.len(), 1);
+}
+
+#[tokio::test]
+async fn kubectl_get_prints_source_target_and_state() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let api = api(plane, &namespace).await;
+    let spec = json!({"sources": [{"name": "seoul", "hostname": "a.example"}]});
+    for name in ["fixed", "fresh", "web"] {
+        create(&api, name, spec.clone()).await.unwrap();
+    }
+    // kubectl prints 20d until 12 hours after the start of the test.
+    let since = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(20 * 24 + 12);
+    let since = since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let status = |source: &str, display: &str, degraded: &str, message: &str| {
+        json!({
+            "target": {"source": source, "display": display, "since": since, "verified": true},
+            "service": "external-targets/web-shop-ext",
+            "conditions": [condition("Degraded", degraded, ""), condition("Ready", "True", message),
+                condition("Resolved", "True", "")],
+        })
+    };
+    let host = "web-dr-77c0d.lb.example-cloud.com";
+    patch_status(&api, "web", status("busan", host, "True", "leads to busan; seoul: NXDOMAIN")).await;
+    patch_status(&api, "fixed", status("seoul", "192.0.2.10,2001:db8::10", "False", "leads to seoul")).await;
+
+    // The header and the rows of this test, which begin with the namespace and end with the age.
+    let get = |args: &[&str]| {
+        let rows = rows(&plane.kubectl(&[&["get", "-A"], args].concat()));
+        let cells = |row: &String| {
+            let (cells, age) = row.rsplit_once(" | ").unwrap();
+            assert!(age == "AGE" || age.starts_with(|c: char| c.is_ascii_digit()), "{row}");
+            cells
+                .strip_prefix(&format!("{namespace} | "))
+                .or(cells.strip_prefix("NAMESPACE | "))
+                .map(str::to_owned)
+        };
+        rows.iter().filter_map(cells).collect::<Vec<_>>()
+    };
+    let narrow = get(&["xt"]);
+    assert_eq!(
+        narrow,
+        [
+            "NAME | READY | SOURCE | TARGET | SINCE",
+            "fixed | True | seoul | 192.0.2.10,2001:db8::10 | 20d",
+            "fresh |  |  |  | ",
+            "web | True | busan | web-dr-77c0d.lb.example-cloud.com | 20d",
+        ]
+    );
+    let more = [
+        " | RESOLVED | DEGRADED | SERVICE | MESSAGE",
+        " | True | False | external-targets/web-shop-ext | leads to seoul",
+        " |  |  |  | ",
+        " | True | True | external-targets/web-shop-ext | leads to busan; seoul: NXDOMAIN",
+    ];
+    let wide: Vec<String> = narrow.iter().zip(more).map(|(row, more)| format!("{row}{more}")).collect();
+    assert_eq!(get(&["xt", "-o", "wide"]), wide);
+    assert_eq!(get(&["lb-linker"]), narrow);
+    let selected = get(&["xt", "--field-selector", "status.target.source=busan"]);
+    assert_eq!(selected, [&*narrow[0], &*narrow[3]]);
+}
+
+#[tokio::test]
+async fn kubectl_wait_needs_the_condition_of_this_generation() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let api = api(plane, &namespace).await;
+    create(&api, "web", json!({"sources": [{"name": "a", "hostname": "a.example"}]})).await.unwrap();
+    let is_ready = || {
+        let wait = ["wait", "--for=condition=Ready", "xt/web", "-n", &namespace, "--timeout=0"];
+        plane.try_kubectl(&wait).is_ok()
+    };
+    assert!(!is_ready());
+    patch_status(&api, "web", json!({"conditions": [condition("Ready", "True", "")]})).await;
+    assert!(is_ready());
+    let edit = Patch::Merge(json!({"spec": {"ttlSeconds": 7}}));
+    let edited = api.patch("web", &PatchParams::default(), &edit).await.unwrap();
+    assert_eq!(edited.metadata.generation, Some(2));
+    assert!(!is_ready());
+}
+
+#[tokio::test]
+async fn applying_again_changes_nothing() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let api = api(plane, &namespace).await;
+    let apply = ["apply", "--server-side", "-n", &namespace, "-f", "-"];
+    plane.kubectl_stdin(&apply, WEB);
+    patch_status(&api, "web", json!({"conditions": [condition("Ready", "True", "")]})).await;
+    let before = api.get("web").await.unwrap();
+    plane.kubectl_stdin(&apply, WEB);
+    let after = api.get("web").await.unwrap();
+    assert_eq!(after, before);
+    assert_eq!(after.metadata.generation, Some(1));
+
+    // The list of sources has one owner and is replaced as a whole.
+    let fewer = WEB.replace("    - {name: seoul, service: {name: web}}\n", "");
+    plane.kubectl_stdin(&apply, &fewer);
+    let names: Vec<_> =
+        api.get("web").await.unwrap().spec.sources.into_iter().map(|source| source.name).collect();
+    assert_eq!(names, ["busan", "fixed", "last"]);
+}
+
+#[tokio::test]
+async fn kubectl_explain_describes_every_field() {
+    let (plane, _) = plane_and_namespace().await;
+    // The API server publishes the schema a moment after the resource.
+    eventually("the schema", || async { plane.try_kubectl(&["explain", "xt.spec.sources"]).ok() }).await;
+    let sources = plane.kubectl(&["explain", "xt.spec.sources"]);
+    for text in ["name", "service", "hostname", "addresses", "A fixed hostname, such as lb.example.com"] {
+        assert!(sources.contains(text), "{sources}");
+    }
+    for path in [
+        "",
+        ".spec",
+        ".spec.sources",
+        ".spec.sources.service",
+        ".spec.check",
+        ".spec.cutover",
+        ".spec.failback",
+        ".spec.alerts",
+        ".status",
+        ".status.target",
+        ".status.sources",
+        ".status.history",
+        ".status.conditions",
+    ] {
+        let explained = plane.kubectl(&["explain", &format!("xt{path}")]);
+        assert!(!explained.contains("<no description>"), "{explained}");
+    }
+}
