@@ -297,11 +297,11 @@ async fn applying_again_changes_nothing() {
     assert_eq!(after, before);
     assert_eq!(after.metadata.generation, Some(1));
 
-    // The list of sources has one owner and is replaced as a whole.
+    // Another manager replaces the list of sources as a whole.
     let fewer = WEB.replace("    - {name: seoul, service: {name: web}}\n", "");
-    plane.kubectl_stdin(&apply, &fewer);
-    let names: Vec<_> =
-        api.get("web").await.unwrap().spec.sources.into_iter().map(|source| source.name).collect();
+    plane.kubectl_stdin(&[&apply[..], &["--field-manager=other", "--force-conflicts"]].concat(), &fewer);
+    let sources = api.get("web").await.unwrap().spec.sources;
+    let names: Vec<&str> = sources.iter().map(|source| &*source.name).collect();
     assert_eq!(names, ["busan", "fixed", "last"]);
 }
 
