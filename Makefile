@@ -8,7 +8,7 @@ RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 # Seconds for each fuzz target.
 FUZZ_SECONDS := 60
-FUZZ_TARGETS := corefile question reply rules
+FUZZ_TARGETS := corefile question reply rules stream
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -83,7 +83,7 @@ helm: ## build Helm 3 and Helm 4, for the tests of the chart (once)
 promtool: ## build promtool, and get the CRDs of the Prometheus operator, for the tests of deploy/monitoring/ (once)
 	tests/prometheus/build
 
-fuzz: has-rust has-cargo-fuzz ## fuzz Corefiles, queries, replies and rules, FUZZ_SECONDS=60 for each of fuzz/targets
+fuzz: has-rust has-cargo-fuzz ## fuzz Corefiles, queries, TCP streams, replies and rules, FUZZ_SECONDS=60 for each of fuzz/targets
 	@for target in $(FUZZ_TARGETS); do \
 	    mkdir -p "fuzz/corpus/$$target" && \
 	    cargo fuzz run --sanitizer none "$$target" "fuzz/corpus/$$target" "fuzz/seeds/$$target" \

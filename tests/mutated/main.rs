@@ -1,5 +1,5 @@
-//! Malformed input: properties of the answers to a million nearly valid packets, and of the results for nearly valid
-//! replies of upstreams, Corefiles, and rules of *rewrite* and *template*.
+//! Malformed input: properties of the answers to a million nearly valid packets and to nearly valid TCP streams, and of
+//! the results for nearly valid replies of upstreams, Corefiles, and rules of *rewrite* and *template*.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run.
 
@@ -11,6 +11,7 @@ mod question;
 mod reply;
 mod rules;
 mod seeds;
+mod stream;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,6 +29,8 @@ use seeds::Seed;
 const QUESTIONS: u64 = 1_000_000;
 const REPLIES: u64 = 200_000;
 const COREFILES: u64 = 30_000;
+/// The number of TCP connections.
+const STREAMS: u64 = 20_000;
 /// The number of server blocks with rules.
 const RULES: u64 = 30_000;
 /// The time after which the processing of a packet counts as hung; long enough for a busy machine.
@@ -168,6 +171,16 @@ fn mutated_packets_get_valid_answers_or_none() {
 }
 
 #[test]
+fn mutated_streams_get_an_answer_for_each_query() {
+    let start = || {
+        let server = stream::StreamServer::start();
+        move |bytes: &[u8], split: usize| server.try_stream(bytes, split).map(str::to_owned)
+    };
+    let tally = try_all(seeds::streams(), STREAMS, start);
+    assert_mixed(&tally, STREAMS, &["no answer", "answers", "answers, and a rest"]);
+}
+
+#[test]
 fn mutated_replies_yield_only_records_of_the_query() {
     let start = || |packet: &[u8], _: usize| reply::try_reply(packet).map(str::to_owned);
     let tally = try_all(seeds::replies(), REPLIES, start);
@@ -208,6 +221,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("question", owned(seeds::questions())),
         ("reply", owned(seeds::replies())),
         ("rules", owned(seeds::rules())),
+        ("stream", owned(seeds::streams())),
     ];
     for (target, seeds) in all {
         let folder = fuzz.join(target);

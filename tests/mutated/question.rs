@@ -50,7 +50,8 @@ impl Server {
     }
 }
 
-fn handler() -> Arc<Handler> {
+/// Returns a handler with links of all kinds.
+pub fn handler() -> Arc<Handler> {
     let name = |text: &str| Name::from_ascii(text).unwrap();
     let link = |service: &str, hostname: Option<&str>, addresses: Vec<IpAddr>, extra: &str| ObservedService {
         key: ServiceKey::new("default", service),
@@ -95,7 +96,7 @@ fn handler() -> Arc<Handler> {
 }
 
 /// Checks an answer. Returns its rcode, or `None` if there is no answer.
-fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<Option<u16>, String> {
+pub fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<Option<u16>, String> {
     let silence = asked.len() < HEADER || asked[2] & 0x80 != 0;
     let answer = match (silence, answer) {
         (true, None) => return Ok(None),

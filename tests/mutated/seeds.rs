@@ -353,6 +353,19 @@ pub fn corefiles() -> Vec<(String, Vec<u8>)> {
     all
 }
 
+/// Returns TCP streams of one, two and three queries, with the queries of [`questions`].
+pub fn streams() -> Vec<Seed> {
+    let mut all = questions();
+    let frames: Vec<Vec<u8>> = all
+        .iter()
+        .map(|(_, query)| [&u16::try_from(query.len()).unwrap().to_be_bytes(), &**query].concat())
+        .collect();
+    for (number, (_, stream)) in all.iter_mut().enumerate() {
+        *stream = (0..=number % 3).flat_map(|next| frames[(number + next) % frames.len()].clone()).collect();
+    }
+    all
+}
+
 /// Returns queries with the rules of a server block: all kinds of rules of *rewrite*, and all options and functions of
 /// *template*.
 pub fn rules() -> Vec<Seed> {

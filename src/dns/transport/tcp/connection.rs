@@ -14,6 +14,7 @@ use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 use super::ConnectionLimits;
 use super::connection_limit::{BufferedReply, ConnectionPermit};
@@ -27,7 +28,8 @@ use crate::dns::net::{Protocol, unmapped};
 /// than one). Further queries that would have to wait fail at once, so that they don't delay queries with known
 /// answers.
 const MAX_PIPELINED: usize = 128;
-/// How long the rest of the stream is read after the last allowed query, until the client closes the connection.
+/// How long the rest of the stream is read after the last query that is answered, until the client closes the
+/// connection.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Connection {
@@ -217,7 +219,16 @@ impl Session {
         let (mut answered, mut unanswered) = (0, None);
         with_thread_cache(|ThreadCache { response_cache, out }| {
             while unanswered.is_none() && self.may_take() {
-                let Some(message) = self.input.first()? else { break };
+                let message = match self.input.first() {
+                    Ok(Some(message)) => message,
+                    Ok(None) => break,
+                    Err(error) => {
+                        // Where the next query begins isn't known. The queries before it are answered.
+                        debug!("TCP: connection of {}: {error}", self.connection.client);
+                        (self.remaining_queries, self.open) = (0, false);
+                        break;
+                    }
+                };
                 match response_cache.answer(message, client, server, now, out) {
                     Ok(length) => {
                         self.output.push(&out[..length], None);
