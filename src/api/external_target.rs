@@ -92,10 +92,10 @@ pub struct ExternalTargetSpec {
     /// How the sources are checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub check: Option<Check>,
-    /// How the names move when the source in use gets another target.
+    /// How long lb-linker waits for a target that works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cutover: Option<Cutover>,
-    /// How the names return to a preferred source that works again.
+    /// How the DNS names return to a preferred source that works again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failback: Option<Failback>,
     /// The name of a source. Its target is announced at once, whether it passes its checks or not, and nothing moves by
@@ -104,20 +104,20 @@ pub struct ExternalTargetSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_LABEL))]
     pub pin: Option<String>,
-    /// Further DNS names of the target, in the zones of lb-linker: 100 at most. The first label may be a *. If this
-    /// field is missing, those of the annotation linker.hsj.com/hostname of the Service with the name of the
+    /// Further DNS names of the target, in the zones of lb-linker: 100 at most. The first label may be a *. An empty
+    /// list means none. If this field is missing, those of the annotation linker.hsj.com/hostname of the Service with the name of the
     /// ExternalTarget apply while that Service is a source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "rules::hostnames_schema")]
     pub hostnames: Option<Vec<String>>,
     /// The TTL of the DNS records in seconds, from 0 to 3600. If this field is missing, the annotation
     /// linker.hsj.com/ttl of the Service with the name of the ExternalTarget applies while that Service is a source;
-    /// without it the TTL is 5 seconds.
+    /// without it the TTL is that of the zone, 5 seconds unless configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = TTL_SECONDS.0, max = TTL_SECONDS.1))]
     pub ttl_seconds: Option<i32>,
     /// The namespaces whose Services may follow this target by the annotation linker.hsj.com/source: 100 at most, or *
-    /// for all. Services of the own namespace always may. If this field is missing, the annotation
+    /// for all. Services of the namespace of the ExternalTarget always may. An empty list means none. If this field is missing, the annotation
     /// linker.hsj.com/allow-from of the Service with the name of the ExternalTarget applies while that Service is a
     /// source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,7 +147,7 @@ pub struct Source {
     /// must lie outside the zones of lb-linker.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_DNS_NAME))]
-    #[x_kube(validation = rules::HOSTNAME, validation = rules::NO_ADDRESS)]
+    #[x_kube(validation = rules::HOSTNAME, validation = rules::NO_ADDRESS, validation = rules::NO_NUMBER)]
     pub hostname: Option<String>,
     /// Fixed IPv4 and IPv6 addresses in canonical form, such as 192.0.2.10 or 2001:db8::1: 1 to 32. Loopback,
     /// link-local, multicast, broadcast and unspecified addresses can't be targets. Addresses count as healthy without
@@ -197,50 +197,69 @@ pub struct Check {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = THRESHOLD.0, max = THRESHOLD.1))]
     pub success_threshold: Option<i32>,
-    /// The TCP port, from 1 to 65535, at which one of the first four addresses of a target must accept a connection. It
-    /// must be a port of a source that is a Service. Sources with a hostname or addresses are checked at it only where
+    /// The TCP port, from 1 to 65535, at which one of the first four addresses of a target must accept a connection. A
+    /// Service that is a source must have this TCP port. Sources with a hostname or addresses are checked at it only where
     /// --tcp-check-namespaces of lb-linker lists the namespace. If this field is missing, only DNS is checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = TCP_PORT.0, max = TCP_PORT.1))]
     pub tcp_port: Option<i32>,
 }
 
-/// How the names move when the source in use gets another target.
+/// How long lb-linker waits for a target that works.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cutover {
-    /// The time in seconds, from 0 to 86400, for which lb-linker waits until the new target passes a check. After that
-    /// the old target stays as long as it passes its checks; otherwise the new one is announced unverified. If this
-    /// field is missing, it is 300 seconds.
+    /// The time in seconds, from 0 to 86400, for which lb-linker waits until the first target, or another target of the
+    /// source in use, passes a check. After that an old target stays as long as it passes its checks; otherwise the new
+    /// one is announced unverified. If this field is missing, it is 300 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = WAIT_SECONDS.0, max = WAIT_SECONDS.1))]
     pub max_wait_seconds: Option<i32>,
 }
 
-/// How the names return to a preferred source that works again.
+/// How the DNS names return to a preferred source that works again.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Failback {
-    /// Automatic: the names return to a preferred source by themselves. Manual: they stay until spec.pin or
+    /// Automatic: the DNS names return to a preferred source by themselves. Manual: they stay until spec.pin or
     /// spec.sources is changed, or the source in use fails. If this field is missing, the mode is Automatic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "rules::failback_mode_schema")]
     pub mode: Option<FailbackMode>,
-    /// The time in seconds, from 0 to 86400, for which a preferred source must have been Healthy before the names
+    /// The time in seconds, from 0 to 86400, for which a preferred source must have been Healthy before the DNS names
     /// return to it. If this field is missing, it is 300 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = WAIT_SECONDS.0, max = WAIT_SECONDS.1))]
     pub after_seconds: Option<i32>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(from = "String", into = "String")]
 pub enum FailbackMode {
-    #[default]
     Automatic,
     Manual,
     /// A mode of a later version: the object can be decoded, but isn't valid.
-    #[serde(untagged)]
     Unknown(String),
+}
+
+impl From<String> for FailbackMode {
+    fn from(text: String) -> Self {
+        match &*text {
+            "Automatic" => Self::Automatic,
+            "Manual" => Self::Manual,
+            _ => Self::Unknown(text),
+        }
+    }
+}
+
+impl From<FailbackMode> for String {
+    fn from(mode: FailbackMode) -> Self {
+        match mode {
+            FailbackMode::Automatic => "Automatic".to_owned(),
+            FailbackMode::Manual => "Manual".to_owned(),
+            FailbackMode::Unknown(text) => text,
+        }
+    }
 }
 
 /// The alerts about an ExternalTarget.
@@ -257,13 +276,13 @@ pub struct Alerts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "rules::alert_labels_schema")]
     pub labels: Option<BTreeMap<String, String>>,
-    /// The time in seconds, from 0 to 86400, for which the ExternalTarget must not have been Ready before an alert
-    /// fires. If this field is missing, it is 300 seconds.
+    /// An alert fires after the ExternalTarget wasn't Ready for this time in seconds, from 0 to 86400. If this field is
+    /// missing, it is 300 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = WAIT_SECONDS.0, max = WAIT_SECONDS.1))]
     pub not_ready_for_seconds: Option<i32>,
-    /// The time in seconds, from 0 to 86400, for which a source that isn't the preferred one must have been in use
-    /// before an alert fires. If this field is missing, it is 900 seconds.
+    /// An alert fires after a source other than the first one was in use for this time in seconds, from 0 to 86400. If
+    /// this field is missing, it is 900 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = WAIT_SECONDS.0, max = WAIT_SECONDS.1))]
     pub failed_over_for_seconds: Option<i32>,
@@ -303,7 +322,7 @@ impl Cutover {
 impl Failback {
     #[must_use]
     pub fn is_automatic(&self) -> bool {
-        self.mode.clone().unwrap_or_default() == FailbackMode::Automatic
+        matches!(self.mode, None | Some(FailbackMode::Automatic))
     }
 
     #[must_use]

@@ -70,6 +70,7 @@ pub(super) const LABEL_OR_ALL: FieldRule = FieldRule::new(
     "must be the name of a namespace, or *",
 );
 
+/// An address breaks only the rule [`NO_ADDRESS`], and a number only [`NO_NUMBER`], so that there is one message.
 pub(super) const HOSTNAME: FieldRule = FieldRule::new(
     "isIP(self) || \
      self.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)+$')",
@@ -78,15 +79,30 @@ pub(super) const HOSTNAME: FieldRule = FieldRule::new(
 
 pub(super) const NO_ADDRESS: FieldRule = FieldRule::new("!isIP(self)", "use addresses for an IP address");
 
+/// inet_aton(3) reads `127.1` and `0x7f.1` as addresses, and so do some clients of an external target.
+pub(super) const NO_NUMBER: FieldRule = FieldRule::new(
+    "isIP(self) || !self.matches('^[-.a-z0-9]+[.]([0-9]+|0x[0-9a-f]*)$')",
+    "must not end in a number: some programs read it as an IPv4 address",
+);
+
 /// The message follows the quoted address.
 pub(super) const ADDRESS: FieldRule = FieldRule::new(
     "isIP(self) && ip.isCanonical(self) && ip(self).isGlobalUnicast()",
     "isn't a canonical IPv4 or IPv6 address that can be a target",
 );
 
+/// Prometheus refuses rules with the label `__name__`.
 pub(super) const ALERT_LABELS: FieldRule = FieldRule::new(
-    "self.all(name, name.matches('^[a-zA-Z_][a-zA-Z0-9_]*$') && !self[name].contains('{{'))",
+    "self.all(name, name.matches('^[a-zA-Z_][a-zA-Z0-9_]{0,62}$') && name != '__name__' \
+     && !self[name].contains('{{'))",
     "labels of alerts are Prometheus label names, without templates in their values",
+);
+
+pub(super) const OBJECT_LABELS: FieldRule = FieldRule::new(
+    "self.all(name, \
+     name.matches('^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-a-zA-Z0-9_.]{0,61}[a-zA-Z0-9])?$') \
+     && self[name].matches('^([a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?)?$'))",
+    "must be labels of a Kubernetes object, such as release: monitoring or example.com/team: shop",
 );
 
 // === Schemas ===
@@ -116,9 +132,8 @@ pub(super) fn namespaces_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "array", "maxItems": MAX_NAMES, "items": namespace})
 }
 
-/// Labels of a Kubernetes object, which the API server checks when the object is written.
 pub(super) fn object_labels_schema(_: &mut SchemaGenerator) -> Schema {
-    labels_schema(MAX_LABEL)
+    with_rule(labels_schema(MAX_LABEL), OBJECT_LABELS)
 }
 
 pub(super) fn alert_labels_schema(_: &mut SchemaGenerator) -> Schema {
@@ -135,8 +150,10 @@ pub(super) fn failback_mode_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "enum": ["Automatic", "Manual"]})
 }
 
+/// The times that Kubernetes writes: the format `date-time` alone takes offsets that aren't times.
 pub(super) fn time_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "format": "date-time"})
+    let pattern = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,9})?Z$";
+    json_schema!({"type": "string", "format": "date-time", "pattern": pattern})
 }
 
 fn described(description: &str, mut schema: Schema) -> Schema {

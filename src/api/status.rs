@@ -13,7 +13,7 @@ use crate::model::names::MAX_LABEL;
 
 /// Maximum number of characters of a message, and of a target as text.
 pub const MAX_MESSAGE: usize = 1024;
-/// Maximum number of characters of a state or a reason.
+/// Maximum number of characters of a state, of the reason of a move, and of the status of a condition.
 pub const MAX_WORD: usize = 64;
 /// Maximum number of addresses of the target: those of a Service that are read.
 pub const MAX_TARGET_ADDRESSES: usize = 1000;
@@ -118,14 +118,38 @@ pub struct SourceStatus {
 
 /// The state of a source in the status.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(from = "String", into = "String")]
 pub enum SourceState {
     Pending,
     Healthy,
     Unhealthy,
     Refused,
     /// A state of a later version.
-    #[serde(untagged)]
     Unknown(String),
+}
+
+impl From<String> for SourceState {
+    fn from(text: String) -> Self {
+        match &*text {
+            "Pending" => Self::Pending,
+            "Healthy" => Self::Healthy,
+            "Unhealthy" => Self::Unhealthy,
+            "Refused" => Self::Refused,
+            _ => Self::Unknown(text),
+        }
+    }
+}
+
+impl From<SourceState> for String {
+    fn from(state: SourceState) -> Self {
+        match state {
+            SourceState::Pending => "Pending".to_owned(),
+            SourceState::Healthy => "Healthy".to_owned(),
+            SourceState::Unhealthy => "Unhealthy".to_owned(),
+            SourceState::Refused => "Refused".to_owned(),
+            SourceState::Unknown(text) => text,
+        }
+    }
 }
 
 /// A target to which the DNS names led before.

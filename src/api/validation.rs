@@ -15,7 +15,7 @@ use crate::model::excerpt::value;
 use crate::model::names::{MAX_LABEL, is_label};
 
 /// A field of an ExternalTarget that breaks a rule. The message is that of the API server, which puts the value before
-/// it.
+/// it; of control characters the API server prints the characters themselves.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct InvalidField {
@@ -53,7 +53,11 @@ pub fn validate(name: &str, spec: &ExternalTargetSpec) -> Result<(), Vec<Invalid
         }
     });
     if let Some(alerts) = &spec.alerts {
-        checker.labels("spec.alerts.ruleLabels", alerts.rule_labels.as_ref(), MAX_LABEL);
+        if checker.labels("spec.alerts.ruleLabels", alerts.rule_labels.as_ref(), MAX_LABEL) {
+            let are_usable =
+                alerts.rule_labels.iter().flatten().all(|(name, text)| is_object_label(name, text));
+            checker.require("spec.alerts.ruleLabels", are_usable, rules::OBJECT_LABELS.message);
+        }
         if checker.labels("spec.alerts.labels", alerts.labels.as_ref(), MAX_ALERT_LABEL) {
             let are_usable = alerts.labels.iter().flatten().all(|(name, text)| is_alert_label(name, text));
             checker.require("spec.alerts.labels", are_usable, rules::ALERT_LABELS.message);
@@ -81,6 +85,7 @@ impl Checker {
         is_valid
     }
 
+    /// The API server counts characters, and calls them bytes.
     fn is_short(&mut self, field: &str, text: &str, max_length: usize) -> bool {
         let is_short = text.chars().count() <= max_length;
         self.require(field, is_short, format_args!("may not be more than {max_length} bytes"))
@@ -121,20 +126,21 @@ impl Checker {
 
     fn numbers(&mut self, spec: &ExternalTargetSpec) {
         let check = spec.check.clone().unwrap_or_default();
-        let cutover = spec.cutover.clone().unwrap_or_default();
-        let failback = spec.failback.clone().unwrap_or_default();
-        let alerts = spec.alerts.clone().unwrap_or_default();
+        let max_wait = spec.cutover.as_ref().and_then(|cutover| cutover.max_wait_seconds);
+        let after = spec.failback.as_ref().and_then(|failback| failback.after_seconds);
+        let not_ready_for = spec.alerts.as_ref().and_then(|alerts| alerts.not_ready_for_seconds);
+        let failed_over_for = spec.alerts.as_ref().and_then(|alerts| alerts.failed_over_for_seconds);
         for (field, number, bounds) in [
             ("spec.check.periodSeconds", check.period_seconds, PERIOD_SECONDS),
             ("spec.check.timeoutSeconds", check.timeout_seconds, TIMEOUT_SECONDS),
             ("spec.check.failureThreshold", check.failure_threshold, THRESHOLD),
             ("spec.check.successThreshold", check.success_threshold, THRESHOLD),
             ("spec.check.tcpPort", check.tcp_port, TCP_PORT),
-            ("spec.cutover.maxWaitSeconds", cutover.max_wait_seconds, WAIT_SECONDS),
-            ("spec.failback.afterSeconds", failback.after_seconds, WAIT_SECONDS),
+            ("spec.cutover.maxWaitSeconds", max_wait, WAIT_SECONDS),
+            ("spec.failback.afterSeconds", after, WAIT_SECONDS),
             ("spec.ttlSeconds", spec.ttl_seconds, TTL_SECONDS),
-            ("spec.alerts.notReadyForSeconds", alerts.not_ready_for_seconds, WAIT_SECONDS),
-            ("spec.alerts.failedOverForSeconds", alerts.failed_over_for_seconds, WAIT_SECONDS),
+            ("spec.alerts.notReadyForSeconds", not_ready_for, WAIT_SECONDS),
+            ("spec.alerts.failedOverForSeconds", failed_over_for, WAIT_SECONDS),
         ] {
             self.is_within(field, number, bounds);
         }
@@ -191,8 +197,12 @@ impl Checker {
         }
         let is_address = parse_address(hostname).is_some();
         let is_name = hostname.contains('.') && hostname.split('.').all(is_label);
+        let is_plain =
+            hostname.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || b"-.".contains(&c));
+        let ends_in_number = is_plain && hostname.rsplit_once('.').is_some_and(|(_, last)| is_number(last));
         self.require(field, !is_address, rules::NO_ADDRESS.message);
         self.require(field, is_address || is_name, rules::HOSTNAME.message);
+        self.require(field, is_address || !ends_in_number, rules::NO_NUMBER.message);
     }
 }
 
@@ -221,7 +231,36 @@ fn is_target_address(text: &str) -> bool {
 fn is_alert_label(name: &str, text: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let is_name = name.starts_with(|c: char| !c.is_ascii_digit()) && name.chars().all(is_allowed);
-    is_name && !text.contains("{{")
+    is_name && name.len() <= MAX_LABEL && name != "__name__" && !text.contains("{{")
+}
+
+/// Returns whether a label can be that of a Kubernetes object: a name, perhaps with a domain before it, and a value.
+fn is_object_label(name: &str, text: &str) -> bool {
+    let is_word = |word: &str, is_allowed: fn(char) -> bool| {
+        let is_inner = |c| is_allowed(c) || "-.".contains(c);
+        word.starts_with(is_allowed) && word.ends_with(is_allowed) && word.chars().all(is_inner)
+    };
+    let is_part = |word: &str| {
+        let has_ends = word.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && word.ends_with(|c: char| c.is_ascii_alphanumeric());
+        has_ends && word.len() <= MAX_LABEL && is_word(word, |c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    let is_domain = |word: &str| {
+        word.len() <= MAX_DNS_NAME && is_word(word, |c| c.is_ascii_lowercase() || c.is_ascii_digit())
+    };
+    let is_name = name
+        .split_once('/')
+        .map_or_else(|| is_part(name), |(domain, name)| is_domain(domain) && is_part(name));
+    is_name && (text.is_empty() || is_part(text))
+}
+
+/// Returns whether inet_aton(3) reads a label as a number.
+fn is_number(label: &str) -> bool {
+    let is_decimal = !label.is_empty() && label.bytes().all(|c| c.is_ascii_digit());
+    is_decimal
+        || label
+            .strip_prefix("0x")
+            .is_some_and(|digits| digits.bytes().all(|c| c.is_ascii_digit() || (b'a'..=b'f').contains(&c)))
 }
 
 #[cfg(test)]

@@ -208,6 +208,25 @@ async fn status_of_a_later_version_is_accepted_and_decoded() {
 }
 
 #[tokio::test]
+async fn status_takes_only_times_that_can_be_decoded() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let api = api(plane, &namespace).await;
+    create(&api, "web", json!({"sources": [{"name": "a", "hostname": "a.example"}]})).await.unwrap();
+    let patch = |since: &str| json!({"status": {"target": {"source": "a", "since": since}}});
+    for since in ["2026-01-01T00:00:00+26:00", "2026-01-01T00:00:00ZTxyz", "9999-12-31T23:59:59-23:00"] {
+        let patch = Patch::Merge(patch(since));
+        let refused = api.patch_status("web", &Default::default(), &patch).await.unwrap_err();
+        assert!(refused.to_string().contains("status.target.since"), "{refused}");
+    }
+    for since in ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00.123456Z"] {
+        let patch = Patch::Merge(patch(since));
+        let target =
+            api.patch_status("web", &Default::default(), &patch).await.unwrap().status.unwrap().target;
+        assert!(target.unwrap().since.is_some(), "{since}");
+    }
+}
+
+#[tokio::test]
 async fn kubectl_get_prints_source_target_and_state() {
     let (plane, namespace) = plane_and_namespace().await;
     let api = api(plane, &namespace).await;

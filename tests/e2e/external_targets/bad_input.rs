@@ -100,6 +100,10 @@ pub fn cases() -> Vec<Case> {
         let given = format!("hostname {address}");
         add(&given, hostname(address), "spec.sources[0].hostname", "use addresses for an IP address");
     }
+    for name in ["192.0.2.256", "127.1", "0x7f.1", "127.0x1", "a.0x"] {
+        let message = "must not end in a number: some programs read it as an IPv4 address";
+        add(&format!("hostname {name}"), hostname(name), "spec.sources[0].hostname", message);
+    }
     let long = format!("{}example", "a.".repeat(124));
     add("a long hostname", hostname(&long), "spec.sources[0].hostname", "may not be more than 253 bytes");
 
@@ -180,8 +184,35 @@ pub fn cases() -> Vec<Case> {
         add(&format!("allowFrom {namespace}"), spec, "spec.allowFrom[0]", message);
     }
 
-    for (name, value) in [("team", "{{ $value }}"), ("a-b", "x"), ("1a", "x"), ("", "x"), ("é", "x")] {
+    for (name, value) in [
+        ("team", "{{ $value }}"),
+        ("a-b", "x"),
+        ("1a", "x"),
+        ("", "x"),
+        ("é", "x"),
+        ("__name__", "x"),
+        (&"a".repeat(64), "x"),
+    ] {
         add(&format!("label {name}"), alert_label(name, value), "spec.alerts.labels", ALERT_LABELS);
+    }
+    let long = [&*"a".repeat(254), "/a"].concat();
+    for (name, value) in [
+        ("bad key!", "x"),
+        ("", "x"),
+        ("-a", "x"),
+        ("a/b/c", "x"),
+        ("/a", "x"),
+        ("a/", "x"),
+        ("A.example/a", "x"),
+        (&long, "x"),
+        (&"a".repeat(64), "x"),
+        ("a", "bad value!"),
+        ("a", "x-"),
+    ] {
+        let message =
+            "must be labels of a Kubernetes object, such as release: monitoring or example.com/team: shop";
+        let spec = with("alerts", json!({"ruleLabels": {name: value}}));
+        add(&format!("label {name}: {value}"), spec, "spec.alerts.ruleLabels", message);
     }
     let many: serde_json::Map<String, Value> = (0..17).map(|i| (format!("a{i}"), json!("x"))).collect();
     let message = "must have at most 16 items";
@@ -218,11 +249,16 @@ pub fn accepted() -> Vec<(&'static str, String, Value)> {
         .collect();
     let addresses: Vec<String> = (0..30).map(|i| format!("2001:db8::{:x}", i + 1)).collect();
     let addresses = [vec!["10.0.0.1".to_owned(), "100.100.100.200".to_owned()], addresses].concat();
+    let rule_labels = json!({
+        "release": "monitoring", "Example_1.a": "", "a.b-c.example/d": "1_2.3-4", "a": label,
+        [&*"a".repeat(253), "/", &label].concat(): "x",
+    });
     let labels: serde_json::Map<String, Value> =
         (0..16).map(|i| (format!("_a{i}"), json!("{ x".repeat(85)))).collect();
     vec![
         ("the shortest spec", "b5".to_owned(), hostname("a.b")),
         ("a punycode name", "5".to_owned(), hostname("xn--bcher-kva.example")),
+        ("numbers in a name", "5a".to_owned(), hostname("127.1.0x7g.1a")),
         ("eight long sources", label.clone(), json!({"sources": sources})),
         ("32 addresses", "web".to_owned(), json!({"sources": [{"name": "a", "addresses": addresses}]})),
         (
@@ -232,7 +268,7 @@ pub fn accepted() -> Vec<(&'static str, String, Value)> {
                 "sources": [{"name": "a", "service": {"name": label, "namespace": label}}],
                 "hostnames": vec![hostname_253; 100],
                 "allowFrom": vec!["*"; 100],
-                "alerts": {"labels": labels, "ruleLabels": {"release": "monitoring"}},
+                "alerts": {"labels": labels, "ruleLabels": rule_labels},
             }),
         ),
         (
