@@ -4,6 +4,7 @@ pub mod controller;
 pub mod election;
 pub mod events;
 pub mod external_target;
+pub mod failover;
 pub mod k8s;
 pub mod source;
 pub mod source_annotation;

@@ -13,7 +13,7 @@ use imports::{File, files};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 30] = [
+const FOLDERS: [&str; 31] = [
     "model",
     "api",
     "metrics",
@@ -23,6 +23,7 @@ const FOLDERS: [&str; 30] = [
     "sync/election",
     "sync/events",
     "sync/source",
+    "sync/failover",
     "sync/external_target",
     "sync/source_annotation",
     "sync",

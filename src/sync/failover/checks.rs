@@ -1,0 +1,368 @@
+//! The results of the checks of one ExternalTarget's targets: how they count, and when each target is checked next.
+
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::spec::CheckSettings;
+use super::times::{elapsed, later};
+use super::upstream_answers::UpstreamAnswers;
+use crate::model::link::Target;
+
+/// The maximum of `failureThreshold` and `successThreshold`: the number of results that are kept of a target.
+pub const MAX_THRESHOLD: usize = 10;
+
+/// The time between two checks of a target that is waited for.
+const AWAITED: Duration = Duration::from_secs(2);
+
+/// The time between two checks of a target while it isn't decided whether it has failed.
+const UNDECIDED: Duration = Duration::from_secs(5);
+
+/// What one upstream, or a connection to the target, says about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CheckOutcome {
+    Passed,
+    /// The target doesn't work: NXDOMAIN, no allowed address, or no connection.
+    Failed(String),
+    /// The upstream has sent SERVFAIL or no reply.
+    NoAnswer {
+        upstream: SocketAddr,
+        message: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckResult {
+    /// When the check ended.
+    pub at: Timestamp,
+    /// One outcome for each upstream, and one for a failed connection.
+    pub outcomes: Vec<CheckOutcome>,
+}
+
+/// The check results of each target, since this leader began to check it.
+#[derive(Debug, Default)]
+pub struct CheckRecords {
+    tcp_port: Option<u16>,
+    records: Vec<CheckRecord>,
+}
+
+#[derive(Debug)]
+struct CheckRecord {
+    target: Target,
+    started: Timestamp,
+    /// The newest first.
+    results: VecDeque<CheckResult>,
+}
+
+/// The results of a target, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct CheckTally<'a> {
+    /// The passes since the last failure.
+    pub(super) passes: usize,
+    /// The failures since the last pass.
+    pub(super) failures: usize,
+    /// Whether the newest result is a pass.
+    newest_passed: bool,
+    newest: Option<Timestamp>,
+    /// When the newest result came that is a pass or a failure; without one, when the checks began.
+    pub(super) decided: Option<Timestamp>,
+    /// Why the newest failure failed, if no pass came after it.
+    pub(super) message: Option<&'a str>,
+}
+
+// === impl CheckResult ===
+
+impl CheckResult {
+    /// Returns whether the check passed: at each upstream that answers. `None` if no upstream answers. A missing answer
+    /// is a failure once the upstream has answered another question.
+    fn verdict(&self, target: &Target, upstreams: &UpstreamAnswers) -> Option<Result<(), &str>> {
+        let mut verdict = None;
+        for outcome in &self.outcomes {
+            match (outcome, target) {
+                (CheckOutcome::Passed, _) => verdict = Some(Ok(())),
+                (CheckOutcome::Failed(message), _) => return Some(Err(message)),
+                (CheckOutcome::NoAnswer { upstream, message }, Target::Hostname(host))
+                    if upstreams.has_answered_other(*upstream, host, self.at) =>
+                {
+                    return Some(Err(message));
+                }
+                (CheckOutcome::NoAnswer { .. }, _) => {}
+            }
+        }
+        verdict
+    }
+
+    /// Ends the time in which a missing answer can become a failure, before the next result comes. Otherwise all results
+    /// of an outage of the upstreams would become failures at its end.
+    fn settle(&mut self, target: &Target, upstreams: &UpstreamAnswers) {
+        let failure = self.verdict(target, upstreams).and_then(Result::err).map(str::to_owned);
+        match failure {
+            Some(message) => self.outcomes = vec![CheckOutcome::Failed(message)],
+            None => self.outcomes.retain(|outcome| *outcome == CheckOutcome::Passed),
+        }
+    }
+}
+
+// === impl CheckRecords ===
+
+impl CheckRecords {
+    /// Keeps the records of these distinct targets alone, and begins the missing ones. After a change of `tcpPort` all
+    /// begin anew.
+    pub fn retain<'a>(
+        &mut self,
+        targets: impl IntoIterator<Item = &'a Target>,
+        tcp_port: Option<u16>,
+        now: Timestamp,
+    ) {
+        let mut former = std::mem::take(&mut self.records);
+        if std::mem::replace(&mut self.tcp_port, tcp_port) != tcp_port {
+            former.clear();
+        }
+        for target in targets {
+            let known = former.iter().position(|record| record.target == *target);
+            let new = || CheckRecord { target: target.clone(), started: now, results: VecDeque::new() };
+            self.records.push(known.map_or_else(new, |place| former.swap_remove(place)));
+        }
+    }
+
+    /// Records the result of a check; ignored if the target isn't checked any more. After a missing answer the upstream
+    /// should be asked another question, whose answer goes into `upstreams`.
+    pub fn record(&mut self, target: &Target, result: CheckResult, upstreams: &UpstreamAnswers) {
+        if let Some(record) = self.records.iter_mut().find(|record| record.target == *target) {
+            if let Some(former) = record.results.front_mut() {
+                former.settle(target, upstreams);
+            }
+            record.results.truncate(MAX_THRESHOLD - 1);
+            record.results.push_front(result);
+        }
+    }
+
+    pub(super) fn tally(&self, target: &Target, upstreams: &UpstreamAnswers) -> CheckTally<'_> {
+        let Some(record) = self.records.iter().find(|record| record.target == *target) else {
+            return CheckTally::default();
+        };
+        let newest = record.results.front();
+        let mut tally = CheckTally {
+            newest: newest.map(|result| result.at),
+            newest_passed: newest.is_some_and(|result| result.verdict(target, upstreams) == Some(Ok(()))),
+            decided: Some(record.started),
+            ..CheckTally::default()
+        };
+        // A result that is neither a pass nor a failure doesn't end a row.
+        let decided =
+            record.results.iter().filter_map(|result| Some((result.at, result.verdict(target, upstreams)?)));
+        for (at, verdict) in decided {
+            if tally.passes + tally.failures == 0 {
+                tally.decided = Some(at);
+                tally.message = verdict.err();
+            }
+            match verdict {
+                Ok(()) if tally.failures == 0 => tally.passes += 1,
+                Err(_) if tally.passes == 0 => tally.failures += 1,
+                _ => break,
+            }
+        }
+        tally
+    }
+
+    /// Returns when a target is checked next. `awaited` says whether a decision waits for the result.
+    #[must_use]
+    pub fn next_check(
+        &self,
+        target: &Target,
+        settings: &CheckSettings,
+        upstreams: &UpstreamAnswers,
+        awaited: bool,
+        now: Timestamp,
+    ) -> Timestamp {
+        let tally = self.tally(target, upstreams);
+        let is_undecided = !tally.newest_passed && tally.failures < settings.failure_threshold as usize;
+        match tally.newest {
+            None if awaited => now,
+            // The clock was set back.
+            Some(newest) if newest > now => now,
+            Some(newest) if awaited => later(newest, AWAITED.min(settings.period)),
+            Some(newest) if is_undecided => later(newest, UNDECIDED.min(settings.period)),
+            newest => next_slot(target, newest.or(tally.decided).unwrap_or(now), settings.period),
+        }
+    }
+}
+
+/// Returns the next time after `after` for the routine check of a target. Different targets have times that are spread
+/// out over the period; equal targets of several ExternalTargets have the same ones, so that one check is enough.
+fn next_slot(target: &Target, after: Timestamp, period: Duration) -> Timestamp {
+    let mut hasher = DefaultHasher::new();
+    target.to_string().hash(&mut hasher);
+    let period = i64::try_from(period.as_millis()).unwrap_or(i64::MAX).max(1);
+    // Halved to fit into the type.
+    let offset = i64::try_from(hasher.finish() / 2).unwrap_or_default().rem_euclid(period);
+    let since = (after.as_millisecond() - offset).rem_euclid(period);
+    later(after, Duration::from_millis(u64::try_from(period - since).unwrap_or_default()))
+}
+
+impl CheckTally<'_> {
+    /// Returns whether no check has ended yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.newest.is_none()
+    }
+
+    /// Returns whether the newest decided check passed, at most one period ago, with the time that a check may take.
+    pub(super) fn passed_recently(&self, settings: &CheckSettings, now: Timestamp) -> bool {
+        self.passes > 0
+            && self
+                .decided
+                .is_some_and(|at| elapsed(at, now) <= settings.period.saturating_add(settings.timeout))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::failover::test_support::{at, hostname, target, upstream};
+
+    const HOST: &str = "a.example";
+
+    fn settings() -> CheckSettings {
+        CheckSettings {
+            period: Duration::from_secs(30),
+            timeout: Duration::from_secs(2),
+            failure_threshold: 3,
+            success_threshold: 2,
+            tcp_port: None,
+        }
+    }
+
+    fn failed() -> CheckOutcome {
+        CheckOutcome::Failed("NXDOMAIN".to_owned())
+    }
+
+    fn silent(number: u8) -> CheckOutcome {
+        CheckOutcome::NoAnswer { upstream: upstream(number), message: "SERVFAIL".to_owned() }
+    }
+
+    /// The records of one target with these results, one each ten seconds.
+    fn records(results: &[&[CheckOutcome]]) -> CheckRecords {
+        let mut records = CheckRecords::default();
+        records.retain([&target(HOST)], None, at(0));
+        for (second, outcomes) in (0..).step_by(10).zip(results) {
+            let result = CheckResult { at: at(second), outcomes: outcomes.to_vec() };
+            records.record(&target(HOST), result, &UpstreamAnswers::default());
+        }
+        records
+    }
+
+    fn counted(records: &CheckRecords, upstreams: &UpstreamAnswers) -> (usize, usize) {
+        let tally = records.tally(&target(HOST), upstreams);
+        (tally.passes, tally.failures)
+    }
+
+    #[test]
+    fn results_count_while_they_agree() {
+        let pass = || CheckOutcome::Passed;
+        for (results, expected) in [
+            (&[][..], (0, 0)),
+            (&[&[pass()][..], &[pass()]][..], (2, 0)),
+            (&[&[pass()], &[failed()], &[failed()]], (0, 2)),
+            (&[&[failed()], &[failed()], &[pass()]], (1, 0)),
+            (&[&[failed()], &[silent(1)], &[failed()]], (0, 2)),
+            (&[&[pass(), failed()]], (0, 1)),
+            (&[&[pass(), silent(1)]], (1, 0)),
+            (&[&[silent(1), silent(2)]], (0, 0)),
+            (&[&[]], (0, 0)),
+        ] {
+            assert_eq!(counted(&records(results), &UpstreamAnswers::default()), expected, "{results:?}");
+        }
+    }
+
+    #[test]
+    fn missing_answer_counts_once_its_upstream_answers_other_questions() {
+        let mut records = records(&[&[CheckOutcome::Passed], &[CheckOutcome::Passed, silent(1)]]);
+        let mut upstreams = UpstreamAnswers::default();
+        for (number, name, second, expected) in
+            [(2, "b.example", 30, (2, 0)), (1, HOST, 30, (2, 0)), (1, "b.example", 10, (2, 0))]
+        {
+            upstreams.record(upstream(number), &hostname(name), at(second));
+            assert_eq!(counted(&records, &upstreams), expected, "{number} {name} {second}");
+        }
+        upstreams.record(upstream(1), &hostname("b.example"), at(11));
+        assert_eq!(counted(&records, &upstreams), (0, 1));
+        let result = |second| CheckResult { at: at(second), outcomes: vec![silent(1)] };
+        records.record(&target(HOST), result(20), &upstreams);
+        assert_eq!(counted(&records, &upstreams), (0, 1), "settled as a failure");
+    }
+
+    #[test]
+    fn end_of_an_outage_is_one_failure_at_most() {
+        let records = records(&[&[CheckOutcome::Passed], &[silent(1)], &[silent(1)], &[silent(1)]]);
+        let mut upstreams = UpstreamAnswers::default();
+        upstreams.record(upstream(1), &hostname("b.example"), at(31));
+        assert_eq!(counted(&records, &upstreams), (0, 1));
+    }
+
+    #[test]
+    fn results_of_another_target_or_port_dont_count() {
+        let mut records = records(&[&[failed()], &[failed()]]);
+        let (new, upstreams) = (target("new.example"), UpstreamAnswers::default());
+        records.retain([&target(HOST), &new], None, at(20));
+        assert!(records.tally(&new, &upstreams).is_empty());
+        assert_eq!(counted(&records, &upstreams), (0, 2));
+        records.retain([&new], None, at(21));
+        records.record(&target(HOST), CheckResult { at: at(22), outcomes: vec![failed()] }, &upstreams);
+        records.retain([&target(HOST)], None, at(23));
+        assert_eq!(counted(&records, &upstreams), (0, 0));
+        records.record(&target(HOST), CheckResult { at: at(24), outcomes: vec![failed()] }, &upstreams);
+        records.retain([&target(HOST)], Some(443), at(25));
+        assert_eq!(counted(&records, &upstreams), (0, 0));
+    }
+
+    #[test]
+    fn records_are_bounded() {
+        let outcomes = [failed()];
+        let records = records(&[&outcomes[..]; 50]);
+        assert_eq!(counted(&records, &UpstreamAnswers::default()), (0, MAX_THRESHOLD));
+    }
+
+    #[test]
+    fn next_check_depends_on_what_waits_for_it() {
+        let pass = || CheckOutcome::Passed;
+        let slot = |after| next_slot(&target(HOST), at(after), settings().period);
+        for (results, awaited, now, expected) in [
+            (&[][..], true, 5, at(5)),
+            (&[], false, 5, slot(0)),
+            (&[&[pass()][..]], false, 5, slot(0)),
+            (&[&[pass()]], true, 1, at(2)),
+            (&[&[failed()]], false, 1, at(5)),
+            (&[&[failed()]], true, 1, at(2)),
+            (&[&[silent(1)]], false, 1, at(5)),
+            (&[&[failed()], &[failed()], &[failed()]], false, 21, slot(20)),
+            (&[&[pass()]], false, -1, at(-1)),
+        ] {
+            let next = records(results).next_check(
+                &target(HOST),
+                &settings(),
+                &UpstreamAnswers::default(),
+                awaited,
+                at(now),
+            );
+            assert_eq!(next, expected, "{results:?}, awaited {awaited}");
+        }
+    }
+
+    #[test]
+    fn routine_checks_are_spread_out_over_the_period() {
+        let period = Duration::from_secs(30);
+        let mut seconds = [0; 30];
+        for number in 0..3_000 {
+            let target = target(&format!("lb-{number}.example"));
+            let slot = next_slot(&target, at(0), period);
+            assert!(slot > at(0) && slot <= at(30));
+            assert_eq!(next_slot(&target, slot, period), later(slot, period));
+            let millisecond = slot.as_millisecond() - at(0).as_millisecond() - 1;
+            seconds[usize::try_from(millisecond / 1000).unwrap()] += 1;
+        }
+        assert!(seconds.iter().all(|number| (50..150).contains(number)), "{seconds:?}");
+    }
+}

@@ -1,0 +1,163 @@
+//! The conditions of an ExternalTarget, except `AlertsReady`.
+
+use super::outlook::Outlook;
+use super::sources::NOT_CHECKED;
+use super::spec::Refusal;
+use super::status::{Condition, ConditionStatus, ConditionType, SourceState, SourceStatus};
+use super::times::end_of_wait;
+
+pub(super) const CUTOVER_TIMED_OUT: &str = "CutoverTimedOut";
+
+/// Status, reason and message of a condition.
+type Finding = (ConditionStatus, String, String);
+
+fn finding(is_true: bool, reason: &str, message: impl Into<String>) -> Finding {
+    let status = if is_true { ConditionStatus::True } else { ConditionStatus::False };
+    (status, reason.to_owned(), message.into())
+}
+
+impl Outlook<'_> {
+    pub(super) fn conditions(&self) -> Vec<Condition> {
+        let (accepted, resolved) = (self.accepted(), self.resolved());
+        let ready = self.ready(&accepted, &resolved);
+        let degraded = self.degraded(&resolved);
+        let findings = [
+            (ConditionType::Accepted, accepted),
+            (ConditionType::Resolved, resolved),
+            (ConditionType::Progressing, self.progressing()),
+            (ConditionType::Degraded, degraded),
+            (ConditionType::Ready, ready),
+        ];
+        findings.map(|(kind, finding)| self.condition(kind, finding)).into()
+    }
+
+    fn condition(&self, kind: ConditionType, (status, reason, message): Finding) -> Condition {
+        let former = self.facts.input.former.condition(kind).filter(|former| former.status == status);
+        let since = former.map_or(self.facts.second(), |former| former.since);
+        Condition { kind, status, reason, message, since }
+    }
+
+    fn accepted(&self) -> Finding {
+        let of_sources = self.facts.input.offers.iter().filter_map(|offer| offer.refusal.as_ref());
+        match self.facts.input.refusal.into_iter().chain(of_sources).next() {
+            Some(Refusal { reason, message }) => finding(false, reason.as_str(), message),
+            None => finding(true, "Accepted", ""),
+        }
+    }
+
+    /// A new leader keeps the former condition until it has results of its own.
+    fn resolved(&self) -> Finding {
+        let Some(current) = self.current else { return finding(false, "NoTarget", "no target is announced") };
+        let (facts, settings) = (self.facts, &self.facts.input.spec.check);
+        if !settings.applies_to(&current.target) {
+            return finding(true, "NotChecked", NOT_CHECKED);
+        }
+        let tally = facts.tally(&current.target);
+        let is_same = self.former.is_some_and(|former| former.target == current.target);
+        let former = facts.input.former.condition(ConditionType::Resolved).filter(|_| is_same);
+        let passes = match former {
+            Some(former) if former.status == ConditionStatus::False => settings.success_threshold as usize,
+            _ => 1,
+        };
+        if facts.is_late(&current.target) {
+            let message = "for two periods no check has passed or failed";
+            (ConditionStatus::Unknown, "CheckLate".to_owned(), message.to_owned())
+        } else if facts.has_failed(&current.target) {
+            finding(false, "CheckFailed", tally.message.unwrap_or_default())
+        } else if tally.passes >= passes {
+            finding(true, "CheckPassed", "")
+        } else if let Some(former) = former {
+            (former.status, former.reason.clone(), former.message.clone())
+        } else {
+            (ConditionStatus::Unknown, "NotCheckedYet".to_owned(), String::new())
+        }
+    }
+
+    fn progressing(&self) -> Finding {
+        let Some(current) = self.current else {
+            return finding(true, "NoTarget", "waits for a target that passes its check");
+        };
+        let pin = self.facts.input.spec.pin.as_deref();
+        if let Some(pin) = pin.filter(|pin| *pin != current.source) {
+            return finding(
+                true,
+                "PinnedSourceNotReady",
+                format!("source {pin} is pinned and has no target"),
+            );
+        }
+        let Some((place, new)) = self.new_target() else { return finding(false, "TargetAnnounced", "") };
+        let source = &self.sources[place];
+        if !self.facts.is_waited_out(source) {
+            let until = end_of_wait(source.since, self.facts.input.spec.max_wait);
+            let message = format!("waits until {until} for {new}: {}", source.message);
+            return finding(true, "WaitsForTarget", message);
+        }
+        finding(false, CUTOVER_TIMED_OUT, format!("{} stays: {new}: {}", current.target, source.message))
+    }
+
+    fn degraded(&self, resolved: &Finding) -> Finding {
+        let Some(current) = self.current else { return finding(false, "NoTarget", "no target is announced") };
+        if self.is_failover_held {
+            return finding(
+                true,
+                "MassFailure",
+                "the failover is held: too many ExternalTargets would fail over",
+            );
+        }
+        if resolved.0 == ConditionStatus::False {
+            return finding(true, "TargetUnhealthy", of_source(&current.source, &resolved.2));
+        }
+        if !current.verified {
+            return finding(true, "Unverified", of_source(&current.source, "no check has passed yet"));
+        }
+        let preferred = self.sources.first().filter(|first| first.name != current.source);
+        if let Some(preferred) = preferred.filter(|_| self.facts.input.spec.pin.is_none()) {
+            let preferred = of_source(&preferred.name, &preferred.message);
+            let message = format!("leads to {} instead of {preferred}", of_source(&current.source, ""));
+            return finding(true, "FailedOver", message);
+        }
+        let is_standby = |source: &&SourceStatus| {
+            source.name != current.source
+                && matches!(source.state, SourceState::Unhealthy | SourceState::Refused)
+        };
+        match self.sources.iter().find(is_standby) {
+            Some(standby) => finding(true, "StandbyUnhealthy", of_source(&standby.name, &standby.message)),
+            None => finding(false, "AsSpecified", ""),
+        }
+    }
+
+    fn ready(&self, accepted: &Finding, resolved: &Finding) -> Finding {
+        if accepted.0 == ConditionStatus::False {
+            return accepted.clone();
+        }
+        let Some(current) = self.current else { return finding(false, "NoTarget", self.summary()) };
+        if resolved.0 == ConditionStatus::False {
+            finding(false, "TargetUnhealthy", self.summary())
+        } else if !current.verified {
+            finding(false, "Unverified", self.summary())
+        } else if !self.facts.input.is_written {
+            finding(false, "NoExternalTarget", "the external target isn't written yet")
+        } else {
+            finding(true, "TargetVerified", self.summary())
+        }
+    }
+
+    /// Returns the source in use, and what is wrong with each source.
+    fn summary(&self) -> String {
+        let mut text = match self.current {
+            Some(current) => format!("leads to {}", of_source(&current.source, "")),
+            None => "leads nowhere".to_owned(),
+        };
+        for source in self.sources.iter().filter(|source| source.state != SourceState::Healthy) {
+            text.push_str("; ");
+            text.push_str(&of_source(&source.name, &source.message));
+        }
+        text
+    }
+}
+
+/// Returns a message about a source; a source without a name has an unknown one.
+fn of_source(name: &str, message: &str) -> String {
+    let name = if name.is_empty() { "a target of no source" } else { name };
+    if message.is_empty() { name.to_owned() } else { format!("{name}: {message}") }
+}

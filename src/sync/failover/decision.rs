@@ -1,0 +1,197 @@
+//! Decides which target an ExternalTarget announces, and what its status says.
+
+#[cfg(test)]
+mod tests;
+
+use jiff::Timestamp;
+
+use super::conditions::CUTOVER_TIMED_OUT;
+use super::facts::{Facts, Inputs};
+use super::history;
+use super::outlook::{Outlook, PlannedCheck};
+use super::rules::{Choice, Rules};
+use super::sources;
+use super::status::{
+    AnnouncedTarget, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget, MoveReason,
+    SourceState, SourceStatus,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailoverDecision {
+    /// The status to write, unless it equals the former one. After a write, decide again.
+    pub status: FailoverStatus,
+    /// Why the announced target changed, if it changed.
+    pub moved: Option<MoveReason>,
+    pub events: Vec<FailoverEvent>,
+    /// Whether the announced target has failed its checks and another source replaces it, or would if it weren't held.
+    pub fails_over: bool,
+    /// The targets to check from now on.
+    pub checks: Vec<PlannedCheck>,
+    /// When to decide again at the latest; `None` if only a changed input can change the decision.
+    pub again: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailoverEvent {
+    /// The reason of the Event.
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// Decides about an ExternalTarget. With equal inputs, and with the decided status as the former one, the status stays
+/// as it is.
+#[must_use]
+pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
+    let former = begin(input);
+    let input = &Inputs { former: &former, ..*input };
+    let facts = Facts::new(input);
+    let sources = sources::statuses(&facts);
+    let mut transition = Transition::begin(&facts, &sources);
+    let choice = transition.choose();
+    transition.apply(&choice);
+    let Transition { current, history, moved, mut events, .. } = transition;
+
+    let outlook = Outlook {
+        facts: &facts,
+        sources: &sources,
+        current: current.as_ref(),
+        former: former.target.as_ref(),
+        is_failover_held: choice == Choice::Hold,
+    };
+    let (conditions, checks) = (outlook.conditions(), outlook.checks());
+    let observed_generation = input.spec.generation;
+    let status = FailoverStatus { observed_generation, target: current, sources, history, conditions };
+    events.extend(vain_waits(&former, &status, moved));
+    let fails_over = choice == Choice::Hold || moved == Some(MoveReason::FailedOver);
+    FailoverDecision { moved, events, fails_over, checks, again: facts.next(), status }
+}
+
+/// Returns the status with which a decision begins. An object without a status begins with what its external target
+/// points at.
+fn begin(input: &Inputs<'_>) -> FailoverStatus {
+    let mut status = input.former.clone();
+    let now = Facts::new(input).second();
+    status.clamp_times(now);
+    if status == FailoverStatus::default()
+        && let Some(target) = input.standing
+    {
+        let place = input.offers.iter().position(|offer| offer.target.as_ref() == Some(target));
+        status.target = Some(AnnouncedTarget {
+            source: place.map(|place| input.spec.sources[place].clone()).unwrap_or_default(),
+            target: target.clone(),
+            uid: place.map(|place| input.offers[place].uid.clone()).unwrap_or_default(),
+            since: now,
+            verified: false,
+        });
+    }
+    status
+}
+
+/// The change of the announced target.
+struct Transition<'a> {
+    facts: &'a Facts<'a>,
+    sources: &'a [SourceStatus],
+    current: Option<AnnouncedTarget>,
+    history: Vec<FormerTarget>,
+    moved: Option<MoveReason>,
+    events: Vec<FailoverEvent>,
+}
+
+impl<'a> Transition<'a> {
+    fn begin(facts: &'a Facts<'a>, sources: &'a [SourceStatus]) -> Self {
+        let former = facts.input.former;
+        let history = former.history.clone();
+        let current = former.target.clone();
+        let mut begun = Self { facts, sources, current, history, moved: None, events: Vec::new() };
+        begun.withdraw();
+        if let Some(current) = &mut begun.current {
+            current.verified |= facts.is_passing(&current.target);
+        }
+        begun
+    }
+
+    fn withdraw(&mut self) {
+        let (facts, former) = (self.facts, self.facts.input.former);
+        if former.observed_generation != facts.input.spec.generation
+            && let Some(current) = &mut self.current
+            && let Some(place) = facts.place_of(&current.source)
+        {
+            // The source was edited perhaps: another Service of it is a new target, and no recreated Service.
+            current.uid = facts.input.offers[place].uid.clone();
+        }
+        if let Some(current) = self.current.take_if(|current| facts.is_withdrawn(current)) {
+            self.events.push(event(MoveReason::Withdrawn, &current, "isn't announced any more"));
+            self.moved = Some(MoveReason::Withdrawn);
+            history::push(&mut self.history, current, facts.second(), MoveReason::Withdrawn);
+        }
+    }
+
+    fn choose(&self) -> Choice {
+        let (facts, sources, history) = (self.facts, self.sources, &self.history);
+        Rules { facts, sources, history, current: self.current.as_ref() }.choose()
+    }
+
+    fn apply(&mut self, choice: &Choice) {
+        let Choice::Move(place, reason) = *choice else { return };
+        let Some(target) = self.facts.offered(place) else { return };
+        let source = self.facts.name(place).to_owned();
+        let uid = self.facts.input.offers[place].uid.clone();
+        if let Some(current) = self.current.as_mut().filter(|current| current.target == *target) {
+            // Another source offers the same target: nothing changes for clients.
+            (current.source, current.uid) = (source, uid);
+            return;
+        }
+        let since = self.facts.second();
+        let verified = self.facts.is_passing(target);
+        let new = AnnouncedTarget { source, target: target.clone(), uid, since, verified };
+        self.events.push(event(
+            reason,
+            &new,
+            if verified { "is announced" } else { "is announced unverified" },
+        ));
+        // A withdrawal remains the reason of the whole change.
+        self.moved = self.moved.or(Some(reason));
+        if let Some(ended) = self.current.replace(new) {
+            history::push(&mut self.history, ended, since, reason);
+        }
+    }
+}
+
+/// Reports a wait for a target that has just ended in vain.
+fn vain_waits(
+    former: &FailoverStatus,
+    status: &FailoverStatus,
+    moved: Option<MoveReason>,
+) -> Vec<FailoverEvent> {
+    let mut events = Vec::new();
+    let Some(target) = status.target.as_ref().filter(|_| moved.is_none()) else { return events };
+    let is_new = |kind, is: &dyn Fn(&Condition) -> bool| {
+        status.condition(kind).filter(|now| is(now) && !former.condition(kind).is_some_and(is))
+    };
+    let timed_out = is_new(ConditionType::Progressing, &|condition| condition.reason == CUTOVER_TIMED_OUT);
+    if let Some(condition) = timed_out {
+        events.push(FailoverEvent { reason: CUTOVER_TIMED_OUT, message: condition.message.clone() });
+    }
+    let is_healthy =
+        |source: &SourceStatus| source.name != target.source && source.state == SourceState::Healthy;
+    let failed = is_new(ConditionType::Resolved, &|condition| condition.status == ConditionStatus::False);
+    if let Some(condition) = failed.filter(|_| !status.sources.iter().any(is_healthy)) {
+        let message = format!("{} of {} stays: {}", target.target, target.source, condition.message);
+        events.push(FailoverEvent { reason: "NoHealthySource", message });
+    }
+    events
+}
+
+fn event(reason: MoveReason, target: &AnnouncedTarget, what: &str) -> FailoverEvent {
+    let reason = match reason {
+        MoveReason::FailedOver => "FailedOver",
+        MoveReason::FailedBack => "FailedBack",
+        MoveReason::CutoverTimedOut => CUTOVER_TIMED_OUT,
+        MoveReason::Announced
+        | MoveReason::TargetChanged
+        | MoveReason::Pinned
+        | MoveReason::SourcesEdited
+        | MoveReason::Withdrawn => "TargetChanged",
+    };
+    FailoverEvent { reason, message: format!("{} of source {:?} {what}", target.target, target.source) }
+}

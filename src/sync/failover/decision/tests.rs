@@ -1,0 +1,678 @@
+//! Each row of the specification's table of decisions.
+
+use std::time::Duration;
+
+use crate::sync::failover::checks::CheckOutcome;
+use crate::sync::failover::spec::{Failback, RefusalReason};
+use crate::sync::failover::status::ConditionStatus::{False, True, Unknown};
+use crate::sync::failover::status::ConditionType::{Accepted, Degraded, Progressing, Ready, Resolved};
+use crate::sync::failover::status::{MoveReason, SourceState};
+use crate::sync::failover::test_support::{Harness, at, offer, refusal, target, upstream};
+
+const SOURCES: [(&str, &str); 3] = [("seoul", "a.example"), ("busan", "b.example"), ("fixed", "c.example")];
+
+type Change = fn(&mut Harness);
+
+fn reasons(decision: &super::FailoverDecision) -> Vec<&'static str> {
+    decision.events.iter().map(|event| event.reason).collect()
+}
+
+/// Seoul, which is in use, names another target.
+fn cutover() -> Harness {
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    harness.offer("seoul").target = Some(target("new.example"));
+    harness.decide_at(10);
+    harness
+}
+
+/// Busan is announced, because seoul has failed at second 10.
+fn failed_over() -> Harness {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+    harness
+}
+
+// --- The source in use names another target
+
+#[test]
+fn new_target_is_announced_after_one_pass() {
+    let mut harness = cutover();
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(harness.condition(Progressing), (True, "WaitsForTarget"));
+    assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
+    harness.fail("new.example");
+    harness.decide_at(20);
+    assert_eq!(harness.announced(), "seoul a.example");
+    let message = &harness.status.condition(Progressing).unwrap().message;
+    assert_eq!(message, &format!("waits until {} for new.example: NXDOMAIN", at(311)));
+
+    harness.pass("new.example");
+    let decision = harness.decide_at(22);
+    assert_eq!(harness.announced(), "seoul new.example");
+    assert_eq!(decision.moved, Some(MoveReason::TargetChanged));
+    assert_eq!(reasons(&decision), ["TargetChanged"]);
+    assert_eq!(harness.condition(Progressing).0, False);
+    assert!(harness.status.target.as_ref().unwrap().verified);
+    let former = &harness.status.history[0];
+    assert_eq!((former.display.as_str(), former.reason.as_str()), ("a.example", "TargetChanged"));
+    assert_eq!((former.since, former.until), (at(-60), at(22)));
+}
+
+#[test]
+fn old_target_stays_after_the_wait_while_it_passes() {
+    let mut harness = cutover();
+    for second in (10..310).step_by(20) {
+        harness.now = at(second);
+        harness.pass("a.example");
+        harness.fail("new.example");
+        harness.decide();
+        assert_eq!(harness.state("seoul"), SourceState::Pending);
+    }
+    harness.now = at(311);
+    harness.pass("a.example");
+    let decision = harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(harness.state("seoul"), SourceState::Unhealthy);
+    assert_eq!(harness.condition(Progressing), (False, "CutoverTimedOut"));
+    assert_eq!(reasons(&decision), ["CutoverTimedOut"]);
+    harness.now = at(600);
+    harness.pass("new.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul new.example");
+}
+
+#[test]
+fn new_target_replaces_a_failed_one_after_the_wait() {
+    let mut harness = cutover();
+    harness.spec.max_wait = Duration::from_secs(10);
+    harness.now = at(15);
+    harness.fail_thrice("a.example");
+    harness.fail_thrice("new.example");
+    let decision = harness.decide_at(20);
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(decision.again, Some(at(21)));
+    let decision = harness.decide_at(21);
+    assert_eq!(harness.announced(), "seoul new.example");
+    assert!(!harness.status.target.as_ref().unwrap().verified);
+    assert_eq!(decision.moved, Some(MoveReason::CutoverTimedOut));
+    assert_eq!(reasons(&decision), ["CutoverTimedOut"]);
+    assert_eq!(harness.condition(Ready).0, False);
+    assert_eq!(harness.condition(Degraded).1, "TargetUnhealthy");
+    harness.pass("new.example");
+    harness.decide_at(30);
+    assert!(harness.status.target.as_ref().unwrap().verified);
+}
+
+#[test]
+fn missing_results_dont_end_the_old_target() {
+    let mut harness = cutover();
+    harness.restart();
+    harness.decide_at(11);
+    for second in [20, 400, 500] {
+        harness.now = at(second);
+        let outcome = CheckOutcome::NoAnswer { upstream: upstream(1), message: "no reply".to_owned() };
+        (0..3).for_each(|_| harness.record("a.example", std::slice::from_ref(&outcome)));
+        harness.decide();
+        assert_eq!(harness.announced(), "seoul a.example");
+    }
+}
+
+// --- The target failed
+
+#[test]
+fn failed_target_is_replaced_by_the_first_healthy_source() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.now = at(10);
+    harness.fail("a.example");
+    harness.fail("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    harness.fail("a.example");
+    let decision = harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+    assert_eq!(decision.moved, Some(MoveReason::FailedOver));
+    assert_eq!(reasons(&decision), ["FailedOver"]);
+    assert!(decision.fails_over);
+    assert_eq!(harness.state("seoul"), SourceState::Unhealthy);
+    assert_eq!(harness.condition(Degraded), (True, "FailedOver"));
+    assert_eq!(harness.status.condition(Ready).unwrap().message, "leads to busan; seoul: NXDOMAIN");
+    assert_eq!(harness.condition(Ready).0, True);
+}
+
+#[test]
+fn only_a_source_that_passed_within_a_period_takes_over() {
+    for (outcome, second, expected) in [
+        (None, 32, "busan b.example"),
+        (None, 33, "seoul a.example"),
+        (Some(CheckOutcome::Failed("NODATA".to_owned())), 10, "fixed c.example"),
+    ] {
+        let mut harness = Harness::settled(&SOURCES);
+        harness.now = at(9);
+        if let Some(outcome) = outcome {
+            harness.record("b.example", &[outcome]);
+        }
+        harness.fail_thrice("a.example");
+        harness.decide_at(second);
+        assert_eq!(harness.announced(), expected, "at {second}");
+    }
+}
+
+#[test]
+fn target_stays_while_no_source_is_healthy() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(10);
+    harness.fail_thrice("b.example");
+    harness.decide();
+    assert_eq!(harness.condition(Degraded), (True, "StandbyUnhealthy"));
+    harness.fail_thrice("a.example");
+    let decision = harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(reasons(&decision), ["NoHealthySource"]);
+    assert_eq!(harness.condition(Degraded), (True, "TargetUnhealthy"));
+    assert_eq!(harness.condition(Ready), (False, "TargetUnhealthy"));
+    harness.pass("a.example");
+    harness.decide_at(20);
+    assert_eq!(harness.condition(Resolved).0, False, "one pass of two");
+    harness.pass("a.example");
+    harness.decide_at(21);
+    assert_eq!(harness.condition(Ready).0, True);
+}
+
+#[test]
+fn target_of_a_removed_source_stays_until_one_is_healthy() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.now = at(40);
+    harness.reorder(&["busan", "fixed"]);
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example", "no other source passed within the last period");
+    assert!(harness.peek().checks.iter().any(|check| check.target == target("a.example")));
+    harness.pass("c.example");
+    let decision = harness.decide();
+    assert_eq!(harness.announced(), "fixed c.example");
+    assert_eq!(decision.moved, Some(MoveReason::SourcesEdited));
+}
+
+#[test]
+fn automatic_moves_are_at_most_two_in_two_minutes() {
+    let mut harness = failed_over();
+    harness.now = at(15);
+    harness.pass("c.example");
+    harness.fail_thrice("b.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "fixed c.example");
+    harness.now = at(20);
+    harness.pass("b.example");
+    harness.pass("b.example");
+    harness.fail_thrice("c.example");
+    let decision = harness.decide();
+    assert_eq!(harness.announced(), "fixed c.example");
+    let (again, put_off_until) = (decision.again.unwrap(), at(131));
+    assert!(again <= put_off_until, "the move is forgotten: {again}");
+    harness.now = at(131);
+    harness.pass("b.example");
+    harness.fail("c.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+}
+
+// --- Withdrawal
+
+#[test]
+fn target_is_withdrawn_at_once_and_replaced_if_possible() {
+    let withdrawals: [(&str, Change); 3] = [
+        ("deleted, or not allowed any more", |harness| {
+            *harness.offer("seoul") = offer("", "");
+            harness.offer("seoul").refusal = refusal(RefusalReason::RefNotPermitted);
+        }),
+        ("recreated", |harness| *harness.offer("seoul") = offer("another uid", "")),
+        ("denied", |harness| harness.denied.push(target("a.example"))),
+    ];
+    for (name, withdraw) in withdrawals {
+        let mut harness = Harness::settled(&SOURCES);
+        withdraw(&mut harness);
+        let decision = harness.decide_at(10);
+        assert_eq!(harness.announced(), "busan b.example", "{name}");
+        assert_eq!(decision.moved, Some(MoveReason::Withdrawn), "{name}");
+        assert!(!decision.fails_over, "{name}");
+
+        let mut harness = Harness::settled(&SOURCES[..1]);
+        withdraw(&mut harness);
+        let decision = harness.decide_at(10);
+        assert_eq!(harness.announced(), "", "{name}");
+        assert_eq!(decision.moved, Some(MoveReason::Withdrawn), "{name}");
+        assert!(harness.status.is_withdrawn(), "{name}");
+        assert_eq!(harness.status.history[0].reason, "Withdrawn", "{name}");
+        assert_eq!(harness.condition(Ready).0, False, "{name}");
+    }
+}
+
+#[test]
+fn target_of_a_living_service_is_not_withdrawn() {
+    let changes: [(&str, Change); 4] = [
+        ("blank", |harness| harness.offer("seoul").target = None),
+        ("denied offer", |harness| {
+            harness.offer("seoul").target = Some(target("d.example"));
+            harness.offer("seoul").refusal = refusal(RefusalReason::TargetRefused);
+        }),
+        ("policy", |harness| {
+            harness.offer("seoul").target = Some(target("d.example"));
+            harness.denied.push(target("d.example"));
+        }),
+        ("check refused", |harness| {
+            harness.offer("seoul").refusal = refusal(RefusalReason::CheckRefused);
+        }),
+    ];
+    for (name, change) in changes {
+        let mut harness = Harness::settled(&SOURCES);
+        change(&mut harness);
+        harness.decide_at(10);
+        harness.decide_at(1000);
+        assert_eq!(harness.announced(), "seoul a.example", "{name}");
+    }
+}
+
+#[test]
+fn recreated_service_with_the_same_target_is_a_new_one() {
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    harness.offer("seoul").uid = "another uid".into();
+    let decision = harness.decide_at(10);
+    assert_eq!(decision.moved, Some(MoveReason::Withdrawn));
+    assert_eq!(harness.announced(), "seoul a.example", "its check has just passed");
+    assert!(harness.status.target.as_ref().unwrap().uid == *"another uid");
+}
+
+#[test]
+fn edited_reference_of_a_source_is_no_withdrawal() {
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    *harness.offer("seoul") = offer("another Service", "d.example");
+    harness.edit(|_| ());
+    harness.decide_at(10);
+    harness.decide_at(11);
+    assert_eq!(harness.announced(), "seoul a.example");
+    harness.pass("d.example");
+    harness.decide_at(12);
+    assert_eq!(harness.announced(), "seoul d.example");
+}
+
+// --- Nothing is announced
+
+#[test]
+fn target_of_the_own_link_is_announced_at_once() {
+    let mut harness = Harness::new(&SOURCES);
+    harness.offer("busan").is_live_link = true;
+    let decision = harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+    assert_eq!(decision.moved, Some(MoveReason::Announced));
+    assert_eq!(harness.condition(Ready), (False, "Unverified"));
+    assert!(harness.status.history.is_empty());
+    harness.pass("b.example");
+    harness.decide();
+    assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
+}
+
+#[test]
+fn first_target_is_the_most_preferred_that_passes() {
+    let mut harness = Harness::new(&SOURCES);
+    let decision = harness.decide();
+    assert_eq!((decision.moved, harness.announced().as_str()), (None, ""));
+    assert_eq!(harness.condition(Progressing), (True, "NoTarget"));
+    assert!(decision.checks.iter().all(|check| check.is_awaited));
+    harness.pass("b.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "", "seoul isn't checked yet");
+    harness.fail("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example", "seoul has failed a check");
+    assert!(harness.status.target.as_ref().unwrap().verified);
+}
+
+#[test]
+fn source_without_a_target_is_passed_over_after_30_s() {
+    for refused in [None, refusal(RefusalReason::RefNotPermitted)] {
+        let mut harness = Harness::new(&[("seoul", ""), ("busan", "b.example")]);
+        harness.offer("seoul").refusal = refused;
+        harness.decide();
+        harness.now = at(30);
+        harness.pass("b.example");
+        let decision = harness.decide();
+        assert_eq!((harness.announced().as_str(), decision.again), ("", Some(at(31))));
+        harness.decide_at(31);
+        assert_eq!(harness.announced(), "busan b.example");
+    }
+}
+
+#[test]
+fn first_target_is_announced_unverified_after_the_wait() {
+    let mut harness = Harness::new(&[("seoul", ""), ("busan", "b.example"), ("fixed", "c.example")]);
+    harness.decide();
+    harness.now = at(300);
+    harness.fail_thrice("b.example");
+    harness.fail_thrice("c.example");
+    harness.offer("seoul").target = Some(target("a.example"));
+    harness.decide();
+    assert_eq!(harness.announced(), "");
+    let decision = harness.decide_at(301);
+    assert_eq!(harness.announced(), "busan b.example", "seoul hasn't been waited for yet");
+    assert_eq!(decision.moved, Some(MoveReason::CutoverTimedOut));
+    assert!(!harness.status.target.as_ref().unwrap().verified);
+}
+
+#[test]
+fn withdrawn_target_is_waited_for_anew() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(1000);
+    harness.fail_thrice("b.example");
+    *harness.offer("seoul") = offer("another uid", "");
+    harness.decide();
+    assert_eq!(harness.announced(), "");
+    harness.now = at(1300);
+    harness.fail_thrice("b.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "");
+    harness.decide_at(1301);
+    assert_eq!(harness.announced(), "busan b.example");
+}
+
+// --- Failback
+
+#[test]
+fn failback_comes_after_the_source_was_healthy_long_enough() {
+    let mut harness = failed_over();
+    harness.pass("a.example");
+    harness.decide_at(20);
+    assert_eq!(harness.state("seoul"), SourceState::Unhealthy, "one pass of two");
+    harness.pass("a.example");
+    harness.decide_at(40);
+    assert_eq!(harness.state("seoul"), SourceState::Healthy);
+    harness.now = at(340);
+    harness.pass("a.example");
+    harness.pass("b.example");
+    let decision = harness.decide();
+    assert_eq!((harness.announced().as_str(), decision.again), ("busan b.example", Some(at(341))));
+    let decision = harness.decide_at(341);
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!((decision.moved, reasons(&decision)), (Some(MoveReason::FailedBack), vec!["FailedBack"]));
+    assert_eq!(harness.condition(Degraded).0, False);
+}
+
+#[test]
+fn failback_waits_anew_after_a_failure() {
+    let mut harness = failed_over();
+    for second in [20, 50] {
+        harness.now = at(second);
+        harness.pass("a.example");
+        harness.decide();
+    }
+    harness.now = at(200);
+    harness.fail_thrice("a.example");
+    harness.decide();
+    for second in [300, 330, 360] {
+        harness.now = at(second);
+        harness.pass("a.example");
+        harness.pass("b.example");
+        harness.decide();
+        assert_eq!(harness.announced(), "busan b.example");
+    }
+    harness.now = at(631);
+    harness.pass("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+}
+
+#[test]
+fn manual_failback_never_moves() {
+    let mut harness = failed_over();
+    harness.spec.failback = Failback::Manual;
+    for second in (20..2000).step_by(20) {
+        harness.now = at(second);
+        harness.pass("a.example");
+        harness.pass("b.example");
+        assert_eq!(harness.decide().moved, None);
+    }
+    assert_eq!(harness.condition(Degraded), (True, "FailedOver"));
+}
+
+// --- Pin and edits
+
+#[test]
+fn pin_moves_at_once_and_ends_automatic_moves() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.now = at(10);
+    harness.fail_thrice("b.example");
+    harness.edit(|spec| spec.pin = Some("busan".to_owned()));
+    let decision = harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+    assert_eq!(decision.moved, Some(MoveReason::Pinned));
+    assert!(!harness.status.target.as_ref().unwrap().verified);
+    for second in (20..2000).step_by(20) {
+        harness.now = at(second);
+        harness.pass("a.example");
+        harness.fail("b.example");
+        assert_eq!(harness.decide().moved, None);
+    }
+    harness.edit(|spec| spec.pin = None);
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+}
+
+#[test]
+fn pinned_source_without_a_target_moves_nothing() {
+    let mut harness = Harness::settled(&[("seoul", "a.example"), ("busan", "")]);
+    harness.edit(|spec| spec.pin = Some("busan".to_owned()));
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(harness.condition(Progressing), (True, "PinnedSourceNotReady"));
+    harness.offer("busan").target = Some(target("b.example"));
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+    *harness.offer("busan") = offer("another uid", "");
+    harness.decide();
+    assert_eq!(harness.announced(), "", "nothing moves by itself");
+}
+
+#[test]
+fn new_target_of_a_pinned_source_is_waited_for() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
+    harness.offer("seoul").target = Some(target("new.example"));
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    harness.pass("new.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul new.example");
+}
+
+#[test]
+fn edited_sources_move_only_to_a_healthy_one_before() {
+    for (order, healthy, expected) in [
+        (&["busan", "seoul", "fixed"][..], true, "busan b.example"),
+        (&["busan", "seoul", "fixed"][..], false, "seoul a.example"),
+        (&["seoul", "fixed", "busan"][..], true, "seoul a.example"),
+        (&["seoul"][..], true, "seoul a.example"),
+        (&["fixed", "busan"][..], true, "fixed c.example"),
+    ] {
+        let mut harness = Harness::settled(&SOURCES);
+        harness.spec.failback = Failback::Manual;
+        harness.now = at(10);
+        if !healthy {
+            harness.fail_thrice("b.example");
+        }
+        harness.reorder(order);
+        let decision = harness.decide();
+        assert_eq!(harness.announced(), expected, "{order:?}");
+        let is_move = expected != "seoul a.example";
+        assert_eq!(decision.moved, is_move.then_some(MoveReason::SourcesEdited), "{order:?}");
+        assert_eq!(harness.status.observed_generation, 2);
+    }
+}
+
+#[test]
+fn renamed_source_with_the_same_target_is_no_move() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.edit(|spec| spec.sources[0] = "incheon".to_owned());
+    let decision = harness.decide_at(10);
+    assert_eq!((decision.moved, harness.announced().as_str()), (None, "incheon a.example"));
+    assert!(harness.status.history.is_empty());
+    assert_eq!(harness.status.target.as_ref().unwrap().since, at(-60));
+}
+
+// --- Mass failure, leaders, lost statuses
+
+#[test]
+fn held_failover_stays_and_is_degraded() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.is_failover_held = true;
+    let decision = harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert!(decision.fails_over);
+    assert_eq!(harness.condition(Degraded), (True, "MassFailure"));
+    harness.is_failover_held = false;
+    assert!(harness.decide().fails_over);
+    assert_eq!(harness.announced(), "busan b.example");
+}
+
+#[test]
+fn new_leader_moves_only_by_checks_of_its_own() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.is_failover_held = true;
+    harness.decide();
+    let status = harness.status.clone();
+    harness.is_failover_held = false;
+    harness.restart();
+    harness.decide_at(12);
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(harness.status.sources, status.sources, "the states of the status");
+    assert_eq!(harness.condition(Resolved), (False, "CheckFailed"));
+    harness.fail_thrice("a.example");
+    harness.decide_at(14);
+    assert_eq!(harness.announced(), "seoul a.example", "this leader hasn't seen busan pass");
+    harness.pass("b.example");
+    harness.decide_at(15);
+    assert_eq!(harness.announced(), "busan b.example");
+}
+
+#[test]
+fn new_leader_continues_the_wait_for_a_failback() {
+    let mut harness = failed_over();
+    for second in [20, 50] {
+        harness.now = at(second);
+        harness.pass("a.example");
+        harness.decide();
+    }
+    harness.restart();
+    for (second, expected) in [(340, "busan b.example"), (351, "busan b.example"), (353, "seoul a.example")] {
+        harness.decide_at(second);
+        harness.pass("a.example");
+        harness.decide();
+        assert_eq!(harness.announced(), expected, "at {second}");
+        if second == 340 {
+            harness.restart();
+        }
+    }
+}
+
+#[test]
+fn object_without_status_begins_with_its_external_target() {
+    for (standing, expected) in [("b.example", "busan b.example"), ("old.example", " old.example")] {
+        let mut harness = Harness::new(&SOURCES);
+        harness.standing = Some(target(standing));
+        let decision = harness.decide();
+        assert_eq!((decision.moved, harness.announced().as_str()), (None, expected));
+        assert_eq!(harness.condition(Ready), (False, "Unverified"));
+        harness.pass(standing);
+        harness.decide();
+        assert_eq!(harness.condition(Ready).0, True);
+    }
+}
+
+#[test]
+fn times_in_the_future_are_moved_to_now() {
+    let mut harness = failed_over();
+    harness.decide_at(-1000);
+    let target = harness.status.target.as_ref().unwrap();
+    assert_eq!((target.since, harness.status.history[0].until), (at(-1000), at(-1000)));
+    assert!(harness.status.sources.iter().all(|source| source.since <= at(-1000)));
+}
+
+// --- Checks
+
+#[test]
+fn addresses_without_tcp_port_are_healthy_by_themselves() {
+    let mut harness = Harness::new(&[("fixed", "192.0.2.10"), ("seoul", "a.example")]);
+    let decision = harness.decide();
+    assert_eq!(harness.announced(), "fixed 192.0.2.10");
+    assert_eq!(harness.status.sources[0].message, "not checked: no tcpPort");
+    assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
+    assert_eq!(decision.checks.len(), 1);
+    harness.spec.check.tcp_port = Some(443);
+    assert_eq!(harness.decide().checks.len(), 2);
+    harness.fail_thrice("192.0.2.10");
+    harness.pass("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+}
+
+#[test]
+fn late_check_makes_resolved_unknown_and_no_source_unhealthy() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.now = at(10);
+    harness.fail("a.example");
+    let again = harness.decide().again.unwrap();
+    assert_eq!(again, at(10 + 62));
+    harness.decide_at(71);
+    assert_eq!(harness.condition(Resolved), (True, "CheckPassed"));
+    harness.decide_at(72);
+    assert_eq!(harness.condition(Resolved), (Unknown, "CheckLate"));
+    assert_eq!(harness.condition(Ready).0, True);
+    assert!(harness.status.sources.iter().all(|source| source.state == SourceState::Healthy));
+}
+
+#[test]
+fn failures_from_before_a_suspend_move_nothing() {
+    let mut harness = cutover();
+    harness.now = at(20);
+    harness.fail_thrice("a.example");
+    harness.decide_at(1000);
+    assert_eq!(harness.announced(), "seoul a.example");
+}
+
+// --- Conditions
+
+#[test]
+fn refusals_make_the_object_unaccepted_and_not_ready() {
+    for reason in [RefusalReason::RefNotPermitted, RefusalReason::TargetRefused, RefusalReason::CheckRefused]
+    {
+        let mut harness = Harness::settled(&SOURCES);
+        harness.offer("busan").refusal = refusal(reason);
+        harness.decide();
+        assert_eq!(harness.condition(Accepted), (False, reason.as_str()));
+        assert_eq!(harness.condition(Ready), (False, reason.as_str()));
+        assert_eq!(harness.state("busan"), SourceState::Refused);
+        assert_eq!(harness.announced(), "seoul a.example");
+    }
+    for reason in [RefusalReason::HostnameRefused, RefusalReason::Conflict] {
+        let mut harness = Harness::settled(&SOURCES);
+        harness.refusal = refusal(reason);
+        harness.decide();
+        assert_eq!(harness.condition(Ready), (False, reason.as_str()));
+    }
+}
+
+#[test]
+fn object_is_ready_only_while_its_external_target_stands() {
+    let mut harness = Harness::settled(&SOURCES);
+    assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
+    let since = harness.status.condition(Ready).unwrap().since;
+    harness.is_written = false;
+    harness.decide_at(10);
+    assert_eq!(harness.condition(Ready), (False, "NoExternalTarget"));
+    assert_eq!(harness.status.condition(Ready).unwrap().since, at(10));
+    assert_eq!(harness.status.condition(Accepted).unwrap().since, since);
+}

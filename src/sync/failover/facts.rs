@@ -1,0 +1,131 @@
+//! The inputs of a decision, and what the rules ask about them.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::checks::{CheckRecords, CheckTally};
+use super::spec::{FailoverSpec, Offer, Refusal, RefusalReason};
+use super::status::{AnnouncedTarget, FailoverStatus, SourceState, SourceStatus};
+use super::times::{end_of_wait, later, whole_second};
+use super::upstream_answers::UpstreamAnswers;
+use crate::model::link::Target;
+
+/// The inputs of a decision.
+pub struct Inputs<'a> {
+    pub spec: &'a FailoverSpec,
+    /// What each source of the specification offers, in the same order.
+    pub offers: &'a [Offer],
+    pub checks: &'a CheckRecords,
+    pub upstreams: &'a UpstreamAnswers,
+    /// The status as the API server has it; empty if the object has none.
+    pub former: &'a FailoverStatus,
+    /// What the external target points at, if it was written for an ExternalTarget of this name.
+    pub standing: Option<&'a Target>,
+    /// Whether the external target stands as the status says.
+    pub is_written: bool,
+    /// Whether the target policy denies a target.
+    pub denied: &'a dyn Fn(&Target) -> bool,
+    /// Why the ExternalTarget isn't accepted, apart from its sources.
+    pub refusal: Option<&'a Refusal>,
+    /// Whether a failover is held: [`super::mass_failure::MassFailureGuard::decide`] decides that.
+    pub is_failover_held: bool,
+    pub now: Timestamp,
+}
+
+/// The inputs, and the waits that aren't over: the rules have to look again when one ends.
+pub(super) struct Facts<'a> {
+    pub(super) input: &'a Inputs<'a>,
+    next: Cell<Option<Timestamp>>,
+}
+
+impl<'a> Facts<'a> {
+    pub(super) fn new(input: &'a Inputs<'a>) -> Self {
+        Self { input, next: Cell::new(None) }
+    }
+
+    /// The time that is written to the status.
+    pub(super) fn second(&self) -> Timestamp {
+        whole_second(self.input.now)
+    }
+
+    /// Returns when the first wait is over that isn't over yet.
+    pub(super) fn next(&self) -> Option<Timestamp> {
+        self.next.get()
+    }
+
+    /// Returns whether a time has come, and notes it if it hasn't.
+    pub(super) fn has_come(&self, at: Timestamp) -> bool {
+        let is_over = at <= self.input.now;
+        if !is_over {
+            self.next.set(Some(self.next.get().map_or(at, |next| next.min(at))));
+        }
+        is_over
+    }
+
+    pub(super) fn is_over(&self, since: Timestamp, wait: Duration) -> bool {
+        self.has_come(end_of_wait(since, wait))
+    }
+
+    pub(super) fn places(&self) -> std::ops::Range<usize> {
+        0..self.input.spec.sources.len().min(self.input.offers.len())
+    }
+
+    pub(super) fn name(&self, place: usize) -> &'a str {
+        &self.input.spec.sources[place]
+    }
+
+    pub(super) fn place_of(&self, source: &str) -> Option<usize> {
+        self.places().find(|place| self.name(*place) == source)
+    }
+
+    /// Returns the target of a source that may be announced.
+    pub(super) fn offered(&self, place: usize) -> Option<&'a Target> {
+        let offer = self.input.offers.get(place)?;
+        let target = offer.target.as_ref().filter(|_| offer.refusal.is_none())?;
+        (!(self.input.denied)(target)).then_some(target)
+    }
+
+    /// Returns whether a target must be withdrawn. A Service whose status is empty, or names a denied target, keeps its
+    /// last target.
+    pub(super) fn is_withdrawn(&self, current: &AnnouncedTarget) -> bool {
+        let is_gone = |offer: &Offer| {
+            offer.refusal.as_ref().is_some_and(|refusal| refusal.reason == RefusalReason::RefNotPermitted)
+                || (current.uid != offer.uid && !current.uid.is_empty())
+        };
+        (self.input.denied)(&current.target)
+            || self.place_of(&current.source).is_some_and(|place| is_gone(&self.input.offers[place]))
+    }
+
+    pub(super) fn tally(&self, target: &Target) -> CheckTally<'a> {
+        self.input.checks.tally(target, self.input.upstreams)
+    }
+
+    /// Returns whether a target passes its checks: the last one passed within the last period.
+    pub(super) fn is_passing(&self, target: &Target) -> bool {
+        let settings = &self.input.spec.check;
+        !settings.applies_to(target) || self.tally(target).passed_recently(settings, self.input.now)
+    }
+
+    /// Returns whether a target has failed `failureThreshold` times in a row. Old results don't count: the leader may
+    /// have been suspended.
+    pub(super) fn has_failed(&self, target: &Target) -> bool {
+        let (settings, tally) = (&self.input.spec.check, self.tally(target));
+        settings.applies_to(target)
+            && tally.failures >= settings.failure_threshold as usize
+            && !self.is_late(target)
+    }
+
+    /// Returns whether a check is late: two periods have gone by without a pass or a failure.
+    pub(super) fn is_late(&self, target: &Target) -> bool {
+        let settings = &self.input.spec.check;
+        let limit = settings.period.saturating_mul(2).saturating_add(settings.timeout);
+        self.tally(target).decided.is_some_and(|at| self.has_come(later(at, limit)))
+    }
+
+    /// Returns whether the target that a source offers was waited for `maxWaitSeconds`.
+    pub(super) fn is_waited_out(&self, source: &SourceStatus) -> bool {
+        source.state == SourceState::Unhealthy || self.is_over(source.since, self.input.spec.max_wait)
+    }
+}

@@ -1,0 +1,140 @@
+//! The rules: whether another target is announced, and why.
+
+use std::time::Duration;
+
+use super::facts::Facts;
+use super::history::next_move;
+use super::spec::Failback;
+use super::status::{AnnouncedTarget, FormerTarget, MoveReason, SourceState, SourceStatus};
+use crate::model::link::Target;
+
+/// While nothing is announced, a source that offers no target is passed over after this time.
+const NO_OFFER: Duration = Duration::from_secs(30);
+
+pub(super) struct Rules<'a> {
+    pub(super) facts: &'a Facts<'a>,
+    pub(super) sources: &'a [SourceStatus],
+    pub(super) history: &'a [FormerTarget],
+    pub(super) current: Option<&'a AnnouncedTarget>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    Stay,
+    /// The announced target has failed, and the move to another source is held.
+    Hold,
+    /// The target of the source at this place.
+    Move(usize, MoveReason),
+}
+
+impl Rules<'_> {
+    pub(super) fn choose(&self) -> Choice {
+        let Some(current) = self.current else { return self.first_target() };
+        let (facts, pin) = (self.facts, self.facts.input.spec.pin.as_deref());
+        if let Some(pin) = pin.filter(|pin| *pin != current.source) {
+            let pinned = facts.place_of(pin).filter(|place| facts.offered(*place).is_some());
+            return move_to(pinned, MoveReason::Pinned);
+        }
+        let Some(place) = facts.place_of(&current.source) else {
+            let healthy = self.healthy_except(None).filter(|_| pin.is_none());
+            return move_to(healthy, MoveReason::SourcesEdited);
+        };
+        // A pinned source is followed to its new target like any other source: once that passes a check.
+        let new = facts.offered(place).filter(|offered| **offered != current.target);
+        if new.is_some_and(|new| facts.is_passing(new)) {
+            return Choice::Move(place, MoveReason::TargetChanged);
+        }
+        let has_failed = facts.has_failed(&current.target);
+        if has_failed
+            && pin.is_none()
+            && let Some(standby) = self.healthy_except(Some(place))
+            && facts.has_come(next_move(self.history))
+        {
+            let is_held = facts.input.is_failover_held;
+            return if is_held { Choice::Hold } else { Choice::Move(standby, MoveReason::FailedOver) };
+        }
+        if new.is_some() && facts.is_waited_out(&self.sources[place]) && has_failed {
+            return Choice::Move(place, MoveReason::CutoverTimedOut);
+        }
+        if pin.is_some() { Choice::Stay } else { self.preferred(current, place) }
+    }
+
+    /// Chooses a source that stands before the source in use.
+    fn preferred(&self, current: &AnnouncedTarget, place: usize) -> Choice {
+        let facts = self.facts;
+        // The former status has the order before the edit. Where the new first source becomes healthy only later, the
+        // move is a failback.
+        let former = |name: &str| facts.input.former.sources.iter().position(|source| source.name == name);
+        let current_place = former(&current.source);
+        let is_new_before = |before: &usize| {
+            current_place.is_some_and(|current| former(facts.name(*before)).is_none_or(|was| was > current))
+        };
+        let edited = (0..place).find(|before| is_new_before(before) && self.is_ready(*before));
+        if edited.is_some() {
+            return move_to(edited, MoveReason::SourcesEdited);
+        }
+        let Failback::Automatic { after } = facts.input.spec.failback else { return Choice::Stay };
+        let has_proved_itself = |before: &usize| {
+            let target = facts.offered(*before);
+            self.is_ready(*before)
+                && target.is_some_and(|target| self.has_passes_in_a_row(target))
+                && facts.is_over(self.sources[*before].since, after)
+        };
+        let back = (0..place).find(has_proved_itself);
+        move_to(back.filter(|_| facts.has_come(next_move(self.history))), MoveReason::FailedBack)
+    }
+
+    /// Returns whether this leader has seen `successThreshold` passes: a failback isn't urgent.
+    fn has_passes_in_a_row(&self, target: &Target) -> bool {
+        let settings = &self.facts.input.spec.check;
+        !settings.applies_to(target) || self.facts.tally(target).passes >= settings.success_threshold as usize
+    }
+
+    /// Chooses a target where nothing is announced.
+    fn first_target(&self) -> Choice {
+        let facts = self.facts;
+        if let Some(pin) = &facts.input.spec.pin {
+            let pinned = facts.place_of(pin).filter(|place| facts.offered(*place).is_some());
+            return move_to(pinned, MoveReason::Pinned);
+        }
+        let is_live_link =
+            |place: &usize| facts.input.offers[*place].is_live_link && facts.offered(*place).is_some();
+        let live = facts.places().find(is_live_link);
+        // After a withdrawal each second without a target is an outage: a healthy source doesn't wait for others.
+        let healthy = || self.healthy_except(None).filter(|_| !self.history.is_empty());
+        if let Some(place) = live.or_else(healthy) {
+            return Choice::Move(place, MoveReason::Announced);
+        }
+        for place in facts.places() {
+            let is_passed_over = match facts.offered(place) {
+                Some(target) if facts.is_passing(target) => {
+                    return Choice::Move(place, MoveReason::Announced);
+                }
+                Some(target) => facts.tally(target).failures > 0,
+                None => facts.is_over(self.sources[place].since, NO_OFFER),
+            };
+            if !is_passed_over {
+                break;
+            }
+        }
+        let max_wait = facts.input.spec.max_wait;
+        let is_over = self.history.first().is_none_or(|last| facts.is_over(last.until, max_wait));
+        let waited =
+            |place: &usize| facts.offered(*place).is_some() && facts.is_waited_out(&self.sources[*place]);
+        move_to(facts.places().find(waited).filter(|_| is_over), MoveReason::CutoverTimedOut)
+    }
+
+    /// Returns whether a source is healthy, and passed a check of this leader within the last period.
+    fn is_ready(&self, place: usize) -> bool {
+        self.sources[place].state == SourceState::Healthy
+            && self.facts.offered(place).is_some_and(|target| self.facts.is_passing(target))
+    }
+
+    fn healthy_except(&self, place: Option<usize>) -> Option<usize> {
+        self.facts.places().find(|other| Some(*other) != place && self.is_ready(*other))
+    }
+}
+
+fn move_to(place: Option<usize>, reason: MoveReason) -> Choice {
+    place.map_or(Choice::Stay, |place| Choice::Move(place, reason))
+}

@@ -1,0 +1,96 @@
+//! What the owner of an ExternalTarget wants, and what its sources offer.
+
+use std::time::Duration;
+
+use crate::model::link::Target;
+use crate::model::uid::Uid;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailoverSpec {
+    /// `metadata.generation`.
+    pub generation: i64,
+    /// The names of the sources, the preferred one first. They are distinct and not empty.
+    pub sources: Vec<String>,
+    pub check: CheckSettings,
+    /// `cutover.maxWaitSeconds`: how long a new target is waited for.
+    pub max_wait: Duration,
+    pub failback: Failback,
+    pub pin: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckSettings {
+    pub period: Duration,
+    pub timeout: Duration,
+    /// The number of failures in a row after which a target has failed; at most [`super::checks::MAX_THRESHOLD`].
+    pub failure_threshold: u32,
+    /// The number of passes in a row that make an unhealthy source healthy; at most [`super::checks::MAX_THRESHOLD`].
+    pub success_threshold: u32,
+    /// The port that must accept a connection.
+    pub tcp_port: Option<u16>,
+}
+
+impl CheckSettings {
+    /// Returns whether there is something to check: addresses without `tcpPort` are healthy by themselves.
+    #[must_use]
+    pub fn applies_to(&self, target: &Target) -> bool {
+        self.tcp_port.is_some() || matches!(target, Target::Hostname(_))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failback {
+    /// Back to a preferred source that has been healthy for this time.
+    Automatic {
+        after: Duration,
+    },
+    Manual,
+}
+
+/// What a source offers at present.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offer {
+    /// The uid of the Service; empty for fixed targets, and where there is no Service.
+    pub uid: Uid,
+    /// The target; `None` while the load balancer is pending.
+    pub target: Option<Target>,
+    /// Why the source can't be used.
+    pub refusal: Option<Refusal>,
+    /// Whether the source is the Service with the name of the ExternalTarget, and its own link is still in place: DNS
+    /// answers with this target already.
+    pub is_live_link: bool,
+}
+
+/// Why a source, or the ExternalTarget, isn't accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub reason: RefusalReason,
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalReason {
+    /// The Service doesn't exist, or doesn't let the namespace follow it.
+    RefNotPermitted,
+    /// The target policy denies the offered target.
+    TargetRefused,
+    /// The check that the specification asks for isn't permitted.
+    CheckRefused,
+    /// The hostname policy denies a custom hostname.
+    HostnameRefused,
+    /// A name belongs to another object.
+    Conflict,
+}
+
+impl RefusalReason {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::RefNotPermitted => "RefNotPermitted",
+            Self::TargetRefused => "TargetRefused",
+            Self::CheckRefused => "CheckRefused",
+            Self::HostnameRefused => "HostnameRefused",
+            Self::Conflict => "Conflict",
+        }
+    }
+}

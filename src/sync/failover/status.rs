@@ -1,0 +1,156 @@
+//! The status of an ExternalTarget: the last decision, and all that a new leader knows about earlier ones. All times are
+//! whole seconds.
+
+use jiff::Timestamp;
+
+use crate::model::link::Target;
+use crate::model::uid::Uid;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FailoverStatus {
+    pub observed_generation: i64,
+    pub target: Option<AnnouncedTarget>,
+    /// In the order of the specification.
+    pub sources: Vec<SourceStatus>,
+    /// The former targets, the newest first.
+    pub history: Vec<FormerTarget>,
+    pub conditions: Vec<Condition>,
+}
+
+/// The target that DNS and the external target have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnnouncedTarget {
+    /// The name of the source; empty if no source is known to offer the target.
+    pub source: String,
+    pub target: Target,
+    pub uid: Uid,
+    pub since: Timestamp,
+    /// Whether a check of the target has passed.
+    pub verified: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceStatus {
+    pub name: String,
+    pub state: SourceState,
+    /// The offered target, as text.
+    pub offers: Option<String>,
+    /// When the state or the offered target changed last.
+    pub since: Timestamp,
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceState {
+    /// The source offers no target, or a target that has been neither healthy nor waited for long enough.
+    Pending,
+    Healthy,
+    Unhealthy,
+    Refused,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormerTarget {
+    pub source: String,
+    /// The target, as text.
+    pub display: String,
+    pub since: Timestamp,
+    pub until: Timestamp,
+    /// Why it ended: a [`MoveReason`], or a text of a newer program.
+    pub reason: String,
+}
+
+/// Why the announced target changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MoveReason {
+    /// Nothing was announced before.
+    Announced,
+    /// The source names another target, which has passed a check.
+    TargetChanged,
+    /// The source names another target, which was waited for in vain.
+    CutoverTimedOut,
+    FailedOver,
+    FailedBack,
+    /// `spec.pin`.
+    Pinned,
+    /// `spec.sources`.
+    SourcesEdited,
+    /// The target may not be announced any more.
+    Withdrawn,
+}
+
+impl MoveReason {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Announced => "Announced",
+            Self::TargetChanged => "TargetChanged",
+            Self::CutoverTimedOut => "CutoverTimedOut",
+            Self::FailedOver => "FailedOver",
+            Self::FailedBack => "FailedBack",
+            Self::Pinned => "Pinned",
+            Self::SourcesEdited => "SourcesEdited",
+            Self::Withdrawn => "Withdrawn",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    pub kind: ConditionType,
+    pub status: ConditionStatus,
+    pub reason: String,
+    pub message: String,
+    /// When the status of the condition changed last.
+    pub since: Timestamp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConditionType {
+    /// The whole specification may be used.
+    Accepted,
+    /// The announced target passes its checks.
+    Resolved,
+    /// A target is waited for.
+    Progressing,
+    /// The announced target, or a source, isn't as the owner wants it.
+    Degraded,
+    Ready,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConditionStatus {
+    True,
+    False,
+    Unknown,
+}
+
+// === impl FailoverStatus ===
+
+impl FailoverStatus {
+    /// Returns whether the last target was withdrawn and not replaced: DNS answers with NODATA.
+    #[must_use]
+    pub fn is_withdrawn(&self) -> bool {
+        self.target.is_none() && !self.history.is_empty()
+    }
+
+    #[must_use]
+    pub fn condition(&self, kind: ConditionType) -> Option<&Condition> {
+        self.conditions.iter().find(|condition| condition.kind == kind)
+    }
+
+    pub(super) fn source(&self, name: &str) -> Option<&SourceStatus> {
+        self.sources.iter().find(|source| source.name == name)
+    }
+
+    /// Moves times that lie in the future to now: the clock of an earlier leader was ahead, or the clock was set back.
+    pub(super) fn clamp_times(&mut self, now: Timestamp) {
+        let target = self.target.iter_mut().map(|target| &mut target.since);
+        let sources = self.sources.iter_mut().map(|source| &mut source.since);
+        let history = self.history.iter_mut().flat_map(|former| [&mut former.since, &mut former.until]);
+        let conditions = self.conditions.iter_mut().map(|condition| &mut condition.since);
+        for time in target.chain(sources).chain(history).chain(conditions) {
+            *time = now.min(*time);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Short forms for tests.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use hickory_proto::rr::Name;
+use jiff::Timestamp;
+
+use super::checks::{CheckOutcome, CheckRecords, CheckResult};
+use super::decision::{FailoverDecision, decide};
+use super::facts::Inputs;
+use super::spec::{CheckSettings, Failback, FailoverSpec, Offer, Refusal, RefusalReason};
+use super::status::{ConditionStatus, ConditionType, FailoverStatus, SourceState};
+use super::upstream_answers::UpstreamAnswers;
+use crate::model::hostname::Hostname;
+use crate::model::link::Target;
+use crate::model::uid::Uid;
+
+/// A time this many seconds after the beginning of the tests.
+pub(super) fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+pub(super) fn hostname(text: &str) -> Hostname {
+    Hostname::from(&Name::from_ascii(format!("{text}.")).unwrap())
+}
+
+/// Addresses if the text begins with a digit, else a hostname.
+pub(super) fn target(text: &str) -> Target {
+    if text.starts_with(|c: char| c.is_ascii_digit()) {
+        return Target::Addresses(text.split(',').map(|ip| ip.parse().unwrap()).collect());
+    }
+    Target::Hostname(hostname(text))
+}
+
+pub(super) fn upstream(number: u8) -> SocketAddr {
+    SocketAddr::from(([192, 0, 2, number], 53))
+}
+
+/// One ExternalTarget, its inputs, and its status as the API server has it.
+pub(super) struct Harness {
+    pub(super) spec: FailoverSpec,
+    pub(super) offers: Vec<Offer>,
+    pub(super) checks: CheckRecords,
+    pub(super) upstreams: UpstreamAnswers,
+    pub(super) status: FailoverStatus,
+    pub(super) standing: Option<Target>,
+    pub(super) is_written: bool,
+    pub(super) denied: Vec<Target>,
+    pub(super) refusal: Option<Refusal>,
+    pub(super) is_failover_held: bool,
+    pub(super) now: Timestamp,
+}
+
+impl Harness {
+    /// An ExternalTarget with these sources, by name and offered target; `""` offers none. The
+    /// settings are those that the program assumes.
+    pub(super) fn new(sources: &[(&str, &str)]) -> Self {
+        let check = CheckSettings {
+            period: Duration::from_secs(30),
+            timeout: Duration::from_secs(2),
+            failure_threshold: 3,
+            success_threshold: 2,
+            tcp_port: None,
+        };
+        Self {
+            spec: FailoverSpec {
+                generation: 1,
+                sources: sources.iter().map(|(name, _)| (*name).to_owned()).collect(),
+                check,
+                max_wait: Duration::from_secs(300),
+                failback: Failback::Automatic { after: Duration::from_secs(300) },
+                pin: None,
+            },
+            offers: sources.iter().map(|(name, target)| offer(name, target)).collect(),
+            checks: CheckRecords::default(),
+            upstreams: UpstreamAnswers::default(),
+            status: FailoverStatus::default(),
+            standing: None,
+            is_written: true,
+            denied: Vec::new(),
+            refusal: None,
+            is_failover_held: false,
+            now: at(0),
+        }
+    }
+
+    /// An ExternalTarget whose sources have passed two checks, so that the first source is announced.
+    pub(super) fn settled(sources: &[(&str, &str)]) -> Self {
+        let mut harness = Self::new(sources);
+        for second in [-60, -30, 0] {
+            harness.now = at(second);
+            harness.decide();
+            sources.iter().for_each(|(_, target)| harness.pass(target));
+            harness.decide();
+        }
+        harness
+    }
+
+    /// Decides at this second, and writes the status.
+    pub(super) fn decide_at(&mut self, second: i64) -> FailoverDecision {
+        self.now = at(second);
+        self.decide()
+    }
+
+    /// Decides and writes the status. A second decision must change nothing.
+    pub(super) fn decide(&mut self) -> FailoverDecision {
+        let decision = self.peek();
+        self.status = decision.status.clone();
+        let targets = decision.checks.iter().map(|check| &check.target);
+        self.checks.retain(targets, self.spec.check.tcp_port, self.now);
+        let second = self.peek();
+        assert_eq!(second.status, decision.status, "the second decision differs");
+        assert_eq!((second.moved, second.events), (None, Vec::new()));
+        FailoverDecision { again: second.again, checks: second.checks, ..decision }
+    }
+
+    /// Decides without writing the status.
+    pub(super) fn peek(&self) -> FailoverDecision {
+        self.with_inputs(decide)
+    }
+
+    pub(super) fn with_inputs(
+        &self,
+        decide: impl FnOnce(&Inputs<'_>) -> FailoverDecision,
+    ) -> FailoverDecision {
+        decide(&Inputs {
+            spec: &self.spec,
+            offers: &self.offers,
+            checks: &self.checks,
+            upstreams: &self.upstreams,
+            former: &self.status,
+            standing: self.standing.as_ref(),
+            is_written: self.is_written,
+            denied: &|target| self.denied.contains(target),
+            refusal: self.refusal.as_ref(),
+            is_failover_held: self.is_failover_held,
+            now: self.now,
+        })
+    }
+
+    /// Edits the specification.
+    pub(super) fn edit(&mut self, edit: impl FnOnce(&mut FailoverSpec)) {
+        edit(&mut self.spec);
+        self.spec.generation += 1;
+    }
+
+    /// Puts the sources into this order; sources that aren't named leave the list.
+    pub(super) fn reorder(&mut self, names: &[&str]) {
+        let place = |name: &&str| self.spec.sources.iter().position(|known| known == name).unwrap();
+        self.offers = names.iter().map(|name| self.offers[place(name)].clone()).collect();
+        self.edit(|spec| spec.sources = names.iter().map(|name| (*name).to_owned()).collect());
+    }
+
+    pub(super) fn offer(&mut self, source: &str) -> &mut Offer {
+        let place = self.spec.sources.iter().position(|name| name == source).unwrap();
+        &mut self.offers[place]
+    }
+
+    pub(super) fn record(&mut self, target: &str, outcomes: &[CheckOutcome]) {
+        let result = CheckResult { at: self.now, outcomes: outcomes.to_vec() };
+        self.checks.record(&self::target(target), result, &self.upstreams);
+    }
+
+    pub(super) fn pass(&mut self, target: &str) {
+        self.record(target, &[CheckOutcome::Passed]);
+    }
+
+    pub(super) fn fail(&mut self, target: &str) {
+        self.record(target, &[CheckOutcome::Failed("NXDOMAIN".to_owned())]);
+    }
+
+    /// Lets a check fail as often as `failureThreshold` says.
+    pub(super) fn fail_thrice(&mut self, target: &str) {
+        (0..3).for_each(|_| self.fail(target));
+    }
+
+    /// The leader ends, and another one begins with the status.
+    pub(super) fn restart(&mut self) {
+        self.checks = CheckRecords::default();
+        self.upstreams = UpstreamAnswers::default();
+    }
+
+    /// Returns source and target; empty while nothing is announced.
+    pub(super) fn announced(&self) -> String {
+        let target = self.status.target.as_ref();
+        target.map_or_else(String::new, |target| format!("{} {}", target.source, target.target))
+    }
+
+    pub(super) fn condition(&self, kind: ConditionType) -> (ConditionStatus, &str) {
+        let condition = self.status.condition(kind).unwrap();
+        (condition.status, condition.reason.as_str())
+    }
+
+    pub(super) fn state(&self, source: &str) -> SourceState {
+        self.status.source(source).unwrap().state
+    }
+}
+
+/// What a Service of this name offers.
+pub(super) fn offer(name: &str, target: &str) -> Offer {
+    let target = (!target.is_empty()).then(|| self::target(target));
+    Offer { uid: Uid::from(name), target, ..Offer::default() }
+}
+
+pub(super) fn refusal(reason: RefusalReason) -> Option<Refusal> {
+    Some(Refusal { reason, message: "refused".to_owned() })
+}

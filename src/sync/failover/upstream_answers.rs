@@ -1,0 +1,71 @@
+//! When each upstream last answered, to tell a broken upstream from a broken name: SERVFAIL or no reply for one name
+//! says something about this name only if the upstream answers other questions.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use jiff::Timestamp;
+
+use crate::model::hostname::Hostname;
+
+#[derive(Debug, Default)]
+pub struct UpstreamAnswers(HashMap<SocketAddr, LastAnswers>);
+
+/// The last answers of an upstream for two different names: enough to know the last one for any other name.
+#[derive(Debug)]
+struct LastAnswers {
+    newest: (Hostname, Timestamp),
+    other: Option<(Hostname, Timestamp)>,
+}
+
+impl UpstreamAnswers {
+    /// Records an answer other than SERVFAIL.
+    pub fn record(&mut self, upstream: SocketAddr, question: &Hostname, at: Timestamp) {
+        let answer = (question.clone(), at);
+        let Some(last) = self.0.get_mut(&upstream) else {
+            self.0.insert(upstream, LastAnswers { newest: answer, other: None });
+            return;
+        };
+        let former = std::mem::replace(&mut last.newest, answer);
+        if former.0 != last.newest.0 {
+            last.other = Some(former);
+        }
+    }
+
+    /// Returns whether the upstream has answered a question about another name after `since`.
+    pub(super) fn has_answered_other(
+        &self,
+        upstream: SocketAddr,
+        question: &Hostname,
+        since: Timestamp,
+    ) -> bool {
+        self.0.get(&upstream).is_some_and(|last| {
+            let answers = std::iter::once(&last.newest).chain(&last.other);
+            answers.into_iter().any(|(name, at)| name != question && *at > since)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::failover::test_support::{at, hostname, upstream};
+
+    #[test]
+    fn only_later_answers_for_another_name_count() {
+        let mut answers = UpstreamAnswers::default();
+        let after = |answers: &UpstreamAnswers, since| {
+            answers.has_answered_other(upstream(1), &hostname("a.example"), at(since))
+        };
+        assert!(!after(&answers, 0));
+        answers.record(upstream(1), &hostname("a.example"), at(10));
+        answers.record(upstream(2), &hostname("b.example"), at(10));
+        assert!(!after(&answers, 0), "an answer for the same name, and one of another upstream");
+        answers.record(upstream(1), &hostname("b.example"), at(20));
+        assert!(after(&answers, 19));
+        assert!(!after(&answers, 20));
+        answers.record(upstream(1), &hostname("a.example"), at(30));
+        answers.record(upstream(1), &hostname("a.example"), at(31));
+        assert!(after(&answers, 19), "the answer for the other name isn't forgotten");
+    }
+}
