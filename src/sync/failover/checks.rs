@@ -1,6 +1,5 @@
 //! The results of the checks of one ExternalTarget's targets: how they count, and when each target is checked next.
 
-use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,9 +10,6 @@ use super::spec::CheckSettings;
 use super::times::{elapsed, later};
 use super::upstream_answers::UpstreamAnswers;
 use crate::model::link::Target;
-
-/// The maximum of `failureThreshold` and `successThreshold`: the number of results that are kept of a target.
-pub const MAX_THRESHOLD: usize = 10;
 
 /// The time between two checks of a target that is waited for.
 const AWAITED: Duration = Duration::from_secs(2);
@@ -52,9 +48,12 @@ pub struct CheckRecords {
 #[derive(Debug)]
 struct CheckRecord {
     target: Target,
-    started: Timestamp,
-    /// The newest first.
-    results: VecDeque<CheckResult>,
+    /// The count of the results before the newest one, as in [`CheckTally`].
+    passes: usize,
+    failures: usize,
+    decided: Timestamp,
+    message: Option<String>,
+    newest: Option<CheckResult>,
 }
 
 /// The results of a target, counted.
@@ -94,15 +93,46 @@ impl CheckResult {
         }
         verdict
     }
+}
 
-    /// Ends the time in which a missing answer can become a failure, before the next result comes. Otherwise all results
-    /// of an outage of the upstreams would become failures at its end.
-    fn settle(&mut self, target: &Target, upstreams: &UpstreamAnswers) {
-        let failure = self.verdict(target, upstreams).and_then(Result::err).map(str::to_owned);
-        match failure {
-            Some(message) => self.outcomes = vec![CheckOutcome::Failed(message)],
-            None => self.outcomes.retain(|outcome| *outcome == CheckOutcome::Passed),
+// === impl CheckRecord ===
+
+impl CheckRecord {
+    fn new(target: Target, now: Timestamp) -> Self {
+        Self { target, passes: 0, failures: 0, decided: now, message: None, newest: None }
+    }
+
+    /// Records a result. From now on it is settled whether a missing answer of the former one is a failure: otherwise
+    /// all results of an outage of the upstreams would become failures at its end.
+    fn record(&mut self, result: CheckResult, upstreams: &UpstreamAnswers) {
+        let CheckTally { passes, failures, decided, message, .. } = self.tally(upstreams);
+        let message = message.map(str::to_owned);
+        (self.passes, self.failures, self.message) = (passes, failures, message);
+        self.decided = decided.unwrap_or(self.decided);
+        self.newest = Some(result);
+    }
+
+    fn tally(&self, upstreams: &UpstreamAnswers) -> CheckTally<'_> {
+        let newest = self.newest.as_ref();
+        let mut tally = CheckTally {
+            passes: self.passes,
+            failures: self.failures,
+            newest_passed: false,
+            newest: newest.map(|result| result.at),
+            decided: Some(self.decided),
+            message: self.message.as_deref(),
+        };
+        // A result that is neither a pass nor a failure doesn't end a row.
+        if let Some(result) = newest
+            && let Some(verdict) = result.verdict(&self.target, upstreams)
+        {
+            tally.newest_passed = verdict.is_ok();
+            tally.decided = Some(result.at);
+            tally.message = verdict.err();
+            (tally.passes, tally.failures) =
+                if verdict.is_ok() { (tally.passes + 1, 0) } else { (0, tally.failures + 1) };
         }
+        tally
     }
 }
 
@@ -123,7 +153,7 @@ impl CheckRecords {
         }
         for target in targets {
             let known = former.iter().position(|record| record.target == *target);
-            let new = || CheckRecord { target: target.clone(), started: now, results: VecDeque::new() };
+            let new = || CheckRecord::new(target.clone(), now);
             self.records.push(known.map_or_else(new, |place| former.swap_remove(place)));
         }
     }
@@ -132,40 +162,13 @@ impl CheckRecords {
     /// should be asked another question, whose answer goes into `upstreams`.
     pub fn record(&mut self, target: &Target, result: CheckResult, upstreams: &UpstreamAnswers) {
         if let Some(record) = self.records.iter_mut().find(|record| record.target == *target) {
-            if let Some(former) = record.results.front_mut() {
-                former.settle(target, upstreams);
-            }
-            record.results.truncate(MAX_THRESHOLD - 1);
-            record.results.push_front(result);
+            record.record(result, upstreams);
         }
     }
 
     pub(super) fn tally(&self, target: &Target, upstreams: &UpstreamAnswers) -> CheckTally<'_> {
-        let Some(record) = self.records.iter().find(|record| record.target == *target) else {
-            return CheckTally::default();
-        };
-        let newest = record.results.front();
-        let mut tally = CheckTally {
-            newest: newest.map(|result| result.at),
-            newest_passed: newest.is_some_and(|result| result.verdict(target, upstreams) == Some(Ok(()))),
-            decided: Some(record.started),
-            ..CheckTally::default()
-        };
-        // A result that is neither a pass nor a failure doesn't end a row.
-        let decided =
-            record.results.iter().filter_map(|result| Some((result.at, result.verdict(target, upstreams)?)));
-        for (at, verdict) in decided {
-            if tally.passes + tally.failures == 0 {
-                tally.decided = Some(at);
-                tally.message = verdict.err();
-            }
-            match verdict {
-                Ok(()) if tally.failures == 0 => tally.passes += 1,
-                Err(_) if tally.passes == 0 => tally.failures += 1,
-                _ => break,
-            }
-        }
-        tally
+        let record = self.records.iter().find(|record| record.target == *target);
+        record.map(|record| record.tally(upstreams)).unwrap_or_default()
     }
 
     /// Returns when a target is checked next. `awaited` says whether a decision waits for the result.
@@ -316,13 +319,6 @@ mod tests {
         records.record(&target(HOST), CheckResult { at: at(24), outcomes: vec![failed()] }, &upstreams);
         records.retain([&target(HOST)], Some(443), at(25));
         assert_eq!(counted(&records, &upstreams), (0, 0));
-    }
-
-    #[test]
-    fn records_are_bounded() {
-        let outcomes = [failed()];
-        let records = records(&[&outcomes[..]; 50]);
-        assert_eq!(counted(&records, &UpstreamAnswers::default()), (0, MAX_THRESHOLD));
     }
 
     #[test]

@@ -15,7 +15,8 @@ use crate::model::link::Target;
 /// The inputs of a decision.
 pub struct Inputs<'a> {
     pub spec: &'a FailoverSpec,
-    /// What each source of the specification offers, in the same order.
+    /// What each source of the specification offers, in the same order. They must be listed before: an absent Service
+    /// withdraws its target.
     pub offers: &'a [Offer],
     pub checks: &'a CheckRecords,
     pub upstreams: &'a UpstreamAnswers,

@@ -371,7 +371,11 @@ impl World {
         let gap = u64::try_from(next.duration_since(now).as_millis()).unwrap();
         if gap > 1 {
             self.harness.now = later(now, Duration::from_millis(self.random.random_range(0..gap)));
-            assert_eq!(self.harness.peek().status, decision.status, "{context}: the decision changes between two looks");
+            assert_eq!(
+                self.harness.peek().status,
+                decision.status,
+                "{context}: the decision changes between two looks"
+            );
             self.harness.now = now;
         }
     }

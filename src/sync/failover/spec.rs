@@ -22,9 +22,9 @@ pub struct FailoverSpec {
 pub struct CheckSettings {
     pub period: Duration,
     pub timeout: Duration,
-    /// The number of failures in a row after which a target has failed; at most [`super::checks::MAX_THRESHOLD`].
+    /// The number of failures in a row after which a target has failed.
     pub failure_threshold: u32,
-    /// The number of passes in a row that make an unhealthy source healthy; at most [`super::checks::MAX_THRESHOLD`].
+    /// The number of passes in a row that make an unhealthy source healthy.
     pub success_threshold: u32,
     /// The port that must accept a connection.
     pub tcp_port: Option<u16>,
