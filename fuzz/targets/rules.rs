@@ -2,6 +2,8 @@
 
 #![no_main]
 
+#[path = "../../tests/mutated/corefile.rs"]
+mod corefile;
 #[path = "../../tests/mutated/rules.rs"]
 mod rules;
 

@@ -1,5 +1,5 @@
-//! The rules of the CRD in Rust, for ExternalTargets that no API server has checked: those of manifests, and those that
-//! were stored before a rule existed.
+//! The rules of the CRD in Rust, for ExternalTargets that no API server has checked: objects of manifests, and objects
+//! that were stored before a rule existed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;

@@ -10,7 +10,7 @@ use lb_linker::dns::server::config::{configure, text_of};
 use lb_linker::store::{OnGone, Store};
 
 /// Sources without files and with one environment variable.
-static SOURCES: FileSources<'static> = FileSources {
+pub static SOURCES: FileSources<'static> = FileSources {
     variable: &|name| (name == "A").then(|| "one two".to_owned()),
     read: &|_| Err(io::ErrorKind::NotFound.into()),
     glob: &|_| Vec::new(),

@@ -1,7 +1,6 @@
 //! Properties of the plugins *rewrite* and *template* for arbitrary rules and queries, shared by the property test and
 //! the fuzz target.
 
-use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,19 +8,15 @@ use std::sync::Arc;
 use hickory_proto::op::{Message, Query};
 use hickory_proto::rr::{Name, RecordType};
 use lb_linker::dns::chain::handler::Handler;
-use lb_linker::dns::corefile::{FileSources, parse};
+use lb_linker::dns::corefile::parse;
 use lb_linker::dns::net::Protocol;
 use lb_linker::dns::plugins::setup::ServerContext;
-use lb_linker::dns::server::config::first_handler;
+use lb_linker::dns::server::config::configure;
 use lb_linker::store::{OnGone, Store};
 use tokio::runtime::Runtime;
 
-/// Sources without files and variables.
-static SOURCES: FileSources<'static> = FileSources {
-    variable: &|_| None,
-    read: &|_| Err(io::ErrorKind::NotFound.into()),
-    glob: &|_| Vec::new(),
-};
+use crate::corefile::SOURCES;
+
 /// The plugins that may be in a block. None of them reads a file or opens a socket.
 const PLUGINS: [&str; 3] = ["rewrite", "template", "whoami"];
 
@@ -44,12 +39,18 @@ impl Rules {
         let (asked, directives) = text.split_once('\n').unwrap_or((&text, ""));
         let Some(query) = query(asked) else { return Ok("no query") };
         let corefile = format!(".:0 {{\n{directives}\n}}\n");
-        let Ok(blocks) = parse(Path::new("Corefile"), &corefile, &SOURCES) else { return Ok("wrong") };
+        let path = Path::new("Corefile");
+        let Ok(blocks) = parse(path, &corefile, &SOURCES) else { return Ok("wrong") };
         let is_allowed = |name| PLUGINS.contains(&name);
         if blocks.len() != 1 || !blocks[0].lines.iter().all(|line| is_allowed(line.name())) {
             return Ok("other plugins");
         }
-        let Ok(handler) = first_handler(&corefile, &self.context) else { return Ok("wrong") };
+        let Ok(configuration) = configure(path, &corefile, &SOURCES, &self.context) else {
+            return Ok("wrong");
+        };
+        let listener = &configuration.listeners[0];
+        let metrics = self.context.metrics.group().map_err(|error| error.to_string())?;
+        let handler = configuration.handler(listener, listener.at, &self.context, &metrics);
         self.ask(&handler, query).map_err(|rule| format!("{rule}\n{text}"))
     }
 

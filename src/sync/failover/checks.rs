@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_answer_counts_once_its_upstream_answers_other_questions() {
+    fn missing_answer_counts_if_its_upstream_answers_another_name() {
         let mut records = records(&[&[CheckOutcome::Passed], &[CheckOutcome::Passed, silent(1)]]);
         let mut upstreams = UpstreamAnswers::default();
         for (number, name, second, expected) in

@@ -3,10 +3,10 @@
 use super::outlook::Outlook;
 use super::sources::NOT_CHECKED;
 use super::spec::Refusal;
-use super::status::{Condition, ConditionStatus, ConditionType, SourceState, SourceStatus};
+use super::status::{Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus};
 use super::times::end_of_wait;
 
-pub(super) const CUTOVER_TIMED_OUT: &str = "CutoverTimedOut";
+pub(super) const CUTOVER_TIMED_OUT: &str = MoveReason::CutoverTimedOut.as_str();
 
 /// Status, reason and message of a condition.
 type Finding = (ConditionStatus, String, String);

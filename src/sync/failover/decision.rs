@@ -15,6 +15,7 @@ use super::status::{
     AnnouncedTarget, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget, MoveReason,
     SourceState, SourceStatus,
 };
+use super::times::whole_second;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverDecision {
@@ -70,7 +71,7 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
 /// points at.
 fn begin(input: &Inputs<'_>) -> FailoverStatus {
     let mut status = input.former.clone();
-    let now = Facts::new(input).second();
+    let now = whole_second(input.now);
     status.clamp_times(now);
     if status == FailoverStatus::default()
         && let Some(target) = input.standing
@@ -184,14 +185,15 @@ fn vain_waits(
 
 fn event(reason: MoveReason, target: &AnnouncedTarget, what: &str) -> FailoverEvent {
     let reason = match reason {
-        MoveReason::FailedOver => "FailedOver",
-        MoveReason::FailedBack => "FailedBack",
-        MoveReason::CutoverTimedOut => CUTOVER_TIMED_OUT,
+        MoveReason::FailedOver | MoveReason::FailedBack | MoveReason::CutoverTimedOut => reason,
         MoveReason::Announced
         | MoveReason::TargetChanged
         | MoveReason::Pinned
         | MoveReason::SourcesEdited
-        | MoveReason::Withdrawn => "TargetChanged",
+        | MoveReason::Withdrawn => MoveReason::TargetChanged,
     };
-    FailoverEvent { reason, message: format!("{} of source {:?} {what}", target.target, target.source) }
+    FailoverEvent {
+        reason: reason.as_str(),
+        message: format!("{} of source {:?} {what}", target.target, target.source),
+    }
 }

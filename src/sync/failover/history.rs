@@ -6,9 +6,7 @@ use jiff::Timestamp;
 
 use super::status::{AnnouncedTarget, FormerTarget, MoveReason};
 use super::times::end_of_wait;
-
-/// The number of former targets that the status contains.
-pub(super) const MAX_HISTORY: usize = 10;
+use crate::api::status::MAX_HISTORY;
 
 /// An automatic move between sources waits until the second last one is this old: one move a minute in the long run,
 /// while a failover and the way back may follow each other at once.

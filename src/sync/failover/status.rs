@@ -81,7 +81,7 @@ pub enum MoveReason {
 
 impl MoveReason {
     #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Announced => "Announced",
             Self::TargetChanged => "TargetChanged",

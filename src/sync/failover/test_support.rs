@@ -54,7 +54,7 @@ pub(super) struct Harness {
 
 impl Harness {
     /// An ExternalTarget with these sources, by name and offered target; `""` offers none. The
-    /// settings are those that the program assumes.
+    /// settings are the ones that the program assumes.
     pub(super) fn new(sources: &[(&str, &str)]) -> Self {
         let check = CheckSettings {
             period: Duration::from_secs(30),
