@@ -112,12 +112,12 @@ impl<'a> Transition<'a> {
     }
 
     fn withdraw(&mut self) {
-        let (facts, former) = (self.facts, self.facts.input.former);
-        if former.observed_generation != facts.input.spec.generation
-            && let Some(current) = &mut self.current
+        let facts = self.facts;
+        // An external target, or the status of an earlier version, may lack the uid.
+        if let Some(current) = self.current.as_mut().filter(|current| current.uid.is_empty())
             && let Some(place) = facts.place_of(&current.source)
+            && facts.offered(place) == Some(&current.target)
         {
-            // The source was edited perhaps: another Service of it is a new target, and no recreated Service.
             current.uid = facts.input.offers[place].uid.clone();
         }
         if let Some(current) = self.current.take_if(|current| facts.is_withdrawn(current)) {

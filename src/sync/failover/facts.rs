@@ -11,6 +11,7 @@ use super::status::{AnnouncedTarget, FailoverStatus, SourceState, SourceStatus};
 use super::times::{end_of_wait, later, whole_second};
 use super::upstream_answers::UpstreamAnswers;
 use crate::model::link::Target;
+use crate::model::uid::Uid;
 
 /// The inputs of a decision.
 pub struct Inputs<'a> {
@@ -26,6 +27,8 @@ pub struct Inputs<'a> {
     pub standing: Option<&'a Target>,
     /// Whether the external target stands as the status says.
     pub is_written: bool,
+    /// Whether the Service with this uid exists and lets the namespace follow it, whatever the specification lists.
+    pub is_living: &'a dyn Fn(&Uid) -> bool,
     /// Whether the target policy denies a target.
     pub denied: &'a dyn Fn(&Target) -> bool,
     /// Why the ExternalTarget isn't accepted, apart from its sources.
@@ -89,14 +92,18 @@ impl<'a> Facts<'a> {
     }
 
     /// Returns whether a target must be withdrawn. A Service whose status is empty, or names a denied target, keeps its
-    /// last target.
+    /// last target; so does a Service that the edited specification doesn't name any more.
     pub(super) fn is_withdrawn(&self, current: &AnnouncedTarget) -> bool {
-        let is_gone = |offer: &Offer| {
-            offer.refusal.as_ref().is_some_and(|refusal| refusal.reason == RefusalReason::RefNotPermitted)
-                || (current.uid != offer.uid && !current.uid.is_empty())
+        let is_gone = || match current.uid.is_empty() {
+            true => self.place_of(&current.source).is_some_and(|place| self.is_not_permitted(place)),
+            false => !(self.input.is_living)(&current.uid),
         };
-        (self.input.denied)(&current.target)
-            || self.place_of(&current.source).is_some_and(|place| is_gone(&self.input.offers[place]))
+        (self.input.denied)(&current.target) || is_gone()
+    }
+
+    fn is_not_permitted(&self, place: usize) -> bool {
+        let refusal = self.input.offers[place].refusal.as_ref();
+        refusal.is_some_and(|refusal| refusal.reason == RefusalReason::RefNotPermitted)
     }
 
     pub(super) fn tally(&self, target: &Target) -> CheckTally<'a> {

@@ -170,6 +170,8 @@ impl World {
     fn decide(&mut self) -> FailoverDecision {
         let sources = self.harness.spec.sources.clone();
         self.harness.offers = sources.iter().map(|name| self.offers[name.as_str()].clone()).collect();
+        let permitted = self.offers.values().filter(|offer| is_permitted(offer));
+        self.harness.unlisted = permitted.map(|offer| offer.uid.clone()).collect();
         let before = self.harness.status.clone();
         let decision = self.harness.decide();
         self.check_history(&before, &decision);
@@ -201,22 +203,17 @@ impl World {
 
     /// Checks the announced target, and the rule that allows its change.
     fn check_target(&mut self, before: &FailoverStatus, decision: &FailoverDecision) {
-        let (context, generation) = (self.context.clone(), before.observed_generation);
+        let context = self.context.clone();
         let after = decision.status.target.clone();
         if let Some(after) = &after {
             assert!(!self.harness.denied.contains(&after.target), "{context}: the target is denied");
-            let listed = self.harness.spec.sources.contains(&after.source);
-            if let Some(offer) = self.offers.get(after.source.as_str()).filter(|_| listed) {
-                let refused = offer.refusal.as_ref().map(|refusal| refusal.reason);
-                assert_ne!(refused, Some(RefusalReason::RefNotPermitted), "{context}");
-                assert_eq!(after.uid, offer.uid, "{context}: the Service is another one");
-            }
+            assert!(!self.must_withdraw(after), "{context}: its Service is gone, or doesn't allow it");
             let known = (after.target.clone(), after.uid.to_string());
             assert!(decision.moved.is_some() || !self.withdrawn.contains(&known), "{context}");
         }
         match (&before.target, decision.moved) {
             (Some(before), Some(MoveReason::Withdrawn)) => {
-                assert!(self.must_withdraw(before, generation), "{context}: nothing withdraws it");
+                assert!(self.must_withdraw(before), "{context}: nothing withdraws it");
                 self.withdrawn.push((before.target.clone(), before.uid.to_string()));
             }
             (Some(before), Some(reason)) => {
@@ -224,7 +221,7 @@ impl World {
                 assert!(self.may_move(before, after, reason), "{context}: {reason:?}\n{before:?}\n{after:?}");
             }
             (Some(before), None) => {
-                assert!(!self.must_withdraw(before, generation), "{context}: it must be withdrawn");
+                assert!(!self.must_withdraw(before), "{context}: it must be withdrawn");
                 assert_eq!(Some(&before.target), after.as_ref().map(|after| &after.target), "{context}");
             }
             (None, Some(reason)) => {
@@ -247,15 +244,9 @@ impl World {
         }
     }
 
-    fn must_withdraw(&self, before: &AnnouncedTarget, generation: i64) -> bool {
-        let offer = self.offers.get(before.source.as_str());
-        let offer = offer.filter(|_| self.harness.spec.sources.contains(&before.source));
-        self.harness.denied.contains(&before.target)
-            || offer.is_some_and(|offer| {
-                let edited = generation != self.harness.spec.generation;
-                let reason = offer.refusal.as_ref().map(|refusal| refusal.reason);
-                reason == Some(RefusalReason::RefNotPermitted) || (offer.uid != before.uid && !edited)
-            })
+    fn must_withdraw(&self, before: &AnnouncedTarget) -> bool {
+        let mut offers = self.offers.values().filter(|offer| is_permitted(offer));
+        self.harness.denied.contains(&before.target) || !offers.any(|offer| offer.uid == before.uid)
     }
 
     fn may_move(&self, before: &AnnouncedTarget, after: &AnnouncedTarget, reason: MoveReason) -> bool {
@@ -394,6 +385,11 @@ impl World {
         };
         self.harness.spec.sources.iter().find(works)
     }
+}
+
+fn is_permitted(offer: &Offer) -> bool {
+    let reason = offer.refusal.as_ref().map(|refusal| refusal.reason);
+    reason != Some(RefusalReason::RefNotPermitted)
 }
 
 fn target_text(text: &str) -> String {

@@ -46,6 +46,8 @@ pub(super) struct Harness {
     pub(super) status: FailoverStatus,
     pub(super) standing: Option<Target>,
     pub(super) is_written: bool,
+    /// The Services that live although no source offers them.
+    pub(super) unlisted: Vec<Uid>,
     pub(super) denied: Vec<Target>,
     pub(super) refusal: Option<Refusal>,
     pub(super) is_failover_held: bool,
@@ -78,6 +80,7 @@ impl Harness {
             status: FailoverStatus::default(),
             standing: None,
             is_written: true,
+            unlisted: Vec::new(),
             denied: Vec::new(),
             refusal: None,
             is_failover_held: false,
@@ -132,6 +135,14 @@ impl Harness {
             former: &self.status,
             standing: self.standing.as_ref(),
             is_written: self.is_written,
+            is_living: &|uid| {
+                let is_permitted = |offer: &&Offer| {
+                    let reason = offer.refusal.as_ref().map(|refusal| refusal.reason);
+                    reason != Some(RefusalReason::RefNotPermitted)
+                };
+                let offered = self.offers.iter().filter(is_permitted).map(|offer| &offer.uid);
+                offered.chain(&self.unlisted).any(|living| living == uid)
+            },
             denied: &|target| self.denied.contains(target),
             refusal: self.refusal.as_ref(),
             is_failover_held: self.is_failover_held,
@@ -147,6 +158,7 @@ impl Harness {
 
     /// Puts the sources into this order; sources that aren't named leave the list.
     pub(super) fn reorder(&mut self, names: &[&str]) {
+        self.unlisted = self.offers.iter().map(|offer| offer.uid.clone()).collect();
         let place = |name: &&str| self.spec.sources.iter().position(|known| known == name).unwrap();
         self.offers = names.iter().map(|name| self.offers[place(name)].clone()).collect();
         self.edit(|spec| spec.sources = names.iter().map(|name| (*name).to_owned()).collect());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::sync::failover::checks::CheckOutcome;
-use crate::sync::failover::spec::{Failback, RefusalReason};
+use crate::sync::failover::spec::{Failback, Offer, RefusalReason};
 use crate::sync::failover::status::ConditionStatus::{False, True, Unknown};
 use crate::sync::failover::status::ConditionType::{Accepted, Degraded, Progressing, Ready, Resolved};
 use crate::sync::failover::status::{MoveReason, SourceState};
@@ -287,6 +287,7 @@ fn recreated_service_with_the_same_target_is_a_new_one() {
 #[test]
 fn edited_reference_of_a_source_is_no_withdrawal() {
     let mut harness = Harness::settled(&SOURCES[..1]);
+    harness.unlisted = vec!["seoul".into()];
     *harness.offer("seoul") = offer("another Service", "d.example");
     harness.edit(|_| ());
     harness.decide_at(10);
@@ -295,6 +296,50 @@ fn edited_reference_of_a_source_is_no_withdrawal() {
     harness.pass("d.example");
     harness.decide_at(12);
     assert_eq!(harness.announced(), "seoul d.example");
+}
+
+#[test]
+fn typo_in_a_reference_withdraws_no_living_target() {
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    harness.unlisted = vec!["seoul".into()];
+    *harness.offer("seoul") = offer("", "");
+    harness.offer("seoul").refusal = refusal(RefusalReason::RefNotPermitted);
+    harness.edit(|_| ());
+    assert_eq!(harness.decide_at(10).moved, None);
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(harness.condition(Accepted), (False, "RefNotPermitted"));
+}
+
+#[test]
+fn deleted_service_withdraws_its_target_from_any_source() {
+    let edits: [(&str, Change); 3] = [
+        ("removed", |harness| harness.reorder(&["fixed"])),
+        ("renamed", |harness| harness.edit(|spec| spec.sources[0] = "incheon".to_owned())),
+        ("edited together", |harness| {
+            *harness.offer("seoul") = offer("another uid", "d.example");
+            harness.edit(|_| ());
+        }),
+    ];
+    for (name, edit) in edits {
+        let mut harness = Harness::settled(&SOURCES);
+        harness.now = at(40);
+        edit(&mut harness);
+        harness.unlisted.clear();
+        harness.offers.iter_mut().filter(|offer| offer.uid == *"seoul").for_each(|offer| {
+            *offer = Offer { refusal: refusal(RefusalReason::RefNotPermitted), ..Offer::default() };
+        });
+        assert_eq!(harness.decide().moved, Some(MoveReason::Withdrawn), "{name}");
+    }
+}
+
+#[test]
+fn missing_uid_is_filled_from_the_source_with_the_target() {
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    harness.status.target.as_mut().unwrap().uid = "".into();
+    harness.decide_at(10);
+    assert!(harness.status.target.as_ref().unwrap().uid == *"seoul");
+    *harness.offer("seoul") = offer("another uid", "a.example");
+    assert_eq!(harness.decide_at(11).moved, Some(MoveReason::Withdrawn));
 }
 
 // --- Nothing is announced
