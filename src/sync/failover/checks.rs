@@ -108,7 +108,8 @@ impl CheckRecord {
         let CheckTally { passes, failures, decided, message, .. } = self.tally(upstreams);
         let message = message.map(str::to_owned);
         (self.passes, self.failures, self.message) = (passes, failures, message);
-        self.decided = decided.unwrap_or(self.decided);
+        // The clock may have been set back.
+        self.decided = decided.unwrap_or(self.decided).min(result.at);
         self.newest = Some(result);
     }
 
@@ -215,9 +216,9 @@ impl CheckTally<'_> {
     /// Returns whether the newest decided check passed, at most one period ago, with the time that a check may take.
     pub(super) fn passed_recently(&self, settings: &CheckSettings, now: Timestamp) -> bool {
         self.passes > 0
-            && self
-                .decided
-                .is_some_and(|at| elapsed(at, now) <= settings.period.saturating_add(settings.timeout))
+            && self.decided.is_some_and(|at| {
+                at <= now && elapsed(at, now) <= settings.period.saturating_add(settings.timeout)
+            })
     }
 }
 

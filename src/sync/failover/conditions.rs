@@ -3,7 +3,7 @@
 use super::outlook::Outlook;
 use super::sources::NOT_CHECKED;
 use super::spec::Refusal;
-use super::status::{Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus};
+use super::status::{Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus, cut};
 use super::times::end_of_wait;
 
 pub(super) const CUTOVER_TIMED_OUT: &str = MoveReason::CutoverTimedOut.as_str();
@@ -34,7 +34,7 @@ impl Outlook<'_> {
     fn condition(&self, kind: ConditionType, (status, reason, message): Finding) -> Condition {
         let former = self.facts.input.former.condition(kind).filter(|former| former.status == status);
         let since = former.map_or(self.facts.second(), |former| former.since);
-        Condition { kind, status, reason, message, since }
+        Condition { kind, status, reason, message: cut(message), since }
     }
 
     fn accepted(&self) -> Finding {
@@ -63,7 +63,10 @@ impl Outlook<'_> {
             let message = "for two periods no check has passed or failed";
             (ConditionStatus::Unknown, "CheckLate".to_owned(), message.to_owned())
         } else if facts.has_failed(&current.target) {
-            finding(false, "CheckFailed", tally.message.unwrap_or_default())
+            // The first message stays, so that errors that alternate cause no writes.
+            let known = former.filter(|former| former.reason == "CheckFailed");
+            let known = known.map(|former| former.message.as_str());
+            finding(false, "CheckFailed", known.or(tally.message).unwrap_or_default())
         } else if tally.passes >= passes {
             finding(true, "CheckPassed", "")
         } else if let Some(former) = former {

@@ -8,9 +8,12 @@ use super::status::{AnnouncedTarget, FormerTarget, MoveReason};
 use super::times::end_of_wait;
 use crate::api::status::MAX_HISTORY;
 
-/// An automatic move between sources waits until the second last one is this old: one move a minute in the long run,
-/// while a failover and the way back may follow each other at once.
-const TWO_MOVES: Duration = Duration::from_secs(120);
+/// The minimum time between an automatic move between sources and the next one, unless both are failovers: a source
+/// that flips moves at most once a minute, while a second failure may follow the first one at once.
+const MOVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The minimum time between an automatic move and the second next one.
+const TWO_MOVES_INTERVAL: Duration = Duration::from_secs(120);
 
 pub(super) fn push(
     history: &mut Vec<FormerTarget>,
@@ -24,11 +27,16 @@ pub(super) fn push(
     history.truncate(MAX_HISTORY);
 }
 
-/// Returns when the next automatic move between sources may be made.
-pub(super) fn next_move(history: &[FormerTarget]) -> Timestamp {
-    let automatic = [MoveReason::FailedOver, MoveReason::FailedBack].map(MoveReason::as_str);
-    let mut moves = history.iter().filter(|former| automatic.contains(&former.reason.as_str()));
-    moves.nth(1).map_or(Timestamp::MIN, |second_last| end_of_wait(second_last.until, TWO_MOVES))
+/// Returns when the next automatic move of a kind, a failover or a failback, may be made.
+pub(super) fn next_move(history: &[FormerTarget], reason: MoveReason) -> Timestamp {
+    let (over, back) = (MoveReason::FailedOver.as_str(), MoveReason::FailedBack.as_str());
+    let mut moves = history.iter().filter(|former| [over, back].contains(&former.reason.as_str()));
+    let (last, second_last) = (moves.next(), moves.next());
+    let follows_failover = |last: &&FormerTarget| last.reason == over && reason == MoveReason::FailedOver;
+    let after_last = last.filter(|last| !follows_failover(last));
+    let ends = [(after_last, MOVE_INTERVAL), (second_last, TWO_MOVES_INTERVAL)];
+    let ends = ends.into_iter().filter_map(|(former, wait)| Some(end_of_wait(former?.until, wait)));
+    ends.max().unwrap_or(Timestamp::MIN)
 }
 
 #[cfg(test)]
@@ -63,16 +71,19 @@ mod tests {
     }
 
     #[test]
-    fn third_automatic_move_waits_two_minutes_after_the_first() {
+    fn automatic_moves_have_intervals() {
         let (over, back) = (MoveReason::FailedOver, MoveReason::FailedBack);
-        for (moves, next) in [
-            (vec![], Timestamp::MIN),
-            (vec![(0, over)], Timestamp::MIN),
-            (vec![(0, over), (30, back)], at(121)),
-            (vec![(0, over), (30, back), (121, over)], at(151)),
-            (vec![(0, over), (5, MoveReason::Pinned), (6, MoveReason::TargetChanged)], Timestamp::MIN),
+        let none = Timestamp::MIN;
+        for (moves, next_over, next_back) in [
+            (vec![], none, none),
+            (vec![(0, over)], none, at(61)),
+            (vec![(0, over), (5, over)], at(121), at(121)),
+            (vec![(0, over), (90, back)], at(151), at(151)),
+            (vec![(0, over), (5, MoveReason::Pinned), (6, MoveReason::TargetChanged)], none, at(61)),
         ] {
-            assert_eq!(next_move(&history(&moves)), next, "{moves:?}");
+            let history = history(&moves);
+            assert_eq!(next_move(&history, over), next_over, "{moves:?}");
+            assert_eq!(next_move(&history, back), next_back, "{moves:?}");
         }
     }
 }

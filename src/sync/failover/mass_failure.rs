@@ -56,7 +56,8 @@ impl MassFailureGuard {
 
     /// Returns until when a failover is held, if it is.
     fn held_until(&mut self, key: &ServiceKey, all: usize, now: Timestamp) -> Option<Timestamp> {
-        self.0.retain(|_, intent| elapsed(intent.last, now) < WINDOW);
+        // Later times are from before the clock was set back.
+        self.0.retain(|_, intent| intent.last <= now && elapsed(intent.last, now) < WINDOW);
         let number = self.0.len() + usize::from(!self.0.contains_key(key));
         let new = Intent { since: now, last: now, is_allowed: false };
         let intent = self.0.entry(key.clone()).or_insert(new);
@@ -119,6 +120,14 @@ mod tests {
         guard.forget(&key(3));
         assert_eq!(held(&mut guard, 3..6, 10, 60), 0);
         assert_eq!(held(&mut guard, 6..7, 10, 60), 1);
+    }
+
+    #[test]
+    fn hold_ends_although_the_clock_was_set_back() {
+        let mut guard = MassFailureGuard::default();
+        assert_eq!(held(&mut guard, 0..4, 10, 1_000), 1);
+        assert_eq!(held(&mut guard, 0..4, 10, 0), 1);
+        assert_eq!(held(&mut guard, 3..4, 10, 30), 0);
     }
 
     #[test]

@@ -264,14 +264,14 @@ impl World {
                     && is_listed
                     && self.has_failed(&before.target)
                     && self.passes(&after.target)
-                    && self.is_calm()
+                    && self.is_calm(reason)
             }
             MoveReason::FailedBack => {
                 pinned.is_none()
                     && to < from
                     && self.was_healthy_long_enough(&after.target)
                     && self.passes(&after.target)
-                    && self.is_calm()
+                    && self.is_calm(reason)
             }
             MoveReason::SourcesEdited => {
                 pinned.is_none() && (!is_listed || to < from) && self.passes(&after.target)
@@ -292,13 +292,16 @@ impl World {
         !worked.windows(threshold).any(|row| row.iter().all(|worked| !worked))
     }
 
-    /// Returns whether at most one automatic move was made in the last two minutes.
-    fn is_calm(&self) -> bool {
-        let is_automatic = |reason| matches!(reason, MoveReason::FailedOver | MoveReason::FailedBack);
-        let recent = self.moves.iter().filter(|(at, reason)| {
-            is_automatic(*reason) && elapsed(*at, self.harness.now) < Duration::from_secs(120)
-        });
-        recent.count() <= 1
+    /// Returns whether the former automatic moves are long enough ago for another one.
+    fn is_calm(&self, reason: MoveReason) -> bool {
+        let (over, back) = (MoveReason::FailedOver, MoveReason::FailedBack);
+        let mut moves = self.moves.iter().rev().filter(|(_, reason)| [over, back].contains(reason));
+        let is_older = |former: Option<&(Timestamp, MoveReason)>, seconds| {
+            former.is_none_or(|(at, _)| elapsed(*at, self.harness.now) >= Duration::from_secs(seconds))
+        };
+        let (last, second_last) = (moves.next(), moves.next());
+        let is_second_failure = reason == over && last.is_some_and(|(_, last)| *last == over);
+        (is_second_failure || is_older(last, 60)) && is_older(second_last, 120)
     }
 
     fn passes(&self, target: &Target) -> bool {

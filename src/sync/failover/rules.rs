@@ -8,8 +8,8 @@ use super::spec::Failback;
 use super::status::{AnnouncedTarget, FormerTarget, MoveReason, SourceState, SourceStatus};
 use crate::model::link::Target;
 
-/// While nothing is announced, a source that offers no target is passed over after this time.
-const NO_OFFER: Duration = Duration::from_secs(30);
+/// A source that offers no target, or a target of which no check has had a result, is passed over after this time.
+const NO_RESULT: Duration = Duration::from_secs(30);
 
 pub(super) struct Rules<'a> {
     pub(super) facts: &'a Facts<'a>,
@@ -36,8 +36,8 @@ impl Rules<'_> {
             return move_to(pinned, MoveReason::Pinned);
         }
         let Some(place) = facts.place_of(&current.source) else {
-            let healthy = self.healthy_except(None).filter(|_| pin.is_none());
-            return move_to(healthy, MoveReason::SourcesEdited);
+            let first = self.first_in_order(|place| self.is_ready(place)).filter(|_| pin.is_none());
+            return move_to(first, MoveReason::SourcesEdited);
         };
         // A pinned source is followed to its new target like any other source: once that passes a check.
         let new = facts.offered(place).filter(|offered| **offered != current.target);
@@ -48,8 +48,11 @@ impl Rules<'_> {
         if has_failed
             && pin.is_none()
             && let Some(standby) = self.healthy_except(Some(place))
-            && facts.has_come(next_move(self.history))
         {
+            // A standby that works is better than a new target of the same source that doesn't.
+            if !facts.has_come(next_move(self.history, MoveReason::FailedOver)) {
+                return Choice::Stay;
+            }
             let is_held = facts.input.is_failover_held;
             return if is_held { Choice::Hold } else { Choice::Move(standby, MoveReason::FailedOver) };
         }
@@ -81,7 +84,8 @@ impl Rules<'_> {
                 && facts.is_over(self.sources[*before].since, after)
         };
         let back = (0..place).find(has_proved_itself);
-        move_to(back.filter(|_| facts.has_come(next_move(self.history))), MoveReason::FailedBack)
+        let may_move = |_: &usize| facts.has_come(next_move(self.history, MoveReason::FailedBack));
+        move_to(back.filter(may_move), MoveReason::FailedBack)
     }
 
     /// Returns whether this leader has seen `successThreshold` passes: a failback isn't urgent.
@@ -105,23 +109,33 @@ impl Rules<'_> {
         if let Some(place) = live.or_else(healthy) {
             return Choice::Move(place, MoveReason::Announced);
         }
-        for place in facts.places() {
-            let is_passed_over = match facts.offered(place) {
-                Some(target) if facts.is_passing(target) => {
-                    return Choice::Move(place, MoveReason::Announced);
-                }
-                Some(target) => facts.tally(target).failures > 0,
-                None => facts.is_over(self.sources[place].since, NO_OFFER),
-            };
-            if !is_passed_over {
-                break;
-            }
+        let is_passing = |place| facts.offered(place).is_some_and(|target| facts.is_passing(target));
+        if let Some(place) = self.first_in_order(is_passing) {
+            return Choice::Move(place, MoveReason::Announced);
         }
         let max_wait = facts.input.spec.max_wait;
         let is_over = self.history.first().is_none_or(|last| facts.is_over(last.until, max_wait));
         let waited =
             |place: &usize| facts.offered(*place).is_some() && facts.is_waited_out(&self.sources[*place]);
         move_to(facts.places().find(waited).filter(|_| is_over), MoveReason::CutoverTimedOut)
+    }
+
+    /// Returns the most preferred source that works. Each source before it has failed a check, or was waited for.
+    fn first_in_order(&self, works: impl Fn(usize) -> bool) -> Option<usize> {
+        let facts = self.facts;
+        let is_passed_over = |place: usize| {
+            let has_failed = facts.offered(place).is_some_and(|target| facts.tally(target).failures > 0);
+            has_failed || facts.is_over(self.sources[place].since, NO_RESULT)
+        };
+        for place in facts.places() {
+            if works(place) {
+                return Some(place);
+            }
+            if !is_passed_over(place) {
+                return None;
+            }
+        }
+        None
     }
 
     /// Returns whether a source is healthy, and passed a check of this leader within the last period.

@@ -2,11 +2,13 @@
 
 use super::facts::Facts;
 use super::spec::Refusal;
-use super::status::{SourceState, SourceStatus};
+use super::status::{SourceState, SourceStatus, cut};
 use crate::model::link::Target;
 
 /// The message of addresses without `tcpPort`.
 pub(super) const NOT_CHECKED: &str = "not checked: no tcpPort";
+
+const NOT_CHECKED_YET: &str = "not checked yet";
 
 /// Returns the status of each source. A new leader begins with the former states.
 pub(super) fn statuses(facts: &Facts<'_>) -> Vec<SourceStatus> {
@@ -20,7 +22,7 @@ fn status(facts: &Facts<'_>, place: usize) -> SourceStatus {
     let offers = offered.map(Target::to_string);
     let known = former.filter(|former| former.offers == offers);
     let (state, message) = match (offered, &facts.input.offers[place].refusal) {
-        (Some(target), _) => checked(facts, target, known),
+        (Some(target), _) => checked(facts, name, target, known),
         (None, Some(Refusal { message, .. })) => (SourceState::Refused, message.clone()),
         // The sources know why: this is the case only until they look at a changed policy.
         (None, None) if facts.input.offers[place].target.is_some() => {
@@ -29,13 +31,18 @@ fn status(facts: &Facts<'_>, place: usize) -> SourceStatus {
         (None, None) => (SourceState::Pending, "offers no target".to_owned()),
     };
     let since = known.filter(|known| known.state == state).map_or(facts.second(), |known| known.since);
-    SourceStatus { name: name.to_owned(), state, offers, since, message }
+    SourceStatus { name: name.to_owned(), state, offers, since, message: cut(message) }
 }
 
 /// Returns the state of a source that offers a target. As for load balancers of clouds, the first pass makes a new
-/// target healthy, and `successThreshold` counts on the way back from unhealthy. A new target is pending for
-/// `maxWaitSeconds`, because clouds announce hostnames before they resolve.
-fn checked(facts: &Facts<'_>, target: &Target, known: Option<&SourceStatus>) -> (SourceState, String) {
+/// target healthy, and `successThreshold` counts on the way back from unhealthy. Clouds announce hostnames before they resolve:
+/// a new target of the source in use, and each target while none is announced, is pending for `maxWaitSeconds`.
+fn checked(
+    facts: &Facts<'_>,
+    name: &str,
+    target: &Target,
+    known: Option<&SourceStatus>,
+) -> (SourceState, String) {
     let spec = facts.input.spec;
     if !spec.check.applies_to(target) {
         return (SourceState::Healthy, NOT_CHECKED.to_owned());
@@ -50,16 +57,21 @@ fn checked(facts: &Facts<'_>, target: &Target, known: Option<&SourceStatus>) -> 
         _ if tally.passes >= passes => SourceState::Healthy,
         SourceState::Pending | SourceState::Refused => {
             let since = known.map_or(facts.second(), |known| known.since);
-            let is_unhealthy = facts.has_failed(target) && facts.is_over(since, spec.max_wait);
+            let current = facts.input.former.target.as_ref();
+            let is_standby = current.is_some_and(|current| current.source != name);
+            let is_unhealthy =
+                facts.has_failed(target) && (is_standby || facts.is_over(since, spec.max_wait));
             if is_unhealthy { SourceState::Unhealthy } else { SourceState::Pending }
         }
         _ if facts.has_failed(target) => SourceState::Unhealthy,
         former => former,
     };
+    // The first message of a state stays, so that errors that alternate cause no writes.
     let former = known.filter(|known| known.state == state).map(|known| known.message.as_str());
+    let former = former.filter(|message| !message.is_empty() && *message != NOT_CHECKED_YET);
     let message = match state {
         SourceState::Healthy => "",
-        _ => tally.message.or(former).unwrap_or("not checked yet"),
+        _ => former.or(tally.message).unwrap_or(NOT_CHECKED_YET),
     };
     (state, message.to_owned())
 }

@@ -3,6 +3,7 @@
 
 use jiff::Timestamp;
 
+use crate::api::status::MAX_MESSAGE;
 use crate::model::link::Target;
 use crate::model::uid::Uid;
 
@@ -123,6 +124,15 @@ pub enum ConditionStatus {
     True,
     False,
     Unknown,
+}
+
+/// Returns a message as the schema of the status accepts it.
+pub(super) fn cut(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE) {
+        let last = message[..end].char_indices().next_back().map_or(0, |(last, _)| last);
+        message.replace_range(last.., "…");
+    }
+    message
 }
 
 // === impl FailoverStatus ===

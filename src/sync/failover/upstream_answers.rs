@@ -22,7 +22,9 @@ impl UpstreamAnswers {
     /// Records an answer other than SERVFAIL.
     pub fn record(&mut self, upstream: SocketAddr, question: &Hostname, at: Timestamp) {
         let answer = (question.clone(), at);
-        let Some(last) = self.0.get_mut(&upstream) else {
+        // A later time is from before the clock was set back.
+        let known = self.0.get_mut(&upstream).filter(|last| last.newest.1 <= at);
+        let Some(last) = known else {
             self.0.insert(upstream, LastAnswers { newest: answer, other: None });
             return;
         };
@@ -67,5 +69,13 @@ mod tests {
         answers.record(upstream(1), &hostname("a.example"), at(30));
         answers.record(upstream(1), &hostname("a.example"), at(31));
         assert!(after(&answers, 19), "the answer for the other name isn't forgotten");
+    }
+
+    #[test]
+    fn answers_from_before_the_clock_was_set_back_dont_count() {
+        let mut answers = UpstreamAnswers::default();
+        answers.record(upstream(1), &hostname("b.example"), at(1_000));
+        answers.record(upstream(1), &hostname("a.example"), at(10));
+        assert!(!answers.has_answered_other(upstream(1), &hostname("a.example"), at(20)));
     }
 }

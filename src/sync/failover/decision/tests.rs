@@ -196,7 +196,7 @@ fn target_of_a_removed_source_stays_until_one_is_healthy() {
 }
 
 #[test]
-fn automatic_moves_are_at_most_two_in_two_minutes() {
+fn second_failure_is_followed_at_once_and_a_third_waits() {
     let mut harness = failed_over();
     harness.now = at(15);
     harness.pass("c.example");
@@ -216,6 +216,26 @@ fn automatic_moves_are_at_most_two_in_two_minutes() {
     harness.fail("c.example");
     harness.decide();
     assert_eq!(harness.announced(), "busan b.example");
+}
+
+#[test]
+fn target_stays_while_a_ready_standby_waits() {
+    let mut harness = failed_over();
+    harness.spec.max_wait = Duration::ZERO;
+    harness.spec.failback = Failback::Automatic { after: Duration::ZERO };
+    for second in [60, 70, 80] {
+        harness.now = at(second);
+        harness.pass("a.example");
+        harness.decide();
+    }
+    assert_eq!(harness.announced(), "seoul a.example");
+    harness.offer("seoul").target = Some(target("dead.example"));
+    harness.decide();
+    harness.now = at(90);
+    harness.fail_thrice("a.example");
+    harness.fail_thrice("dead.example");
+    harness.pass("b.example");
+    assert_eq!(harness.decide().moved, None, "a failover may follow the failback after a minute");
 }
 
 // --- Withdrawal
@@ -421,6 +441,18 @@ fn withdrawn_target_is_waited_for_anew() {
     assert_eq!(harness.announced(), "busan b.example");
 }
 
+#[test]
+fn source_without_results_is_passed_over_after_30_s() {
+    let mut harness = Harness::new(&SOURCES[..2]);
+    harness.decide();
+    harness.now = at(30);
+    harness.pass("b.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "");
+    harness.decide_at(31);
+    assert_eq!(harness.announced(), "busan b.example");
+}
+
 // --- Failback
 
 #[test]
@@ -552,6 +584,20 @@ fn edited_sources_move_only_to_a_healthy_one_before() {
         assert_eq!(decision.moved, is_move.then_some(MoveReason::SourcesEdited), "{order:?}");
         assert_eq!(harness.status.observed_generation, 2);
     }
+}
+
+#[test]
+fn replaced_sources_are_tried_in_their_order() {
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    harness.unlisted = vec!["seoul".into()];
+    harness.offers = vec![offer("busan", "b.example"), offer("fixed", "c.example")];
+    harness.edit(|spec| spec.sources = vec!["busan".to_owned(), "fixed".to_owned()]);
+    harness.decide_at(10);
+    harness.pass("c.example");
+    assert_eq!(harness.decide_at(12).moved, None, "busan isn't checked yet");
+    harness.pass("b.example");
+    harness.decide_at(13);
+    assert_eq!(harness.announced(), "busan b.example");
 }
 
 #[test]
@@ -688,7 +734,53 @@ fn failures_from_before_a_suspend_move_nothing() {
     assert_eq!(harness.announced(), "seoul a.example");
 }
 
+#[test]
+fn standby_that_fails_is_unhealthy_without_a_wait() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.offer("busan").target = Some(target("new.example"));
+    harness.decide_at(10);
+    harness.fail_thrice("new.example");
+    harness.decide_at(20);
+    assert_eq!(harness.state("busan"), SourceState::Unhealthy);
+}
+
+#[test]
+fn passes_from_before_the_clock_was_set_back_dont_count() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(-1000);
+    harness.fail_thrice("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    harness.pass("b.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+}
+
 // --- Conditions
+
+#[test]
+fn first_message_of_a_state_stays() {
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    let status = harness.decide().status;
+    harness.record("a.example", &[CheckOutcome::Failed("no addresses".to_owned())]);
+    assert_eq!(harness.decide_at(15).status, status);
+}
+
+#[test]
+fn messages_are_no_longer_than_the_schema_allows() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.now = at(10);
+    for host in ["a.example", "b.example", "c.example"] {
+        (0..3).for_each(|_| harness.record(host, &[CheckOutcome::Failed("é".repeat(2_000))]));
+    }
+    let status = harness.decide().status;
+    let sources = status.sources.iter().map(|source| &source.message);
+    let messages = sources.chain(status.conditions.iter().map(|condition| &condition.message));
+    let longest = messages.map(|message| message.chars().count()).max();
+    assert_eq!(longest, Some(crate::api::status::MAX_MESSAGE));
+}
 
 #[test]
 fn refusals_make_the_object_unaccepted_and_not_ready() {
