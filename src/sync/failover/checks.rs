@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::outlook::{PlannedCheck, Urgency};
 use super::spec::CheckSettings;
 use super::times::{elapsed, later};
 use super::upstream_answers::UpstreamAnswers;
@@ -41,13 +42,14 @@ pub struct CheckResult {
 /// The check results of each target, since this leader began to check it.
 #[derive(Debug, Default)]
 pub struct CheckRecords {
-    tcp_port: Option<u16>,
     records: Vec<CheckRecord>,
 }
 
 #[derive(Debug)]
 struct CheckRecord {
     target: Target,
+    /// The port that the checks connected to: results for another port, or without one, don't count.
+    tcp_port: Option<u16>,
     /// The count of the results before the newest one, as in [`CheckTally`].
     passes: usize,
     failures: usize,
@@ -98,8 +100,12 @@ impl CheckResult {
 // === impl CheckRecord ===
 
 impl CheckRecord {
-    fn new(target: Target, now: Timestamp) -> Self {
-        Self { target, passes: 0, failures: 0, decided: now, message: None, newest: None }
+    fn new(target: Target, tcp_port: Option<u16>, now: Timestamp) -> Self {
+        Self { target, tcp_port, passes: 0, failures: 0, decided: now, message: None, newest: None }
+    }
+
+    fn is_of(&self, target: &Target, tcp_port: Option<u16>) -> bool {
+        self.target == *target && self.tcp_port == tcp_port
     }
 
     /// Records a result. From now on it is settled whether a missing answer of the former one is a failure: otherwise
@@ -140,57 +146,60 @@ impl CheckRecord {
 // === impl CheckRecords ===
 
 impl CheckRecords {
-    /// Keeps the records of these distinct targets alone, and begins the missing ones. After a change of `tcpPort` all
-    /// begin anew.
-    pub fn retain<'a>(
-        &mut self,
-        targets: impl IntoIterator<Item = &'a Target>,
-        tcp_port: Option<u16>,
-        now: Timestamp,
-    ) {
+    /// Keeps the records of these checks alone, and begins the missing ones.
+    pub fn retain(&mut self, checks: &[PlannedCheck], now: Timestamp) {
         let mut former = std::mem::take(&mut self.records);
-        if std::mem::replace(&mut self.tcp_port, tcp_port) != tcp_port {
-            former.clear();
-        }
-        for target in targets {
-            let known = former.iter().position(|record| record.target == *target);
-            let new = || CheckRecord::new(target.clone(), now);
+        for check in checks {
+            let known = former.iter().position(|record| record.is_of(&check.target, check.tcp_port));
+            let new = || CheckRecord::new(check.target.clone(), check.tcp_port, now);
             self.records.push(known.map_or_else(new, |place| former.swap_remove(place)));
         }
     }
 
-    /// Records the result of a check; ignored if the target isn't checked any more. After a missing answer the upstream
-    /// should be asked another question, whose answer goes into `upstreams`.
-    pub fn record(&mut self, target: &Target, result: CheckResult, upstreams: &UpstreamAnswers) {
-        if let Some(record) = self.records.iter_mut().find(|record| record.target == *target) {
+    /// Records the result of a check; ignored if the target isn't checked any more. After a missing answer, ask the upstream
+    /// about another name first and record its answer in `upstreams`: until then a pass at the other upstreams would
+    /// count.
+    pub fn record(
+        &mut self,
+        target: &Target,
+        tcp_port: Option<u16>,
+        result: CheckResult,
+        upstreams: &UpstreamAnswers,
+    ) {
+        if let Some(record) = self.records.iter_mut().find(|record| record.is_of(target, tcp_port)) {
             record.record(result, upstreams);
         }
     }
 
-    pub(super) fn tally(&self, target: &Target, upstreams: &UpstreamAnswers) -> CheckTally<'_> {
-        let record = self.records.iter().find(|record| record.target == *target);
+    pub(super) fn tally(
+        &self,
+        target: &Target,
+        tcp_port: Option<u16>,
+        upstreams: &UpstreamAnswers,
+    ) -> CheckTally<'_> {
+        let record = self.records.iter().find(|record| record.is_of(target, tcp_port));
         record.map(|record| record.tally(upstreams)).unwrap_or_default()
     }
 
-    /// Returns when a target is checked next. `awaited` says whether a decision waits for the result.
+    /// Returns when a planned check is made next.
     #[must_use]
     pub fn next_check(
         &self,
-        target: &Target,
+        check: &PlannedCheck,
         settings: &CheckSettings,
         upstreams: &UpstreamAnswers,
-        awaited: bool,
         now: Timestamp,
     ) -> Timestamp {
-        let tally = self.tally(target, upstreams);
+        let tally = self.tally(&check.target, check.tcp_port, upstreams);
         let is_undecided = !tally.newest_passed && tally.failures < settings.failure_threshold as usize;
-        match tally.newest {
-            None if awaited => now,
+        let urgency = if is_undecided { check.urgency.max(Urgency::Undecided) } else { check.urgency };
+        match (tally.newest, urgency) {
+            (None, Urgency::Awaited) => now,
             // The clock was set back.
-            Some(newest) if newest > now => now,
-            Some(newest) if awaited => later(newest, AWAITED.min(settings.period)),
-            Some(newest) if is_undecided => later(newest, UNDECIDED.min(settings.period)),
-            newest => next_slot(target, newest.or(tally.decided).unwrap_or(now), settings.period),
+            (Some(newest), _) if newest > now => now,
+            (Some(newest), Urgency::Awaited) => later(newest, AWAITED.min(settings.period)),
+            (Some(newest), Urgency::Undecided) => later(newest, UNDECIDED.min(settings.period)),
+            (newest, _) => next_slot(&check.target, newest.or(tally.decided).unwrap_or(now), settings.period),
         }
     }
 }
@@ -229,6 +238,14 @@ mod tests {
 
     const HOST: &str = "a.example";
 
+    fn planned(host: &str, tcp_port: Option<u16>, urgency: Urgency) -> PlannedCheck {
+        PlannedCheck { target: target(host), tcp_port, urgency }
+    }
+
+    fn routine(host: &str) -> PlannedCheck {
+        planned(host, None, Urgency::Routine)
+    }
+
     fn settings() -> CheckSettings {
         CheckSettings {
             period: Duration::from_secs(30),
@@ -250,16 +267,16 @@ mod tests {
     /// The records of one target with these results, one each ten seconds.
     fn records(results: &[&[CheckOutcome]]) -> CheckRecords {
         let mut records = CheckRecords::default();
-        records.retain([&target(HOST)], None, at(0));
+        records.retain(&[routine(HOST)], at(0));
         for (second, outcomes) in (0..).step_by(10).zip(results) {
             let result = CheckResult { at: at(second), outcomes: outcomes.to_vec() };
-            records.record(&target(HOST), result, &UpstreamAnswers::default());
+            records.record(&target(HOST), None, result, &UpstreamAnswers::default());
         }
         records
     }
 
     fn counted(records: &CheckRecords, upstreams: &UpstreamAnswers) -> (usize, usize) {
-        let tally = records.tally(&target(HOST), upstreams);
+        let tally = records.tally(&target(HOST), None, upstreams);
         (tally.passes, tally.failures)
     }
 
@@ -294,7 +311,7 @@ mod tests {
         upstreams.record(upstream(1), &hostname("b.example"), at(11));
         assert_eq!(counted(&records, &upstreams), (0, 1));
         let result = |second| CheckResult { at: at(second), outcomes: vec![silent(1)] };
-        records.record(&target(HOST), result(20), &upstreams);
+        records.record(&target(HOST), None, result(20), &upstreams);
         assert_eq!(counted(&records, &upstreams), (0, 1), "settled as a failure");
     }
 
@@ -310,41 +327,43 @@ mod tests {
     fn results_of_another_target_or_port_dont_count() {
         let mut records = records(&[&[failed()], &[failed()]]);
         let (new, upstreams) = (target("new.example"), UpstreamAnswers::default());
-        records.retain([&target(HOST), &new], None, at(20));
-        assert!(records.tally(&new, &upstreams).is_empty());
+        let failure = |second| CheckResult { at: at(second), outcomes: vec![failed()] };
+        records.retain(&[routine(HOST), routine("new.example")], at(20));
+        assert!(records.tally(&new, None, &upstreams).is_empty());
         assert_eq!(counted(&records, &upstreams), (0, 2));
-        records.retain([&new], None, at(21));
-        records.record(&target(HOST), CheckResult { at: at(22), outcomes: vec![failed()] }, &upstreams);
-        records.retain([&target(HOST)], None, at(23));
+        records.retain(&[routine("new.example")], at(21));
+        records.record(&target(HOST), None, failure(22), &upstreams);
+        records.retain(&[routine(HOST)], at(23));
         assert_eq!(counted(&records, &upstreams), (0, 0));
-        records.record(&target(HOST), CheckResult { at: at(24), outcomes: vec![failed()] }, &upstreams);
-        records.retain([&target(HOST)], Some(443), at(25));
-        assert_eq!(counted(&records, &upstreams), (0, 0));
+        records.record(&target(HOST), None, failure(24), &upstreams);
+        records.record(&target(HOST), Some(443), failure(24), &upstreams);
+        assert_eq!(counted(&records, &upstreams), (0, 1));
+        records.retain(&[planned(HOST, Some(443), Urgency::Routine)], at(25));
+        assert_eq!(records.tally(&target(HOST), Some(443), &upstreams).failures, 0);
     }
 
     #[test]
     fn next_check_depends_on_what_waits_for_it() {
         let pass = || CheckOutcome::Passed;
         let slot = |after| next_slot(&target(HOST), at(after), settings().period);
-        for (results, awaited, now, expected) in [
-            (&[][..], true, 5, at(5)),
-            (&[], false, 5, slot(0)),
-            (&[&[pass()][..]], false, 5, slot(0)),
-            (&[&[pass()]], true, 1, at(2)),
-            (&[&[failed()]], false, 1, at(5)),
-            (&[&[failed()]], true, 1, at(2)),
-            (&[&[silent(1)]], false, 1, at(5)),
-            (&[&[failed()], &[failed()], &[failed()]], false, 21, slot(20)),
-            (&[&[pass()]], false, -1, at(-1)),
+        let (routine, undecided, awaited) = (Urgency::Routine, Urgency::Undecided, Urgency::Awaited);
+        for (results, urgency, now, expected) in [
+            (&[][..], awaited, 5, at(5)),
+            (&[], routine, 5, slot(0)),
+            (&[&[pass()][..]], routine, 5, slot(0)),
+            (&[&[pass()]], undecided, 1, at(5)),
+            (&[&[pass()]], awaited, 1, at(2)),
+            (&[&[failed()]], routine, 1, at(5)),
+            (&[&[failed()]], awaited, 1, at(2)),
+            (&[&[silent(1)]], routine, 1, at(5)),
+            (&[&[failed()], &[failed()], &[failed()]], routine, 21, slot(20)),
+            (&[&[failed()], &[failed()], &[failed()]], undecided, 21, at(25)),
+            (&[&[pass()]], routine, -1, at(-1)),
         ] {
-            let next = records(results).next_check(
-                &target(HOST),
-                &settings(),
-                &UpstreamAnswers::default(),
-                awaited,
-                at(now),
-            );
-            assert_eq!(next, expected, "{results:?}, awaited {awaited}");
+            let check = planned(HOST, None, urgency);
+            let upstreams = UpstreamAnswers::default();
+            let next = records(results).next_check(&check, &settings(), &upstreams, at(now));
+            assert_eq!(next, expected, "{results:?}, {urgency:?}");
         }
     }
 

@@ -49,7 +49,7 @@ impl Outlook<'_> {
     fn resolved(&self) -> Finding {
         let Some(current) = self.current else { return finding(false, "NoTarget", "no target is announced") };
         let (facts, settings) = (self.facts, &self.facts.input.spec.check);
-        if !settings.applies_to(&current.target) {
+        if !facts.is_checked(&current.target) {
             return finding(true, "NotChecked", NOT_CHECKED);
         }
         let tally = facts.tally(&current.target);

@@ -26,6 +26,8 @@ pub struct FailoverDecision {
     pub events: Vec<FailoverEvent>,
     /// Whether the announced target has failed its checks and another source replaces it, or would if it weren't held.
     pub fails_over: bool,
+    /// When the newest check failed, if the formerly announced target has failed.
+    pub failed_at: Option<Timestamp>,
     /// The targets to check from now on.
     pub checks: Vec<PlannedCheck>,
     /// When to decide again at the latest; `None` if only a changed input can change the decision.
@@ -64,7 +66,9 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     let status = FailoverStatus { observed_generation, target: current, sources, history, conditions };
     events.extend(vain_waits(&former, &status, moved));
     let fails_over = choice == Choice::Hold || moved == Some(MoveReason::FailedOver);
-    FailoverDecision { moved, events, fails_over, checks, again: facts.next(), status }
+    let failed = former.target.as_ref().filter(|target| facts.has_failed(&target.target));
+    let failed_at = failed.and_then(|failed| facts.tally(&failed.target).decided);
+    FailoverDecision { moved, events, fails_over, failed_at, checks, again: facts.next(), status }
 }
 
 /// Returns the status with which a decision begins. An object without a status begins with what its external target

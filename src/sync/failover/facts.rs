@@ -21,7 +21,9 @@ pub struct Inputs<'a> {
     pub offers: &'a [Offer],
     pub checks: &'a CheckRecords,
     pub upstreams: &'a UpstreamAnswers,
-    /// The status as the API server has it; empty if the object has none.
+    /// The last decided status of this term, written or not: a wait begins with the decision, and writes may be slow.
+    /// At the beginning of a term, and after another client's change, the status that the API server has; empty if the
+    /// object has none.
     pub former: &'a FailoverStatus,
     /// What the external target points at, if it was written for an ExternalTarget of this name.
     pub standing: Option<&'a Target>,
@@ -107,20 +109,45 @@ impl<'a> Facts<'a> {
     }
 
     pub(super) fn tally(&self, target: &Target) -> CheckTally<'a> {
-        self.input.checks.tally(target, self.input.upstreams)
+        self.input.checks.tally(target, self.tcp_port(target), self.input.upstreams)
+    }
+
+    /// Returns the port that a check of a target connects to. Only a source that offers the target gives the right to
+    /// that, or the Service of the announced target; else a tenant could let the program connect anywhere.
+    pub(super) fn tcp_port(&self, target: &Target) -> Option<u16> {
+        let is_offered = |place| self.offered(place) == Some(target);
+        let is_of_living_source = |announced: &AnnouncedTarget| {
+            let place = self.place_of(&announced.source).filter(|_| announced.target == *target);
+            place.map(|place| &self.input.offers[place]).is_some_and(|offer| {
+                let is_refused = offer.refusal.as_ref().is_some_and(|refusal| {
+                    refusal.reason == RefusalReason::CheckRefused
+                        || refusal.reason == RefusalReason::RefNotPermitted
+                });
+                !is_refused && !offer.uid.is_empty() && offer.uid == announced.uid
+            })
+        };
+        let port = self.input.spec.check.tcp_port?;
+        let is_permitted = self.places().any(is_offered)
+            || self.input.former.target.as_ref().is_some_and(is_of_living_source);
+        is_permitted.then_some(port)
+    }
+
+    /// Returns whether there is something to check: addresses without a port are healthy by themselves.
+    pub(super) fn is_checked(&self, target: &Target) -> bool {
+        matches!(target, Target::Hostname(_)) || self.tcp_port(target).is_some()
     }
 
     /// Returns whether a target passes its checks: the last one passed within the last period.
     pub(super) fn is_passing(&self, target: &Target) -> bool {
         let settings = &self.input.spec.check;
-        !settings.applies_to(target) || self.tally(target).passed_recently(settings, self.input.now)
+        !self.is_checked(target) || self.tally(target).passed_recently(settings, self.input.now)
     }
 
     /// Returns whether a target has failed `failureThreshold` times in a row. Old results don't count: the leader may
     /// have been suspended.
     pub(super) fn has_failed(&self, target: &Target) -> bool {
         let (settings, tally) = (&self.input.spec.check, self.tally(target));
-        settings.applies_to(target)
+        self.is_checked(target)
             && tally.failures >= settings.failure_threshold as usize
             && !self.is_late(target)
     }

@@ -18,7 +18,7 @@ const ALLOWED_DIVISOR: usize = 5;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Time after which a held failover is made if it is still wanted.
+/// Time after which a check has to fail again before a held failover is made.
 const CONFIRM_AFTER: Duration = Duration::from_secs(30);
 
 /// The failovers of all ExternalTargets of the last minute, wanted or made. Withdrawals aren't among them.
@@ -33,17 +33,23 @@ struct Intent {
 }
 
 impl MassFailureGuard {
-    /// Decides about one of `all` ExternalTargets. A failover that too many want is held: the decision asks for a second
-    /// look.
+    /// Decides about one of `all` ExternalTargets. A failover that too many want is held: then the decision plans
+    /// checks of the failed target, and the first one that fails after 30 s confirms the failover.
     pub fn decide(&mut self, key: &ServiceKey, all: usize, inputs: &Inputs<'_>) -> FailoverDecision {
         let decision = decide(&Inputs { is_failover_held: false, ..*inputs });
-        if !decision.fails_over {
+        let Some(failed_at) = decision.failed_at else {
             self.forget(key);
             return decision;
+        };
+        if !decision.fails_over {
+            // No source is healthy at present: when one is again, the wait doesn't begin anew.
+            self.0.entry(key.clone()).and_modify(|intent| intent.last = inputs.now);
+            return decision;
         }
-        let Some(until) = self.held_until(key, all, inputs.now) else { return decision };
-        let held = decide(&Inputs { is_failover_held: true, ..*inputs });
-        FailoverDecision { again: Some(held.again.map_or(until, |again| again.min(until))), ..held }
+        if self.is_allowed(key, all, failed_at, inputs.now) {
+            return decision;
+        }
+        decide(&Inputs { is_failover_held: true, ..*inputs })
     }
 
     /// Forgets a failover that isn't wanted any more, or whose ExternalTarget was deleted. One that was made still
@@ -54,31 +60,33 @@ impl MassFailureGuard {
         }
     }
 
-    /// Returns until when a failover is held, if it is.
-    fn held_until(&mut self, key: &ServiceKey, all: usize, now: Timestamp) -> Option<Timestamp> {
+    /// Returns whether a failover may be made: too few ExternalTargets want one, or a check has failed again.
+    fn is_allowed(&mut self, key: &ServiceKey, all: usize, failed_at: Timestamp, now: Timestamp) -> bool {
         // Later times are from before the clock was set back.
         self.0.retain(|_, intent| intent.last <= now && elapsed(intent.last, now) < WINDOW);
         let number = self.0.len() + usize::from(!self.0.contains_key(key));
         let new = Intent { since: now, last: now, is_allowed: false };
         let intent = self.0.entry(key.clone()).or_insert(new);
         intent.last = now;
-        let is_confirmed = elapsed(intent.since, now) >= CONFIRM_AFTER;
+        let is_confirmed = failed_at >= later(intent.since, CONFIRM_AFTER);
         intent.is_allowed |= is_confirmed || number <= ALWAYS_ALLOWED.max(all / ALLOWED_DIVISOR);
-        (!intent.is_allowed).then(|| later(intent.since, CONFIRM_AFTER))
+        intent.is_allowed
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::failover::outlook::Urgency;
     use crate::sync::failover::test_support::{Harness, at};
 
     fn key(number: usize) -> ServiceKey {
         ServiceKey::new("shop", &number.to_string())
     }
 
+    /// Returns how many of these ExternalTargets, whose checks have just failed, have to wait.
     fn held(guard: &mut MassFailureGuard, keys: std::ops::Range<usize>, all: usize, second: i64) -> usize {
-        keys.filter(|number| guard.held_until(&key(*number), all, at(second)).is_some()).count()
+        keys.filter(|number| !guard.is_allowed(&key(*number), all, at(second), at(second))).count()
     }
 
     #[test]
@@ -90,15 +98,16 @@ mod tests {
     }
 
     #[test]
-    fn held_failover_is_made_after_a_second_look() {
+    fn held_failover_is_made_after_another_failure() {
         let mut guard = MassFailureGuard::default();
         assert_eq!(held(&mut guard, 0..3, 10, 0), 0);
-        assert_eq!(guard.held_until(&key(3), 10, at(10)), Some(at(40)));
-        assert_eq!(guard.held_until(&key(4), 10, at(20)), Some(at(50)));
+        assert_eq!(held(&mut guard, 3..4, 10, 10), 1);
+        assert_eq!(held(&mut guard, 4..5, 10, 20), 1);
         assert_eq!(held(&mut guard, 0..3, 10, 39), 0, "allowed once, allowed again");
         assert_eq!(held(&mut guard, 3..5, 10, 39), 2, "too soon");
-        assert_eq!(guard.held_until(&key(3), 10, at(40)), None);
-        assert_eq!(guard.held_until(&key(4), 10, at(40)), Some(at(50)));
+        assert!(!guard.is_allowed(&key(3), 10, at(39), at(45)), "no check has failed since");
+        assert_eq!(held(&mut guard, 3..5, 10, 45), 1);
+        assert_eq!(held(&mut guard, 4..5, 10, 50), 0);
     }
 
     #[test]
@@ -106,7 +115,8 @@ mod tests {
         let mut guard = MassFailureGuard::default();
         assert_eq!(held(&mut guard, 0..4, 10, 0), 1);
         guard.forget(&key(3));
-        assert_eq!(guard.held_until(&key(3), 10, at(30)), Some(at(60)), "the wait begins anew");
+        assert_eq!(held(&mut guard, 3..4, 10, 30), 1, "the wait begins anew");
+        assert_eq!(held(&mut guard, 3..4, 10, 60), 0);
     }
 
     #[test]
@@ -130,27 +140,51 @@ mod tests {
         assert_eq!(held(&mut guard, 3..4, 10, 30), 0);
     }
 
+    /// Decides about an ExternalTarget whose target fails and whose other source passes, or not.
+    fn moves(guard: &mut MassFailureGuard, number: usize, second: i64, fails: bool, passes: bool) -> bool {
+        let mut harness = Harness::settled(&[("seoul", "a.example"), ("busan", "b.example")]);
+        harness.now = at(second);
+        if passes {
+            harness.pass("b.example");
+        }
+        if fails {
+            harness.fail_thrice("a.example");
+        }
+        let decision = harness.with_inputs(|inputs| guard.decide(&key(number), 10, inputs));
+        decision.status.target.unwrap().source == "busan"
+    }
+
     #[test]
     fn only_failovers_of_failed_targets_are_counted() {
         let mut guard = MassFailureGuard::default();
-        let mut decide = |number: usize, second: i64, is_failed: bool| {
-            let mut harness = Harness::settled(&[("seoul", "a.example"), ("busan", "b.example")]);
-            harness.now = at(second);
-            harness.pass("b.example");
-            if is_failed {
-                harness.fail_thrice("a.example");
-            }
-            let decision = harness.with_inputs(|inputs| guard.decide(&key(number), 10, inputs));
-            let source = decision.status.target.unwrap().source;
-            (source == "busan", decision.again)
-        };
         for number in 0..3 {
-            assert!(decide(number, 10, true).0);
+            assert!(moves(&mut guard, number, 10, true, true));
         }
-        assert_eq!(decide(3, 10, true), (false, Some(at(40))));
-        assert_eq!(decide(4, 10, true), (false, Some(at(40))));
-        assert!(!decide(3, 20, false).0, "its target passes again");
-        assert!(decide(4, 40, true).0);
-        assert_eq!(decide(3, 40, true), (false, Some(at(70))));
+        assert!(!moves(&mut guard, 3, 10, true, true));
+        assert!(!moves(&mut guard, 4, 10, true, true));
+        assert!(!moves(&mut guard, 3, 20, false, true), "its target passes again");
+        assert!(moves(&mut guard, 4, 40, true, true));
+        assert!(!moves(&mut guard, 3, 40, true, true));
+    }
+
+    #[test]
+    fn hold_continues_while_no_source_is_healthy() {
+        let mut guard = MassFailureGuard::default();
+        for number in 0..3 {
+            assert!(moves(&mut guard, number, 10, true, true));
+        }
+        assert!(!moves(&mut guard, 3, 10, true, true));
+        assert!(!moves(&mut guard, 3, 50, true, false), "the pass of the other source is too old");
+        assert!(moves(&mut guard, 3, 60, true, true));
+    }
+
+    #[test]
+    fn failed_target_is_checked_often_while_held() {
+        let mut harness = Harness::settled(&[("seoul", "a.example"), ("busan", "b.example")]);
+        harness.now = at(10);
+        harness.fail_thrice("a.example");
+        harness.is_failover_held = true;
+        let urgencies: Vec<_> = harness.decide().checks.iter().map(|check| check.urgency).collect();
+        assert_eq!(urgencies, [Urgency::Undecided, Urgency::Routine]);
     }
 }

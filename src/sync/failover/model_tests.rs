@@ -333,13 +333,8 @@ impl World {
                 let (harness, mut next) = (&world.harness, decision.again);
                 let mut checks = Vec::new();
                 for check in &decision.checks {
-                    let at = harness.checks.next_check(
-                        &check.target,
-                        &harness.spec.check,
-                        &harness.upstreams,
-                        check.is_awaited,
-                        harness.now,
-                    );
+                    let (settings, upstreams) = (&harness.spec.check, &harness.upstreams);
+                    let at = harness.checks.next_check(check, settings, upstreams, harness.now);
                     next = Some(next.map_or(at, |next| next.min(at)));
                     checks.push((at, check.target.clone()));
                 }

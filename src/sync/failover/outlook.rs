@@ -7,8 +7,19 @@ use crate::model::link::Target;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedCheck {
     pub target: Target,
-    /// Whether a decision waits for the result: see [`super::checks::CheckRecords::next_check`].
-    pub is_awaited: bool,
+    /// The port that one of the target's addresses must accept a connection at; `None` if only DNS is checked.
+    pub tcp_port: Option<u16>,
+    pub urgency: Urgency,
+}
+
+/// How soon a check is made: see [`super::checks::CheckRecords::next_check`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    Routine,
+    /// It isn't decided whether the target has failed.
+    Undecided,
+    /// A decision waits for the result.
+    Awaited,
 }
 
 /// A decision, apart from what follows from it.
@@ -34,26 +45,32 @@ impl Outlook<'_> {
     pub(super) fn checks(&self) -> Vec<PlannedCheck> {
         let facts = self.facts;
         let mut checks: Vec<PlannedCheck> = Vec::new();
-        let mut add = |target: &Target, is_awaited: bool| {
-            if !facts.input.spec.check.applies_to(target) {
+        let mut add = |target: &Target, urgency: Urgency| {
+            if !facts.is_checked(target) {
                 return;
             }
             match checks.iter_mut().find(|check| check.target == *target) {
-                Some(known) => known.is_awaited |= is_awaited,
-                None => checks.push(PlannedCheck { target: target.clone(), is_awaited }),
+                Some(known) => known.urgency = known.urgency.max(urgency),
+                None => {
+                    let (target, tcp_port) = (target.clone(), facts.tcp_port(target));
+                    checks.push(PlannedCheck { target, tcp_port, urgency });
+                }
             }
         };
+        let awaited = |is_awaited| if is_awaited { Urgency::Awaited } else { Urgency::Routine };
         let new = self.new_target().filter(|(place, _)| !facts.is_waited_out(&self.sources[*place]));
         if let Some(current) = self.current {
             let is_new = !current.verified && facts.tally(&current.target).is_empty();
-            add(&current.target, is_new || new.is_some());
+            // A held failover needs a failure after the hold began.
+            let held = if self.is_failover_held { Urgency::Undecided } else { Urgency::Routine };
+            add(&current.target, held.max(awaited(is_new || new.is_some())));
         }
         for place in facts.places() {
             let Some(target) = facts.offered(place) else { continue };
             // A target that was never checked is checked at once; the targets of a new leader are spread out.
             let is_new = self.sources[place].state == SourceState::Pending
                 && (self.current.is_none() || facts.tally(target).is_empty());
-            add(target, is_new || new.is_some_and(|(awaited, _)| awaited == place));
+            add(target, awaited(is_new || new.is_some_and(|(new, _)| new == place)));
         }
         checks
     }

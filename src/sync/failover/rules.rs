@@ -91,7 +91,8 @@ impl Rules<'_> {
     /// Returns whether this leader has seen `successThreshold` passes: a failback isn't urgent.
     fn has_passes_in_a_row(&self, target: &Target) -> bool {
         let settings = &self.facts.input.spec.check;
-        !settings.applies_to(target) || self.facts.tally(target).passes >= settings.success_threshold as usize
+        !self.facts.is_checked(target)
+            || self.facts.tally(target).passes >= settings.success_threshold as usize
     }
 
     /// Chooses a target where nothing is announced.

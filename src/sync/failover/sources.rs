@@ -44,7 +44,7 @@ fn checked(
     known: Option<&SourceStatus>,
 ) -> (SourceState, String) {
     let spec = facts.input.spec;
-    if !spec.check.applies_to(target) {
+    if !facts.is_checked(target) {
         return (SourceState::Healthy, NOT_CHECKED.to_owned());
     }
     let former = known.map_or(SourceState::Pending, |known| known.state);

@@ -30,14 +30,6 @@ pub struct CheckSettings {
     pub tcp_port: Option<u16>,
 }
 
-impl CheckSettings {
-    /// Returns whether there is something to check: addresses without `tcpPort` are healthy by themselves.
-    #[must_use]
-    pub fn applies_to(&self, target: &Target) -> bool {
-        self.tcp_port.is_some() || matches!(target, Target::Hostname(_))
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failback {
     /// Back to a preferred source that has been healthy for this time.

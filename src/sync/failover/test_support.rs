@@ -1,5 +1,6 @@
 //! Short forms for tests.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -110,8 +111,7 @@ impl Harness {
     pub(super) fn decide(&mut self) -> FailoverDecision {
         let decision = self.peek();
         self.status = decision.status.clone();
-        let targets = decision.checks.iter().map(|check| &check.target);
-        self.checks.retain(targets, self.spec.check.tcp_port, self.now);
+        self.checks.retain(&decision.checks, self.now);
         let second = self.peek();
         assert_eq!(second.status, decision.status, "the second decision differs");
         assert_eq!((second.moved, second.events), (None, Vec::new()));
@@ -171,7 +171,11 @@ impl Harness {
 
     pub(super) fn record(&mut self, target: &str, outcomes: &[CheckOutcome]) {
         let result = CheckResult { at: self.now, outcomes: outcomes.to_vec() };
-        self.checks.record(&self::target(target), result, &self.upstreams);
+        let target = self::target(target);
+        // A check without the right to connect is made without the port.
+        for tcp_port in [None, self.spec.check.tcp_port].into_iter().collect::<BTreeSet<_>>() {
+            self.checks.record(&target, tcp_port, result.clone(), &self.upstreams);
+        }
     }
 
     pub(super) fn pass(&mut self, target: &str) {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::sync::failover::checks::CheckOutcome;
+use crate::sync::failover::outlook::Urgency;
 use crate::sync::failover::spec::{Failback, Offer, RefusalReason};
 use crate::sync::failover::status::ConditionStatus::{False, True, Unknown};
 use crate::sync::failover::status::ConditionType::{Accepted, Degraded, Progressing, Ready, Resolved};
@@ -384,7 +385,7 @@ fn first_target_is_the_most_preferred_that_passes() {
     let decision = harness.decide();
     assert_eq!((decision.moved, harness.announced().as_str()), (None, ""));
     assert_eq!(harness.condition(Progressing), (True, "NoTarget"));
-    assert!(decision.checks.iter().all(|check| check.is_awaited));
+    assert!(decision.checks.iter().all(|check| check.urgency == Urgency::Awaited));
     harness.pass("b.example");
     harness.decide();
     assert_eq!(harness.announced(), "", "seoul isn't checked yet");
@@ -708,6 +709,47 @@ fn addresses_without_tcp_port_are_healthy_by_themselves() {
     harness.pass("a.example");
     harness.decide();
     assert_eq!(harness.announced(), "seoul a.example");
+}
+
+#[test]
+fn check_without_the_right_to_connect_is_about_dns_only() {
+    let ports = |harness: &Harness| -> Vec<_> {
+        harness.peek().checks.iter().map(|check| (check.target.to_string(), check.tcp_port)).collect()
+    };
+    let mut harness = Harness::settled(&[("seoul", "a.example"), ("fixed", "192.0.2.10")]);
+    harness.edit(|spec| spec.check.tcp_port = Some(443));
+    let (host, address) = ("a.example".to_owned(), "192.0.2.10".to_owned());
+    assert_eq!(ports(&harness), [(host.clone(), Some(443)), (address.clone(), Some(443))]);
+    harness.offer("seoul").target = None;
+    assert_eq!(
+        ports(&harness),
+        [(host.clone(), Some(443)), (address, Some(443))],
+        "the Service has the port"
+    );
+    for source in ["seoul", "fixed"] {
+        harness.offer(source).refusal = refusal(RefusalReason::CheckRefused);
+    }
+    assert_eq!(ports(&harness), [(host.clone(), None)]);
+    let status = harness.decide_at(10).status;
+    assert_eq!((harness.announced().as_str(), &status.target.unwrap().verified), ("seoul a.example", &true));
+    harness.offer("seoul").refusal = None;
+    harness.offer("seoul").target = Some(target("new.example"));
+    harness.offer("seoul").uid = "another uid".into();
+    harness.unlisted = vec!["seoul".into()];
+    assert_eq!(ports(&harness)[0], (host, None), "another Service has the port");
+}
+
+#[test]
+fn results_before_an_edit_of_the_port_dont_count() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.edit(|spec| spec.check.tcp_port = Some(443));
+    harness.now = at(10);
+    harness.decide();
+    harness.fail_thrice("a.example");
+    assert_eq!(harness.decide().moved, None, "no check has connected to busan");
+    harness.pass("b.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
 }
 
 #[test]
