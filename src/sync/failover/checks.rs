@@ -156,9 +156,9 @@ impl CheckRecords {
         }
     }
 
-    /// Records the result of a check; ignored if the target isn't checked any more. After a missing answer, ask the upstream
-    /// about another name first and record its answer in `upstreams`: until then a pass at the other upstreams would
-    /// count.
+    /// Records the result of a check; ignored if the target isn't checked any more. After a missing answer, ask the
+    /// upstream about another name first, and record its answer in `upstreams`: a pass at another upstream counts at
+    /// once.
     pub fn record(
         &mut self,
         target: &Target,
