@@ -123,7 +123,8 @@ pub enum Target {
     Addresses(Box<[IpAddr]>),
 }
 
-const MAX_SHOWN_ADDRESSES: usize = 8;
+/// Maximum number of addresses in the text of a target.
+pub const MAX_SHOWN_ADDRESSES: usize = 8;
 
 impl fmt::Display for Target {
     /// Formats the target for the user: of many addresses, the first eight and the number of the remaining ones.

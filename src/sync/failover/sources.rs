@@ -1,9 +1,11 @@
 //! The state of each source.
 
+use sha2::{Digest, Sha256};
+
 use super::facts::Facts;
 use super::spec::Refusal;
 use super::status::{SourceState, SourceStatus, cut};
-use crate::model::link::Target;
+use crate::model::link::{MAX_SHOWN_ADDRESSES, Target};
 
 /// The message of addresses without `tcpPort`.
 pub(super) const NOT_CHECKED: &str = "not checked: no tcpPort";
@@ -19,7 +21,7 @@ fn status(facts: &Facts<'_>, place: usize) -> SourceStatus {
     let name = facts.name(place);
     let former = facts.input.former.source(name);
     let offered = facts.offered(place);
-    let offers = offered.map(Target::to_string);
+    let offers = offered.map(text_of);
     let known = former.filter(|former| former.offers == offers);
     let (state, message) = match (offered, &facts.input.offers[place].refusal) {
         (Some(target), _) => checked(facts, name, target, known),
@@ -34,9 +36,24 @@ fn status(facts: &Facts<'_>, place: usize) -> SourceStatus {
     SourceStatus { name: name.to_owned(), state, offers, since, message: cut(message) }
 }
 
+/// Returns a target as text that differs for different targets: where some addresses aren't shown, it ends in a hash of
+/// all. A new program must compute the same hash, so it doesn't depend on the version of the compiler.
+fn text_of(target: &Target) -> String {
+    match target {
+        Target::Addresses(addresses) if addresses.len() > MAX_SHOWN_ADDRESSES => {
+            let mut hasher = Sha256::new();
+            addresses.iter().for_each(|address| hasher.update(format!("{address},")));
+            let hash: String = hasher.finalize()[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("{target} ({hash})")
+        }
+        _ => target.to_string(),
+    }
+}
+
 /// Returns the state of a source that offers a target. As for load balancers of clouds, the first pass makes a new
-/// target healthy, and `successThreshold` counts on the way back from unhealthy. Clouds announce hostnames before they resolve:
-/// a new target of the source in use, and each target while none is announced, is pending for `maxWaitSeconds`.
+/// target healthy, and `successThreshold` counts on the way back from unhealthy. Clouds announce hostnames before they
+/// resolve: a new target of the source in use, and each target while none is announced, is pending for
+/// `maxWaitSeconds`.
 fn checked(
     facts: &Facts<'_>,
     name: &str,

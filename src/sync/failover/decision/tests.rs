@@ -811,6 +811,20 @@ fn first_message_of_a_state_stays() {
 }
 
 #[test]
+fn other_addresses_that_arent_shown_are_another_target() {
+    let addresses = |last: u8| (1..=9).chain([last]).map(|number| format!("192.0.2.{number}"));
+    let text = |last| addresses(last).collect::<Vec<_>>().join(",");
+    let mut harness = Harness::new(&[("fixed", &text(10))]);
+    let before = harness.decide().status.sources[0].clone();
+    harness.offer("fixed").target = Some(target(&text(11)));
+    let after = harness.decide_at(10).status.sources[0].clone();
+    let shown = (1..=8).map(|number| format!("192.0.2.{number}")).collect::<Vec<_>>().join(",");
+    assert_eq!(before.offers, Some(format!("{shown} and 2 more (f686eef4)")));
+    assert_ne!(after.offers, before.offers);
+    assert_eq!((before.since, after.since), (at(0), at(10)));
+}
+
+#[test]
 fn messages_are_no_longer_than_the_schema_allows() {
     let mut harness = Harness::settled(&SOURCES);
     harness.now = at(10);
