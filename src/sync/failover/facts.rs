@@ -97,15 +97,12 @@ impl<'a> Facts<'a> {
     /// last target; so does a Service that the edited specification doesn't name any more.
     pub(super) fn is_withdrawn(&self, current: &AnnouncedTarget) -> bool {
         let is_gone = || match current.uid.is_empty() {
-            true => self.place_of(&current.source).is_some_and(|place| self.is_not_permitted(place)),
+            true => self
+                .place_of(&current.source)
+                .is_some_and(|place| self.input.offers[place].is_refused_for(RefusalReason::RefNotPermitted)),
             false => !(self.input.is_living)(&current.uid),
         };
         (self.input.denied)(&current.target) || is_gone()
-    }
-
-    fn is_not_permitted(&self, place: usize) -> bool {
-        let refusal = self.input.offers[place].refusal.as_ref();
-        refusal.is_some_and(|refusal| refusal.reason == RefusalReason::RefNotPermitted)
     }
 
     pub(super) fn tally(&self, target: &Target) -> CheckTally<'a> {
@@ -119,10 +116,8 @@ impl<'a> Facts<'a> {
         let is_of_living_source = |announced: &AnnouncedTarget| {
             let place = self.place_of(&announced.source).filter(|_| announced.target == *target);
             place.map(|place| &self.input.offers[place]).is_some_and(|offer| {
-                let is_refused = offer.refusal.as_ref().is_some_and(|refusal| {
-                    refusal.reason == RefusalReason::CheckRefused
-                        || refusal.reason == RefusalReason::RefNotPermitted
-                });
+                let forbidding = [RefusalReason::CheckRefused, RefusalReason::RefNotPermitted];
+                let is_refused = forbidding.into_iter().any(|reason| offer.is_refused_for(reason));
                 !is_refused && !offer.uid.is_empty() && offer.uid == announced.uid
             })
         };

@@ -13,7 +13,7 @@ use super::checks::CheckOutcome;
 use super::decision::FailoverDecision;
 use super::spec::{Failback, Offer, RefusalReason};
 use super::status::{AnnouncedTarget, FailoverStatus, MoveReason};
-use super::test_support::{Harness, at, hostname, offer, refusal, target, upstream};
+use super::test_support::{Harness, at, hostname, is_permitted, offer, refusal, target, upstream};
 use super::times::{elapsed, later};
 use crate::model::link::Target;
 
@@ -383,11 +383,6 @@ impl World {
         };
         self.harness.spec.sources.iter().find(works)
     }
-}
-
-fn is_permitted(offer: &Offer) -> bool {
-    let reason = offer.refusal.as_ref().map(|refusal| refusal.reason);
-    reason != Some(RefusalReason::RefNotPermitted)
 }
 
 fn target_text(text: &str) -> String {

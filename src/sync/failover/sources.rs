@@ -1,11 +1,10 @@
 //! The state of each source.
 
-use sha2::{Digest, Sha256};
-
 use super::facts::Facts;
 use super::spec::Refusal;
 use super::status::{SourceState, SourceStatus, cut};
 use crate::model::link::{MAX_SHOWN_ADDRESSES, Target};
+use crate::model::names::{HASH_DIGITS, hash_of};
 
 /// The message of addresses without `tcpPort`.
 pub(super) const NOT_CHECKED: &str = "not checked: no tcpPort";
@@ -37,14 +36,12 @@ fn status(facts: &Facts<'_>, place: usize) -> SourceStatus {
 }
 
 /// Returns a target as text that differs for different targets: where some addresses aren't shown, it ends in a hash of
-/// all. A new program must compute the same hash, so it doesn't depend on the version of the compiler.
+/// all.
 fn text_of(target: &Target) -> String {
     match target {
         Target::Addresses(addresses) if addresses.len() > MAX_SHOWN_ADDRESSES => {
-            let mut hasher = Sha256::new();
-            addresses.iter().for_each(|address| hasher.update(format!("{address},")));
-            let hash: String = hasher.finalize()[..4].iter().map(|byte| format!("{byte:02x}")).collect();
-            format!("{target} ({hash})")
+            let all: String = addresses.iter().map(|address| format!("{address},")).collect();
+            format!("{target} ({})", &hash_of(&all)[..HASH_DIGITS[0]])
         }
         _ => target.to_string(),
     }

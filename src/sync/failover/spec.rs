@@ -53,6 +53,13 @@ pub struct Offer {
     pub is_live_link: bool,
 }
 
+impl Offer {
+    #[must_use]
+    pub fn is_refused_for(&self, reason: RefusalReason) -> bool {
+        self.refusal.as_ref().is_some_and(|refusal| refusal.reason == reason)
+    }
+}
+
 /// Why a source, or the ExternalTarget, isn't accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {

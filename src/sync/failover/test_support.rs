@@ -136,11 +136,7 @@ impl Harness {
             standing: self.standing.as_ref(),
             is_written: self.is_written,
             is_living: &|uid| {
-                let is_permitted = |offer: &&Offer| {
-                    let reason = offer.refusal.as_ref().map(|refusal| refusal.reason);
-                    reason != Some(RefusalReason::RefNotPermitted)
-                };
-                let offered = self.offers.iter().filter(is_permitted).map(|offer| &offer.uid);
+                let offered = self.offers.iter().filter(|offer| is_permitted(offer)).map(|offer| &offer.uid);
                 offered.chain(&self.unlisted).any(|living| living == uid)
             },
             denied: &|target| self.denied.contains(target),
@@ -217,6 +213,10 @@ impl Harness {
 pub(super) fn offer(name: &str, target: &str) -> Offer {
     let target = (!target.is_empty()).then(|| self::target(target));
     Offer { uid: Uid::from(name), target, ..Offer::default() }
+}
+
+pub(super) fn is_permitted(offer: &Offer) -> bool {
+    !offer.is_refused_for(RefusalReason::RefNotPermitted)
 }
 
 pub(super) fn refusal(reason: RefusalReason) -> Option<Refusal> {
