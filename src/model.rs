@@ -3,6 +3,7 @@
 pub mod excerpt;
 pub mod hostname;
 pub mod hostname_policy;
+pub mod lead;
 pub(crate) mod line_limit;
 pub mod link;
 pub mod names;

@@ -21,6 +21,7 @@ use ipnet::IpNet;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::{broadcast, watch};
 
+use crate::model::lead::{Lead, Led};
 use crate::model::link::{
     Annotations, LastQueried, Link, LinkChange, LinkState, ObservedService, RANK_NEVER_OBSERVED,
     RANK_WITHOUT_CREATION_TIME, Superseded, Target,
@@ -150,15 +151,16 @@ impl Store {
     ) -> Option<LinkChange> {
         let mut allocator = self.write();
         let was_unreadable = self.unreadable.remove(key).is_some();
-        let Some(link) = self.get(key) else {
+        let Some(service) = self.service(key) else {
+            let link = self.get(key);
             // The Service couldn't be decoded, but its external target may still exist.
-            return was_unreadable.then(|| self.record_change(&mut allocator, key, None, None));
+            return was_unreadable.then(|| self.record_change(&mut allocator, key, link.clone(), link));
         };
-        if link.uid != *uid || link.is_gone() {
+        if service.uid != *uid || service.is_gone() {
             return None;
         }
         self.advance_serial(resource_version);
-        Some(self.mark_gone(&mut allocator, &link, since))
+        self.mark_gone(&mut allocator, key, since)
     }
 
     /// Returns the number of links of watched Services, and the links in `namespace` (`None`: in all namespaces) that
@@ -171,7 +173,7 @@ impl Store {
     ) -> (usize, HashSet<ServiceKey>) {
         let listed: HashSet<&ServiceKey> = list.collect();
         let (mut known, mut missing) = (0, HashSet::new());
-        for link in self.links().iter().filter(|link| !link.is_gone() && !link.is_left_out()) {
+        for link in self.services().iter().filter(|link| !link.is_gone() && !link.is_left_out()) {
             known += 1;
             let within = namespace.is_none_or(|namespace| link.key.namespace() == namespace);
             if within && !listed.contains(&link.key) {
@@ -201,7 +203,7 @@ impl Store {
             listed.insert(key);
         }
         let absent: Vec<Arc<Link>> = self
-            .links()
+            .services()
             .into_iter()
             .filter(|link| within(&link.key))
             .filter(|link| !listed.contains(&link.key) && !kept.contains(&link.key))
@@ -214,7 +216,7 @@ impl Store {
             changes.extend(self.apply_one(&mut allocator, observed));
         }
         for link in absent {
-            changes.push(self.mark_gone(&mut allocator, &link, Instant::now()));
+            changes.extend(self.mark_gone(&mut allocator, &link.key, Instant::now()));
         }
         self.send_pending(&mut allocator);
         changes
@@ -244,7 +246,7 @@ impl Store {
     pub fn apply_persisted_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
         let mut allocator = self.write();
         let blank = |link: &Arc<Link>| !link.is_gone() && !link.is_left_out() && link.target.is_none();
-        let link = self.get(key).filter(blank)?;
+        let link = self.service(key).filter(blank)?;
         let kept = match last.target {
             // Without a recorded uid the external target may be that of the link's predecessor.
             Some(target) if last.owner == TargetOwner::Uid(link.uid.clone()) => {
@@ -255,7 +257,7 @@ impl Store {
             }
             _ => return None,
         };
-        Some(self.upsert(&mut allocator, Some(link), kept))
+        self.set_service(&mut allocator, key, Some(kept))
     }
 
     /// Adds a link for a Service that was gone before this process started, because its external target still exists.
@@ -267,7 +269,8 @@ impl Store {
 
     /// Records that a Service isn't selected, perhaps because of a flag, and the contents of its external target: adds
     /// a link in [`LinkState::LeftOut`], or changes the link of a Service that this process has never observed. `uid`
-    /// is the Service's, or empty if unknown. Returns `None` if nothing changes.
+    /// is the Service's, or empty if unknown. Returns `None` if nothing changes, and for a link that an ExternalTarget
+    /// leads.
     pub fn keep_left_out(
         &self,
         key: &ServiceKey,
@@ -298,8 +301,8 @@ impl Store {
     /// Records that the Service of a link in [`LinkState::LeftOut`] is gone since the given time.
     pub fn delete_left_out(&self, key: &ServiceKey, since: Instant) -> Option<LinkChange> {
         let mut allocator = self.write();
-        let link = self.get(key).filter(|link| link.is_left_out())?;
-        Some(self.mark_gone(&mut allocator, &link, since))
+        self.service(key).filter(|link| link.is_left_out())?;
+        self.mark_gone(&mut allocator, key, since)
     }
 
     /// Adds a link for a Service that is being deleted, or that is no longer a load balancer. `has_finalizer` tells
@@ -317,15 +320,16 @@ impl Store {
         hostnames: Vec<Arc<str>>,
     ) -> Option<LinkChange> {
         let mut allocator = self.write();
-        if let Some(link) = self.get(key) {
+        if let Some(link) = self.service(key) {
             let known = !link.is_gone() || link.uid == *uid && link.has_finalizer == has_finalizer;
             if known || uid.is_empty() {
                 return None;
             }
             let waiting = Link { uid: uid.into(), has_finalizer, ..Link::clone(&link) };
-            return Some(self.upsert(&mut allocator, Some(link), waiting));
+            return self.set_service(&mut allocator, key, Some(waiting));
         }
-        if self.unreadable.contains(key) {
+        // A led link needs a gone Service only for its finalizer.
+        if self.unreadable.contains(key) || uid.is_empty() && self.links.contains_key(key) {
             return None;
         }
         let gone_link = Link {
@@ -335,22 +339,58 @@ impl Store {
             state: LinkState::Gone(Instant::now()),
             ..Link::new(key.clone(), uid)
         };
-        Some(self.upsert(&mut allocator, None, gone_link))
+        self.set_service(&mut allocator, key, Some(gone_link))
     }
 
     /// Records that our finalizer was added to the Service of a link, or removed from it.
     pub fn set_has_finalizer(&self, key: &ServiceKey, uid: &str, has_finalizer: bool) -> Option<LinkChange> {
         let mut allocator = self.write();
-        let link = self.get(key).filter(|link| link.uid == *uid && link.has_finalizer != has_finalizer)?;
+        let link =
+            self.service(key).filter(|link| link.uid == *uid && link.has_finalizer != has_finalizer)?;
         let changed = Link { has_finalizer, ..Link::clone(&link) };
-        Some(self.upsert(&mut allocator, Some(link), changed))
+        self.set_service(&mut allocator, key, Some(changed))
     }
 
-    /// Forgets a link that is gone or left out, and frees its names.
+    /// Forgets a link that is gone or left out, and frees its names. A led link only forgets its gone Service.
     pub fn forget(&self, key: &ServiceKey) -> Option<LinkChange> {
         let mut allocator = self.write();
-        let link = self.get(key).filter(|link| link.is_gone() || link.is_left_out())?;
-        Some(self.remove(&mut allocator, &link))
+        self.service(key).filter(|link| link.is_gone() || link.is_left_out())?;
+        self.set_service(&mut allocator, key, None)
+    }
+
+    /// Gives the link of a key to an ExternalTarget, or updates its lead. The Service of the same name is followed
+    /// beside it, and gets the link back when the lead ends. The names of the link stay. Returns `None` if nothing
+    /// changes.
+    pub fn lead(&self, key: &ServiceKey, lead: Lead, resource_version: Option<u64>) -> Option<LinkChange> {
+        let mut allocator = self.write();
+        let before = self.get(key);
+        // A left-out Service isn't selected: it can't be a source, nor get the link back.
+        let service =
+            before.as_ref().and_then(Link::service).filter(|service| !service.is_left_out()).cloned();
+        let link = Led { lead, service }.link(key, before.as_deref());
+        if resource_version.is_some() {
+            self.advance_serial(resource_version);
+        }
+        if before.as_deref() == Some(&link) {
+            return None;
+        }
+        Some(self.upsert(&mut allocator, before, link))
+    }
+
+    /// Ends the lead over a link because its ExternalTarget is deleted. The Service of the same name gets the link
+    /// back; without that Service the link is that of a deleted Service.
+    pub fn end_lead(&self, key: &ServiceKey, resource_version: Option<u64>) -> Option<LinkChange> {
+        let mut allocator = self.write();
+        let link = self.get(key).filter(|link| link.led.is_some())?;
+        if resource_version.is_some() {
+            self.advance_serial(resource_version);
+        }
+        let after = match link.service().filter(|service| !service.is_gone()) {
+            Some(service) => service.returned(&link),
+            None if self.on_gone == OnGone::Dropped => return Some(self.remove(&mut allocator, &link)),
+            None => link.ended(Instant::now()),
+        };
+        Some(self.upsert(&mut allocator, Some(link), after))
     }
 
     /// Records the link that an external target is labelled for, and the custom hostnames recorded on it: an owner
@@ -377,9 +417,10 @@ impl Store {
             persisted,
         } = observed;
         self.unreadable.remove(&key);
-        let known = self.get(&key);
+        let before = self.get(&key);
         // All maps share the key of the first link.
-        let key = known.as_ref().map_or(key, |link| link.key.clone());
+        let key = before.as_ref().map_or(key, |link| link.key.clone());
+        let known = before.as_ref().and_then(Link::service).cloned();
         // A recreated Service doesn't inherit the target of its predecessor.
         let same = known.as_ref().filter(|link| {
             let is_it = link.uid == uid || link.is_left_out() && link.uid.is_empty();
@@ -421,6 +462,7 @@ impl Store {
             external_target_override: known.as_ref().and_then(|link| link.external_target_override.clone()),
             last_queried: known.as_ref().map_or_else(LastQueried::default, |link| link.last_queried.clone()),
             outdated: Superseded::default(),
+            led: None,
             key,
         };
         if resource_version.is_some() {
@@ -431,27 +473,45 @@ impl Store {
         }
         let other_ports =
             |known: &Arc<Link>| Link { ports: link.ports.clone(), ..Link::clone(known) } == link;
-        if named && known.as_ref().is_some_and(other_ports) {
+        let is_led = before.is_some_and(|link| link.led.is_some());
+        if named && !is_led && known.as_ref().is_some_and(other_ports) {
             // Only DNS uses the ports of a hostname target: subscribers of the feed need no change.
             self.advance_serial(None);
             self.publish(allocator, &Arc::new(link));
             return None;
         }
-        Some(self.upsert(allocator, known, link))
+        let key = link.key.clone();
+        self.set_service(allocator, &key, Some(link))
     }
 
-    fn mark_gone(&self, allocator: &mut NameAllocator, link: &Arc<Link>, since: Instant) -> LinkChange {
-        match self.on_gone {
-            OnGone::Dropped => self.remove(allocator, link),
-            OnGone::Kept => {
-                // A recreated Service that never had a target still has its predecessor's external target: count the
-                // delay from the predecessor's deletion.
-                let since = link.service_gone_since().map_or(since, |outlived| outlived.min(since));
-                let state = LinkState::Gone(since);
-                let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
-                self.upsert(allocator, Some(Arc::clone(link)), gone)
+    fn mark_gone(
+        &self,
+        allocator: &mut NameAllocator,
+        key: &ServiceKey,
+        since: Instant,
+    ) -> Option<LinkChange> {
+        let service = self.service(key)?;
+        self.set_service(allocator, key, (self.on_gone == OnGone::Kept).then(|| service.ended(since)))
+    }
+
+    /// Sets or removes the link of a Service. If an ExternalTarget leads the link, the Service stays behind the lead.
+    fn set_service(
+        &self,
+        allocator: &mut NameAllocator,
+        key: &ServiceKey,
+        service: Option<Link>,
+    ) -> Option<LinkChange> {
+        let before = self.get(key);
+        let led = before.as_ref().and_then(|before| before.led.as_deref());
+        let link = match (led, service) {
+            (Some(led), service) => {
+                let led = Led { lead: led.lead.clone(), service: service.map(Arc::new) };
+                led.link(key, before.as_deref())
             }
-        }
+            (None, Some(service)) => service,
+            (None, None) => return before.map(|before| self.remove(allocator, &before)),
+        };
+        Some(self.upsert(allocator, before, link))
     }
 
     fn record_change(
@@ -520,6 +580,12 @@ impl Store {
         self.links.get(key).map(|link| Arc::clone(&link))
     }
 
+    /// Returns the link of the Service of a key, also while an ExternalTarget leads the link of the key.
+    #[must_use]
+    pub fn service(&self, key: &ServiceKey) -> Option<Arc<Link>> {
+        self.get(key)?.service().cloned()
+    }
+
     /// Returns whether an external target is labelled for this Service.
     #[must_use]
     pub fn has_external_target(&self, key: &ServiceKey) -> bool {
@@ -549,6 +615,11 @@ impl Store {
     #[must_use]
     pub fn links(&self) -> Vec<Arc<Link>> {
         self.links.iter().map(|link| Arc::clone(&link)).collect()
+    }
+
+    /// Returns the links of all Services, also behind a lead.
+    fn services(&self) -> Vec<Arc<Link>> {
+        self.links.iter().filter_map(|link| link.service().cloned()).collect()
     }
 
     /// Looks up a DNS name, given as the part below its zone and the zone's origin, both in the wire form of

@@ -135,6 +135,9 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
         }
         LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
         LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
+        LinkState::Recreated(_) if link.led.is_some() => {
+            (ViewState::Pending, Some("the target of the ExternalTarget is withdrawn"))
+        }
         LinkState::Recreated(_) => {
             (ViewState::Pending, Some("the Service was recreated, and has no target yet"))
         }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::hostname::Hostname;
+use crate::model::lead::Led;
 use crate::model::names;
 use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
@@ -205,7 +206,8 @@ pub enum LinkState {
     /// The Service exists, but its status has no allowed target any more: the link keeps the last one.
     Stale,
     /// The Service was deleted and recreated, and has no target yet. An existing external target is that of the earlier
-    /// Service, which was gone at this time at the latest.
+    /// Service, which was gone at this time at the latest. Or an ExternalTarget leads the link, and its target was
+    /// withdrawn at this time.
     Recreated(Instant),
     /// The Service isn't selected, perhaps because of a flag: the target is that of the existing external target, and
     /// both are kept.
@@ -233,13 +235,15 @@ pub struct Link {
     pub ports: Arc<[Port]>,
     /// The custom hostnames that the link holds: other links may hold some of the requested ones.
     pub hostnames: Box<[Arc<str>]>,
-    /// The Service's uid; empty if unknown.
+    /// The Service's uid; empty if unknown. For a led link that of the Service of the same name.
     pub uid: Uid,
     /// When a Service with this key was first created, in seconds since 1970, as far as known. A name that no link
     /// owns goes to the oldest of the Services that request it.
     pub created: i64,
     /// The name of the external target, if it isn't the default name.
     pub(crate) external_target_override: Option<Arc<str>>,
+    /// The lead, if the link belongs to an ExternalTarget: boxed because few links have one.
+    pub led: Option<Box<Led>>,
 }
 
 /// Whether a link is outdated. A clone of an outdated link isn't outdated.
@@ -276,6 +280,7 @@ impl Link {
             has_finalizer: false,
             state: LinkState::Live,
             external_target_override: None,
+            led: None,
             last_queried: LastQueried::default(),
             outdated: Superseded::default(),
             key,
@@ -323,7 +328,8 @@ impl Link {
     }
 
     /// Returns the time since which the Service of the external target is gone: the link's Service, or its predecessor
-    /// of the same name if the recreated Service has no target yet. `None` if that Service isn't gone.
+    /// of the same name if the recreated Service has no target yet. `None` if that Service isn't gone. For a led link
+    /// the time since which its target is withdrawn.
     #[must_use]
     pub fn service_gone_since(&self) -> Option<Instant> {
         match self.state {
@@ -389,6 +395,7 @@ impl fmt::Display for LinkChange {
         let side = |link: Option<&Link>| match link {
             None => "none".to_owned(),
             Some(Link { state: LinkState::Gone(_), .. }) => "gone".to_owned(),
+            Some(Link { target: None, led: Some(_), .. }) => "withdrawn".to_owned(),
             Some(Link { state: LinkState::Recreated(_), .. }) => "pending (recreated)".to_owned(),
             Some(Link { target: None, .. }) => "pending".to_owned(),
             Some(Link { target: Some(target), state: LinkState::LeftOut, .. }) => {

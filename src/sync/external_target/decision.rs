@@ -191,14 +191,18 @@ pub struct SyncPolicy {
 #[must_use]
 pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> NextStep {
     let step = target_step(link, actual, policy, now);
+    let is_led = link.led.is_some();
     let settled = match (&step, link.is_gone()) {
         (NextStep::Done, false) | (NextStep::Forget, true) => true,
+        // The Service of that name mustn't wait for the ExternalTarget.
+        (NextStep::Wait(_) | NextStep::Conflict { .. }, false) => is_led,
         // An external target that stays after the end of its Service is as it should be.
         (NextStep::Done, true) => policy.on_delete != OnDelete::Delete,
         _ => false,
     };
-    // A living Service should have the finalizer, a gone Service should not.
-    if policy.finalizer && settled && link.has_finalizer == link.is_gone() && !link.uid.is_empty() {
+    // A living Service should have the finalizer; a gone Service, or one beside an ExternalTarget, should not.
+    let is_wrong = link.has_finalizer == (link.is_gone() || is_led);
+    if policy.finalizer && settled && is_wrong && !link.uid.is_empty() {
         let (service, uid, add) = (link.key.clone(), link.uid.to_string().into(), !link.has_finalizer);
         return NextStep::Write(Write::Finalizer { service, uid, add });
     }

@@ -13,6 +13,7 @@ use crate::model::hostname_policy::{HOSTNAME, noted_hostnames};
 use crate::model::link::{LinkChange, LinkState, Target};
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
 use crate::sync::events::link_log::log_changes;
 use crate::sync::external_target::backend::ObjectEvent;
 use crate::sync::external_target::decision::SyncMode;
@@ -20,7 +21,7 @@ use crate::sync::external_target::desired::{current_target, placeholder_name};
 use crate::sync::external_target::object_cache::{ObjectCache, external_target};
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::external_target::orphans::orphan_of;
-use crate::sync::k8s::labels::SERVICE_UID;
+use crate::sync::k8s::labels::{EXTERNAL_TARGET_UID, SERVICE_UID};
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 
 impl Reconciler {
@@ -152,6 +153,8 @@ impl Reconciler {
         let Some(holder) = self.objects.owner_of(object) else { return };
         let written_for = match (object.annotation(SERVICE_UID), object.created) {
             (Some(uid), _) => TargetOwner::Uid(uid.into()),
+            // A fixed target of an ExternalTarget belongs to no Service.
+            _ if object.annotation(EXTERNAL_TARGET_UID).is_some() => TargetOwner::Uid(Uid::default()),
             (None, Some(created)) => TargetOwner::CreatedUntil(created),
             (None, None) => TargetOwner::Unknown,
         };

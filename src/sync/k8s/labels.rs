@@ -16,8 +16,11 @@ pub const ORIGINAL_NAMESPACE: &str = "original-service-namespace";
 /// The annotation that makes an ExternalName Service of any name follow a link.
 pub const SOURCE: &str = "linker.hsj.com/source";
 
-/// The annotation that holds the uid of the link's Service.
+/// The annotation that holds the uid of the Service whose target an external target has.
 pub const SERVICE_UID: &str = "linker.hsj.com/service-uid";
+
+/// The annotation that holds the uid of the ExternalTarget that leads the link.
+pub const EXTERNAL_TARGET_UID: &str = "linker.hsj.com/external-target-uid";
 
 /// The label with the Service of an EndpointSlice.
 pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";

@@ -345,7 +345,7 @@ impl ServiceWatcher {
         // apart. After a restore of etcd no such LIST is sent: a missing Service counts as deleted.
         if self.store.is_synced() && !rewound {
             for key in missing {
-                if let Some(link) = self.store.get(&key).filter(|_| !retained.contains(&key)) {
+                if let Some(link) = self.store.service(&key).filter(|_| !retained.contains(&key)) {
                     retained.insert(key.clone());
                     leaving.start_check(Deleted { key, uid: link.uid.to_string(), version });
                 }
@@ -478,7 +478,7 @@ impl ServiceWatcher {
 
     /// Returns whether a Service has a link that isn't gone.
     fn is_followed(&self, Deleted { key, uid, .. }: &Deleted) -> bool {
-        self.store.get(key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
+        self.store.service(key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
     }
 
     /// Applies the membership of a Service that has left the watch.

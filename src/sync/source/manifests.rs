@@ -121,7 +121,7 @@ impl ManifestSource {
             let key = service.key();
             let is_followed =
                 |link: &Arc<Link>| link.uid == *service.uid() && !link.is_gone() && !link.is_left_out();
-            if !self.store.get(&key).is_some_and(|link| is_followed(&link)) {
+            if !self.store.service(&key).is_some_and(|link| is_followed(&link)) {
                 continue;
             }
             match self.selection.membership(service) {

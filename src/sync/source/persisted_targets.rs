@@ -33,7 +33,7 @@ impl PersistedTargets {
 
     /// Moves the external target of a Service that has no link yet into the observation.
     pub(crate) fn attach(&self, store: &Store, observed: ObservedService) -> ObservedService {
-        if store.get(&observed.key).is_some() {
+        if store.service(&observed.key).is_some() {
             return observed;
         }
         let persisted = self.0.lock().remove(&observed.key);

@@ -60,7 +60,8 @@ pub(crate) enum Unconfirmed {
 
 impl GoneCheck {
     /// Returns the confirmation that a write of a link needs; `None` if the write doesn't depend on the end of a
-    /// Service, or if there is no cluster. `is_refused`: whether an authorizer has refused every read for ten minutes.
+    /// Service, or if there is no cluster. The target of a led link is withdrawn by the status of the ExternalTarget,
+    /// and the Service of the same name may exist. `is_refused`: whether an authorizer has refused every read for ten minutes.
     pub(crate) fn of(
         link: &Link,
         write: &Write,
@@ -70,6 +71,7 @@ impl GoneCheck {
         let Registry::Cluster(client) = &context.registry else { return None };
         let needs_confirmation =
             link.service_gone_since().is_some() && !matches!(write, Write::Finalizer { add: true, .. });
+        let needs_confirmation = needs_confirmation && link.led.is_none();
         if !needs_confirmation {
             return None;
         }
