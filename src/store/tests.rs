@@ -11,6 +11,8 @@ use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::*;
 
+mod lead;
+
 fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> ObservedService {
     ObservedService {
         key: ServiceKey::new(namespace, name),

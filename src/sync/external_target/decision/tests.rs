@@ -5,12 +5,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use crate::model::hostname::Hostname;
+use crate::model::lead::{Lead, Led};
 use crate::model::link::{LinkState, Port, Target};
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::external_target::decision::*;
 use crate::sync::external_target::desired::{Stamp, merge_patch};
-use crate::sync::k8s::labels::ORIGINAL_NAME;
+use crate::sync::k8s::labels::{EXTERNAL_TARGET_UID, ORIGINAL_NAME, SERVICE_UID};
 
 const DELAY: Duration = Duration::from_secs(600);
 
@@ -134,7 +135,8 @@ fn any_difference_is_patched_with_a_precondition() {
                 "metadata": {"uid": "o", "resourceVersion": "7", "labels": {
                     "app.kubernetes.io/managed-by": "lb-linker-operator",
                     "original-service-name": "web", "original-service-namespace": "default"},
-                    "annotations": {"linker.hsj.com/hostname": null, "linker.hsj.com/service-uid": "u"}},
+                    "annotations": {"linker.hsj.com/hostname": null, "linker.hsj.com/service-uid": "u",
+                        "linker.hsj.com/external-target-uid": null}},
                 "spec": {"type": "ExternalName", "externalName": "a.example",
                     "clusterIP": null, "clusterIPs": null, "ports": null, "selector": null,
                     "loadBalancerSourceRanges": null},
@@ -220,6 +222,74 @@ fn missing_uid_annotation_causes_no_write_but_another_uid_does() {
     let recreated = Link { uid: "v".into(), ..link.clone() };
     let message = show(step(&recreated, Some(&service(&link, &policy()))));
     assert_eq!(message, "patch Service web-default-ext", "the target now belongs to the recreated Service");
+}
+
+/// Returns the link, led by an ExternalTarget that uses a Service with this uid.
+fn led(link: Link, service_uid: &str) -> Link {
+    let lead = Lead { uid: "xt".into(), service_uid: service_uid.into(), ..Lead::default() };
+    Link { led: Some(Led { lead, service: None }.into()), ..link }
+}
+
+#[test]
+fn external_target_of_a_led_link_records_both_uids() {
+    let (own, from_dr) = (host("a.example."), led(host("a.example."), "dr"));
+    let fixed = led(host("a.example."), "");
+    let recorded = |link: &Link| {
+        let object = service(link, &policy());
+        assert_eq!(step(link, Some(&object)), NextStep::Done);
+        [SERVICE_UID, EXTERNAL_TARGET_UID].map(|key| object.annotation(key).map(str::to_owned))
+    };
+    assert_eq!(recorded(&own), [Some("u".to_owned()), None]);
+    assert_eq!(recorded(&from_dr), ["dr", "xt"].map(|uid| Some(uid.to_owned())));
+    assert_eq!(recorded(&fixed), [None, Some("xt".to_owned())]);
+    for (before, after, uids) in [
+        (&own, &from_dr, [json!("dr"), json!("xt")]),
+        (&from_dr, &own, [json!("u"), Value::Null]),
+        (&from_dr, &fixed, [Value::Null, json!("xt")]),
+        (&fixed, &from_dr, [json!("dr"), json!("xt")]),
+        (&fixed, &own, [json!("u"), Value::Null]),
+    ] {
+        let NextStep::Write(Write::Change { desired, only }) = step(after, Some(&service(before, &policy())))
+        else {
+            panic!("{uids:?} must be written")
+        };
+        let patch = merge_patch(&desired, &only, &Stamp::default());
+        let annotations = &patch["metadata"]["annotations"];
+        assert_eq!([SERVICE_UID, EXTERNAL_TARGET_UID].map(|key| annotations[key].clone()), uids);
+    }
+}
+
+#[test]
+fn finalizer_is_taken_off_the_service_of_a_led_link() {
+    let policy = SyncPolicy { finalizer: true, ..policy() };
+    let now = Instant::now();
+    let (led, object) = (led(host("a.example."), "dr"), object("a.example."));
+    let bound = Link { has_finalizer: true, ..led.clone() };
+    let object = Service { metadata: service(&led, &policy).metadata, ..object };
+    let step = |link: &Link, named| {
+        let actual = Actual { named, ..Default::default() };
+        next_step(link, actual, &policy, now)
+    };
+    let service = ServiceKey::new("default", "web");
+    let removed = NextStep::Write(Write::Finalizer { service, uid: "u".to_owned().into(), add: false });
+    assert_eq!(step(&bound, Some(&object)), removed);
+    assert_eq!(step(&led, Some(&object)), NextStep::Done, "no finalizer is added");
+    assert_eq!(show(step(&bound, None)), "create Service web-default-ext", "the target comes first");
+    // Neither the delay of a withdrawn target nor a foreign object holds the Service.
+    let withdrawn = Link { target: None, state: LinkState::Recreated(now), ..bound.clone() };
+    assert_eq!(step(&withdrawn, Some(&object)), removed);
+    assert_eq!(
+        step(&Link { has_finalizer: false, ..withdrawn }, Some(&object)),
+        NextStep::Wait(now + DELAY),
+        "the external target is treated like that of a deleted Service"
+    );
+    let mut foreign = object.clone();
+    foreign.metadata.labels = None;
+    foreign.spec.type_ = Some("ClusterIP".to_owned());
+    assert_eq!(step(&bound, Some(&foreign)), removed);
+    assert!(matches!(step(&led, Some(&foreign)), NextStep::Conflict { .. }));
+    let unknown = Link { uid: "".into(), ..bound };
+    assert_eq!(step(&unknown, Some(&object)), NextStep::Done);
 }
 
 #[test]

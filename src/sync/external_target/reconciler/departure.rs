@@ -60,8 +60,7 @@ pub(crate) enum Unconfirmed {
 
 impl GoneCheck {
     /// Returns the confirmation that a write of a link needs; `None` if the write doesn't depend on the end of a
-    /// Service, or if there is no cluster. The target of a led link is withdrawn by the status of the ExternalTarget,
-    /// and the Service of the same name may exist. `is_refused`: whether an authorizer has refused every read for ten minutes.
+    /// Service, or if there is no cluster. `is_refused`: whether an authorizer has refused every read for ten minutes.
     pub(crate) fn of(
         link: &Link,
         write: &Write,
@@ -69,10 +68,7 @@ impl GoneCheck {
         is_refused: bool,
     ) -> Option<Self> {
         let Registry::Cluster(client) = &context.registry else { return None };
-        let needs_confirmation =
-            link.service_gone_since().is_some() && !matches!(write, Write::Finalizer { add: true, .. });
-        let needs_confirmation = needs_confirmation && link.led.is_none();
-        if !needs_confirmation {
+        if !needs_confirmation(link, write) {
             return None;
         }
         let successor = matches!(link.state, LinkState::Recreated(_)).then(|| link.uid.clone());
@@ -127,6 +123,13 @@ impl GoneCheck {
         }
         Err(Unconfirmed::Exists { version: service.metadata.resource_version.unwrap_or_default() })
     }
+}
+
+/// Returns whether a write of a link depends on the end of its Service. The target of a led link is withdrawn by the
+/// status of its ExternalTarget, and the Service of the same name may exist.
+fn needs_confirmation(link: &Link, write: &Write) -> bool {
+    let adds_finalizer = matches!(write, Write::Finalizer { add: true, .. });
+    link.service_gone_since().is_some() && link.led.is_none() && !adds_finalizer
 }
 
 /// Returns whether a watch or a list of this process has reported the deletion of a link's Service. The report stays
@@ -186,6 +189,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::model::lead::{Lead, Led};
 
     fn departure(successor: Option<&str>) -> GoneCheck {
         let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
@@ -231,6 +235,23 @@ mod tests {
         assert!(is_gone(None, &[("deletionTimestamp", json!("2026-01-01T00:00:00Z"))]));
         assert!(is_gone(Some("u"), &[]), "its predecessor is gone");
         assert!(!is_gone(Some("another"), &[]), "the watch has reported another successor");
+    }
+
+    #[test]
+    fn withdrawn_target_of_a_led_link_needs_no_look_up() {
+        let since = LinkState::Recreated(Instant::now());
+        let recreated = Link { state: since, ..Link::new(ServiceKey::new("shop", "web"), "u") };
+        let finalizer =
+            |add| Write::Finalizer { service: recreated.key.clone(), uid: "u".to_owned().into(), add };
+        assert!(needs_confirmation(&recreated, &finalizer(false)));
+        assert!(!needs_confirmation(&recreated, &finalizer(true)));
+        let lead = Led { lead: Lead::default(), service: None };
+        let withdrawn = Link { led: Some(lead.into()), ..recreated.clone() };
+        assert!(!needs_confirmation(&withdrawn, &finalizer(false)));
+        assert!(
+            needs_confirmation(&withdrawn.ended(Instant::now()), &finalizer(false)),
+            "the lead has ended"
+        );
     }
 
     #[test]

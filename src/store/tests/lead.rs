@@ -1,0 +1,451 @@
+use super::*;
+
+fn hosts(name: &str) -> Option<Target> {
+    Some(Target::Hostname(host(name)))
+}
+
+fn lead_to(name: &str) -> Lead {
+    Lead { uid: "xt".into(), created: Some(50), target: hosts(name), ..Lead::default() }
+}
+
+fn texts(all: &[&str]) -> Arc<[Arc<str>]> {
+    all.iter().map(|text| Arc::from(*text)).collect()
+}
+
+/// Returns a Service whose external target has a hashed name once z/x-y exists.
+fn young() -> ObservedService {
+    let young = asking(seen("y-z", "x", "2", &["b.example."]), &["shop.lb.internal"]);
+    ObservedService { created: Some(20), ..young }
+}
+
+#[test]
+fn takeover_and_return_keep_all_names() {
+    let store = store_with_zone();
+    store.apply(ObservedService { created: Some(10), ..seen("z", "x-y", "1", &["a.example."]) });
+    store.apply(young());
+    let key = ServiceKey::new("y-z", "x");
+    let before = store.get(&key).unwrap();
+    assert!(before.lacks_its_external_target());
+    let names = || ["shop", "x.y-z", "x-y-z"].map(|name| leads(&store, name));
+    let expected = ["x", "x", "x-y"].map(str::to_owned);
+    assert_eq!(names(), expected);
+
+    let set = store.name_set_version();
+    let change = store.lead(&key, Lead { inherits: true, ..lead_to("c.example.") }, None).unwrap();
+    assert_eq!(change.to_string(), "link y-z/x: b.example → c.example");
+    let led = store.get(&key).unwrap();
+    assert_eq!((led.external_target(), &led.hostnames), (before.external_target(), &before.hostnames));
+    assert_eq!((led.created, &led.uid, names()), (20, &"2".into(), expected.clone()));
+    assert!(before.is_outdated() && !led.is_outdated());
+    assert!(store.lead(&key, Lead { inherits: true, ..lead_to("c.example.") }, None).is_none());
+
+    let mut feed = store.subscribe();
+    let change = store.end_lead(&key, None).unwrap();
+    assert_eq!(change.to_string(), "link y-z/x: c.example → b.example");
+    assert_eq!(feed.try_recv().unwrap().to_string(), change.to_string());
+    assert!(feed.try_recv().is_err(), "the Service gets the link back in one change");
+    assert_eq!((store.get(&key).unwrap(), names()), (before, expected));
+    assert!(set.is_current(), "no name has appeared or vanished");
+    assert!(store.end_lead(&key, None).is_none());
+}
+
+#[test]
+fn service_under_a_lead_never_changes_the_target() {
+    for on_gone in [OnGone::Kept, OnGone::Dropped] {
+        let (store, web) = (Store::new(on_gone), key("web"));
+        store.set_synced();
+        store.lead(&web, lead_to("c.example."), None);
+        let check = |uid: &str, is_gone: Option<bool>| {
+            let link = store.get(&web).unwrap();
+            assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
+            assert_eq!((link.state, &link.uid), (LinkState::Live, &uid.into()));
+            assert_eq!(store.service(&web).map(|service| service.is_gone()), is_gone);
+            let living: HashSet<_> =
+                is_gone.filter(|is_gone| !is_gone).map(|_| web.clone()).into_iter().collect();
+            assert_eq!(store.missing_from([].into_iter(), None), (living.len(), living));
+        };
+        check("", None);
+        let change = store.apply(seen("default", "web", "1", &["a.example."])).unwrap();
+        assert_eq!(change.target_change(), None);
+        check("1", Some(false));
+        assert!(store.apply(seen("default", "web", "1", &["a.example."])).is_none());
+        assert!(store.apply(with_port(81, seen("default", "web", "1", &["a.example."]))).is_some());
+        store.apply(seen("default", "web", "1", &[]));
+        assert_eq!(store.service(&web).unwrap().state, LinkState::Stale);
+        store.apply(seen("default", "web", "2", &[]));
+        assert!(matches!(store.service(&web).unwrap().state, LinkState::Recreated(_)));
+        check("2", Some(false));
+        assert!(store.delete(&web, "1", None).is_none());
+        store.delete(&web, "2", None).unwrap();
+        let (uid, gone) = if on_gone == OnGone::Kept { ("2", Some(true)) } else { ("", None) };
+        check(uid, gone);
+        store.apply(seen("default", "web", "3", &["d.example."]));
+        check("3", Some(false));
+        assert!(store.forget(&web).is_none());
+        let changes = store.replace(None, vec![], vec![], &HashSet::new());
+        assert_eq!(changes.len(), 1);
+        check(if gone.is_some() { "3" } else { "" }, gone);
+        assert_eq!(store.forget(&web).is_some(), gone.is_some());
+        check("", None);
+        assert!(store.insert_gone(&web, vec![]).is_none());
+        assert!(store.keep_left_out(&web, "4".into(), hosts("e.example."), vec![]).is_none());
+        check("", None);
+    }
+}
+
+#[test]
+fn finalizer_is_that_of_the_service_of_the_same_name() {
+    let (store, web) = (Store::new(OnGone::Kept), key("web"));
+    store.lead(&web, Lead { service_uid: "dr".into(), ..lead_to("c.example.") }, None);
+    let finalizer = || {
+        let link = store.get(&web).unwrap();
+        (link.has_finalizer, link.uid.to_string())
+    };
+    assert!(store.insert_terminating(&web, "1", true).is_some());
+    assert_eq!(finalizer(), (true, "1".to_owned()));
+    assert!(store.set_has_finalizer(&web, "dr", false).is_none());
+    assert!(store.set_has_finalizer(&web, "1", false).is_some());
+    assert_eq!(finalizer(), (false, "1".to_owned()));
+    store.apply(ObservedService { has_finalizer: true, ..seen("default", "web", "2", &[]) });
+    assert_eq!(finalizer(), (true, "2".to_owned()));
+}
+
+#[test]
+fn withdrawn_target_is_that_of_a_gone_service_for_sync() {
+    let (store, web) = (Store::new(OnGone::Kept), key("web"));
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    store.lead(&web, lead_to("c.example."), None);
+    let withdrawn = Lead { target: None, refused: true, ..lead_to("c.example.") };
+    let before = Instant::now();
+    let change = store.lead(&web, withdrawn.clone(), None).unwrap();
+    assert_eq!(change.to_string(), "link default/web: c.example → withdrawn");
+    let since = outlived_since(&store).unwrap();
+    assert!(since >= before);
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
+    assert!(store.get(&web).unwrap().refused);
+    // Neither the Service nor another version of the ExternalTarget starts the delay again.
+    store.apply(seen("default", "web", "2", &["b.example."]));
+    store.lead(&web, Lead { ttl: Some(7), ..withdrawn }, None);
+    assert!(store.forget(&web).is_none(), "the link stays");
+    assert_eq!(outlived_since(&store), Some(since));
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
+    store.lead(&web, lead_to("d.example."), None);
+    assert_eq!(outlived_since(&store), None);
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("d.example"));
+
+    // The external target of a Service that is gone already is not kept longer.
+    store.end_lead(&web, None);
+    store.delete(&web, "2", None);
+    let gone = outlived_since(&store);
+    store.lead(&web, Lead { target: None, ..lead_to("c.example.") }, None);
+    assert_eq!(outlived_since(&store), gone);
+}
+
+#[test]
+fn end_of_a_lead_without_a_living_service_is_like_its_deletion() {
+    for (is_withdrawn, has_service) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (store, web) = (Store::new(OnGone::Kept), key("web"));
+        if has_service {
+            store.apply(ObservedService { has_finalizer: true, ..seen("default", "web", "1", &[]) });
+            store.delete(&web, "1", None);
+        }
+        let lead = Lead { hostnames: Some(texts(&["shop.lb.internal"])), ..lead_to("c.example.") };
+        store.lead(&web, lead.clone(), None);
+        if is_withdrawn {
+            store.lead(&web, Lead { target: None, ..lead }, None);
+        }
+        let (withdrawn, before) = (outlived_since(&store), Instant::now());
+        assert_eq!(withdrawn.is_some(), is_withdrawn);
+        store.end_lead(&web, None).unwrap();
+        let link = store.get(&web).unwrap();
+        assert!(link.is_gone() && link.lead().is_none() && !link.was_never_seen());
+        let since = link.service_gone_since().unwrap();
+        assert!(withdrawn.map_or(since >= before, |withdrawn| since == withdrawn));
+        assert_eq!(
+            (link.has_finalizer, &*link.uid.to_string()),
+            (has_service, &"1"[usize::from(!has_service)..])
+        );
+        assert_eq!(leads(&store, "shop"), "web", "it keeps its names until its external target is gone");
+        store.forget(&web).unwrap();
+        assert_eq!(leads(&store, "shop"), "");
+    }
+    let (store, web) = (Store::new(OnGone::Dropped), key("web"));
+    store.lead(&web, lead_to("c.example."), None);
+    assert_eq!(store.end_lead(&web, None).unwrap().to_string(), "link default/web: forgotten");
+    assert_eq!(target(&store, &["web-default"]), None);
+}
+
+#[test]
+fn pending_service_gets_the_link_back_without_the_target() {
+    let (store, web) = (Store::new(OnGone::Kept), key("web"));
+    store.apply(seen("default", "web", "1", &[]));
+    store.lead(&web, lead_to("c.example."), None);
+    let before = Instant::now();
+    store.end_lead(&web, None);
+    assert!(outlived_since(&store).unwrap() >= before, "the external target isn't that of the Service");
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    assert_eq!(outlived_since(&store), None);
+}
+
+#[test]
+fn omitted_settings_are_those_of_the_service_while_it_is_a_source() {
+    let (store, web) = (store_with_zone(), key("web"));
+    let annotations =
+        || Annotations { ttl: Some(9), hostnames: texts(&["own.lb.internal"]), allow_from: texts(&["team"]) };
+    let given = Annotations { ttl: Some(1), hostnames: texts(&[]), allow_from: texts(&[]) };
+    let service = || ObservedService { annotations: annotations(), ..seen("default", "web", "1", &[]) };
+    let now = || store.get(&web).unwrap().annotations.clone();
+    let inheriting = Lead { inherits: true, ..lead_to("c.example.") };
+    store.lead(&web, inheriting.clone(), None);
+    assert_eq!(now(), Annotations::default());
+    store.apply(service());
+    assert_eq!((now(), leads(&store, "own")), (annotations(), "web".to_owned()));
+    let all_given = Lead {
+        ttl: given.ttl,
+        hostnames: Some(given.hostnames.clone()),
+        allow_from: Some(given.allow_from.clone()),
+        ..inheriting.clone()
+    };
+    store.lead(&web, all_given, None);
+    assert_eq!((now(), leads(&store, "own")), (given, String::new()));
+    store.lead(&web, Lead { ttl: Some(1), ..inheriting.clone() }, None);
+    assert_eq!(now(), Annotations { ttl: Some(1), ..annotations() });
+    store.lead(&web, lead_to("c.example."), None);
+    assert_eq!((now(), leads(&store, "own")), (Annotations::default(), String::new()), "it is no source");
+    store.lead(&web, inheriting, None);
+    assert_eq!(leads(&store, "own"), "web");
+    store.delete(&web, "1", None);
+    assert_eq!((now(), leads(&store, "own")), (Annotations::default(), String::new()));
+}
+
+#[test]
+fn rank_is_that_of_the_older_of_service_and_external_target() {
+    let web = key("web");
+    let service = |created| ObservedService { created, ..seen("default", "web", "1", &[]) };
+    let lead = |created| Lead { created, ..lead_to("c.example.") };
+    for (service_created, lead_created, expected) in
+        [(Some(20), Some(50), 20), (Some(70), Some(50), 50), (Some(20), None, 20), (None, Some(50), i64::MIN)]
+    {
+        for is_service_first in [true, false] {
+            let store = Store::new(OnGone::Kept);
+            if is_service_first {
+                store.apply(service(service_created));
+            }
+            store.lead(&web, lead(lead_created), None);
+            store.apply(service(service_created));
+            assert_eq!(store.get(&web).unwrap().created, expected, "{service_created:?} {lead_created:?}");
+            store.end_lead(&web, None);
+            assert_eq!(store.get(&web).unwrap().created, service_created.unwrap_or(i64::MIN));
+        }
+    }
+    // The Service was gone before the start of this process.
+    let store = Store::new(OnGone::Kept);
+    store.insert_gone(&web, vec![]);
+    store.lead(&web, lead(Some(50)), None);
+    assert_eq!(store.get(&web).unwrap().created, 50);
+    store.lead(&web, lead(None), None);
+    assert!(!store.get(&web).unwrap().was_never_seen());
+}
+
+#[test]
+fn left_out_service_does_not_get_the_link_back() {
+    let (store, web) = (Store::new(OnGone::Kept), key("web"));
+    store.keep_left_out(&web, "1".into(), hosts("a.example."), vec![]);
+    store.lead(&web, lead_to("c.example."), None);
+    assert!(store.service(&web).is_none());
+    assert!(store.delete_left_out(&web, Instant::now()).is_none());
+    store.end_lead(&web, None);
+    assert!(store.get(&web).unwrap().is_gone());
+}
+
+#[test]
+fn external_target_of_a_lead_restores_only_its_own_service() {
+    for (written_for, expected) in [("1", Some("a.example")), ("dr", None), ("", None)] {
+        let (store, web) = (Store::new(OnGone::Kept), key("web"));
+        store.lead(&web, lead_to("a.example."), None);
+        store.apply(seen("default", "web", "1", &[]));
+        store.set_synced();
+        store.apply_persisted_target(&web, last("a.example.", noted(written_for)));
+        let service = store.service(&web).unwrap();
+        assert_eq!(service.target.as_ref().map(ToString::to_string).as_deref(), expected, "{written_for}");
+    }
+}
+
+#[test]
+fn lead_advances_the_serial() {
+    let store = Store::new(OnGone::Kept).with_versions();
+    store.lead(&key("web"), lead_to("c.example."), Some(7));
+    assert_eq!(store.serial(), 7);
+    store.end_lead(&key("web"), Some(9));
+    assert_eq!(store.serial(), 9);
+}
+
+#[test]
+fn readers_find_a_target_during_takeover_and_return() {
+    let (store, web) = (Store::new(OnGone::Kept), key("web"));
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            for _ in 0..1_000 {
+                store.lead(&web, lead_to("b.example."), None);
+                store.end_lead(&web, None);
+            }
+        });
+        while !writing.is_finished() {
+            let target = target(&store, &["web-default"]);
+            assert!(["a.example", "b.example"].contains(&target.as_deref().unwrap()), "{target:?}");
+        }
+    });
+}
+
+/// A link without the parts that differ between a store with leads and one without: times, and whether a Service
+/// without a target has a predecessor.
+fn comparable(link: &Link) -> Link {
+    let epoch = *EPOCH;
+    let state = match link.state {
+        LinkState::Recreated(_) => LinkState::Live,
+        LinkState::Gone(_) => LinkState::Gone(epoch),
+        state => state,
+    };
+    Link { state, ..link.clone() }
+}
+
+static EPOCH: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+
+/// The part of a Service's link that no name depends on.
+fn side(link: &Link) -> Link {
+    Link { hostnames: Box::default(), external_target_override: None, ..comparable(link) }
+}
+
+fn random_lead(random: &mut StdRng, step: usize, hostnames: Vec<Arc<str>>) -> Lead {
+    let mut maybe = || random.random_bool(0.5);
+    Lead {
+        uid: "xt".into(),
+        created: maybe().then_some(1),
+        target: maybe().then(|| Target::Hostname(host(&format!("xt{step}.example.")))),
+        service_uid: "dr".into(),
+        ttl: maybe().then_some(77),
+        hostnames: maybe().then(|| hostnames.into()),
+        allow_from: maybe().then(|| texts(&["team"])),
+        inherits: maybe(),
+        ..Lead::default()
+    }
+}
+
+/// Checks a led link against its lead and the link that the Service has in a store without leads.
+fn check_led(link: &Link, lead: &Lead, plain: Option<&Arc<Link>>, context: &str) {
+    assert_eq!((&link.target, link.lead()), (&lead.target, Some(lead)), "{context}");
+    assert_eq!(link.service_gone_since().is_some(), lead.target.is_none(), "{context}");
+    assert!(!link.is_gone() && !link.was_never_seen(), "{context}");
+    let uid = plain.map_or_else(String::new, |plain| plain.uid.to_string());
+    assert_eq!(link.uid.to_string(), uid, "{context}");
+    assert_eq!(link.has_finalizer, plain.is_some_and(|plain| plain.has_finalizer), "{context}");
+    let source = plain.filter(|plain| lead.inherits && !plain.is_gone());
+    let own = source.map(|plain| plain.annotations.clone()).unwrap_or_default();
+    assert_eq!(link.annotations.ttl, lead.ttl.or(own.ttl), "{context}");
+    assert_eq!(&link.annotations.hostnames, lead.hostnames.as_ref().unwrap_or(&own.hostnames), "{context}");
+    assert_eq!(
+        &link.annotations.allow_from,
+        lead.allow_from.as_ref().unwrap_or(&own.allow_from),
+        "{context}"
+    );
+}
+
+#[test]
+fn random_leads_leave_no_trace_after_their_end() {
+    for (seed, on_gone) in (0..40).zip([OnGone::Kept, OnGone::Dropped].into_iter().cycle()) {
+        let mut random = StdRng::seed_from_u64(seed);
+        let zone = Name::from_ascii("lb.internal.").unwrap();
+        let [store, plain] = [(); 2].map(|()| Store::new(on_gone).with_zones([&zone]));
+        let both = [&store, &plain];
+        let mut living: HashMap<ServiceKey, ObservedService> = HashMap::new();
+        let mut leading: HashMap<ServiceKey, Lead> = HashMap::new();
+        let end = |key: &ServiceKey| {
+            store.end_lead(key, None).unwrap();
+            // Without a living Service the external target is removed, and the link is forgotten.
+            if store.get(key).is_none_or(|link| link.is_gone()) {
+                both.iter().for_each(|store| drop(store.forget(key)));
+            }
+        };
+        for step in 0..150 {
+            let (key, hostnames) = clashing(&mut random);
+            let context = format!("seed {seed}, step {step}, {key}");
+            match random.random_range(0..12) {
+                0..4 => {
+                    let known = living.get(&key).filter(|_| random.random_bool(0.8));
+                    let uid =
+                        known.map_or_else(|| step.to_string().as_str().into(), |known| known.uid.clone());
+                    let target = format!("t{step}.example.");
+                    let targets = &[&*target][usize::from(random.random_bool(0.3))..];
+                    let ttl = random.random_bool(0.5).then_some(5);
+                    let service = ObservedService {
+                        uid,
+                        ports: with_port(random.random_range(1..3), seen("", "", "", &[])).ports,
+                        created: Some(random.random_range(0..3)),
+                        annotations: Annotations { ttl, hostnames: hostnames.into(), ..Default::default() },
+                        has_finalizer: random.random_bool(0.3),
+                        ..seen(key.namespace(), key.name(), "", targets)
+                    };
+                    living.insert(key, service.clone());
+                    both.iter().for_each(|store| drop(store.apply(service.clone())));
+                }
+                4..6 => {
+                    if let Some(known) = living.remove(&key) {
+                        both.iter().for_each(|store| drop(store.delete(&key, &known.uid.to_string(), None)));
+                    }
+                }
+                6 => both.iter().for_each(|store| drop(store.forget(&key))),
+                7 => {
+                    // A list that lacks some Services.
+                    living.retain(|_, _| random.random_bool(0.7));
+                    let list: Vec<ObservedService> = living.values().cloned().collect();
+                    both.iter()
+                        .for_each(|store| drop(store.replace(None, list.clone(), vec![], &HashSet::new())));
+                }
+                8 => {
+                    if !living.contains_key(&key) {
+                        let uid = format!("t{step}");
+                        both.iter().for_each(|store| drop(store.insert_terminating(&key, &uid, true)));
+                    }
+                }
+                9..11 => {
+                    let lead = random_lead(&mut random, step, hostnames);
+                    store.lead(&key, lead.clone(), None);
+                    leading.insert(key, lead);
+                }
+                _ => {
+                    if leading.remove(&key).is_some() {
+                        end(&key);
+                    }
+                }
+            }
+            check_names(&store, &context);
+            let keys: HashSet<ServiceKey> =
+                both.iter().flat_map(|store| store.links()).map(|link| link.key.clone()).collect();
+            for key in keys {
+                let (link, plain) = (store.get(&key), plain.get(&key));
+                let service = store.service(&key);
+                assert_eq!(
+                    service.as_deref().map(side),
+                    plain.as_deref().map(side),
+                    "{context}: Service {key}"
+                );
+                match leading.get(&key) {
+                    Some(lead) => check_led(&link.unwrap(), lead, plain.as_ref(), &context),
+                    None => assert!(link.unwrap().lead().is_none(), "{context}"),
+                }
+            }
+        }
+        leading.keys().for_each(end);
+        let links = |store: &Store| {
+            let links = store.links().into_iter();
+            links.map(|link| (link.key.clone(), comparable(&link))).collect::<HashMap<_, _>>()
+        };
+        assert_eq!(links(&store), links(&plain), "seed {seed}");
+        check_names(&store, &format!("seed {seed}"));
+        for dashed in PARTS.iter().flat_map(|a| PARTS.map(|b| format!("{a}-{b}"))) {
+            assert_eq!(owner(&store, &[&dashed]), owner(&plain, &[&dashed]), "seed {seed}: {dashed}");
+        }
+    }
+}
