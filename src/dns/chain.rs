@@ -5,3 +5,4 @@ pub mod metrics;
 pub mod plugin;
 pub(crate) mod request;
 pub mod server;
+pub mod target_check;

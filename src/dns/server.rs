@@ -10,3 +10,4 @@ pub(crate) mod ns_addresses;
 pub mod probes;
 pub(crate) mod reload;
 pub(crate) mod sockets;
+pub mod target_checker;

@@ -9,6 +9,7 @@ use hickory_proto::rr::Name;
 
 use crate::dns::chain::metrics::{RequestStats, ZoneMetrics};
 use crate::dns::chain::server::Server;
+use crate::dns::chain::target_check::TargetCheck;
 use crate::dns::message::encode::uncompressed_length;
 use crate::dns::message::header::{MIN_UDP, OPT_LENGTH};
 use crate::dns::message::query::UpstreamQuery;
@@ -42,7 +43,7 @@ pub struct Request {
     pub depth: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Purpose {
     Client,
     Target {
@@ -51,6 +52,8 @@ pub enum Purpose {
         /// Whether a cached answer may be used; otherwise only a cached failure is.
         cached: bool,
     },
+    /// To check a target: caches neither answer nor store the answer.
+    Check(Arc<TargetCheck>),
 }
 
 // === impl Request ===
@@ -76,6 +79,10 @@ impl Request {
     /// can't receive a reply.
     pub(crate) fn is_internal(&self) -> bool {
         self.client == INTERNAL_CLIENT
+    }
+
+    pub(crate) fn is_check(&self) -> bool {
+        matches!(self.purpose, Purpose::Check(_))
     }
 
     #[must_use]

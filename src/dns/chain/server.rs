@@ -219,7 +219,7 @@ impl Server {
     /// if it may differ between clients, because `cache` shares answers between all clients.
     pub async fn look_up_alias(outer: &Request, query: Query) -> Option<Reply> {
         let is_for_every_client = outer.server.access(&query, outer, LookUp::Query).clients.is_empty();
-        let mut reply = Self::look_up(outer, query, outer.purpose).await?;
+        let mut reply = Self::look_up(outer, query, outer.purpose.clone()).await?;
         reply.is_cacheable &= is_for_every_client;
         Some(reply)
     }

@@ -213,7 +213,7 @@ impl Plugin for Cache {
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let shared = &self.shared;
-        if !shared.zones.contains(request.query.name()) {
+        if request.is_check() || !shared.zones.contains(request.query.name()) {
             return next.serve(request).await;
         }
         let cache_query = CacheQuery::new(request);

@@ -149,7 +149,7 @@ impl ClientNets {
 /// Returns whether a request is a client's query. Look-ups for links are shared by clients, and internal look-ups, such
 /// as the probe of *loop*, have no client.
 pub(super) fn is_client_query(request: &Request) -> bool {
-    request.purpose == Purpose::Client && !request.is_internal()
+    matches!(request.purpose, Purpose::Client) && !request.is_internal()
 }
 
 pub(super) fn refusal(request: &Request, plugin: &'static str) -> Reply {

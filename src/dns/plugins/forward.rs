@@ -206,6 +206,7 @@ use super::setup::Setup;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::AccessRule;
+use crate::dns::chain::target_check::{CheckStep, TargetCheck, TargetOutcome};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::query::is_transfer;
@@ -285,6 +286,11 @@ impl Plugin for Forward {
         if self.loop_state.as_ref().is_some_and(|loop_state| loop_state.refuses(&request.query)) {
             return Err(PluginError::servfail("forwarded queries come back: see plugin/loop").with_ede(LOOP));
         }
+        if let Purpose::Check(check) = &request.purpose {
+            let check = Arc::clone(check);
+            // Boxed, because this future is large and clients' queries don't need it.
+            return Box::pin(self.check(&check, request, next)).await;
+        }
         match self.look_up(request).await {
             Ok(answer) if self.passes_to_next(&answer) => next.serve(request).await,
             Ok(answer) => to_reply(request, answer),
@@ -312,8 +318,8 @@ impl Forward {
 
     async fn look_up(&self, request: &Request) -> Result<Arc<WireMessage>, ForwardError> {
         let (key, client) = (request.upstream_query().key(), request.quota_client());
-        let origin = match (request.purpose, request.protocol) {
-            (Purpose::Target { .. }, _) => {
+        let origin = match (&request.purpose, request.protocol) {
+            (Purpose::Target { .. } | Purpose::Check(_), _) => {
                 // `lb_linker` shares the look-ups of a target.
                 let _quota = self.upstreams.admit(LookupOrigin::Chase, key.is_common(), client)?;
                 return self.upstreams.ask(&key, LookupOrigin::Chase, client).await.map(Arc::new);
@@ -327,6 +333,61 @@ impl Forward {
             return timeout(HEALTH_CHECK_TIMEOUT, answer).await.unwrap_or(Err(ForwardError::Late));
         }
         answer.await
+    }
+
+    /// Asks the upstream that a check is for.
+    async fn check(&self, check: &TargetCheck, request: &mut Request, next: Next<'_>) -> PluginResult {
+        let step = check.step(|| self.upstreams.addresses());
+        let (address, is_first) = match step {
+            CheckStep::PassOn => return next.serve(request).await,
+            CheckStep::Stop => return Err(PluginError::Drop),
+            CheckStep::Ask(address) => (address, true),
+            CheckStep::AskAgain(address) => (address, false),
+        };
+        let key = check.probe().cloned().unwrap_or_else(|| request.upstream_query().key());
+        let answer = match self.upstreams.find(address) {
+            Some(upstream) => self.upstreams.ask_one(upstream, &key, check.deadline).await.map(Arc::new),
+            None if is_first => {
+                check.end(TargetOutcome::NotAsked("the upstream isn't used any more".to_owned()));
+                return Err(PluginError::Drop);
+            }
+            // A CNAME has led to a block with other upstreams, whose failures say nothing about this upstream.
+            None => match self.look_up(request).await {
+                Ok(answer) => Ok(answer),
+                Err(error) => {
+                    check.end(TargetOutcome::NotAsked(error.to_string()));
+                    return Err(PluginError::Drop);
+                }
+            },
+        };
+        match answer {
+            Ok(answer) if check.probe().is_some() => {
+                let is_failure = answer.metadata.response_code == ResponseCode::ServFail;
+                check.end(if is_failure {
+                    TargetOutcome::NoAnswer("SERVFAIL".to_owned())
+                } else {
+                    TargetOutcome::Resolved
+                });
+                Err(PluginError::Drop)
+            }
+            Ok(answer) if self.passes_to_next(&answer) => {
+                if is_first {
+                    check.pass_on();
+                }
+                next.serve(request).await
+            }
+            Ok(answer) => to_reply(request, answer),
+            Err(error) => {
+                check.end(match error {
+                    ForwardError::Busy { .. } | ForwardError::NoSocket => {
+                        TargetOutcome::NotAsked(error.to_string())
+                    }
+                    ForwardError::Late => check.no_reply(),
+                    ForwardError::NoAnswer(why) => TargetOutcome::NoAnswer(why.to_string()),
+                });
+                Err(PluginError::Drop)
+            }
+        }
     }
 
     /// Returns whether the query goes on to the next *forward* line.
@@ -356,7 +417,7 @@ fn failure(error: &ForwardError) -> PluginError {
 fn to_reply(request: &Request, answer: Arc<WireMessage>) -> PluginResult {
     let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
         answer.metadata;
-    if truncation && request.protocol != Protocol::Udp && request.purpose == Purpose::Client {
+    if truncation && request.protocol != Protocol::Udp && matches!(request.purpose, Purpose::Client) {
         return Err(PluginError::servfail(
             "the upstream's answer is truncated, and no whole answer came by TCP",
         ));

@@ -90,6 +90,7 @@ pub mod chase;
 pub(crate) mod failed_targets;
 mod hops;
 mod options;
+mod target_check;
 mod target_resolver;
 #[cfg(test)]
 mod tests;
@@ -467,7 +468,7 @@ impl LbLinker {
         if known.stale {
             self.stale_answers.inc();
             reply.ede = Some(Ede::STALE);
-        } else if matches!(chain.end, ChainEnd::BackToOurZone(_)) {
+        } else if matches!(chain.end, ChainEnd::BackToOurZone(_)) && !request.is_check() {
             self.targets.of(&request.server).remember(request, &query, &known.reply);
         }
         if known.stale || chain.end == ChainEnd::Unresolved {
@@ -516,7 +517,12 @@ impl LbLinker {
         cached: bool,
     ) -> Result<TargetAnswer, Ede> {
         let wanted = ResolveOptions { deadline: chase.deadline, max_negative_age: chase.absence(), cached };
-        let known = self.targets.of(&request.server).resolve(request, query, wanted).await?;
+        let known = if request.is_check() {
+            let reply = Server::look_up(request, query.clone(), request.purpose.clone()).await;
+            Resolved { reply: Arc::new(reply.ok_or(Ede::NO_UPSTREAM)?), stale: false }
+        } else {
+            self.targets.of(&request.server).resolve(request, query, wanted).await?
+        };
         let mut hop_check = HopCheck::default();
         let step = |name: &Name| {
             if request.server.is_link_name(name) {

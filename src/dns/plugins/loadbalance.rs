@@ -246,7 +246,7 @@ impl Plugin for LoadBalance {
             }
             // A truncated answer isn't decoded to shuffle it: the client asks for the whole one by TCP.
             if self.only_shuffles()
-                && request.purpose == Purpose::Client
+                && matches!(request.purpose, Purpose::Client)
                 && reply.records.has_longer_answer_than(request.limit())
             {
                 reply.validity = None;

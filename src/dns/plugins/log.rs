@@ -174,6 +174,9 @@ impl Plugin for LogPlugin {
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
+        if request.is_check() {
+            return next.serve(request).await;
+        }
         let Some(rule) = self.rules.iter().find(|rule| rule.names.contains(request.query.name())) else {
             return next.serve(request).await;
         };

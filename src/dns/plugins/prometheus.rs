@@ -151,6 +151,9 @@ impl Plugin for Prometheus {
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
+        if request.is_check() {
+            return next.serve(request).await;
+        }
         let since = Instant::now();
         let mut outcome = next.serve(request).await;
         match &mut outcome {

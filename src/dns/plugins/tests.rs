@@ -1,5 +1,6 @@
 //! Tests of all plugins, and helpers for the tests of single plugins.
 
+pub(crate) mod fake_upstream;
 mod manuals;
 pub(crate) mod support;
 

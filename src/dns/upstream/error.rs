@@ -90,6 +90,24 @@ impl ExchangeError {
     pub(crate) fn is_shortage(&self) -> bool {
         is_out_of_resources(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
     }
+
+    pub(crate) fn is_timeout(&self) -> bool {
+        self.error.kind() == io::ErrorKind::TimedOut
+    }
+
+    /// Returns the text without the addresses.
+    pub(crate) fn reason(&self) -> String {
+        match (self.error.raw_os_error(), self.error.kind()) {
+            (Some(errno), _) => {
+                let verb = self.operation.verb;
+                let call = if verb == DIAL { "connect" } else { verb };
+                format!("{call}: {}", Errno::from_raw(errno).desc().to_lowercase())
+            }
+            (None, io::ErrorKind::TimedOut) => "i/o timeout".to_owned(),
+            (None, io::ErrorKind::UnexpectedEof) => "EOF".to_owned(),
+            (None, _) => self.error.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for ExchangeError {
@@ -99,16 +117,7 @@ impl fmt::Display for ExchangeError {
         if let Some(local) = local {
             write!(f, "{local}->")?;
         }
-        write!(f, "{remote}: ")?;
-        match (self.error.raw_os_error(), self.error.kind()) {
-            (Some(errno), _) => {
-                let call = if verb == DIAL { "connect" } else { verb };
-                write!(f, "{call}: {}", Errno::from_raw(errno).desc().to_lowercase())
-            }
-            (None, io::ErrorKind::TimedOut) => f.write_str("i/o timeout"),
-            (None, io::ErrorKind::UnexpectedEof) => f.write_str("EOF"),
-            (None, _) => self.error.fmt(f),
-        }
+        write!(f, "{remote}: {}", self.reason())
     }
 }
 

@@ -2,7 +2,7 @@
 //! first good answer.
 
 use std::future::poll_fn;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -13,6 +13,7 @@ use hickory_proto::op::ResponseCode;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
+use crate::dns::chain::request::INTERNAL_ADDRESS;
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
@@ -171,6 +172,41 @@ impl UpstreamGroup {
         }
     }
 
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        self.upstreams.load().iter().map(|upstream| upstream.endpoint.address).collect()
+    }
+
+    pub(crate) fn find(&self, address: SocketAddr) -> Option<Arc<Upstream>> {
+        self.upstreams.load().iter().find(|upstream| upstream.endpoint.address == address).cloned()
+    }
+
+    /// Sends the query of a check to one upstream, even if the upstream is down, with the quotas of look-ups of
+    /// targets.
+    ///
+    /// # Errors
+    /// If there is no answer: [`ForwardError::Late`] if the upstream is silent until the deadline.
+    pub(crate) async fn ask_one(
+        &self,
+        upstream: Arc<Upstream>,
+        question: &QueryKey,
+        deadline: Instant,
+    ) -> Result<WireMessage, ForwardError> {
+        let _quota = self.admit(LookupOrigin::Chase, question.is_common(), INTERNAL_ADDRESS)?;
+        let quota = &self.options.sockets.of(LookupOrigin::Chase, INTERNAL_ADDRESS);
+        let begun = Instant::now();
+        let progress = Arc::new(upstream.progress(begun));
+        let times = Deadlines { begun, deadline };
+        exchange(upstream, question, false, times, progress, quota).await.1.map_err(|error| {
+            if error.is_shortage() {
+                ForwardError::NoSocket
+            } else if error.is_timeout() {
+                ForwardError::Late
+            } else {
+                ForwardError::none(error.reason())
+            }
+        })
+    }
+
     fn failed(&self, schedule: &AttemptSchedule, origin: LookupOrigin, client: IpAddr) -> ForwardError {
         if !schedule.lack_sockets() {
             return ForwardError::NoAnswer(schedule.why());
@@ -239,7 +275,6 @@ mod tests {
     use tokio::net::UdpSocket;
 
     use super::*;
-    use crate::dns::chain::request::INTERNAL_ADDRESS;
     use crate::dns::message::query::UpstreamQuery;
 
     #[tokio::test(start_paused = true)]

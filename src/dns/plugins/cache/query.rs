@@ -67,7 +67,7 @@ impl CacheQuery {
         let mut validity = Validity::of_cached(reusable, found.countdown(), reply.records.counts());
         validity.counters.extend(counted);
         if let (Purpose::Target { absence, .. }, false) =
-            (request.purpose, found.kind == ResponseKind::Success)
+            (&request.purpose, found.kind == ResponseKind::Success)
         {
             validity.limit_until(Some(Instant::now() + absence.saturating_sub(found.age)));
         }

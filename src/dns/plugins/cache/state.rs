@@ -47,14 +47,15 @@ impl CacheState {
     /// Returns the cache entry that may answer the request. Answers of targets are served with authority, so neither an
     /// expired answer nor a denial older than `absence` may answer for a target.
     pub(super) fn find(&self, request: &Request, cache_query: &CacheQuery) -> Option<CacheHit> {
-        match request.purpose {
+        match &request.purpose {
             Purpose::Client => self.store.get(&cache_query.key),
             Purpose::Target { cached: true, absence } => self.store.get(&cache_query.key).filter(|found| {
                 !matches!(found.freshness, Freshness::Stale(_))
-                    && (found.kind == ResponseKind::Success || found.age < absence)
+                    && (found.kind == ResponseKind::Success || found.age < *absence)
             }),
             // A cached failure prevents an immediate retry.
             Purpose::Target { cached: false, .. } => self.store.failure(&cache_query.key),
+            Purpose::Check(_) => None,
         }
     }
 

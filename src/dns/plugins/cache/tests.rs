@@ -307,7 +307,7 @@ async fn failures_of_plugins_are_never_cached() {
         for purpose in [Purpose::Client, Purpose::Target { absence: Duration::from_secs(5), cached: false }] {
             for _ in 0..2 {
                 let mut request = context.request("a.example. A");
-                request.purpose = purpose;
+                request.purpose = purpose.clone();
                 let reply = Server::serve(&mut request).await.unwrap();
                 assert_eq!((&*show(&reply), reply.ede), ("SERVFAIL | | |", None), "{context:?}");
             }

@@ -19,7 +19,7 @@ use crate::metrics::MetricGroup;
 use crate::metrics::sharded::ShardedCounterVec;
 
 /// The types that a client queries for a host's addresses.
-const ADDRESS_TYPES: [RecordType; 2] = [RecordType::A, RecordType::AAAA];
+pub(super) const ADDRESS_TYPES: [RecordType; 2] = [RecordType::A, RecordType::AAAA];
 
 /// The reason why a chain ends at a name, or why a record is left out of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

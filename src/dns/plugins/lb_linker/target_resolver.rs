@@ -282,7 +282,7 @@ fn failure_reason(reply: &Reply) -> String {
 }
 
 /// Returns whether our own limits refused the query.
-fn is_busy(reply: &Reply) -> bool {
+pub(super) fn is_busy(reply: &Reply) -> bool {
     matches!(reply.ede, Some(Ede::BUSY | Ede::NO_SOCKET))
 }
 

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::{address, converse};
+use crate::dns::plugins::tests::fake_upstream::{address, converse};
 use crate::dns::plugins::tests::support::TestServer;
 
 /// A directory with a CA, a server certificate and a client certificate.

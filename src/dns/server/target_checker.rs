@@ -1,0 +1,92 @@
+//! Checks targets of links at the upstreams of the current configuration.
+
+#[cfg(test)]
+mod tests;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use hickory_proto::rr::Name;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::dns::chain::server::Server;
+use crate::dns::chain::target_check::{TargetOutcome, UpstreamResult};
+use crate::dns::plugins::lb_linker::LbLinker;
+use crate::dns::server::invalidation::Servers;
+
+/// Checks targets through the server blocks that are served now, also after a reload of the Corefile.
+#[derive(Clone, Debug)]
+pub struct TargetChecker {
+    servers: watch::Receiver<Servers>,
+    /// The runtime of the sockets to upstreams.
+    dns: Handle,
+}
+
+impl TargetChecker {
+    #[must_use]
+    pub fn new(servers: watch::Receiver<Servers>, dns: Handle) -> Self {
+        Self { servers, dns }
+    }
+
+    /// Checks a hostname without caches, at each upstream of the blocks that a client's chase would take. Listeners with
+    /// different blocks may have different results for an upstream. There is always a result.
+    pub async fn check(&self, name: &Name, timeout: Duration) -> Vec<UpstreamResult> {
+        let checks = self.views().into_iter().map(|(server, links)| {
+            let name = name.clone();
+            self.on_dns(async move { links.check_target(&server, &name, timeout).await })
+        });
+        let mut results: Vec<UpstreamResult> = Vec::new();
+        for result in join_all(checks).await.into_iter().flatten().flatten() {
+            if !results.contains(&result) {
+                results.push(result);
+            }
+        }
+        if results.is_empty() {
+            let outcome = TargetOutcome::NotAsked("no server block has lb_linker".to_owned());
+            results.push(UpstreamResult { upstream: None, outcome });
+        }
+        results
+    }
+
+    /// Asks an upstream that a check of `name` has asked for the address of another name, without caches. Returns
+    /// whether a reply other than SERVFAIL has come.
+    pub async fn is_answering(
+        &self,
+        name: &Name,
+        upstream: SocketAddr,
+        other: &Name,
+        timeout: Duration,
+    ) -> bool {
+        for (server, links) in self.views() {
+            let (name, other) = (name.clone(), other.clone());
+            let probe = async move { links.probe_upstream(&server, &name, upstream, other, timeout).await };
+            if let Some(is_answering) = self.on_dns(probe).await.flatten() {
+                return is_answering;
+            }
+        }
+        false
+    }
+
+    /// Returns a server of each view, and its `lb_linker`, where a client's chase begins.
+    fn views(&self) -> Vec<(Arc<Server>, Arc<LbLinker>)> {
+        let mut views: Vec<(Arc<Server>, Arc<LbLinker>)> = Vec::new();
+        for server in &*self.servers.borrow().clone() {
+            if !views.iter().any(|(known, _)| known.view == server.view)
+                && let Some(links) = LbLinker::all_of(server).into_iter().next()
+            {
+                views.push((Arc::clone(server), links));
+            }
+        }
+        views
+    }
+
+    /// Runs a task on the runtime of the sockets; `None` if it has panicked, or at the end of the program.
+    async fn on_dns<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> Option<T> {
+        AbortOnDropHandle::new(self.dns.spawn(task)).await.ok()
+    }
+}

@@ -1,0 +1,390 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::{Name, RecordType};
+
+use super::*;
+use crate::dns::plugins::tests::fake_upstream::{Fake, error};
+use crate::dns::plugins::tests::support::{TestServer, link, record};
+use crate::model::target_policy::TargetPolicy;
+
+const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
+/// Longer than an upstream on loopback takes.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+fn name(text: &str) -> Name {
+    Name::from_ascii(text).unwrap()
+}
+
+/// Returns the answer with those of the records whose type is queried, and the CNAMEs.
+fn answer(asked: &Message, records: &[&str]) -> Message {
+    let mut answer = error(asked, ResponseCode::NoError);
+    let qtype = asked.queries[0].query_type();
+    let records = records.iter().map(|text| record(text));
+    let is_part =
+        |record: &hickory_proto::rr::Record| [qtype, RecordType::CNAME].contains(&record.record_type());
+    records.filter(is_part).for_each(|record| {
+        answer.add_answer(record);
+    });
+    answer
+}
+
+async fn with(records: &'static [&'static str]) -> Fake {
+    Fake::start(move |asked, _| Some(answer(asked, records))).await
+}
+
+fn checker(server: Arc<Server>) -> (TargetChecker, watch::Sender<Servers>) {
+    let (servers, current) = watch::channel(Servers::from([server]));
+    (TargetChecker::new(current, Handle::current()), servers)
+}
+
+/// Returns the checker of a Corefile with links, and the Corefile's server.
+fn checker_of(block: &str) -> (TargetChecker, TestServer) {
+    let context = TestServer::corefile(&format!("{LINKS}. {{\n{block}\n}}\n"));
+    let store = &context.shared.store;
+    store.set_zones([&name("lb.internal.")]);
+    let links =
+        vec![link("web", "t.example."), link("fixed", "192.0.2.9"), link("missing", "other.example.")];
+    store.replace(None, links, vec![], &Default::default());
+    store.set_synced();
+    (checker(Arc::clone(&context.server)).0, context)
+}
+
+fn forward(upstreams: &[&Fake]) -> String {
+    let all: Vec<String> = upstreams.iter().map(|upstream| upstream.address.to_string()).collect();
+    format!("forward . {}", all.join(" "))
+}
+
+/// Checks a hostname, and returns the upstream's number in `upstreams`, or `-`, and the outcome.
+async fn check_within(
+    checker: &TargetChecker,
+    host: &str,
+    upstreams: &[&Fake],
+    timeout: Duration,
+) -> Vec<String> {
+    let results = checker.check(&name(host), timeout).await;
+    let mut texts: Vec<String> = results.iter().map(|result| text(result, upstreams)).collect();
+    texts.sort();
+    texts
+}
+
+async fn check(checker: &TargetChecker, host: &str, upstreams: &[&Fake]) -> Vec<String> {
+    check_within(checker, host, upstreams, TIMEOUT).await
+}
+
+fn text(UpstreamResult { upstream, outcome }: &UpstreamResult, upstreams: &[&Fake]) -> String {
+    let number = |address| upstreams.iter().position(|fake| fake.address == address).unwrap();
+    let upstream = upstream.map_or_else(|| "-".to_owned(), |address| number(address).to_string());
+    match outcome {
+        TargetOutcome::Resolved => format!("{upstream} resolved"),
+        TargetOutcome::Failed(why) => format!("{upstream} failed: {why}"),
+        TargetOutcome::NoAnswer(why) => format!("{upstream} no answer: {why}"),
+        TargetOutcome::NotAsked(why) => format!("{upstream} not asked: {why}"),
+    }
+}
+
+#[tokio::test]
+async fn each_upstream_has_its_own_result() {
+    let good = Fake::good(1).await;
+    let missing = Fake::erring(ResponseCode::NXDomain).await;
+    let empty = Fake::erring(ResponseCode::NoError).await;
+    let failing = Fake::erring(ResponseCode::ServFail).await;
+    let refusing = Fake::erring(ResponseCode::Refused).await;
+    let silent = Fake::silent().await;
+    let truncating = Fake::start(|asked, by_tcp| {
+        let mut answer =
+            if by_tcp { answer(asked, &["t.example. 60 AAAA 2001:db8::1"]) } else { answer(asked, &[]) };
+        answer.metadata.truncation = !by_tcp;
+        Some(answer)
+    })
+    .await;
+    let all = [&good, &missing, &empty, &failing, &refusing, &silent, &truncating];
+    let (checker, _context) = checker_of(&forward(&all));
+    assert_eq!(
+        check_within(&checker, "t.example.", &all, Duration::from_secs(3)).await,
+        [
+            "0 resolved",
+            "1 failed: NXDOMAIN",
+            "2 failed: no addresses",
+            "3 no answer: SERVFAIL",
+            "4 no answer: REFUSED",
+            "5 no answer: no reply within 3s",
+            "6 resolved",
+        ]
+    );
+    assert_eq!(good.count(), 2, "A and AAAA, once each");
+    let desired = good.asked.lock().unwrap().iter().all(|(asked, _)| asked.metadata.recursion_desired);
+    assert!(desired);
+}
+
+#[tokio::test]
+async fn outcomes_of_both_families_are_merged() {
+    let by_type = async |v4: Option<ResponseCode>, v6: Option<ResponseCode>| {
+        Fake::start(move |asked, _| {
+            let is_v4 = asked.queries[0].query_type() == RecordType::A;
+            Some(match if is_v4 { v4 } else { v6 } {
+                Some(rcode) => error(asked, rcode),
+                None => answer(asked, &["t.example. 60 A 192.0.2.1", "t.example. 60 AAAA 2001:db8::1"]),
+            })
+        })
+        .await
+    };
+    let (ok, servfail, nxdomain) = (ResponseCode::NoError, ResponseCode::ServFail, ResponseCode::NXDomain);
+    let all = [
+        by_type(None, Some(servfail)).await,
+        by_type(Some(nxdomain), None).await,
+        by_type(Some(ok), Some(servfail)).await,
+        by_type(Some(servfail), Some(nxdomain)).await,
+    ];
+    let all: Vec<&Fake> = all.iter().collect();
+    let (checker, _context) = checker_of(&forward(&all));
+    assert_eq!(
+        check(&checker, "t.example.", &all).await,
+        ["0 resolved", "1 resolved", "2 no answer: SERVFAIL", "3 failed: NXDOMAIN"]
+    );
+}
+
+#[tokio::test]
+async fn cache_is_neither_read_nor_written() {
+    let is_gone = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&is_gone);
+    let upstream = Fake::start(move |asked, _| {
+        let rcode = if seen.load(Ordering::Relaxed) { ResponseCode::NXDomain } else { ResponseCode::NoError };
+        let mut reply = answer(asked, &["t.example. 60 A 192.0.2.1"]);
+        reply.metadata.response_code = rcode;
+        if rcode == ResponseCode::NXDomain {
+            reply.answers.clear();
+            reply.add_authority(record("example. 60 SOA ns.example."));
+        }
+        Some(reply)
+    })
+    .await;
+    let (checker, context) = checker_of(&format!("cache 60\nlog\nprometheus\n{}", forward(&[&upstream])));
+    let known = "NOERROR ra | t.example. 60 IN A 192.0.2.1 | |";
+    assert_eq!(context.ask("t.example. A").await, known);
+    context.lines();
+    is_gone.store(true, Ordering::Relaxed);
+    for _ in 0..2 {
+        assert_eq!(check(&checker, "t.example.", &[&upstream]).await, ["0 failed: NXDOMAIN"]);
+    }
+    assert_eq!(upstream.count(), 1 + 2 * 2);
+    let cached = context.ask("t.example. A").await;
+    assert!(cached.contains("192.0.2.1"), "{cached}");
+    assert_eq!(context.lines().len(), 1, "checks aren't logged");
+    for (metric, value) in [("coredns_dns_requests_total", " 2"), ("coredns_cache_misses_total", " 1")] {
+        let lines = context.metrics(metric);
+        assert!(lines.len() == 1 && lines[0].ends_with(value), "{lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn denied_addresses_and_names_fail() {
+    let (loopback, mixed, inside) = (
+        with(&["t.example. 60 A 127.0.0.1", "t.example. 60 AAAA ::1"]).await,
+        with(&["t.example. 60 A 127.0.0.1", "t.example. 60 A 192.0.2.1"]).await,
+        with(&["t.example. 60 CNAME a.cluster.local.", "a.cluster.local. 60 A 192.0.2.1"]).await,
+    );
+    let all = [&loopback, &mixed, &inside];
+    let policy = TargetPolicy { cluster_domain: name("cluster.local."), ..TargetPolicy::default() };
+    let context = TestServer::with_targets(&format!("{LINKS}. {{\n{}\n}}\n", forward(&all)), policy);
+    let (checker, _servers) = checker(Arc::clone(&context.server));
+    let results = check(&checker, "t.example.", &all).await;
+    assert_eq!(
+        results,
+        [
+            "0 failed: only denied addresses: ::1",
+            "1 resolved",
+            "2 failed: leads to a.cluster.local: it lies in the cluster's own domain cluster.local",
+        ]
+    );
+    let results = check(&checker, "localhost.", &all).await;
+    assert_eq!(results, ["- failed: localhost would be the client's own host"]);
+}
+
+#[tokio::test]
+async fn messages_have_at_most_200_characters() {
+    let upstream = Fake::start(|asked, _| {
+        let mut answer = error(asked, ResponseCode::NoError);
+        for last in 0..100 {
+            answer.add_answer(record(&format!("t.example. 60 A 127.0.0.{last}")));
+        }
+        Some(answer)
+    })
+    .await;
+    let (checker, _context) = checker_of(&forward(&[&upstream]));
+    let results = checker.check(&name("t.example."), TIMEOUT).await;
+    let [UpstreamResult { outcome: TargetOutcome::Failed(why), .. }] = &results[..] else {
+        panic!("{results:?}")
+    };
+    assert!(why.starts_with("only denied addresses: 127.0.0.0, ") && why.ends_with('…'), "{why}");
+    assert_eq!(why.chars().count(), 200);
+}
+
+#[tokio::test]
+async fn chains_are_followed_to_their_addresses() {
+    let (chain, dangling, around, ours, away) = (
+        with(&["t.example. 60 CNAME a.example.", "a.example. 60 A 192.0.2.1"]).await,
+        with(&["t.example. 60 CNAME a.example."]).await,
+        with(&["t.example. 60 CNAME a.example.", "a.example. 60 CNAME t.example."]).await,
+        with(&["t.example. 60 CNAME fixed.default.lb.internal."]).await,
+        Fake::start(|asked, _| {
+            Some(match asked.queries[0].name().to_ascii().as_str() {
+                "t.example." => answer(asked, &["t.example. 60 CNAME missing.default.lb.internal."]),
+                _ => error(asked, ResponseCode::NXDomain),
+            })
+        })
+        .await,
+    );
+    let all = [&chain, &dangling, &around, &ours, &away];
+    let (checker, _context) = checker_of(&forward(&all));
+    assert_eq!(
+        check(&checker, "t.example.", &all).await,
+        [
+            "0 resolved",
+            "1 failed: no addresses",
+            "2 no answer: the answer is a referral, truncated, or a CNAME loop",
+            "3 resolved",
+            "4 failed: NXDOMAIN",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn hostname_in_our_zone_is_answered_by_its_link() {
+    let (good, gone) = (Fake::good(1).await, Fake::erring(ResponseCode::NXDomain).await);
+    let all = [&good, &gone];
+    let (checker, context) = checker_of(&format!("cache\n{}", forward(&all)));
+    assert_eq!(check(&checker, "fixed.default.lb.internal.", &all).await, ["- resolved"]);
+    assert_eq!(check(&checker, "nothing.default.lb.internal.", &all).await, ["- failed: NXDOMAIN"]);
+    assert_eq!(good.count() + gone.count(), 0);
+    assert_eq!(
+        check(&checker, "web.default.lb.internal.", &all).await,
+        ["0 resolved", "1 failed: NXDOMAIN"],
+        "the link's target is asked for at each upstream"
+    );
+    assert_eq!(context.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
+}
+
+#[tokio::test]
+async fn answers_before_forward_have_no_upstream() {
+    let upstream = Fake::erring(ResponseCode::NXDomain).await;
+    let template = "template IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}";
+    let (checker, _context) = checker_of(&format!("{template}\ntemplate IN AAAA {{\nrcode NOERROR\n}}"));
+    assert_eq!(check(&checker, "t.example.", &[]).await, ["- resolved"]);
+    let (checker, _context) = checker_of(&format!("{template}\n{}", forward(&[&upstream])));
+    assert_eq!(
+        check(&checker, "t.example.", &[&upstream]).await,
+        ["0 resolved"],
+        "the upstream is only asked for AAAA"
+    );
+    let (checker, _context) = checker_of("whoami");
+    assert_eq!(check(&checker, "t.example.", &[]).await, ["- failed: no addresses"]);
+    let (checker, _context) = checker_of("cache");
+    assert_eq!(check(&checker, "t.example.", &[]).await, ["- failed: SERVFAIL"]);
+}
+
+#[tokio::test]
+async fn hostname_outside_all_blocks_fails() {
+    let context = TestServer::corefile(LINKS);
+    let (checker, _servers) = checker(Arc::clone(&context.server));
+    let results = check(&checker, "t.example.", &[]).await;
+    assert_eq!(results, ["- failed: no server block resolves the hostname"]);
+}
+
+#[tokio::test]
+async fn check_takes_the_forward_line_of_the_hostname() {
+    let (other, missing, next, silent) = (
+        Fake::good(1).await,
+        Fake::erring(ResponseCode::NXDomain).await,
+        Fake::good(2).await,
+        Fake::erring(ResponseCode::ServFail).await,
+    );
+    let all = [&other, &missing, &next, &silent];
+    let line = |zone: &str, upstreams: &[&Fake]| forward(upstreams).replacen('.', zone, 1);
+    let block = format!(
+        "{}\n{} {{\nnext NXDOMAIN\n}}\n{}",
+        line("other.example", &[&other]),
+        line("example", &[&missing, &silent]),
+        line(".", &[&next, &missing])
+    );
+    let (checker, _context) = checker_of(&block);
+    assert_eq!(
+        check(&checker, "t.example.", &all).await,
+        ["1 failed: NXDOMAIN", "2 resolved", "3 no answer: SERVFAIL"],
+        "the upstreams of the next line are asked as well"
+    );
+    assert_eq!(check(&checker, "a.other.example.", &all).await, ["0 resolved"]);
+}
+
+#[tokio::test]
+async fn upstream_that_is_down_is_asked() {
+    let is_down = Arc::new(AtomicBool::new(true));
+    let seen = Arc::clone(&is_down);
+    let (down, up) = (
+        Fake::start(move |asked, _| {
+            let is_check = asked.queries[0].query_type() == RecordType::NS;
+            let is_silent = is_check || seen.load(Ordering::Relaxed);
+            (!is_silent).then(|| answer(asked, &["t.example. 60 A 192.0.2.1"]))
+        })
+        .await,
+        Fake::good(1).await,
+    );
+    let all = [&down, &up];
+    let (checker, context) = checker_of(&format!("{} {{\nmax_fails 1\n}}", forward(&all)));
+    let within = Duration::from_secs(2);
+    assert_eq!(
+        check_within(&checker, "t.example.", &all, within).await,
+        ["0 no answer: no reply within 2s", "1 resolved"]
+    );
+    let failures = || -> usize {
+        let line = context.metrics("healthcheck_failures_total").join("");
+        line.split(' ').next_back().and_then(|number| number.parse().ok()).unwrap_or_default()
+    };
+    while failures() < 2 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    is_down.store(false, Ordering::Relaxed);
+    assert_eq!(check(&checker, "t.example.", &all).await, ["0 resolved", "1 resolved"]);
+}
+
+#[tokio::test]
+async fn servers_of_a_reload_are_used() {
+    let (old, new) = (Fake::good(1).await, Fake::erring(ResponseCode::NXDomain).await);
+    let server =
+        |fake: &Fake| TestServer::corefile(&format!("{LINKS}. {{\n{}\n}}\n", forward(&[fake]))).server;
+    let (checker, servers) = checker(server(&old));
+    assert_eq!(check(&checker, "t.example.", &[&old]).await, ["0 resolved"]);
+    servers.send_replace(Servers::from([server(&new)]));
+    assert_eq!(check(&checker, "t.example.", &[&new]).await, ["0 failed: NXDOMAIN"]);
+    servers.send_replace(Servers::from([TestServer::block("whoami").server]));
+    let results = check(&checker, "t.example.", &[]).await;
+    assert_eq!(results, ["- not asked: no server block has lb_linker"]);
+}
+
+#[tokio::test]
+async fn probe_asks_one_upstream_for_another_name() {
+    let (answering, failing, silent, unused) = (
+        Fake::erring(ResponseCode::NXDomain).await,
+        Fake::erring(ResponseCode::ServFail).await,
+        Fake::silent().await,
+        Fake::good(1).await,
+    );
+    let block = format!(
+        "cache\nforward other.example {}\n{}",
+        unused.address,
+        forward(&[&answering, &failing, &silent])
+    );
+    let (checker, _context) = checker_of(&block);
+    let probe = async |upstream: &Fake, timeout| {
+        checker.is_answering(&name("t.example."), upstream.address, &name("probe.test."), timeout).await
+    };
+    assert!(probe(&answering, TIMEOUT).await);
+    assert!(!probe(&failing, TIMEOUT).await);
+    assert!(!probe(&silent, Duration::from_secs(1)).await);
+    assert!(!probe(&unused, TIMEOUT).await, "it isn't an upstream of the line");
+    assert_eq!(unused.count(), 0);
+    let asked = answering.asked.lock().unwrap();
+    let [(asked, _)] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!(asked.queries[0].name(), &name("probe.test."));
+    assert!(asked.metadata.recursion_desired);
+}
