@@ -348,6 +348,15 @@ async fn upstream_that_is_down_is_asked() {
 }
 
 #[tokio::test]
+async fn exceeded_limit_says_nothing_about_the_target() {
+    let silent = Fake::silent().await;
+    let (checker, _context) = checker_of(&format!("{} {{\nmax_concurrent 1\n}}", forward(&[&silent])));
+    let results = check_within(&checker, "t.example.", &[&silent], Duration::from_secs(1)).await;
+    assert_eq!(results.len(), 1);
+    assert!(results[0].starts_with("0 not asked: concurrent queries exceeded maximum 1"), "{results:?}");
+}
+
+#[tokio::test]
 async fn servers_of_a_reload_are_used() {
     let (old, new) = (Fake::good(1).await, Fake::erring(ResponseCode::NXDomain).await);
     let server =
