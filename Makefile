@@ -1,7 +1,7 @@
 # For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo recording test bench bench-cluster build static rootfs image lint docs control-plane stubs go-programs helm promtool fuzz has-rust has-cargo-fuzz
+.PHONY: help demo recording test bench bench-cluster build static rootfs image lint docs crd control-plane stubs go-programs helm promtool fuzz has-rust has-cargo-fuzz
 
 # The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -67,6 +67,9 @@ docs: has-rust ## generate docs/plugins.md, docs/differences.md, outputs in docs
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet stub::report
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test e2e --quiet the_page_of_differences
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test architecture --quiet copies_of_rules_and_dashboard
+
+crd: ## write the CRD of ExternalTargets, deploy/crd/crd.yaml and the template of the chart, from src/api/
+	LB_LINKER_WRITE_CRD=1 cargo test --locked --test architecture --quiet crd_in_deploy
 
 control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)
 	tests/control-plane/build

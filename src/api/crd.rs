@@ -1,5 +1,7 @@
 //! The CustomResourceDefinition of ExternalTargets.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
@@ -15,6 +17,8 @@ pub fn external_targets() -> CustomResourceDefinition {
     for schema in schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()) {
         clean(schema);
     }
+    crd.metadata.labels =
+        Some(BTreeMap::from([("app.kubernetes.io/name".to_owned(), "lb-linker".to_owned())]));
     crd
 }
 
@@ -42,8 +46,6 @@ fn clean(schema: &mut JSONSchemaProps) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use serde_json::Value;
 
     use super::*;

@@ -1,5 +1,6 @@
 //! The Helm chart, by Helm 3 and Helm 4, on the real API server.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -92,15 +93,8 @@ fn sorted(mut objects: Vec<Value>) -> Vec<Value> {
 
 #[test]
 fn chart_with_default_values_equals_deploy() {
-    let mut expected = Vec::new();
-    for entry in fs::read_dir(deploy()).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "yaml") {
-            let objects: Vec<Value> =
-                serde_saphyr::from_multiple(&fs::read_to_string(path).unwrap()).unwrap();
-            expected.extend(objects);
-        }
-    }
+    let mut expected =
+        [deploy().to_owned(), deploy().join("crd")].map(|path| crate::deploy::objects(&path)).concat();
     // --create-namespace creates it.
     expected.retain(|object| object["kind"] != "Namespace" || object["metadata"]["name"] != "lb-linker");
     let expected = sorted(expected);
@@ -158,6 +152,37 @@ fn chart_with_monitoring_equals_deploy_monitoring() {
 }
 
 #[test]
+fn values_of_crds_leave_out_what_they_name() {
+    const CRD: &str = "CustomResourceDefinition externaltargets.linker.hsj.com";
+    const OWN: [&str; 2] = ["ClusterRole lb-linker-crd", "ClusterRoleBinding lb-linker-crd"];
+    const AGGREGATED: [&str; 2] = ["ClusterRole lb-linker-crd-edit", "ClusterRole lb-linker-crd-view"];
+    for helm in without_cluster() {
+        let rendered = |args: &[&str]| -> BTreeSet<String> {
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            let objects = helm.template(args).into_iter();
+            let names = objects.map(|it| format!("{} {}", text(&it["kind"]), text(&it["metadata"]["name"])));
+            names.filter(|name| name == CRD || name.contains("lb-linker-crd")).collect()
+        };
+        let expected = |parts: &[&[&str]]| -> BTreeSet<String> {
+            parts.concat().into_iter().map(str::to_owned).collect()
+        };
+        assert_eq!(rendered(&[]), expected(&[&[CRD], &OWN, &AGGREGATED]));
+        assert_eq!(rendered(&["--set=crds.enabled=false"]), expected(&[&OWN, &AGGREGATED]));
+        assert_eq!(rendered(&["--set=crds.aggregateRoles=false"]), expected(&[&[CRD], &OWN]));
+        assert_eq!(rendered(&["--kube-version=1.30.0"]), expected(&[&OWN, &AGGREGATED]));
+        assert_eq!(rendered(&["--kube-version=v1.31.0-eks-1"]), rendered(&[]));
+
+        let annotations = |args: &[&str]| {
+            let objects = helm.template(args);
+            let crd = objects.iter().find(|object| object["kind"] == "CustomResourceDefinition").unwrap();
+            crd["metadata"].get("annotations").cloned()
+        };
+        assert_eq!(annotations(&[]), Some(json!({"helm.sh/resource-policy": "keep"})));
+        assert_eq!(annotations(&["--set=crds.keep=false"]), None);
+    }
+}
+
+#[test]
 fn rules_of_a_release_select_its_namespace() {
     for helm in without_cluster() {
         let values = ["--namespace=blue", "--set=monitoring.enabled=true"];
@@ -186,6 +211,8 @@ fn chart_passes_lint_and_refuses_wrong_values() {
             // Without a name, the ValidatingAdmissionPolicy would deny the deletion of every namespace.
             ("targetNamespace.name=null,targetNamespace.create=false", "targetNamespace"),
             ("leaderElection=null", "leaderElection"),
+            ("crds=null", "crds"),
+            ("crds.keep=yes", "keep"),
             ("zones=null", "zones"),
             ("zones={a#b}", "zones"),
             ("fullnameOverride=a.b", "fullnameOverride"),
@@ -296,6 +323,7 @@ fn values_set_what_they_say() {
         ("Role", "lb-linker-stub"),
         ("RoleBinding", "lb-linker-stub"),
         ("ClusterRole", "lb-linker-patch"),
+        ("ClusterRole", "lb-linker-crd"),
     ] {
         find(kind, name);
     }
@@ -306,7 +334,8 @@ fn values_set_what_they_say() {
 /// Returns the objects of a release, by their kinds and names.
 fn of_release(plane: &ControlPlane, release: &str) -> Vec<String> {
     let kinds = "deployments,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,configmaps,\
-                 poddisruptionbudgets,namespaces,validatingadmissionpolicies,validatingadmissionpolicybindings";
+                 poddisruptionbudgets,namespaces,validatingadmissionpolicies,validatingadmissionpolicybindings,\
+                 customresourcedefinitions";
     let selector = format!("app.kubernetes.io/instance={release}");
     let found = plane.kubectl(&["get", kinds, "--all-namespaces", "-l", &selector, "-o", "name"]);
     found.lines().map(str::to_owned).collect()
@@ -358,7 +387,7 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
         CHART,
         "--namespace=lb-linker-blue",
         "--create-namespace",
-        "--set=targetNamespace.create=false,keepTargets.enabled=false",
+        "--set=targetNamespace.create=false,keepTargets.enabled=false,crds.enabled=false",
     ]);
     let blue = plane.list("/apis/apps/v1/namespaces/lb-linker-blue/deployments");
     let args = &blue[0]["spec"]["template"]["spec"]["containers"][0]["args"];
@@ -367,20 +396,24 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     assert_eq!(of_release(&plane, "blue"), [] as [&str; 0]);
 
     helm.run(&["uninstall", "lb-linker", "--namespace", "lb-linker"]);
-    assert_eq!(of_release(&plane, "lb-linker"), ["namespace/external-targets"]);
+    let crd = "customresourcedefinition.apiextensions.k8s.io/externaltargets.linker.hsj.com";
+    assert_eq!(of_release(&plane, "lb-linker"), ["namespace/external-targets", crd]);
     let targets = ["get", "namespace", "external-targets", "-o", "jsonpath={.metadata.deletionTimestamp}"];
     assert_eq!(plane.kubectl(&targets), "");
     let dns = CoreDns::of_cluster(&plane).await;
     let name = "web-default-ext.external-targets.svc.cluster.local. A";
     answers(dns.address, name, "a.example.com. 192.0.2.10").await;
 
-    // The kept namespace belongs to the former release.
+    // The kept namespace and the kept CRD belong to the former release.
     helm.run(&["install", "lb-linker", CHART, "--namespace", "lb-linker"]);
     helm.run(&["uninstall", "lb-linker", "--namespace", "lb-linker"]);
     let other = ["install", "green", CHART, "--namespace=green", "--create-namespace"];
     let error = helm.try_run(&other).unwrap_err();
     assert!(error.contains("external-targets"), "{error}");
-    helm.run(&[&other[..], &["--set=targetNamespace.create=false"]].concat());
+    let other = [&other[..], &["--set=targetNamespace.create=false"]].concat();
+    let error = helm.try_run(&other).unwrap_err();
+    assert!(error.contains("externaltargets.linker.hsj.com"), "{error}");
+    helm.run(&[&other[..], &["--set=crds.enabled=false"]].concat());
 }
 
 #[tokio::test]

@@ -97,7 +97,7 @@ fn api_server_accepts_the_objects_with_the_operators_crds() {
             CHART,
             &format!("--namespace={release}"),
             "--create-namespace",
-            "--set=monitoring.enabled=true,targetNamespace.create=false,keepTargets.enabled=false",
+            "--set=monitoring.enabled=true,targetNamespace.create=false,keepTargets.enabled=false,crds.enabled=false",
         ]);
         for kind in ["prometheusrules", "servicemonitors"] {
             let path = format!("/apis/monitoring.coreos.com/v1/namespaces/{release}/{kind}");
