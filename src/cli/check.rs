@@ -20,6 +20,10 @@ use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::client::{ClientConnection, connect};
 use crate::sync::source::manifests;
 
+/// The line about a cluster without the CRD.
+const WITHOUT_EXTERNAL_TARGETS: &str =
+    "ExternalTargets aren't used, because their CRD isn't installed: deploy/crd/";
+
 /// Checks flags and files without opening a port, and with `ask_cluster` asks the API server whether each required
 /// permission is granted.
 ///
@@ -56,6 +60,14 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         let election_config = flags.election_config()?;
         let needed = permissions::needed(flags, election_config.as_ref());
         permissions::review_access(&mut check_report, client.clone(), &needed).await;
+        match permissions::has_external_targets(&mut check_report, &client).await {
+            Some(true) => {
+                let needed = permissions::for_external_targets(flags);
+                permissions::review_access(&mut check_report, client.clone(), &needed).await;
+            }
+            Some(false) => check_report.lines.push(WITHOUT_EXTERNAL_TARGETS.to_owned()),
+            None => {}
+        }
         if flags.sync_mode() == SyncMode::On {
             dry_run::dry_run_create(&mut check_report, client.clone(), &flags.target_namespace).await;
         }

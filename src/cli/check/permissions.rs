@@ -7,10 +7,12 @@ use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
 use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::{Api, Client, Resource as _};
 
 use super::report::CheckReport;
+use crate::api::external_target::ExternalTarget;
 use crate::cli::flags::Flags;
+use crate::model::excerpt::sentence;
 use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::errors::describe;
@@ -18,14 +20,16 @@ use crate::sync::k8s::errors::describe;
 /// The timeout of the review of one permission.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// API group and plural name.
-type Resource = (&'static str, &'static str);
+/// API group, version and plural name, with `/` and the name of the subresource if it is one.
+type Resource = (&'static str, &'static str, &'static str);
 
-const SERVICES: Resource = ("", "services");
-const EVENTS: Resource = ("events.k8s.io", "events");
-const ENDPOINT_SLICES: Resource = ("discovery.k8s.io", "endpointslices");
-const LEASES: Resource = ("coordination.k8s.io", "leases");
-const PODS: Resource = ("", "pods");
+const SERVICES: Resource = ("", "v1", "services");
+const EVENTS: Resource = ("events.k8s.io", "v1", "events");
+const ENDPOINT_SLICES: Resource = ("discovery.k8s.io", "v1", "endpointslices");
+const LEASES: Resource = ("coordination.k8s.io", "v1", "leases");
+const PODS: Resource = ("", "v1", "pods");
+const EXTERNAL_TARGETS: Resource = ("linker.hsj.com", "v1alpha1", "externaltargets");
+const EXTERNAL_TARGET_STATUS: Resource = ("linker.hsj.com", "v1alpha1", "externaltargets/status");
 
 /// A permission: a verb on objects of a kind, in one namespace or in all.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +52,7 @@ enum Requirement {
 
 impl fmt::Display for RequiredPermission<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.verb, self.resource.1)?;
+        write!(f, "{} {}", self.verb, self.resource.2)?;
         if let Some(name) = self.name {
             write!(f, "/{name}")?;
         }
@@ -68,11 +72,7 @@ pub(super) fn needed<'a>(
         move |verb: &&'static str| RequiredPermission { verb, resource, namespace, name: None, need }
     };
     let default = Requirement::Always("deploy/");
-    let watched: Vec<Option<&str>> = if flags.watch_namespaces.is_empty() {
-        vec![None]
-    } else {
-        flags.watch_namespaces.iter().map(|namespace| Some(&**namespace)).collect()
-    };
+    let watched = watched(flags);
     let verbs: &[&str] = match flags.sync_mode() {
         SyncMode::On => &["list", "watch", "create", "patch", "delete"],
         SyncMode::Plan => &["list", "watch"],
@@ -109,6 +109,47 @@ pub(super) fn needed<'a>(
         }
     }
     permissions
+}
+
+/// Returns the permissions for ExternalTargets.
+pub(super) fn for_external_targets(flags: &Flags) -> Vec<RequiredPermission<'_>> {
+    let need = Requirement::Optional("only for ExternalTargets: deploy/crd/");
+    let mut verbs = vec![("list", EXTERNAL_TARGETS), ("watch", EXTERNAL_TARGETS)];
+    if flags.sync_mode() == SyncMode::On {
+        verbs.push(("patch", EXTERNAL_TARGET_STATUS));
+    }
+    let in_namespace = |namespace| {
+        let permission =
+            move |&(verb, resource)| RequiredPermission { verb, resource, namespace, name: None, need };
+        verbs.iter().map(permission).collect::<Vec<_>>()
+    };
+    watched(flags).into_iter().flat_map(in_namespace).collect()
+}
+
+/// Returns the namespaces of the load balancers; `None` for all.
+fn watched(flags: &Flags) -> Vec<Option<&str>> {
+    if flags.watch_namespaces.is_empty() {
+        vec![None]
+    } else {
+        flags.watch_namespaces.iter().map(|namespace| Some(&**namespace)).collect()
+    }
+}
+
+/// Asks the API server whether the CRD of ExternalTargets is installed. `None` if it can't tell; the report says why.
+pub(super) async fn has_external_targets(check_report: &mut CheckReport, client: &Client) -> Option<bool> {
+    let group_version = ExternalTarget::api_version(&());
+    let discovery = client.list_api_group_resources(&group_version);
+    let error = match tokio::time::timeout(REQUEST_TIMEOUT, discovery).await {
+        Ok(Ok(resources)) => {
+            let plural = ExternalTarget::plural(&());
+            return Some(resources.resources.iter().any(|resource| resource.name == plural));
+        }
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Some(false),
+        Ok(Err(error)) => sentence(&error.to_string()).to_string(),
+        Err(_) => format!("no answer within {REQUEST_TIMEOUT:?}"),
+    };
+    check_report.lines.push(format!("can't ask whether the CRD of ExternalTargets is installed: {error}"));
+    None
 }
 
 /// Asks the API server whether each permission is granted.
@@ -152,14 +193,18 @@ async fn is_granted(
     api: &Api<SelfSubjectAccessReview>,
     permission: &RequiredPermission<'_>,
 ) -> kube::Result<bool> {
+    let (group, version, resource) = permission.resource;
+    let (resource, subresource) =
+        resource.split_once('/').map_or((resource, None), |(resource, part)| (resource, Some(part)));
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {
                 verb: Some(permission.verb.to_owned()),
                 namespace: permission.namespace.map(ToOwned::to_owned),
-                group: Some(permission.resource.0.to_owned()),
-                version: Some("v1".to_owned()),
-                resource: Some(permission.resource.1.to_owned()),
+                group: Some(group.to_owned()),
+                version: Some(version.to_owned()),
+                resource: Some(resource.to_owned()),
+                subresource: subresource.map(ToOwned::to_owned),
                 name: permission.name.map(ToOwned::to_owned),
                 ..Default::default()
             }),
