@@ -2,18 +2,21 @@
 
 mod bad_input;
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchParams};
 use kube::core::response::StatusCause;
 use lb_linker::api::crd;
 use lb_linker::api::external_target::ExternalTarget;
 use lb_linker::api::status::SourceState;
 use serde_json::{Value, json};
 
+use crate::harness::clients::client;
 use crate::harness::control_plane::ControlPlane;
-use crate::harness::eventually;
+use crate::harness::linker::run_to_end;
+use crate::harness::{deploy, eventually};
 
 /// An ExternalTarget with every field of the spec.
 const WEB: &str = "
@@ -36,13 +39,12 @@ spec:
   alerts: {ruleLabels: {release: monitoring}, labels: {team: shop}, notReadyForSeconds: 300, failedOverForSeconds: 900}
 ";
 
-/// Returns a control plane with the CRD, and a namespace for one test.
+/// Returns a control plane with `deploy/crd/`, and a namespace for one test.
 async fn plane_and_namespace() -> (&'static ControlPlane, String) {
     static INSTALLED: OnceLock<()> = OnceLock::new();
     let plane = ControlPlane::shared_for_external_targets();
     INSTALLED.get_or_init(|| {
-        let definition = serde_json::to_string(&crd::external_targets()).unwrap();
-        plane.kubectl_stdin(&["apply", "--validate=strict", "-f", "-"], &definition);
+        plane.kubectl(&["apply", "--validate=strict", "-f", deploy().join("crd").to_str().unwrap()]);
         let name = "crd/externaltargets.linker.hsj.com";
         plane.kubectl(&["wait", "--for=condition=Established", "--timeout=180s", name]);
     });
@@ -70,6 +72,18 @@ async fn refusal(api: &Api<ExternalTarget>, name: &str, spec: Value) -> Vec<Stat
         Err(kube::Error::Api(status)) if status.code == 422 => status.details.unwrap().causes,
         other => panic!("{name}: {other:?}"),
     }
+}
+
+/// Creates a ServiceAccount with this ClusterRole in its namespace, and returns its kubeconfig.
+fn account(plane: &ControlPlane, namespace: &str, name: &str, role: &str) -> PathBuf {
+    plane.kubectl(&["-n", namespace, "create", "serviceaccount", name]);
+    let (role, subject) = (format!("--clusterrole={role}"), format!("--serviceaccount={namespace}:{name}"));
+    plane.kubectl(&["-n", namespace, "create", "rolebinding", name, &role, &subject]);
+    plane.kubeconfig_for_service_account(namespace, name)
+}
+
+fn is_forbidden<T>(answer: kube::Result<T>) -> bool {
+    matches!(answer, Err(kube::Error::Api(status)) if status.code == 403)
 }
 
 fn condition(kind: &str, status: &str, message: &str) -> Value {
@@ -351,4 +365,108 @@ async fn kubectl_explain_describes_every_field() {
         let explained = plane.kubectl(&["explain", &format!("xt{path}")]);
         assert!(!explained.contains("<no description>"), "{explained}");
     }
+}
+
+#[tokio::test]
+async fn applied_crd_is_that_of_the_program() {
+    let (plane, _) = plane_and_namespace().await;
+    let definition = serde_json::to_string(&crd::external_targets()).unwrap();
+    // kubectl ends with 1 if there is a difference.
+    assert_eq!(plane.try_kubectl_stdin(&["diff", "-f", "-"], &definition), Ok(String::new()));
+    let other = definition.replace("\"maxItems\":8,", "\"maxItems\":9,");
+    assert_ne!(other, definition);
+    plane.try_kubectl_stdin(&["diff", "-f", "-"], &other).unwrap_err();
+}
+
+#[tokio::test]
+async fn aggregated_roles_edit_the_spec_but_not_the_status() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let spec = json!({"sources": [{"name": "a", "hostname": "a.example"}]});
+    let (edit, status) = (json!({"spec": {"ttlSeconds": 7}}), json!({"status": {"observedGeneration": 1}}));
+    let (edit, status) = (Patch::Merge(edit), Patch::Merge(status));
+    let as_user = async |role: &str| -> Api<ExternalTarget> {
+        let user = account(plane, &namespace, role, role);
+        Api::namespaced(client(&user).await, &namespace)
+    };
+    let params = PatchParams::default();
+
+    let editor = as_user("lb-linker-crd-edit").await;
+    let created = create(&editor, "web", spec.clone()).await.unwrap();
+    editor.patch("web", &params, &edit).await.unwrap();
+    assert!(is_forbidden(editor.patch_status("web", &params, &status).await));
+    assert!(is_forbidden(editor.replace_status("web", &PostParams::default(), &created).await));
+    // A status in the object itself is ignored.
+    editor.patch("web", &params, &status).await.unwrap();
+
+    let viewer = as_user("lb-linker-crd-view").await;
+    let seen = viewer.get("web").await.unwrap();
+    assert_eq!((seen.spec.ttl_seconds, seen.status), (Some(7), None));
+    assert_eq!(viewer.list(&ListParams::default()).await.unwrap().items.len(), 1);
+    assert!(is_forbidden(create(&viewer, "other", spec.clone()).await));
+    assert!(is_forbidden(viewer.patch_status("web", &params, &status).await));
+    assert!(is_forbidden(viewer.delete("web", &DeleteParams::default()).await));
+
+    let linker = as_user("lb-linker-crd").await;
+    let listed = linker.list(&ListParams::default()).await.unwrap();
+    let version = listed.metadata.resource_version.unwrap();
+    assert!(linker.watch(&WatchParams::default(), &version).await.is_ok());
+    linker.patch_status("web", &params, &status).await.unwrap();
+    assert!(is_forbidden(linker.patch("web", &params, &edit).await));
+    assert!(is_forbidden(create(&linker, "other", spec).await));
+    assert!(is_forbidden(linker.delete("web", &DeleteParams::default()).await));
+
+    editor.delete_collection(&DeleteParams::default(), &ListParams::default()).await.unwrap();
+    assert_eq!(linker.list(&ListParams::default()).await.unwrap().items, []);
+}
+
+#[tokio::test]
+async fn roles_of_kubernetes_select_the_aggregated_roles() {
+    let (plane, _) = plane_and_namespace().await;
+    let get = |role: &str| -> Value {
+        serde_json::from_str(&plane.kubectl(&["get", "clusterrole", role, "-o", "json"])).unwrap()
+    };
+    // The controller that copies the rules doesn't run here.
+    let selects = |role: &str, aggregated: &str| {
+        let (role, labels) = (get(role), get(aggregated)["metadata"]["labels"].clone());
+        let selectors = role["aggregationRule"]["clusterRoleSelectors"].as_array().unwrap().iter();
+        let mut selectors = selectors.map(|selector| selector["matchLabels"].as_object().unwrap());
+        selectors.any(|wanted| wanted.iter().all(|(label, value)| labels[label] == *value))
+    };
+    for (role, selected) in [("view", [true, false]), ("edit", [false, true]), ("admin", [false, true])] {
+        let found = ["lb-linker-crd-view", "lb-linker-crd-edit"].map(|aggregated| selects(role, aggregated));
+        assert_eq!(found, selected, "{role}");
+    }
+    // edit and admin have the rules of view.
+    assert!(selects("edit", "view") && selects("admin", "edit"));
+}
+
+#[tokio::test]
+async fn check_cluster_names_permissions_where_the_crd_is() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let check = |user: &PathBuf, sync: &str| {
+        let output = run_to_end([
+            "check",
+            "--cluster",
+            "--upstream=none",
+            "--kubeconfig",
+            user.to_str().unwrap(),
+            "--watch-namespaces",
+            &namespace,
+            "--sync",
+            sync,
+        ]);
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let lines = printed.lines().filter(|line| line.to_lowercase().contains("externaltargets"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let permissions = ["list externaltargets", "watch externaltargets", "patch externaltargets/status"];
+    let user = account(plane, &namespace, "with", "lb-linker-crd");
+    let granted = permissions.map(|permission| format!("yes  {permission} in namespace {namespace}"));
+    assert_eq!(check(&user, "on"), granted);
+    assert_eq!(check(&user, "plan"), granted[..2]);
+    assert_eq!(check(&user, "off"), granted[..2]);
+    let user = account(plane, &namespace, "without", "view");
+    let why = "(only for ExternalTargets: deploy/crd/)";
+    let missing = permissions.map(|permission| format!("no   {permission} in namespace {namespace} {why}"));
+    assert_eq!(check(&user, "on"), missing);
 }
