@@ -379,6 +379,10 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     assert!(corefiles.contains("lb_linker lb.internal"), "{corefiles}");
     helm.run(&["rollback", "lb-linker", "1", "--namespace", "lb-linker"]);
     assert_eq!(deployment(), installed);
+    // A CRD that was left out stays, and is taken over again.
+    helm.run(&[&upgrade[..], &["--set=crds.enabled=false"]].concat());
+    plane.kubectl(&["get", "crd", "externaltargets.linker.hsj.com"]);
+    helm.run(&upgrade);
 
     // A second release in the same target namespace.
     helm.run(&[
@@ -414,6 +418,9 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     let error = helm.try_run(&other).unwrap_err();
     assert!(error.contains("externaltargets.linker.hsj.com"), "{error}");
     helm.run(&[&other[..], &["--set=crds.enabled=false"]].concat());
+    helm.run(&["install", "lb-linker", CHART, "--namespace=lb-linker", "--set=crds.keep=false"]);
+    helm.run(&["uninstall", "lb-linker", "--namespace", "lb-linker"]);
+    plane.kubectl(&["wait", "--for=delete", "crd/externaltargets.linker.hsj.com", "--timeout=60s"]);
 }
 
 #[tokio::test]
