@@ -18,6 +18,9 @@ const ALLOWED_DIVISOR: usize = 5;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
+/// The maximum number of decisions at once.
+const MAX_ROUNDS: usize = 3;
+
 /// Time after which a check has to fail again before a held failover is made.
 const CONFIRM_AFTER: Duration = Duration::from_secs(30);
 
@@ -25,9 +28,11 @@ const CONFIRM_AFTER: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub struct MassFailureGuard(HashMap<ServiceKey, Intent>);
 
+/// A failover to a source that is ready.
 #[derive(Debug)]
 struct Intent {
     since: Timestamp,
+    /// When it was last wanted or made.
     last: Timestamp,
     is_allowed: bool,
 }
@@ -35,18 +40,37 @@ struct Intent {
 impl MassFailureGuard {
     /// Decides about one of `all` ExternalTargets. A failover that too many want is held: then the decision plans
     /// checks of the failed target, and the first one that fails after 30 s confirms the failover.
+    ///
+    /// After a change of the target it decides again, with the decided status as the former one. Then `moved` is the
+    /// reason of the first change.
     pub fn decide(&mut self, key: &ServiceKey, all: usize, inputs: &Inputs<'_>) -> FailoverDecision {
+        let mut decision = self.decide_once(key, all, inputs);
+        let mut before = inputs.former.target.clone();
+        for _ in 1..MAX_ROUNDS {
+            if decision.status.target == before {
+                break;
+            }
+            let next = self.decide_once(key, all, &Inputs { former: &decision.status, ..*inputs });
+            before = decision.status.target;
+            decision = FailoverDecision {
+                moved: decision.moved.or(next.moved),
+                events: [decision.events, next.events].concat(),
+                fails_over: decision.fails_over || next.fails_over,
+                failed_at: decision.failed_at.or(next.failed_at),
+                ..next
+            };
+        }
+        decision
+    }
+
+    fn decide_once(&mut self, key: &ServiceKey, all: usize, inputs: &Inputs<'_>) -> FailoverDecision {
         let decision = decide(&Inputs { is_failover_held: false, ..*inputs });
         let Some(failed_at) = decision.failed_at else {
             self.forget(key);
             return decision;
         };
-        if !decision.fails_over {
-            // No source is healthy at present: when one is again, the wait doesn't begin anew.
-            self.0.entry(key.clone()).and_modify(|intent| intent.last = inputs.now);
-            return decision;
-        }
-        if self.is_allowed(key, all, failed_at, inputs.now) {
+        // Without a healthy source nothing is wanted; when one is healthy again, a held failover doesn't wait anew.
+        if !decision.fails_over || self.is_allowed(key, all, failed_at, inputs.now) {
             return decision;
         }
         decide(&Inputs { is_failover_held: true, ..*inputs })
@@ -62,14 +86,15 @@ impl MassFailureGuard {
 
     /// Returns whether a failover may be made: too few ExternalTargets want one, or a check has failed again.
     fn is_allowed(&mut self, key: &ServiceKey, all: usize, failed_at: Timestamp, now: Timestamp) -> bool {
+        let is_recent = |intent: &Intent| elapsed(intent.last, now) < WINDOW;
         // Later times are from before the clock was set back.
-        self.0.retain(|_, intent| intent.last <= now && elapsed(intent.last, now) < WINDOW);
-        let number = self.0.len() + usize::from(!self.0.contains_key(key));
+        self.0.retain(|_, intent| intent.last <= now && (is_recent(intent) || !intent.is_allowed));
+        let others = self.0.iter().filter(|(other, intent)| *other != key && is_recent(intent)).count();
         let new = Intent { since: now, last: now, is_allowed: false };
         let intent = self.0.entry(key.clone()).or_insert(new);
         intent.last = now;
         let is_confirmed = failed_at >= later(intent.since, CONFIRM_AFTER);
-        intent.is_allowed |= is_confirmed || number <= ALWAYS_ALLOWED.max(all / ALLOWED_DIVISOR);
+        intent.is_allowed |= is_confirmed || others < ALWAYS_ALLOWED.max(all / ALLOWED_DIVISOR);
         intent.is_allowed
     }
 }
@@ -78,7 +103,8 @@ impl MassFailureGuard {
 mod tests {
     use super::*;
     use crate::sync::failover::outlook::Urgency;
-    use crate::sync::failover::test_support::{Harness, at};
+    use crate::sync::failover::status::MoveReason;
+    use crate::sync::failover::test_support::{Harness, at, target};
 
     fn key(number: usize) -> ServiceKey {
         ServiceKey::new("shop", &number.to_string())
@@ -176,6 +202,56 @@ mod tests {
         assert!(!moves(&mut guard, 3, 10, true, true));
         assert!(!moves(&mut guard, 3, 50, true, false), "the pass of the other source is too old");
         assert!(moves(&mut guard, 3, 60, true, true));
+    }
+
+    #[test]
+    fn targets_that_stay_failed_dont_hold_other_failovers() {
+        let mut guard = MassFailureGuard::default();
+        for number in 0..3 {
+            assert!(moves(&mut guard, number, 10, true, true));
+        }
+        for second in (40..70).step_by(5) {
+            for number in 0..3 {
+                assert!(!moves(&mut guard, number, second, true, false), "no source is healthy");
+            }
+        }
+        assert!(moves(&mut guard, 3, 70, true, true));
+    }
+
+    #[test]
+    fn hold_continues_after_a_minute_without_a_healthy_source() {
+        let mut guard = MassFailureGuard::default();
+        for number in 0..3 {
+            assert!(moves(&mut guard, number, 10, true, true));
+        }
+        assert!(!moves(&mut guard, 3, 20, true, true));
+        assert!(!moves(&mut guard, 3, 60, true, false));
+        for number in 4..7 {
+            assert!(moves(&mut guard, number, 81, true, true));
+        }
+        assert!(moves(&mut guard, 3, 90, true, true), "its checks have failed again since");
+    }
+
+    #[test]
+    fn two_changes_that_are_due_are_made_at_once() {
+        let mut harness = Harness::settled(&[("seoul", "a.example"), ("busan", "b.example")]);
+        harness.now = at(10);
+        harness.fail_thrice("a.example");
+        for second in [10, 20, 50, 340] {
+            harness.decide_at(second);
+            harness.pass("a.example");
+        }
+        harness.now = at(360);
+        harness.pass("a.example");
+        harness.offer("busan").target = Some(target("192.0.2.1"));
+        let mut guard = MassFailureGuard::default();
+        let decision = harness.with_inputs(|inputs| guard.decide(&key(0), 10, inputs));
+        assert_eq!(decision.status.target.as_ref().unwrap().source, "seoul");
+        assert_eq!(decision.moved, Some(MoveReason::TargetChanged));
+        let reasons: Vec<_> = decision.events.iter().map(|event| event.reason).collect();
+        assert_eq!(reasons, ["TargetChanged", "FailedBack"]);
+        harness.status = decision.status.clone();
+        assert_eq!(harness.decide().status, decision.status);
     }
 
     #[test]
