@@ -135,6 +135,16 @@ pub(super) fn cut(mut message: String) -> String {
     message
 }
 
+/// Gives the conditions that have the written status the written times, too: a condition that changed and returned
+/// between two writes hasn't changed.
+pub fn restore_times(decided: &mut FailoverStatus, written: &FailoverStatus) {
+    for condition in &mut decided.conditions {
+        let known = written.condition(condition.kind).filter(|known| known.status == condition.status);
+        // A later time is from before the clock was set back.
+        condition.since = known.map_or(condition.since, |known| known.since.min(condition.since));
+    }
+}
+
 // === impl FailoverStatus ===
 
 impl FailoverStatus {

@@ -34,6 +34,11 @@ impl UpstreamAnswers {
         }
     }
 
+    /// Forgets answers from before the clock was set back: call it before decisions.
+    pub fn forget_after(&mut self, now: Timestamp) {
+        self.0.retain(|_, last| last.newest.1 <= now);
+    }
+
     /// Returns whether the upstream has answered a question about another name after `since`.
     pub(super) fn has_answered_other(
         &self,
@@ -77,5 +82,16 @@ mod tests {
         answers.record(upstream(1), &hostname("b.example"), at(1_000));
         answers.record(upstream(1), &hostname("a.example"), at(10));
         assert!(!answers.has_answered_other(upstream(1), &hostname("a.example"), at(20)));
+    }
+
+    #[test]
+    fn answers_later_than_now_are_forgotten() {
+        let mut answers = UpstreamAnswers::default();
+        answers.record(upstream(1), &hostname("b.example"), at(1_000));
+        answers.record(upstream(2), &hostname("b.example"), at(10));
+        answers.forget_after(at(10));
+        let has_answered =
+            |number| answers.has_answered_other(upstream(number), &hostname("a.example"), at(9));
+        assert_eq!([1, 2].map(has_answered), [false, true]);
     }
 }
