@@ -1,6 +1,6 @@
 //! A query and its context in the plugin chain.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,7 +72,11 @@ impl Request {
     /// Returns the client that the look-ups of this request are charged to. The client's address is already unmapped.
     #[must_use]
     pub fn quota_client(&self) -> IpAddr {
-        if self.is_internal() { INTERNAL_ADDRESS } else { self.client.ip() }
+        match self.purpose {
+            Purpose::Check(_) => CHECK_ADDRESS,
+            _ if self.is_internal() => INTERNAL_ADDRESS,
+            _ => self.client.ip(),
+        }
     }
 
     /// Returns whether this is a request of [`Server::internal_request`]: no client sends from port 0, because port 0
@@ -138,3 +142,5 @@ impl Request {
 
 /// The address that lb-linker's own look-ups are charged to. No packet has this source address.
 pub(crate) const INTERNAL_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+/// The address that checks of targets are charged to, so that they don't take the share of other look-ups.
+pub(crate) const CHECK_ADDRESS: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);

@@ -4,13 +4,19 @@
 //! that answers, and then once for each upstream: the other plugins change each upstream's answer as they change a
 //! client's.
 
-use std::net::SocketAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
+use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::dns::message::query::QueryKey;
+
+pub(crate) const LEADS_BACK: &str = "leads back to the ExternalTarget";
+pub(crate) const NOT_RESOLVED: &str = "no server block resolves the hostname";
 
 /// The result of a target's check at one upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,8 +28,8 @@ pub struct UpstreamResult {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetOutcome {
-    /// The hostname has an address that the target policy allows.
-    Resolved,
+    /// The hostname has addresses that the target policy allows. Has the first four, IPv4 addresses first.
+    Resolved(Vec<IpAddr>),
     /// The hostname has no allowed address.
     Failed(String),
     /// The upstream has sent no usable answer. Never the outcome of a check without an upstream.
@@ -36,6 +42,8 @@ pub enum TargetOutcome {
 #[derive(Debug)]
 pub struct TargetCheck {
     goal: Goal,
+    /// The DNS names of the ExternalTarget that the check is for.
+    own: Arc<[Name]>,
     timeout: Duration,
     pub(crate) deadline: Instant,
     progress: Mutex<Progress>,
@@ -54,9 +62,24 @@ enum Goal {
 struct Progress {
     /// The number of *forward* lines that have passed the query on to the next one.
     passed: usize,
+    wait: Wait,
+    /// How long the check has waited for its turn.
+    queued: Duration,
     is_asked: bool,
     found: Option<Vec<SocketAddr>>,
     outcome: Option<TargetOutcome>,
+}
+
+/// What a check waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Wait {
+    #[default]
+    Plugins,
+    /// For the end of other checks of the upstream.
+    Turn,
+    Upstream,
+    /// For the upstreams of another server block that a CNAME has led to.
+    OtherUpstreams,
 }
 
 /// What a *forward* line does with the query of a check.
@@ -80,22 +103,32 @@ pub(crate) enum CheckEnd {
 }
 
 impl TargetCheck {
-    pub(crate) fn new(timeout: Duration) -> Self {
-        Self::of(Goal::Resolve { line: 0, upstream: None }, timeout, Instant::now() + timeout)
+    pub(crate) fn new(own: Arc<[Name]>, timeout: Duration) -> Self {
+        let goal = Goal::Resolve { line: 0, upstream: None };
+        Self { goal, own, timeout, deadline: Instant::now() + timeout, progress: Mutex::default() }
     }
 
     pub(crate) fn new_probe(upstream: SocketAddr, question: QueryKey, timeout: Duration) -> Self {
-        Self::of(Goal::Probe { upstream, question }, timeout, Instant::now() + timeout)
+        Self { goal: Goal::Probe { upstream, question }, ..Self::new(Arc::default(), timeout) }
     }
 
-    fn of(goal: Goal, timeout: Duration, deadline: Instant) -> Self {
-        Self { goal, timeout, deadline, progress: Mutex::default() }
+    /// Returns whether the name belongs to the ExternalTarget that the check is for.
+    pub(crate) fn is_own(&self, name: &Name) -> bool {
+        self.own.contains(name)
     }
 
     pub(crate) fn upstream(&self) -> Option<SocketAddr> {
         match self.goal {
             Goal::Resolve { upstream, .. } => upstream,
             Goal::Probe { upstream, .. } => Some(upstream),
+        }
+    }
+
+    /// Returns the number of the *forward* line, and the upstream.
+    pub(crate) fn place(&self) -> Option<(usize, SocketAddr)> {
+        match self.goal {
+            Goal::Resolve { line, upstream } => Some((line, upstream?)),
+            Goal::Probe { .. } => None,
         }
     }
 
@@ -146,9 +179,47 @@ impl TargetCheck {
         self.progress.lock().outcome = Some(outcome);
     }
 
-    /// Returns the outcome at the deadline.
+    /// Waits for something on the way of the check, which explains a late end.
+    pub(crate) async fn wait_for<T>(&self, wait: Wait, future: impl Future<Output = T>) -> T {
+        let begun = Instant::now();
+        self.progress.lock().wait = wait;
+        let result = future.await;
+        let mut progress = self.progress.lock();
+        progress.wait = Wait::Plugins;
+        if wait == Wait::Turn {
+            progress.queued += begun.elapsed();
+        }
+        result
+    }
+
+    /// Returns the outcome if the upstream is silent until the deadline.
     pub(crate) fn no_reply(&self) -> TargetOutcome {
+        // An upstream needs time for an answer.
+        if self.progress.lock().queued > self.timeout / 2 {
+            return Self::not_in_turn();
+        }
         TargetOutcome::NoAnswer(format!("no reply within {:?}", self.timeout))
+    }
+
+    /// Returns the outcome at the deadline.
+    pub(crate) fn late(&self) -> TargetOutcome {
+        let wait = self.progress.lock().wait;
+        match wait {
+            Wait::Upstream => self.no_reply(),
+            Wait::Turn => Self::not_in_turn(),
+            Wait::Plugins => TargetOutcome::NotAsked(format!("the plugins have taken {:?}", self.timeout)),
+            Wait::OtherUpstreams => Self::elsewhere(format_args!("no reply within {:?}", self.timeout)),
+        }
+    }
+
+    fn not_in_turn() -> TargetOutcome {
+        let why = "too many checks of the upstream are under way";
+        TargetOutcome::NotAsked(why.to_owned())
+    }
+
+    /// Returns the outcome if a CNAME has led to other upstreams, whose failures say nothing about this upstream.
+    pub(crate) fn elsewhere(why: impl fmt::Display) -> TargetOutcome {
+        TargetOutcome::NotAsked(format!("its CNAME leads to other upstreams: {why}"))
     }
 
     /// Returns how *forward* has ended the check; `None` if the answer counts.
@@ -160,7 +231,8 @@ impl TargetCheck {
         let line = progress.passed;
         let check = |upstream: &SocketAddr| {
             let goal = Goal::Resolve { line, upstream: Some(*upstream) };
-            Self::of(goal, self.timeout, self.deadline)
+            let (own, progress) = (Arc::clone(&self.own), Mutex::default());
+            Self { goal, own, timeout: self.timeout, deadline: self.deadline, progress }
         };
         Some(match progress.found.as_deref()? {
             [] => {

@@ -206,9 +206,10 @@ use super::setup::Setup;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::AccessRule;
-use crate::dns::chain::target_check::{CheckStep, TargetCheck, TargetOutcome};
+use crate::dns::chain::target_check::{CheckStep, TargetCheck, TargetOutcome, Wait};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
+use crate::dns::message::presentation::rcode_text;
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::records::Records;
 use crate::dns::message::validity::Section;
@@ -219,7 +220,7 @@ use crate::dns::upstream::bootstrap::{UpstreamAddr, known, resolve};
 use crate::dns::upstream::config::LookupOrigin;
 use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::flights::ForwardGroup;
-use crate::dns::upstream::group::UpstreamGroup;
+use crate::dns::upstream::group::{UpstreamGroup, is_good};
 use crate::dns::upstream::metrics::ForwardMetrics;
 use options::{ParsedOptions, parse};
 
@@ -284,6 +285,10 @@ impl Plugin for Forward {
             return Err(PluginError::new(ResponseCode::Refused, ""));
         }
         if self.loop_state.as_ref().is_some_and(|loop_state| loop_state.refuses(&request.query)) {
+            if let Purpose::Check(check) = &request.purpose {
+                check.end(TargetOutcome::NotAsked("forwarded queries come back".to_owned()));
+                return Err(PluginError::Drop);
+            }
             return Err(PluginError::servfail("forwarded queries come back: see plugin/loop").with_ede(LOOP));
         }
         if let Purpose::Check(check) = &request.purpose {
@@ -345,28 +350,22 @@ impl Forward {
             CheckStep::AskAgain(address) => (address, false),
         };
         let key = check.probe().cloned().unwrap_or_else(|| request.upstream_query().key());
-        let answer = match self.upstreams.find(address) {
-            Some(upstream) => self.upstreams.ask_one(upstream, &key, check.deadline).await.map(Arc::new),
+        let upstream = self.upstreams.find(address);
+        let is_checked = upstream.is_some();
+        let answer = match upstream {
+            Some(upstream) => self.upstreams.ask_one(upstream, &key, check).await.map(Arc::new),
             None if is_first => {
                 check.end(TargetOutcome::NotAsked("the upstream isn't used any more".to_owned()));
                 return Err(PluginError::Drop);
             }
-            // A CNAME has led to a block with other upstreams, whose failures say nothing about this upstream.
-            None => match self.look_up(request).await {
-                Ok(answer) => Ok(answer),
-                Err(error) => {
-                    check.end(TargetOutcome::NotAsked(error.to_string()));
-                    return Err(PluginError::Drop);
-                }
-            },
+            None => check.wait_for(Wait::OtherUpstreams, self.look_up(request)).await,
         };
         match answer {
             Ok(answer) if check.probe().is_some() => {
-                let is_failure = answer.metadata.response_code == ResponseCode::ServFail;
-                check.end(if is_failure {
-                    TargetOutcome::NoAnswer("SERVFAIL".to_owned())
+                check.end(if is_good(&answer) {
+                    TargetOutcome::Resolved(Vec::new())
                 } else {
-                    TargetOutcome::Resolved
+                    TargetOutcome::NoAnswer(rcode_text(answer.metadata.response_code).into_owned())
                 });
                 Err(PluginError::Drop)
             }
@@ -376,9 +375,14 @@ impl Forward {
                 }
                 next.serve(request).await
             }
-            Ok(answer) => to_reply(request, answer),
+            Ok(answer) if is_checked || is_good(&answer) => to_reply(request, answer),
+            Ok(answer) => {
+                check.end(TargetCheck::elsewhere(rcode_text(answer.metadata.response_code)));
+                Err(PluginError::Drop)
+            }
             Err(error) => {
                 check.end(match error {
+                    error if !is_checked => TargetCheck::elsewhere(error),
                     ForwardError::Busy { .. } | ForwardError::NoSocket => {
                         TargetOutcome::NotAsked(error.to_string())
                     }

@@ -109,8 +109,9 @@ use tokio::time::Instant;
 use super::clients::{self, ProhibitedQueries};
 use super::setup::Setup;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
-use crate::dns::chain::request::Request;
+use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::{LookUp, MAX_LOOKUPS_PER_QUERY, Server};
+use crate::dns::chain::target_check::{LEADS_BACK, NOT_RESOLVED, TargetOutcome};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
@@ -300,10 +301,12 @@ impl LbLinker {
                     if chase.link.as_ref().is_some_and(|link| !answer.is_open_to(link.key.namespace())) {
                         answer.answers.clear();
                         self.add_dependencies(reply, &mut answer);
-                        self.deny(reply, &mut chase, Denial::Namespace);
+                        self.deny(request, reply, &mut chase, Denial::Namespace);
                         return false;
                     }
-                    answer.link.iter().for_each(|link| record_queried_family(link, qtype));
+                    if !request.is_check() {
+                        answer.link.iter().for_each(|link| record_queried_family(link, qtype));
+                    }
                     self.add_dependencies(reply, &mut answer);
                     if !answer.hops.is_empty() {
                         self.check_services(request, reply, zone, &mut answer);
@@ -329,7 +332,7 @@ impl LbLinker {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(denial) => {
-                    self.deny(reply, &mut chase, denial);
+                    self.deny(request, reply, &mut chase, denial);
                     return false;
                 }
             }
@@ -353,6 +356,12 @@ impl LbLinker {
         if self.policy.check_name(name).is_err() {
             return Err(Denial::Name);
         }
+        if let Purpose::Check(check) = &request.purpose
+            && check.is_own(name)
+        {
+            check.end(TargetOutcome::Failed(LEADS_BACK.to_owned()));
+            return Ok(false);
+        }
         let query = query_for(request, name);
         let look_up = match query.query_type() {
             _ if is_ours => LookUp::Stored,
@@ -369,6 +378,9 @@ impl LbLinker {
         if is_ours || access.offers_recursion != Some(false) {
             return Ok(true);
         }
+        if let Purpose::Check(check) = &request.purpose {
+            check.end(TargetOutcome::NotAsked(NOT_RESOLVED.to_owned()));
+        }
         if look_up == LookUp::Query
             && request.server.offers_recursion(&query, request, LookUp::Target) != Some(false)
         {
@@ -378,14 +390,14 @@ impl LbLinker {
     }
 
     /// Ends a chain at a denied name: the client gets the CNAME records before that name.
-    fn deny(&self, reply: &mut Reply, chase: &mut ChaseState, denial: Denial) {
+    fn deny(&self, request: &Request, reply: &mut Reply, chase: &mut ChaseState, denial: Denial) {
         reply.metadata.response_code = ResponseCode::NoError;
         reply.records.authorities.clear();
         reply.records.additionals.clear();
         if let Some(validity) = &mut reply.validity {
             validity.replace_authority(0, None, u32::MAX);
         }
-        self.denials.count(reply, denial);
+        self.denials.count(request, reply, denial);
         // Caches must not keep a denial longer than the negative TTL: `allow-from` may change.
         chase.alias_only_is_denial = true;
         chase.cap_alias_ttls(reply);
@@ -412,7 +424,7 @@ impl LbLinker {
             }
         };
         if let Some(denial) = denial {
-            self.denials.count(reply, denial);
+            self.denials.count(request, reply, denial);
         }
         hop_check.limit_reuse(reply);
         if answer.answers.is_empty()
@@ -475,7 +487,7 @@ impl LbLinker {
             reply.validity = None;
         }
         if let Some(denial) = hop_check.denial.filter(|_| chain.end != ChainEnd::Denied) {
-            self.denials.count(reply, denial);
+            self.denials.count(request, reply, denial);
         }
         let denial = hop_check.denial;
         hop_check.limit_reuse(reply);
@@ -497,9 +509,9 @@ impl LbLinker {
         match chain.end {
             ChainEnd::Final(rcode) => reply.metadata.response_code = rcode,
             ChainEnd::BackToOurZone(name) => return Some(name),
-            ChainEnd::Denied => self.deny(reply, chase, denial.unwrap_or(Denial::Name)),
+            ChainEnd::Denied => self.deny(request, reply, chase, denial.unwrap_or(Denial::Name)),
             // The upstream refused the query: answer with the CNAMEs alone, so that the client can ask another server.
-            ChainEnd::Unresolved if refused => {}
+            ChainEnd::Unresolved if refused && !request.is_check() => {}
             ChainEnd::Unresolved => {
                 reply.metadata.response_code = ResponseCode::ServFail;
                 reply.ede = Some(Ede::TARGET_FAILED);
@@ -518,7 +530,8 @@ impl LbLinker {
     ) -> Result<TargetAnswer, Ede> {
         let wanted = ResolveOptions { deadline: chase.deadline, max_negative_age: chase.absence(), cached };
         let known = if request.is_check() {
-            let reply = Server::look_up(request, query.clone(), request.purpose.clone()).await;
+            // Boxed, so that clients' queries don't need space for this future.
+            let reply = Box::pin(Server::look_up(request, query.clone(), request.purpose.clone())).await;
             Resolved { reply: Arc::new(reply.ok_or(Ede::NO_UPSTREAM)?), stale: false }
         } else {
             self.targets.of(&request.server).resolve(request, query, wanted).await?

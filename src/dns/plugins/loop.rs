@@ -347,6 +347,7 @@ mod tests {
     use crate::dns::chain::plugin::PluginError;
     use crate::dns::chain::request::Purpose;
     use crate::dns::chain::server;
+    use crate::dns::chain::target_check::{CheckEnd, TargetCheck, TargetOutcome};
     use crate::dns::message::zone_set::ZoneSet;
     use crate::dns::plugins::setup::OnRestart;
 
@@ -520,7 +521,7 @@ mod tests {
     async fn forward_refuses_all_but_probes_during_a_loop() {
         let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = upstream.local_addr().unwrap();
-        let (context, tasks) = TestServer::with_tasks(&format!("loop\nforward . {address}"));
+        let (context, tasks) = TestServer::with_tasks(&format!("errors\nloop\nforward . {address}"));
         let stop = CancellationToken::new();
         let tasks: Vec<_> = tasks
             .into_iter()
@@ -548,6 +549,14 @@ mod tests {
         assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
         assert_eq!(reply.ede.unwrap().text, "what is forwarded comes back");
         assert_eq!(context.metrics("loops_total"), ["lb_linker_dns_loops_total 1"]);
+        assert_eq!(context.lines().len(), 1, "the error of the client's query");
+        let check = Arc::new(TargetCheck::new(Arc::default(), Duration::from_secs(5)));
+        let request =
+            Request { purpose: Purpose::Check(Arc::clone(&check)), ..context.request("t.example. A") };
+        assert!(Server::serve(&mut request.clone()).await.is_none());
+        let Some(CheckEnd::Outcome(outcome)) = check.ended() else { panic!("{check:?}") };
+        assert_eq!(outcome, TargetOutcome::NotAsked("forwarded queries come back".to_owned()));
+        assert!(context.lines().is_empty(), "no error is logged");
         stop.cancel();
         for task in tasks {
             task.await.unwrap();

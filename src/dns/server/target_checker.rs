@@ -34,17 +34,32 @@ impl TargetChecker {
     }
 
     /// Checks a hostname without caches, at each upstream of the blocks that a client's chase would take. Listeners with
-    /// different blocks may have different results for an upstream. There is always a result.
-    pub async fn check(&self, name: &Name, timeout: Duration) -> Vec<UpstreamResult> {
+    /// different blocks may have different results for an upstream. There is always a result. `own` are the fully
+    /// qualified DNS names of the ExternalTarget that has the hostname: the hostname fails if it is, or leads to, one of
+    /// these names.
+    pub async fn check(&self, name: &Name, own: &[Name], timeout: Duration) -> Vec<UpstreamResult> {
+        let own: Arc<[Name]> = own.into();
         let checks = self.views().into_iter().map(|(server, links)| {
-            let name = name.clone();
-            self.on_dns(async move { links.check_target(&server, &name, timeout).await })
+            let (name, own) = (name.clone(), Arc::clone(&own));
+            self.on_dns(async move { links.check_target(&server, &name, &own, timeout).await })
         });
+        let views = join_all(checks).await;
+        let is_aborted = views.iter().any(Option::is_none);
+        let all: Vec<UpstreamResult> = views.into_iter().flatten().flatten().collect();
+        let says_nothing = |result: &UpstreamResult| {
+            result.upstream.is_none() && matches!(result.outcome, TargetOutcome::NotAsked(_))
+        };
+        // Clients of a view without upstreams get the CNAME alone; the other views decide.
+        let is_decided = all.iter().any(|result| !says_nothing(result));
         let mut results: Vec<UpstreamResult> = Vec::new();
-        for result in join_all(checks).await.into_iter().flatten().flatten() {
-            if !results.contains(&result) {
+        for result in all.into_iter().filter(|result| !is_decided || !says_nothing(result)) {
+            if !results.iter().any(|known| is_same(known, &result)) {
                 results.push(result);
             }
+        }
+        if is_aborted {
+            let outcome = TargetOutcome::NotAsked("the check was aborted".to_owned());
+            results.push(UpstreamResult { upstream: None, outcome });
         }
         if results.is_empty() {
             let outcome = TargetOutcome::NotAsked("no server block has lb_linker".to_owned());
@@ -54,7 +69,7 @@ impl TargetChecker {
     }
 
     /// Asks an upstream that a check of `name` has asked for the address of another name, without caches. Returns
-    /// whether a reply other than SERVFAIL has come.
+    /// whether an answer has come that a client's chase accepts: not SERVFAIL or REFUSED, for example.
     pub async fn is_answering(
         &self,
         name: &Name,
@@ -89,4 +104,11 @@ impl TargetChecker {
     async fn on_dns<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> Option<T> {
         AbortOnDropHandle::new(self.dns.spawn(task)).await.ok()
     }
+}
+
+/// Returns whether two results are the same, also if the upstream has sent its addresses in another order.
+fn is_same(one: &UpstreamResult, other: &UpstreamResult) -> bool {
+    let are_resolved =
+        || [one, other].into_iter().all(|result| matches!(result.outcome, TargetOutcome::Resolved(_)));
+    one.upstream == other.upstream && (one.outcome == other.outcome || are_resolved())
 }

@@ -13,7 +13,8 @@ use hickory_proto::op::ResponseCode;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
-use crate::dns::chain::request::INTERNAL_ADDRESS;
+use crate::dns::chain::request::CHECK_ADDRESS;
+use crate::dns::chain::target_check::{TargetCheck, Wait};
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
@@ -96,12 +97,14 @@ impl UpstreamGroup {
         places.acquire(client, 1).ok_or_else(|| {
             let own = places.held_by(client);
             let error = ForwardError::Busy { maximum: places.limit(), own };
-            let bound = if own > 0 { LookupLimit::Client } else { LookupLimit::All };
-            self.options.metrics.iter().for_each(|metrics| {
-                metrics.rejects.inc();
-                metrics.refused(bound);
-            });
-            self.refusals.note(origin, client, &error);
+            if client != CHECK_ADDRESS {
+                let bound = if own > 0 { LookupLimit::Client } else { LookupLimit::All };
+                self.options.metrics.iter().for_each(|metrics| {
+                    metrics.rejects.inc();
+                    metrics.refused(bound);
+                });
+                self.refusals.note(origin, client, &error);
+            }
             error
         })
     }
@@ -180,8 +183,8 @@ impl UpstreamGroup {
         self.upstreams.load().iter().find(|upstream| upstream.endpoint.address == address).cloned()
     }
 
-    /// Sends the query of a check to one upstream, even if the upstream is down, with the quotas of look-ups of
-    /// targets.
+    /// Sends the query of a check to one upstream, even if the upstream is down, when fewer checks of the upstream are
+    /// under way than its limit.
     ///
     /// # Errors
     /// If there is no answer: [`ForwardError::Late`] if the upstream is silent until the deadline.
@@ -189,14 +192,17 @@ impl UpstreamGroup {
         &self,
         upstream: Arc<Upstream>,
         question: &QueryKey,
-        deadline: Instant,
+        check: &TargetCheck,
     ) -> Result<WireMessage, ForwardError> {
-        let _quota = self.admit(LookupOrigin::Chase, question.is_common(), INTERNAL_ADDRESS)?;
-        let quota = &self.options.sockets.of(LookupOrigin::Chase, INTERNAL_ADDRESS);
+        let turns = Arc::clone(&upstream.target_checks);
+        // The semaphore is never closed.
+        let _turn = check.wait_for(Wait::Turn, turns.acquire()).await;
+        let quota = &self.options.sockets.of(LookupOrigin::Chase, CHECK_ADDRESS);
         let begun = Instant::now();
         let progress = Arc::new(upstream.progress(begun));
-        let times = Deadlines { begun, deadline };
-        exchange(upstream, question, false, times, progress, quota).await.1.map_err(|error| {
+        let times = Deadlines { begun, deadline: check.deadline };
+        let answer = exchange(upstream, question, false, times, progress, quota);
+        check.wait_for(Wait::Upstream, answer).await.1.map_err(|error| {
             if error.is_shortage() {
                 ForwardError::NoSocket
             } else if error.is_timeout() {
@@ -211,8 +217,10 @@ impl UpstreamGroup {
         if !schedule.lack_sockets() {
             return ForwardError::NoAnswer(schedule.why());
         }
-        self.options.metrics.iter().for_each(|metrics| metrics.refused(LookupLimit::Sockets));
-        self.refusals.note(origin, client, &ForwardError::NoSocket);
+        if client != CHECK_ADDRESS {
+            self.options.metrics.iter().for_each(|metrics| metrics.refused(LookupLimit::Sockets));
+            self.refusals.note(origin, client, &ForwardError::NoSocket);
+        }
         ForwardError::NoSocket
     }
 
@@ -245,7 +253,7 @@ impl UpstreamGroup {
     /// Returns whether no other upstream has to be queried.
     fn is_final(&self, answer: &WireMessage, origin: LookupOrigin) -> bool {
         match origin {
-            LookupOrigin::Chase => rank(answer) > 2,
+            LookupOrigin::Chase => is_good(answer),
             _ => !self.options.failover.contains(&answer.metadata.response_code),
         }
     }
@@ -255,6 +263,11 @@ impl UpstreamGroup {
 fn is_better(answer: &WireMessage, before: Option<&WireMessage>, origin: LookupOrigin) -> bool {
     // As in CoreDNS, a client gets the last answer.
     origin != LookupOrigin::Chase || rank(answer) > before.map_or(0, rank)
+}
+
+/// Returns whether an answer decides the look-up of a target, so that no other upstream has to be queried.
+pub(crate) fn is_good(answer: &WireMessage) -> bool {
+    rank(answer) > 2
 }
 
 /// Ranks an answer by its rcode: SERVFAIL is more informative about the name than other errors. Another server may have
@@ -270,6 +283,7 @@ fn rank(answer: &WireMessage) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use crate::dns::chain::request::INTERNAL_ADDRESS;
     use crate::dns::upstream::endpoint::Transport;
     use hickory_proto::rr::{Name, RecordType};
     use tokio::net::UdpSocket;

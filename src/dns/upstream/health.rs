@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hickory_proto::rr::RecordType;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
@@ -23,6 +24,8 @@ use crate::dns::message::query::UpstreamQuery;
 use crate::dns::upstream::config::HealthCheck;
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
+/// The maximum number of concurrent look-ups of one upstream for checks of targets.
+const MAX_TARGET_CHECKS: usize = 128;
 /// The minimum pause between two health checks. With a pause of 0, CoreDNS checks in a busy loop.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 
@@ -40,11 +43,16 @@ pub(crate) struct Upstream {
     max_fails: u32,
     check: HealthCheck,
     checks: Mutex<Option<AbortOnDropHandle<()>>>,
+    /// The look-ups for checks of targets. Each upstream has its own, so that a silent one doesn't delay the others.
+    pub(crate) target_checks: Arc<Semaphore>,
 }
 
 impl Upstream {
     pub(crate) fn new(endpoint: UpstreamEndpoint, options: &ForwardOptions) -> Self {
         let address = endpoint.address;
+        // With few sockets, a part of them stays free for other look-ups and for other upstreams.
+        let sockets = options.sockets.of_targets() / 4;
+        let target_checks = options.max_concurrent.min(sockets).clamp(1, MAX_TARGET_CHECKS);
         Self {
             endpoint,
             pool: StreamPool::new(options.pool_config, Arc::clone(&options.sockets)),
@@ -57,6 +65,7 @@ impl Upstream {
             max_fails: options.max_fails,
             check: options.health_check.clone(),
             checks: Mutex::default(),
+            target_checks: Arc::new(Semaphore::new(target_checks)),
         }
     }
 

@@ -69,13 +69,17 @@ impl MetricGroup for Denials {
 
 impl Denials {
     /// Counts an answer from which records are left out, also each time it is reused, and sets its extended DNS error.
-    pub(super) fn count(&self, reply: &mut Reply, denial: Denial) {
+    /// The answer of a check is no answer to a client, and isn't counted.
+    pub(super) fn count(&self, request: &Request, reply: &mut Reply, denial: Denial) {
+        reply.ede = Some(denial.ede());
+        if request.is_check() {
+            return;
+        }
         let counter = self.0.with(&[denial.label()]);
         counter.add(0, 1);
         if let Some(validity) = &mut reply.validity {
             validity.counters.push(counter);
         }
-        reply.ede = Some(denial.ede());
     }
 }
 

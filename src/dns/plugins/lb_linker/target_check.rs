@@ -1,6 +1,7 @@
 //! Checks whether a hostname resolves at each upstream that a client's chase may ask.
 
-use std::collections::BTreeSet;
+use std::cmp;
+use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +17,18 @@ use super::hops::ADDRESS_TYPES;
 use super::target_resolver::{is_busy, query_for};
 use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::{LookUp, MAX_LOOKUPS_PER_QUERY, Server};
-use crate::dns::chain::target_check::{CheckEnd, TargetCheck, TargetOutcome, UpstreamResult};
+use crate::dns::chain::target_check::{
+    CheckEnd, LEADS_BACK, NOT_RESOLVED, TargetCheck, TargetOutcome, UpstreamResult,
+};
+use crate::dns::message::ede::Ede;
 use crate::dns::message::presentation::rcode_text;
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::message::reply::Reply;
 use crate::dns::plugins::lb_linker::chase::{ChainEnd, ChainStep, follow};
 use crate::model::hostname::to_presentation;
 
+/// The maximum number of addresses in a result.
+const MAX_ADDRESSES: usize = 4;
 /// The maximum length of a message in characters: upstreams may be hostile.
 const MAX_MESSAGE: usize = 200;
 const NXDOMAIN: &str = "NXDOMAIN";
@@ -33,25 +39,31 @@ type FamilyResult = (Option<SocketAddr>, TargetOutcome);
 
 impl LbLinker {
     /// Checks a hostname at each upstream of the *forward* line that a client's chase of it would ask, without caches.
-    /// The hostname passes at an upstream if the upstream has an allowed address of either family.
+    /// The hostname passes at an upstream if the upstream has an allowed address of either family. It fails if it is, or
+    /// leads to, one of the names `own` of the ExternalTarget that the check is for.
     pub async fn check_target(
         &self,
         server: &Arc<Server>,
         name: &Name,
+        own: &Arc<[Name]>,
         timeout: Duration,
     ) -> Vec<UpstreamResult> {
-        if let Err(denied) = self.policy.check_name(name) {
-            let outcome = TargetOutcome::Failed(bounded(denied.to_string()));
-            return vec![UpstreamResult { upstream: None, outcome }];
+        let why = match self.policy.check_name(name) {
+            Err(denied) => Some(bounded(denied.to_string())),
+            Ok(()) => own.contains(name).then(|| LEADS_BACK.to_owned()),
+        };
+        if let Some(why) = why {
+            return vec![UpstreamResult { upstream: None, outcome: TargetOutcome::Failed(why) }];
         }
         let [v4, v6] = ADDRESS_TYPES.map(|qtype| Query::query(name.clone(), qtype));
+        let check = || TargetCheck::new(Arc::clone(own), timeout);
         let (v4, v6) =
-            tokio::join!(self.check_family(server, &v4, timeout), self.check_family(server, &v6, timeout));
+            tokio::join!(self.check_family(server, &v4, check()), self.check_family(server, &v6, check()));
         merged(&v4, &v6)
     }
 
     /// Asks an upstream of the *forward* line that a client's chase of `name` would ask for the address of another
-    /// name. Returns whether a reply other than SERVFAIL has come; `None` if the upstream wasn't asked.
+    /// name. Returns whether an answer has come that a client's chase accepts; `None` if the upstream wasn't asked.
     pub async fn probe_upstream(
         &self,
         server: &Arc<Server>,
@@ -68,7 +80,7 @@ impl LbLinker {
                 Server::look_up(&request, request.query.clone(), Purpose::Check(Arc::clone(&check)));
             let in_time = timeout_at(check.deadline, look_up).await;
             match check.ended() {
-                Some(CheckEnd::Outcome(TargetOutcome::Resolved)) => return Some(true),
+                Some(CheckEnd::Outcome(TargetOutcome::Resolved(_))) => return Some(true),
                 Some(CheckEnd::Outcome(TargetOutcome::NoAnswer(_))) => return Some(false),
                 _ if in_time.is_err() => return Some(false),
                 _ => {}
@@ -81,27 +93,30 @@ impl LbLinker {
         &self,
         server: &Arc<Server>,
         query: &Query,
-        timeout: Duration,
+        check: TargetCheck,
     ) -> Vec<FamilyResult> {
         let request = server.internal_request(query.clone());
         if !server.is_link_name(query.name())
             && server.offers_recursion(query, &request, LookUp::Target) == Some(false)
         {
-            return vec![(None, TargetOutcome::Failed("no server block resolves the hostname".to_owned()))];
+            return vec![(None, TargetOutcome::NotAsked(NOT_RESOLVED.to_owned()))];
         }
         let mut results = Vec::new();
         let mut checks = FuturesUnordered::new();
-        checks.push(self.check_once(server, query, TargetCheck::new(timeout), timeout));
+        let mut begun = HashSet::new();
+        checks.push(self.check_once(server, query, check));
         while let Some((upstream, end)) = checks.next().await {
             match end {
                 CheckEnd::Found(further) => {
-                    checks.extend(
-                        further.into_iter().map(|check| self.check_once(server, query, check, timeout)),
-                    );
+                    // Several upstreams may pass on to the same line.
+                    let new = further.into_iter().filter(|check| begun.insert(check.place()));
+                    checks.extend(new.map(|check| self.check_once(server, query, check)));
                 }
                 CheckEnd::Outcome(outcome) => results.push((upstream, bounded_outcome(upstream, outcome))),
             }
         }
+        // The order mustn't depend on the speed of the upstreams.
+        results.sort_by_key(|(upstream, _)| *upstream);
         results
     }
 
@@ -110,17 +125,10 @@ impl LbLinker {
         server: &Arc<Server>,
         query: &Query,
         check: TargetCheck,
-        timeout: Duration,
     ) -> (Option<SocketAddr>, CheckEnd) {
         let check = Arc::new(check);
-        let end = match timeout_at(check.deadline, self.follow_target(server, query, &check)).await {
-            Ok(end) => end,
-            Err(_) if check.upstream().is_none() => {
-                CheckEnd::Outcome(TargetOutcome::NotAsked(format!("the plugins have taken {timeout:?}")))
-            }
-            Err(_) => CheckEnd::Outcome(check.no_reply()),
-        };
-        (check.upstream(), end)
+        let end = timeout_at(check.deadline, self.follow_target(server, query, &check)).await;
+        (check.upstream(), end.unwrap_or_else(|_| CheckEnd::Outcome(check.late())))
     }
 
     /// Looks the hostname up, and follows a chain that leads from an upstream's answer to our zones.
@@ -133,7 +141,7 @@ impl LbLinker {
             match (check.ended(), reply) {
                 (Some(end), _) => return end,
                 (None, None) => return failed("the query is dropped"),
-                (None, Some(reply)) => match self.judge(server, &reply, &name, query.query_type()) {
+                (None, Some(reply)) => match self.judge(server, &reply, &name, query.query_type(), check) {
                     Ok(next) => name = next,
                     Err(outcome) => return CheckEnd::Outcome(outcome),
                 },
@@ -152,9 +160,14 @@ impl LbLinker {
         reply: &Reply,
         name: &Name,
         qtype: RecordType,
+        check: &TargetCheck,
     ) -> Result<Name, TargetOutcome> {
         let mut denial = None;
         let step = |name: &Name| {
+            if check.is_own(name) {
+                denial = Some(LEADS_BACK.to_owned());
+                return ChainStep::Denied;
+            }
             if server.is_link_name(name) {
                 return ChainStep::Ours;
             }
@@ -169,8 +182,10 @@ impl LbLinker {
         let chain = follow(reply, name, qtype, 0, step);
         let addresses: Vec<IpAddr> =
             chain.answers.iter().filter_map(|record| record.data.ip_addr()).collect();
-        if addresses.iter().any(|ip| self.policy.check_address(*ip).is_ok()) {
-            return Err(TargetOutcome::Resolved);
+        let allowed = addresses.iter().copied().filter(|ip| self.policy.check_address(*ip).is_ok());
+        let allowed: Vec<IpAddr> = allowed.take(MAX_ADDRESSES).collect();
+        if !allowed.is_empty() {
+            return Err(TargetOutcome::Resolved(allowed));
         }
         let rcode = reply.metadata.response_code;
         Err(match chain.end {
@@ -185,7 +200,7 @@ impl LbLinker {
             ChainEnd::Final(_) => {
                 TargetOutcome::Failed(reply.ede.map_or(NO_ADDRESSES, |ede| ede.text).to_owned())
             }
-            ChainEnd::Unresolved if is_busy(reply) => {
+            ChainEnd::Unresolved if is_busy(reply) || reply.ede == Some(Ede::NOT_READY) => {
                 TargetOutcome::NotAsked(reply.ede.map_or("", |ede| ede.text).to_owned())
             }
             // RFC 6672 section 2.2: a DNAME makes the name too long.
@@ -207,7 +222,7 @@ fn failed(why: &str) -> CheckEnd {
 /// Limits the message. Without an upstream, a missing answer is a failure, because no upstream can be at fault.
 fn bounded_outcome(upstream: Option<SocketAddr>, outcome: TargetOutcome) -> TargetOutcome {
     match outcome {
-        TargetOutcome::Resolved => TargetOutcome::Resolved,
+        TargetOutcome::Resolved(addresses) => TargetOutcome::Resolved(addresses),
         TargetOutcome::NoAnswer(why) if upstream.is_some() => TargetOutcome::NoAnswer(bounded(why)),
         TargetOutcome::NoAnswer(why) | TargetOutcome::Failed(why) => TargetOutcome::Failed(bounded(why)),
         TargetOutcome::NotAsked(why) => TargetOutcome::NotAsked(bounded(why)),
@@ -225,29 +240,46 @@ fn bounded(message: String) -> String {
 fn merged(v4: &[FamilyResult], v6: &[FamilyResult]) -> Vec<UpstreamResult> {
     let all: BTreeSet<Option<SocketAddr>> = v4.iter().chain(v6).map(|(upstream, _)| *upstream).collect();
     let has_upstreams = all.iter().any(Option::is_some);
-    let result = |upstream| {
-        let outcomes = [v4, v6].into_iter().filter_map(|family| outcome_at(family, upstream));
-        let outcome = outcomes.max_by_key(weight)?;
+    let result = |upstream: Option<SocketAddr>| {
+        let own_v4 = upstream.is_some() && v4.iter().any(|(at, _)| *at == upstream);
+        let outcome = match (outcome_at(v4, upstream)?, outcome_at(v6, upstream)?) {
+            (TargetOutcome::Resolved(mut addresses), TargetOutcome::Resolved(v6)) => {
+                addresses.extend(v6);
+                addresses.truncate(MAX_ADDRESSES);
+                TargetOutcome::Resolved(addresses)
+            }
+            (_, TargetOutcome::Resolved(v6)) => TargetOutcome::Resolved(v6),
+            // NXDOMAIN holds for both families. But some servers answer NXDOMAIN to AAAA for names with A records.
+            (TargetOutcome::Failed(why), _) if own_v4 && why == NXDOMAIN => TargetOutcome::Failed(why),
+            (v4, v6) => cmp::max_by_key(v4, v6, weight),
+        };
         Some(UpstreamResult { upstream, outcome })
     };
     // An answer without an upstream counts at each upstream that is asked for the other family.
     all.into_iter().filter(|upstream| upstream.is_some() == has_upstreams).filter_map(result).collect()
 }
 
-/// Returns the outcome for one family at an upstream. If only other *forward* lines were asked for the family, their
-/// success counts.
+/// Returns the outcome for one family at an upstream. If the upstream wasn't asked for the family, the best outcome
+/// without an upstream or of other *forward* lines counts.
 fn outcome_at(family: &[FamilyResult], upstream: Option<SocketAddr>) -> Option<TargetOutcome> {
-    let at = |upstream| family.iter().find(|(at, _)| *at == upstream).map(|(_, outcome)| outcome.clone());
-    let is_resolved = || family.iter().all(|(_, outcome)| *outcome == TargetOutcome::Resolved);
-    at(upstream).or_else(|| at(None)).or_else(|| is_resolved().then_some(TargetOutcome::Resolved))
+    let best = |is_counted: &dyn Fn(Option<SocketAddr>) -> bool| {
+        let outcomes = family.iter().filter(|(at, _)| is_counted(*at)).map(|(_, outcome)| outcome);
+        outcomes.max_by_key(|outcome| weight(outcome)).cloned()
+    };
+    best(&|at| at == upstream).or_else(|| {
+        best(&|_| true).map(|outcome| match outcome {
+            // This upstream isn't to blame.
+            TargetOutcome::NoAnswer(why) => TargetOutcome::NotAsked(format!("another upstream: {why}")),
+            outcome => outcome,
+        })
+    })
 }
 
-/// Ranks the outcome for one family: the outcome with the higher weight decides. NXDOMAIN holds for both families; any
-/// other failure decides only if the outcome for the other family is known.
+/// Ranks the outcome for one family: the outcome with the higher weight decides. A failure decides only if the outcome
+/// for the other family is known.
 fn weight(outcome: &TargetOutcome) -> u8 {
     match outcome {
-        TargetOutcome::Resolved => 5,
-        TargetOutcome::Failed(why) if why == NXDOMAIN => 4,
+        TargetOutcome::Resolved(_) => 4,
         TargetOutcome::NotAsked(_) => 3,
         TargetOutcome::NoAnswer(_) => 2,
         TargetOutcome::Failed(why) if why != NO_ADDRESSES => 1,

@@ -6,6 +6,8 @@ use hickory_proto::rr::{Name, RecordType};
 use super::*;
 use crate::dns::plugins::tests::fake_upstream::{Fake, error};
 use crate::dns::plugins::tests::support::{TestServer, link, record};
+use crate::model::link::IpFamily;
+use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 
 const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
@@ -43,8 +45,12 @@ fn checker_of(block: &str) -> (TargetChecker, TestServer) {
     let context = TestServer::corefile(&format!("{LINKS}. {{\n{block}\n}}\n"));
     let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
-    let links =
-        vec![link("web", "t.example."), link("fixed", "192.0.2.9"), link("missing", "other.example.")];
+    let links = vec![
+        link("web", "t.example."),
+        link("fixed", "192.0.2.9"),
+        link("missing", "other.example."),
+        link("back", "web.default.lb.internal."),
+    ];
     store.replace(None, links, vec![], &Default::default());
     store.set_synced();
     (checker(Arc::clone(&context.server)).0, context)
@@ -62,7 +68,7 @@ async fn check_within(
     upstreams: &[&Fake],
     timeout: Duration,
 ) -> Vec<String> {
-    let results = checker.check(&name(host), timeout).await;
+    let results = checker.check(&name(host), &[], timeout).await;
     let mut texts: Vec<String> = results.iter().map(|result| text(result, upstreams)).collect();
     texts.sort();
     texts
@@ -76,7 +82,7 @@ fn text(UpstreamResult { upstream, outcome }: &UpstreamResult, upstreams: &[&Fak
     let number = |address| upstreams.iter().position(|fake| fake.address == address).unwrap();
     let upstream = upstream.map_or_else(|| "-".to_owned(), |address| number(address).to_string());
     match outcome {
-        TargetOutcome::Resolved => format!("{upstream} resolved"),
+        TargetOutcome::Resolved(_) => format!("{upstream} resolved"),
         TargetOutcome::Failed(why) => format!("{upstream} failed: {why}"),
         TargetOutcome::NoAnswer(why) => format!("{upstream} no answer: {why}"),
         TargetOutcome::NotAsked(why) => format!("{upstream} not asked: {why}"),
@@ -135,12 +141,13 @@ async fn outcomes_of_both_families_are_merged() {
         by_type(Some(nxdomain), None).await,
         by_type(Some(ok), Some(servfail)).await,
         by_type(Some(servfail), Some(nxdomain)).await,
+        by_type(Some(nxdomain), Some(servfail)).await,
     ];
     let all: Vec<&Fake> = all.iter().collect();
     let (checker, _context) = checker_of(&forward(&all));
     assert_eq!(
         check(&checker, "t.example.", &all).await,
-        ["0 resolved", "1 resolved", "2 no answer: SERVFAIL", "3 failed: NXDOMAIN"]
+        ["0 resolved", "1 resolved", "2 no answer: SERVFAIL", "3 no answer: SERVFAIL", "4 failed: NXDOMAIN",]
     );
 }
 
@@ -212,7 +219,7 @@ async fn messages_have_at_most_200_characters() {
     })
     .await;
     let (checker, _context) = checker_of(&forward(&[&upstream]));
-    let results = checker.check(&name("t.example."), TIMEOUT).await;
+    let results = checker.check(&name("t.example."), &[], TIMEOUT).await;
     let [UpstreamResult { outcome: TargetOutcome::Failed(why), .. }] = &results[..] else {
         panic!("{results:?}")
     };
@@ -284,11 +291,264 @@ async fn answers_before_forward_have_no_upstream() {
 }
 
 #[tokio::test]
-async fn hostname_outside_all_blocks_fails() {
-    let context = TestServer::corefile(LINKS);
+async fn failure_without_an_upstream_does_not_outrank_silence() {
+    let (silent, failing, gone, good) = (
+        Fake::silent().await,
+        Fake::erring(ResponseCode::ServFail).await,
+        Fake::erring(ResponseCode::NXDomain).await,
+        Fake::good(1).await,
+    );
+    let all = [&silent, &failing, &gone, &good];
+    for template in ["rcode NXDOMAIN", "rcode SERVFAIL", "rcode NOERROR"] {
+        let block = format!("template IN AAAA {{\n{template}\n}}\n{}", forward(&all));
+        let (checker, _context) = checker_of(&block);
+        assert_eq!(
+            check_within(&checker, "t.example.", &all, Duration::from_secs(1)).await,
+            ["0 no answer: no reply within 1s", "1 no answer: SERVFAIL", "2 failed: NXDOMAIN", "3 resolved"],
+            "{template}"
+        );
+    }
+}
+
+/// Returns the checker of a listener with links and no other block, and of a listener with another block, too.
+fn checker_of_views(block: &str) -> (TargetChecker, watch::Sender<Servers>) {
+    let with_block = TestServer::corefile(&format!("{LINKS}. {{\n{block}\n}}\n"));
+    let without = links_alone();
+    let (servers, current) = watch::channel(Servers::from([without.server, with_block.server]));
+    (TargetChecker::new(current, Handle::current()), servers)
+}
+
+/// Returns a listener that has no block beside that of the links.
+fn links_alone() -> TestServer {
+    let context = TestServer::corefile(&LINKS.replace(" {", ":5353 {"));
+    let store = &context.shared.store;
+    store.set_zones([&name("lb.internal.")]);
+    store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
+    store.set_synced();
+    context
+}
+
+#[tokio::test]
+async fn view_without_recursion_says_nothing() {
+    let (only_links, _servers) = checker(links_alone().server);
+    for host in ["t.example.", "web.default.lb.internal."] {
+        let results = check(&only_links, host, &[]).await;
+        assert_eq!(results, ["- not asked: no server block resolves the hostname"], "{host}");
+    }
+    let upstream = Fake::good(1).await;
+    let (checker, _servers) = checker_of_views(&forward(&[&upstream]));
+    assert_eq!(check(&checker, "t.example.", &[&upstream]).await, ["0 resolved"]);
+    let (checker, _servers) = checker_of_views("whoami");
+    assert_eq!(check(&checker, "t.example.", &[]).await, ["- failed: no addresses"]);
+}
+
+#[tokio::test]
+async fn aborted_check_says_nothing() {
+    let dns = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let handle = dns.handle().clone();
+    dns.shutdown_background();
+    let (_servers, current) = watch::channel(Servers::from([TestServer::corefile(LINKS).server]));
+    let results = check(&TargetChecker::new(current, handle), "t.example.", &[]).await;
+    assert_eq!(results, ["- not asked: the check was aborted"]);
+}
+
+#[tokio::test]
+async fn first_four_allowed_addresses_are_returned() {
+    let (mixed, many, v6) = (
+        with(&["t.example. 60 AAAA 2001:db8::1", "t.example. 60 A 192.0.2.2", "t.example. 60 A 192.0.2.1"])
+            .await,
+        with(&[
+            "t.example. 60 A 192.0.2.5",
+            "t.example. 60 A 127.0.0.1",
+            "t.example. 60 A 192.0.2.4",
+            "t.example. 60 A 192.0.2.3",
+            "t.example. 60 A 192.0.2.2",
+            "t.example. 60 A 192.0.2.1",
+            "t.example. 60 AAAA 2001:db8::1",
+        ])
+        .await,
+        with(&["t.example. 60 AAAA 2001:db8::2", "t.example. 60 AAAA 2001:db8::1"]).await,
+    );
+    let all = [&mixed, &many, &v6];
+    let (checker, _context) = checker_of(&forward(&all));
+    let results = checker.check(&name("t.example."), &[], TIMEOUT).await;
+    for (fake, expected) in [
+        (&mixed, &["192.0.2.2", "192.0.2.1", "2001:db8::1"][..]),
+        (&many, &["192.0.2.5", "192.0.2.4", "192.0.2.3", "192.0.2.2"]),
+        (&v6, &["2001:db8::2", "2001:db8::1"]),
+    ] {
+        let result = results.iter().find(|result| result.upstream == Some(fake.address)).unwrap();
+        let addresses = expected.iter().map(|ip| ip.parse().unwrap()).collect();
+        assert_eq!(result.outcome, TargetOutcome::Resolved(addresses));
+    }
+    let template =
+        |qtype, ip| format!("template IN {qtype} {{\nanswer \"{{{{ .Name }}}} 60 IN {qtype} {ip}\"\n}}");
+    let block = format!("{}\n{}", template("AAAA", "2001:db8::9"), forward(&[&mixed]));
+    let (checker, _context) = checker_of(&block);
+    let results = checker.check(&name("t.example."), &[], TIMEOUT).await;
+    let [UpstreamResult { outcome: TargetOutcome::Resolved(addresses), .. }] = &results[..] else {
+        panic!("{results:?}")
+    };
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(addresses, ["192.0.2.2", "192.0.2.1", "2001:db8::9"]);
+}
+
+#[tokio::test]
+async fn hostname_that_leads_back_fails() {
+    let (back, indirect, good) = (
+        with(&["t.example. 60 CNAME WEB.default.lb.internal.", "WEB.default.lb.internal. 60 A 192.0.2.1"])
+            .await,
+        with(&["t.example. 60 CNAME back.default.lb.internal."]).await,
+        Fake::good(1).await,
+    );
+    let all = [&back, &indirect, &good];
+    let (checker, _context) = checker_of(&forward(&all));
+    let own = [name("web.other."), name("web.default.lb.internal.")];
+    let check = async |host: &str| {
+        let results = checker.check(&name(host), &own, TIMEOUT).await;
+        let mut texts: Vec<String> = results.iter().map(|result| text(result, &all)).collect();
+        texts.sort();
+        texts
+    };
+    let why = "failed: leads back to the ExternalTarget";
+    assert_eq!(check("t.example.").await, [format!("0 {why}"), format!("1 {why}"), "2 resolved".to_owned()]);
+    let asked = [&back, &indirect, &good].map(Fake::count);
+    for host in ["web.default.lb.internal.", "back.default.lb.internal.", "web.other."] {
+        assert_eq!(check(host).await, [format!("- {why}")], "{host}");
+    }
+    assert_eq!([&back, &indirect, &good].map(Fake::count), asked, "no upstream is asked");
+}
+
+#[tokio::test]
+async fn refusal_behind_a_link_is_no_answer() {
+    let refusing = Fake::erring(ResponseCode::Refused).await;
+    let (checker, _context) = checker_of(&forward(&[&refusing]));
+    let results = check(&checker, "web.default.lb.internal.", &[&refusing]).await;
+    assert_eq!(results, ["0 no answer: SERVFAIL"]);
+}
+
+#[tokio::test]
+async fn names_of_unknown_links_say_nothing() {
+    let upstream = with(&["t.example. 60 CNAME web.default.lb.internal."]).await;
+    let context = TestServer::corefile(&format!("{LINKS}. {{\n{}\n}}\n", forward(&[&upstream])));
     let (checker, _servers) = checker(Arc::clone(&context.server));
-    let results = check(&checker, "t.example.", &[]).await;
-    assert_eq!(results, ["- failed: no server block resolves the hostname"]);
+    let why = "not asked: waiting for the first list of load balancers";
+    let results = check(&checker, "web.default.lb.internal.", &[]).await;
+    assert_eq!(results, [format!("- {why}")]);
+    let results = check(&checker, "t.example.", &[&upstream]).await;
+    assert_eq!(results, [format!("0 {why}")]);
+}
+
+#[tokio::test]
+async fn upstream_is_not_blamed_for_other_upstreams() {
+    let upstream = with(&["t.example. 60 CNAME missing.default.lb.internal."]).await;
+    let (silent, failing, refusing, good) = (
+        Fake::silent().await,
+        Fake::erring(ResponseCode::ServFail).await,
+        Fake::erring(ResponseCode::Refused).await,
+        Fake::good(1).await,
+    );
+    let why = "0 not asked: its CNAME leads to other upstreams:";
+    for (other, expected) in [
+        (&silent, format!("{why} no reply within 1s")),
+        (&failing, format!("{why} SERVFAIL")),
+        (&refusing, format!("{why} REFUSED")),
+        (&good, "0 resolved".to_owned()),
+    ] {
+        let block = format!("{}\n}}\nother.example {{\n{}", forward(&[&upstream]), forward(&[other]));
+        let (checker, _context) = checker_of(&block);
+        let results = check_within(&checker, "t.example.", &[&upstream], Duration::from_secs(1)).await;
+        assert_eq!(results, [expected]);
+    }
+}
+
+#[tokio::test]
+async fn checks_take_no_look_ups_of_clients() {
+    let upstream = Fake::start(|asked, _| {
+        let is_checked = asked.queries[0].name().to_ascii() == "t.example.";
+        (!is_checked).then(|| answer(asked, &["other.example. 60 A 192.0.2.1"]))
+    })
+    .await;
+    let block = format!("prometheus\n{} {{\nmax_concurrent 1\n}}", forward(&[&upstream]));
+    let (checker, context) = checker_of(&block);
+    let all = [&upstream];
+    let checking = check_within(&checker, "t.example.", &all, Duration::from_secs(2));
+    let asking = async {
+        while upstream.count() == 0 {
+            tokio::task::yield_now().await;
+        }
+        context.ask("missing.default.lb.internal. A").await
+    };
+    let (results, answered) = tokio::join!(checking, asking);
+    assert!(answered.contains("192.0.2.1"), "{answered}");
+    assert_eq!(results, ["0 not asked: too many checks of the upstream are under way"]);
+    for metric in ["max_concurrent_rejects_total", "lookups_refused_total"] {
+        assert!(context.metrics(metric).iter().all(|line| line.ends_with(" 0")), "{metric}");
+    }
+}
+
+#[tokio::test]
+async fn look_ups_of_clients_do_not_stop_checks() {
+    let upstream = Fake::start(|asked, _| {
+        let is_checked = asked.queries[0].name().to_ascii() == "t.example.";
+        is_checked.then(|| answer(asked, &["t.example. 60 AAAA 2001:db8::1"]))
+    })
+    .await;
+    let (checker, context) = checker_of(&format!("{} {{\nmax_concurrent 1\n}}", forward(&[&upstream])));
+    let asking = context.ask("missing.default.lb.internal. A");
+    let checking = async {
+        while upstream.count() == 0 {
+            tokio::task::yield_now().await;
+        }
+        check(&checker, "t.example.", &[&upstream]).await
+    };
+    let (_, results) = tokio::join!(asking, checking);
+    assert_eq!(results, ["0 resolved"], "the look-up for AAAA waits for the one for A");
+}
+
+#[tokio::test]
+async fn checks_are_not_counted_as_queries_of_clients() {
+    let upstream = with(&["t.example. 60 A 127.0.0.1"]).await;
+    let (checker, context) = checker_of(&forward(&[&upstream]));
+    let results = check(&checker, "web.default.lb.internal.", &[&upstream]).await;
+    assert_eq!(results, ["0 failed: the target has addresses that aren't followed"]);
+    let denied = context.metrics("targets_denied_total");
+    assert!(denied.iter().all(|line| line.ends_with(" 0")), "{denied:?}");
+    let link = context.shared.store.get(&ServiceKey::new("default", "web")).unwrap();
+    for family in [IpFamily::V4, IpFamily::V6] {
+        assert!(!link.last_queried.is_recent(family, Duration::from_secs(60)));
+    }
+}
+
+#[tokio::test]
+async fn upstreams_of_the_next_line_are_asked_once() {
+    let (one, other, next) = (
+        Fake::erring(ResponseCode::NXDomain).await,
+        Fake::erring(ResponseCode::NXDomain).await,
+        Fake::good(1).await,
+    );
+    let all = [&one, &other, &next];
+    let block = format!("{} {{\nnext NXDOMAIN\n}}\n{}", forward(&[&one, &other]), forward(&[&next]));
+    let (checker, _context) = checker_of(&block);
+    assert_eq!(check(&checker, "t.example.", &all).await, ["2 resolved"]);
+    assert_eq!(next.count(), 2, "A and AAAA");
+}
+
+#[tokio::test]
+async fn upstream_not_asked_for_a_family_does_not_fail() {
+    let first = Fake::start(|asked, _| {
+        let is_v4 = asked.queries[0].query_type() == RecordType::A;
+        Some(error(asked, if is_v4 { ResponseCode::ServFail } else { ResponseCode::NoError }))
+    })
+    .await;
+    let empty = Fake::erring(ResponseCode::NoError).await;
+    let all = [&first, &empty];
+    let block = format!("{} {{\nnext_on_nodata\n}}\n{}", forward(&[&first]), forward(&[&empty]));
+    let (checker, _context) = checker_of(&block);
+    assert_eq!(
+        check(&checker, "t.example.", &all).await,
+        ["0 no answer: SERVFAIL", "1 not asked: another upstream: SERVFAIL"]
+    );
 }
 
 #[tokio::test]
@@ -352,8 +612,7 @@ async fn exceeded_limit_says_nothing_about_the_target() {
     let silent = Fake::silent().await;
     let (checker, _context) = checker_of(&format!("{} {{\nmax_concurrent 1\n}}", forward(&[&silent])));
     let results = check_within(&checker, "t.example.", &[&silent], Duration::from_secs(1)).await;
-    assert_eq!(results.len(), 1);
-    assert!(results[0].starts_with("0 not asked: concurrent queries exceeded maximum 1"), "{results:?}");
+    assert_eq!(results, ["0 not asked: too many checks of the upstream are under way"]);
 }
 
 #[tokio::test]
@@ -388,6 +647,14 @@ async fn probe_asks_one_upstream_for_another_name() {
         checker.is_answering(&name("t.example."), upstream.address, &name("probe.test."), timeout).await
     };
     assert!(probe(&answering, TIMEOUT).await);
+    for rcode in [ResponseCode::Refused, ResponseCode::FormErr, ResponseCode::NotImp, ResponseCode::YXDomain]
+    {
+        let upstream = Fake::erring(rcode).await;
+        let (checker, _context) = checker_of(&forward(&[&upstream]));
+        let is_answering =
+            checker.is_answering(&name("t.example."), upstream.address, &name("probe.test."), TIMEOUT).await;
+        assert_eq!(is_answering, rcode == ResponseCode::YXDomain, "{rcode}");
+    }
     assert!(!probe(&failing, TIMEOUT).await);
     assert!(!probe(&silent, Duration::from_secs(1)).await);
     assert!(!probe(&unused, TIMEOUT).await, "it isn't an upstream of the line");
