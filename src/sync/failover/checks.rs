@@ -7,8 +7,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::outlook::{PlannedCheck, Urgency};
-use super::spec::CheckSettings;
-use super::times::{elapsed, later};
+use super::spec::{CheckSettings, is_same};
+use super::times::later;
 use super::upstream_answers::UpstreamAnswers;
 use crate::model::link::Target;
 
@@ -105,7 +105,7 @@ impl CheckRecord {
     }
 
     fn is_of(&self, target: &Target, tcp_port: Option<u16>) -> bool {
-        self.target == *target && self.tcp_port == tcp_port
+        self.tcp_port == tcp_port && is_same(&self.target, target)
     }
 
     /// Records a result. From now on it is settled whether a missing answer of the former one is a failure: otherwise
@@ -199,7 +199,9 @@ impl CheckRecords {
             (Some(newest), _) if newest > now => now,
             (Some(newest), Urgency::Awaited) => later(newest, AWAITED.min(settings.period)),
             (Some(newest), Urgency::Undecided) => later(newest, UNDECIDED.min(settings.period)),
-            (newest, _) => next_slot(&check.target, newest.or(tally.decided).unwrap_or(now), settings.period),
+            (newest, _) => {
+                next_slot(&check.target, newest.or(tally.decided).unwrap_or(now).min(now), settings.period)
+            }
         }
     }
 }
@@ -224,10 +226,13 @@ impl CheckTally<'_> {
 
     /// Returns whether the newest decided check passed, at most one period ago, with the time that a check may take.
     pub(super) fn passed_recently(&self, settings: &CheckSettings, now: Timestamp) -> bool {
-        self.passes > 0
-            && self.decided.is_some_and(|at| {
-                at <= now && elapsed(at, now) <= settings.period.saturating_add(settings.timeout)
-            })
+        self.decided.is_some_and(|at| at <= now) && self.end_of_pass(settings).is_some_and(|end| now < end)
+    }
+
+    /// Returns when the pass of the newest decided check is too old.
+    pub(super) fn end_of_pass(&self, settings: &CheckSettings) -> Option<Timestamp> {
+        let limit = settings.period.saturating_add(settings.timeout).saturating_add(Duration::from_nanos(1));
+        self.decided.filter(|_| self.passes > 0).map(|at| later(at, limit))
     }
 }
 
@@ -359,6 +364,7 @@ mod tests {
             (&[&[failed()], &[failed()], &[failed()]], routine, 21, slot(20)),
             (&[&[failed()], &[failed()], &[failed()]], undecided, 21, at(25)),
             (&[&[pass()]], routine, -1, at(-1)),
+            (&[], routine, -1_000, slot(-1_000)),
         ] {
             let check = planned(HOST, None, urgency);
             let upstreams = UpstreamAnswers::default();

@@ -1,8 +1,10 @@
 //! The conditions of an ExternalTarget, except `AlertsReady`.
 
+use jiff::Timestamp;
+
 use super::outlook::Outlook;
 use super::sources::NOT_CHECKED;
-use super::spec::Refusal;
+use super::spec::{Refusal, is_same};
 use super::status::{Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus, cut};
 use super::times::end_of_wait;
 
@@ -53,7 +55,7 @@ impl Outlook<'_> {
             return finding(true, "NotChecked", NOT_CHECKED);
         }
         let tally = facts.tally(&current.target);
-        let is_same = self.former.is_some_and(|former| former.target == current.target);
+        let is_same = self.former.is_some_and(|former| is_same(&former.target, &current.target));
         let former = facts.input.former.condition(ConditionType::Resolved).filter(|_| is_same);
         let passes = match former {
             Some(former) if former.status == ConditionStatus::False => settings.success_threshold as usize,
@@ -78,7 +80,8 @@ impl Outlook<'_> {
 
     fn progressing(&self) -> Finding {
         let Some(current) = self.current else {
-            return finding(true, "NoTarget", "waits for a target that passes its check");
+            let until = self.first_wait().map(|until| format!(" until {until}")).unwrap_or_default();
+            return finding(true, "NoTarget", format!("waits{until} for a target that passes its check"));
         };
         let pin = self.facts.input.spec.pin.as_deref();
         if let Some(pin) = pin.filter(|pin| *pin != current.source) {
@@ -91,11 +94,20 @@ impl Outlook<'_> {
         let Some((place, new)) = self.new_target() else { return finding(false, "TargetAnnounced", "") };
         let source = &self.sources[place];
         if !self.facts.is_waited_out(source) {
-            let until = end_of_wait(source.since, self.facts.input.spec.max_wait);
+            let until = self.facts.waits_until(source);
             let message = format!("waits until {until} for {new}: {}", source.message);
             return finding(true, "WaitsForTarget", message);
         }
         finding(false, CUTOVER_TIMED_OUT, format!("{} stays: {new}: {}", current.target, source.message))
+    }
+
+    /// Returns until when a first target is waited for that passes its check.
+    fn first_wait(&self) -> Option<Timestamp> {
+        let (facts, spec) = (self.facts, self.facts.input.spec);
+        let offering = facts.places().filter(|place| spec.pin.is_none() && facts.offered(*place).is_some());
+        let first = offering.map(|place| facts.waits_until(&self.sources[place])).min()?;
+        let withdrawn = self.history.first().map(|last| end_of_wait(last.until, spec.max_wait));
+        withdrawn.into_iter().chain([first]).max().filter(|end| *end > facts.input.now)
     }
 
     fn degraded(&self, resolved: &Finding) -> Finding {

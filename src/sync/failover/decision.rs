@@ -11,6 +11,7 @@ use super::history;
 use super::outlook::{Outlook, PlannedCheck};
 use super::rules::{Choice, Rules};
 use super::sources;
+use super::spec::{Offer, is_same};
 use super::status::{
     AnnouncedTarget, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget, MoveReason,
     SourceState, SourceStatus,
@@ -42,23 +43,24 @@ pub struct FailoverEvent {
 }
 
 /// Decides about an ExternalTarget. With equal inputs, and with the decided status as the former one, the status stays
-/// as it is.
+/// as it is, unless two changes of the target are due at once.
 #[must_use]
 pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     let former = begin(input);
     let input = &Inputs { former: &former, ..*input };
     let facts = Facts::new(input);
-    let sources = sources::statuses(&facts);
-    let mut transition = Transition::begin(&facts, &sources);
+    let mut transition = Transition::begin(&facts);
     let choice = transition.choose();
     transition.apply(&choice);
     let Transition { current, history, moved, mut events, .. } = transition;
+    let sources = sources::statuses(&facts, current.as_ref());
 
     let outlook = Outlook {
         facts: &facts,
         sources: &sources,
         current: current.as_ref(),
         former: former.target.as_ref(),
+        history: &history,
         is_failover_held: choice == Choice::Hold,
     };
     let (conditions, checks) = (outlook.conditions(), outlook.checks());
@@ -77,14 +79,19 @@ fn begin(input: &Inputs<'_>) -> FailoverStatus {
     let mut status = input.former.clone();
     let now = whole_second(input.now);
     status.clamp_times(now);
-    if status == FailoverStatus::default()
-        && let Some(target) = input.standing
+    if status.target.is_none()
+        && status.history.is_empty()
+        && let Some((target, uid)) = input.standing
     {
-        let place = input.offers.iter().position(|offer| offer.target.as_ref() == Some(target));
+        let is_source = |(_, offer): &(_, &Offer)| {
+            offer.target.as_ref().is_some_and(|offered| is_same(offered, target))
+                && (uid.is_empty() || offer.uid == *uid)
+        };
+        let source = input.spec.sources.iter().zip(input.offers).find(is_source);
         status.target = Some(AnnouncedTarget {
-            source: place.map(|place| input.spec.sources[place].clone()).unwrap_or_default(),
+            source: source.map(|(name, _)| name.clone()).unwrap_or_default(),
             target: target.clone(),
-            uid: place.map(|place| input.offers[place].uid.clone()).unwrap_or_default(),
+            uid: uid.clone(),
             since: now,
             verified: false,
         });
@@ -95,7 +102,6 @@ fn begin(input: &Inputs<'_>) -> FailoverStatus {
 /// The change of the announced target.
 struct Transition<'a> {
     facts: &'a Facts<'a>,
-    sources: &'a [SourceStatus],
     current: Option<AnnouncedTarget>,
     history: Vec<FormerTarget>,
     moved: Option<MoveReason>,
@@ -103,13 +109,20 @@ struct Transition<'a> {
 }
 
 impl<'a> Transition<'a> {
-    fn begin(facts: &'a Facts<'a>, sources: &'a [SourceStatus]) -> Self {
+    fn begin(facts: &'a Facts<'a>) -> Self {
         let former = facts.input.former;
         let history = former.history.clone();
         let current = former.target.clone();
-        let mut begun = Self { facts, sources, current, history, moved: None, events: Vec::new() };
+        let mut begun = Self { facts, current, history, moved: None, events: Vec::new() };
         begun.withdraw();
         if let Some(current) = &mut begun.current {
+            if facts.place_of(&current.source).is_none()
+                && let Some(place) = facts.places().find(|place| facts.is_offered(*place, &current.target))
+            {
+                // The source has another name, or a further one offers the same target.
+                current.source = facts.name(place).to_owned();
+                current.uid = facts.input.offers[place].uid.clone();
+            }
             current.verified |= facts.is_passing(&current.target);
         }
         begun
@@ -120,7 +133,7 @@ impl<'a> Transition<'a> {
         // An external target, or the status of an earlier version, may lack the uid.
         if let Some(current) = self.current.as_mut().filter(|current| current.uid.is_empty())
             && let Some(place) = facts.place_of(&current.source)
-            && facts.offered(place) == Some(&current.target)
+            && facts.is_offered(place, &current.target)
         {
             current.uid = facts.input.offers[place].uid.clone();
         }
@@ -132,8 +145,8 @@ impl<'a> Transition<'a> {
     }
 
     fn choose(&self) -> Choice {
-        let (facts, sources, history) = (self.facts, self.sources, &self.history);
-        Rules { facts, sources, history, current: self.current.as_ref() }.choose()
+        let (facts, current, history) = (self.facts, self.current.as_ref(), &self.history);
+        Rules { facts, sources: &sources::statuses(facts, current), history, current }.choose()
     }
 
     fn apply(&mut self, choice: &Choice) {
@@ -141,7 +154,7 @@ impl<'a> Transition<'a> {
         let Some(target) = self.facts.offered(place) else { return };
         let source = self.facts.name(place).to_owned();
         let uid = self.facts.input.offers[place].uid.clone();
-        if let Some(current) = self.current.as_mut().filter(|current| current.target == *target) {
+        if let Some(current) = self.current.as_mut().filter(|current| is_same(&current.target, target)) {
             // Another source offers the same target: nothing changes for clients.
             (current.source, current.uid) = (source, uid);
             return;

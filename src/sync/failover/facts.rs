@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::checks::{CheckRecords, CheckTally};
-use super::spec::{FailoverSpec, Offer, Refusal, RefusalReason};
+use super::spec::{FailoverSpec, Offer, Refusal, RefusalReason, is_same};
 use super::status::{AnnouncedTarget, FailoverStatus, SourceState, SourceStatus};
 use super::times::{end_of_wait, later, whole_second};
 use super::upstream_answers::UpstreamAnswers;
@@ -25,8 +25,9 @@ pub struct Inputs<'a> {
     /// At the beginning of a term, and after another client's change, the status that the API server has; empty if the
     /// object has none.
     pub former: &'a FailoverStatus,
-    /// What the external target points at, if it was written for an ExternalTarget of this name.
-    pub standing: Option<&'a Target>,
+    /// What the external target points at, if it was written for an ExternalTarget of this name, and the uid of the
+    /// Service that the target is from: empty for fixed targets, and where it isn't known.
+    pub standing: Option<(&'a Target, &'a Uid)>,
     /// Whether the external target stands as the status says.
     pub is_written: bool,
     /// Whether the Service with this uid exists and lets the namespace follow it, whatever the specification lists.
@@ -93,15 +94,14 @@ impl<'a> Facts<'a> {
         (!(self.input.denied)(target)).then_some(target)
     }
 
+    pub(super) fn is_offered(&self, place: usize, target: &Target) -> bool {
+        self.offered(place).is_some_and(|offered| is_same(offered, target))
+    }
+
     /// Returns whether a target must be withdrawn. A Service whose status is empty, or names a denied target, keeps its
     /// last target; so does a Service that the edited specification doesn't name any more.
     pub(super) fn is_withdrawn(&self, current: &AnnouncedTarget) -> bool {
-        let is_gone = || match current.uid.is_empty() {
-            true => self
-                .place_of(&current.source)
-                .is_some_and(|place| self.input.offers[place].is_refused_for(RefusalReason::RefNotPermitted)),
-            false => !(self.input.is_living)(&current.uid),
-        };
+        let is_gone = || !current.uid.is_empty() && !(self.input.is_living)(&current.uid);
         (self.input.denied)(&current.target) || is_gone()
     }
 
@@ -112,9 +112,8 @@ impl<'a> Facts<'a> {
     /// Returns the port that a check of a target connects to. Only a source that offers the target gives the right to
     /// that, or the Service of the announced target; else a tenant could let the program connect anywhere.
     pub(super) fn tcp_port(&self, target: &Target) -> Option<u16> {
-        let is_offered = |place| self.offered(place) == Some(target);
         let is_of_living_source = |announced: &AnnouncedTarget| {
-            let place = self.place_of(&announced.source).filter(|_| announced.target == *target);
+            let place = self.place_of(&announced.source).filter(|_| is_same(&announced.target, target));
             place.map(|place| &self.input.offers[place]).is_some_and(|offer| {
                 let forbidding = [RefusalReason::CheckRefused, RefusalReason::RefNotPermitted];
                 let is_refused = forbidding.into_iter().any(|reason| offer.is_refused_for(reason));
@@ -122,7 +121,7 @@ impl<'a> Facts<'a> {
             })
         };
         let port = self.input.spec.check.tcp_port?;
-        let is_permitted = self.places().any(is_offered)
+        let is_permitted = self.places().any(|place| self.is_offered(place, target))
             || self.input.former.target.as_ref().is_some_and(is_of_living_source);
         is_permitted.then_some(port)
     }
@@ -136,6 +135,14 @@ impl<'a> Facts<'a> {
     pub(super) fn is_passing(&self, target: &Target) -> bool {
         let settings = &self.input.spec.check;
         !self.is_checked(target) || self.tally(target).passed_recently(settings, self.input.now)
+    }
+
+    /// Notes when a target that passes its checks doesn't any more, without a further pass.
+    pub(super) fn note_end_of_pass(&self, target: &Target) {
+        let end = self.tally(target).end_of_pass(&self.input.spec.check);
+        if let Some(end) = end.filter(|_| self.is_checked(target)) {
+            self.has_come(end);
+        }
     }
 
     /// Returns whether a target has failed `failureThreshold` times in a row. Old results don't count: the leader may
@@ -154,8 +161,16 @@ impl<'a> Facts<'a> {
         self.tally(target).decided.is_some_and(|at| self.has_come(later(at, limit)))
     }
 
+    /// Returns until when the target that a source offers is waited for: `maxWaitSeconds`, unless it is unhealthy.
+    pub(super) fn waits_until(&self, source: &SourceStatus) -> Timestamp {
+        match source.state {
+            SourceState::Unhealthy => Timestamp::MIN,
+            _ => end_of_wait(source.since, self.input.spec.max_wait),
+        }
+    }
+
     /// Returns whether the target that a source offers was waited for `maxWaitSeconds`.
     pub(super) fn is_waited_out(&self, source: &SourceStatus) -> bool {
-        source.state == SourceState::Unhealthy || self.is_over(source.since, self.input.spec.max_wait)
+        self.has_come(self.waits_until(source))
     }
 }

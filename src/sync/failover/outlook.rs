@@ -1,7 +1,8 @@
 //! What follows from a decision: which target is still waited for, and what is checked.
 
 use super::facts::Facts;
-use super::status::{AnnouncedTarget, SourceState, SourceStatus};
+use super::spec::is_same;
+use super::status::{AnnouncedTarget, FormerTarget, SourceState, SourceStatus};
 use crate::model::link::Target;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,7 @@ pub(super) struct Outlook<'a> {
     pub(super) current: Option<&'a AnnouncedTarget>,
     /// The target that was announced before the decision.
     pub(super) former: Option<&'a AnnouncedTarget>,
+    pub(super) history: &'a [FormerTarget],
     pub(super) is_failover_held: bool,
 }
 
@@ -37,7 +39,7 @@ impl Outlook<'_> {
     pub(super) fn new_target(&self) -> Option<(usize, &Target)> {
         let current = self.current?;
         let place = self.facts.place_of(&current.source)?;
-        let offered = self.facts.offered(place).filter(|offered| **offered != current.target)?;
+        let offered = self.facts.offered(place).filter(|offered| !is_same(offered, &current.target))?;
         Some((place, offered))
     }
 
@@ -49,7 +51,7 @@ impl Outlook<'_> {
             if !facts.is_checked(target) {
                 return;
             }
-            match checks.iter_mut().find(|check| check.target == *target) {
+            match checks.iter_mut().find(|check| is_same(&check.target, target)) {
                 Some(known) => known.urgency = known.urgency.max(urgency),
                 None => {
                     let (target, tcp_port) = (target.clone(), facts.tcp_port(target));
@@ -63,15 +65,30 @@ impl Outlook<'_> {
             let is_new = !current.verified && facts.tally(&current.target).is_empty();
             // A held failover needs a failure after the hold began.
             let held = if self.is_failover_held { Urgency::Undecided } else { Urgency::Routine };
-            add(&current.target, held.max(awaited(is_new || new.is_some())));
+            // Of many cutovers at once, the checks of the new targets come first.
+            let is_needed = new.is_some_and(|(_, new)| !facts.tally(new).is_empty());
+            add(&current.target, held.max(awaited(is_new || is_needed)));
         }
         for place in facts.places() {
             let Some(target) = facts.offered(place) else { continue };
             // A target that was never checked is checked at once; the targets of a new leader are spread out.
-            let is_new = self.sources[place].state == SourceState::Pending
-                && (self.current.is_none() || facts.tally(target).is_empty());
-            add(target, awaited(is_new || new.is_some_and(|(new, _)| new == place)));
+            let is_new = self.sources[place].state == SourceState::Pending && facts.tally(target).is_empty();
+            let is_awaited = is_new || new.is_some_and(|(new, _)| new == place) || self.may_be_next(place);
+            add(target, awaited(is_awaited));
         }
         checks
+    }
+
+    /// Returns whether a source is announced as soon as it passes: there is no target, or it is of a removed source.
+    fn may_be_next(&self, place: usize) -> bool {
+        let pin = self.facts.input.spec.pin.as_deref();
+        let is_next = match self.current {
+            None => true,
+            Some(current) => {
+                self.facts.place_of(&current.source).is_none()
+                    && self.sources[place].state != SourceState::Unhealthy
+            }
+        };
+        is_next && pin.is_none_or(|pin| pin == self.facts.name(place))
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::facts::Facts;
 use super::history::next_move;
-use super::spec::Failback;
+use super::spec::{Failback, is_same};
 use super::status::{AnnouncedTarget, FormerTarget, MoveReason, SourceState, SourceStatus};
 use crate::model::link::Target;
 
@@ -40,7 +40,7 @@ impl Rules<'_> {
             return move_to(first, MoveReason::SourcesEdited);
         };
         // A pinned source is followed to its new target like any other source: once that passes a check.
-        let new = facts.offered(place).filter(|offered| **offered != current.target);
+        let new = facts.offered(place).filter(|offered| !is_same(offered, &current.target));
         if new.is_some_and(|new| facts.is_passing(new)) {
             return Choice::Move(place, MoveReason::TargetChanged);
         }
@@ -53,22 +53,28 @@ impl Rules<'_> {
             if !facts.has_come(next_move(self.history, MoveReason::FailedOver)) {
                 return Choice::Stay;
             }
-            let is_held = facts.input.is_failover_held;
-            return if is_held { Choice::Hold } else { Choice::Move(standby, MoveReason::FailedOver) };
+            if !facts.input.is_failover_held {
+                return Choice::Move(standby, MoveReason::FailedOver);
+            }
+            if let Some(target) = facts.offered(standby) {
+                facts.note_end_of_pass(target);
+            }
+            return Choice::Hold;
         }
         if new.is_some() && facts.is_waited_out(&self.sources[place]) && has_failed {
             return Choice::Move(place, MoveReason::CutoverTimedOut);
         }
-        if pin.is_some() { Choice::Stay } else { self.preferred(current, place) }
+        if pin.is_some() { Choice::Stay } else { self.preferred(place) }
     }
 
     /// Chooses a source that stands before the source in use.
-    fn preferred(&self, current: &AnnouncedTarget, place: usize) -> Choice {
+    fn preferred(&self, place: usize) -> Choice {
         let facts = self.facts;
-        // The former status has the order before the edit. Where the new first source becomes healthy only later, the
-        // move is a failback.
-        let former = |name: &str| facts.input.former.sources.iter().position(|source| source.name == name);
-        let current_place = former(&current.source);
+        // The former status has the order and the name before the edit. Where the new first source becomes healthy only
+        // later, the move is a failback.
+        let status = facts.input.former;
+        let former = |name: &str| status.sources.iter().position(|source| source.name == name);
+        let current_place = status.target.as_ref().and_then(|target| former(&target.source));
         let is_new_before = |before: &usize| {
             current_place.is_some_and(|current| former(facts.name(*before)).is_none_or(|was| was > current))
         };
@@ -126,7 +132,11 @@ impl Rules<'_> {
         let facts = self.facts;
         let is_passed_over = |place: usize| {
             let has_failed = facts.offered(place).is_some_and(|target| facts.tally(target).failures > 0);
-            has_failed || facts.is_over(self.sources[place].since, NO_RESULT)
+            let since = self.sources[place].since;
+            // The time in the status may be of an earlier leader, whose checks don't count.
+            let began = |target| facts.tally(target).decided.unwrap_or(facts.input.now);
+            let since = facts.offered(place).map_or(since, |target| since.max(began(target)));
+            has_failed || facts.is_over(since, NO_RESULT)
         };
         for place in facts.places() {
             if works(place) {

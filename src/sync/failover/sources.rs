@@ -2,7 +2,7 @@
 
 use super::facts::Facts;
 use super::spec::Refusal;
-use super::status::{SourceState, SourceStatus, cut};
+use super::status::{AnnouncedTarget, SourceState, SourceStatus, cut};
 use crate::model::link::{MAX_SHOWN_ADDRESSES, Target};
 use crate::model::names::{HASH_DIGITS, hash_of};
 
@@ -11,19 +11,20 @@ pub(super) const NOT_CHECKED: &str = "not checked: no tcpPort";
 
 const NOT_CHECKED_YET: &str = "not checked yet";
 
-/// Returns the status of each source. A new leader begins with the former states.
-pub(super) fn statuses(facts: &Facts<'_>) -> Vec<SourceStatus> {
-    facts.places().map(|place| status(facts, place)).collect()
+/// Returns the status of each source while this target is announced. A new leader begins with the former states.
+pub(super) fn statuses(facts: &Facts<'_>, current: Option<&AnnouncedTarget>) -> Vec<SourceStatus> {
+    let is_standby = |place| current.is_some_and(|current| current.source != facts.name(place));
+    facts.places().map(|place| status(facts, place, is_standby(place))).collect()
 }
 
-fn status(facts: &Facts<'_>, place: usize) -> SourceStatus {
+fn status(facts: &Facts<'_>, place: usize, is_standby: bool) -> SourceStatus {
     let name = facts.name(place);
     let former = facts.input.former.source(name);
     let offered = facts.offered(place);
     let offers = offered.map(text_of);
     let known = former.filter(|former| former.offers == offers);
     let (state, message) = match (offered, &facts.input.offers[place].refusal) {
-        (Some(target), _) => checked(facts, name, target, known),
+        (Some(target), _) => checked(facts, is_standby, target, known),
         (None, Some(Refusal { message, .. })) => (SourceState::Refused, message.clone()),
         // The sources know why: this is the case only until they look at a changed policy.
         (None, None) if facts.input.offers[place].target.is_some() => {
@@ -35,16 +36,16 @@ fn status(facts: &Facts<'_>, place: usize) -> SourceStatus {
     SourceStatus { name: name.to_owned(), state, offers, since, message: cut(message) }
 }
 
-/// Returns a target as text that differs for different targets: where some addresses aren't shown, it ends in a hash of
-/// all.
+/// Returns a target as text that differs for different targets, whatever the order of addresses: where some addresses
+/// aren't shown, it ends in a hash of all.
 fn text_of(target: &Target) -> String {
-    match target {
-        Target::Addresses(addresses) if addresses.len() > MAX_SHOWN_ADDRESSES => {
-            let all: String = addresses.iter().map(|address| format!("{address},")).collect();
-            format!("{target} ({})", &hash_of(&all)[..HASH_DIGITS[0]])
-        }
-        _ => target.to_string(),
-    }
+    let Target::Addresses(addresses) = target else { return target.to_string() };
+    let mut addresses = addresses.clone();
+    addresses.sort_unstable();
+    let all: String = addresses.iter().map(|address| format!("{address},")).collect();
+    let is_whole = addresses.len() <= MAX_SHOWN_ADDRESSES;
+    let text = Target::Addresses(addresses).to_string();
+    if is_whole { text } else { format!("{text} ({})", &hash_of(&all)[..HASH_DIGITS[0]]) }
 }
 
 /// Returns the state of a source that offers a target. As for load balancers of clouds, the first pass makes a new
@@ -53,7 +54,7 @@ fn text_of(target: &Target) -> String {
 /// `maxWaitSeconds`.
 fn checked(
     facts: &Facts<'_>,
-    name: &str,
+    is_standby: bool,
     target: &Target,
     known: Option<&SourceStatus>,
 ) -> (SourceState, String) {
@@ -71,8 +72,6 @@ fn checked(
         _ if tally.passes >= passes => SourceState::Healthy,
         SourceState::Pending | SourceState::Refused => {
             let since = known.map_or(facts.second(), |known| known.since);
-            let current = facts.input.former.target.as_ref();
-            let is_standby = current.is_some_and(|current| current.source != name);
             let is_unhealthy =
                 facts.has_failed(target) && (is_standby || facts.is_over(since, spec.max_wait));
             if is_unhealthy { SourceState::Unhealthy } else { SourceState::Pending }

@@ -53,6 +53,16 @@ pub struct Offer {
     pub is_live_link: bool,
 }
 
+/// Returns whether two targets are the same. Load balancers list the same addresses in any order.
+pub(super) fn is_same(one: &Target, other: &Target) -> bool {
+    match (one, other) {
+        (Target::Addresses(one), Target::Addresses(other)) => {
+            one.len() == other.len() && one.iter().all(|address| other.contains(address))
+        }
+        _ => one == other,
+    }
+}
+
 impl Offer {
     #[must_use]
     pub fn is_refused_for(&self, reason: RefusalReason) -> bool {
@@ -79,6 +89,8 @@ pub enum RefusalReason {
     HostnameRefused,
     /// A name belongs to another object.
     Conflict,
+    /// The specification breaks a rule: none of its sources is used.
+    InvalidSpec,
 }
 
 impl RefusalReason {
@@ -90,6 +102,7 @@ impl RefusalReason {
             Self::CheckRefused => "CheckRefused",
             Self::HostnameRefused => "HostnameRefused",
             Self::Conflict => "Conflict",
+            Self::InvalidSpec => "InvalidSpec",
         }
     }
 }

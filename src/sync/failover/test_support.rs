@@ -45,7 +45,7 @@ pub(super) struct Harness {
     pub(super) checks: CheckRecords,
     pub(super) upstreams: UpstreamAnswers,
     pub(super) status: FailoverStatus,
-    pub(super) standing: Option<Target>,
+    pub(super) standing: Option<(Target, Uid)>,
     pub(super) is_written: bool,
     /// The Services that live although no source offers them.
     pub(super) unlisted: Vec<Uid>,
@@ -111,11 +111,19 @@ impl Harness {
     pub(super) fn decide(&mut self) -> FailoverDecision {
         let decision = self.peek();
         self.status = decision.status.clone();
+        self.assert_settled(&decision);
         self.checks.retain(&decision.checks, self.now);
+        let second = self.assert_settled(&decision);
+        FailoverDecision { again: second.again, checks: second.checks, ..decision }
+    }
+
+    /// Decides again with the decided status, which must change nothing.
+    fn assert_settled(&self, decision: &FailoverDecision) -> FailoverDecision {
         let second = self.peek();
         assert_eq!(second.status, decision.status, "the second decision differs");
-        assert_eq!((second.moved, second.events), (None, Vec::new()));
-        FailoverDecision { again: second.again, checks: second.checks, ..decision }
+        assert_eq!((second.moved, &second.events[..]), (None, &[][..]));
+        assert_eq!(second.checks, decision.checks);
+        second
     }
 
     /// Decides without writing the status.
@@ -133,7 +141,7 @@ impl Harness {
             checks: &self.checks,
             upstreams: &self.upstreams,
             former: &self.status,
-            standing: self.standing.as_ref(),
+            standing: self.standing.as_ref().map(|(target, uid)| (target, uid)),
             is_written: self.is_written,
             is_living: &|uid| {
                 let offered = self.offers.iter().filter(|offer| is_permitted(offer)).map(|offer| &offer.uid);

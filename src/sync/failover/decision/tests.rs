@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use crate::model::link::Target;
 use crate::sync::failover::checks::CheckOutcome;
 use crate::sync::failover::outlook::Urgency;
 use crate::sync::failover::spec::{Failback, Offer, RefusalReason};
 use crate::sync::failover::status::ConditionStatus::{False, True, Unknown};
 use crate::sync::failover::status::ConditionType::{Accepted, Degraded, Progressing, Ready, Resolved};
-use crate::sync::failover::status::{MoveReason, SourceState};
-use crate::sync::failover::test_support::{Harness, at, offer, refusal, target, upstream};
+use crate::sync::failover::status::{FailoverStatus, MoveReason, SourceState, restore_times};
+use crate::sync::failover::test_support::{Harness, at, hostname, offer, refusal, target, upstream};
+use crate::sync::failover::times::later;
 
 const SOURCES: [(&str, &str); 3] = [("seoul", "a.example"), ("busan", "b.example"), ("fixed", "c.example")];
 
@@ -16,6 +18,10 @@ type Change = fn(&mut Harness);
 
 fn reasons(decision: &super::FailoverDecision) -> Vec<&'static str> {
     decision.events.iter().map(|event| event.reason).collect()
+}
+
+fn urgencies(harness: &Harness) -> Vec<Urgency> {
+    harness.peek().checks.iter().map(|check| check.urgency).collect()
 }
 
 /// Seoul, which is in use, names another target.
@@ -108,6 +114,14 @@ fn new_target_replaces_a_failed_one_after_the_wait() {
 }
 
 #[test]
+fn old_target_is_awaited_after_a_result_of_the_new_one() {
+    let mut harness = cutover();
+    assert_eq!(urgencies(&harness), [Urgency::Routine, Urgency::Awaited]);
+    harness.fail("new.example");
+    assert_eq!(urgencies(&harness), [Urgency::Awaited, Urgency::Awaited]);
+}
+
+#[test]
 fn missing_results_dont_end_the_old_target() {
     let mut harness = cutover();
     harness.restart();
@@ -197,6 +211,17 @@ fn target_of_a_removed_source_stays_until_one_is_healthy() {
 }
 
 #[test]
+fn sources_are_awaited_while_the_source_in_use_is_removed() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.now = at(40);
+    harness.fail_thrice("c.example");
+    harness.reorder(&["busan", "fixed"]);
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(urgencies(&harness), [Urgency::Routine, Urgency::Awaited, Urgency::Routine]);
+}
+
+#[test]
 fn second_failure_is_followed_at_once_and_a_third_waits() {
     let mut harness = failed_over();
     harness.now = at(15);
@@ -217,6 +242,21 @@ fn second_failure_is_followed_at_once_and_a_third_waits() {
     harness.fail("c.example");
     harness.decide();
     assert_eq!(harness.announced(), "busan b.example");
+}
+
+#[test]
+fn failover_in_a_cutover_makes_the_new_target_unhealthy() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.offer("seoul").target = Some(target("new.example"));
+    harness.decide_at(5);
+    harness.now = at(10);
+    harness.fail_thrice("new.example");
+    harness.decide();
+    assert_eq!(harness.state("seoul"), SourceState::Pending);
+    harness.fail_thrice("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+    assert_eq!(harness.state("seoul"), SourceState::Unhealthy);
 }
 
 #[test]
@@ -332,6 +372,18 @@ fn typo_in_a_reference_withdraws_no_living_target() {
 }
 
 #[test]
+fn fixed_target_isnt_withdrawn_by_an_edit_of_its_source() {
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    harness.offer("seoul").uid = "".into();
+    harness.status.target.as_mut().unwrap().uid = "".into();
+    *harness.offer("seoul") = offer("", "");
+    harness.offer("seoul").refusal = refusal(RefusalReason::RefNotPermitted);
+    harness.edit(|_| ());
+    assert_eq!(harness.decide_at(10).moved, None);
+    assert_eq!(harness.announced(), "seoul a.example");
+}
+
+#[test]
 fn deleted_service_withdraws_its_target_from_any_source() {
     let edits: [(&str, Change); 3] = [
         ("removed", |harness| harness.reorder(&["fixed"])),
@@ -434,12 +486,46 @@ fn withdrawn_target_is_waited_for_anew() {
     *harness.offer("seoul") = offer("another uid", "");
     harness.decide();
     assert_eq!(harness.announced(), "");
+    let message = &harness.status.condition(Progressing).unwrap().message;
+    assert_eq!(message, &format!("waits until {} for a target that passes its check", at(1_301)));
     harness.now = at(1300);
     harness.fail_thrice("b.example");
     harness.decide();
     assert_eq!(harness.announced(), "");
     harness.decide_at(1301);
     assert_eq!(harness.announced(), "busan b.example");
+}
+
+#[test]
+fn sources_are_awaited_after_a_withdrawal() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.now = at(40);
+    harness.fail_thrice("c.example");
+    *harness.offer("seoul") = offer("another uid", "");
+    harness.decide();
+    assert_eq!((harness.announced().as_str(), harness.state("busan")), ("", SourceState::Healthy));
+    assert_eq!(urgencies(&harness), [Urgency::Awaited, Urgency::Awaited]);
+    harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
+    assert_eq!(urgencies(&harness), [Urgency::Routine, Urgency::Routine]);
+}
+
+#[test]
+fn wait_for_a_first_target_says_until_when() {
+    let message = |harness: &Harness| harness.status.condition(Progressing).unwrap().message.clone();
+    let mut harness = Harness::new(&[("seoul", "")]);
+    harness.decide();
+    assert_eq!(message(&harness), "waits for a target that passes its check");
+    harness.offer("seoul").target = Some(target("a.example"));
+    harness.decide_at(10);
+    assert_eq!(message(&harness), format!("waits until {} for a target that passes its check", at(311)));
+    harness.pass("a.example");
+    harness.decide_at(20);
+    harness.denied.push(target("a.example"));
+    harness.decide_at(1_000);
+    harness.offer("seoul").target = Some(target("b.example"));
+    harness.decide_at(1_000);
+    harness.decide_at(1_100);
+    assert_eq!(message(&harness), format!("waits until {} for a target that passes its check", at(1_301)));
 }
 
 #[test]
@@ -451,6 +537,20 @@ fn source_without_results_is_passed_over_after_30_s() {
     harness.decide();
     assert_eq!(harness.announced(), "");
     harness.decide_at(31);
+    assert_eq!(harness.announced(), "busan b.example");
+}
+
+#[test]
+fn new_leader_passes_no_unchecked_source_over() {
+    let mut harness = Harness::new(&SOURCES[..2]);
+    harness.decide();
+    harness.restart();
+    harness.decide_at(100);
+    harness.now = at(130);
+    harness.pass("b.example");
+    let decision = harness.decide();
+    assert_eq!((harness.announced().as_str(), decision.again), ("", Some(at(131))));
+    harness.decide_at(131);
     assert_eq!(harness.announced(), "busan b.example");
 }
 
@@ -611,6 +711,33 @@ fn renamed_source_with_the_same_target_is_no_move() {
     assert_eq!(harness.status.target.as_ref().unwrap().since, at(-60));
 }
 
+#[test]
+fn renamed_source_in_use_keeps_its_target() {
+    let mut harness = failed_over();
+    harness.spec.failback = Failback::Manual;
+    harness.now = at(20);
+    harness.pass("a.example");
+    harness.pass("a.example");
+    harness.decide();
+    harness.edit(|spec| spec.sources[1] = "daegu".to_owned());
+    let decision = harness.decide_at(21);
+    assert_eq!((decision.moved, harness.announced().as_str()), (None, "daegu b.example"));
+    harness.fail_thrice("b.example");
+    harness.edit(|spec| spec.sources[1] = "jeju".to_owned());
+    assert_eq!(harness.decide_at(22).moved, Some(MoveReason::FailedOver));
+    assert_eq!(harness.status.history[0].source, "jeju");
+}
+
+#[test]
+fn source_renamed_and_put_behind_moves_to_the_one_before() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.spec.failback = Failback::Manual;
+    harness.reorder(&["busan", "seoul"]);
+    harness.edit(|spec| spec.sources[1] = "incheon".to_owned());
+    assert_eq!(harness.decide_at(10).moved, Some(MoveReason::SourcesEdited));
+    assert_eq!(harness.announced(), "busan b.example");
+}
+
 // --- Mass failure, leaders, lost statuses
 
 #[test]
@@ -626,6 +753,21 @@ fn held_failover_stays_and_is_degraded() {
     harness.is_failover_held = false;
     assert!(harness.decide().fails_over);
     assert_eq!(harness.announced(), "busan b.example");
+}
+
+#[test]
+fn hold_ends_when_the_pass_of_the_standby_is_too_old() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.is_failover_held = true;
+    let again = harness.decide().again.unwrap();
+    assert_eq!(again, later(at(32), Duration::from_nanos(1)));
+    harness.now = at(32);
+    assert_eq!(harness.decide().again, Some(again));
+    harness.now = again;
+    harness.decide();
+    assert_eq!(harness.condition(Degraded), (True, "TargetUnhealthy"));
 }
 
 #[test]
@@ -674,7 +816,7 @@ fn new_leader_continues_the_wait_for_a_failback() {
 fn object_without_status_begins_with_its_external_target() {
     for (standing, expected) in [("b.example", "busan b.example"), ("old.example", " old.example")] {
         let mut harness = Harness::new(&SOURCES);
-        harness.standing = Some(target(standing));
+        harness.standing = Some((target(standing), "".into()));
         let decision = harness.decide();
         assert_eq!((decision.moved, harness.announced().as_str()), (None, expected));
         assert_eq!(harness.condition(Ready), (False, "Unverified"));
@@ -685,12 +827,58 @@ fn object_without_status_begins_with_its_external_target() {
 }
 
 #[test]
+fn status_without_a_target_begins_with_the_external_target() {
+    let mut harness = Harness::new(&SOURCES);
+    harness.decide();
+    harness.standing = Some((target("b.example"), "busan".into()));
+    harness.decide_at(1);
+    assert_eq!(harness.announced(), "busan b.example");
+}
+
+#[test]
+fn standing_target_of_a_service_that_is_gone_is_withdrawn() {
+    for (uid, expected) in [("", "seoul"), ("seoul", "seoul"), ("gone", "")] {
+        let mut harness = Harness::new(&SOURCES);
+        harness.standing = Some((target("a.example"), uid.into()));
+        let decision = harness.decide();
+        let announced = decision.status.target.as_ref();
+        assert_eq!(announced.map(|target| target.uid.to_string()).unwrap_or_default(), expected, "{uid}");
+        let reason = (uid == "gone").then_some(MoveReason::Withdrawn);
+        assert_eq!((decision.moved, harness.status.is_withdrawn()), (reason, uid == "gone"), "{uid}");
+        assert_eq!(harness.decide_at(10).moved, None, "it doesn't come back");
+    }
+}
+
+#[test]
+fn standing_target_of_a_removed_source_is_withdrawn_later() {
+    let mut harness = Harness::new(&SOURCES);
+    harness.standing = Some((target("old.example"), "old".into()));
+    harness.unlisted = vec!["old".into()];
+    harness.decide();
+    assert_eq!(harness.announced(), " old.example");
+    harness.unlisted.clear();
+    assert_eq!(harness.decide_at(10).moved, Some(MoveReason::Withdrawn));
+    assert_eq!(harness.decide_at(20).moved, None);
+}
+
+#[test]
 fn times_in_the_future_are_moved_to_now() {
     let mut harness = failed_over();
     harness.decide_at(-1000);
     let target = harness.status.target.as_ref().unwrap();
     assert_eq!((target.since, harness.status.history[0].until), (at(-1000), at(-1000)));
     assert!(harness.status.sources.iter().all(|source| source.since <= at(-1000)));
+}
+
+#[test]
+fn answers_from_before_the_clock_was_set_back_fail_nothing() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.upstreams.record(upstream(1), &hostname("other.example"), at(1_000));
+    harness.now = at(10);
+    harness.upstreams.forget_after(harness.now);
+    let outcome = CheckOutcome::NoAnswer { upstream: upstream(1), message: "no reply".to_owned() };
+    (0..3).for_each(|_| harness.record("a.example", std::slice::from_ref(&outcome)));
+    assert_eq!(harness.decide().moved, None);
 }
 
 // --- Checks
@@ -825,6 +1013,27 @@ fn other_addresses_that_arent_shown_are_another_target() {
 }
 
 #[test]
+fn order_of_addresses_makes_no_other_target() {
+    for (port, others) in [(None, "192.0.2.2,192.0.2.1"), (Some(443), "2001:db8::1,192.0.2.1")] {
+        let mut harness = Harness::new(&[("fixed", "192.0.2.1,192.0.2.2"), ("seoul", others)]);
+        harness.spec.check.tcp_port = port;
+        for _ in 0..2 {
+            harness.decide();
+            harness.pass("192.0.2.1,192.0.2.2");
+            harness.pass(others);
+        }
+        let before = harness.decide().status;
+        for offer in &mut harness.offers {
+            let Some(Target::Addresses(addresses)) = &mut offer.target else { panic!() };
+            addresses.reverse();
+        }
+        assert_eq!(harness.decide_at(10).status, before);
+        assert_eq!(harness.announced(), "fixed 192.0.2.1,192.0.2.2");
+        assert_eq!(harness.status.sources[0].since, at(0));
+    }
+}
+
+#[test]
 fn messages_are_no_longer_than_the_schema_allows() {
     let mut harness = Harness::settled(&SOURCES);
     harness.now = at(10);
@@ -856,6 +1065,40 @@ fn refusals_make_the_object_unaccepted_and_not_ready() {
         harness.decide();
         assert_eq!(harness.condition(Ready), (False, reason.as_str()));
     }
+}
+
+#[test]
+fn target_stays_while_the_specification_is_invalid() {
+    let mut harness = Harness::settled(&SOURCES);
+    harness.unlisted = vec!["seoul".into()];
+    harness.refusal = refusal(RefusalReason::InvalidSpec);
+    harness.edit(|spec| spec.sources.clear());
+    harness.standing = Some((target("a.example"), "seoul".into()));
+    for second in [10, 1_000] {
+        assert_eq!(harness.decide_at(second).moved, None);
+        assert_eq!(harness.announced(), "seoul a.example");
+        assert_eq!(harness.condition(Accepted), (False, "InvalidSpec"));
+        assert_eq!(harness.condition(Ready), (False, "InvalidSpec"));
+    }
+    harness.status = FailoverStatus::default();
+    harness.decide_at(1_001);
+    assert_eq!(harness.announced(), " a.example", "more offers than sources");
+}
+
+#[test]
+fn condition_that_returns_before_a_write_keeps_its_time() {
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    let written = harness.status.clone();
+    harness.is_written = false;
+    harness.decide_at(10);
+    let mut status = harness.status.clone();
+    restore_times(&mut status, &written);
+    assert_eq!(status, harness.status, "Ready has changed");
+    harness.is_written = true;
+    harness.decide_at(20);
+    assert_eq!(harness.status.condition(Ready).unwrap().since, at(20));
+    restore_times(&mut harness.status, &written);
+    assert_eq!(harness.status, written);
 }
 
 #[test]
