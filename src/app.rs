@@ -9,6 +9,7 @@ pub mod link_source;
 mod sync_metrics;
 mod sync_runtime;
 mod sync_tasks;
+mod target_checks;
 mod zone_updates;
 
 use std::io;
@@ -34,6 +35,7 @@ use crate::dns::server::corefile_source::CorefileSource;
 use crate::dns::server::instance::SetDebug;
 use crate::dns::server::invalidation;
 use crate::dns::server::reload::{CheckZones, Reloader};
+use crate::dns::server::target_checker::TargetChecker;
 use crate::links::history::History;
 use crate::model::hostname::to_presentation;
 use crate::sync::controller::supervisor::supervise;
@@ -41,6 +43,7 @@ use error::RunError;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;
 use sync_tasks::store_for;
+use target_checks::check_dns;
 
 /// Runs until `stop` is cancelled or a DNS listener fails.
 ///
@@ -111,8 +114,15 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         let serving = move || admin::server::serve(address, status.clone(), until.clone()).map(Ok);
         let supervisor = Arc::clone(&metrics.supervisor);
         background.spawn(supervise("the status page", stop.clone(), supervisor, serving));
-        let syncing =
-            source.run(flags.clone(), Arc::clone(&store), metrics, policy.subscribe(), stop.clone());
+        let check_dns = check_dns(TargetChecker::new(reloader.instance.servers(), Handle::current()));
+        let syncing = source.run(
+            flags.clone(),
+            Arc::clone(&store),
+            metrics,
+            policy.subscribe(),
+            check_dns,
+            stop.clone(),
+        );
         background.spawn_on(syncing, sync.runtime());
         background.spawn_on(
             zone_updates::run(flags, store, policy, reloader.zones(), stop.clone()),

@@ -57,6 +57,8 @@ pub struct Store {
     feed: broadcast::Sender<LinkChange>,
     synced: watch::Sender<bool>,
     owners_known: watch::Sender<bool>,
+    /// Whether the ExternalTargets are listed, or can't be.
+    leads_known: watch::Sender<bool>,
     /// Services that exist but can't be decoded.
     unreadable: DashSet<ServiceKey>,
     serial: AtomicU64,
@@ -86,6 +88,7 @@ impl Store {
             feed: broadcast::Sender::new(FEED_CAPACITY),
             synced: watch::Sender::new(false),
             owners_known: watch::Sender::new(false),
+            leads_known: watch::Sender::new(false),
             unreadable: DashSet::new(),
             serial: AtomicU64::new(0),
             serial_offset: AtomicU64::new(0),
@@ -241,6 +244,11 @@ impl Store {
         self.owners_known.send_replace(true);
     }
 
+    /// Records that the ExternalTargets are listed, or that they can't be: without their CRD, or without a permission.
+    pub fn set_leads_known(&self) {
+        self.leads_known.send_replace(true);
+    }
+
     /// Applies an external target of an earlier process that was observed later than its Service. A pending Service
     /// takes the target if the external target was written for that Service.
     pub fn apply_persisted_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
@@ -364,9 +372,7 @@ impl Store {
     pub fn lead(&self, key: &ServiceKey, lead: Lead, resource_version: Option<u64>) -> Option<LinkChange> {
         let mut allocator = self.write();
         let before = self.get(key);
-        // A left-out Service isn't selected: it can't be a source, nor get the link back.
-        let service =
-            before.as_ref().and_then(Link::service).filter(|service| !service.is_left_out()).cloned();
+        let service = before.as_ref().and_then(Link::service).cloned();
         let link = Led { lead, service }.link(key, before.as_deref());
         if resource_version.is_some() {
             self.advance_serial(resource_version);
@@ -377,9 +383,14 @@ impl Store {
         Some(self.upsert(&mut allocator, before, link))
     }
 
-    /// Ends the lead over a link because its ExternalTarget is deleted. The Service of the same name gets the link
-    /// back; without that Service the link is that of a deleted Service.
-    pub fn end_lead(&self, key: &ServiceKey, resource_version: Option<u64>) -> Option<LinkChange> {
+    /// Ends the lead over a link because its ExternalTarget is gone since the given time. The Service of the same name
+    /// gets the link back; without that Service the link is that of a deleted Service.
+    pub fn end_lead(
+        &self,
+        key: &ServiceKey,
+        resource_version: Option<u64>,
+        since: Instant,
+    ) -> Option<LinkChange> {
         let mut allocator = self.write();
         let link = self.get(key).filter(|link| link.led.is_some())?;
         if resource_version.is_some() {
@@ -388,7 +399,7 @@ impl Store {
         let after = match link.service().filter(|service| !service.is_gone()) {
             Some(service) => service.returned(&link),
             None if self.on_gone == OnGone::Dropped => return Some(self.remove(&mut allocator, &link)),
-            None => link.ended(Instant::now()),
+            None => link.ended(since),
         };
         Some(self.upsert(&mut allocator, Some(link), after))
     }
@@ -506,7 +517,14 @@ impl Store {
         let link = match (led, service) {
             (Some(led), service) => {
                 let led = Led { lead: led.lead.clone(), service: service.map(Arc::new) };
-                led.link(key, before.as_deref())
+                let link = led.link(key, before.as_deref());
+                let before = before.as_deref().map(|before| Link { led: link.led.clone(), ..before.clone() });
+                if before.as_ref() == Some(&link) {
+                    // Only the Service behind the lead has changed.
+                    self.publish(allocator, &Arc::new(link));
+                    return None;
+                }
+                link
             }
             (None, Some(service)) => service,
             (None, None) => return before.map(|before| self.remove(allocator, &before)),
@@ -673,6 +691,28 @@ impl Store {
         self.index.addresses.any_in(net)
     }
 
+    /// Returns the DNS names that lead to a link: for each zone the short name, if the link has it, and the name that no
+    /// other link can have; then the custom hostnames. As text, without the trailing dot.
+    #[must_use]
+    pub fn dns_names(&self, link: &Link) -> Vec<String> {
+        let (namespace, service) = link.key.parts();
+        let mut dns_names = Vec::new();
+        for zone in &*self.zones() {
+            for relative in
+                [crate::model::names::dashed_label(namespace, service), format!("{service}.{namespace}")]
+            {
+                let Some(name) = crate::model::names::wire(relative.split('.').map(str::as_bytes)) else {
+                    continue;
+                };
+                if matches!(self.find(&name, zone), Lookup::Link(holder) if holder.key == link.key) {
+                    dns_names.push(crate::model::names::text(&[&name, &**zone].concat()));
+                }
+            }
+        }
+        dns_names.extend(link.hostnames.iter().map(|hostname| hostname.to_string()));
+        dns_names
+    }
+
     /// Subscribes to changes from now on. A subscriber that falls behind gets `Lagged` and has to rescan all links.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<LinkChange> {
@@ -693,6 +733,22 @@ impl Store {
     pub async fn owners_known(&self) {
         // The sender lives as long as `self`: waiting can't fail.
         let _ = self.owners_known.subscribe().wait_for(|known| *known).await;
+    }
+
+    #[must_use]
+    pub fn are_owners_known(&self) -> bool {
+        *self.owners_known.borrow()
+    }
+
+    #[must_use]
+    pub fn are_leads_known(&self) -> bool {
+        *self.leads_known.borrow()
+    }
+
+    /// Waits until it is known which links ExternalTargets lead.
+    pub async fn leads_known(&self) {
+        // The sender lives as long as `self`: waiting can't fail.
+        let _ = self.leads_known.subscribe().wait_for(|known| *known).await;
     }
 
     /// Returns the serial of the zone: the low 32 bits of the newest version (RFC 1982 arithmetic).

@@ -5,6 +5,7 @@ pub mod election;
 pub mod events;
 pub mod external_target;
 pub mod failover;
+pub mod failover_controller;
 pub mod k8s;
 pub mod source;
 pub mod source_annotation;

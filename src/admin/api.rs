@@ -12,7 +12,6 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use hickory_proto::rr::Name;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, watch};
@@ -103,8 +102,7 @@ impl Status {
 
     /// Returns the links that a filter selects; those of one name with their history.
     fn links(&self, filter: &LinkFilter) -> LinkListing {
-        let zones: Vec<Name> = self.zones.borrow().iter().map(|zone| zone.origin.clone()).collect();
-        let mut items = views(&self.store, &zones, &self.target_namespace, filter);
+        let mut items = views(&self.store, &self.target_namespace, filter);
         if filter.service.is_some() {
             for link in &mut items {
                 link.history = Some(self.history.events(&ServiceKey::new(&link.namespace, &link.service)));

@@ -11,6 +11,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::sync_metrics::SyncMetrics;
 use super::sync_runtime::SyncRuntime;
 use super::sync_tasks::store_for;
+use super::target_checks::no_checks;
 use crate::app::error::RunError;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
@@ -62,7 +63,8 @@ impl LinkReader {
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
         let policy = watch::Sender::new(Arc::new(flags.hostname_policy(&zones)));
         let stop = CancellationToken::new();
-        let syncing = source.run(flags, Arc::clone(&store), metrics, policy.subscribe(), stop.clone());
+        let (policies, until) = (policy.subscribe(), stop.clone());
+        let syncing = source.run(flags, Arc::clone(&store), metrics, policies, no_checks(), until);
         sync.runtime().spawn(syncing);
         let reader = Self {
             store: Arc::clone(&store),
@@ -74,6 +76,7 @@ impl LinkReader {
         let read = async {
             store.synced().await;
             store.owners_known().await;
+            store.leads_known().await;
         };
         match timeout(READ_TIMEOUT, read).await {
             Ok(()) => Ok(reader),

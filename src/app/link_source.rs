@@ -80,7 +80,7 @@ impl LinkSource {
         match &self.origin {
             Origin::Instance { links, .. } => links.clone(),
             Origin::Reader { reader, target_namespace, .. } => {
-                views(&reader.store, &reader.zones, target_namespace, &self.filter)
+                views(&reader.store, target_namespace, &self.filter)
             }
         }
     }

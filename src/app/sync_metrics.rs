@@ -8,6 +8,7 @@ use crate::sync::controller::supervisor::SupervisorMetrics;
 use crate::sync::election::ElectionMetrics;
 use crate::sync::events::metrics::EventMetrics;
 use crate::sync::external_target::metrics::ReconcilerMetrics;
+use crate::sync::failover_controller::metrics::FailoverMetrics;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::source::metrics::WatchMetrics;
 
@@ -17,6 +18,7 @@ pub(super) struct SyncMetrics {
     pub(super) api: Arc<ApiMetrics>,
     pub(super) election: Arc<ElectionMetrics>,
     pub(super) events: Arc<EventMetrics>,
+    pub(super) failover: Arc<FailoverMetrics>,
     pub(super) reconciler: Arc<ReconcilerMetrics>,
     pub(super) staleness: Arc<Staleness>,
     pub(super) supervisor: Arc<SupervisorMetrics>,
@@ -33,6 +35,7 @@ impl SyncMetrics {
             api: metrics.group()?,
             election: metrics.group()?,
             events: metrics.group()?,
+            failover: metrics.group()?,
             reconciler: metrics.group()?,
             staleness: metrics.group()?,
             supervisor: metrics.group()?,

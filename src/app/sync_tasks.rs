@@ -26,6 +26,9 @@ use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::left_out::Registry;
 use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler;
+use crate::sync::external_target::standing::StandingTargets;
+use crate::sync::failover_controller::checks::CheckDns;
+use crate::sync::failover_controller::{self, FailoverContext};
 use crate::sync::k8s::client::{ClientConnection, connect};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::listed::{LinkLists, ListEpoch};
@@ -34,6 +37,7 @@ use crate::sync::k8s::service_log::ServiceLog;
 use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source::persisted_targets::PersistedTargets;
+use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::source_annotation;
 use crate::takeover::finalizers;
 
@@ -145,13 +149,15 @@ impl SyncSource {
         store: Arc<Store>,
         metrics: SyncMetrics,
         hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
+        check_dns: CheckDns,
         stop: CancellationToken,
     ) {
         let mut tasks = JoinSet::new();
-        self.start(&mut tasks, &flags, &store, &metrics, &hostname_policy, &stop);
+        self.start(&mut tasks, &flags, &store, &metrics, &hostname_policy, check_dns, &stop);
         while tasks.join_next().await.is_some() {}
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the wiring of all tasks")]
     fn start(
         self,
         tasks: &mut JoinSet<()>,
@@ -159,6 +165,7 @@ impl SyncSource {
         store: &Arc<Store>,
         metrics: &SyncMetrics,
         hostname_policy: &watch::Receiver<Arc<HostnamePolicy>>,
+        check_dns: CheckDns,
         stop: &CancellationToken,
     ) {
         let selection = Arc::new(flags.selection());
@@ -176,10 +183,13 @@ impl SyncSource {
         let listed = ListEpoch { term, rewinds: rewinds.count() };
         let listed = watch::Sender::new(LinkLists::new(&selection.namespaces, listed));
         let persisted = Arc::<PersistedTargets>::default();
+        let (unselected, standing) =
+            (Arc::<UnselectedServices>::default(), Arc::<StandingTargets>::default());
         if let Some(backend) = self.backend() {
             let context = reconciler::context::ReconcilerContext {
                 store: Arc::clone(store),
                 persisted: Arc::clone(&persisted),
+                standing: Arc::clone(&standing),
                 backend: backend.clone(),
                 registry: self.registry(flags),
                 selection: Arc::clone(&selection),
@@ -248,6 +258,36 @@ impl SyncSource {
                         until_stopped(until.clone(), look)
                     }));
                 }
+                let context = FailoverContext {
+                    client: client.clone(),
+                    availability: availability.clone(),
+                    store: Arc::clone(&store),
+                    selection: Arc::clone(&selection),
+                    unselected: Arc::clone(&unselected),
+                    standing,
+                    hostname_policy: hostname_policy.clone(),
+                    policy: policy(),
+                    target_namespace: flags.target_namespace.clone(),
+                    tcp_check_namespaces: flags
+                        .hostname_policy
+                        .tcp_check_namespaces
+                        .iter()
+                        .cloned()
+                        .collect(),
+                    check_dns,
+                    telemetry: telemetry.clone(),
+                    metrics: Arc::clone(&metrics.failover),
+                    api: Arc::clone(&metrics.api),
+                    staleness: Arc::clone(&metrics.staleness),
+                    leadership: leadership.clone(),
+                    rewinds: rewinds.clone(),
+                    links_listed: listed.subscribe(),
+                };
+                let (until, name) = (stop.clone(), "the ExternalTargets");
+                let failover = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
+                    failover_controller::run(context.clone(), until.clone())
+                });
+                tasks.spawn(writers.track_future(failover));
                 let source = ServiceWatcher {
                     client,
                     availability,
@@ -265,6 +305,7 @@ impl SyncSource {
                     rewinds,
                     listed,
                     own_targets: Arc::default(),
+                    unselected,
                 };
                 let run = move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
                 tasks.spawn(supervise_source(
@@ -276,6 +317,7 @@ impl SyncSource {
                 ));
             }
             Self::Manifests { .. } => {
+                store.set_leads_known();
                 let directory = flags.manifests.clone().unwrap_or_default();
                 let source = ManifestSource {
                     directory,

@@ -491,6 +491,7 @@ impl Flags {
             sync: self.sync_mode(),
             on_delete: self.on_delete,
             delete_delay: self.effective_delete_delay(),
+            withdrawal_delay: self.delete_delay,
             finalizer: self.finalizer,
             tombstone,
             max_deletes: self.max_deletes.unwrap_or_default(),

@@ -37,6 +37,18 @@ pub struct HostnamePolicyFlags {
     )]
     pub hostname_namespaces: Vec<String>,
 
+    /// Namespaces in which ExternalTargets may check hostnames and addresses of their spec by TCP connections, separated
+    /// by commas, or "*" for all. Load balancers are checked at their own ports everywhere [default: none]
+    #[arg(
+        long,
+        value_name = "NAMES",
+        env = "LB_LINKER_TCP_CHECK_NAMESPACES",
+        value_parser = namespace_or_all,
+        value_delimiter = ',',
+        help_heading = "Names and targets"
+    )]
+    pub tcp_check_namespaces: Vec<String>,
+
     /// Domain of the cluster's own names, which are never a target
     #[arg(
         long,
@@ -124,6 +136,7 @@ impl HostnamePolicyFlags {
         let mut flags = vec![
             ("--hostname-annotations", self.hostname_annotations.join(",")),
             ("--hostname-namespaces", self.hostname_namespaces.join(",")),
+            ("--tcp-check-namespaces", self.tcp_check_namespaces.join(",")),
             ("--cluster-domain", to_presentation(&self.cluster_domain)),
             ("--target-domains", hosts(&self.target_domains)),
             ("--target-nets", nets(&self.target_nets)),

@@ -140,7 +140,7 @@ async fn verify_zones(
         Ok(reader) => reader,
         Err(error) => return fail(&error),
     };
-    let links = views(&reader.store, &reader.zones, &target_namespace, &LinkFilter::default());
+    let links = views(&reader.store, &target_namespace, &LinkFilter::default());
     let resolv_conf = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let mut problems = Vec::new();
     for zone in &reader.zones {

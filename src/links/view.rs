@@ -3,14 +3,11 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use hickory_proto::rr::Name;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::LinkFilter;
-use crate::model::hostname::to_presentation;
 use crate::model::link::{Link, LinkState};
-use crate::model::names;
 use crate::store::Store;
 
 /// A link as it is printed.
@@ -99,7 +96,7 @@ impl fmt::Display for ViewState {
 
 /// Returns the links that a filter selects, ordered by namespace and name.
 #[must_use]
-pub fn views(store: &Store, zones: &[Name], target_namespace: &str, filter: &LinkFilter) -> Vec<LinkView> {
+pub fn views(store: &Store, target_namespace: &str, filter: &LinkFilter) -> Vec<LinkView> {
     let is_selected = |link: &Link| {
         filter.namespace.as_deref().is_none_or(|namespace| link.key.namespace() == namespace)
             && filter.service.as_deref().is_none_or(|service| link.key.name() == service)
@@ -107,15 +104,15 @@ pub fn views(store: &Store, zones: &[Name], target_namespace: &str, filter: &Lin
     let mut links = store.links();
     links.retain(|link| is_selected(link));
     links.sort_by(|a, b| a.key.cmp(&b.key));
-    links.iter().map(|link| view(link, store, zones, target_namespace)).collect()
+    links.iter().map(|link| view(link, store, target_namespace)).collect()
 }
 
-fn view(link: &Link, store: &Store, zones: &[Name], target_namespace: &str) -> LinkView {
+fn view(link: &Link, store: &Store, target_namespace: &str) -> LinkView {
     let (state, reason) = state_of(link);
     LinkView {
         namespace: link.key.namespace().to_owned(),
         service: link.key.name().to_owned(),
-        dns_names: dns_names(link, store, zones),
+        dns_names: store.dns_names(link),
         target: link.target.as_ref().map(ToString::to_string),
         external_target: format!("{target_namespace}/{}", link.external_target()),
         state,
@@ -135,7 +132,7 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
         }
         LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
         LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
-        LinkState::Recreated(_) if link.led.is_some() => {
+        LinkState::Recreated(_) if link.lead().is_some() => {
             (ViewState::Pending, Some("the target of the ExternalTarget is withdrawn"))
         }
         LinkState::Recreated(_) => {
@@ -150,23 +147,6 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
         }
         LinkState::Live => (ViewState::Ready, None),
     }
-}
-
-fn dns_names(link: &Link, store: &Store, zones: &[Name]) -> Vec<String> {
-    let (namespace, service) = link.key.parts();
-    let mut dns_names = Vec::new();
-    for zone in zones {
-        for relative in [names::dashed_label(namespace, service), format!("{service}.{namespace}")] {
-            let Ok(name) = Name::from_ascii(&relative).and_then(|name| name.append_domain(zone)) else {
-                continue;
-            };
-            if store.link_of_host(&name).is_some_and(|holder| holder.key == link.key) {
-                dns_names.push(to_presentation(&name));
-            }
-        }
-    }
-    dns_names.extend(link.hostnames.iter().map(|hostname| hostname.to_string()));
-    dns_names
 }
 
 #[cfg(test)]

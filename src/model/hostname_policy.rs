@@ -69,6 +69,18 @@ impl HostnamePolicy {
         (granted, unusable)
     }
 
+    /// Checks a further DNS name of an object, in lower case. Returns whether it differs from its default names, which
+    /// need no request.
+    ///
+    /// # Errors
+    /// The reason why the name is denied.
+    pub fn check(&self, key: &ServiceKey, name: &str) -> Result<bool, String> {
+        if self.is_own(key, name) {
+            return Ok(false);
+        }
+        self.grant(key.namespace(), name).map(|()| true)
+    }
+
     /// Returns whether the domain `label` directly below a zone, including all names below it, is reserved. A name that
     /// is reserved in one zone is reserved in all, because zones may be added and removed.
     fn is_reserved(&self, label: &str) -> bool {

@@ -9,33 +9,41 @@ use crate::model::link::{
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
+/// What an ExternalTarget announces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Announcement {
+    /// Nothing yet: the Service of the same name keeps the link.
+    #[default]
+    Never,
+    /// The last target was withdrawn, or this replica's target policy denies it.
+    Withdrawn,
+    Target(Target),
+}
+
 /// The state of an ExternalTarget, as far as its link depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lead {
     pub uid: Uid,
     /// `metadata.creationTimestamp` in seconds since 1970, if the source has one.
     pub created: Option<i64>,
-    /// The announced target; `None` if it is withdrawn or denied.
-    pub target: Option<Target>,
+    pub announced: Announcement,
     /// The uid of the Service in use; empty for fixed targets.
     pub service_uid: Uid,
     /// The ports of the Service in use; none for fixed targets.
     pub ports: Arc<[Port]>,
-    /// The settings of the spec; `None` where the spec omits them.
-    pub ttl: Option<u32>,
-    pub hostnames: Option<Arc<[Arc<str>]>>,
-    pub allow_from: Option<Arc<[Arc<str>]>>,
-    /// Whether the Service of the same name is a source: its annotations replace omitted settings.
-    pub inherits: bool,
+    /// The settings of the spec. Those of the Service of the same name replace omitted ones while it is a source.
+    pub annotations: Annotations,
     /// Whether the target policy denies the announced target.
     pub refused: bool,
+    /// Whether only the external target is known, but not the ExternalTarget: then nothing is written for the link.
+    pub is_provisional: bool,
 }
 
 /// A lead, and the Service beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Led {
     pub lead: Lead,
-    /// The link that the Service of the same name would have without the lead. Never a led or left-out link.
+    /// The link that the Service of the same name would have without the lead. Never a led link.
     pub service: Option<Arc<Link>>,
 }
 
@@ -44,32 +52,35 @@ impl Led {
     pub(crate) fn link(self, key: &ServiceKey, before: Option<&Link>) -> Link {
         let Self { lead, service } = &self;
         let service = service.as_deref();
-        let own = service.filter(|service| lead.inherits && !service.is_gone());
-        let own = own.map(|service| service.annotations.clone()).unwrap_or_default();
-        let annotations = Annotations {
-            ttl: lead.ttl.or(own.ttl),
-            hostnames: lead.hostnames.clone().unwrap_or(own.hostnames),
-            allow_from: lead.allow_from.clone().unwrap_or(own.allow_from),
-        };
         let withdrawn = || before.and_then(Link::service_gone_since).unwrap_or_else(Instant::now);
         // The older of both, so that the rank doesn't depend on which of them was observed first.
         let rank = service.map(|service| service.created).filter(|rank| *rank != RANK_NEVER_OBSERVED);
         let empty = Link::new(before.map_or(key, |before| &before.key).clone(), "");
-        Link {
+        let link = Link {
             uid: service.map(|service| service.uid.clone()).unwrap_or_default(),
             created: rank.into_iter().chain(lead.created).min().unwrap_or(RANK_WITHOUT_CREATION_TIME),
-            target: lead.target.clone(),
+            target: None,
             ports: Arc::clone(&lead.ports),
-            annotations,
+            annotations: lead.annotations.clone(),
             refused: lead.refused,
             has_finalizer: service.is_some_and(|service| service.has_finalizer),
-            state: lead
-                .target
-                .as_ref()
-                .map_or_else(|| LinkState::Recreated(withdrawn()), |_| LinkState::Live),
-            led: Some(self.into()),
+            state: LinkState::Live,
             ..before.map_or(empty, Link::clone)
-        }
+        };
+        let link = match (&lead.announced, service) {
+            (Announcement::Target(target), _) => Link { target: Some(target.clone()), ..link },
+            (Announcement::Withdrawn, _) => Link { state: LinkState::Recreated(withdrawn()), ..link },
+            (Announcement::Never, None) => link,
+            (Announcement::Never, Some(service)) => Link {
+                target: service.target.clone(),
+                ports: Arc::clone(&service.ports),
+                annotations: service.annotations.clone(),
+                refused: service.refused,
+                state: service.state,
+                ..link
+            },
+        };
+        Link { led: Some(self.into()), ..link }
     }
 }
 
@@ -80,10 +91,10 @@ impl Link {
         self.led.as_ref().map_or(Some(self), |led| led.service.as_ref())
     }
 
-    /// Returns the lead, if an ExternalTarget leads the link.
+    /// Returns the lead, if an ExternalTarget leads the link: from its first target on.
     #[must_use]
     pub fn lead(&self) -> Option<&Lead> {
-        self.led.as_ref().map(|led| &led.lead)
+        self.led.as_ref().map(|led| &led.lead).filter(|lead| lead.announced != Announcement::Never)
     }
 
     /// Returns the link without target after the end of its Service, or of its lead.
@@ -96,9 +107,11 @@ impl Link {
     /// Returns the link of a living Service after the end of the lead over `led`.
     pub(crate) fn returned(&self, led: &Self) -> Self {
         let state = match self.target {
-            Some(_) => self.state,
             // The external target is still that of the ExternalTarget.
-            None => LinkState::Recreated(led.service_gone_since().unwrap_or_else(Instant::now)),
+            None if led.lead().is_some() => {
+                LinkState::Recreated(led.service_gone_since().unwrap_or_else(Instant::now))
+            }
+            _ => self.state,
         };
         Self {
             state,

@@ -395,7 +395,7 @@ impl fmt::Display for LinkChange {
         let side = |link: Option<&Link>| match link {
             None => "none".to_owned(),
             Some(Link { state: LinkState::Gone(_), .. }) => "gone".to_owned(),
-            Some(Link { target: None, led: Some(_), .. }) => "withdrawn".to_owned(),
+            Some(link @ Link { target: None, .. }) if link.lead().is_some() => "withdrawn".to_owned(),
             Some(Link { state: LinkState::Recreated(_), .. }) => "pending (recreated)".to_owned(),
             Some(Link { target: None, .. }) => "pending".to_owned(),
             Some(Link { target: Some(target), state: LinkState::LeftOut, .. }) => {

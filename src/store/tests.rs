@@ -91,7 +91,7 @@ fn blank_status_keeps_the_target_of_the_same_service_only() {
 
 fn last(host: &str, written_for: TargetOwner) -> PersistedTarget {
     let target = Some(Target::Hostname(self::host(host)));
-    PersistedTarget { target, owner: written_for, hostnames: Box::default(), is_ours: true }
+    PersistedTarget { target, owner: written_for, hostnames: Box::default(), is_ours: true, led_by: None }
 }
 
 fn noted(uid: &str) -> TargetOwner {

@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 use super::election::Leadership;
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
 pub use publisher::EventPublisher;
 
 /// Maximum number of queued Events, which bounds their memory. A namespace may use half of the room that the other
@@ -52,6 +53,22 @@ pub enum Reason {
     RemovalHeld,
     /// A flag leaves the Service out, but its external target stays.
     LeftOut,
+    /// An ExternalTarget leads the link of the Service.
+    Led,
+    /// The target of an ExternalTarget has failed, and another source replaces it.
+    FailedOver,
+    /// A preferred source of an ExternalTarget works again and is in use.
+    FailedBack,
+    /// A new target was waited for in vain.
+    CutoverTimedOut,
+    /// The target of an ExternalTarget has failed, and no source can replace it.
+    NoHealthySource,
+    /// A source of an ExternalTarget isn't permitted.
+    RefNotPermitted,
+    /// The check that an ExternalTarget asks for isn't permitted.
+    CheckRefused,
+    /// The spec of an ExternalTarget breaks a rule.
+    InvalidSpec,
 }
 
 impl Reason {
@@ -59,13 +76,24 @@ impl Reason {
     #[must_use]
     pub fn event_type(self) -> &'static str {
         match self {
-            Self::TargetChanged | Self::ExternalTargetCreated | Self::Adopted | Self::Removed => "Normal",
+            Self::TargetChanged
+            | Self::ExternalTargetCreated
+            | Self::Adopted
+            | Self::Removed
+            | Self::Led
+            | Self::FailedBack => "Normal",
             Self::TargetStale
             | Self::Conflict
             | Self::TargetRefused
             | Self::HostnameRefused
             | Self::RemovalHeld
-            | Self::LeftOut => "Warning",
+            | Self::LeftOut
+            | Self::FailedOver
+            | Self::CutoverTimedOut
+            | Self::NoHealthySource
+            | Self::RefNotPermitted
+            | Self::CheckRefused
+            | Self::InvalidSpec => "Warning",
         }
     }
 
@@ -73,8 +101,12 @@ impl Reason {
     #[must_use]
     pub fn action(self) -> &'static str {
         match self {
-            Self::TargetChanged => "ChangeTarget",
-            Self::TargetStale | Self::TargetRefused => "KeepTarget",
+            Self::TargetChanged | Self::FailedOver | Self::FailedBack | Self::CutoverTimedOut => {
+                "ChangeTarget"
+            }
+            Self::TargetStale | Self::TargetRefused | Self::NoHealthySource => "KeepTarget",
+            Self::Led => "LeadLink",
+            Self::RefNotPermitted | Self::CheckRefused | Self::InvalidSpec => "RefuseSource",
             Self::ExternalTargetCreated => "CreateExternalTarget",
             Self::Adopted => "AdoptExternalTarget",
             Self::Conflict => "LeaveAlone",
@@ -91,28 +123,48 @@ impl fmt::Display for Reason {
     }
 }
 
-/// The Service that an Event is about. The Service may be gone.
+/// The kind of the object that an Event is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RegardingKind {
+    #[default]
+    Service,
+    ExternalTarget,
+}
+
+/// The object that an Event is about. The object may be gone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Regarding {
-    /// The namespace of the Service and of the Event.
+    pub kind: RegardingKind,
+    /// The namespace of the object and of the Event.
     pub namespace: Box<str>,
     pub name: Box<str>,
-    /// The uid of the Service: `kubectl describe` finds Events by uid.
+    /// The uid of the object: `kubectl describe` finds Events by uid.
     pub uid: Box<str>,
 }
 
 impl Regarding {
+    /// Returns a Service.
     #[must_use]
     pub fn new(key: &ServiceKey, uid: &str) -> Self {
         let (namespace, name) = key.parts();
-        Self { namespace: namespace.into(), name: name.into(), uid: uid.into() }
+        let kind = RegardingKind::Service;
+        Self { kind, namespace: namespace.into(), name: name.into(), uid: uid.into() }
     }
 
-    /// Returns the Service of a link; `None` if this process has never observed the Service.
+    #[must_use]
+    pub fn external_target(key: &ServiceKey, uid: &Uid) -> Self {
+        Self { kind: RegardingKind::ExternalTarget, ..Self::new(key, &uid.to_string()) }
+    }
+
+    /// Returns the Service of a link, or the ExternalTarget that leads it; `None` if this process has never observed
+    /// the object.
     #[must_use]
     pub fn of(link: &Link) -> Option<Self> {
         let Link { key, uid, .. } = link;
-        (!uid.is_empty()).then(|| Self::new(key, &uid.to_string()))
+        match link.lead() {
+            Some(lead) => Some(Self::external_target(key, &lead.uid)),
+            None => (!uid.is_empty()).then(|| Self::new(key, &uid.to_string())),
+        }
     }
 }
 
@@ -263,7 +315,7 @@ mod tests {
     use crate::model::service_key::ServiceKey;
 
     fn regarding() -> Regarding {
-        Regarding { namespace: "default".into(), name: "web".into(), uid: "u".into() }
+        Regarding::new(&ServiceKey::new("default", "web"), "u")
     }
 
     fn recorder() -> (Recorder, IntCounter) {
@@ -301,8 +353,7 @@ mod tests {
     fn busy_namespace_leaves_room_for_other_namespaces() {
         let (recorder, dropped) = recorder();
         let record = |namespace: &str, name: usize| {
-            let regarding =
-                Regarding { namespace: namespace.into(), name: name.to_string().into(), uid: "u".into() };
+            let regarding = Regarding::new(&ServiceKey::new(namespace, &name.to_string()), "u");
             let before = dropped.get();
             recorder.record(regarding, Reason::HostnameRefused, namespace);
             dropped.get() == before

@@ -9,3 +9,4 @@ pub(crate) mod own_targets;
 pub mod persisted_targets;
 pub(crate) mod relist_guard;
 pub mod selection;
+pub mod unselected;

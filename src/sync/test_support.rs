@@ -55,6 +55,7 @@ pub(crate) fn policy(instance: Option<&str>) -> SyncPolicy {
         sync: SyncMode::On,
         on_delete: OnDelete::Delete,
         delete_delay: Duration::ZERO,
+        withdrawal_delay: Duration::ZERO,
         finalizer: false,
         tombstone: "deleted.lb.internal".to_owned(),
         max_deletes: MaxDeletes::Unlimited,

@@ -22,6 +22,7 @@ mod deploy;
 mod docs;
 mod events;
 mod external_targets;
+mod failover;
 mod finalizer;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;

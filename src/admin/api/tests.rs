@@ -1,3 +1,4 @@
+use hickory_proto::rr::Name;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use axum::body::{Body, to_bytes};

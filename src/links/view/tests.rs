@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use hickory_proto::rr::Name;
+
 use super::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
@@ -30,7 +32,7 @@ fn observed(namespace: &str, name: &str, hostname: Option<&str>) -> ObservedServ
 }
 
 fn all(store: &Store) -> Vec<LinkView> {
-    views(store, &[zone()], "external-targets", &LinkFilter::default())
+    views(store, "external-targets", &LinkFilter::default())
 }
 
 fn state_and_reason(link: &LinkView) -> (ViewState, Option<String>) {
@@ -61,9 +63,9 @@ fn ready_link_has_its_names_and_its_target() {
     assert_eq!(links[1], expected);
     assert_eq!((links[0].state, &links[0].target), (ViewState::Pending, &None));
     let in_shop = LinkFilter { namespace: Some("shop".to_owned()), service: Some("web".to_owned()) };
-    assert_eq!(views(&store, &[zone()], "external-targets", &in_shop), [expected]);
+    assert_eq!(views(&store, "external-targets", &in_shop), [expected]);
     let absent = LinkFilter { service: Some("we".to_owned()), ..LinkFilter::default() };
-    assert_eq!(views(&store, &[zone()], "external-targets", &absent), []);
+    assert_eq!(views(&store, "external-targets", &absent), []);
 }
 
 #[test]

@@ -1,11 +1,19 @@
 use super::*;
+use crate::model::lead::Announcement;
 
 fn hosts(name: &str) -> Option<Target> {
     Some(Target::Hostname(host(name)))
 }
 
 fn lead_to(name: &str) -> Lead {
-    Lead { uid: "xt".into(), created: Some(50), target: hosts(name), ..Lead::default() }
+    let announced = hosts(name).map_or(Announcement::Never, Announcement::Target);
+    Lead { uid: "xt".into(), created: Some(50), announced, ..Lead::default() }
+}
+
+/// Returns a lead with the custom hostname of [`young`].
+fn asking_lead(name: &str) -> Lead {
+    let annotations = Annotations { hostnames: texts(&["shop.lb.internal"]), ..Annotations::default() };
+    Lead { annotations, ..lead_to(name) }
 }
 
 fn texts(all: &[&str]) -> Arc<[Arc<str>]> {
@@ -31,22 +39,22 @@ fn takeover_and_return_keep_all_names() {
     assert_eq!(names(), expected);
 
     let set = store.name_set_version();
-    let change = store.lead(&key, Lead { inherits: true, ..lead_to("c.example.") }, None).unwrap();
+    let change = store.lead(&key, asking_lead("c.example."), None).unwrap();
     assert_eq!(change.to_string(), "link y-z/x: b.example → c.example");
     let led = store.get(&key).unwrap();
     assert_eq!((led.external_target(), &led.hostnames), (before.external_target(), &before.hostnames));
     assert_eq!((led.created, &led.uid, names()), (20, &"2".into(), expected.clone()));
     assert!(before.is_outdated() && !led.is_outdated());
-    assert!(store.lead(&key, Lead { inherits: true, ..lead_to("c.example.") }, None).is_none());
+    assert!(store.lead(&key, asking_lead("c.example."), None).is_none());
 
     let mut feed = store.subscribe();
-    let change = store.end_lead(&key, None).unwrap();
+    let change = store.end_lead(&key, None, Instant::now()).unwrap();
     assert_eq!(change.to_string(), "link y-z/x: c.example → b.example");
     assert_eq!(feed.try_recv().unwrap().to_string(), change.to_string());
     assert!(feed.try_recv().is_err(), "the Service gets the link back in one change");
     assert_eq!((store.get(&key).unwrap(), names()), (before, expected));
     assert!(set.is_current(), "no name has appeared or vanished");
-    assert!(store.end_lead(&key, None).is_none());
+    assert!(store.end_lead(&key, None, Instant::now()).is_none());
 }
 
 #[test]
@@ -66,29 +74,29 @@ fn service_under_a_lead_never_changes_the_target() {
         };
         check("", None);
         let change = store.apply(seen("default", "web", "1", &["a.example."])).unwrap();
-        assert_eq!(change.target_change(), None);
+        assert_eq!(change.target_change(), None, "the uid has changed");
         check("1", Some(false));
         assert!(store.apply(seen("default", "web", "1", &["a.example."])).is_none());
-        assert!(store.apply(with_port(81, seen("default", "web", "1", &["a.example."]))).is_some());
+        assert!(store.apply(with_port(81, seen("default", "web", "1", &["a.example."]))).is_none());
         store.apply(seen("default", "web", "1", &[]));
         assert_eq!(store.service(&web).unwrap().state, LinkState::Stale);
         store.apply(seen("default", "web", "2", &[]));
         assert!(matches!(store.service(&web).unwrap().state, LinkState::Recreated(_)));
         check("2", Some(false));
         assert!(store.delete(&web, "1", None).is_none());
-        store.delete(&web, "2", None).unwrap();
-        let (uid, gone) = if on_gone == OnGone::Kept { ("2", Some(true)) } else { ("", None) };
+        let is_kept = on_gone == OnGone::Kept;
+        assert_eq!(store.delete(&web, "2", None).is_none(), is_kept, "only the Service has changed");
+        let (uid, gone) = if is_kept { ("2", Some(true)) } else { ("", None) };
         check(uid, gone);
         store.apply(seen("default", "web", "3", &["d.example."]));
         check("3", Some(false));
         assert!(store.forget(&web).is_none());
         let changes = store.replace(None, vec![], vec![], &HashSet::new());
-        assert_eq!(changes.len(), 1);
+        assert_eq!(changes.is_empty(), is_kept);
         check(if gone.is_some() { "3" } else { "" }, gone);
         assert_eq!(store.forget(&web).is_some(), gone.is_some());
         check("", None);
         assert!(store.insert_gone(&web, vec![]).is_none());
-        assert!(store.keep_left_out(&web, "4".into(), hosts("e.example."), vec![]).is_none());
         check("", None);
     }
 }
@@ -115,7 +123,7 @@ fn withdrawn_target_is_that_of_a_gone_service_for_sync() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     store.apply(seen("default", "web", "1", &["a.example."]));
     store.lead(&web, lead_to("c.example."), None);
-    let withdrawn = Lead { target: None, refused: true, ..lead_to("c.example.") };
+    let withdrawn = Lead { announced: Announcement::Withdrawn, refused: true, ..lead_to("c.example.") };
     let before = Instant::now();
     let change = store.lead(&web, withdrawn.clone(), None).unwrap();
     assert_eq!(change.to_string(), "link default/web: c.example → withdrawn");
@@ -125,7 +133,7 @@ fn withdrawn_target_is_that_of_a_gone_service_for_sync() {
     assert!(store.get(&web).unwrap().refused);
     // Neither the Service nor another version of the ExternalTarget starts the delay again.
     store.apply(seen("default", "web", "2", &["b.example."]));
-    store.lead(&web, Lead { ttl: Some(7), ..withdrawn }, None);
+    store.lead(&web, Lead { created: Some(7), ..withdrawn }, None);
     assert!(store.forget(&web).is_none(), "the link stays");
     assert_eq!(outlived_since(&store), Some(since));
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
@@ -134,10 +142,10 @@ fn withdrawn_target_is_that_of_a_gone_service_for_sync() {
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("d.example"));
 
     // The external target of a Service that is gone already is not kept longer.
-    store.end_lead(&web, None);
+    store.end_lead(&web, None, Instant::now());
     store.delete(&web, "2", None);
     let gone = outlived_since(&store);
-    store.lead(&web, Lead { target: None, ..lead_to("c.example.") }, None);
+    store.lead(&web, Lead { announced: Announcement::Withdrawn, ..lead_to("c.example.") }, None);
     assert_eq!(outlived_since(&store), gone);
 }
 
@@ -149,14 +157,14 @@ fn end_of_a_lead_without_a_living_service_is_like_its_deletion() {
             store.apply(ObservedService { has_finalizer: true, ..seen("default", "web", "1", &[]) });
             store.delete(&web, "1", None);
         }
-        let lead = Lead { hostnames: Some(texts(&["shop.lb.internal"])), ..lead_to("c.example.") };
+        let lead = asking_lead("c.example.");
         store.lead(&web, lead.clone(), None);
         if is_withdrawn {
-            store.lead(&web, Lead { target: None, ..lead }, None);
+            store.lead(&web, Lead { announced: Announcement::Withdrawn, ..lead }, None);
         }
         let (withdrawn, before) = (outlived_since(&store), Instant::now());
         assert_eq!(withdrawn.is_some(), is_withdrawn);
-        store.end_lead(&web, None).unwrap();
+        store.end_lead(&web, None, Instant::now()).unwrap();
         let link = store.get(&web).unwrap();
         assert!(link.is_gone() && link.lead().is_none() && !link.was_never_seen());
         let since = link.service_gone_since().unwrap();
@@ -171,7 +179,10 @@ fn end_of_a_lead_without_a_living_service_is_like_its_deletion() {
     }
     let (store, web) = (Store::new(OnGone::Dropped), key("web"));
     store.lead(&web, lead_to("c.example."), None);
-    assert_eq!(store.end_lead(&web, None).unwrap().to_string(), "link default/web: forgotten");
+    assert_eq!(
+        store.end_lead(&web, None, Instant::now()).unwrap().to_string(),
+        "link default/web: forgotten"
+    );
     assert_eq!(target(&store, &["web-default"]), None);
 }
 
@@ -181,7 +192,7 @@ fn pending_service_gets_the_link_back_without_the_target() {
     store.apply(seen("default", "web", "1", &[]));
     store.lead(&web, lead_to("c.example."), None);
     let before = Instant::now();
-    store.end_lead(&web, None);
+    store.end_lead(&web, None, Instant::now());
     assert!(outlived_since(&store).unwrap() >= before, "the external target isn't that of the Service");
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
     store.apply(seen("default", "web", "1", &["a.example."]));
@@ -189,34 +200,33 @@ fn pending_service_gets_the_link_back_without_the_target() {
 }
 
 #[test]
-fn omitted_settings_are_those_of_the_service_while_it_is_a_source() {
+fn settings_of_a_led_link_are_those_of_the_lead() {
     let (store, web) = (store_with_zone(), key("web"));
     let annotations =
-        || Annotations { ttl: Some(9), hostnames: texts(&["own.lb.internal"]), allow_from: texts(&["team"]) };
-    let given = Annotations { ttl: Some(1), hostnames: texts(&[]), allow_from: texts(&[]) };
-    let service = || ObservedService { annotations: annotations(), ..seen("default", "web", "1", &[]) };
-    let now = || store.get(&web).unwrap().annotations.clone();
-    let inheriting = Lead { inherits: true, ..lead_to("c.example.") };
-    store.lead(&web, inheriting.clone(), None);
-    assert_eq!(now(), Annotations::default());
-    store.apply(service());
-    assert_eq!((now(), leads(&store, "own")), (annotations(), "web".to_owned()));
-    let all_given = Lead {
-        ttl: given.ttl,
-        hostnames: Some(given.hostnames.clone()),
-        allow_from: Some(given.allow_from.clone()),
-        ..inheriting.clone()
-    };
-    store.lead(&web, all_given, None);
-    assert_eq!((now(), leads(&store, "own")), (given, String::new()));
-    store.lead(&web, Lead { ttl: Some(1), ..inheriting.clone() }, None);
-    assert_eq!(now(), Annotations { ttl: Some(1), ..annotations() });
-    store.lead(&web, lead_to("c.example."), None);
-    assert_eq!((now(), leads(&store, "own")), (Annotations::default(), String::new()), "it is no source");
-    store.lead(&web, inheriting, None);
+        |name| Annotations { ttl: Some(9), hostnames: texts(&[name]), allow_from: texts(&["team"]) };
+    let service =
+        ObservedService { annotations: annotations("own.lb.internal"), ..seen("default", "web", "1", &[]) };
+    store.apply(service);
     assert_eq!(leads(&store, "own"), "web");
+    store.lead(&web, Lead { annotations: annotations("xt.lb.internal"), ..lead_to("c.example.") }, None);
+    assert_eq!(["own", "xt"].map(|name| leads(&store, name)), ["", "web"].map(str::to_owned));
     store.delete(&web, "1", None);
-    assert_eq!((now(), leads(&store, "own")), (Annotations::default(), String::new()));
+    assert_eq!(store.get(&web).unwrap().annotations, annotations("xt.lb.internal"));
+    assert_eq!(leads(&store, "xt"), "web");
+}
+
+#[test]
+fn service_keeps_the_link_before_the_first_target() {
+    let (store, web) = (Store::new(OnGone::Kept), key("web"));
+    let never = Lead { announced: Announcement::Never, ..lead_to("c.example.") };
+    store.lead(&web, never.clone(), None);
+    let link = store.get(&web).unwrap();
+    assert_eq!((&link.target, link.state, link.lead()), (&None, LinkState::Live, None));
+    assert!(link.service_gone_since().is_none(), "nothing was withdrawn");
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
+    store.lead(&web, lead_to("c.example."), None);
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
 }
 
 #[test]
@@ -235,7 +245,7 @@ fn rank_is_that_of_the_older_of_service_and_external_target() {
             store.lead(&web, lead(lead_created), None);
             store.apply(service(service_created));
             assert_eq!(store.get(&web).unwrap().created, expected, "{service_created:?} {lead_created:?}");
-            store.end_lead(&web, None);
+            store.end_lead(&web, None, Instant::now());
             assert_eq!(store.get(&web).unwrap().created, service_created.unwrap_or(i64::MIN));
         }
     }
@@ -249,14 +259,14 @@ fn rank_is_that_of_the_older_of_service_and_external_target() {
 }
 
 #[test]
-fn left_out_service_does_not_get_the_link_back() {
+fn left_out_service_gets_the_link_back() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     store.keep_left_out(&web, "1".into(), hosts("a.example."), vec![]);
+    let before = store.get(&web).unwrap();
     store.lead(&web, lead_to("c.example."), None);
-    assert!(store.service(&web).is_none());
-    assert!(store.delete_left_out(&web, Instant::now()).is_none());
-    store.end_lead(&web, None);
-    assert!(store.get(&web).unwrap().is_gone());
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
+    store.end_lead(&web, None, Instant::now());
+    assert_eq!(store.get(&web).unwrap(), before);
 }
 
 #[test]
@@ -277,7 +287,7 @@ fn lead_advances_the_serial() {
     let store = Store::new(OnGone::Kept).with_versions();
     store.lead(&key("web"), lead_to("c.example."), Some(7));
     assert_eq!(store.serial(), 7);
-    store.end_lead(&key("web"), Some(9));
+    store.end_lead(&key("web"), Some(9), Instant::now());
     assert_eq!(store.serial(), 9);
 }
 
@@ -289,7 +299,7 @@ fn readers_find_a_target_during_takeover_and_return() {
         let writing = scope.spawn(|| {
             for _ in 0..1_000 {
                 store.lead(&web, lead_to("b.example."), None);
-                store.end_lead(&web, None);
+                store.end_lead(&web, None, Instant::now());
             }
         });
         while !writing.is_finished() {
@@ -323,33 +333,30 @@ fn random_lead(random: &mut StdRng, step: usize, hostnames: Vec<Arc<str>>) -> Le
     Lead {
         uid: "xt".into(),
         created: maybe().then_some(1),
-        target: maybe().then(|| Target::Hostname(host(&format!("xt{step}.example.")))),
+        announced: match maybe() {
+            true => Announcement::Target(Target::Hostname(host(&format!("xt{step}.example.")))),
+            false => Announcement::Withdrawn,
+        },
         service_uid: "dr".into(),
-        ttl: maybe().then_some(77),
-        hostnames: maybe().then(|| hostnames.into()),
-        allow_from: maybe().then(|| texts(&["team"])),
-        inherits: maybe(),
+        annotations: Annotations {
+            ttl: maybe().then_some(77),
+            hostnames: hostnames.into(),
+            allow_from: texts(&["team"]),
+        },
         ..Lead::default()
     }
 }
 
 /// Checks a led link against its lead and the link that the Service has in a store without leads.
 fn check_led(link: &Link, lead: &Lead, plain: Option<&Arc<Link>>, context: &str) {
-    assert_eq!((&link.target, link.lead()), (&lead.target, Some(lead)), "{context}");
-    assert_eq!(link.service_gone_since().is_some(), lead.target.is_none(), "{context}");
+    let announced = link.target.clone().map_or(Announcement::Withdrawn, Announcement::Target);
+    assert_eq!((announced, link.lead()), (lead.announced.clone(), Some(lead)), "{context}");
+    assert_eq!(link.service_gone_since().is_some(), link.target.is_none(), "{context}");
     assert!(!link.is_gone() && !link.was_never_seen(), "{context}");
     let uid = plain.map_or_else(String::new, |plain| plain.uid.to_string());
     assert_eq!(link.uid.to_string(), uid, "{context}");
     assert_eq!(link.has_finalizer, plain.is_some_and(|plain| plain.has_finalizer), "{context}");
-    let source = plain.filter(|plain| lead.inherits && !plain.is_gone());
-    let own = source.map(|plain| plain.annotations.clone()).unwrap_or_default();
-    assert_eq!(link.annotations.ttl, lead.ttl.or(own.ttl), "{context}");
-    assert_eq!(&link.annotations.hostnames, lead.hostnames.as_ref().unwrap_or(&own.hostnames), "{context}");
-    assert_eq!(
-        &link.annotations.allow_from,
-        lead.allow_from.as_ref().unwrap_or(&own.allow_from),
-        "{context}"
-    );
+    assert_eq!(link.annotations, lead.annotations, "{context}");
 }
 
 #[test]
@@ -362,7 +369,7 @@ fn random_leads_leave_no_trace_after_their_end() {
         let mut living: HashMap<ServiceKey, ObservedService> = HashMap::new();
         let mut leading: HashMap<ServiceKey, Lead> = HashMap::new();
         let end = |key: &ServiceKey| {
-            store.end_lead(key, None).unwrap();
+            store.end_lead(key, None, Instant::now()).unwrap();
             // Without a living Service the external target is removed, and the link is forgotten.
             if store.get(key).is_none_or(|link| link.is_gone()) {
                 both.iter().for_each(|store| drop(store.forget(key)));

@@ -118,6 +118,14 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.timer_of.insert(key, timer);
     }
 
+    /// Queues a key after `pause` at the latest: an earlier timer stays.
+    pub(crate) fn add_within(&mut self, key: &ServiceKey, pause: Duration) {
+        let due = Instant::now() + pause.min(MAX_TIMER);
+        if self.timer_of.get(key).is_none_or(|timer| self.timers.deadline(timer) > due) {
+            self.add_after(key.clone(), pause);
+        }
+    }
+
     /// Returns the next key to reconcile, if another write may begin. Keys in their pause after a failure are skipped:
     /// their timers add them again.
     pub(crate) fn next(&mut self) -> Option<ServiceKey> {

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     fn event_key(uid: &str, reason: Reason, note: &str) -> EventKey {
-        let regarding = Regarding { namespace: "default".into(), name: "web".into(), uid: uid.into() };
+        let regarding = Regarding::new(&crate::model::service_key::ServiceKey::new("default", "web"), uid);
         EventKey { regarding, reason, note: note.into() }
     }
 

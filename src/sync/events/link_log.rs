@@ -57,13 +57,21 @@ pub(crate) fn log_change(telemetry: &Telemetry, change: &LinkChange) {
 
 /// Returns a note about the DNS names that a link requests and doesn't own, if these have changed.
 pub(crate) fn lost_hostnames(change: &LinkChange) -> Option<String> {
-    let lost = |link: &Option<Arc<Link>>| -> Vec<Arc<str>> {
-        let Some(link) = link else { return Vec::new() };
-        link.annotations.hostnames.iter().filter(|name| !link.hostnames.contains(name)).cloned().collect()
-    };
-    let now = lost(&change.after);
-    (!now.is_empty() && now != lost(&change.before))
-        .then(|| format!("it doesn't get DNS names that another load balancer has: {}", examples(now)))
+    let lost = |link: &Option<Arc<Link>>| link.as_deref().map(lost).unwrap_or_default();
+    let link = change.after.as_deref().filter(|_| lost(&change.after) != lost(&change.before))?;
+    lost_hostnames_of(link)
+}
+
+/// Returns a note about the DNS names that a link requests and doesn't own.
+pub(crate) fn lost_hostnames_of(link: &Link) -> Option<String> {
+    let lost = lost(link);
+    let note =
+        || format!("it doesn't get DNS names that another load balancer has: {}", examples(lost.clone()));
+    (!lost.is_empty()).then(note)
+}
+
+fn lost(link: &Link) -> Vec<Arc<str>> {
+    link.annotations.hostnames.iter().filter(|name| !link.hostnames.contains(name)).cloned().collect()
 }
 
 /// Logs the first list as a single line: a line per link would bury everything else.

@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use super::aggregator::{EventAggregator, EventWrite, ReasonQuota, TokenBucket};
 use super::refused::NamespaceBreakers;
-use super::{EventKey, EventQueue, QueuedEvent, Recorder, Regarding};
+use super::{EventKey, EventQueue, QueuedEvent, Recorder, Regarding, RegardingKind};
 use crate::model::excerpt::sentence;
 use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::SyncError;
@@ -282,7 +282,12 @@ impl EventPublisher {
     }
 
     fn event(&self, event_key: &EventKey, at: Timestamp) -> Event {
-        let EventKey { regarding: Regarding { namespace, name: service, uid }, reason, note } = event_key;
+        let EventKey { regarding: Regarding { kind, namespace, name: object, uid }, reason, note } =
+            event_key;
+        let (api_version, kind) = match kind {
+            RegardingKind::Service => ("v1", "Service"),
+            RegardingKind::ExternalTarget => ("linker.hsj.com/v1alpha1", "ExternalTarget"),
+        };
         let namespace = Some(namespace.to_string());
         let instance = &self.instance[..self.instance.floor_char_boundary(MAX_INSTANCE_BYTES)];
         Event {
@@ -297,10 +302,10 @@ impl EventPublisher {
             action: Some(reason.action().to_owned()),
             note: Some(note.to_string()),
             regarding: Some(ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Service".to_owned()),
+                api_version: Some(api_version.to_owned()),
+                kind: Some(kind.to_owned()),
                 namespace,
-                name: Some(service.to_string()),
+                name: Some(object.to_string()),
                 uid: Some(uid.to_string()),
                 ..Default::default()
             }),
@@ -401,7 +406,8 @@ mod tests {
 
     fn record_in(namespace: &str, recorder: &Recorder, note: &str) {
         let name = format!("web-{note}").into();
-        let regarding = Regarding { namespace: namespace.into(), name, uid: "u".into() };
+        let regarding =
+            Regarding { kind: RegardingKind::Service, namespace: namespace.into(), name, uid: "u".into() };
         recorder.record(regarding, Reason::TargetChanged, note);
     }
 
@@ -484,7 +490,12 @@ mod tests {
         for note in 0..3 {
             for service in 0..1000 {
                 let name = format!("svc-{service}").into();
-                let regarding = Regarding { namespace: "tenant".into(), name, uid: "u".into() };
+                let regarding = Regarding {
+                    kind: RegardingKind::Service,
+                    namespace: "tenant".into(),
+                    name,
+                    uid: "u".into(),
+                };
                 recorder.record(regarding, Reason::HostnameRefused, &note.to_string());
             }
         }

@@ -227,21 +227,21 @@ pub(crate) async fn patch_service(
 
 /// A write request, for error messages.
 #[derive(Clone, Copy)]
-struct WriteRequest<'a> {
-    verb: &'static str,
-    resource: &'static str,
+pub(crate) struct WriteRequest<'a> {
+    pub(crate) verb: &'static str,
+    pub(crate) resource: &'static str,
     /// Completes "can't …".
-    doing: &'a str,
+    pub(crate) doing: &'a str,
     /// The manifest that grants the permission.
-    hint: &'a str,
+    pub(crate) hint: &'a str,
 }
 
 /// Classifies a failed request, and reports a missing answer.
-fn failed(
+pub(crate) fn failed<T>(
     error: kube::Error,
     availability: &ApiAvailability,
     write_request: WriteRequest<'_>,
-) -> (u16, Result<Option<Object>, WriteError>) {
+) -> (u16, Result<T, WriteError>) {
     let code = WriteError::code(&error);
     let doing = write_request.doing;
     if let kube::Error::Service(error) = &error
@@ -347,7 +347,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     availability: ApiAvailability,
 ) -> impl Stream<Item = ObjectEvent> + Send + use<K> {
     let mut watch_log = WatchLog::new(availability, format!("{kind}s in namespace {namespace}"), ABSENT);
-    let mut object_errors = ObjectErrors::of_kind(kind);
+    let mut object_errors = ObjectErrors::of_kind(kind.name());
     let mut list = Vec::new();
     events.filter_map(move |event| {
         // The reconciler waits until a temporary failure is over, but not for missing credentials, a permission or a

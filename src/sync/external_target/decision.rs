@@ -175,6 +175,8 @@ pub struct SyncPolicy {
     pub on_delete: OnDelete,
     /// Time between the end of a Service and the removal of its external target.
     pub delete_delay: Duration,
+    /// The same for the withdrawn target of an ExternalTarget, which no finalizer keeps.
+    pub withdrawal_delay: Duration,
     /// Whether a load balancer stays until its external target is gone.
     pub finalizer: bool,
     /// The `externalName` of a tombstone, `deleted.<zone>`: the API server refuses an empty `externalName`.
@@ -190,8 +192,11 @@ pub struct SyncPolicy {
 
 #[must_use]
 pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> NextStep {
+    if link.lead().is_some_and(|lead| lead.is_provisional) {
+        return NextStep::Done;
+    }
     let step = target_step(link, actual, policy, now);
-    let is_led = link.led.is_some();
+    let is_led = link.lead().is_some();
     let settled = match (&step, link.is_gone()) {
         (NextStep::Done, false) | (NextStep::Forget, true) => true,
         // The Service of that name mustn't wait for the ExternalTarget.
@@ -228,7 +233,9 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
                     Desired::tombstone(link, &policy.tombstone)
                 }
                 OnDelete::Tombstone | OnDelete::Delete => {
-                    return match since.checked_add(policy.delete_delay) {
+                    let is_led = link.lead().is_some();
+                    let delay = if is_led { policy.withdrawal_delay } else { policy.delete_delay };
+                    return match since.checked_add(delay) {
                         Some(due) if due > now => NextStep::Wait(due),
                         Some(_) => remove(kind, metadata),
                         // The end of the delay isn't representable: never remove.

@@ -160,11 +160,13 @@ impl Reconciler {
         };
         let recorded = noted_hostnames(object.annotation(HOSTNAME));
         let hostnames = self.context.hostname_policy.borrow().still_granted(holder.namespace(), recorded);
+        let is_watched = self.context.selection.watches(holder.namespace());
         let last = PersistedTarget {
             target: self.target_of(&holder, object),
             owner: written_for,
             hostnames: hostnames.into(),
             is_ours: self.is_own_object(&holder, object.has_our_field_manager),
+            led_by: object.annotation(EXTERNAL_TARGET_UID).filter(|_| is_watched).map(Uid::from),
         };
         let ReconcilerContext { store, persisted, telemetry, .. } = &self.context;
         log_changes(telemetry, persisted.record(store, &holder, last));

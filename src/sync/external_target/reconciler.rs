@@ -34,6 +34,7 @@ use super::left_out::postponed;
 use super::object_cache::{ObjectCache, object_ids};
 use super::observed_object::ObservedObject;
 use super::orphans::Orphans;
+use super::standing::Standing;
 use super::status_log::StatusLog;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
@@ -335,6 +336,7 @@ impl Reconciler {
             self.report.forget(&key);
             self.work_queue.forget(&key);
             self.adoption.forget(&key);
+            self.context.standing.set(&key, None);
             // The store has no link for an object that exists: add the link again, as the link of a gone Service.
             if self.has_removable_object(&key) {
                 self.context.store.insert_gone(&key, self.noted_hostnames(&key));
@@ -389,6 +391,7 @@ impl Reconciler {
         if let (Some(since), true) = (link.service_gone_since(), self.start_check.postpones(&key)) {
             step = postponed(step, since, policy, now);
         }
+        self.context.standing.set(&key, standing(&link, &step, actual.named));
         let is_kept = |write: &Write| self.start_check.keeps(&key) && Self::removal(&link, write).is_some();
         if !matches!(step, NextStep::Conflict { .. }) {
             self.report.no_conflict(&key);
@@ -454,6 +457,16 @@ impl Reconciler {
             }
         };
         self.context.metrics.reconciled(result, now);
+    }
+}
+
+/// Returns how the external target of a led link stands.
+fn standing(link: &Link, step: &NextStep, named: Option<&Service>) -> Option<Standing> {
+    link.lead()?;
+    match step {
+        NextStep::Conflict { why, .. } => Some(Standing::Conflict(why.clone())),
+        NextStep::Done => link.target.clone().map(Standing::At),
+        _ => current_target(named?, std::iter::empty()).map(Standing::At),
     }
 }
 

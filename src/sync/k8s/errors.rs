@@ -8,7 +8,6 @@ use parking_lot::{Mutex, MutexGuard};
 use tracing::{info, warn};
 
 use super::deserialize_guard::RawDeserializeGuard;
-use super::object::ObjectKind;
 use super::watch::{Event, WatchError, WatchItem};
 use crate::model::excerpt;
 use crate::model::service_key::ServiceKey;
@@ -61,7 +60,7 @@ pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 /// Returns one sentence about a failed watch of `what`.
-fn explain_watch(error: &WatchError, what: &str, hint: &str) -> String {
+pub(crate) fn explain_watch(error: &WatchError, what: &str, hint: &str) -> String {
     match error {
         WatchError::List(error) => describe(error, &format!("list {what}"), hint),
         WatchError::Watch(error) => describe(error, &format!("watch {what}"), hint),
@@ -84,21 +83,21 @@ fn explain_watch(error: &WatchError, what: &str, hint: &str) -> String {
 /// Errors of single objects of a kind: each is logged when it appears or changes, not at every event.
 #[derive(Debug)]
 pub struct ObjectErrors {
-    kind: ObjectKind,
+    kind: &'static str,
     logged: HashMap<ServiceKey, String>,
     log: ServiceLog,
 }
 
 impl Default for ObjectErrors {
     fn default() -> Self {
-        Self::of_kind(ObjectKind::Service)
+        Self::of_kind("Service")
     }
 }
 
 impl ObjectErrors {
     /// Returns an empty set of errors for objects of this kind.
     #[must_use]
-    pub fn of_kind(kind: ObjectKind) -> Self {
+    pub fn of_kind(kind: &'static str) -> Self {
         Self { kind, logged: HashMap::new(), log: ServiceLog::default() }
     }
 

@@ -25,14 +25,19 @@ impl ObjectKind {
             Self::EndpointSlice => "endpointslices",
         }
     }
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Service | Self::LoadBalancer => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+        }
+    }
 }
 
 impl fmt::Display for ObjectKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Service | Self::LoadBalancer => "Service",
-            Self::EndpointSlice => "EndpointSlice",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -38,6 +38,7 @@ use crate::sync::k8s::watch::{
 use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard};
+use crate::sync::source::unselected::UnselectedServices;
 use leaving::{Deleted, RemovalChecks};
 
 /// Maximum time that the first links wait until the owners of names are known.
@@ -73,6 +74,8 @@ pub struct ServiceWatcher {
     pub listed: tokio::sync::watch::Sender<LinkLists>,
     /// The Services with a target that depends on another Service.
     pub own_targets: Arc<Mutex<OwnTargets>>,
+    /// The Services that aren't selected.
+    pub unselected: Arc<UnselectedServices>,
 }
 
 /// An item of one of several watches, with the number of the watch.
@@ -194,6 +197,7 @@ impl ServiceWatcher {
                 () = sleep_until_opt(expiry) => {
                     for (key, uid, since) in other_services.leaving.kept.take_expired(std::time::Instant::now()) {
                         log_changes(&self.telemetry, self.store.delete_since(&key, &uid, None, since));
+                        self.unselected.changed(&key);
                     }
                     continue;
                 }
@@ -311,7 +315,7 @@ impl ServiceWatcher {
         Complete { list, version, rewound }: Complete,
         leaving: &mut RemovalChecks,
     ) -> Vec<LinkChange> {
-        let PartialList { seen, unreadable, terminating, unselected, .. } = list;
+        let PartialList { seen, unreadable, terminating, unselected, others, .. } = list;
         let mut changes = Vec::new();
         for observed in &seen {
             if leaving.forget(&observed.key) {
@@ -339,6 +343,8 @@ impl ServiceWatcher {
                  before another one, in {CONFIRM_AFTER:?}, agrees; until then they stay as they were",
                 retained.len()
             );
+        } else {
+            self.unselected.replace(namespace, others);
         }
         retained.extend(staying);
         // The list lacks deleted Services as well as Services that have left the selection: a LIST by name tells them
@@ -355,6 +361,10 @@ impl ServiceWatcher {
         changes.extend(self.store.replace(namespace, seen, unreadable, &retained));
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_terminating(&key, &uid, true);
         changes.extend(terminating.into_iter().filter_map(insert));
+        // The change feed has no changes of Services behind a lead.
+        for link in self.store.links().iter().filter(|link| link.led.is_some()) {
+            self.unselected.changed(&link.key);
+        }
         changes
     }
 
@@ -403,7 +413,12 @@ impl ServiceWatcher {
     /// Observes again the Services with targets that have become allowed or denied because another Service changed.
     fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
-        services.iter().filter_map(|service| self.store.apply(self.observe(service, object_errors))).collect()
+        let apply = |service: &Service| {
+            let change = self.store.apply(self.observe(service, object_errors));
+            self.unselected.changed(&service.key());
+            change
+        };
+        services.iter().filter_map(apply).collect()
     }
 
     /// Processes the changes of links. Returns whether the targets of dependent Services have to be checked again.
@@ -428,6 +443,12 @@ impl ServiceWatcher {
             return self.store.set_unreadable(&key);
         };
         let membership = self.selection.membership(&service);
+        match membership {
+            Membership::Selected | Membership::Gone => self.unselected.remove(&key),
+            Membership::NotSelected | Membership::OptedOut => {
+                self.unselected.insert(service.observe(&self.hostname_policy, &self.store).0);
+            }
+        }
         if membership == Membership::Selected {
             let was_deleted = other_services.leaving.forget(&key);
             let observed = self.observe(&service, &mut other_services.object_errors);
@@ -462,6 +483,7 @@ impl ServiceWatcher {
     fn deleted(&self, object: &RawDeserializeGuard<Service>, other_services: &mut OtherServices) {
         let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
         let deleted = Deleted { key: key_of(object), uid, version };
+        self.unselected.remove(&deleted.key);
         other_services.object_errors.set(&deleted.key, None);
         let is_gone = object.meta().deletion_timestamp.is_some();
         if !is_gone && self.is_followed(&deleted) {
@@ -499,6 +521,7 @@ impl ServiceWatcher {
         };
         leaving.forget(key);
         log_changes(&self.telemetry, self.store.delete_since(key, uid, *version, since));
+        self.unselected.changed(key);
     }
 }
 
@@ -517,6 +540,8 @@ struct PartialList {
     terminating: Vec<(ServiceKey, Box<str>)>,
     /// Services with a living link that have left the selection.
     unselected: Vec<(Deleted, Membership)>,
+    /// All load balancers that aren't selected.
+    others: Vec<ObservedService>,
 }
 
 struct Complete {
@@ -544,6 +569,9 @@ impl PartialList {
             return self.seen.push(observed);
         }
         object_errors.set(&key, None);
+        if matches!(membership, Membership::NotSelected | Membership::OptedOut) {
+            self.others.push(service.observe(&source.hostname_policy, &source.store).0);
+        }
         if source.sets_finalizer && service.has_finalizer() {
             self.terminating.push((key.clone(), service.uid().into()));
         }
@@ -560,14 +588,19 @@ impl PartialList {
         self.unreadable.retain(|unreadable| unreadable != key);
         self.terminating.retain(|(terminating, _)| terminating != key);
         self.unselected.retain(|(deleted, _)| deleted.key != *key);
+        self.others.retain(|service| service.key != *key);
     }
 }
 
-/// Waits, for at most [`OWNERS_TIMEOUT`], until the owners of names are known: a name mustn't go to another link
-/// because Services were listed before external targets.
+/// Waits, for at most [`OWNERS_TIMEOUT`], until the owners of names and the ExternalTargets are known: a name mustn't go
+/// to another link, nor a link to another target, because Services were listed first.
 pub(crate) async fn wait_for_owners(store: &Store) {
-    // After the timeout DNS starts without the owners: the API server may answer one list and not the other.
-    let _ = tokio::time::timeout(OWNERS_TIMEOUT, store.owners_known()).await;
+    let known = async {
+        store.owners_known().await;
+        store.leads_known().await;
+    };
+    // After the timeout DNS starts without them: the API server may answer one list and not the other.
+    let _ = tokio::time::timeout(OWNERS_TIMEOUT, known).await;
 }
 
 /// Logs the invalid or denied parts of a Service. Returns whether they have changed.

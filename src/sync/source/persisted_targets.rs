@@ -6,9 +6,11 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 
 use super::relist_guard::are_most;
-use crate::model::link::{LinkChange, ObservedService, Target};
+use crate::model::lead::{Announcement, Lead};
+use crate::model::link::{Annotations, LinkChange, ObservedService, Target};
 use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
 use crate::store::Store;
 
 #[derive(Debug, Default)]
@@ -24,6 +26,9 @@ impl PersistedTargets {
         key: &ServiceKey,
         last: PersistedTarget,
     ) -> Option<LinkChange> {
+        if let Some(uid) = &last.led_by {
+            return lead_provisionally(store, key, uid, &last);
+        }
         if store.is_synced() {
             return store.apply_persisted_target(key, last);
         }
@@ -72,13 +77,33 @@ impl PersistedTargets {
     }
 }
 
+/// Lets DNS answer as the external target of an ExternalTarget points, until the ExternalTargets are listed.
+fn lead_provisionally(
+    store: &Store,
+    key: &ServiceKey,
+    uid: &Uid,
+    last: &PersistedTarget,
+) -> Option<LinkChange> {
+    let is_led = || store.get(key).is_some_and(|link| link.lead().is_some());
+    let target = last.target.clone().filter(|_| !store.are_leads_known() && !is_led())?;
+    let lead = Lead {
+        uid: uid.clone(),
+        announced: Announcement::Target(target),
+        service_uid: last.uid(),
+        annotations: Annotations { hostnames: (*last.hostnames).into(), ..Annotations::default() },
+        is_provisional: true,
+        ..Lead::default()
+    };
+    store.lead(key, lead, None)
+}
+
 #[cfg(test)]
 mod tests {
     use hickory_proto::rr::Name;
 
     use super::*;
     use crate::model::hostname::Hostname;
-    use crate::model::link::{Annotations, Ingress};
+    use crate::model::link::Ingress;
     use crate::model::persisted_target::TargetOwner;
     use crate::store::OnGone;
 
@@ -107,7 +132,7 @@ mod tests {
 
     fn recorded(is_ours: bool) -> PersistedTarget {
         let owner = TargetOwner::Uid("1".into());
-        PersistedTarget { target: Some(target()), owner, hostnames: Box::default(), is_ours }
+        PersistedTarget { target: Some(target()), owner, hostnames: Box::default(), is_ours, led_by: None }
     }
 
     /// Returns a store after the first complete list. Of five external targets, one has a listed Service, one has an

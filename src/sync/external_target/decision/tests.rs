@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use crate::model::hostname::Hostname;
-use crate::model::lead::{Lead, Led};
+use crate::model::lead::{Announcement, Lead, Led};
 use crate::model::link::{LinkState, Port, Target};
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
@@ -20,6 +20,7 @@ fn policy() -> SyncPolicy {
         sync: SyncMode::On,
         on_delete: OnDelete::Delete,
         delete_delay: DELAY,
+        withdrawal_delay: DELAY,
         finalizer: false,
         tombstone: "deleted.lb.internal".to_owned(),
         max_deletes: MaxDeletes::Unlimited,
@@ -226,7 +227,8 @@ fn missing_uid_annotation_causes_no_write_but_another_uid_does() {
 
 /// Returns the link, led by an ExternalTarget that uses a Service with this uid.
 fn led(link: Link, service_uid: &str) -> Link {
-    let lead = Lead { uid: "xt".into(), service_uid: service_uid.into(), ..Lead::default() };
+    let announced = link.target.clone().map_or(Announcement::Withdrawn, Announcement::Target);
+    let lead = Lead { uid: "xt".into(), announced, service_uid: service_uid.into(), ..Lead::default() };
     Link { led: Some(Led { lead, service: None }.into()), ..link }
 }
 

@@ -129,7 +129,7 @@ impl GoneCheck {
 /// status of its ExternalTarget, and the Service of the same name may exist.
 fn needs_confirmation(link: &Link, write: &Write) -> bool {
     let adds_finalizer = matches!(write, Write::Finalizer { add: true, .. });
-    link.service_gone_since().is_some() && link.led.is_none() && !adds_finalizer
+    link.service_gone_since().is_some() && link.lead().is_none() && !adds_finalizer
 }
 
 /// Returns whether a watch or a list of this process has reported the deletion of a link's Service. The report stays
@@ -189,7 +189,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::model::lead::{Lead, Led};
+    use crate::model::lead::{Announcement, Lead, Led};
 
     fn departure(successor: Option<&str>) -> GoneCheck {
         let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
@@ -245,7 +245,8 @@ mod tests {
             |add| Write::Finalizer { service: recreated.key.clone(), uid: "u".to_owned().into(), add };
         assert!(needs_confirmation(&recreated, &finalizer(false)));
         assert!(!needs_confirmation(&recreated, &finalizer(true)));
-        let lead = Led { lead: Lead::default(), service: None };
+        let announced = Announcement::Withdrawn;
+        let lead = Led { lead: Lead { announced, ..Lead::default() }, service: None };
         let withdrawn = Link { led: Some(lead.into()), ..recreated.clone() };
         assert!(!needs_confirmation(&withdrawn, &finalizer(false)));
         assert!(

@@ -31,6 +31,7 @@ fn reconciler(client: Client) -> Reconciler {
     let leadership = Leadership::unconditional();
     Reconciler::new(ReconcilerContext {
         persisted: Arc::default(),
+        standing: Arc::default(),
         store: Arc::new(Store::new(OnGone::Kept)),
         backend: Backend::Namespace {
             client: client.clone(),

@@ -27,6 +27,7 @@ fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
     let store = Arc::new(Store::new(OnGone::Dropped));
     store.set_zones(&zones);
     store.set_owners_known();
+    store.set_leads_known();
     let leadership = Leadership::unconditional();
     ServiceWatcher {
         client: Client::new(service, "default"),
@@ -48,6 +49,7 @@ fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
         rewinds: Rewinds::default(),
         listed: tokio::sync::watch::Sender::default(),
         own_targets: Arc::default(),
+        unselected: Arc::default(),
     }
 }
 

@@ -1,0 +1,70 @@
+//! Checks targets of ExternalTargets for `sync` through the upstreams of `dns`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::join_all;
+use hickory_proto::rr::Name;
+use jiff::Timestamp;
+
+use crate::dns::chain::target_check::{TargetOutcome, UpstreamResult};
+use crate::dns::server::target_checker::TargetChecker;
+use crate::model::hostname::Hostname;
+use crate::sync::failover::checks::CheckOutcome;
+use crate::sync::failover_controller::checks::{CheckDns, DnsCheck};
+
+/// Returns the function that checks a hostname.
+pub(super) fn check_dns(checker: TargetChecker) -> CheckDns {
+    Arc::new(move |host, own, timeout| {
+        let checker = checker.clone();
+        async move { check(&checker, &host, &own, timeout).await }.boxed()
+    })
+}
+
+/// Returns a function that checks nothing, for commands that don't decide.
+pub(super) fn no_checks() -> CheckDns {
+    Arc::new(|_, _, _| async { DnsCheck::without_answer() }.boxed())
+}
+
+async fn check(checker: &TargetChecker, host: &Hostname, own: &[Name], timeout: Duration) -> DnsCheck {
+    let name = host.name();
+    let results = checker.check(&name, own, timeout).await;
+    let at = Timestamp::now();
+    let (mut outcomes, mut addresses, mut answers) = (Vec::new(), Vec::new(), Vec::new());
+    let mut unanswered = Vec::new();
+    for UpstreamResult { upstream, outcome } in results {
+        let is_answer = matches!(outcome, TargetOutcome::Resolved(_) | TargetOutcome::Failed(_));
+        if let Some(upstream) = upstream.filter(|_| is_answer) {
+            answers.push((upstream, host.clone(), at));
+        }
+        match (outcome, upstream) {
+            (TargetOutcome::Resolved(found), _) => {
+                addresses.extend(found);
+                outcomes.push(CheckOutcome::Passed);
+            }
+            (TargetOutcome::Failed(message), _) => outcomes.push(CheckOutcome::Failed(message)),
+            (TargetOutcome::NoAnswer(message), Some(upstream)) => {
+                unanswered.push(upstream);
+                outcomes.push(CheckOutcome::NoAnswer { upstream, message });
+            }
+            (TargetOutcome::NoAnswer(_), None) | (TargetOutcome::NotAsked(_), _) => {}
+        }
+    }
+    let probes = unanswered.into_iter().map(|upstream| probe(checker, &name, upstream, timeout));
+    answers.extend(join_all(probes).await.into_iter().flatten());
+    DnsCheck { at, outcomes, addresses, answers }
+}
+
+/// Asks an upstream that hasn't answered for the top-level domain of the name, which only a resolver that works knows.
+async fn probe(
+    checker: &TargetChecker,
+    name: &Name,
+    upstream: SocketAddr,
+    timeout: Duration,
+) -> Option<(SocketAddr, Hostname, Timestamp)> {
+    let other = name.trim_to(1);
+    let answers = checker.is_answering(name, upstream, &other, timeout).await;
+    answers.then(|| (upstream, Hostname::from(&other), Timestamp::now()))
+}

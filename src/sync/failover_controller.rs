@@ -1,0 +1,246 @@
+//! Follows ExternalTargets, on every replica, and decides about them, on the leader.
+//!
+//! The status of an ExternalTarget is the decision: the links of every replica, the leader's included, have the target
+//! that the API server has in `status.target`. Without the CRD, nothing but its discovery is sent.
+
+pub mod check_queue;
+pub mod checks;
+mod departures;
+mod discovery;
+mod leader;
+mod leads;
+pub mod metrics;
+mod object;
+mod sources;
+pub mod status_format;
+mod watched;
+mod write;
+pub mod write_budget;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::SelectAll;
+use kube::Client;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
+use super::election::Leadership;
+use super::events::link_log::Telemetry;
+use super::external_target::decision::SyncPolicy;
+use super::external_target::standing::StandingTargets;
+use super::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
+use super::k8s::listed::LinkLists;
+use super::k8s::metrics::ApiMetrics;
+use super::k8s::rewinds::Rewinds;
+use super::k8s::watch::sleep_until_opt;
+use super::source::relist_guard::RelistGuard;
+use super::source::selection::Selection;
+use super::source::unselected::UnselectedServices;
+use crate::metrics::staleness::Staleness;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::Annotations;
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
+use checks::CheckDns;
+use departures::Departures;
+use leader::Leader;
+use metrics::FailoverMetrics;
+use object::ObservedExternalTarget;
+use sources::Sources;
+use watched::{Scope, ScopedEvents};
+
+/// The time between two looks at discovery: a CRD that is installed is noticed after this time.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
+/// Maximum time that the first look at discovery waits until the external targets are listed.
+const OWNERS_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Clone)]
+pub struct FailoverContext {
+    pub client: Client,
+    /// Reports an unreachable API server.
+    pub availability: ApiAvailability,
+    pub store: Arc<Store>,
+    /// Selects the namespaces and the labels of sources.
+    pub selection: Arc<Selection>,
+    /// The load balancers without a link.
+    pub unselected: Arc<UnselectedServices>,
+    /// Tells how the external targets of led links stand.
+    pub standing: Arc<StandingTargets>,
+    /// Decides which targets and DNS names are allowed.
+    pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
+    /// The settings from the flags.
+    pub policy: SyncPolicy,
+    pub target_namespace: String,
+    /// The namespaces in which fixed targets may be checked by TCP; `*` for all.
+    pub tcp_check_namespaces: BTreeSet<String>,
+    pub check_dns: CheckDns,
+    pub telemetry: Telemetry,
+    pub metrics: Arc<FailoverMetrics>,
+    /// Metrics of requests to the API server.
+    pub api: Arc<ApiMetrics>,
+    /// The age of the data that the watches have delivered.
+    pub staleness: Arc<Staleness>,
+    /// Whether this replica may write, and in which term.
+    pub leadership: Leadership,
+    /// Counts restores of etcd to an earlier revision.
+    pub rewinds: Rewinds,
+    /// The namespaces with a complete list of load balancers.
+    pub links_listed: watch::Receiver<LinkLists>,
+}
+
+/// An ExternalTarget, and what every replica knows about it.
+#[derive(Debug)]
+struct Followed {
+    object: ObservedExternalTarget,
+    /// The settings of the Service of the same name, as it was seen last as a source.
+    inherited: Annotations,
+    /// The Service whose target is announced, if the spec doesn't list it.
+    former_source: Option<ServiceKey>,
+}
+
+struct FailoverController {
+    context: FailoverContext,
+    objects: HashMap<ServiceKey, Followed>,
+    /// The ExternalTargets that have each Service as a source.
+    by_service: HashMap<ServiceKey, HashSet<ServiceKey>>,
+    scopes: Vec<Scope>,
+    events: SelectAll<ScopedEvents>,
+    object_errors: ObjectErrors,
+    relist_guard: RelistGuard,
+    departures: Departures,
+    /// Log of failed looks at discovery, and of missing permissions.
+    error_log: ThrottledLog,
+    is_forbidden_logged: bool,
+    leader: Leader,
+}
+
+/// Follows ExternalTargets until `stop` is cancelled. Only the leader checks targets, and writes.
+///
+/// # Errors
+/// If a feed ends, which never should happen.
+pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<(), SyncError> {
+    let mut feed = context.store.subscribe();
+    let mut services = context.unselected.subscribe();
+    let mut standing = context.standing.subscribe();
+    let mut leadership = context.leadership.clone();
+    let mut links_listed = context.links_listed.clone();
+    let mut hostname_policy = context.hostname_policy.clone();
+    hostname_policy.mark_unchanged();
+    let mut tick = interval(DISCOVERY_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // An external target tells which ExternalTarget it belongs to: DNS answers as it points until that one is read.
+    let owners = timeout(OWNERS_TIMEOUT, context.store.owners_known());
+    if stop.run_until_cancelled(owners).await.is_none() {
+        return Ok(());
+    }
+    let mut controller = FailoverController::new(context);
+    loop {
+        controller.drain();
+        let recheck = controller.departures.look_due();
+        let unserved = controller.departures.unserved_until();
+        let confirm = controller.scopes.iter().filter_map(|scope| scope.confirm_at).min();
+        let checks_due = controller.leader.checks_due();
+        tokio::select! {
+            () = stop.cancelled() => break,
+            _ = tick.tick() => controller.departures.look(&controller.context.client),
+            served = controller.departures.looked() => controller.on_discovery(served),
+            () = sleep_until_opt(recheck) => controller.departures.look(&controller.context.client),
+            () = sleep_until_opt(unserved) => controller.end_all_leads(),
+            () = sleep_until_opt(confirm) => controller.confirm_lists(),
+            Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
+                controller.on_watch_item(number, item);
+            }
+            change = feed.recv() => match change {
+                Ok(change) => controller.on_service(&change.key),
+                Err(RecvError::Lagged(_)) => controller.on_any_service(),
+                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            },
+            key = services.recv() => match key {
+                Ok(key) => controller.on_service(&key),
+                Err(RecvError::Lagged(_)) => controller.on_any_service(),
+                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            },
+            key = standing.recv() => match key {
+                Ok(key) => controller.queue(&key),
+                Err(RecvError::Lagged(_)) => controller.queue_all(),
+                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            },
+            () = leadership.changed() => controller.on_leadership(),
+            Ok(()) = links_listed.changed() => controller.on_leadership(),
+            Ok(()) = hostname_policy.changed() => controller.on_any_service(),
+            _ = controller.leader.work_queue.due() => {}
+            () = sleep_until_opt(checks_due) => {}
+            Some(ended) = controller.leader.checks.join_next() => controller.checked(ended)?,
+            Some(ended) = controller.leader.writes.join_next() => controller.written(ended?),
+        }
+    }
+    let drain = async { while controller.leader.writes.join_next().await.is_some() {} };
+    // A write without an answer delays the shutdown by at most `SHUTDOWN_TIMEOUT`.
+    let _ = timeout(SHUTDOWN_TIMEOUT, drain).await;
+    Ok(())
+}
+
+impl FailoverController {
+    fn new(context: FailoverContext) -> Self {
+        Self {
+            scopes: Scope::of(&context.selection, &context.availability),
+            context,
+            objects: HashMap::new(),
+            by_service: HashMap::new(),
+            events: SelectAll::new(),
+            object_errors: ObjectErrors::of_kind("ExternalTarget"),
+            relist_guard: RelistGuard::default(),
+            departures: Departures::default(),
+            error_log: ThrottledLog::default(),
+            is_forbidden_logged: false,
+            leader: Leader::default(),
+        }
+    }
+
+    /// Processes a change of a Service, or of the link of its key.
+    fn on_service(&mut self, key: &ServiceKey) {
+        let concerned: Vec<ServiceKey> = self.by_service.get(key).into_iter().flatten().cloned().collect();
+        for object in &concerned {
+            self.lead(object);
+            self.queue(object);
+        }
+        self.queue(key);
+    }
+
+    /// Looks at all sources again: changes were missed, or another policy decides about them.
+    fn on_any_service(&mut self) {
+        for key in self.objects.keys().cloned().collect::<Vec<_>>() {
+            self.lead(&key);
+        }
+        self.queue_all();
+    }
+
+    fn queue(&mut self, key: &ServiceKey) {
+        if self.leader.term.is_some() && self.objects.contains_key(key) {
+            self.leader.work_queue.add(key);
+        }
+    }
+
+    fn queue_all(&mut self) {
+        if self.leader.term.is_some() {
+            self.objects.keys().for_each(|key| self.leader.work_queue.add(key));
+        }
+    }
+}
+
+/// Returns where sources are looked up. `policy` is the present one.
+fn sources_of<'a>(context: &'a FailoverContext, policy: &'a HostnamePolicy) -> Sources<'a> {
+    Sources {
+        store: &context.store,
+        unselected: &context.unselected,
+        selection: &context.selection,
+        policy,
+        tcp_check_namespaces: &context.tcp_check_namespaces,
+    }
+}

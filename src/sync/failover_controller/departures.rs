@@ -1,0 +1,98 @@
+//! Deleted ExternalTargets: a look at discovery tells whether the objects were deleted, or the resource itself.
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use kube::Client;
+use tokio::time::Instant;
+
+use super::discovery;
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
+
+/// The time between two looks at discovery while an answer is needed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// An ExternalTarget that is deleted, unless its resource is.
+#[derive(Debug)]
+pub(super) struct Departure {
+    pub(super) uid: Uid,
+    pub(super) since: std::time::Instant,
+}
+
+#[derive(Default)]
+pub(super) struct Departures {
+    waiting: HashMap<ServiceKey, Departure>,
+    look: Option<BoxFuture<'static, kube::Result<bool>>>,
+    /// When the next look is due, because the last one has failed.
+    look_due: Option<Instant>,
+    /// Since when the API server doesn't serve ExternalTargets, and until when their last targets stay.
+    unserved: Option<(std::time::Instant, Option<Instant>)>,
+}
+
+impl Departures {
+    /// Records that an ExternalTarget was deleted, and looks at discovery: a look that is under way may have been
+    /// answered before.
+    pub(super) fn add(&mut self, key: ServiceKey, uid: Uid, client: &Client) {
+        self.waiting.insert(key, Departure { uid, since: std::time::Instant::now() });
+        self.look(client);
+    }
+
+    /// Records that an ExternalTarget with this key exists.
+    pub(super) fn forget(&mut self, key: &ServiceKey) {
+        self.waiting.remove(key);
+    }
+
+    pub(super) fn look(&mut self, client: &Client) {
+        self.look_due = None;
+        self.look = Some(discovery::is_served(client.clone()).boxed());
+    }
+
+    /// Waits for the answer of a look; for ever if none is under way.
+    pub(super) async fn looked(&mut self) -> kube::Result<bool> {
+        let Some(look) = &mut self.look else { return pending().await };
+        let served = look.await;
+        self.look = None;
+        if served.is_err() {
+            self.look_due = after(RETRY_INTERVAL);
+        }
+        served
+    }
+
+    /// Returns when a failed look is repeated.
+    pub(super) fn look_due(&self) -> Option<Instant> {
+        self.look_due
+    }
+
+    /// Processes that the API server serves ExternalTargets. Returns those that are deleted.
+    pub(super) fn served(&mut self) -> HashMap<ServiceKey, Departure> {
+        self.unserved = None;
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Processes that the API server doesn't serve ExternalTargets: their last targets stay for `delay`.
+    pub(super) fn unserved(&mut self, delay: Duration) {
+        self.waiting.clear();
+        self.unserved.get_or_insert_with(|| (std::time::Instant::now(), after(delay)));
+    }
+
+    /// Returns until when the last targets stay.
+    pub(super) fn unserved_until(&self) -> Option<Instant> {
+        self.unserved.and_then(|(_, until)| until)
+    }
+
+    /// Returns since when the API server doesn't serve ExternalTargets; from now on their targets don't stay.
+    pub(super) fn end_wait(&mut self) -> Option<std::time::Instant> {
+        let (since, until) = self.unserved.as_mut()?;
+        *until = None;
+        Some(*since)
+    }
+}
+
+/// Returns when a wait is over; `None` if that time can't be represented.
+pub(super) fn after(pause: Duration) -> Option<Instant> {
+    Instant::now().checked_add(pause)
+}

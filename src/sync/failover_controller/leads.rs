@@ -1,0 +1,93 @@
+//! What DNS and the external target have from an ExternalTarget: the link follows the status, on every replica.
+
+use std::sync::Arc;
+
+use super::object::ObservedExternalTarget;
+use super::sources::Sources;
+use super::status_format::read;
+use crate::model::excerpt::value;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::lead::{Announcement, Lead};
+use crate::model::link::Annotations;
+use crate::sync::failover::spec::{Refusal, RefusalReason};
+
+/// Returns the lead of an ExternalTarget. `inherited` are the settings of the Service of the same name, as it was seen
+/// last as a source; `provisional` is the lead that the external target alone has given.
+pub(super) fn lead(
+    object: &ObservedExternalTarget,
+    sources: &Sources<'_>,
+    inherited: &Annotations,
+    provisional: Option<&Lead>,
+) -> Lead {
+    let namespace = object.key.namespace();
+    let status = read(&object.status);
+    let lead = Lead {
+        uid: object.uid.clone(),
+        created: object.created,
+        annotations: annotations(object, sources.policy, inherited).0,
+        ..Lead::default()
+    };
+    if let Some(announced) = &status.target {
+        let is_fixed = announced.uid.is_empty();
+        let Some(target) = sources.allowed(&announced.target, is_fixed, namespace) else {
+            return Lead { announced: Announcement::Withdrawn, refused: true, ..lead };
+        };
+        let services = object.services().filter_map(|key| sources.service(&key, None));
+        let in_use = services.into_iter().find(|service| service.uid == announced.uid);
+        return Lead {
+            announced: Announcement::Target(target),
+            service_uid: announced.uid.clone(),
+            ports: in_use.map(|service| service.ports).unwrap_or_default(),
+            ..lead
+        };
+    }
+    if object.status.target.is_some() {
+        // A target that this version can't read.
+        return Lead { announced: Announcement::Withdrawn, refused: true, ..lead };
+    }
+    if status.is_withdrawn() {
+        return Lead { announced: Announcement::Withdrawn, ..lead };
+    }
+    match provisional {
+        // The external target stands until the leader has decided.
+        Some(standing) => Lead { uid: lead.uid, created: lead.created, ..standing.clone() },
+        None => lead,
+    }
+}
+
+/// Returns the settings of an ExternalTarget, and why some of its DNS names are denied. Settings that the spec omits are
+/// those of the Service of the same name while it is a source.
+pub(super) fn annotations(
+    object: &ObservedExternalTarget,
+    policy: &HostnamePolicy,
+    inherited: &Annotations,
+) -> (Annotations, Option<Refusal>) {
+    let spec = &object.spec;
+    let own = if object.has_own_service() { inherited.clone() } else { Annotations::default() };
+    let mut refusal = None;
+    let hostnames = spec.hostnames.as_ref().map(|names| {
+        let mut granted: Vec<Arc<str>> = Vec::new();
+        for name in names {
+            match policy.check(&object.key, name) {
+                Ok(true) if !granted.iter().any(|known| **known == **name) => {
+                    granted.push(name.as_str().into())
+                }
+                Ok(_) => {}
+                Err(why) => {
+                    let message = format!("spec.hostnames: {}: {why}", value(name));
+                    let reason = RefusalReason::HostnameRefused;
+                    refusal.get_or_insert(Refusal { reason, message });
+                }
+            }
+        }
+        granted.into()
+    });
+    let allow_from = spec.allow_from.as_ref();
+    let allow_from = allow_from.map(|names| names.iter().map(|name| Arc::from(&**name)).collect());
+    let annotations = Annotations {
+        ttl: spec.ttl_seconds.and_then(|ttl| u32::try_from(ttl).ok()).or(own.ttl),
+        hostnames: hostnames.unwrap_or(own.hostnames),
+        allow_from: allow_from.unwrap_or(own.allow_from),
+    };
+    (annotations, refusal)
+}

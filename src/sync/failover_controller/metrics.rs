@@ -1,0 +1,98 @@
+//! Metrics of ExternalTargets.
+
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+
+use crate::metrics::{MetricGroup, registered};
+use crate::model::service_key::ServiceKey;
+
+/// The labels of metrics of single ExternalTargets.
+const OBJECT: [&str; 2] = ["external_target_namespace", "external_target"];
+
+#[derive(Debug)]
+pub struct FailoverMetrics {
+    /// All ExternalTargets, by what they announce.
+    pub(super) targets: IntGaugeVec,
+    pub(super) checks: IntCounterVec,
+    pub(super) switches: IntCounterVec,
+    ready: IntGaugeVec,
+    source: IntGaugeVec,
+    changes: IntCounterVec,
+}
+
+impl MetricGroup for FailoverMetrics {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            registered(registry, IntGaugeVec::new(Opts::new(name, help), labels))
+        };
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
+        };
+        let targets = gauges(
+            "lb_linker_external_targets",
+            "ExternalTargets by what their status announces: a verified target, an unverified one, or none.",
+            &["state"],
+        )?;
+        for state in ["verified", "unverified", "none"] {
+            targets.with_label_values(&[state]).set(0);
+        }
+        Ok(Self {
+            targets,
+            checks: counters(
+                "lb_linker_external_target_checks_total",
+                "Checks of targets by the leader.",
+                &["check", "result"],
+            )?,
+            switches: counters(
+                "lb_linker_external_target_switches_total",
+                "Changes of announced targets by the leader.",
+                &["reason"],
+            )?,
+            ready: gauges(
+                "lb_linker_external_target_ready",
+                "Whether an ExternalTarget is Ready, as the leader sees it. Not exported above 1,000 ExternalTargets.",
+                &OBJECT,
+            )?,
+            source: gauges(
+                "lb_linker_external_target_source",
+                "The place of the source in use in spec.sources, counted from 0; -1 without one.",
+                &OBJECT,
+            )?,
+            changes: counters(
+                "lb_linker_external_target_changes_total",
+                "Changes of the announced target of an ExternalTarget.",
+                &OBJECT,
+            )?,
+        })
+    }
+}
+
+impl FailoverMetrics {
+    /// Sets the metrics of one ExternalTarget. `source` is the place of the source in use.
+    pub(super) fn set(&self, key: &ServiceKey, is_ready: bool, source: Option<usize>) {
+        let labels = [key.namespace(), key.name()];
+        self.ready.with_label_values(&labels).set(is_ready.into());
+        let source = source.and_then(|place| i64::try_from(place).ok()).unwrap_or(-1);
+        self.source.with_label_values(&labels).set(source);
+        self.changes.with_label_values(&labels).inc_by(0);
+    }
+
+    /// Counts a change of the announced target.
+    pub(super) fn changed(&self, key: &ServiceKey) {
+        self.changes.with_label_values(&[key.namespace(), key.name()]).inc();
+    }
+
+    /// Removes the metrics of an ExternalTarget that is deleted.
+    pub(super) fn remove(&self, key: &ServiceKey) {
+        let labels = [key.namespace(), key.name()];
+        let _ = self.ready.remove_label_values(&labels);
+        let _ = self.source.remove_label_values(&labels);
+        let _ = self.changes.remove_label_values(&labels);
+    }
+
+    /// Removes the metrics of all single ExternalTargets: this replica doesn't lead, or they are too many.
+    pub(super) fn reset(&self) {
+        self.ready.reset();
+        self.source.reset();
+        self.changes.reset();
+    }
+}

@@ -1,0 +1,106 @@
+//! An ExternalTarget as the API server delivers it.
+
+use std::time::Duration;
+
+use crate::api::external_target::{ExternalTarget, ExternalTargetSpec, Source};
+use crate::api::status::ExternalTargetStatus;
+use crate::api::validation::validate;
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
+use crate::sync::failover::spec::{CheckSettings, Failback, FailoverSpec, Refusal, RefusalReason};
+
+/// The parts of an ExternalTarget that lb-linker reads.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ObservedExternalTarget {
+    pub(super) key: ServiceKey,
+    pub(super) uid: Uid,
+    /// `metadata.creationTimestamp` in seconds since 1970.
+    pub(super) created: Option<i64>,
+    /// `metadata.resourceVersion`.
+    pub(super) version: String,
+    pub(super) generation: i64,
+    pub(super) spec: ExternalTargetSpec,
+    /// The rule that the spec breaks, if it breaks one.
+    pub(super) invalid: Option<Refusal>,
+    /// The status; empty if the object has none.
+    pub(super) status: ExternalTargetStatus,
+}
+
+impl ObservedExternalTarget {
+    pub(super) fn new(object: ExternalTarget) -> Self {
+        let ExternalTarget { metadata, spec, status } = object;
+        let key = ServiceKey::new(
+            metadata.namespace.as_deref().unwrap_or_default(),
+            metadata.name.as_deref().unwrap_or_default(),
+        );
+        let invalid = validate(key.name(), &spec).err().map(|invalid| {
+            let message = invalid.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            Refusal { reason: RefusalReason::InvalidSpec, message }
+        });
+        Self {
+            key,
+            uid: metadata.uid.as_deref().unwrap_or_default().into(),
+            created: metadata.creation_timestamp.map(|time| time.0.as_second()),
+            version: metadata.resource_version.unwrap_or_default(),
+            generation: metadata.generation.unwrap_or_default(),
+            spec,
+            invalid,
+            status: status.unwrap_or_default(),
+        }
+    }
+
+    /// Returns `metadata.resourceVersion` as a number, which increases with each change.
+    pub(super) fn revision(&self) -> Option<u64> {
+        self.version.parse().ok()
+    }
+
+    /// Returns the sources that may be used; none if the spec breaks a rule.
+    pub(super) fn sources(&self) -> &[Source] {
+        if self.invalid.is_some() { &[] } else { &self.spec.sources }
+    }
+
+    /// Returns the Services that are sources.
+    pub(super) fn services(&self) -> impl Iterator<Item = ServiceKey> {
+        self.sources().iter().filter_map(|source| self.service_of(source))
+    }
+
+    pub(super) fn service_of(&self, source: &Source) -> Option<ServiceKey> {
+        let service = source.service.as_ref()?;
+        let namespace = service.namespace.as_deref().unwrap_or_else(|| self.key.namespace());
+        Some(ServiceKey::new(namespace, &service.name))
+    }
+
+    /// Returns whether the Service with the name of the ExternalTarget is a source.
+    pub(super) fn has_own_service(&self) -> bool {
+        self.services().any(|service| service == self.key)
+    }
+
+    /// Returns what decisions need of the spec.
+    pub(super) fn failover_spec(&self) -> FailoverSpec {
+        let spec = &self.spec;
+        let check = spec.check.clone().unwrap_or_default();
+        let failback = spec.failback.clone().unwrap_or_default();
+        FailoverSpec {
+            generation: self.generation,
+            sources: self.sources().iter().map(|source| source.name.clone()).collect(),
+            check: CheckSettings {
+                period: check.period(),
+                timeout: check.timeout(),
+                failure_threshold: check.failure_threshold().max(1),
+                success_threshold: check.success_threshold().max(1),
+                tcp_port: check.tcp_port.and_then(|port| u16::try_from(port).ok()),
+            },
+            max_wait: spec.cutover.clone().unwrap_or_default().max_wait(),
+            failback: match failback.is_automatic() {
+                true => Failback::Automatic { after: failback.after() },
+                false => Failback::Manual,
+            },
+            pin: spec.pin.clone(),
+        }
+    }
+
+    /// Returns `spec.check.timeoutSeconds`.
+    pub(super) fn timeout(&self) -> Duration {
+        self.spec.check.clone().unwrap_or_default().timeout()
+    }
+}

@@ -1,0 +1,235 @@
+//! What the sources of an ExternalTarget offer.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::object::ObservedExternalTarget;
+use crate::api::external_target::Source;
+use crate::model::hostname::Hostname;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::{Annotations, Link, Port, Target};
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
+use crate::store::Store;
+use crate::sync::failover::spec::{Offer, Refusal, RefusalReason};
+use crate::sync::failover::status::AnnouncedTarget;
+use crate::sync::k8s::service::host_name;
+use crate::sync::source::selection::Selection;
+use crate::sync::source::unselected::UnselectedServices;
+
+/// Where sources are looked up, and which of them are permitted.
+#[derive(Clone, Copy)]
+pub(super) struct Sources<'a> {
+    pub(super) store: &'a Store,
+    pub(super) unselected: &'a UnselectedServices,
+    pub(super) selection: &'a Selection,
+    pub(super) policy: &'a HostnamePolicy,
+    /// The namespaces in which fixed targets may be checked by TCP; `*` for all.
+    pub(super) tcp_check_namespaces: &'a BTreeSet<String>,
+}
+
+/// A living LoadBalancer Service, selected or not.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SourceService {
+    key: ServiceKey,
+    pub(super) uid: Uid,
+    target: Option<Target>,
+    /// Whether its status names a target that isn't allowed.
+    is_refused: bool,
+    pub(super) ports: Arc<[Port]>,
+    pub(super) annotations: Annotations,
+}
+
+impl SourceService {
+    fn of_link(link: &Link) -> Option<Self> {
+        let is_observed = !link.is_gone() && !link.is_left_out() && !link.was_never_seen();
+        is_observed.then(|| Self {
+            key: link.key.clone(),
+            uid: link.uid.clone(),
+            target: link.target.clone(),
+            is_refused: link.refused,
+            ports: Arc::clone(&link.ports),
+            annotations: link.annotations.clone(),
+        })
+    }
+
+    fn is_open_to(&self, namespace: &str) -> bool {
+        self.key.namespace() == namespace || self.annotations.allows(namespace)
+    }
+
+    fn has_tcp_port(&self, port: u16) -> bool {
+        self.ports.iter().any(|known| known.port == port && known.protocol == "TCP")
+    }
+}
+
+impl Sources<'_> {
+    /// Returns a living Service. `announced` is the target in use, which stays while its Service still has it.
+    pub(super) fn service(&self, key: &ServiceKey, announced: Option<&Target>) -> Option<SourceService> {
+        if let Some(service) = self.unselected.get(key) {
+            return Some(SourceService {
+                key: key.clone(),
+                uid: service.uid.clone(),
+                target: service.ingress.clone().choose(announced),
+                is_refused: service.refused,
+                ports: Arc::clone(&service.ports),
+                annotations: service.annotations.clone(),
+            });
+        }
+        SourceService::of_link(&*self.store.service(key)?)
+    }
+
+    /// Returns whether the Service with this uid exists and lets the namespace follow it. It is looked for among the
+    /// `likely` Services first.
+    pub(super) fn is_living(
+        &self,
+        uid: &Uid,
+        namespace: &str,
+        likely: impl IntoIterator<Item = ServiceKey>,
+    ) -> bool {
+        let found = likely.into_iter().filter_map(|key| self.service(&key, None));
+        let found = found.into_iter().find(|service| service.uid == *uid);
+        let found = found.or_else(|| self.service(&self.key_of(uid)?, None));
+        found.is_some_and(|service| service.is_open_to(namespace))
+    }
+
+    /// Returns the key of the living Service with this uid.
+    pub(super) fn key_of(&self, uid: &Uid) -> Option<ServiceKey> {
+        if let Some(service) = self.unselected.with_uid(uid) {
+            return Some(service.key.clone());
+        }
+        let links = self.store.links();
+        let mut services = links.iter().filter_map(Link::service);
+        services.find(|service| service.uid == *uid && !service.is_gone()).map(|service| service.key.clone())
+    }
+
+    /// Returns what each source offers, in the order of the spec.
+    pub(super) fn offers(
+        &self,
+        object: &ObservedExternalTarget,
+        announced: Option<&AnnouncedTarget>,
+    ) -> Vec<Offer> {
+        object.sources().iter().map(|source| self.offer(object, source, announced)).collect()
+    }
+
+    fn offer(
+        &self,
+        object: &ObservedExternalTarget,
+        source: &Source,
+        announced: Option<&AnnouncedTarget>,
+    ) -> Offer {
+        let offer = match object.service_of(source) {
+            Some(key) => self.service_offer(object, &key, announced),
+            None => self.fixed_offer(object, source),
+        };
+        let refusal = offer.refusal.map(|Refusal { reason, message }| Refusal {
+            reason,
+            message: format!("source {}: {message}", source.name),
+        });
+        Offer { refusal, ..offer }
+    }
+
+    fn service_offer(
+        &self,
+        object: &ObservedExternalTarget,
+        key: &ServiceKey,
+        announced: Option<&AnnouncedTarget>,
+    ) -> Offer {
+        let namespace = object.key.namespace();
+        let in_use = announced.map(|announced| &announced.target);
+        let service = self.service(key, in_use).filter(|service| service.is_open_to(namespace));
+        let Some(service) = service.filter(|_| self.selection.watches(key.namespace())) else {
+            let message = match key.namespace() == namespace {
+                true => format!("there is no LoadBalancer Service {}", key.name()),
+                false => format!("no LoadBalancer Service {key} lets namespace {namespace} follow it"),
+            };
+            return refused(RefusalReason::RefNotPermitted, message);
+        };
+        let uid = service.uid.clone();
+        let tcp_port = object.failover_spec().check.tcp_port;
+        if let Some(port) = tcp_port.filter(|port| !service.has_tcp_port(*port)) {
+            let message = format!("Service {} has no TCP port {port}", name_for(key, namespace));
+            let refused = refused(RefusalReason::CheckRefused, message);
+            return Offer { uid, target: service.target, ..refused };
+        }
+        let own_link = (*key == object.key).then(|| self.store.get(key)).flatten();
+        let is_live_link =
+            own_link.is_some_and(|link| link.lead().is_none() && link.target == service.target);
+        let allowed = service.target.as_ref().map(|target| self.check(target, namespace)).transpose();
+        let refusal = match allowed {
+            Ok(_) if service.is_refused => "its status names a target that isn't allowed".to_owned(),
+            Ok(_) => return Offer { uid, target: service.target, refusal: None, is_live_link },
+            Err(why) => why,
+        };
+        Offer { uid, target: service.target, ..refused(RefusalReason::TargetRefused, refusal) }
+    }
+
+    fn fixed_offer(&self, object: &ObservedExternalTarget, source: &Source) -> Offer {
+        let namespace = object.key.namespace();
+        let Some(target) = fixed_target(source) else { return Offer::default() };
+        let is_permitted =
+            ["*", namespace].iter().any(|allowed| self.tcp_check_namespaces.contains(*allowed));
+        if object.failover_spec().check.tcp_port.is_some() && !is_permitted {
+            let message = format!("TCP checks of fixed targets need {namespace} in --tcp-check-namespaces");
+            return Offer { target: Some(target), ..refused(RefusalReason::CheckRefused, message) };
+        }
+        match self.check_fixed(&target, namespace) {
+            Ok(()) => Offer { target: Some(target), ..Offer::default() },
+            Err(why) => Offer { target: Some(target), ..refused(RefusalReason::TargetRefused, why) },
+        }
+    }
+
+    /// Checks a target against the target policy.
+    ///
+    /// # Errors
+    /// The reason why it is denied.
+    fn check(&self, target: &Target, namespace: &str) -> Result<(), String> {
+        let policy = &self.policy.targets;
+        match target {
+            Target::Hostname(host) => policy
+                .check_host(namespace, &host.name(), |name| self.store.link_of_host(name))
+                .map_err(|denied| format!("{host}: {denied}")),
+            Target::Addresses(addresses) => addresses.iter().try_for_each(|address| {
+                policy.check_address(*address).map_err(|denied| format!("{address}: {denied}"))
+            }),
+        }
+    }
+
+    /// Checks a fixed target, which must lie outside the zones of links.
+    fn check_fixed(&self, target: &Target, namespace: &str) -> Result<(), String> {
+        if let Target::Hostname(host) = target
+            && self.policy.targets.zones.iter().any(|zone| zone.zone_of(&host.name()))
+        {
+            return Err(format!("{host}: it lies in lb-linker's own zone"));
+        }
+        self.check(target, namespace)
+    }
+
+    /// Returns the part of an announced target that this replica's target policy allows.
+    pub(super) fn allowed(&self, announced: &Target, is_fixed: bool, namespace: &str) -> Option<Target> {
+        let checked = match announced {
+            Target::Addresses(_) => return self.policy.targets.allowed(announced.clone()),
+            Target::Hostname(_) if is_fixed => self.check_fixed(announced, namespace),
+            Target::Hostname(_) => self.check(announced, namespace),
+        };
+        checked.is_ok().then(|| announced.clone())
+    }
+}
+
+fn refused(reason: RefusalReason, message: String) -> Offer {
+    Offer { refusal: Some(Refusal { reason, message }), ..Offer::default() }
+}
+
+fn name_for(key: &ServiceKey, namespace: &str) -> String {
+    if key.namespace() == namespace { key.name().to_owned() } else { key.to_string() }
+}
+
+/// Returns the target of a source without a Service. The spec has been validated.
+fn fixed_target(source: &Source) -> Option<Target> {
+    if let Some(host) = &source.hostname {
+        return Some(Target::Hostname(Hostname::from(&host_name(host).ok()?)));
+    }
+    let addresses: Option<Box<[IpAddr]>> =
+        source.addresses.iter().flatten().map(|text| text.parse().ok()).collect();
+    addresses.filter(|addresses| !addresses.is_empty()).map(Target::Addresses)
+}

@@ -1,0 +1,295 @@
+//! The status of an ExternalTarget, between the form that the API server stores and the form that decisions use.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition as StoredCondition, Time};
+use serde_json::{Value, json};
+
+use crate::api::external_target::{MAX_DNS_NAME, MAX_SOURCES};
+use crate::api::status::{
+    self as stored, ExternalTargetStatus, MAX_CONDITIONS, MAX_DNS_NAMES, MAX_HISTORY, MAX_MESSAGE,
+    MAX_TARGET_ADDRESSES, MAX_WORD,
+};
+use crate::model::hostname::Hostname;
+use crate::model::link::Target;
+use crate::model::names::MAX_LABEL;
+use crate::sync::failover::status::{
+    AnnouncedTarget, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget, SourceState,
+    SourceStatus,
+};
+use crate::sync::k8s::service::host_name;
+
+/// The conditions in their order; without a type those that no decision contains.
+const CONDITIONS: [(&str, Option<ConditionType>); 6] = [
+    ("Accepted", Some(ConditionType::Accepted)),
+    ("Resolved", Some(ConditionType::Resolved)),
+    ("Progressing", Some(ConditionType::Progressing)),
+    ("Degraded", Some(ConditionType::Degraded)),
+    ("AlertsReady", None),
+    ("Ready", Some(ConditionType::Ready)),
+];
+
+/// The fields of the status, and of its target, that a patch sets or removes.
+const STATUS_FIELDS: [&str; 7] =
+    ["observedGeneration", "target", "sources", "history", "service", "dnsNames", "conditions"];
+const TARGET_FIELDS: [&str; 7] =
+    ["source", "hostname", "addresses", "display", "serviceUID", "since", "verified"];
+
+/// The maximum length of the name of the external target, with its namespace.
+const MAX_SERVICE: usize = 2 * MAX_LABEL + 1;
+
+/// What the status says beside the decision.
+#[derive(Clone, Copy, Debug)]
+pub struct Published<'a> {
+    /// The external target as `namespace/name`; empty while there is none.
+    pub service: &'a str,
+    /// The DNS names that lead to the target.
+    pub dns_names: &'a [String],
+}
+
+/// Returns the status as decisions use it. Other clients and other versions may have written it: what can't be read is
+/// left out. A target that can't be read isn't withdrawn: here it is missing, in `status` it isn't.
+#[must_use]
+pub fn read(status: &ExternalTargetStatus) -> FailoverStatus {
+    let mut sources: Vec<SourceStatus> = Vec::new();
+    for source in status.sources.iter().take(MAX_SOURCES) {
+        if !sources.iter().any(|known| known.name == source.name) {
+            sources.push(read_source(source));
+        }
+    }
+    let conditions = CONDITIONS.iter().filter_map(|(name, kind)| {
+        let condition = status.conditions.iter().find(|condition| condition.type_ == *name)?;
+        Some(read_condition((*kind)?, condition))
+    });
+    FailoverStatus {
+        observed_generation: status.observed_generation.unwrap_or_default(),
+        target: status.target.as_ref().and_then(read_announced),
+        sources,
+        history: status.history.iter().take(MAX_HISTORY).map(read_former).collect(),
+        conditions: conditions.collect(),
+    }
+}
+
+/// Returns the status as the API server stores it, within the limits of its schema.
+#[must_use]
+pub fn write(status: &FailoverStatus, published: &Published<'_>) -> ExternalTargetStatus {
+    let conditions = CONDITIONS.iter().filter_map(|(name, kind)| {
+        Some(write_condition(name, status.condition((*kind)?)?, status.observed_generation))
+    });
+    let dns_names = published.dns_names.iter().filter(|name| name.chars().count() <= MAX_DNS_NAME);
+    ExternalTargetStatus {
+        observed_generation: Some(status.observed_generation),
+        target: status.target.as_ref().map(write_announced),
+        sources: status.sources.iter().take(MAX_SOURCES).map(write_source).collect(),
+        history: status.history.iter().take(MAX_HISTORY).map(write_former).collect(),
+        service: cut(published.service, MAX_SERVICE),
+        dns_names: dns_names.take(MAX_DNS_NAMES).cloned().collect(),
+        conditions: conditions.collect(),
+    }
+}
+
+/// Returns a merge patch that makes the status of an object equal to `after`. A merge patch keeps what it doesn't name,
+/// so missing fields are set to null; fields of a later version stay. Lists are replaced: conditions that aren't ours
+/// are taken from `before`.
+#[must_use]
+pub fn merge_patch(
+    before: Option<&ExternalTargetStatus>,
+    after: &ExternalTargetStatus,
+    uid: &str,
+    resource_version: &str,
+) -> Value {
+    let mut conditions = after.conditions.clone();
+    for condition in before.into_iter().flat_map(|before| &before.conditions) {
+        let is_known = conditions.iter().any(|known| known.type_ == condition.type_);
+        let is_foreign = CONDITIONS.get(place(&condition.type_)).is_none_or(|(_, kind)| kind.is_none());
+        if is_foreign && !is_known && conditions.len() < MAX_CONDITIONS {
+            conditions.push(condition.clone());
+        }
+    }
+    conditions.sort_by_key(|condition| place(&condition.type_));
+    let mut status = json!(ExternalTargetStatus { conditions, ..after.clone() });
+    add_nulls(&mut status["target"], &TARGET_FIELDS);
+    add_nulls(&mut status, &STATUS_FIELDS);
+    json!({"metadata": {"uid": uid, "resourceVersion": resource_version}, "status": status})
+}
+
+/// Returns the part of a status that this program writes: without other conditions.
+#[must_use]
+pub fn own_part(status: &ExternalTargetStatus) -> ExternalTargetStatus {
+    let mut own = status.clone();
+    let is_ours = |condition: &StoredCondition| {
+        CONDITIONS.get(place(&condition.type_)).is_some_and(|(_, kind)| kind.is_some())
+    };
+    own.conditions.retain(is_ours);
+    own
+}
+
+/// Returns the place of a condition in the list; unknown conditions are the last ones.
+fn place(condition: &str) -> usize {
+    CONDITIONS.iter().position(|(name, _)| *name == condition).unwrap_or(CONDITIONS.len())
+}
+
+fn add_nulls(object: &mut Value, fields: &[&str]) {
+    for field in fields {
+        if let Some(object) = object.as_object_mut() {
+            object.entry(*field).or_insert(Value::Null);
+        }
+    }
+}
+
+/// Returns a text with at most `most` characters.
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some(_) => text.chars().take(most - 1).chain(['…']).collect(),
+        None => text.to_owned(),
+    }
+}
+
+/// Returns a time that the schema accepts: whole seconds since 1970.
+fn second(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second().max(0)).unwrap_or_default()
+}
+
+fn read_time(time: Option<&Time>) -> Timestamp {
+    time.map_or(Timestamp::UNIX_EPOCH, |time| second(time.0))
+}
+
+fn write_time(at: Timestamp) -> Time {
+    Time(second(at))
+}
+
+// === target ===
+
+fn read_announced(target: &stored::CurrentTarget) -> Option<AnnouncedTarget> {
+    Some(AnnouncedTarget {
+        source: target.source.clone(),
+        target: read_target(target)?,
+        uid: target.service_uid.as_deref().unwrap_or_default().into(),
+        since: read_time(target.since.as_ref()),
+        verified: target.verified,
+    })
+}
+
+fn read_target(target: &stored::CurrentTarget) -> Option<Target> {
+    if let Some(host) = target.hostname.as_deref().filter(|host| !host.is_empty()) {
+        return Some(Target::Hostname(Hostname::from(&host_name(host).ok()?)));
+    }
+    let mut known = HashSet::new();
+    let addresses = target.addresses.iter().take(MAX_TARGET_ADDRESSES);
+    let addresses = addresses.filter_map(|text| Some(text.parse::<IpAddr>().ok()?.to_canonical()));
+    let addresses: Box<[IpAddr]> = addresses.filter(|address| known.insert(*address)).collect();
+    (!addresses.is_empty()).then_some(Target::Addresses(addresses))
+}
+
+fn write_announced(announced: &AnnouncedTarget) -> stored::CurrentTarget {
+    let AnnouncedTarget { source, target, uid, since, verified } = announced;
+    let (hostname, addresses) = match target {
+        Target::Hostname(host) => (Some(host.to_string()), Vec::new()),
+        Target::Addresses(addresses) => {
+            (None, addresses.iter().take(MAX_TARGET_ADDRESSES).map(ToString::to_string).collect())
+        }
+    };
+    stored::CurrentTarget {
+        source: cut(source, MAX_LABEL),
+        hostname,
+        addresses,
+        display: cut(&target.to_string(), MAX_MESSAGE),
+        service_uid: (!uid.is_empty()).then(|| cut(&uid.to_string(), MAX_WORD)),
+        since: Some(write_time(*since)),
+        verified: *verified,
+    }
+}
+
+// === sources ===
+
+fn read_source(source: &stored::SourceStatus) -> SourceStatus {
+    let state = match source.state {
+        Some(stored::SourceState::Healthy) => SourceState::Healthy,
+        Some(stored::SourceState::Unhealthy) => SourceState::Unhealthy,
+        Some(stored::SourceState::Refused) => SourceState::Refused,
+        Some(stored::SourceState::Pending | stored::SourceState::Unknown(_)) | None => SourceState::Pending,
+    };
+    SourceStatus {
+        name: source.name.clone(),
+        state,
+        offers: (!source.offers.is_empty()).then(|| source.offers.clone()),
+        since: read_time(source.since.as_ref()),
+        message: source.message.clone(),
+    }
+}
+
+fn write_source(source: &SourceStatus) -> stored::SourceStatus {
+    let state = match source.state {
+        SourceState::Pending => stored::SourceState::Pending,
+        SourceState::Healthy => stored::SourceState::Healthy,
+        SourceState::Unhealthy => stored::SourceState::Unhealthy,
+        SourceState::Refused => stored::SourceState::Refused,
+    };
+    stored::SourceStatus {
+        name: cut(&source.name, MAX_LABEL),
+        state: Some(state),
+        offers: cut(source.offers.as_deref().unwrap_or_default(), MAX_MESSAGE),
+        since: Some(write_time(source.since)),
+        message: cut(&source.message, MAX_MESSAGE),
+    }
+}
+
+// === history ===
+
+fn read_former(former: &stored::FormerTarget) -> FormerTarget {
+    FormerTarget {
+        source: former.source.clone(),
+        display: former.display.clone(),
+        since: read_time(former.since.as_ref()),
+        until: read_time(former.until.as_ref()),
+        reason: former.reason.clone(),
+    }
+}
+
+fn write_former(former: &FormerTarget) -> stored::FormerTarget {
+    stored::FormerTarget {
+        source: cut(&former.source, MAX_LABEL),
+        display: cut(&former.display, MAX_MESSAGE),
+        since: Some(write_time(former.since)),
+        until: Some(write_time(former.until)),
+        reason: cut(&former.reason, MAX_WORD),
+    }
+}
+
+// === conditions ===
+
+fn read_condition(kind: ConditionType, condition: &StoredCondition) -> Condition {
+    let status = match &*condition.status {
+        "True" => ConditionStatus::True,
+        "False" => ConditionStatus::False,
+        _ => ConditionStatus::Unknown,
+    };
+    Condition {
+        kind,
+        status,
+        reason: condition.reason.clone(),
+        message: condition.message.clone(),
+        since: read_time(Some(&condition.last_transition_time)),
+    }
+}
+
+fn write_condition(name: &str, condition: &Condition, generation: i64) -> StoredCondition {
+    let status = match condition.status {
+        ConditionStatus::True => "True",
+        ConditionStatus::False => "False",
+        ConditionStatus::Unknown => "Unknown",
+    };
+    StoredCondition {
+        type_: name.to_owned(),
+        status: status.to_owned(),
+        reason: cut(&condition.reason, MAX_MESSAGE),
+        message: cut(&condition.message, MAX_MESSAGE),
+        last_transition_time: write_time(condition.since),
+        observed_generation: Some(generation),
+    }
+}

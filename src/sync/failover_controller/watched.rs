@@ -1,0 +1,403 @@
+//! The watch of ExternalTargets: every replica gives their links what `status.target` says.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures::StreamExt;
+use futures::stream::{AbortHandle, BoxStream, abortable};
+use tracing::{debug, info, warn};
+
+use super::departures::after;
+use super::leads::lead;
+use super::object::ObservedExternalTarget;
+use super::write::PERMISSION_HINT;
+use super::{FailoverController, Followed, sources_of};
+use crate::api::external_target::ExternalTarget;
+use crate::model::lead::Lead;
+use crate::model::link::{Link, LinkChange};
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
+use crate::sync::events::link_log::log_change;
+use crate::sync::events::{Reason, Regarding};
+use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
+use crate::sync::k8s::errors::{
+    ApiAvailability, ObjectErrors, WatchLog, describe, explain_watch, in_place, root_cause, watch_scopes,
+};
+use crate::sync::k8s::watch::{
+    Event, RequestQuery, WatchError, WatchItem, in_namespace, key_of, list_watch, readable,
+};
+use crate::sync::source::relist_guard::CONFIRM_AFTER;
+use crate::sync::source::selection::Selection;
+
+pub(super) type ScopedEvents = BoxStream<'static, (usize, WatchItem<ExternalTarget>)>;
+
+/// The watch of a namespace, or of all namespaces.
+#[derive(Debug)]
+pub(super) struct Scope {
+    namespace: Option<String>,
+    log: WatchLog,
+    list: HashMap<ServiceKey, Option<ObservedExternalTarget>>,
+    is_listed: bool,
+    /// Whether the permission to list was missing at the last try.
+    is_forbidden: bool,
+    /// The time of the list that has to confirm a suspicious one.
+    pub(super) confirm_at: Option<tokio::time::Instant>,
+    /// Ends the stream of events.
+    end: Option<AbortHandle>,
+}
+
+impl Scope {
+    pub(super) fn of(selection: &Selection, availability: &ApiAvailability) -> Vec<Self> {
+        let scope = |namespace: Option<&str>| {
+            let what = in_place("ExternalTargets", namespace);
+            Self {
+                namespace: namespace.map(ToOwned::to_owned),
+                log: WatchLog::new(availability.clone(), what, PERMISSION_HINT),
+                list: HashMap::new(),
+                is_listed: false,
+                is_forbidden: false,
+                confirm_at: None,
+                end: None,
+            }
+        };
+        watch_scopes(&selection.namespaces).map(scope).collect()
+    }
+
+    fn contains(&self, key: &ServiceKey) -> bool {
+        self.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
+    }
+
+    fn stop(&mut self) {
+        if let Some(end) = self.end.take() {
+            end.abort();
+        }
+        self.list.clear();
+        self.confirm_at = None;
+    }
+}
+
+impl FailoverController {
+    /// Returns whether all ExternalTargets are listed, except those that this process may not list.
+    pub(super) fn is_listed(&self) -> bool {
+        self.scopes.iter().all(|scope| scope.is_listed || scope.is_forbidden)
+    }
+
+    /// Processes the answer of discovery.
+    pub(super) fn on_discovery(&mut self, served: kube::Result<bool>) {
+        match served {
+            Ok(true) => {
+                self.error_log.recovered("the API server tells again whether it serves ExternalTargets");
+                for (key, departure) in self.departures.served() {
+                    self.end_lead(&key, &departure.uid, departure.since);
+                }
+                let idle = |number: &usize| self.scopes[*number].end.is_none();
+                let idle: Vec<usize> = (0..self.scopes.len()).filter(idle).collect();
+                idle.into_iter().for_each(|number| self.watch(number));
+            }
+            Ok(false) => {
+                self.error_log.recovered("the API server tells again whether it serves ExternalTargets");
+                let has_leads = self.context.store.links().iter().any(|link| link.led.is_some());
+                let is_news = self.departures.unserved_until().is_none() && has_leads;
+                for scope in &mut self.scopes {
+                    scope.stop();
+                    scope.is_listed = false;
+                }
+                if is_news {
+                    let delay = self.context.policy.withdrawal_delay;
+                    warn!(
+                        "the API server doesn't serve ExternalTargets any more; their targets stay for {delay:?}"
+                    );
+                }
+                self.departures.unserved(self.context.policy.withdrawal_delay);
+                for key in self.objects.keys().cloned().collect::<Vec<_>>() {
+                    self.forget(&key);
+                }
+                self.context.store.set_leads_known();
+            }
+            Err(error) => {
+                let sentence = describe(&error, "ask whether the API server serves ExternalTargets", "");
+                match &error {
+                    kube::Error::Api(status) => self.error_log.report(status.code, &sentence),
+                    _ => self.context.availability.report(&root_cause(&error)),
+                }
+            }
+        }
+    }
+
+    /// Starts to list and watch a scope.
+    fn watch(&mut self, number: usize) {
+        let scope = &mut self.scopes[number];
+        scope.stop();
+        let query = RequestQuery { namespace: scope.namespace.clone(), ..RequestQuery::default() };
+        let name = in_namespace("external-targets-watched", scope.namespace.as_deref());
+        let activity = self.context.staleness.watch(&name);
+        let events = list_watch::<ExternalTarget>(self.context.client.clone(), query, activity);
+        let (events, end) = abortable(events.map(move |item| (number, item)));
+        scope.end = Some(end);
+        self.events.push(events.boxed());
+    }
+
+    pub(super) fn confirm_lists(&mut self) {
+        let now = tokio::time::Instant::now();
+        for number in 0..self.scopes.len() {
+            if self.scopes[number].confirm_at.take_if(|at| *at <= now).is_some() {
+                self.watch(number);
+            }
+        }
+    }
+
+    pub(super) fn on_watch_item(&mut self, number: usize, item: WatchItem<ExternalTarget>) {
+        if let Err(error) = &item
+            && error.code() == 403
+        {
+            return self.forbidden(number, error);
+        }
+        let Some(event) = self.scopes[number].log.log_failure(item) else { return };
+        match event {
+            Event::ListBegins => self.scopes[number].list.clear(),
+            Event::Listed(object) => {
+                let key = key_of(&object);
+                let object = observed(object, &mut self.object_errors);
+                self.scopes[number].list.insert(key, object);
+            }
+            Event::ListEnds { .. } => self.take_list(number),
+            Event::Applied(object) => {
+                let key = key_of(&object);
+                self.departures.forget(&key);
+                if let Some(object) = observed(object, &mut self.object_errors) {
+                    self.applied(object);
+                }
+            }
+            Event::Deleted(object) => {
+                let key = key_of(&object);
+                let uid = Uid::from(
+                    object
+                        .0
+                        .as_ref()
+                        .map_or_else(
+                            |invalid| invalid.metadata.uid.as_deref(),
+                            |object| object.metadata.uid.as_deref(),
+                        )
+                        .unwrap_or_default(),
+                );
+                let is_known = self.objects.get(&key).is_none_or(|known| known.object.uid == uid);
+                if is_known {
+                    self.departures.add(key, uid, &self.context.client);
+                }
+            }
+        }
+    }
+
+    /// Logs once that a permission is missing. The next look at discovery starts the watch again.
+    fn forbidden(&mut self, number: usize, error: &WatchError) {
+        let scope = &mut self.scopes[number];
+        scope.stop();
+        scope.is_forbidden = true;
+        if !std::mem::replace(&mut self.is_forbidden_logged, true) {
+            let why = explain_watch(error, scope.log.what(), PERMISSION_HINT);
+            warn!("{why}; until then their external targets stay as they are");
+        }
+        self.settle_lists();
+    }
+
+    /// Applies a complete list. If it lacks too many ExternalTargets, their targets stay until another list lacks them,
+    /// too.
+    fn take_list(&mut self, number: usize) {
+        let list = std::mem::take(&mut self.scopes[number].list);
+        let scope = &mut self.scopes[number];
+        (scope.is_listed, scope.is_forbidden) = (true, false);
+        self.is_forbidden_logged = false;
+        let links = self.context.store.links();
+        let led = links.iter().filter(|link| link.led.is_some()).map(|link| link.key.clone());
+        let known: HashSet<ServiceKey> = self.objects.keys().cloned().chain(led).collect();
+        let missing: HashSet<ServiceKey> = known
+            .iter()
+            .filter(|key| self.scopes[number].contains(key) && !list.contains_key(*key))
+            .cloned()
+            .collect();
+        let scope = &mut self.scopes[number];
+        let within = |key: &ServiceKey| scope.contains(key);
+        let kept = self.relist_guard.keeps(known.len(), &missing, within, Instant::now());
+        scope.confirm_at = after(CONFIRM_AFTER).filter(|_| !kept.is_empty());
+        if !kept.is_empty() {
+            warn!(
+                "{} of {} ExternalTargets are missing from the API server's new list: it isn't believed before another \
+                 one, in {CONFIRM_AFTER:?}, agrees; until then they stay as they were",
+                kept.len(),
+                known.len()
+            );
+        }
+        for object in list.into_values().flatten() {
+            self.departures.forget(&object.key);
+            self.applied(object);
+        }
+        for key in missing.difference(&kept) {
+            let uid = self.objects.get(key).map(|known| known.object.uid.clone());
+            let led = || self.context.store.get(key)?.led.as_ref().map(|led| led.lead.uid.clone());
+            let uid = uid.or_else(led).unwrap_or_default();
+            self.departures.add(key.clone(), uid, &self.context.client);
+        }
+        self.settle_lists();
+    }
+
+    fn settle_lists(&mut self) {
+        if self.is_listed() && !self.context.store.are_leads_known() {
+            if !self.objects.is_empty() {
+                info!("ready: ExternalTargets: {}", self.objects.len());
+            }
+            self.context.store.set_leads_known();
+        }
+        self.on_leadership();
+    }
+
+    /// Takes over a version of an ExternalTarget.
+    pub(super) fn applied(&mut self, object: ObservedExternalTarget) {
+        let key = object.key.clone();
+        let before = self.objects.remove(&key);
+        if let Some(before) = &before {
+            self.unindex(before);
+        }
+        let is_same = before.as_ref().is_some_and(|before| before.object.uid == object.uid);
+        if !is_same {
+            self.leader.forget(&key);
+        }
+        self.leader.observed(&object, before.as_ref().filter(|_| is_same).map(|before| &before.object));
+        let inherited = match before.filter(|_| is_same) {
+            Some(before) => before.inherited,
+            // The external target records the DNS names that a Service had that is gone by now.
+            None => self.provisional(&key).map(|lead| lead.annotations).unwrap_or_default(),
+        };
+        self.objects.insert(key.clone(), Followed { object, inherited, former_source: None });
+        self.lead(&key);
+        self.index(&key);
+        self.leader.changed(&key);
+        self.queue(&key);
+        self.count();
+    }
+
+    /// Returns the lead that the external target alone has given.
+    pub(super) fn provisional(&self, key: &ServiceKey) -> Option<Lead> {
+        let link = self.context.store.get(key)?;
+        link.lead().filter(|lead| lead.is_provisional).cloned()
+    }
+
+    fn index(&mut self, key: &ServiceKey) {
+        let Some(followed) = self.objects.get(key) else { return };
+        for service in followed.object.services().chain(followed.former_source.clone()) {
+            self.by_service.entry(service).or_default().insert(key.clone());
+        }
+    }
+
+    fn unindex(&mut self, followed: &Followed) {
+        for service in followed.object.services().chain(followed.former_source.clone()) {
+            if let Some(objects) = self.by_service.get_mut(&service) {
+                objects.remove(&followed.object.key);
+                if objects.is_empty() {
+                    self.by_service.remove(&service);
+                }
+            }
+        }
+    }
+
+    /// Gives the link of an ExternalTarget what its status says.
+    pub(super) fn lead(&mut self, key: &ServiceKey) {
+        let provisional = self.provisional(key);
+        let Some(followed) = self.objects.get_mut(key) else { return };
+        let policy = Arc::clone(&self.context.hostname_policy.borrow());
+        let sources = sources_of(&self.context, &policy);
+        if followed.object.has_own_service()
+            && let Some(own) = sources.service(key, None)
+        {
+            followed.inherited = own.annotations;
+        }
+        let uid = followed.object.status.target.as_ref().and_then(|target| target.service_uid.as_deref());
+        let uid = uid.map(Uid::from).filter(|uid| !uid.is_empty());
+        let is_listed = |uid: &Uid| {
+            followed
+                .object
+                .services()
+                .any(|key| sources.service(&key, None).is_some_and(|known| known.uid == *uid))
+        };
+        followed.former_source = uid.filter(|uid| !is_listed(uid)).and_then(|uid| sources.key_of(&uid));
+        let lead = lead(&followed.object, &sources, &followed.inherited, provisional.as_ref());
+        let version = followed.object.revision();
+        if let Some(change) = self.context.store.lead(key, lead, version) {
+            self.report(&change);
+        }
+    }
+
+    fn report(&self, change: &LinkChange) {
+        if !self.context.store.is_synced() {
+            // A line for each link of the first list would bury everything else.
+            return debug!("{change}");
+        }
+        log_change(&self.context.telemetry, change);
+        let is_led = |link: &Option<Arc<Link>>| link.as_ref().is_some_and(|link| link.lead().is_some());
+        let service = change.after.as_ref().and_then(|link| link.service().cloned());
+        if let Some(service) = service.filter(|service| !service.uid.is_empty() && !service.is_gone())
+            && is_led(&change.after)
+            && !is_led(&change.before)
+        {
+            let note = format!("ExternalTarget {} leads the link of this Service from now on", change.key);
+            let regarding = Regarding::new(&change.key, &service.uid.to_string());
+            self.context.telemetry.recorder.record(regarding, Reason::Led, &note);
+        }
+    }
+
+    /// Ends the lead of an ExternalTarget that is deleted.
+    fn end_lead(&mut self, key: &ServiceKey, uid: &Uid, since: Instant) {
+        if self.objects.get(key).is_some_and(|known| known.object.uid != *uid) {
+            return;
+        }
+        self.forget(key);
+        if let Some(change) = self.context.store.end_lead(key, None, since) {
+            self.report(&change);
+        }
+    }
+
+    /// Ends all leads: the API server hasn't served ExternalTargets for `--delete-delay`.
+    pub(super) fn end_all_leads(&mut self) {
+        let Some(since) = self.departures.end_wait() else { return };
+        for link in self.context.store.links().iter().filter(|link| link.led.is_some()) {
+            if let Some(change) = self.context.store.end_lead(&link.key, None, since) {
+                self.report(&change);
+            }
+        }
+    }
+
+    /// Forgets an ExternalTarget; its lead stays.
+    fn forget(&mut self, key: &ServiceKey) {
+        if let Some(followed) = self.objects.remove(key) {
+            self.unindex(&followed);
+        }
+        self.object_errors.set(key, None);
+        self.leader.forget(key);
+        self.context.metrics.remove(key);
+        self.count();
+    }
+
+    /// Counts the ExternalTargets by what they announce.
+    pub(super) fn count(&self) {
+        let mut numbers = [("verified", 0), ("unverified", 0), ("none", 0)];
+        for followed in self.objects.values() {
+            let target = followed.object.status.target.as_ref();
+            let state = target.map_or(2, |target| usize::from(!target.verified));
+            numbers[state].1 += 1;
+        }
+        for (state, number) in numbers {
+            self.context.metrics.targets.with_label_values(&[state]).set(number);
+        }
+    }
+}
+
+/// Returns the object, or reports why it can't be read: then it counts as it was.
+fn observed(
+    object: RawDeserializeGuard<ExternalTarget>,
+    object_errors: &mut ObjectErrors,
+) -> Option<ObservedExternalTarget> {
+    let key = key_of(&object);
+    let object = ObservedExternalTarget::new(readable(object, object_errors)?);
+    object_errors.set(&key, object.invalid.as_ref().map(|invalid| invalid.message.clone()));
+    Some(object)
+}

@@ -1,0 +1,84 @@
+//! The load balancers that are not selected: they have no link, but ExternalTargets may have them as sources. And a feed
+//! of the Services that have changed, selected or not.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::broadcast;
+
+use crate::model::link::ObservedService;
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
+
+/// Capacity of the feed of changed Services. A subscriber that falls behind has to look at all.
+const FEED_CAPACITY: usize = 1024;
+
+#[derive(Debug)]
+pub struct UnselectedServices {
+    services: Mutex<HashMap<ServiceKey, Arc<ObservedService>>>,
+    feed: broadcast::Sender<ServiceKey>,
+}
+
+impl Default for UnselectedServices {
+    fn default() -> Self {
+        Self { services: Mutex::default(), feed: broadcast::Sender::new(FEED_CAPACITY) }
+    }
+}
+
+impl UnselectedServices {
+    #[must_use]
+    pub fn get(&self, key: &ServiceKey) -> Option<Arc<ObservedService>> {
+        self.services.lock().get(key).cloned()
+    }
+
+    /// Returns the Service with this uid.
+    #[must_use]
+    pub fn with_uid(&self, uid: &Uid) -> Option<Arc<ObservedService>> {
+        self.services.lock().values().find(|service| service.uid == *uid).cloned()
+    }
+
+    /// Subscribes to the keys of Services, selected or not, that have changed.
+    #[must_use]
+    pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {
+        self.feed.subscribe()
+    }
+
+    pub(super) fn insert(&self, service: ObservedService) {
+        let key = service.key.clone();
+        self.services.lock().insert(key.clone(), Arc::new(service));
+        self.changed(&key);
+    }
+
+    /// Records that a Service has become a link, or is gone.
+    pub(super) fn remove(&self, key: &ServiceKey) {
+        self.services.lock().remove(key);
+        self.changed(key);
+    }
+
+    /// Replaces the Services of a namespace (`None`: of all namespaces) by a complete list.
+    pub(super) fn replace(&self, namespace: Option<&str>, list: Vec<ObservedService>) {
+        let mut services = self.services.lock();
+        let is_outside = |key: &ServiceKey| namespace.is_some_and(|namespace| key.namespace() != namespace);
+        let mut former = std::mem::take(&mut *services);
+        for service in list {
+            if former.remove(&service.key).as_deref() != Some(&service) {
+                self.changed(&service.key);
+            }
+            services.insert(service.key.clone(), Arc::new(service));
+        }
+        for (key, service) in former {
+            if is_outside(&key) {
+                services.insert(key, service);
+            } else {
+                self.changed(&key);
+            }
+        }
+    }
+
+    /// Reports a change of a Service.
+    pub(super) fn changed(&self, key: &ServiceKey) {
+        // The send fails if there are no subscribers, which is fine.
+        let _ = self.feed.send(key.clone());
+    }
+}

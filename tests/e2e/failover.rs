@@ -1,0 +1,376 @@
+//! ExternalTargets: names that fail over, and move only to what works.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::ResponseCode;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use lb_linker::api::external_target::ExternalTarget;
+use lb_linker::api::status::ExternalTargetStatus;
+use serde_json::{Value, json};
+use tokio::time::{interval, sleep};
+
+use crate::harness::audit::AuditEvent;
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::{FaultyUpstream, absence, address, answers, error, short};
+use crate::harness::linker::Linker;
+use crate::harness::{apply_deploy, deploy, eventually};
+use crate::recreation::wait_for_external_target;
+
+/// Upstream resolvers whose names can be switched off.
+struct Upstream {
+    resolver: FaultyUpstream,
+    dead: Arc<Mutex<HashSet<String>>>,
+}
+
+impl Upstream {
+    /// All names have the address 192.0.2.1, except those that `dead` lists: they don't exist. `*` makes the resolver
+    /// answer SERVFAIL.
+    async fn start(dead: &[&str]) -> Self {
+        let dead: Arc<Mutex<HashSet<String>>> =
+            Arc::new(Mutex::new(dead.iter().map(ToString::to_string).collect()));
+        let names = Arc::clone(&dead);
+        let resolver = FaultyUpstream::start(move |asked, _| {
+            let name = asked.queries[0].name().to_string();
+            let dead = names.lock().unwrap();
+            vec![match () {
+                () if dead.contains("*") => error(asked, ResponseCode::ServFail),
+                () if dead.contains(name.trim_end_matches('.')) => absence(asked, ResponseCode::NXDomain),
+                () => address(asked, 1, 5),
+            }]
+        })
+        .await;
+        Self { resolver, dead }
+    }
+
+    fn kill(&self, name: &str) {
+        self.dead.lock().unwrap().insert(name.to_owned());
+    }
+
+    fn revive(&self, name: &str) {
+        self.dead.lock().unwrap().remove(name);
+    }
+}
+
+/// A control plane of its own with ExternalTargets, and namespaces shop and shop-dr.
+struct Shop {
+    plane: ControlPlane,
+    cluster: Cluster,
+    upstream: Upstream,
+}
+
+impl Shop {
+    async fn open(dead: &[&str]) -> Self {
+        let plane = ControlPlane::start(Options::default());
+        apply_deploy(&plane);
+        install(&plane);
+        for namespace in ["shop", "shop-dr"] {
+            plane.kubectl(&["create", "namespace", namespace]);
+        }
+        let (cluster, upstream) = (plane.cluster().await, Upstream::start(dead).await);
+        Self { plane, cluster, upstream }
+    }
+
+    async fn linker(&self, args: &[&str]) -> Linker {
+        let upstream = self.upstream.resolver.address.to_string();
+        let linker =
+            Linker::in_cluster(&self.plane, "external-targets", &[&["--upstream", &upstream], args].concat());
+        linker.ready().await;
+        linker
+    }
+
+    async fn load_balancer(&self, namespace: &str, name: &str, host: &str) {
+        self.cluster.create_load_balancer(namespace, name).await;
+        self.cluster.set_ingress(namespace, name, &[Ingress::Hostname(host)]).await;
+    }
+
+    fn targets(&self) -> Api<ExternalTarget> {
+        Api::namespaced(self.cluster.client.clone(), "shop")
+    }
+
+    async fn create(&self, name: &str, spec: Value) {
+        let object = ExternalTarget::new(name, serde_json::from_value(spec).unwrap());
+        self.targets().create(&PostParams::default(), &object).await.unwrap();
+    }
+
+    async fn status(&self, name: &str) -> ExternalTargetStatus {
+        self.targets().get(name).await.unwrap().status.unwrap_or_default()
+    }
+
+    /// Waits until an ExternalTarget announces this target.
+    async fn announces(&self, name: &str, display: &str) -> ExternalTargetStatus {
+        let look = || async {
+            let status = self.status(name).await;
+            let target = status.target.as_ref().map(|target| target.display.as_str());
+            (target == Some(display)).then_some(status)
+        };
+        eventually(&format!("ExternalTarget {name} announces {display}"), look).await
+    }
+
+    /// Waits until a condition has this status, and returns its reason.
+    async fn condition(&self, name: &str, kind: &str, status: &str) -> String {
+        let look = || async {
+            let conditions = self.status(name).await.conditions;
+            let condition = conditions.into_iter().find(|condition| condition.type_ == kind)?;
+            (condition.status == status).then_some(condition.reason)
+        };
+        eventually(&format!("condition {kind} of {name} is {status}"), look).await
+    }
+
+    async fn uid_of_external_target(&self, name: &str) -> String {
+        let service = self.cluster.get_service("external-targets", name).await.unwrap();
+        service.metadata.uid.unwrap()
+    }
+}
+
+/// Installs the CRD, with the permissions of lb-linker.
+fn install(plane: &ControlPlane) {
+    plane.kubectl(&["apply", "-f", deploy().join("crd").to_str().unwrap()]);
+    let name = "crd/externaltargets.linker.hsj.com";
+    plane.kubectl(&["wait", "--for=condition=Established", "--timeout=180s", name]);
+}
+
+/// Checks that answers stay as they are for some seconds.
+async fn stays(linkers: &[&Linker], question: &str, expected: &str, seconds: u64) {
+    let (end, mut tick) =
+        (Instant::now() + Duration::from_secs(seconds), interval(Duration::from_millis(200)));
+    while Instant::now() < end {
+        tick.tick().await;
+        for linker in linkers {
+            assert_eq!(short(linker.dns, question).await, expected);
+        }
+    }
+}
+
+/// A check with the shortest period.
+fn quick() -> Value {
+    json!({"periodSeconds": 5, "timeoutSeconds": 1, "failureThreshold": 2, "successThreshold": 1})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crd_installed_under_a_running_program_is_followed() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    plane.kubectl(&["create", "namespace", "shop"]);
+    let upstream = Upstream::start(&[]).await;
+    let address = upstream.resolver.address.to_string();
+    let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", &address]);
+    linker.ready().await;
+    let cluster = plane.cluster().await;
+    cluster.create_load_balancer("shop", "web").await;
+    cluster.set_ingress("shop", "web", &[Ingress::Hostname("a.example.com")]).await;
+    answers(linker.dns, "web-shop.lb.internal. CNAME", "a.example.com.").await;
+    let asked = |event: &AuditEvent| {
+        let uri = event.uri.split('?').next().unwrap_or_default().to_owned();
+        let is_ours = uri.contains("linker.hsj.com") && event.user.contains("lb-linker");
+        is_ours.then(|| (event.verb.clone(), uri))
+    };
+    let asked: HashSet<_> = plane.audit_events().iter().filter_map(asked).collect();
+    assert_eq!(asked, [("get".to_owned(), "/apis/linker.hsj.com/v1alpha1".to_owned())].into());
+
+    install(&plane);
+    let shop = Shop { cluster, upstream, plane };
+    shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "web"}}]})).await;
+    let waited = Instant::now();
+    let ready =
+        shop.plane.try_kubectl(&["wait", "--for=condition=Ready", "--timeout=45s", "xt/web", "-n", "shop"]);
+    if ready.is_err() {
+        panic!("{:#?}", shop.status("web").await);
+    }
+    println!("Ready after {:?}", waited.elapsed());
+    let table = shop.plane.kubectl(&["get", "xt", "-n", "shop", "-o", "wide"]);
+    println!("{table}");
+    assert!(table.lines().nth(1).unwrap().contains("external-targets/web-shop-ext"), "{table}");
+    let status = shop.status("web").await;
+    assert_eq!(status.service, "external-targets/web-shop-ext");
+    assert_eq!(status.dns_names, ["web-shop.lb.internal", "web.shop.lb.internal"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn takeover_and_return_keep_the_external_target() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "a.example.com").await;
+    let linker = shop.linker(&[]).await;
+    let name = "web-shop-ext";
+    wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
+    let uid = shop.uid_of_external_target(name).await;
+
+    let asking = async {
+        let mut tick = interval(Duration::from_millis(2));
+        loop {
+            tick.tick().await;
+            let answer = short(linker.dns, "web.shop.lb.internal. CNAME").await;
+            assert!(["a.example.com.", "b.example.com."].contains(&&*answer), "{answer}");
+        }
+    };
+    let moving = async {
+        let sources = json!([{"name": "seoul", "service": {"name": "web"}}, {"name": "fixed", "hostname": "b.example.com"}]);
+        shop.create("web", json!({"sources": sources, "check": quick()})).await;
+        shop.announces("web", "a.example.com").await;
+        assert_eq!(shop.condition("web", "Ready", "True").await, "TargetVerified");
+        let pin = Patch::Merge(json!({"spec": {"pin": "fixed"}}));
+        shop.targets().patch("web", &PatchParams::default(), &pin).await.unwrap();
+        shop.announces("web", "b.example.com").await;
+        wait_for_external_target(&shop.cluster, "external-targets", name, "b.example.com").await;
+        let service = shop.cluster.get_service("external-targets", name).await.unwrap();
+        assert!(service.metadata.annotations.unwrap().contains_key("linker.hsj.com/external-target-uid"));
+        shop.targets().delete("web", &DeleteParams::default()).await.unwrap();
+        wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
+        answers(linker.dns, "web.shop.lb.internal. CNAME", "a.example.com.").await;
+    };
+    tokio::select! {
+        () = moving => {}
+        () = asking => {}
+    }
+    assert_eq!(shop.uid_of_external_target(name).await, uid);
+    let service = shop.cluster.get_service("external-targets", name).await.unwrap();
+    assert!(!service.metadata.annotations.unwrap().contains_key("linker.hsj.com/external-target-uid"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_target_is_announced_when_it_resolves() {
+    let shop = Shop::open(&["new.example.com"]).await;
+    shop.load_balancer("shop", "web", "old.example.com").await;
+    let first = shop.linker(&[]).await;
+    let second = shop.linker(&[]).await;
+    let both = [&first, &second];
+    shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "web"}}]})).await;
+    shop.announces("web", "old.example.com").await;
+    shop.condition("web", "Ready", "True").await;
+
+    shop.cluster.set_ingress("shop", "web", &[Ingress::Hostname("new.example.com")]).await;
+    let question = "web.shop.lb.internal. CNAME";
+    stays(&both, question, "old.example.com.", 12).await;
+    assert_eq!(shop.condition("web", "Progressing", "True").await, "WaitsForTarget");
+    let object = shop.cluster.get_service("external-targets", "web-shop-ext").await.unwrap();
+    assert_eq!(object.spec.unwrap().external_name.as_deref(), Some("old.example.com"));
+    shop.upstream.revive("new.example.com");
+    let revived = Instant::now();
+    for linker in both {
+        answers(linker.dns, question, "new.example.com.").await;
+    }
+    wait_for_external_target(&shop.cluster, "external-targets", "web-shop-ext", "new.example.com").await;
+    println!("announced after {:?}", revived.elapsed());
+    let status = shop.announces("web", "new.example.com").await;
+    assert!(status.target.unwrap().verified);
+    assert_eq!(
+        (&*status.history[0].display, &*status.history[0].reason),
+        ("old.example.com", "TargetChanged")
+    );
+
+    // With the old target dead as well, the new one is announced unverified after maxWaitSeconds.
+    let patch = Patch::Merge(json!({"spec": {"cutover": {"maxWaitSeconds": 10}, "check": quick()}}));
+    shop.targets().patch("web", &PatchParams::default(), &patch).await.unwrap();
+    for name in ["new.example.com", "newer.example.com"] {
+        shop.upstream.kill(name);
+    }
+    let begun = Instant::now();
+    shop.cluster.set_ingress("shop", "web", &[Ingress::Hostname("newer.example.com")]).await;
+    let status = shop.announces("web", "newer.example.com").await;
+    println!("announced unverified after {:?}", begun.elapsed());
+    assert!(begun.elapsed() >= Duration::from_secs(9));
+    assert!(!status.target.unwrap().verified);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_target_is_replaced_until_it_works_again() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "seoul.example.com").await;
+    shop.load_balancer("shop-dr", "web", "busan.example.com").await;
+    let linker = shop.linker(&[]).await;
+    let sources = json!([
+        {"name": "seoul", "service": {"name": "web"}},
+        {"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}},
+    ]);
+    let failback = json!({"afterSeconds": 2});
+    shop.create("web", json!({"sources": sources, "check": quick(), "failback": failback})).await;
+    shop.announces("web", "seoul.example.com").await;
+    assert_eq!(shop.condition("web", "Accepted", "False").await, "RefNotPermitted");
+    let grant = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "shop"}}});
+    shop.cluster.patch_service("shop-dr", "web", grant).await;
+    shop.condition("web", "Accepted", "True").await;
+    let is_ready = || async {
+        let sources = shop.status("web").await.sources;
+        sources.iter().all(|source| source.message.is_empty()).then_some(())
+    };
+    eventually("both sources are healthy", is_ready).await;
+
+    let killed = Instant::now();
+    shop.upstream.kill("seoul.example.com");
+    shop.announces("web", "busan.example.com").await;
+    println!("failed over after {:?}", killed.elapsed());
+    answers(linker.dns, "web.shop.lb.internal. CNAME", "busan.example.com.").await;
+    wait_for_external_target(&shop.cluster, "external-targets", "web-shop-ext", "busan.example.com").await;
+    assert_eq!(shop.condition("web", "Degraded", "True").await, "FailedOver");
+    assert!(shop.plane.event_reasons("shop").contains(&"FailedOver".to_owned()));
+
+    // A revoked grant withdraws the target at once; seoul doesn't work.
+    shop.upstream.revive("seoul.example.com");
+    // The brake allows a move back a minute after the failover.
+    shop.announces("web", "seoul.example.com").await;
+    println!("failed back after {:?}", killed.elapsed());
+    shop.upstream.kill("*");
+    stays(&[&linker], "web.shop.lb.internal. CNAME", "seoul.example.com.", 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn withdrawn_and_deleted_targets_are_those_of_deleted_services() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop-dr", "web", "busan.example.com").await;
+    let grant = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "shop"}}});
+    shop.cluster.patch_service("shop-dr", "web", grant).await;
+    let linker = shop.linker(&["--delete-delay", "1s"]).await;
+    let sources = json!([{"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}}]);
+    shop.create("web", json!({"sources": sources})).await;
+    let question = "web.shop.lb.internal. CNAME";
+    answers(linker.dns, question, "busan.example.com.").await;
+    let name = "web-shop-ext";
+    wait_for_external_target(&shop.cluster, "external-targets", name, "busan.example.com").await;
+
+    let revoke = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": null}}});
+    shop.cluster.patch_service("shop-dr", "web", revoke).await;
+    answers(linker.dns, question, "No Error").await;
+    let is_gone =
+        || async { shop.cluster.get_service("external-targets", name).await.is_none().then_some(()) };
+    eventually("the external target is removed", is_gone).await;
+    assert_eq!(shop.condition("web", "Ready", "False").await, "RefNotPermitted");
+
+    let grant = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "shop"}}});
+    shop.cluster.patch_service("shop-dr", "web", grant).await;
+    answers(linker.dns, question, "busan.example.com.").await;
+    wait_for_external_target(&shop.cluster, "external-targets", name, "busan.example.com").await;
+    shop.targets().delete("web", &DeleteParams::default()).await.unwrap();
+    eventually("the external target is removed", is_gone).await;
+    answers(linker.dns, question, "Non-Existent Domain").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn targets_outlive_the_crd_and_a_missing_permission() {
+    let shop = Shop::open(&[]).await;
+    let mut linker = shop.linker(&["--delete-delay", "5s"]).await;
+    shop.create("web", json!({"sources": [{"name": "fixed", "hostname": "a.example.com"}]})).await;
+    let (question, name) = ("web.shop.lb.internal. CNAME", "web-shop-ext");
+    answers(linker.dns, question, "a.example.com.").await;
+    wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
+    let uid = shop.uid_of_external_target(name).await;
+
+    // Without the permission to list ExternalTargets, DNS answers as the external target points.
+    linker.stop();
+    shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-crd"]);
+    let linker = shop.linker(&["--delete-delay", "5s"]).await;
+    linker.line("deploy/crd/").await;
+    stays(&[&linker], question, "a.example.com.", 7).await;
+    assert_eq!(shop.uid_of_external_target(name).await, uid);
+
+    install(&shop.plane);
+    shop.plane.kubectl(&["delete", "crd", "externaltargets.linker.hsj.com"]);
+    linker.line("doesn't serve ExternalTargets any more").await;
+    stays(&[&linker], question, "a.example.com.", 3).await;
+    let is_gone =
+        || async { shop.cluster.get_service("external-targets", name).await.is_none().then_some(()) };
+    eventually("the external target is removed", is_gone).await;
+    sleep(Duration::ZERO).await;
+}
