@@ -44,14 +44,13 @@ use super::source::selection::Selection;
 use super::source::unselected::UnselectedServices;
 use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::link::Annotations;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use checks::CheckDns;
 use departures::Departures;
 use leader::Leader;
 use metrics::FailoverMetrics;
-use object::ObservedExternalTarget;
+use object::Followed;
 use sources::Sources;
 use watched::{Scope, ScopedEvents};
 
@@ -92,16 +91,6 @@ pub struct FailoverContext {
     pub rewinds: Rewinds,
     /// The namespaces with a complete list of load balancers.
     pub links_listed: watch::Receiver<LinkLists>,
-}
-
-/// An ExternalTarget, and what every replica knows about it.
-#[derive(Debug)]
-struct Followed {
-    object: ObservedExternalTarget,
-    /// The settings of the Service of the same name, as it was seen last as a source.
-    inherited: Annotations,
-    /// The Service whose target is announced, if the spec doesn't list it.
-    former_source: Option<ServiceKey>,
 }
 
 struct FailoverController {

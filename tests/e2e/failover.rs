@@ -10,7 +10,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use lb_linker::api::external_target::ExternalTarget;
 use lb_linker::api::status::ExternalTargetStatus;
 use serde_json::{Value, json};
-use tokio::time::{interval, sleep};
+use tokio::time::interval;
 
 use crate::harness::audit::AuditEvent;
 use crate::harness::cluster::{Cluster, Ingress};
@@ -348,6 +348,28 @@ async fn withdrawn_and_deleted_targets_are_those_of_deleted_services() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn target_stays_when_the_status_is_lost() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "a.example.com").await;
+    let linker = shop.linker(&[]).await;
+    let sources = json!([
+        {"name": "seoul", "service": {"name": "web"}},
+        {"name": "fixed", "hostname": "b.example.com"},
+    ]);
+    shop.create("web", json!({"sources": sources, "pin": "fixed"})).await;
+    let question = "web.shop.lb.internal. CNAME";
+    answers(linker.dns, question, "b.example.com.").await;
+    let unpin = Patch::Merge(json!({"spec": {"pin": null}}));
+    shop.targets().patch("web", &PatchParams::default(), &unpin).await.unwrap();
+    // No check can help.
+    shop.upstream.kill("*");
+    let lost = Patch::Merge(json!({"status": null}));
+    shop.targets().patch_status("web", &PatchParams::default(), &lost).await.unwrap();
+    stays(&[&linker], question, "b.example.com.", 5).await;
+    shop.announces("web", "b.example.com").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn targets_outlive_the_crd_and_a_missing_permission() {
     let shop = Shop::open(&[]).await;
     let mut linker = shop.linker(&["--delete-delay", "5s"]).await;
@@ -372,5 +394,4 @@ async fn targets_outlive_the_crd_and_a_missing_permission() {
     let is_gone =
         || async { shop.cluster.get_service("external-targets", name).await.is_none().then_some(()) };
     eventually("the external target is removed", is_gone).await;
-    sleep(Duration::ZERO).await;
 }

@@ -27,6 +27,10 @@ pub(super) struct Departure {
 pub(super) struct Departures {
     waiting: HashMap<ServiceKey, Departure>,
     look: Option<BoxFuture<'static, kube::Result<bool>>>,
+    /// When the last look began.
+    began: Option<std::time::Instant>,
+    /// Whether the API server has answered a look.
+    is_answered: bool,
     /// When the next look is due, because the last one has failed.
     look_due: Option<Instant>,
     /// Since when the API server doesn't serve ExternalTargets, and until when their last targets stay.
@@ -34,8 +38,7 @@ pub(super) struct Departures {
 }
 
 impl Departures {
-    /// Records that an ExternalTarget was deleted, and looks at discovery: a look that is under way may have been
-    /// answered before.
+    /// Records that an ExternalTarget was deleted, and looks at discovery.
     pub(super) fn add(&mut self, key: ServiceKey, uid: Uid, client: &Client) {
         self.waiting.insert(key, Departure { uid, since: std::time::Instant::now() });
         self.look(client);
@@ -48,7 +51,10 @@ impl Departures {
 
     pub(super) fn look(&mut self, client: &Client) {
         self.look_due = None;
-        self.look = Some(discovery::is_served(client.clone()).boxed());
+        if self.look.is_none() {
+            self.began = Some(std::time::Instant::now());
+            self.look = Some(discovery::is_served(client.clone()).boxed());
+        }
     }
 
     /// Waits for the answer of a look; for ever if none is under way.
@@ -56,7 +62,8 @@ impl Departures {
         let Some(look) = &mut self.look else { return pending().await };
         let served = look.await;
         self.look = None;
-        if served.is_err() {
+        self.is_answered |= matches!(served, Ok(_) | Err(kube::Error::Api(_)));
+        if served.is_err() && (!self.waiting.is_empty() || !self.is_answered) {
             self.look_due = after(RETRY_INTERVAL);
         }
         served
@@ -67,10 +74,15 @@ impl Departures {
         self.look_due
     }
 
-    /// Processes that the API server serves ExternalTargets. Returns those that are deleted.
+    /// Processes that the API server serves ExternalTargets. Returns those that were deleted before the look began;
+    /// another look is due for the rest.
     pub(super) fn served(&mut self) -> HashMap<ServiceKey, Departure> {
         self.unserved = None;
-        std::mem::take(&mut self.waiting)
+        let began = self.began;
+        let is_before = |departure: &Departure| began.is_some_and(|began| departure.since <= began);
+        let departed = self.waiting.extract_if(|_, departure| is_before(departure)).collect();
+        self.look_due = after(Duration::ZERO).filter(|_| !self.waiting.is_empty());
+        departed
     }
 
     /// Processes that the API server doesn't serve ExternalTargets: their last targets stay for `delay`.

@@ -16,11 +16,11 @@ use tracing::{error, info, warn};
 use super::check_queue::{CheckKey, CheckQueue};
 use super::checks::{CheckEnd, DnsCheck, check};
 use super::leads::annotations;
-use super::object::ObservedExternalTarget;
+use super::object::{Followed, ObservedExternalTarget};
 use super::status_format::{Published, merge_patch, own_part, read, write};
 use super::write::{StatusWrite, patch_status};
 use super::write_budget::WriteBudget;
-use super::{FailoverController, Followed, sources_of};
+use super::{FailoverController, sources_of};
 use crate::api::status::ExternalTargetStatus;
 use crate::model::lead::{Announcement, Lead};
 use crate::model::link::{Link, Target};
@@ -53,6 +53,8 @@ const MAX_WRITES: usize = 16;
 const MAX_ROUNDS: usize = 3;
 /// The time that the external target has to follow a new target before the ExternalTarget isn't Ready.
 const WRITE_LAG: Duration = Duration::from_secs(10);
+/// The time after which an ExternalTarget is looked at again whose sources aren't all listed yet.
+const LIST_WAIT: Duration = Duration::from_secs(5);
 /// The longest timer: wall clock times are compared again after it, because the clock may have been set.
 const MAX_TIMER: Duration = Duration::from_secs(60);
 /// Maximum number of ExternalTargets with metrics of their own.
@@ -222,7 +224,7 @@ impl FailoverController {
         let Some(followed) = self.objects.get(key) else { return };
         let object = &followed.object;
         if !self.may_decide(object) {
-            return;
+            return self.leader.work_queue.add_after(key.clone(), LIST_WAIT);
         }
         let (now, all) = (Timestamp::now(), self.objects.len());
         if now < self.leader.now {
@@ -234,7 +236,7 @@ impl FailoverController {
         let link = self.context.store.get(key);
         let standing = self.context.standing.get(key);
         let refusal = self.refusal(followed, link.as_deref(), standing.as_ref());
-        let provisional = self.provisional(key).and_then(standing_of);
+        let present = self.present(key).and_then(standing_of);
         let is_written = is_written(object, standing.as_ref(), now);
         let spec = object.failover_spec();
         let namespace = key.namespace();
@@ -259,7 +261,7 @@ impl FailoverController {
                     checks: &decided.records,
                     upstreams: &leader.upstreams,
                     former: &former,
-                    standing: provisional.as_ref().map(|(target, uid)| (target, uid)),
+                    standing: present.as_ref().map(|(target, uid)| (target, uid)),
                     is_written,
                     is_living: &is_living,
                     denied: &denied,
@@ -410,14 +412,16 @@ impl FailoverController {
         }
         match result {
             Ok(object) => {
-                let after = own_part(&object.status);
+                let sent = self.leader.decided.get(&key).and_then(|decided| decided.sent.clone());
                 let known = self.objects.get(&key).map(|followed| &followed.object);
                 if known.is_some_and(|known| known.uid == object.uid && known.revision() < object.revision())
                 {
                     self.applied(*object);
                 }
                 self.leader.work_queue.succeeded(&key);
-                if let Some(pause) = self.leader.work_queue.record_write(&key, &after) {
+                if let Some(sent) = sent
+                    && let Some(pause) = self.leader.work_queue.record_write(&key, &sent)
+                {
                     warn!(
                         "ExternalTarget {key}: another client changes the status that is written; it is written again, \
                          and then not before {pause:.0?} have passed"
@@ -435,9 +439,8 @@ impl FailoverController {
                 }
                 self.leader.work_queue.add(&key);
             }
-            // A new term begins with all ExternalTargets.
-            Err(WriteError::NotLeading(_)) => {}
-            Err(WriteError::Unanswered) => {
+            // The lease may have been renewed during a slow request: then no new term begins.
+            Err(WriteError::NotLeading(_) | WriteError::Unanswered) => {
                 self.leader.work_queue.add_rate_limited(&key, None);
             }
             Err(WriteError::WholeClass { code, message, retry_after }) => {
@@ -513,7 +516,7 @@ impl FailoverController {
     }
 }
 
-/// Returns what the external target of a provisional lead points at, and the uid of the Service it was written for.
+/// Returns the target of a lead, and the uid of the Service that has it.
 fn standing_of(lead: Lead) -> Option<(Target, Uid)> {
     match lead.announced {
         Announcement::Target(target) => Some((target, lead.service_uid)),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::object::ObservedExternalTarget;
+use super::object::{Followed, ObservedExternalTarget};
 use super::sources::Sources;
 use super::status_format::read;
 use crate::model::excerpt::value;
@@ -11,14 +11,9 @@ use crate::model::lead::{Announcement, Lead};
 use crate::model::link::Annotations;
 use crate::sync::failover::spec::{Refusal, RefusalReason};
 
-/// Returns the lead of an ExternalTarget. `inherited` are the settings of the Service of the same name, as it was seen
-/// last as a source; `provisional` is the lead that the external target alone has given.
-pub(super) fn lead(
-    object: &ObservedExternalTarget,
-    sources: &Sources<'_>,
-    inherited: &Annotations,
-    provisional: Option<&Lead>,
-) -> Lead {
+/// Returns the lead of an ExternalTarget. `present` is the lead so far, which the external target may have given.
+pub(super) fn lead(followed: &Followed, sources: &Sources<'_>, present: Option<&Lead>) -> Lead {
+    let Followed { object, inherited, former_source } = followed;
     let namespace = object.key.namespace();
     let status = read(&object.status);
     let lead = Lead {
@@ -32,12 +27,16 @@ pub(super) fn lead(
         let Some(target) = sources.allowed(&announced.target, is_fixed, namespace) else {
             return Lead { announced: Announcement::Withdrawn, refused: true, ..lead };
         };
-        let services = object.services().filter_map(|key| sources.service(&key, None));
-        let in_use = services.into_iter().find(|service| service.uid == announced.uid);
+        let services = object.services().chain(former_source.clone());
+        let mut services = services.filter_map(|key| sources.service(&key, None));
+        let in_use = services.find(|service| service.uid == announced.uid).map(|service| service.ports);
+        // The Service may not be listed yet.
+        let same = present.filter(|present| present.service_uid == announced.uid);
+        let ports = in_use.or_else(|| Some(Arc::clone(&same?.ports)));
         return Lead {
             announced: Announcement::Target(target),
             service_uid: announced.uid.clone(),
-            ports: in_use.map(|service| service.ports).unwrap_or_default(),
+            ports: ports.unwrap_or_default(),
             ..lead
         };
     }
@@ -48,9 +47,11 @@ pub(super) fn lead(
     if status.is_withdrawn() {
         return Lead { announced: Announcement::Withdrawn, ..lead };
     }
-    match provisional {
+    match present.filter(|present| matches!(present.announced, Announcement::Target(_))) {
         // The external target stands until the leader has decided.
-        Some(standing) => Lead { uid: lead.uid, created: lead.created, ..standing.clone() },
+        Some(standing) => {
+            Lead { uid: lead.uid, created: lead.created, is_provisional: true, ..standing.clone() }
+        }
         None => lead,
     }
 }

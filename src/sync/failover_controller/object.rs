@@ -5,9 +5,20 @@ use std::time::Duration;
 use crate::api::external_target::{ExternalTarget, ExternalTargetSpec, Source};
 use crate::api::status::ExternalTargetStatus;
 use crate::api::validation::validate;
+use crate::model::link::Annotations;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::failover::spec::{CheckSettings, Failback, FailoverSpec, Refusal, RefusalReason};
+
+/// An ExternalTarget, and what every replica knows about it.
+#[derive(Debug)]
+pub(super) struct Followed {
+    pub(super) object: ObservedExternalTarget,
+    /// The settings of the Service of the same name, as it was seen last as a source.
+    pub(super) inherited: Annotations,
+    /// The Service whose target is announced, if the spec doesn't list it.
+    pub(super) former_source: Option<ServiceKey>,
+}
 
 /// The parts of an ExternalTarget that lb-linker reads.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,9 +10,9 @@ use tracing::{debug, info, warn};
 
 use super::departures::after;
 use super::leads::lead;
-use super::object::ObservedExternalTarget;
+use super::object::{Followed, ObservedExternalTarget};
 use super::write::PERMISSION_HINT;
-use super::{FailoverController, Followed, sources_of};
+use super::{FailoverController, sources_of};
 use crate::api::external_target::ExternalTarget;
 use crate::model::lead::Lead;
 use crate::model::link::{Link, LinkChange};
@@ -118,7 +118,13 @@ impl FailoverController {
             Err(error) => {
                 let sentence = describe(&error, "ask whether the API server serves ExternalTargets", "");
                 match &error {
-                    kube::Error::Api(status) => self.error_log.report(status.code, &sentence),
+                    kube::Error::Api(status) => {
+                        self.error_log.report(status.code, &sentence);
+                        // Without that permission nothing is known about ExternalTargets, now and later.
+                        if status.code == 403 {
+                            self.context.store.set_leads_known();
+                        }
+                    }
                     _ => self.context.availability.report(&root_cause(&error)),
                 }
             }
@@ -165,7 +171,10 @@ impl FailoverController {
             Event::Applied(object) => {
                 let key = key_of(&object);
                 self.departures.forget(&key);
-                if let Some(object) = observed(object, &mut self.object_errors) {
+                // The answer to our own write may have contained a later version.
+                if let Some(object) = observed(object, &mut self.object_errors)
+                    && !self.is_outdated(&object)
+                {
                     self.applied(object);
                 }
             }
@@ -251,6 +260,11 @@ impl FailoverController {
         self.on_leadership();
     }
 
+    fn is_outdated(&self, object: &ObservedExternalTarget) -> bool {
+        let known = self.objects.get(&object.key).map(|followed| &followed.object);
+        known.is_some_and(|known| known.uid == object.uid && object.revision() < known.revision())
+    }
+
     /// Takes over a version of an ExternalTarget.
     pub(super) fn applied(&mut self, object: ObservedExternalTarget) {
         let key = object.key.clone();
@@ -266,7 +280,7 @@ impl FailoverController {
         let inherited = match before.filter(|_| is_same) {
             Some(before) => before.inherited,
             // The external target records the DNS names that a Service had that is gone by now.
-            None => self.provisional(&key).map(|lead| lead.annotations).unwrap_or_default(),
+            None => self.present(&key).map(|lead| lead.annotations).unwrap_or_default(),
         };
         self.objects.insert(key.clone(), Followed { object, inherited, former_source: None });
         self.lead(&key);
@@ -276,10 +290,9 @@ impl FailoverController {
         self.count();
     }
 
-    /// Returns the lead that the external target alone has given.
-    pub(super) fn provisional(&self, key: &ServiceKey) -> Option<Lead> {
-        let link = self.context.store.get(key)?;
-        link.lead().filter(|lead| lead.is_provisional).cloned()
+    /// Returns the present lead over the link of a key. An ExternalTarget that has lost its status begins with it.
+    pub(super) fn present(&self, key: &ServiceKey) -> Option<Lead> {
+        self.context.store.get(key)?.lead().cloned()
     }
 
     fn index(&mut self, key: &ServiceKey) {
@@ -302,7 +315,7 @@ impl FailoverController {
 
     /// Gives the link of an ExternalTarget what its status says.
     pub(super) fn lead(&mut self, key: &ServiceKey) {
-        let provisional = self.provisional(key);
+        let present = self.present(key);
         let Some(followed) = self.objects.get_mut(key) else { return };
         let policy = Arc::clone(&self.context.hostname_policy.borrow());
         let sources = sources_of(&self.context, &policy);
@@ -319,9 +332,18 @@ impl FailoverController {
                 .services()
                 .any(|key| sources.service(&key, None).is_some_and(|known| known.uid == *uid))
         };
-        followed.former_source = uid.filter(|uid| !is_listed(uid)).and_then(|uid| sources.key_of(&uid));
-        let lead = lead(&followed.object, &sources, &followed.inherited, provisional.as_ref());
+        let former = uid.filter(|uid| !is_listed(uid)).and_then(|uid| sources.key_of(&uid));
+        let before = std::mem::replace(&mut followed.former_source, former);
+        let lead = lead(followed, &sources, present.as_ref());
         let version = followed.object.revision();
+        if before != followed.former_source {
+            if let Some(before) = before.filter(|before| followed.object.services().all(|key| key != *before))
+                && let Some(objects) = self.by_service.get_mut(&before)
+            {
+                objects.remove(key);
+            }
+            self.index(key);
+        }
         if let Some(change) = self.context.store.lead(key, lead, version) {
             self.report(&change);
         }
