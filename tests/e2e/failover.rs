@@ -27,7 +27,7 @@ struct Upstream {
 }
 
 impl Upstream {
-    /// All names have the address 192.0.2.1, except those that `dead` lists: they don't exist. `*` makes the resolver
+    /// All names have the address 192.0.2.1, except the names in `dead`, which don't exist. `*` makes the resolver
     /// answer SERVFAIL.
     async fn start(dead: &[&str]) -> Self {
         let dead: Arc<Mutex<HashSet<String>>> =

@@ -74,8 +74,8 @@ impl Departures {
         self.look_due
     }
 
-    /// Processes that the API server serves ExternalTargets. Returns those that were deleted before the look began;
-    /// another look is due for the rest.
+    /// Processes that the API server serves ExternalTargets. Returns the ones deleted before the look began; another look
+    /// is due for the rest.
     pub(super) fn served(&mut self) -> HashMap<ServiceKey, Departure> {
         self.unserved = None;
         let began = self.began;

@@ -284,7 +284,7 @@ impl FailoverController {
         restore_times(&mut decided.status, &read(&object.status));
 
         // Checks.
-        let timeout = object.timeout();
+        let timeout = spec.check.timeout;
         let mut wake = decision.again;
         for planned in &decision.checks {
             let due = decided.records.next_check(planned, &spec.check, &leader.upstreams, now);

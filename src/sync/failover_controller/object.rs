@@ -1,7 +1,5 @@
 //! An ExternalTarget as the API server delivers it.
 
-use std::time::Duration;
-
 use crate::api::external_target::{ExternalTarget, ExternalTargetSpec, Source};
 use crate::api::status::ExternalTargetStatus;
 use crate::api::validation::validate;
@@ -108,10 +106,5 @@ impl ObservedExternalTarget {
             },
             pin: spec.pin.clone(),
         }
-    }
-
-    /// Returns `spec.check.timeoutSeconds`.
-    pub(super) fn timeout(&self) -> Duration {
-        self.spec.check.clone().unwrap_or_default().timeout()
     }
 }

@@ -24,7 +24,7 @@ use crate::sync::failover::status::{
 };
 use crate::sync::k8s::service::host_name;
 
-/// The conditions in their order; without a type those that no decision contains.
+/// The conditions in their order. A condition that no decision contains has no type.
 const CONDITIONS: [(&str, Option<ConditionType>); 6] = [
     ("Accepted", Some(ConditionType::Accepted)),
     ("Resolved", Some(ConditionType::Resolved)),

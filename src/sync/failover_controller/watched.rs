@@ -78,7 +78,7 @@ impl Scope {
 }
 
 impl FailoverController {
-    /// Returns whether all ExternalTargets are listed, except those that this process may not list.
+    /// Returns whether all ExternalTargets are listed, except in namespaces where this process may not list them.
     pub(super) fn is_listed(&self) -> bool {
         self.scopes.iter().all(|scope| scope.is_listed || scope.is_forbidden)
     }
