@@ -181,7 +181,8 @@ impl SyncSource {
         let rewinds = Rewinds::default();
         let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
         let listed = ListEpoch { term, rewinds: rewinds.count() };
-        let listed = watch::Sender::new(LinkLists::new(&selection.namespaces, listed));
+        let listed = LinkLists::new(&selection.namespaces, listed);
+        let (listed, leads_listed) = (watch::Sender::new(listed.clone()), watch::Sender::new(listed));
         let persisted = Arc::<PersistedTargets>::default();
         let (unselected, standing) =
             (Arc::<UnselectedServices>::default(), Arc::<StandingTargets>::default());
@@ -202,6 +203,7 @@ impl SyncSource {
                 leadership: leadership.clone(),
                 rewinds: rewinds.clone(),
                 links_listed: listed.subscribe(),
+                leads_listed: leads_listed.subscribe(),
             };
             let reconciler_stop = stop.clone();
             let reconciler =
@@ -282,6 +284,7 @@ impl SyncSource {
                     leadership: leadership.clone(),
                     rewinds: rewinds.clone(),
                     links_listed: listed.subscribe(),
+                    leads_listed,
                 };
                 let (until, name) = (stop.clone(), "the ExternalTargets");
                 let failover = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {

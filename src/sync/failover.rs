@@ -21,5 +21,5 @@ pub mod spec;
 pub mod status;
 #[cfg(test)]
 mod test_support;
-mod times;
+pub(crate) mod times;
 pub mod upstream_answers;

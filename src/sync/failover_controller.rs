@@ -3,6 +3,7 @@
 //! The status of an ExternalTarget is the decision: the links of every replica, the leader's included, have the target
 //! that the API server has in `status.target`. Without the CRD, nothing but its discovery is sent.
 
+mod absence;
 pub mod check_queue;
 pub mod checks;
 mod departures;
@@ -35,7 +36,7 @@ use super::events::link_log::Telemetry;
 use super::external_target::decision::SyncPolicy;
 use super::external_target::standing::StandingTargets;
 use super::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
-use super::k8s::listed::LinkLists;
+use super::k8s::listed::{LinkLists, ListEpoch};
 use super::k8s::metrics::ApiMetrics;
 use super::k8s::rewinds::Rewinds;
 use super::k8s::watch::sleep_until_opt;
@@ -91,6 +92,8 @@ pub struct FailoverContext {
     pub rewinds: Rewinds,
     /// The namespaces with a complete list of load balancers.
     pub links_listed: watch::Receiver<LinkLists>,
+    /// Tracks the complete lists of ExternalTargets.
+    pub leads_listed: watch::Sender<LinkLists>,
 }
 
 struct FailoverController {
@@ -99,6 +102,8 @@ struct FailoverController {
     /// The ExternalTargets that have each Service as a source.
     by_service: HashMap<ServiceKey, HashSet<ServiceKey>>,
     scopes: Vec<Scope>,
+    /// The term and the rewind count of the present lists.
+    lists: ListEpoch,
     events: SelectAll<ScopedEvents>,
     object_errors: ObjectErrors,
     relist_guard: RelistGuard,
@@ -125,9 +130,11 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // An external target tells which ExternalTarget it belongs to: DNS answers as it points until that one is read.
     let owners = timeout(OWNERS_TIMEOUT, context.store.owners_known());
-    if stop.run_until_cancelled(owners).await.is_none() {
+    let begin = async { tokio::join!(context.leadership.settled(), owners) };
+    if stop.run_until_cancelled(begin).await.is_none() {
         return Ok(());
     }
+    let (term, rewinds) = (context.leadership.clone(), context.rewinds.clone());
     let mut controller = FailoverController::new(context);
     loop {
         controller.drain();
@@ -161,10 +168,14 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             () = leadership.changed() => controller.on_leadership(),
+            () = term.wait_for_other_term(controller.lists.term) => controller.list_anew(),
+            () = rewinds.wait_for_change(controller.lists.rewinds) => controller.list_anew(),
             Ok(()) = links_listed.changed() => controller.on_leadership(),
             Ok(()) = hostname_policy.changed() => controller.on_any_service(),
-            _ = controller.leader.work_queue.due() => {}
+            _ = controller.leader.to_decide.due() => {}
+            _ = controller.leader.to_write.due() => {}
             () = sleep_until_opt(checks_due) => {}
+            Some(ended) = controller.leader.absences.ended() => controller.looked_up(ended?),
             Some(ended) = controller.leader.checks.join_next() => controller.checked(ended)?,
             Some(ended) = controller.leader.writes.join_next() => controller.written(ended?),
         }
@@ -179,6 +190,7 @@ impl FailoverController {
     fn new(context: FailoverContext) -> Self {
         Self {
             scopes: Scope::of(&context.selection, &context.availability),
+            lists: ListEpoch { term: context.leadership.term(), rewinds: context.rewinds.count() },
             context,
             objects: HashMap::new(),
             by_service: HashMap::new(),
@@ -212,13 +224,13 @@ impl FailoverController {
 
     fn queue(&mut self, key: &ServiceKey) {
         if self.leader.term.is_some() && self.objects.contains_key(key) {
-            self.leader.work_queue.add(key);
+            self.leader.to_decide.add(key);
         }
     }
 
     fn queue_all(&mut self) {
         if self.leader.term.is_some() {
-            self.objects.keys().for_each(|key| self.leader.work_queue.add(key));
+            self.objects.keys().for_each(|key| self.leader.to_decide.add(key));
         }
     }
 }

@@ -83,13 +83,16 @@ fn begin(input: &Inputs<'_>) -> FailoverStatus {
         && status.history.is_empty()
         && let Some((target, uid)) = input.standing
     {
-        let is_source = |(_, offer): &(_, &Offer)| {
-            offer.target.as_ref().is_some_and(|offered| is_same(offered, target))
-                && (uid.is_empty() || offer.uid == *uid)
+        let offering = || {
+            let sources = input.spec.sources.iter().zip(input.offers);
+            sources.filter(|(_, offer)| offer.target.as_ref().is_some_and(|offered| is_same(offered, target)))
         };
-        let source = input.spec.sources.iter().zip(input.offers).find(is_source);
+        let is_exact = |(_, offer): &(_, &Offer)| uid.is_empty() || offer.uid == *uid;
+        // A restored Service has another uid.
+        let source = offering().find(is_exact).or_else(|| offering().next());
+        let (name, uid) = source.map_or((String::new(), uid), |(name, offer)| (name.clone(), &offer.uid));
         status.target = Some(AnnouncedTarget {
-            source: source.map(|(name, _)| name.clone()).unwrap_or_default(),
+            source: name,
             target: target.clone(),
             uid: uid.clone(),
             since: now,

@@ -20,6 +20,6 @@ pub(super) fn later(at: Timestamp, by: Duration) -> Timestamp {
 
 /// Returns when a wait is over that began at a time of the status. One second more, because that time is rounded down:
 /// no wait is shorter than the specification says.
-pub(super) fn end_of_wait(since: Timestamp, wait: Duration) -> Timestamp {
+pub(crate) fn end_of_wait(since: Timestamp, wait: Duration) -> Timestamp {
     later(since, wait.saturating_add(Duration::from_secs(1)))
 }

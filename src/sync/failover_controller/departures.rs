@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use kube::Client;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::discovery;
 use crate::model::service_key::ServiceKey;
@@ -15,6 +15,8 @@ use crate::model::uid::Uid;
 
 /// The time between two looks at discovery while an answer is needed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Timeout of a look at discovery.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An ExternalTarget that is deleted, unless its resource is.
 #[derive(Debug)]
@@ -53,8 +55,19 @@ impl Departures {
         self.look_due = None;
         if self.look.is_none() {
             self.began = Some(std::time::Instant::now());
-            self.look = Some(discovery::is_served(client.clone()).boxed());
+            let look = timeout(LOOK_TIMEOUT, discovery::is_served(client.clone()));
+            let answer = look.map(|answer| match answer {
+                Ok(answer) => answer,
+                Err(elapsed) => Err(kube::Error::Service(elapsed.into())),
+            });
+            self.look = Some(answer.boxed());
         }
+    }
+
+    /// Begins another look, because the answer of one under way may be from before a restore of etcd.
+    pub(super) fn look_again(&mut self, client: &Client) {
+        self.look = None;
+        self.look(client);
     }
 
     /// Waits for the answer of a look; for ever if none is under way.
@@ -89,6 +102,11 @@ impl Departures {
     pub(super) fn unserved(&mut self, delay: Duration) {
         self.waiting.clear();
         self.unserved.get_or_insert_with(|| (std::time::Instant::now(), after(delay)));
+    }
+
+    /// Returns whether the API server's last answer was that it doesn't serve ExternalTargets.
+    pub(super) fn is_unserved(&self) -> bool {
+        self.unserved.is_some()
     }
 
     /// Returns until when the last targets stay.

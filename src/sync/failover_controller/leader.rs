@@ -1,5 +1,6 @@
 //! The leader's part: checks targets, decides, and writes statuses.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
+use super::absence::{Absences, LookUpEnd};
 use super::check_queue::{CheckKey, CheckQueue};
 use super::checks::{CheckEnd, DnsCheck, check};
 use super::leads::annotations;
@@ -34,7 +36,7 @@ use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::standing::Standing;
 use crate::sync::failover::checks::{CheckOutcome, CheckRecords, CheckResult};
-use crate::sync::failover::decision::{FailoverDecision, FailoverEvent};
+use crate::sync::failover::decision::FailoverEvent;
 use crate::sync::failover::facts::Inputs;
 use crate::sync::failover::mass_failure::MassFailureGuard;
 use crate::sync::failover::outlook::PlannedCheck;
@@ -42,6 +44,7 @@ use crate::sync::failover::spec::{Refusal, RefusalReason};
 use crate::sync::failover::status::{
     ConditionStatus, ConditionType, FailoverStatus, MoveReason, restore_times,
 };
+use crate::sync::failover::times::end_of_wait;
 use crate::sync::failover::upstream_answers::UpstreamAnswers;
 use crate::sync::k8s::errors::ThrottledLog;
 use crate::sync::k8s::listed::ListEpoch;
@@ -49,14 +52,14 @@ use crate::sync::k8s::refusals::RefusalLog;
 
 /// Maximum number of concurrent writes of statuses.
 const MAX_WRITES: usize = 16;
-/// How often a decision is repeated with its own status as the former one, until nothing changes.
-const MAX_ROUNDS: usize = 3;
 /// The time that the external target has to follow a new target before the ExternalTarget isn't Ready.
 const WRITE_LAG: Duration = Duration::from_secs(10);
 /// The time after which an ExternalTarget is looked at again whose sources aren't all listed yet.
 const LIST_WAIT: Duration = Duration::from_secs(5);
 /// The longest timer: wall clock times are compared again after it, because the clock may have been set.
 const MAX_TIMER: Duration = Duration::from_secs(60);
+/// The shortest time between two log lines about refusals of the same ExternalTarget.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of ExternalTargets with metrics of their own.
 const MAX_METRICS: usize = 1000;
 
@@ -64,7 +67,11 @@ const MAX_METRICS: usize = 1000;
 pub(super) struct Leader {
     /// The term; `None` while another replica leads.
     pub(super) term: Option<u64>,
-    pub(super) work_queue: WorkQueue<ExternalTargetStatus>,
+    /// The ExternalTargets to decide about. Slow and refused writes don't delay decisions.
+    pub(super) to_decide: WorkQueue<()>,
+    /// The ExternalTargets with a decided status to write.
+    pub(super) to_write: WorkQueue<ExternalTargetStatus>,
+    pub(super) absences: Absences,
     pub(super) checks: JoinSet<CheckEnd>,
     pub(super) writes: JoinSet<StatusWrite>,
     check_queue: CheckQueue,
@@ -74,6 +81,8 @@ pub(super) struct Leader {
     budget: WriteBudget,
     error_log: ThrottledLog,
     refusals: RefusalLog,
+    /// Whether a write has had no answer since the last successful one.
+    is_unanswered: bool,
     /// The time of the last decision.
     now: Timestamp,
 }
@@ -82,7 +91,9 @@ impl Default for Leader {
     fn default() -> Self {
         Self {
             term: None,
-            work_queue: WorkQueue::new(MAX_WRITES),
+            to_decide: WorkQueue::new(usize::MAX),
+            to_write: WorkQueue::new(MAX_WRITES),
+            absences: Absences::default(),
             checks: JoinSet::new(),
             writes: JoinSet::new(),
             check_queue: CheckQueue::default(),
@@ -92,6 +103,7 @@ impl Default for Leader {
             budget: WriteBudget::default(),
             error_log: ThrottledLog::default(),
             refusals: RefusalLog::default(),
+            is_unanswered: false,
             now: Timestamp::now(),
         }
     }
@@ -111,6 +123,8 @@ struct Decided {
     moved: Option<MoveReason>,
     /// The refusal that was reported last.
     refusal: Option<(String, String)>,
+    /// When a refusal was logged last.
+    refusal_logged: Option<Instant>,
 }
 
 impl Decided {
@@ -123,6 +137,7 @@ impl Decided {
             events: Vec::new(),
             moved: None,
             refusal: None,
+            refusal_logged: None,
         }
     }
 }
@@ -148,7 +163,7 @@ impl Leader {
     /// Records that an ExternalTarget has changed: earlier failures of its writes don't count any more.
     pub(super) fn changed(&mut self, key: &ServiceKey) {
         if self.decided.get(key).is_some_and(|decided| decided.stale.is_none()) {
-            self.work_queue.changed(key);
+            self.to_write.changed(key);
         }
     }
 
@@ -156,7 +171,9 @@ impl Leader {
         self.decided.remove(key);
         self.check_queue.forget(key);
         self.guard.forget(key);
-        self.work_queue.forget(key);
+        self.absences.forget(key);
+        self.to_decide.forget(key);
+        self.to_write.forget(key);
     }
 
     /// Returns when another check may begin.
@@ -179,17 +196,24 @@ impl FailoverController {
         self.queue_all();
     }
 
-    /// Decides about queued ExternalTargets, and starts checks and writes, up to their limits.
+    /// Decides about queued ExternalTargets, and starts look-ups, checks and writes, up to their limits.
     pub(super) fn drain(&mut self) {
-        while let Some(key) = self.leader.work_queue.next() {
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.decide(&key)));
-            if outcome.is_err() {
-                let pause = self.leader.work_queue.add_rate_limited(&key, None);
-                error!(
-                    "ExternalTarget {key}: deciding has panicked, a defect of lb-linker; next try in {pause:.1?}"
-                );
+        while let Some(key) = self.leader.to_decide.next() {
+            match catch_unwind(AssertUnwindSafe(|| self.decide(&key))) {
+                Ok(()) => self.leader.to_decide.succeeded(&key),
+                Err(_) => {
+                    let pause = self.leader.to_decide.add_rate_limited(&key, None);
+                    error!(
+                        "ExternalTarget {key}: deciding has panicked, a defect of lb-linker; next try in {pause:.1?}"
+                    );
+                }
             }
         }
+        while let Some(key) = self.leader.to_write.next() {
+            self.publish(&key);
+        }
+        let context = &self.context;
+        self.leader.absences.start(&context.client, &context.availability, &context.selection);
         while let Some(key) = self.leader.check_queue.next(Instant::now()) {
             let names =
                 self.leader.check_queue.waiters(&key).flat_map(|waiter| self.own_names(waiter)).collect();
@@ -212,19 +236,20 @@ impl FailoverController {
     fn may_decide(&self, object: &ObservedExternalTarget) -> bool {
         let Some(term) = self.leader.term else { return false };
         let epoch = ListEpoch { term, rewinds: self.context.rewinds.count() };
-        let listed = self.context.links_listed.borrow();
-        self.is_listed()
+        let (listed, leads) = (self.context.links_listed.borrow(), self.context.leads_listed.borrow());
+        leads.is_settled(epoch)
+            && leads.covers(object.key.namespace(), epoch)
             && self.context.store.is_synced()
             && self.context.store.are_owners_known()
             && object.services().all(|service| listed.covers(service.namespace(), epoch))
     }
 
     fn decide(&mut self, key: &ServiceKey) {
-        self.leader.work_queue.stop_timer(key);
+        self.leader.to_decide.stop_timer(key);
         let Some(followed) = self.objects.get(key) else { return };
         let object = &followed.object;
         if !self.may_decide(object) {
-            return self.leader.work_queue.add_after(key.clone(), LIST_WAIT);
+            return self.leader.to_decide.add_after(key.clone(), LIST_WAIT);
         }
         let (now, all) = (Timestamp::now(), self.objects.len());
         if now < self.leader.now {
@@ -237,55 +262,59 @@ impl FailoverController {
         let standing = self.context.standing.get(key);
         let refusal = self.refusal(followed, link.as_deref(), standing.as_ref());
         let present = self.present(key).and_then(standing_of);
-        let is_written = is_written(object, standing.as_ref(), now);
+        let (is_written, lag_ends) = is_written(object, link.as_deref(), standing.as_ref(), now);
         let spec = object.failover_spec();
         let namespace = key.namespace();
-        let is_living = |uid: &Uid| sources.is_living(uid, namespace, object.services());
         let leader = &mut self.leader;
         let decided = leader.decided.entry(key.clone()).or_insert_with(|| Decided::new(object));
-        let mut decision: Option<FailoverDecision> = None;
-        for _ in 0..MAX_ROUNDS {
-            let former = decided.status.clone();
-            let offers = sources.offers(object, former.target.as_ref());
-            let denied = |target: &Target| {
-                let fixed = former.target.as_ref().filter(|announced| announced.target == *target);
-                let is_fixed = fixed.is_some_and(|announced| announced.uid.is_empty());
-                sources.allowed(target, is_fixed, namespace).is_none()
+        let former = decided.status.clone();
+        let offers = sources.offers(object, former.target.as_ref());
+        let denied = |target: &Target| {
+            let fixed = former.target.as_ref().filter(|announced| announced.target == *target);
+            let is_fixed = fixed.is_some_and(|announced| announced.uid.is_empty());
+            sources.allowed(target, is_fixed, namespace).is_none()
+        };
+        let absences = RefCell::new(&mut leader.absences);
+        let is_living = |uid: &Uid| {
+            let likely = object.services().chain(followed.former_source.clone());
+            let Some(is_open) = sources.is_open(uid, namespace, likely) else {
+                let announced = former.target.as_ref().filter(|announced| announced.uid == *uid);
+                let named = announced.and_then(|announced| object.service_named(&announced.source));
+                let service = named.or_else(|| followed.former_source.clone());
+                // Without its name it can't be looked up.
+                let is_gone =
+                    service.is_none_or(|service| absences.borrow_mut().is_confirmed(key, uid, &service));
+                return !is_gone;
             };
-            let next = leader.guard.decide(
-                key,
-                all,
-                &Inputs {
-                    spec: &spec,
-                    offers: &offers,
-                    checks: &decided.records,
-                    upstreams: &leader.upstreams,
-                    former: &former,
-                    standing: present.as_ref().map(|(target, uid)| (target, uid)),
-                    is_written,
-                    is_living: &is_living,
-                    denied: &denied,
-                    refusal: refusal.as_ref(),
-                    is_failover_held: false,
-                    now,
-                },
-            );
-            decided.records.retain(&next.checks, now);
-            decided.status = next.status.clone();
-            decided.moved = decided.moved.or(next.moved);
-            decided.events.extend(next.events.iter().cloned());
-            let is_settled = next.status == former;
-            decision = Some(next);
-            if is_settled {
-                break;
-            }
-        }
-        let Some(decision) = decision else { return };
+            is_open
+        };
+        let decision = leader.guard.decide(
+            key,
+            all,
+            &Inputs {
+                spec: &spec,
+                offers: &offers,
+                checks: &decided.records,
+                upstreams: &leader.upstreams,
+                former: &former,
+                standing: present.as_ref().map(|(target, uid)| (target, uid)),
+                is_written,
+                is_living: &is_living,
+                denied: &denied,
+                refusal: refusal.as_ref(),
+                is_failover_held: false,
+                now,
+            },
+        );
+        decided.records.retain(&decision.checks, now);
+        decided.status = decision.status.clone();
+        decided.moved = decided.moved.or(decision.moved);
+        decided.events.extend(decision.events);
         restore_times(&mut decided.status, &read(&object.status));
 
         // Checks.
         let timeout = spec.check.timeout;
-        let mut wake = decision.again;
+        let mut wake = decision.again.into_iter().chain(lag_ends).min();
         for planned in &decision.checks {
             let due = decided.records.next_check(planned, &spec.check, &leader.upstreams, now);
             let PlannedCheck { target, tcp_port, .. } = planned.clone();
@@ -303,9 +332,9 @@ impl FailoverController {
             let pause = Duration::try_from(wake.duration_since(now)).unwrap_or_default();
             // The next decision must come after that time, whatever the clocks' resolutions.
             let pause = pause.saturating_add(Duration::from_millis(1)).min(MAX_TIMER);
-            leader.work_queue.add_after(key.clone(), pause);
+            leader.to_decide.add_after(key.clone(), pause);
         }
-        self.publish(key, link.as_deref());
+        leader.to_write.add(key);
     }
 
     /// Returns why an ExternalTarget isn't accepted, apart from its sources.
@@ -327,14 +356,15 @@ impl FailoverController {
     }
 
     /// Writes the decided status, unless the API server has it.
-    fn publish(&mut self, key: &ServiceKey, link: Option<&Link>) {
+    fn publish(&mut self, key: &ServiceKey) {
+        let link = self.context.store.get(key);
         let (Some(followed), Some(decided)) = (self.objects.get(key), self.leader.decided.get_mut(key))
         else {
             return;
         };
         let object = &followed.object;
         let status = &decided.status;
-        let link = link.filter(|_| status.target.is_some());
+        let link = link.as_deref().filter(|_| status.target.is_some());
         let service =
             link.map(|link| format!("{}/{}", self.context.target_namespace, link.external_target()));
         let dns_names = link.map(|link| self.context.store.dns_names(link)).unwrap_or_default();
@@ -353,7 +383,7 @@ impl FailoverController {
             self.context.metrics.reset();
         }
         if before == after {
-            self.leader.work_queue.succeeded(key);
+            self.leader.to_write.succeeded(key);
             self.report_changes(key);
             return;
         }
@@ -363,6 +393,7 @@ impl FailoverController {
                 info!("plan for ExternalTarget {key}: status.target → {target}");
                 decided.sent = Some(after);
             }
+            (decided.events, decided.moved) = (Vec::new(), None);
             return;
         }
         let version = object.version.clone();
@@ -372,7 +403,7 @@ impl FailoverController {
                 return self.wake_within(key, remaining);
             }
         }
-        if let Some(pause) = self.leader.work_queue.throttled_for(key, &after) {
+        if let Some(pause) = self.leader.to_write.throttled_for(key, &after) {
             return self.wake_within(key, pause);
         }
         let is_urgent =
@@ -384,8 +415,8 @@ impl FailoverController {
         }
         let patch = merge_patch(Some(&object.status), &after, &object.uid.to_string(), &version);
         decided.sent = Some(after);
-        self.leader.work_queue.begin(key);
         let Some(term) = self.leader.term else { return };
+        self.leader.to_write.begin(key);
         let (client, availability) = (self.context.client.clone(), self.context.availability.clone());
         let (leadership, key) = (self.context.leadership.clone(), key.clone());
         self.leader.writes.spawn(async move {
@@ -400,13 +431,13 @@ impl FailoverController {
         });
     }
 
-    /// Decides again after this time at the latest.
+    /// Tries the write again after this time at the latest.
     fn wake_within(&mut self, key: &ServiceKey, pause: Duration) {
-        self.leader.work_queue.add_within(key, pause);
+        self.leader.to_write.add_within(key, pause);
     }
 
     pub(super) fn written(&mut self, StatusWrite { key, version, code, result }: StatusWrite) {
-        self.leader.work_queue.done(&key);
+        self.leader.to_write.done(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.wrote("patch", "ExternalTarget", code);
         }
@@ -418,9 +449,13 @@ impl FailoverController {
                 {
                     self.applied(*object);
                 }
-                self.leader.work_queue.succeeded(&key);
+                self.leader.to_write.succeeded(&key);
+                if std::mem::take(&mut self.leader.is_unanswered) {
+                    // The API server answers again.
+                    self.leader.to_write.resume();
+                }
                 if let Some(sent) = sent
-                    && let Some(pause) = self.leader.work_queue.record_write(&key, &sent)
+                    && let Some(pause) = self.leader.to_write.record_write(&key, &sent)
                 {
                     warn!(
                         "ExternalTarget {key}: another client changes the status that is written; it is written again, \
@@ -428,7 +463,7 @@ impl FailoverController {
                     );
                 }
                 self.report_changes(&key);
-                self.leader.work_queue.add(&key);
+                self.leader.to_decide.add(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
                 let known = self.objects.get(&key).map(|followed| &followed.object.version);
@@ -437,15 +472,17 @@ impl FailoverController {
                 {
                     decided.stale = Some((version, Instant::now()));
                 }
-                self.leader.work_queue.add(&key);
+                self.leader.to_write.add(&key);
             }
             // The lease may have been renewed during a slow request: then no new term begins.
-            Err(WriteError::NotLeading(_) | WriteError::Unanswered) => {
-                self.leader.work_queue.add_rate_limited(&key, None);
+            Err(WriteError::NotLeading(_)) => drop(self.leader.to_write.add_rate_limited(&key, None)),
+            Err(WriteError::Unanswered) => {
+                self.leader.is_unanswered = true;
+                self.leader.to_write.add_rate_limited(&key, None);
             }
             Err(WriteError::WholeClass { code, message, retry_after }) => {
                 self.leader.error_log.report(code, &message);
-                self.leader.work_queue.add_rate_limited(&key, retry_after);
+                self.leader.to_write.add_rate_limited(&key, retry_after);
             }
             Err(WriteError::Refused { message, .. }) => self.refused(&key, &message, None),
             Err(WriteError::Other { message, retry_after }) => self.refused(&key, &message, retry_after),
@@ -453,7 +490,7 @@ impl FailoverController {
     }
 
     fn refused(&mut self, key: &ServiceKey, message: &str, retry_after: Option<Duration>) {
-        let (pause, is_new) = self.leader.work_queue.add_refused(key, retry_after, message);
+        let (pause, is_new) = self.leader.to_write.add_refused(key, retry_after, message);
         self.leader.refusals.report(
             format_args!("the status of ExternalTarget {key}"),
             message,
@@ -483,7 +520,11 @@ impl FailoverController {
         let refusal = refused.map(|condition| (condition.reason.clone(), condition.message.clone()));
         if refusal != decided.refusal {
             if let Some((reason, message)) = &refusal {
-                warn!("ExternalTarget {key}: {reason}: {message}");
+                // The spec may be edited many times a second.
+                if decided.refusal_logged.is_none_or(|at| at.elapsed() >= REFUSAL_LOG_INTERVAL) {
+                    warn!("ExternalTarget {key}: {reason}: {message}");
+                    decided.refusal_logged = Some(Instant::now());
+                }
                 recorder.record(regarding(), reason_of(reason), message);
             }
             decided.refusal = refusal;
@@ -510,9 +551,19 @@ impl FailoverController {
                 let result = CheckResult { at: result.at, outcomes: result.outcomes.clone() };
                 decided.records.record(&key.target, key.tcp_port, result, &leader.upstreams);
             }
-            leader.work_queue.add(&waiter);
+            leader.to_decide.add(&waiter);
         }
         Ok(())
+    }
+
+    /// Processes the end of a look-up of a Service that seems to be gone.
+    pub(super) fn looked_up(&mut self, ended: LookUpEnd) {
+        let Some((key, pause)) = self.leader.absences.record(ended) else { return };
+        if pause.is_zero() {
+            self.leader.to_decide.add(&key);
+        } else {
+            self.leader.to_decide.add_within(&key, pause);
+        }
     }
 }
 
@@ -524,14 +575,22 @@ fn standing_of(lead: Lead) -> Option<(Target, Uid)> {
     }
 }
 
-/// Returns whether the external target stands as the status of the API server says. It has some time to follow.
-fn is_written(object: &ObservedExternalTarget, standing: Option<&Standing>, now: Timestamp) -> bool {
-    let Some(Standing::At(target)) = standing else { return false };
-    let announced = read(&object.status).target;
-    announced.is_none_or(|announced| {
-        let age = Duration::try_from(now.duration_since(announced.since)).unwrap_or_default();
-        announced.target == *target || age < WRITE_LAG
-    })
+/// Returns whether the external target stands as the status of the API server says, and if it doesn't yet, until when
+/// that counts as written.
+fn is_written(
+    object: &ObservedExternalTarget,
+    link: Option<&Link>,
+    standing: Option<&Standing>,
+    now: Timestamp,
+) -> (bool, Option<Timestamp>) {
+    let Some(Standing::At(target)) = standing else { return (false, None) };
+    // The target policy of this replica may allow only some of the announced addresses.
+    if link.is_some_and(|link| link.target.as_ref() == Some(target)) {
+        return (true, None);
+    }
+    let Some(announced) = read(&object.status).target else { return (true, None) };
+    let end = end_of_wait(announced.since, WRITE_LAG);
+    (end > now, Some(end).filter(|end| *end > now))
 }
 
 /// Returns the reason of an Event.

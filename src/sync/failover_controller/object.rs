@@ -79,6 +79,11 @@ impl ObservedExternalTarget {
         Some(ServiceKey::new(namespace, &service.name))
     }
 
+    /// Returns the Service of the source with this name.
+    pub(super) fn service_named(&self, source: &str) -> Option<ServiceKey> {
+        self.service_of(self.sources().iter().find(|known| known.name == source)?)
+    }
+
     /// Returns whether the Service with the name of the ExternalTarget is a source.
     pub(super) fn has_own_service(&self) -> bool {
         self.services().any(|service| service == self.key)

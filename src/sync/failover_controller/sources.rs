@@ -79,18 +79,18 @@ impl Sources<'_> {
         SourceService::of_link(&*self.store.service(key)?)
     }
 
-    /// Returns whether the Service with this uid exists and lets the namespace follow it. It is looked for among the
-    /// `likely` Services first.
-    pub(super) fn is_living(
+    /// Returns whether the Service with this uid lets the namespace follow it; `None` if there is no such Service. It is
+    /// looked for among the `likely` Services first.
+    pub(super) fn is_open(
         &self,
         uid: &Uid,
         namespace: &str,
         likely: impl IntoIterator<Item = ServiceKey>,
-    ) -> bool {
+    ) -> Option<bool> {
         let found = likely.into_iter().filter_map(|key| self.service(&key, None));
         let found = found.into_iter().find(|service| service.uid == *uid);
         let found = found.or_else(|| self.service(&self.key_of(uid)?, None));
-        found.is_some_and(|service| service.is_open_to(namespace))
+        found.map(|service| service.is_open_to(namespace))
     }
 
     /// Returns the key of the living Service with this uid.

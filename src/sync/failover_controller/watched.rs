@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, abortable};
+use kube::ResourceExt;
 use tracing::{debug, info, warn};
 
 use super::departures::after;
@@ -24,6 +25,7 @@ use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{
     ApiAvailability, ObjectErrors, WatchLog, describe, explain_watch, in_place, root_cause, watch_scopes,
 };
+use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::watch::{
     Event, RequestQuery, WatchError, WatchItem, in_namespace, key_of, list_watch, readable,
 };
@@ -39,6 +41,8 @@ pub(super) struct Scope {
     log: WatchLog,
     list: HashMap<ServiceKey, Option<ObservedExternalTarget>>,
     is_listed: bool,
+    /// The resourceVersion of the last list or event, which a new term compares its first list with.
+    newest: Option<u64>,
     /// Whether the permission to list was missing at the last try.
     is_forbidden: bool,
     /// The time of the list that has to confirm a suspicious one.
@@ -56,6 +60,7 @@ impl Scope {
                 log: WatchLog::new(availability.clone(), what, PERMISSION_HINT),
                 list: HashMap::new(),
                 is_listed: false,
+                newest: None,
                 is_forbidden: false,
                 confirm_at: None,
                 end: None,
@@ -83,6 +88,32 @@ impl FailoverController {
         self.scopes.iter().all(|scope| scope.is_listed || scope.is_forbidden)
     }
 
+    /// Lists everything again: a term begins, or etcd was restored.
+    pub(super) fn list_anew(&mut self) {
+        let (term, rewinds) = (self.context.leadership.term(), self.context.rewinds.count());
+        let before = std::mem::replace(&mut self.lists, ListEpoch { term, rewinds });
+        for number in 0..self.scopes.len() {
+            self.scopes[number].newest.take_if(|_| before.rewinds != rewinds);
+            if self.scopes[number].end.is_some() {
+                self.watch(number);
+            }
+        }
+        self.leader.absences.clear();
+        self.departures.look_again(&self.context.client);
+        self.on_leadership();
+    }
+
+    /// Publishes that the list of a scope is complete, or has failed.
+    fn note_list(&self, number: usize, is_complete: bool) {
+        let namespace = self.scopes[number].namespace.as_deref();
+        self.context.leads_listed.send_if_modified(|all| all.note(namespace, self.lists, is_complete));
+    }
+
+    /// Publishes that nothing can be listed, because of an error or because there are no ExternalTargets.
+    fn note_no_lists(&self, is_complete: bool) {
+        (0..self.scopes.len()).for_each(|number| self.note_list(number, is_complete));
+    }
+
     /// Processes the answer of discovery.
     pub(super) fn on_discovery(&mut self, served: kube::Result<bool>) {
         match served {
@@ -98,7 +129,7 @@ impl FailoverController {
             Ok(false) => {
                 self.error_log.recovered("the API server tells again whether it serves ExternalTargets");
                 let has_leads = self.context.store.links().iter().any(|link| link.led.is_some());
-                let is_news = self.departures.unserved_until().is_none() && has_leads;
+                let is_news = !self.departures.is_unserved() && has_leads;
                 for scope in &mut self.scopes {
                     scope.stop();
                     scope.is_listed = false;
@@ -114,8 +145,10 @@ impl FailoverController {
                     self.forget(&key);
                 }
                 self.context.store.set_leads_known();
+                self.note_no_lists(true);
             }
             Err(error) => {
+                self.note_no_lists(false);
                 let sentence = describe(&error, "ask whether the API server serves ExternalTargets", "");
                 match &error {
                     kube::Error::Api(status) => {
@@ -159,7 +192,9 @@ impl FailoverController {
         {
             return self.forbidden(number, error);
         }
-        let Some(event) = self.scopes[number].log.log_failure(item) else { return };
+        let Some(event) = self.scopes[number].log.log_failure(item) else {
+            return self.note_list(number, false);
+        };
         match event {
             Event::ListBegins => self.scopes[number].list.clear(),
             Event::Listed(object) => {
@@ -167,9 +202,21 @@ impl FailoverController {
                 let object = observed(object, &mut self.object_errors);
                 self.scopes[number].list.insert(key, object);
             }
-            Event::ListEnds { .. } => self.take_list(number),
+            Event::ListEnds { version, rewound } => {
+                let scope = &mut self.scopes[number];
+                if rewound || version.is_some() && version < scope.newest {
+                    // Everything is listed again, so this list isn't needed.
+                    if self.context.rewinds.count() == self.lists.rewinds {
+                        self.context.rewinds.record_restore(scope.log.what());
+                    }
+                    return;
+                }
+                scope.newest = version.or(scope.newest);
+                self.take_list(number);
+            }
             Event::Applied(object) => {
                 let key = key_of(&object);
+                self.note_version(number, &object);
                 self.departures.forget(&key);
                 // The answer to our own write may have contained a later version.
                 if let Some(object) = observed(object, &mut self.object_errors)
@@ -180,16 +227,8 @@ impl FailoverController {
             }
             Event::Deleted(object) => {
                 let key = key_of(&object);
-                let uid = Uid::from(
-                    object
-                        .0
-                        .as_ref()
-                        .map_or_else(
-                            |invalid| invalid.metadata.uid.as_deref(),
-                            |object| object.metadata.uid.as_deref(),
-                        )
-                        .unwrap_or_default(),
-                );
+                self.note_version(number, &object);
+                let uid = Uid::from(object.uid().unwrap_or_default().as_str());
                 let is_known = self.objects.get(&key).is_none_or(|known| known.object.uid == uid);
                 if is_known {
                     self.departures.add(key, uid, &self.context.client);
@@ -207,6 +246,7 @@ impl FailoverController {
             let why = explain_watch(error, scope.log.what(), PERMISSION_HINT);
             warn!("{why}; until then their external targets stay as they are");
         }
+        self.note_list(number, false);
         self.settle_lists();
     }
 
@@ -247,7 +287,14 @@ impl FailoverController {
             let uid = uid.or_else(led).unwrap_or_default();
             self.departures.add(key.clone(), uid, &self.context.client);
         }
+        self.note_list(number, true);
         self.settle_lists();
+    }
+
+    fn note_version(&mut self, number: usize, object: &RawDeserializeGuard<ExternalTarget>) {
+        let version = object.resource_version().and_then(|version| version.parse().ok());
+        let newest = &mut self.scopes[number].newest;
+        *newest = (*newest).max(version);
     }
 
     fn settle_lists(&mut self) {
@@ -277,12 +324,12 @@ impl FailoverController {
             self.leader.forget(&key);
         }
         self.leader.observed(&object, before.as_ref().filter(|_| is_same).map(|before| &before.object));
-        let inherited = match before.filter(|_| is_same) {
-            Some(before) => before.inherited,
+        let (inherited, former_source) = match before.filter(|_| is_same) {
+            Some(before) => (before.inherited, before.former_source),
             // The external target records the DNS names that a Service had that is gone by now.
-            None => self.present(&key).map(|lead| lead.annotations).unwrap_or_default(),
+            None => (self.present(&key).map(|lead| lead.annotations).unwrap_or_default(), None),
         };
-        self.objects.insert(key.clone(), Followed { object, inherited, former_source: None });
+        self.objects.insert(key.clone(), Followed { object, inherited, former_source });
         self.lead(&key);
         self.index(&key);
         self.leader.changed(&key);
@@ -332,7 +379,10 @@ impl FailoverController {
                 .services()
                 .any(|key| sources.service(&key, None).is_some_and(|known| known.uid == *uid))
         };
-        let former = uid.filter(|uid| !is_listed(uid)).and_then(|uid| sources.key_of(&uid));
+        // A Service that the watch doesn't have any more is looked up by its name.
+        let former = uid
+            .filter(|uid| !is_listed(uid))
+            .and_then(|uid| sources.key_of(&uid).or_else(|| followed.former_source.clone()));
         let before = std::mem::replace(&mut followed.former_source, former);
         let lead = lead(followed, &sources, present.as_ref());
         let version = followed.object.revision();

@@ -1,4 +1,4 @@
-//! Tracks the complete lists of load balancers. A new leader lists everything in its term, and so does every replica
+//! Tracks the complete lists of load balancers, and of ExternalTargets. A new leader lists everything in its term, and so does every replica
 //! after a restore of etcd: nothing is written for a namespace based on earlier observations.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ pub struct ListEpoch {
     pub rewinds: u64,
 }
 
-/// The lists of load balancers: one for all namespaces, or one per watched namespace.
+/// The lists of one resource: one for all namespaces, or one per watched namespace.
 #[derive(Clone, Debug, Default)]
 pub struct LinkLists(BTreeMap<Option<String>, LinkList>);
 

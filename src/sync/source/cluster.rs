@@ -163,7 +163,7 @@ impl ServiceWatcher {
         for (number, scope) in scopes.iter_mut().enumerate() {
             events.push(self.follow(number, scope));
         }
-        let mut relist_guard = RelistGuard::default();
+        let (mut relist_guard, mut owners_deadline) = (RelistGuard::default(), None);
         let (client, availability) = (self.client.clone(), self.availability.clone());
         let mut other_services = OtherServices {
             object_errors: ObjectErrors::default(),
@@ -233,7 +233,7 @@ impl ServiceWatcher {
                 Event::ListEnds { version, rewound } => {
                     (scope.listed, scope.listing, scope.failed) = (true, false, false);
                     scope.watch_log.set_waiting(None);
-                    wait_for_owners(&self.store).await;
+                    wait_for_owners(&self.store, &mut owners_deadline).await;
                     let list = std::mem::take(&mut scope.list);
                     // Another watch may have noticed the restore first.
                     let was_noticed = std::mem::take(&mut scope.rewound);
@@ -315,7 +315,7 @@ impl ServiceWatcher {
         Complete { list, version, rewound }: Complete,
         leaving: &mut RemovalChecks,
     ) -> Vec<LinkChange> {
-        let PartialList { seen, unreadable, terminating, unselected, others, .. } = list;
+        let PartialList { keys, seen, unreadable, terminating, unselected, others } = list;
         let mut changes = Vec::new();
         for observed in &seen {
             if leaving.forget(&observed.key) {
@@ -328,7 +328,10 @@ impl ServiceWatcher {
         let staying: HashSet<ServiceKey> = leaving.keys().cloned().collect();
         let namespace = scope.namespace.as_deref();
         let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable).chain(&staying);
-        let (known, missing) = self.store.missing_from(listed, namespace);
+        let (known_links, mut missing) = self.store.missing_from(listed, namespace);
+        let (known_others, missing_others) = self.unselected.missing_from(&keys, namespace);
+        let known = known_links + known_others;
+        missing.extend(missing_others);
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
         // The first list has nothing to be compared with.
         let mut retained = if self.store.is_synced() {
@@ -343,9 +346,9 @@ impl ServiceWatcher {
                  before another one, in {CONFIRM_AFTER:?}, agrees; until then they stay as they were",
                 retained.len()
             );
-        } else {
-            self.unselected.replace(namespace, others);
         }
+        let kept = retained.iter().chain(&unreadable).cloned().collect();
+        self.unselected.replace(namespace, others, &kept);
         retained.extend(staying);
         // The list lacks deleted Services as well as Services that have left the selection: a LIST by name tells them
         // apart. After a restore of etcd no such LIST is sent: a missing Service counts as deleted.
@@ -592,15 +595,17 @@ impl PartialList {
     }
 }
 
-/// Waits, for at most [`OWNERS_TIMEOUT`], until the owners of names and the ExternalTargets are known: a name mustn't go
-/// to another link, nor a link to another target, because Services were listed first.
-pub(crate) async fn wait_for_owners(store: &Store) {
+/// Waits until the owners of names and the ExternalTargets are known: a name mustn't go to another link, nor a link to
+/// another target, because Services were listed first. The wait ends [`OWNERS_TIMEOUT`] after the first call with this
+/// `deadline`.
+pub(crate) async fn wait_for_owners(store: &Store, deadline: &mut Option<Instant>) {
     let known = async {
         store.owners_known().await;
         store.leads_known().await;
     };
+    let deadline = *deadline.get_or_insert_with(|| Instant::now() + OWNERS_TIMEOUT);
     // After the timeout DNS starts without them: the API server may answer one list and not the other.
-    let _ = tokio::time::timeout(OWNERS_TIMEOUT, known).await;
+    let _ = tokio::time::timeout_at(deadline, known).await;
 }
 
 /// Logs the invalid or denied parts of a Service. Returns whether they have changed.

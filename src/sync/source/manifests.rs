@@ -67,7 +67,7 @@ impl ManifestSource {
     pub async fn run(self) -> Result<(), SyncError> {
         let mut changes = Box::pin(changes(&self.directory)?);
         let mut object_errors = ObjectErrors::default();
-        let mut kept = KeptServices::new(self.delete_delay);
+        let (mut kept, mut owners_deadline) = (KeptServices::new(self.delete_delay), None);
         loop {
             tokio::select! {
                 changed = changes.next() => changed.ok_or(SyncError::WatchEnded)?,
@@ -94,7 +94,7 @@ impl ManifestSource {
                 (files.services(&self.selection, &self.hostname_policy, &mut object_errors), files.unread())
             };
             read?;
-            wait_for_owners(&self.store).await;
+            wait_for_owners(&self.store, &mut owners_deadline).await;
             // A file that can't be read yet may contain any Service, so none may be considered gone.
             if !self.store.is_synced() && unread {
                 continue;

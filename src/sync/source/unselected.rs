@@ -1,7 +1,7 @@
 //! The load balancers that are not selected: they have no link, but ExternalTargets may have them as sources. And a feed
 //! of the Services that have changed, selected or not.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -56,10 +56,31 @@ impl UnselectedServices {
         self.changed(key);
     }
 
-    /// Replaces the Services of a namespace (`None`: of all namespaces) by a complete list.
-    pub(super) fn replace(&self, namespace: Option<&str>, list: Vec<ObservedService>) {
+    /// Returns the number of all Services, and the ones of a namespace (`None`: of all namespaces) that a complete list
+    /// lacks.
+    pub(super) fn missing_from(
+        &self,
+        list: &HashSet<ServiceKey>,
+        namespace: Option<&str>,
+    ) -> (usize, Vec<ServiceKey>) {
+        let services = self.services.lock();
+        let is_within = |key: &ServiceKey| namespace.is_none_or(|namespace| key.namespace() == namespace);
+        let missing = services.keys().filter(|key| is_within(key) && !list.contains(*key)).cloned();
+        (services.len(), missing.collect())
+    }
+
+    /// Replaces the Services of a namespace (`None`: of all namespaces) by a complete list, except those in `kept`,
+    /// which wait for a second list.
+    pub(super) fn replace(
+        &self,
+        namespace: Option<&str>,
+        list: Vec<ObservedService>,
+        kept: &HashSet<ServiceKey>,
+    ) {
         let mut services = self.services.lock();
-        let is_outside = |key: &ServiceKey| namespace.is_some_and(|namespace| key.namespace() != namespace);
+        let stays = |key: &ServiceKey| {
+            kept.contains(key) || namespace.is_some_and(|namespace| key.namespace() != namespace)
+        };
         let mut former = std::mem::take(&mut *services);
         for service in list {
             if former.remove(&service.key).as_deref() != Some(&service) {
@@ -68,7 +89,7 @@ impl UnselectedServices {
             services.insert(service.key.clone(), Arc::new(service));
         }
         for (key, service) in former {
-            if is_outside(&key) {
+            if stays(&key) {
                 services.insert(key, service);
             } else {
                 self.changed(&key);

@@ -49,4 +49,6 @@ pub struct ReconcilerContext {
     pub rewinds: Rewinds,
     /// The namespaces with a complete list of load balancers.
     pub links_listed: watch::Receiver<LinkLists>,
+    /// The namespaces with a complete list of ExternalTargets.
+    pub leads_listed: watch::Receiver<LinkLists>,
 }

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::*;
+use crate::model::lead::{Announcement, Lead};
+use crate::model::link::Target;
 use crate::store::{OnGone, Store};
 use crate::sync::election::Leadership;
 use crate::sync::election::term::TERM;
@@ -48,6 +50,7 @@ fn reconciler(client: Client) -> Reconciler {
         staleness: test_support::metrics(),
         rewinds: Rewinds::default(),
         links_listed: watch::Sender::new(lists(leadership.term(), 0)).subscribe(),
+        leads_listed: watch::Sender::new(lists(leadership.term(), 0)).subscribe(),
         leadership,
     })
 }
@@ -125,6 +128,7 @@ async fn no_write_between_a_rewind_and_new_lists() {
     let term = reconciler.term;
     let links_listed = watch::Sender::new(lists(term, 0));
     reconciler.context.links_listed = links_listed.subscribe();
+    reconciler.context.leads_listed = links_listed.subscribe();
     list(&mut reconciler);
     assert!(reconciler.may_write());
     // The watch of external targets notices the restore.
@@ -336,6 +340,7 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     let (now, before) = (ListEpoch { term, rewinds: 0 }, ListEpoch { term: term - 1, rewinds: 0 });
     let links_listed = watch::Sender::new(all.clone());
     reconciler.context.links_listed = links_listed.subscribe();
+    reconciler.context.leads_listed = links_listed.subscribe();
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     assert!(reconciler.may_write_for(&link));
@@ -367,6 +372,33 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     reconciler.queue_all();
     run_for(&mut reconciler, 1).await;
     assert_eq!(sent.lock().first().map(String::as_str), Some("POST"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn led_links_are_written_after_a_list_of_this_term() {
+    let (mut reconciler, requests) = denied();
+    let (term, link) = (reconciler.term, load_balancer(&reconciler, "web"));
+    let (now, before) = (ListEpoch { term, rewinds: 0 }, ListEpoch { term: term - 1, rewinds: 0 });
+    let mut leads = LinkLists::new(&BTreeSet::new(), before);
+    let leads_listed = watch::Sender::new(leads.clone());
+    reconciler.context.leads_listed = leads_listed.subscribe();
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+    assert!(!reconciler.may_write(), "an ExternalTarget may lead any link");
+    reconciler.queue_all();
+    run_for(&mut reconciler, 60).await;
+    assert_eq!(requests.load(Ordering::Relaxed), 0);
+
+    let announced = Announcement::Target(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
+    let lead = Lead { uid: "xt".into(), announced, ..Lead::default() };
+    reconciler.context.store.lead(&ServiceKey::new("shop", "api"), lead, None);
+    let led = reconciler.context.store.get(&ServiceKey::new("shop", "api")).unwrap();
+    leads.note(None, now, false);
+    leads_listed.send_replace(leads.clone());
+    assert!(reconciler.may_write_for(&link) && !reconciler.may_write_for(&led), "the list has failed");
+    leads.note(None, now, true);
+    leads_listed.send_replace(leads);
+    assert!(reconciler.may_write_for(&led));
 }
 
 #[tokio::test(start_paused = true)]

@@ -837,14 +837,21 @@ fn status_without_a_target_begins_with_the_external_target() {
 
 #[test]
 fn standing_target_of_a_service_that_is_gone_is_withdrawn() {
-    for (uid, expected) in [("", "seoul"), ("seoul", "seoul"), ("gone", "")] {
+    // A restored Service has another uid, and may have the same target.
+    for (uid, standing, expected) in [
+        ("", "a.example", "seoul"),
+        ("seoul", "a.example", "seoul"),
+        ("gone", "a.example", "seoul"),
+        ("gone", "old.example", ""),
+    ] {
         let mut harness = Harness::new(&SOURCES);
-        harness.standing = Some((target("a.example"), uid.into()));
+        harness.standing = Some((target(standing), uid.into()));
         let decision = harness.decide();
         let announced = decision.status.target.as_ref();
         assert_eq!(announced.map(|target| target.uid.to_string()).unwrap_or_default(), expected, "{uid}");
-        let reason = (uid == "gone").then_some(MoveReason::Withdrawn);
-        assert_eq!((decision.moved, harness.status.is_withdrawn()), (reason, uid == "gone"), "{uid}");
+        let is_withdrawn = expected.is_empty();
+        let reason = is_withdrawn.then_some(MoveReason::Withdrawn);
+        assert_eq!((decision.moved, harness.status.is_withdrawn()), (reason, is_withdrawn), "{uid}");
         assert_eq!(harness.decide_at(10).moved, None, "it doesn't come back");
     }
 }

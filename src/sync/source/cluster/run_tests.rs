@@ -124,6 +124,22 @@ async fn missing_service_stays_until_confirmed_gone() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn unselected_services_stay_if_a_list_lacks_too_many() {
+    let unselected = |numbers: std::ops::Range<usize>| {
+        let services = numbers.map(|number| opted_out(&format!("a/{number}")));
+        services.chain([added("a/web"), list_ends()]).collect::<Vec<Value>>()
+    };
+    for (listed, expected) in [(1, 20), (18, 18)] {
+        let first = [unselected(0..20), vec![gone()]].concat();
+        let source = source(vec![first, unselected(0..listed)]);
+        let services = Arc::clone(&source.unselected);
+        after(source, 20).await;
+        let is_known = |number: &usize| services.get(&ServiceKey::new("a", &number.to_string())).is_some();
+        assert_eq!((0..20).filter(is_known).count(), expected, "{listed} are listed");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn restore_is_noticed_by_the_first_list_of_a_term() {
     let list = |version: &str| {
         let (mut web, mut end) = (added("a/web"), list_ends());
