@@ -21,15 +21,15 @@ use crate::harness::{apply_deploy, deploy, eventually};
 use crate::recreation::wait_for_external_target;
 
 /// Upstream resolvers whose names can be switched off.
-struct Upstream {
-    resolver: FaultyUpstream,
-    dead: Arc<Mutex<HashSet<String>>>,
+pub(crate) struct Upstream {
+    pub(crate) resolver: FaultyUpstream,
+    pub(crate) dead: Arc<Mutex<HashSet<String>>>,
 }
 
 impl Upstream {
     /// All names have the address 192.0.2.1, except the names in `dead`, which don't exist. `*` makes the resolver
     /// answer SERVFAIL.
-    async fn start(dead: &[&str]) -> Self {
+    pub(crate) async fn start(dead: &[&str]) -> Self {
         let dead: Arc<Mutex<HashSet<String>>> =
             Arc::new(Mutex::new(dead.iter().map(ToString::to_string).collect()));
         let names = Arc::clone(&dead);
@@ -46,24 +46,24 @@ impl Upstream {
         Self { resolver, dead }
     }
 
-    fn kill(&self, name: &str) {
+    pub(crate) fn kill(&self, name: &str) {
         self.dead.lock().unwrap().insert(name.to_owned());
     }
 
-    fn revive(&self, name: &str) {
+    pub(crate) fn revive(&self, name: &str) {
         self.dead.lock().unwrap().remove(name);
     }
 }
 
 /// A control plane of its own with ExternalTargets, and namespaces shop and shop-dr.
-struct Shop {
-    plane: ControlPlane,
-    cluster: Cluster,
-    upstream: Upstream,
+pub(crate) struct Shop {
+    pub(crate) plane: ControlPlane,
+    pub(crate) cluster: Cluster,
+    pub(crate) upstream: Upstream,
 }
 
 impl Shop {
-    async fn open(dead: &[&str]) -> Self {
+    pub(crate) async fn open(dead: &[&str]) -> Self {
         let plane = ControlPlane::start(Options::default());
         apply_deploy(&plane);
         install(&plane);
@@ -74,7 +74,7 @@ impl Shop {
         Self { plane, cluster, upstream }
     }
 
-    async fn linker(&self, args: &[&str]) -> Linker {
+    pub(crate) async fn linker(&self, args: &[&str]) -> Linker {
         let upstream = self.upstream.resolver.address.to_string();
         let linker =
             Linker::in_cluster(&self.plane, "external-targets", &[&["--upstream", &upstream], args].concat());
@@ -82,26 +82,63 @@ impl Shop {
         linker
     }
 
-    async fn load_balancer(&self, namespace: &str, name: &str, host: &str) {
+    /// Creates a ServiceAccount of this name with the permissions of `deploy/` and `deploy/crd/`, so that the audit log
+    /// distinguishes the replicas, and starts a replica with it.
+    pub(crate) fn replica(&self, name: &str, variables: &[(&str, &str)]) -> Linker {
+        self.plane.kubectl(&["-n", "lb-linker", "create", "serviceaccount", name]);
+        let mut objects = Vec::new();
+        for file in ["10-rbac.yaml", "crd/rbac.yaml"] {
+            let text = std::fs::read_to_string(deploy().join(file)).unwrap();
+            for mut object in serde_saphyr::from_multiple::<Value>(&text).unwrap() {
+                let kind = object["kind"].as_str().unwrap().to_owned();
+                let is_for_the_lease = object["metadata"]["namespace"] == "lb-linker";
+                if !(kind.ends_with("Binding") || kind == "Role" && is_for_the_lease) {
+                    continue;
+                }
+                let role = object["metadata"]["name"].as_str().unwrap().to_owned();
+                object["metadata"]["name"] = json!(format!("{role}-{name}"));
+                if is_for_the_lease {
+                    // Outside a Pod the Lease is in the target namespace.
+                    object["metadata"]["namespace"] = json!("external-targets");
+                    object["metadata"]["name"] = json!(format!("{role}-lease-{name}"));
+                }
+                if kind.ends_with("Binding") {
+                    object["subjects"][0]["name"] = json!(name);
+                }
+                if kind == "RoleBinding" && is_for_the_lease {
+                    object["roleRef"]["name"] = object["metadata"]["name"].clone();
+                }
+                objects.push(serde_json::from_value(object).unwrap());
+            }
+        }
+        self.plane.apply_objects(&objects);
+        let kubeconfig = self.plane.kubeconfig_for_service_account("lb-linker", name);
+        let upstream = self.upstream.resolver.address.to_string();
+        let args = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--upstream", &upstream];
+        let args = [&args[..], &["--identity", name, "--leader-election", "lease"]].concat();
+        Linker::start_with(variables, args)
+    }
+
+    pub(crate) async fn load_balancer(&self, namespace: &str, name: &str, host: &str) {
         self.cluster.create_load_balancer(namespace, name).await;
         self.cluster.set_ingress(namespace, name, &[Ingress::Hostname(host)]).await;
     }
 
-    fn targets(&self) -> Api<ExternalTarget> {
+    pub(crate) fn targets(&self) -> Api<ExternalTarget> {
         Api::namespaced(self.cluster.client.clone(), "shop")
     }
 
-    async fn create(&self, name: &str, spec: Value) {
+    pub(crate) async fn create(&self, name: &str, spec: Value) {
         let object = ExternalTarget::new(name, serde_json::from_value(spec).unwrap());
         self.targets().create(&PostParams::default(), &object).await.unwrap();
     }
 
-    async fn status(&self, name: &str) -> ExternalTargetStatus {
+    pub(crate) async fn status(&self, name: &str) -> ExternalTargetStatus {
         self.targets().get(name).await.unwrap().status.unwrap_or_default()
     }
 
     /// Waits until an ExternalTarget announces this target.
-    async fn announces(&self, name: &str, display: &str) -> ExternalTargetStatus {
+    pub(crate) async fn announces(&self, name: &str, display: &str) -> ExternalTargetStatus {
         let look = || async {
             let status = self.status(name).await;
             let target = status.target.as_ref().map(|target| target.display.as_str());
@@ -111,7 +148,7 @@ impl Shop {
     }
 
     /// Waits until a condition has this status, and returns its reason.
-    async fn condition(&self, name: &str, kind: &str, status: &str) -> String {
+    pub(crate) async fn condition(&self, name: &str, kind: &str, status: &str) -> String {
         let look = || async {
             let conditions = self.status(name).await.conditions;
             let condition = conditions.into_iter().find(|condition| condition.type_ == kind)?;
@@ -134,7 +171,7 @@ fn install(plane: &ControlPlane) {
 }
 
 /// Checks that answers stay as they are for some seconds.
-async fn stays(linkers: &[&Linker], question: &str, expected: &str, seconds: u64) {
+pub(crate) async fn stays(linkers: &[&Linker], question: &str, expected: &str, seconds: u64) {
     let (end, mut tick) =
         (Instant::now() + Duration::from_secs(seconds), interval(Duration::from_millis(200)));
     while Instant::now() < end {
@@ -146,7 +183,7 @@ async fn stays(linkers: &[&Linker], question: &str, expected: &str, seconds: u64
 }
 
 /// A check with the shortest period.
-fn quick() -> Value {
+pub(crate) fn quick() -> Value {
     json!({"periodSeconds": 5, "timeoutSeconds": 1, "failureThreshold": 2, "successThreshold": 1})
 }
 
@@ -234,8 +271,10 @@ async fn takeover_and_return_keep_the_external_target() {
 async fn new_target_is_announced_when_it_resolves() {
     let shop = Shop::open(&["new.example.com"]).await;
     shop.load_balancer("shop", "web", "old.example.com").await;
-    let first = shop.linker(&[]).await;
-    let second = shop.linker(&[]).await;
+    let first = shop.replica("a", &[]);
+    first.line("leading now as a_").await;
+    let second = shop.replica("b", &[]);
+    second.line(" leads").await;
     let both = [&first, &second];
     shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "web"}}]})).await;
     shop.announces("web", "old.example.com").await;

@@ -23,6 +23,7 @@ mod docs;
 mod events;
 mod external_targets;
 mod failover;
+mod failover_faults;
 mod finalizer;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;

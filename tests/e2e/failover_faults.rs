@@ -1,0 +1,372 @@
+//! ExternalTargets while replicas, the API server, lists and statuses fail, and with few permissions.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt;
+use hickory_proto::rr::RData;
+use hickory_proto::rr::rdata::A;
+use k8s_openapi::api::core::v1::Service;
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::failover::{Shop, Upstream, quick, stays};
+use crate::harness::audit::AuditEvent;
+use crate::harness::clock::{Stop, StoppedClock};
+use crate::harness::cluster::Ingress;
+use crate::harness::dns::{FaultyUpstream, address, answers};
+use crate::harness::eventually;
+use crate::harness::linker::Linker;
+use crate::harness::proxy::{MeddledApi, Meddler, Meddling};
+use crate::recreation::wait_for_external_target;
+
+const QUESTION: &str = "web.shop.lb.internal. CNAME";
+
+impl Shop {
+    /// Returns the codes and the targets of the status writes of a ServiceAccount.
+    fn status_writes(&self, account: &str) -> Vec<(u16, Value)> {
+        let user = format!("system:serviceaccount:lb-linker:{account}");
+        let is_ours = |event: &AuditEvent| event.user == user && event.resource == "externaltargets";
+        let events = self.plane.audit_events().into_iter();
+        let writes = events.filter(|event| is_ours(event) && event.is_write());
+        writes
+            .map(|event| (event.code, event.request.unwrap_or_default()["status"]["target"].clone()))
+            .collect()
+    }
+
+    async fn set_host(&self, host: &str) {
+        self.cluster.set_ingress("shop", "web", &[Ingress::Hostname(host)]).await;
+    }
+}
+
+fn of_web() -> Value {
+    json!({"sources": [{"name": "seoul", "service": {"name": "web"}}], "check": quick()})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_stopped_in_a_cutover_writes_no_stale_status() {
+    assert_no_stale_status(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_suspended_in_a_cutover_writes_no_stale_status() {
+    assert_no_stale_status(Some(Stop::Suspend)).await;
+}
+
+/// Stops a leader while a target is waited for, lets another replica announce two further targets, and continues the
+/// first one.
+async fn assert_no_stale_status(how: Option<Stop>) {
+    let shop = Shop::open(&["new.example.com"]).await;
+    shop.load_balancer("shop", "web", "old.example.com").await;
+    let mut clock = StoppedClock::new();
+    let variables = clock.variables();
+    let variables = variables.each_ref().map(|(name, value)| (*name, &**value));
+    let mut a = shop.replica("a", if how.is_some() { &variables } else { &[] });
+    a.line("leading now as a_").await;
+    let b = shop.replica("b", &[]);
+    b.line(" leads").await;
+    b.ready().await;
+    shop.create("web", of_web()).await;
+    shop.announces("web", "old.example.com").await;
+    shop.set_host("new.example.com").await;
+    shop.condition("web", "Progressing", "True").await;
+
+    match how {
+        Some(_) => clock.stop(&mut a),
+        None => a.signal(Signal::SIGSTOP),
+    }
+    shop.upstream.revive("new.example.com");
+    b.line("leading now as b_").await;
+    shop.announces("web", "new.example.com").await;
+    shop.set_host("newest.example.com").await;
+    shop.announces("web", "newest.example.com").await;
+    shop.condition("web", "Ready", "True").await;
+    let before = shop.status_writes("a").len();
+    match how {
+        Some(how) => clock.go_on(&mut a, how),
+        None => a.signal(Signal::SIGCONT),
+    }
+    let line = a.line(" leads").await;
+    assert!(line.contains("INFO b_"), "{line}");
+    answers(a.dns, QUESTION, "newest.example.com.").await;
+    stays(&[&a, &b], QUESTION, "newest.example.com.", 5).await;
+    let stale = shop.status_writes("a").split_off(before);
+    assert!(stale.iter().all(|(code, _)| *code >= 400), "{stale:#?}");
+    assert_eq!(shop.announces("web", "newest.example.com").await.history.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_leaders_cutover_is_finished_by_the_next_one() {
+    let shop = Shop::open(&["new.example.com"]).await;
+    shop.load_balancer("shop", "web", "old.example.com").await;
+    let mut a = shop.replica("a", &[]);
+    a.line("leading now as a_").await;
+    let b = shop.replica("b", &[]);
+    b.ready().await;
+    shop.create("web", of_web()).await;
+    shop.announces("web", "old.example.com").await;
+    shop.set_host("new.example.com").await;
+    shop.condition("web", "Progressing", "True").await;
+    a.kill();
+    b.line("leading now as b_").await;
+    stays(&[&b], QUESTION, "old.example.com.", 5).await;
+    shop.upstream.revive("new.example.com");
+    answers(b.dns, QUESTION, "new.example.com.").await;
+    assert!(shop.announces("web", "new.example.com").await.target.unwrap().verified);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tampered_status_is_corrected_by_a_check() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "a.example.com").await;
+    let linker = shop.linker(&[]).await;
+    shop.create("web", of_web()).await;
+    shop.announces("web", "a.example.com").await;
+    let name = "web-shop-ext";
+    wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
+    let tamper = async |target: Value| {
+        let patch = Patch::Merge(json!({"status": {"target": target}}));
+        shop.targets().patch_status("web", &PatchParams::default(), &patch).await.unwrap();
+    };
+    tamper(json!({"hostname": "b.example.com", "display": "b.example.com"})).await;
+    shop.announces("web", "a.example.com").await;
+    answers(linker.dns, QUESTION, "a.example.com.").await;
+    // A target that the policy denies is never answered.
+    shop.upstream.kill("*");
+    tamper(json!({"hostname": "db.other.svc.cluster.local", "display": "db.other.svc.cluster.local"})).await;
+    answers(linker.dns, QUESTION, "No Error").await;
+    shop.upstream.revive("*");
+    shop.announces("web", "a.example.com").await;
+    answers(linker.dns, QUESTION, "a.example.com.").await;
+    wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failover_waits_for_the_api_server() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "seoul.example.com").await;
+    let linker = shop.linker(&[]).await;
+    let sources = json!([
+        {"name": "seoul", "service": {"name": "web"}},
+        {"name": "fixed", "hostname": "busan.example.com"},
+    ]);
+    shop.create("web", json!({"sources": sources, "check": quick()})).await;
+    shop.condition("web", "Ready", "True").await;
+    shop.plane.stop_apiserver();
+    shop.upstream.kill("seoul.example.com");
+    stays(&[&linker], QUESTION, "seoul.example.com.", 15).await;
+    shop.plane.start_apiserver();
+    answers(linker.dns, QUESTION, "busan.example.com.").await;
+    wait_for_external_target(&shop.cluster, "external-targets", "web-shop-ext", "busan.example.com").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn target_stays_although_a_list_lacks_its_service() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "lb", "a.example.com").await;
+    let opt_out = json!({"metadata": {"annotations": {"linker.hsj.com/managed": "false"}}});
+    shop.cluster.patch_service("shop", "lb", opt_out).await;
+    let (meddles, meddling) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (lists, listed) = (Arc::clone(&meddles), Arc::clone(&meddling));
+    let meddler: Meddler = Arc::new(move |line| {
+        let is_list =
+            line.contains("/services?") && line.contains("spec.type") && !line.contains("/namespaces/");
+        if is_list && lists.load(Ordering::Relaxed) {
+            listed.store(true, Ordering::Relaxed);
+            return Meddling::Garble(b"\"type\":\"LoadBalancer\"", b"\"type\":\"XoadBalancer\"");
+        }
+        Meddling::Pass
+    });
+    let api = MeddledApi::start(&shop.plane, meddler).await;
+    let upstream = shop.upstream.resolver.address.to_string();
+    let linker = Linker::start(["--kubeconfig", api.kubeconfig(), "--upstream", &upstream]);
+    linker.ready().await;
+    shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "lb"}}]})).await;
+    answers(linker.dns, QUESTION, "a.example.com.").await;
+
+    meddles.store(true, Ordering::Relaxed);
+    api.disconnect();
+    let has_listed = || async { meddling.load(Ordering::Relaxed).then_some(()) };
+    eventually("a list without the Service", has_listed).await;
+    stays(&[&linker], QUESTION, "a.example.com.", 10).await;
+    meddles.store(false, Ordering::Relaxed);
+    api.disconnect();
+    shop.cluster.delete_service("shop", "lb").await;
+    answers(linker.dns, QUESTION, "No Error").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tcp_port_of_the_target_is_checked() {
+    let mut shop = Shop::open(&[]).await;
+    shop.upstream = Upstream {
+        resolver: FaultyUpstream::start(|asked, _| {
+            let mut answer = address(asked, 1, 5);
+            if let RData::A(address) = &mut answer.answers[0].data {
+                *address = A(Ipv4Addr::LOCALHOST);
+            } else {
+                answer.answers.clear();
+            }
+            vec![answer]
+        })
+        .await,
+        ..shop.upstream
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let service =
+        json!({"metadata": {"name": "web"}, "spec": {"type": "LoadBalancer", "ports": [{"port": port}]}});
+    shop.cluster.create_service("shop", service).await;
+    shop.set_host("a.example.com").await;
+    let linker = shop.linker(&["--allowed-nets", "127.0.0.0/8"]).await;
+    let with_port = |name: &str, source: Value, port: u16| {
+        let check = json!({"periodSeconds": 5, "timeoutSeconds": 1, "failureThreshold": 2, "tcpPort": port});
+        (name.to_owned(), json!({"sources": [source], "check": check}))
+    };
+    let of_service = json!({"name": "seoul", "service": {"name": "web"}});
+    let fixed = json!({"name": "fixed", "hostname": "b.example.com"});
+    let unknown = if port == 443 { 80 } else { 443 };
+    for (name, spec) in [
+        with_port("web", of_service.clone(), port),
+        with_port("other", of_service, unknown),
+        with_port("fixed", fixed, port),
+    ] {
+        shop.create(&name, spec).await;
+    }
+    shop.condition("web", "Ready", "True").await;
+    for (name, expected) in [
+        ("other", format!("source seoul: Service web has no TCP port {unknown}")),
+        ("fixed", "source fixed: TCP checks of fixed targets need shop in --tcp-check-namespaces".to_owned()),
+    ] {
+        assert_eq!(shop.condition(name, "Accepted", "False").await, "CheckRefused");
+        let conditions = shop.status(name).await.conditions;
+        let accepted = conditions.iter().find(|condition| condition.type_ == "Accepted").unwrap();
+        assert_eq!(accepted.message, expected);
+    }
+    drop(listener);
+    assert_eq!(shop.condition("web", "Resolved", "False").await, "CheckFailed");
+    answers(linker.dns, QUESTION, "a.example.com.").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn statuses_are_followed_without_writes_in_plan_and_off() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "a.example.com").await;
+    let planning = shop.linker(&["--sync", "plan"]).await;
+    let off = shop.linker(&["--sync", "off"]).await;
+    let sources = json!([
+        {"name": "fixed", "hostname": "b.example.com"},
+        {"name": "seoul", "service": {"name": "web"}},
+    ]);
+    shop.create("web", json!({"sources": sources})).await;
+    planning.line("plan for ExternalTarget shop/web: status.target → ").await;
+    for linker in [&planning, &off] {
+        answers(linker.dns, QUESTION, "a.example.com.").await;
+    }
+    let target = json!({"source": "fixed", "hostname": "b.example.com", "display": "b.example.com",
+        "since": "2026-01-01T00:00:00Z", "verified": true});
+    let patch = Patch::Merge(json!({"status": {"target": target}}));
+    shop.targets().patch_status("web", &PatchParams::default(), &patch).await.unwrap();
+    for linker in [&planning, &off] {
+        answers(linker.dns, QUESTION, "b.example.com.").await;
+    }
+    assert_eq!(shop.status_writes("lb-linker"), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permissions_in_one_namespace_suffice_for_it() {
+    let shop = Shop::open(&[]).await;
+    shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-crd"]);
+    let account = "--serviceaccount=lb-linker:lb-linker";
+    let binding = ["create", "rolebinding", "crd", "--clusterrole=lb-linker-crd", account];
+    shop.plane.kubectl(&[&["-n", "shop"], &binding[..]].concat());
+    shop.load_balancer("shop", "web", "a.example.com").await;
+    let linker = shop.linker(&["--watch-namespaces", "shop"]).await;
+    shop.create("web", of_web()).await;
+    assert_eq!(shop.condition("web", "Ready", "True").await, "TargetVerified");
+    answers(linker.dns, QUESTION, "a.example.com.").await;
+    assert_eq!(linker.logged("forbidden"), 0, "{:#?}", linker.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clashing_names_get_external_targets_of_their_own() {
+    let shop = Shop::open(&[]).await;
+    for namespace in ["z", "y-z"] {
+        shop.plane.kubectl(&["create", "namespace", namespace]);
+    }
+    let linker = shop.linker(&[]).await;
+    for (namespace, name, host) in [("z", "x-y", "a.example.com"), ("y-z", "x", "b.example.com")] {
+        let object = json!({
+            "apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+            "metadata": {"namespace": namespace, "name": name},
+            "spec": {"sources": [{"name": "fixed", "hostname": host}]},
+        });
+        shop.plane.apply(&object.to_string());
+    }
+    answers(linker.dns, "x-y.z.lb.internal. CNAME", "a.example.com.").await;
+    answers(linker.dns, "x.y-z.lb.internal. CNAME", "b.example.com.").await;
+    let targets = || async {
+        let services = shop.cluster.services("external-targets").list(&ListParams::default()).await.unwrap();
+        let hosts = services.items.into_iter().filter_map(|service| service.spec?.external_name);
+        let hosts: BTreeSet<String> = hosts.collect();
+        (hosts.len() == 2).then_some(hosts)
+    };
+    let hosts = eventually("two external targets", targets).await;
+    assert_eq!(hosts.into_iter().collect::<Vec<_>>(), ["a.example.com", "b.example.com"]);
+}
+
+/// Changes the target of every Service behind many ExternalTargets at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn simultaneous_changes_cost_few_writes() {
+    const OBJECTS: usize = 200;
+    let shop = Shop::open(&[]).await;
+    let linker = shop.linker(&[]).await;
+    let services: Api<Service> = Api::namespaced(shop.cluster.client.clone(), "shop");
+    let name = |number: usize| format!("svc-{number}");
+    let create = async |number: usize| {
+        shop.cluster.create_load_balancer("shop", &name(number)).await;
+        let source = json!({"name": "seoul", "service": {"name": name(number)}});
+        shop.create(&name(number), json!({"sources": [source]})).await;
+    };
+    let set = async |number: usize, host: &str| {
+        let host = format!("{host}-{number}.example.com");
+        let status = Patch::Merge(json!({"status": {"loadBalancer": {"ingress": [{"hostname": host}]}}}));
+        services.patch_status(&name(number), &PatchParams::default(), &status).await.unwrap();
+    };
+    let all_have = async |host: &str| {
+        for number in 0..OBJECTS {
+            let (object, host) = (format!("svc-{number}-shop-ext"), format!("{host}-{number}.example.com"));
+            wait_for_external_target(&shop.cluster, "external-targets", &object, &host).await;
+            answers(linker.dns, &format!("svc-{number}.shop.lb.internal. CNAME"), &format!("{host}.")).await;
+            shop.condition(&name(number), "Ready", "True").await;
+        }
+    };
+    let writes = || {
+        let page = linker.metrics();
+        let of = |kind: &str| {
+            let lines = page.lines().filter(|line| line.starts_with("lb_linker_api_writes_total{"));
+            let lines = lines.filter(|line| line.contains(&format!("kind=\"{kind}\"")));
+            lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as usize
+        };
+        (of("ExternalTarget"), of("Service"))
+    };
+    let all = || futures::stream::iter(0..OBJECTS);
+    all().for_each_concurrent(16, create).await;
+    all().for_each_concurrent(16, |number| set(number, "old")).await;
+    all_have("old").await;
+
+    let before = writes();
+    all().for_each_concurrent(16, |number| set(number, "new")).await;
+    all_have("new").await;
+    let after = writes();
+    let (statuses, targets) = (after.0 - before.0, after.1 - before.1);
+    println!("{OBJECTS} changed targets: {statuses} writes of statuses, {targets} of external targets");
+    assert!(statuses <= OBJECTS * 5 / 4 && targets <= OBJECTS * 21 / 20, "{statuses}, {targets}");
+    // A target that is announced and written causes no write later.
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    assert_eq!(writes(), after);
+}
