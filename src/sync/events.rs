@@ -101,9 +101,9 @@ impl Reason {
     #[must_use]
     pub fn action(self) -> &'static str {
         match self {
-            Self::TargetChanged | Self::FailedOver | Self::FailedBack | Self::CutoverTimedOut => {
-                "ChangeTarget"
-            }
+            Self::TargetChanged | Self::FailedOver | Self::FailedBack => "ChangeTarget",
+            // The former target may stay.
+            Self::CutoverTimedOut => "EndWait",
             Self::TargetStale | Self::TargetRefused | Self::NoHealthySource => "KeepTarget",
             Self::Led => "LeadLink",
             Self::RefNotPermitted | Self::CheckRefused | Self::InvalidSpec => "RefuseSource",

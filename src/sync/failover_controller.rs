@@ -188,6 +188,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
 
 impl FailoverController {
     fn new(context: FailoverContext) -> Self {
+        context.metrics.forget_targets();
         Self {
             scopes: Scope::of(&context.selection, &context.availability),
             lists: ListEpoch { term: context.leadership.term(), rewinds: context.rewinds.count() },

@@ -32,10 +32,7 @@ impl MetricGroup for FailoverMetrics {
             "ExternalTargets by what their status announces: a verified target, an unverified one, or none.",
             &["state"],
         )?;
-        for state in ["verified", "unverified", "none"] {
-            targets.with_label_values(&[state]).set(0);
-        }
-        Ok(Self {
+        let metrics = Self {
             targets,
             checks: counters(
                 "lb_linker_external_target_checks_total",
@@ -62,11 +59,20 @@ impl MetricGroup for FailoverMetrics {
                 "Changes of the announced target of an ExternalTarget.",
                 &OBJECT,
             )?,
-        })
+        };
+        metrics.forget_targets();
+        Ok(metrics)
     }
 }
 
 impl FailoverMetrics {
+    /// Counts no ExternalTargets: they are read again.
+    pub(super) fn forget_targets(&self) {
+        for state in ["verified", "unverified", "none"] {
+            self.targets.with_label_values(&[state]).set(0);
+        }
+    }
+
     /// Sets the metrics of one ExternalTarget. `source` is the place of the source in use.
     pub(super) fn set(&self, key: &ServiceKey, is_ready: bool, source: Option<usize>) {
         let labels = [key.namespace(), key.name()];

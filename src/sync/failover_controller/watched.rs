@@ -318,6 +318,7 @@ impl FailoverController {
         let before = self.objects.remove(&key);
         if let Some(before) = &before {
             self.unindex(before);
+            self.context.metrics.targets.with_label_values(&[state(&before.object)]).dec();
         }
         let is_same = before.as_ref().is_some_and(|before| before.object.uid == object.uid);
         if !is_same {
@@ -329,12 +330,12 @@ impl FailoverController {
             // The external target records the DNS names that a Service had that is gone by now.
             None => (self.present(&key).map(|lead| lead.annotations).unwrap_or_default(), None),
         };
+        self.context.metrics.targets.with_label_values(&[state(&object)]).inc();
         self.objects.insert(key.clone(), Followed { object, inherited, former_source });
         self.lead(&key);
         self.index(&key);
         self.leader.changed(&key);
         self.queue(&key);
-        self.count();
     }
 
     /// Returns the present lead over the link of a key. An ExternalTarget that has lost its status begins with it.
@@ -442,24 +443,20 @@ impl FailoverController {
     fn forget(&mut self, key: &ServiceKey) {
         if let Some(followed) = self.objects.remove(key) {
             self.unindex(&followed);
+            self.context.metrics.targets.with_label_values(&[state(&followed.object)]).dec();
         }
         self.object_errors.set(key, None);
         self.leader.forget(key);
         self.context.metrics.remove(key);
-        self.count();
     }
+}
 
-    /// Counts the ExternalTargets by what they announce.
-    pub(super) fn count(&self) {
-        let mut numbers = [("verified", 0), ("unverified", 0), ("none", 0)];
-        for followed in self.objects.values() {
-            let target = followed.object.status.target.as_ref();
-            let state = target.map_or(2, |target| usize::from(!target.verified));
-            numbers[state].1 += 1;
-        }
-        for (state, number) in numbers {
-            self.context.metrics.targets.with_label_values(&[state]).set(number);
-        }
+/// Returns the label of the metric that counts ExternalTargets by what they announce.
+fn state(object: &ObservedExternalTarget) -> &'static str {
+    match &object.status.target {
+        Some(target) if target.verified => "verified",
+        Some(_) => "unverified",
+        None => "none",
     }
 }
 
