@@ -1,5 +1,8 @@
 //! The commands of README.md and docs/ with kubectl, helm and lb-linker, run against the real API server.
 
+mod external_targets;
+mod health_check;
+
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -113,6 +116,9 @@ done
 kill $!
 wait $!
 "#;
+
+/// The page whose commands [`external_targets`] runs, beside a running lb-linker.
+const EXTERNAL_TARGETS: &str = "docs/external-targets.md";
 
 /// First words of the blocks that are run: programs, and the setting of a variable.
 const RUN: [&str; 6] = ["VARIABLE=", "cat", "kubectl", "helm", "lb-linker", "target/debug/lb-linker"];

@@ -1,0 +1,329 @@
+//! The health check for Argo CD in docs/external-targets.md, run with Debian's Lua on statuses that the decisions about
+//! an ExternalTarget give.
+
+use std::fmt::Write;
+use std::process::Command;
+use std::time::Duration;
+
+use hickory_proto::rr::Name;
+use jiff::Timestamp;
+use lb_linker::model::hostname::Hostname;
+use lb_linker::model::link::Target;
+use lb_linker::model::uid::Uid;
+use lb_linker::sync::failover::checks::{CheckOutcome, CheckRecords, CheckResult};
+use lb_linker::sync::failover::decision::decide;
+use lb_linker::sync::failover::facts::Inputs;
+use lb_linker::sync::failover::spec::{CheckSettings, Failback, FailoverSpec, Offer, Refusal, RefusalReason};
+use lb_linker::sync::failover::status::FailoverStatus;
+use lb_linker::sync::failover::upstream_answers::UpstreamAnswers;
+use lb_linker::sync::failover_controller::status_format::{Published, write};
+use serde_json::{Value, json};
+
+use super::{EXTERNAL_TARGETS, repository};
+
+/// Runs a script as Argo CD does: `obj` is the object, and of the libraries only the basic one and `table` are open.
+/// Argo CD has Lua 5.1, which the later versions understand here.
+const RUNNER: &str = r#"
+local basic = {
+  obj = obj, table = table, ipairs = ipairs, pairs = pairs, next = next, type = type,
+  tostring = tostring, tonumber = tonumber, select = select,
+}
+local health = assert(load(script, "health", "t", basic))()
+print(health.status)
+print(health.message)
+"#;
+
+/// Returns the fenced blocks of the page in a language, without the fences.
+pub(super) fn fenced(language: &str) -> Vec<String> {
+    let page = std::fs::read_to_string(repository().join(EXTERNAL_TARGETS)).unwrap();
+    let fence = format!("```{language}\n");
+    page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
+}
+
+/// Returns the health of an ExternalTarget by the script of the page, and the message.
+pub(super) fn health(object: &Value) -> (String, String) {
+    let blocks: Vec<Value> =
+        fenced("yaml").iter().map(|block| serde_saphyr::from_str(block).unwrap()).collect();
+    let key = "resource.customizations.health.linker.hsj.com_ExternalTarget";
+    let script = blocks.iter().find_map(|block| block[key].as_str()).expect("the page has the health check");
+    let program = format!("obj = {}\nscript = {}\n{RUNNER}", lua(object), lua(&json!(script)));
+    let output = Command::new("lua5.4").args(["-e", &program]).output();
+    let output = output.unwrap_or_else(|error| panic!("lua5.4 ({error}): install Debian's lua5.4"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = String::from_utf8(output.stdout).unwrap();
+    let (status, message) = output.trim_end_matches('\n').split_once('\n').unwrap();
+    (status.to_owned(), message.to_owned())
+}
+
+/// Returns a value as a Lua expression.
+fn lua(value: &Value) -> String {
+    match value {
+        Value::Null => "nil".to_owned(),
+        Value::String(text) => {
+            let escape = |mut all: String, byte: u8| {
+                write!(all, "\\{byte:03}").unwrap();
+                all
+            };
+            format!("\"{}\"", text.bytes().fold(String::new(), escape))
+        }
+        Value::Array(items) => format!("{{{}}}", items.iter().map(lua).collect::<Vec<_>>().join(", ")),
+        Value::Object(fields) => {
+            let field = |(name, value)| format!("[{}] = {}", lua(&json!(name)), lua(value));
+            format!("{{{}}}", fields.iter().map(field).collect::<Vec<_>>().join(", "))
+        }
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+    }
+}
+
+/// An ExternalTarget with the sources seoul and busan, its checks, and its status.
+struct Decided {
+    spec: FailoverSpec,
+    offers: Vec<Offer>,
+    checks: CheckRecords,
+    status: FailoverStatus,
+    is_written: bool,
+    is_failover_held: bool,
+    now: Timestamp,
+}
+
+impl Decided {
+    /// A new one, of which only seoul offers a target.
+    fn new() -> Self {
+        let check = CheckSettings {
+            period: Duration::from_secs(30),
+            timeout: Duration::from_secs(2),
+            failure_threshold: 3,
+            success_threshold: 2,
+            tcp_port: None,
+        };
+        let mut new = Self {
+            spec: FailoverSpec {
+                generation: 1,
+                sources: vec!["seoul".to_owned(), "busan".to_owned()],
+                check,
+                max_wait: Duration::from_secs(300),
+                failback: Failback::Automatic { after: Duration::from_secs(300) },
+                pin: None,
+            },
+            offers: vec![Offer::default(), Offer::default()],
+            checks: CheckRecords::default(),
+            status: FailoverStatus::default(),
+            is_written: true,
+            is_failover_held: false,
+            now: Timestamp::from_second(1_800_000_000).unwrap(),
+        };
+        new.offer(0, "a.example");
+        new
+    }
+
+    /// Both sources offer targets that have passed two checks; seoul is announced.
+    fn settled() -> Self {
+        let mut settled = Self::new();
+        settled.offer(1, "b.example");
+        for _ in 0..2 {
+            settled.after(30);
+            settled.check("a.example", None);
+            settled.check("b.example", None);
+        }
+        settled
+    }
+
+    fn offer(&mut self, place: usize, host: &str) {
+        let uid = Uid::from(self.spec.sources[place].as_str());
+        self.offers[place] = Offer { uid, target: Some(target(host)), ..Offer::default() };
+        self.decide();
+    }
+
+    fn decide(&mut self) {
+        let decision = decide(&Inputs {
+            spec: &self.spec,
+            offers: &self.offers,
+            checks: &self.checks,
+            upstreams: &UpstreamAnswers::default(),
+            former: &self.status,
+            standing: None,
+            is_written: self.is_written,
+            is_living: &|uid| self.offers.iter().any(|offer| offer.uid == *uid),
+            denied: &|_| false,
+            refusal: None,
+            is_failover_held: self.is_failover_held,
+            now: self.now,
+        });
+        self.checks.retain(&decision.checks, self.now);
+        self.status = decision.status;
+    }
+
+    fn after(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.decide();
+    }
+
+    /// A check of a hostname ends, with this failure.
+    fn check(&mut self, host: &str, failure: Option<&str>) {
+        let outcome =
+            failure.map_or(CheckOutcome::Passed, |message| CheckOutcome::Failed(message.to_owned()));
+        let result = CheckResult { at: self.now, outcomes: vec![outcome] };
+        self.checks.record(&target(host), None, result, &UpstreamAnswers::default());
+        self.decide();
+    }
+
+    /// Three checks of a hostname fail.
+    fn fail(&mut self, host: &str) {
+        (0..3).for_each(|_| self.check(host, Some("NXDOMAIN")));
+    }
+
+    /// Returns the object as the API server has it.
+    fn object(&self) -> Value {
+        let published = Published { service: "external-targets/web-shop-ext", dns_names: &[] };
+        let mut spec = json!({"sources": [{"name": "seoul"}, {"name": "busan"}]});
+        if let Some(pin) = &self.spec.pin {
+            spec["pin"] = json!(pin);
+        }
+        let metadata = json!({"name": "web", "namespace": "shop", "generation": self.spec.generation});
+        json!({"metadata": metadata, "spec": spec, "status": write(&self.status, &published)})
+    }
+
+    fn health(&self) -> (String, String) {
+        health(&self.object())
+    }
+}
+
+fn target(host: &str) -> Target {
+    Target::Hostname(Hostname::from(&Name::from_ascii(format!("{host}.")).unwrap()))
+}
+
+#[track_caller]
+fn is(health: (String, String), status: &str, message: &str) {
+    assert_eq!((health.0.as_str(), health.1.as_str()), (status, message));
+}
+
+#[test]
+fn health_check_waits_for_the_status_of_this_generation() {
+    let mut decided = Decided::settled();
+    let unseen = "lb-linker hasn't seen this version yet";
+    let mut object = decided.object();
+    object["status"] = Value::Null;
+    is(health(&object), "Progressing", unseen);
+    decided.spec.generation = 2;
+    is(decided.health(), "Progressing", unseen);
+    decided.decide();
+    is(decided.health(), "Healthy", "leads to seoul");
+    // A restored object has a status with a higher generation.
+    let mut object = decided.object();
+    object["metadata"]["generation"] = json!(1);
+    is(health(&object), "Progressing", unseen);
+}
+
+#[test]
+fn health_check_waits_for_the_first_target() {
+    let mut decided = Decided::new();
+    decided.offers[0].target = None;
+    decided.decide();
+    is(decided.health(), "Progressing", "waits for a target that passes its check");
+    decided.offer(0, "a.example");
+    let waits = "waits until 2027-01-15T08:05:01Z for a target that passes its check";
+    is(decided.health(), "Progressing", waits);
+    decided.is_written = false;
+    decided.check("a.example", None);
+    is(decided.health(), "Progressing", "the external target isn't written yet");
+    decided.is_written = true;
+    decided.decide();
+    is(decided.health(), "Healthy", "leads to seoul; busan: offers no target");
+}
+
+#[test]
+fn unverified_and_failing_targets_are_degraded() {
+    let mut decided = Decided::new();
+    decided.check("a.example", Some("NXDOMAIN"));
+    decided.after(301);
+    is(decided.health(), "Progressing", "leads to seoul; seoul: NXDOMAIN; busan: offers no target");
+    decided.fail("a.example");
+    is(decided.health(), "Degraded", "leads to seoul; seoul: NXDOMAIN; busan: offers no target");
+}
+
+#[test]
+fn failed_over_is_healthy_with_a_message() {
+    let mut decided = Decided::settled();
+    decided.fail("a.example");
+    is(decided.health(), "Healthy", "leads to busan instead of seoul: NXDOMAIN");
+    decided.fail("b.example");
+    is(decided.health(), "Degraded", "leads to busan; seoul: NXDOMAIN; busan: NXDOMAIN");
+}
+
+#[test]
+fn failing_standby_is_healthy_with_a_message() {
+    let mut decided = Decided::settled();
+    decided.fail("b.example");
+    is(decided.health(), "Healthy", "busan: NXDOMAIN");
+}
+
+#[test]
+fn cutover_that_waits_is_healthy_with_a_message() {
+    let mut decided = Decided::settled();
+    decided.offer(0, "c.example");
+    decided.check("c.example", Some("NXDOMAIN"));
+    let waits = "waits until 2027-01-15T08:06:01Z for c.example: NXDOMAIN";
+    is(decided.health(), "Healthy", waits);
+    decided.check("c.example", None);
+    is(decided.health(), "Healthy", "leads to seoul");
+}
+
+#[test]
+fn source_that_is_not_accepted_is_degraded() {
+    let mut decided = Decided::settled();
+    let message = "source busan: no LoadBalancer Service shop-dr/web lets namespace shop follow it";
+    let refusal = Refusal { reason: RefusalReason::RefNotPermitted, message: message.to_owned() };
+    decided.offers[1] = Offer { refusal: Some(refusal), ..Offer::default() };
+    decided.decide();
+    is(decided.health(), "Degraded", message);
+}
+
+#[test]
+fn pinned_is_healthy_with_a_message() {
+    let mut decided = Decided::settled();
+    decided.spec.pin = Some("busan".to_owned());
+    decided.spec.generation = 2;
+    decided.decide();
+    is(decided.health(), "Healthy", "pinned to busan: leads to busan");
+    decided.fail("b.example");
+    is(decided.health(), "Degraded", "pinned to busan: leads to busan; busan: NXDOMAIN");
+    let mut decided = Decided::new();
+    decided.check("a.example", None);
+    decided.spec.pin = Some("busan".to_owned());
+    decided.decide();
+    is(decided.health(), "Healthy", "pinned to busan: source busan is pinned and has no target");
+}
+
+#[test]
+fn withdrawn_target_is_degraded() {
+    let mut decided = Decided::new();
+    decided.check("a.example", None);
+    is(decided.health(), "Healthy", "leads to seoul; busan: offers no target");
+    // The Service was recreated, and has no target yet.
+    decided.offers[0] = Offer { uid: Uid::from("another"), ..Offer::default() };
+    decided.decide();
+    is(decided.health(), "Degraded", "leads nowhere; seoul: offers no target; busan: offers no target");
+}
+
+#[test]
+fn held_failover_is_degraded() {
+    let mut decided = Decided::settled();
+    decided.is_failover_held = true;
+    decided.fail("a.example");
+    is(decided.health(), "Degraded", "leads to seoul; seoul: NXDOMAIN");
+}
+
+#[test]
+fn conditions_of_other_versions_are_progressing() {
+    let mut object = Decided::settled().object();
+    for condition in object["status"]["conditions"].as_array_mut().unwrap() {
+        if condition["type"] == "Ready" {
+            condition["status"] = json!("Unknown");
+        }
+    }
+    is(health(&object), "Progressing", "leads to seoul");
+    object["status"]["conditions"] = json!([]);
+    is(health(&object), "Progressing", "lb-linker hasn't decided yet");
+    object["status"]["conditions"] = Value::Null;
+    is(health(&object), "Progressing", "lb-linker hasn't decided yet");
+}
