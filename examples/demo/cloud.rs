@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 
 /// The TTL of the cloud's records, in seconds.
 const TTL: u32 = 60;
-/// The first load balancer's address; the second one's follows it. Linux answers on all of 127.0.0.0/8.
+/// The first load balancer's address; those of the next ones follow it. Linux answers on all of 127.0.0.0/8.
 const FIRST: Ipv4Addr = Ipv4Addr::new(127, 0, 51, 1);
 const ATTEMPTS: usize = 100;
 
@@ -52,17 +52,21 @@ impl LoadBalancer {
     }
 }
 
-/// Starts two load balancers with different addresses and the same free port.
+/// Starts three load balancers with different addresses and the same free port.
 ///
 /// # Errors
-/// If no port is free on both addresses.
-pub async fn load_balancers() -> io::Result<[LoadBalancer; 2]> {
-    let second = Ipv4Addr::from_bits(FIRST.to_bits() + 1);
+/// If no port is free on all addresses.
+pub async fn load_balancers() -> io::Result<[LoadBalancer; 3]> {
+    let [second, third] = [1, 2].map(|place| Ipv4Addr::from_bits(FIRST.to_bits() + place));
     let mut attempt = 1;
     loop {
         let first = TcpListener::bind((FIRST, 0)).await?;
-        match TcpListener::bind((second, first.local_addr()?.port())).await {
-            Ok(other) => return Ok([LoadBalancer::accept_on(first)?, LoadBalancer::accept_on(other)?]),
+        let port = first.local_addr()?.port();
+        match tokio::try_join!(TcpListener::bind((second, port)), TcpListener::bind((third, port))) {
+            Ok((second, third)) => {
+                let accept = LoadBalancer::accept_on;
+                return Ok([accept(first)?, accept(second)?, accept(third)?]);
+            }
             Err(error) if attempt == ATTEMPTS => return Err(error),
             Err(_) => attempt += 1,
         }

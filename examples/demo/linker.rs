@@ -111,6 +111,19 @@ impl Linker {
         self.child.kill()?;
         self.child.wait()
     }
+
+    /// Ends lb-linker with SIGKILL: after SIGTERM it would answer for another 5 s.
+    ///
+    /// # Errors
+    /// If lb-linker had ended before, or its status can't be read.
+    pub fn kill(mut self) -> Result<(), Box<dyn Error>> {
+        if let Some(status) = self.ended()? {
+            return Err(format!("lb-linker has ended with {status}").into());
+        }
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
 }
 
 impl Drop for Linker {

@@ -1,10 +1,12 @@
 //! Demonstrates lb-linker without a cluster: `make demo`.
 //!
 //! The demo starts the real lb-linker on a Service from `examples/manifests`, and in the role of the cloud a DNS server
-//! and two TCP servers. What it prints is measured in this run. The exit code is 0 only if everything is as expected.
+//! and three TCP servers. Then it starts lb-linker on a small API server, which ExternalTargets need. What it prints is measured in this run. The exit code is 0 only if everything is as expected.
 
+mod api_server;
 mod client;
 mod cloud;
+mod cutover;
 mod linker;
 mod screen;
 mod story;
@@ -18,7 +20,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 const USAGE: &str = "usage: demo [--svg FILE]
 
-Shows how two clients fare when a load balancer is recreated. On a terminal it stays up at the end, until Ctrl-C.
+Shows how two clients fare when a load balancer is recreated, and how the name waits for a hostname that doesn't
+resolve yet. On a terminal it stays up at the end, until Ctrl-C.
 
   --svg FILE  end by itself, and write what was shown as a picture";
 

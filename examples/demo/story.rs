@@ -1,4 +1,5 @@
-//! The demo: a load balancer is recreated, and two clients go on asking for it.
+//! The demo: a load balancer is recreated, and two clients go on asking for it. Then a hostname is announced before it
+//! resolves.
 
 use std::error::Error;
 use std::fs;
@@ -14,14 +15,15 @@ use tokio::time::sleep;
 
 use crate::client::{self, Client, Counts, Resolver};
 use crate::cloud::{Cloud, LoadBalancer, load_balancers};
+use crate::cutover;
 use crate::linker::Linker;
 use crate::screen::{BOLD, DIM, GREEN, RED, Screen};
 
 const MANIFEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/manifests/my-sample-lb.yaml");
 const OLD: &str = "default-my-sample-lb-4-fb5d0.kr.lb.example-cloud.com";
-const NEW: &str = "default-my-sample-lb-4-9c1e7.kr.lb.example-cloud.com";
-const STABLE: &str = "my-sample-lb-default.lb.internal";
-const EXTERNAL_TARGET: &str = "my-sample-lb-default-ext";
+pub const NEW: &str = "default-my-sample-lb-4-9c1e7.kr.lb.example-cloud.com";
+pub const STABLE: &str = "my-sample-lb-default.lb.internal";
+pub const EXTERNAL_TARGET: &str = "my-sample-lb-default-ext";
 
 /// How long the first client's resolver keeps an address, like the cache of many clusters' DNS.
 const CACHE: Duration = Duration::from_secs(30);
@@ -31,16 +33,16 @@ const GONE: Duration = Duration::from_millis(400);
 const BEFORE: u64 = 2;
 const AFTER: u64 = 5;
 /// Timeout for what lb-linker is expected to do within milliseconds.
-const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(2);
+pub const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
+pub const POLL: Duration = Duration::from_millis(2);
 
 /// What runs in the demo.
-struct Stage {
+pub struct Stage {
     // The fields are dropped in this order: lb-linker ends before its directory is removed.
     linker: Linker,
-    directory: TempDir,
-    cloud: Cloud,
-    balancers: Vec<LoadBalancer>,
+    pub directory: TempDir,
+    pub cloud: Cloud,
+    pub balancers: Vec<LoadBalancer>,
     dns: SocketAddr,
 }
 
@@ -69,7 +71,7 @@ pub async fn tell(recording: Option<&Path>, is_over: &AtomicBool) -> Result<(), 
             .paint(BOLD, "The load balancer is deleted and recreated: the cloud gives it another hostname"),
     )?;
     let announced = stage.recreate().await?;
-    let answered = stage.wait_for_new_answer().await?.duration_since(announced);
+    let answered = wait_for_answer(stage.dns, &stage.balancers[0]).await?.duration_since(announced);
     screen.line(&format!("  {NEW} → {}", stage.balancers[0].address.ip()))?;
     for _ in 0..AFTER {
         sleep(Duration::from_secs(1)).await;
@@ -77,6 +79,7 @@ pub async fn tell(recording: Option<&Path>, is_over: &AtomicBool) -> Result<(), 
     }
     stage.expect_external_target(NEW).await?;
     conclude(&mut screen, before, [written_down.counts(), stable.counts()], announced, answered)?;
+    cutover::tell(&mut screen, &stage).await?;
     if let Some(path) = recording {
         screen.save_svg(path)?;
     } else if io::stdout().is_terminal() {
@@ -173,22 +176,11 @@ impl Stage {
         let balancers = Vec::from(load_balancers().await?);
         cloud.create(absolute(OLD)?, ipv4(&balancers[0])?);
         let upstream = cloud.dns.to_string();
-        let arguments = [
-            ["--manifests", "manifests"],
-            ["--output", "external-targets"],
-            ["--listen", "127.0.0.1:0"],
-            ["--upstream", upstream.as_str()],
-            // Loopback addresses are denied by default: a Pod that follows them reaches itself.
-            ["--allowed-nets", "127.0.0.0/8"],
-            ["--metrics-listen", "127.0.0.1:0"],
-            ["--health-listen", "127.0.0.1:0"],
-            ["--ready-listen", "127.0.0.1:0"],
-            ["--admin-listen", "127.0.0.1:0"],
-        ];
-        let mut linker = Linker::start(directory.path(), arguments.as_flattened())?;
+        let source = [["--manifests", "manifests"], ["--output", "external-targets"]];
+        let mut linker = Linker::start(directory.path(), &arguments(&upstream, source))?;
         let (dns, _) = linker.dns_address().await?;
         let stage = Self { linker, directory, cloud, balancers, dns };
-        stage.wait_for_answer(&stage.balancers[0]).await?;
+        wait_for_answer(dns, &stage.balancers[0]).await?;
         stage.expect_external_target(OLD).await?;
         Ok(stage)
     }
@@ -224,28 +216,6 @@ impl Stage {
         Ok(Instant::now())
     }
 
-    async fn wait_for_new_answer(&self) -> Result<Instant, Box<dyn Error>> {
-        self.wait_for_answer(&self.balancers[0]).await
-    }
-
-    /// Waits until lb-linker answers with a load balancer's address. Returns when it did.
-    async fn wait_for_answer(&self, balancer: &LoadBalancer) -> Result<Instant, Box<dyn Error>> {
-        let (name, expected) = (absolute(STABLE)?, ipv4(balancer)?);
-        let deadline = Instant::now() + EVENT_TIMEOUT;
-        loop {
-            let answer = client::ipv4(self.dns, &name).await;
-            if answer.as_ref().is_ok_and(|address| *address == expected) {
-                return Ok(Instant::now());
-            }
-            if Instant::now() > deadline {
-                return Err(
-                    format!("lb-linker should answer {STABLE} with {expected}, but: {answer:?}").into()
-                );
-            }
-            sleep(POLL).await;
-        }
-    }
-
     /// Waits until the external target points at a hostname.
     async fn expect_external_target(&self, host: &str) -> Result<(), Box<dyn Error>> {
         let path = self.external_targets().join(format!("{EXTERNAL_TARGET}.yaml"));
@@ -273,14 +243,56 @@ impl Stage {
     }
 }
 
-fn ipv4(balancer: &LoadBalancer) -> Result<Ipv4Addr, Box<dyn Error>> {
+/// Returns the arguments of lb-linker, with two more that say where load balancers are read and external targets written.
+pub fn arguments<'a>(upstream: &'a str, source: [[&'a str; 2]; 2]) -> Vec<&'a str> {
+    let common = [
+        ["--listen", "127.0.0.1:0"],
+        ["--upstream", upstream],
+        // Loopback addresses are denied by default: a Pod that follows them reaches itself.
+        ["--allowed-nets", "127.0.0.0/8"],
+        ["--metrics-listen", "127.0.0.1:0"],
+        ["--health-listen", "127.0.0.1:0"],
+        ["--ready-listen", "127.0.0.1:0"],
+        ["--admin-listen", "127.0.0.1:0"],
+    ];
+    [source.as_flattened(), common.as_flattened()].concat()
+}
+
+/// Waits until lb-linker answers with a load balancer's address. Returns when it did.
+///
+/// # Errors
+/// If it doesn't within 10 s.
+pub async fn wait_for_answer(dns: SocketAddr, balancer: &LoadBalancer) -> Result<Instant, Box<dyn Error>> {
+    let (name, expected) = (absolute(STABLE)?, ipv4(balancer)?);
+    let deadline = Instant::now() + EVENT_TIMEOUT;
+    loop {
+        let answer = client::ipv4(dns, &name).await;
+        if answer.as_ref().is_ok_and(|address| *address == expected) {
+            return Ok(Instant::now());
+        }
+        if Instant::now() > deadline {
+            return Err(format!("lb-linker should answer {STABLE} with {expected}, but: {answer:?}").into());
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// Returns the address of a load balancer.
+///
+/// # Errors
+/// If it is an IPv6 address.
+pub fn ipv4(balancer: &LoadBalancer) -> Result<Ipv4Addr, Box<dyn Error>> {
     match balancer.address.ip() {
         IpAddr::V4(ip) => Ok(ip),
         IpAddr::V6(_) => Err("load balancers have IPv4 addresses".into()),
     }
 }
 
-fn absolute(host: &str) -> Result<Name, Box<dyn Error>> {
+/// Returns a hostname as an absolute name.
+///
+/// # Errors
+/// If it isn't a DNS name.
+pub fn absolute(host: &str) -> Result<Name, Box<dyn Error>> {
     let mut name = Name::from_ascii(host)?;
     name.set_fqdn(true);
     Ok(name)
