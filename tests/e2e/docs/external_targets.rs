@@ -14,12 +14,25 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{FaultyUpstream, address, answers};
 use crate::harness::linker::Linker;
 use crate::harness::programs::programs;
-use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy};
+use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, eventually};
 use crate::recreation::wait_for_external_target;
 
 /// What the page calls the load balancers.
 const SEOUL: &str = "web-4fb5d0.lb.example-cloud.com";
 const BUSAN: &str = "web-dr-77c0d.lb.example-cloud.com";
+
+/// What a controller-manager writes to a quota that is used up, and an ExternalTarget that the quota refuses.
+const OVER_QUOTA: &str = r#"
+count='{"count/externaltargets.linker.hsj.com":"20"}'
+kubectl patch resourcequota external-targets -n shop --subresource=status --type=merge \
+    -p "{\"status\":{\"hard\":$count,\"used\":$count}}"
+kubectl create --dry-run=server -n shop -f - <<'EOF' || exit 0
+apiVersion: linker.hsj.com/v1alpha1
+kind: ExternalTarget
+metadata: {name: one-too-many}
+spec: {sources: [{name: fixed, hostname: lb.example.com}]}
+EOF
+"#;
 
 /// Commands of the page, and the output that it shows for them.
 struct Step {
@@ -128,6 +141,11 @@ async fn commands_about_external_targets_work() {
     assert!(steps.len() > 10 && steps.iter().filter(|step| step.output.is_some()).count() > 5);
     for step in &steps {
         run_step(&plane, step).await;
+        if step.commands.contains("create quota") {
+            let refusal = "exceeded quota: external-targets";
+            let is_refused = || async { run(&plane, OVER_QUOTA).contains(refusal).then_some(()) };
+            eventually("the quota is in force", is_refused).await;
+        }
         if step.commands.contains("--for=condition=Ready") && step.commands.contains("xt/web ") {
             let object = run(&plane, "kubectl get xt web -n shop -o json");
             let object: serde_json::Value = serde_json::from_str(&object).unwrap();
