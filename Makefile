@@ -71,7 +71,7 @@ docs: has-rust ## generate docs/plugins.md, docs/differences.md, outputs in docs
 crd: ## write the CRD of ExternalTargets, deploy/crd/crd.yaml and the template of the chart, from src/api/
 	LB_LINKER_WRITE_CRD=1 cargo test --locked --test architecture --quiet crd_in_deploy
 
-control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)
+control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, kube-controller-manager, CoreDNS (needs Go, once)
 	tests/control-plane/build
 
 stubs: ## build the tests' clients: look-ups by glibc's, musl's and Go's resolver (once)

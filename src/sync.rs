@@ -1,5 +1,6 @@
 //! Watches load balancers into the store, and reconciles the external targets with it.
 
+pub mod alerts;
 pub mod controller;
 pub mod election;
 pub mod events;

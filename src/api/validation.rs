@@ -228,14 +228,14 @@ fn is_target_address(text: &str) -> bool {
 }
 
 /// Returns whether a label can be that of an alert: a label name of Prometheus, and no template in the value.
-fn is_alert_label(name: &str, text: &str) -> bool {
+pub(crate) fn is_alert_label(name: &str, text: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let is_name = name.starts_with(|c: char| !c.is_ascii_digit()) && name.chars().all(is_allowed);
     is_name && name.len() <= MAX_LABEL && name != "__name__" && !text.contains("{{")
 }
 
 /// Returns whether a label can be that of a Kubernetes object: a name, perhaps with a domain before it, and a value.
-fn is_object_label(name: &str, text: &str) -> bool {
+pub(crate) fn is_object_label(name: &str, text: &str) -> bool {
     let is_word = |word: &str, is_allowed: fn(char) -> bool| {
         let is_inner = |c| is_allowed(c) || "-.".contains(c);
         word.starts_with(is_allowed) && word.ends_with(is_allowed) && word.chars().all(is_inner)

@@ -16,6 +16,8 @@ use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::{OnGone, Store};
+use crate::sync::alerts::requests::RuleRequests;
+use crate::sync::alerts::{self, AlertsContext};
 use crate::sync::controller::supervisor::{SyncError, supervise};
 use crate::sync::election::term::unix_now;
 use crate::sync::election::{Election, ElectionConfig, KnownLeader, Leadership};
@@ -260,6 +262,26 @@ impl SyncSource {
                         until_stopped(until.clone(), look)
                     }));
                 }
+                let rules = Arc::<RuleRequests>::default();
+                if flags.sync_mode() != SyncMode::Off {
+                    let context = AlertsContext {
+                        client: client.clone(),
+                        availability: availability.clone(),
+                        selection: Arc::clone(&selection),
+                        sync: flags.sync_mode(),
+                        rules: Arc::clone(&rules),
+                        api: Arc::clone(&metrics.api),
+                        staleness: Arc::clone(&metrics.staleness),
+                        leadership: leadership.clone(),
+                        rewinds: rewinds.clone(),
+                        leads_listed: leads_listed.subscribe(),
+                    };
+                    let (until, name) = (stop.clone(), "the PrometheusRules");
+                    let alerts = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
+                        alerts::run(context.clone(), until.clone())
+                    });
+                    tasks.spawn(writers.track_future(alerts));
+                }
                 let context = FailoverContext {
                     client: client.clone(),
                     availability: availability.clone(),
@@ -267,6 +289,7 @@ impl SyncSource {
                     selection: Arc::clone(&selection),
                     unselected: Arc::clone(&unselected),
                     standing,
+                    rules,
                     hostname_policy: hostname_policy.clone(),
                     policy: policy(),
                     target_namespace: flags.target_namespace.clone(),

@@ -64,6 +64,10 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
             Some(true) => {
                 let needed = permissions::for_external_targets(flags);
                 permissions::review_access(&mut check_report, client.clone(), &needed).await;
+                if permissions::has_prometheus_rules(&mut check_report, &client).await == Some(true) {
+                    let needed = permissions::for_alerts(flags);
+                    permissions::review_access(&mut check_report, client.clone(), &needed).await;
+                }
             }
             Some(false) => check_report.lines.push(WITHOUT_EXTERNAL_TARGETS.to_owned()),
             None => {}

@@ -4,6 +4,7 @@
 //! that the API server has in `status.target`. Without the CRD, nothing but its discovery is sent.
 
 mod absence;
+mod alerts;
 pub mod check_queue;
 pub mod checks;
 mod departures;
@@ -30,6 +31,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::alerts::requests::RuleRequests;
 use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use super::election::Leadership;
 use super::events::link_log::Telemetry;
@@ -72,6 +74,8 @@ pub struct FailoverContext {
     pub unselected: Arc<UnselectedServices>,
     /// Tells how the external targets of led links stand.
     pub standing: Arc<StandingTargets>,
+    /// Requests PrometheusRules, and tells how they stand.
+    pub rules: Arc<RuleRequests>,
     /// Decides which targets and DNS names are allowed.
     pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
     /// The settings from the flags.
@@ -122,6 +126,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
     let mut feed = context.store.subscribe();
     let mut services = context.unselected.subscribe();
     let mut standing = context.standing.subscribe();
+    let mut rules = context.rules.subscribe();
     let mut leadership = context.leadership.clone();
     let mut links_listed = context.links_listed.clone();
     let mut hostname_policy = context.hostname_policy.clone();
@@ -163,6 +168,11 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             key = standing.recv() => match key {
+                Ok(key) => controller.queue(&key),
+                Err(RecvError::Lagged(_)) => controller.queue_all(),
+                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            },
+            key = rules.recv() => match key {
                 Ok(key) => controller.queue(&key),
                 Err(RecvError::Lagged(_)) => controller.queue_all(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),

@@ -3,6 +3,7 @@
 pub(crate) mod allowance;
 pub mod client;
 pub mod deserialize_guard;
+pub(crate) mod discovery;
 pub(crate) mod endpoint_slice;
 pub mod errors;
 pub mod forbidden;

@@ -14,7 +14,7 @@ use imports::{File, files};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 32] = [
+const FOLDERS: [&str; 33] = [
     "model",
     "api",
     "metrics",
@@ -27,6 +27,7 @@ const FOLDERS: [&str; 32] = [
     "sync/failover",
     "sync/external_target",
     "sync/source_annotation",
+    "sync/alerts",
     "sync/failover_controller",
     "sync",
     "dns/query_log",

@@ -152,6 +152,21 @@ fn chart_with_monitoring_equals_deploy_monitoring() {
 }
 
 #[test]
+fn chart_with_alerts_equals_deploy_alerts() {
+    let expected = sorted(crate::deploy::objects(&deploy().join("alerts")));
+    for helm in without_cluster() {
+        let rendered = |args: &[&str]| -> Vec<Value> {
+            let is_part = |object: &Value| object["metadata"]["name"] == "lb-linker-alerts";
+            let mut objects: Vec<Value> = helm.template(args).into_iter().filter(is_part).collect();
+            objects.iter_mut().for_each(without_helm);
+            sorted(objects)
+        };
+        assert_eq!(rendered(&["--set=alerts.enabled=true"]), expected);
+        assert_eq!(rendered(&[]), [] as [Value; 0]);
+    }
+}
+
+#[test]
 fn values_of_crds_leave_out_what_they_name() {
     const CRD: &str = "CustomResourceDefinition externaltargets.linker.hsj.com";
     const OWN: [&str; 2] = ["ClusterRole lb-linker-crd", "ClusterRoleBinding lb-linker-crd"];

@@ -10,7 +10,8 @@ use crate::harness::dns::{CoreDns, answers};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
 
 /// The optional folders that can be applied as they are, without CRDs of another project: see also `monitoring.rs`.
-const OPTIONAL: [&str; 12] = [
+const OPTIONAL: [&str; 13] = [
+    "alerts",
     "corefile",
     "crd",
     "finalizer",

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod addresses;
+mod alerts;
 mod annotations;
 mod answers;
 mod api_errors;

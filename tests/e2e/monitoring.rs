@@ -32,7 +32,7 @@ pub fn apply_crds(plane: &ControlPlane) {
 }
 
 /// Runs promtool in a folder and returns its output, or its errors if it fails.
-fn promtool(folder: &Path, args: &[&str]) -> Result<String, String> {
+pub fn promtool(folder: &Path, args: &[&str]) -> Result<String, String> {
     let output = Command::new(&prometheus().promtool).current_dir(folder).args(args).output().unwrap();
     let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     if output.status.success() { Ok(out) } else { Err(err + &out) }

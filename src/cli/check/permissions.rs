@@ -30,6 +30,7 @@ const LEASES: Resource = ("coordination.k8s.io", "v1", "leases");
 const PODS: Resource = ("", "v1", "pods");
 const EXTERNAL_TARGETS: Resource = ("linker.hsj.com", "v1alpha1", "externaltargets");
 const EXTERNAL_TARGET_STATUS: Resource = ("linker.hsj.com", "v1alpha1", "externaltargets/status");
+const PROMETHEUS_RULES: Resource = ("monitoring.coreos.com", "v1", "prometheusrules");
 
 /// A permission: a verb on objects of a kind, in one namespace or in all.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +119,26 @@ pub(super) fn for_external_targets(flags: &Flags) -> Vec<RequiredPermission<'_>>
     if flags.sync_mode() == SyncMode::On {
         verbs.push(("patch", EXTERNAL_TARGET_STATUS));
     }
+    in_watched_namespaces(flags, &verbs, need)
+}
+
+/// Returns the permissions for the PrometheusRules of ExternalTargets.
+pub(super) fn for_alerts(flags: &Flags) -> Vec<RequiredPermission<'_>> {
+    let need = Requirement::Optional("only for spec.alerts of ExternalTargets: deploy/alerts/");
+    let verbs: &[&'static str] = match flags.sync_mode() {
+        SyncMode::On => &["list", "watch", "create", "patch", "delete"],
+        SyncMode::Plan => &["list", "watch"],
+        SyncMode::Off => &[],
+    };
+    let verbs: Vec<_> = verbs.iter().map(|verb| (*verb, PROMETHEUS_RULES)).collect();
+    in_watched_namespaces(flags, &verbs, need)
+}
+
+fn in_watched_namespaces<'a>(
+    flags: &'a Flags,
+    verbs: &[(&'static str, Resource)],
+    need: Requirement,
+) -> Vec<RequiredPermission<'a>> {
     let in_namespace = |namespace| {
         let permission =
             move |&(verb, resource)| RequiredPermission { verb, resource, namespace, name: None, need };
@@ -137,18 +158,33 @@ fn watched(flags: &Flags) -> Vec<Option<&str>> {
 
 /// Asks the API server whether the CRD of ExternalTargets is installed. `None` if it can't tell; the report says why.
 pub(super) async fn has_external_targets(check_report: &mut CheckReport, client: &Client) -> Option<bool> {
-    let group_version = ExternalTarget::api_version(&());
-    let discovery = client.list_api_group_resources(&group_version);
+    let (group_version, plural) = (ExternalTarget::api_version(&()), ExternalTarget::plural(&()));
+    is_installed(check_report, client, &group_version, &plural, "ExternalTargets").await
+}
+
+/// Asks the API server whether the CRD of PrometheusRules is installed. `None` if it can't tell; the report says why.
+pub(super) async fn has_prometheus_rules(check_report: &mut CheckReport, client: &Client) -> Option<bool> {
+    let (group, version, plural) = PROMETHEUS_RULES;
+    is_installed(check_report, client, &format!("{group}/{version}"), plural, "PrometheusRules").await
+}
+
+async fn is_installed(
+    check_report: &mut CheckReport,
+    client: &Client,
+    group_version: &str,
+    plural: &str,
+    what: &str,
+) -> Option<bool> {
+    let discovery = client.list_api_group_resources(group_version);
     let error = match tokio::time::timeout(REQUEST_TIMEOUT, discovery).await {
         Ok(Ok(resources)) => {
-            let plural = ExternalTarget::plural(&());
             return Some(resources.resources.iter().any(|resource| resource.name == plural));
         }
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Some(false),
         Ok(Err(error)) => sentence(&error.to_string()).to_string(),
         Err(_) => format!("no answer within {REQUEST_TIMEOUT:?}"),
     };
-    check_report.lines.push(format!("can't ask whether the CRD of ExternalTargets is installed: {error}"));
+    check_report.lines.push(format!("can't ask whether the CRD of {what} is installed: {error}"));
     None
 }
 

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::absence::{Absences, LookUpEnd};
+use super::alerts::add_condition;
 use super::check_queue::{CheckKey, CheckQueue};
 use super::checks::{CheckEnd, DnsCheck, check};
 use super::leads::annotations;
@@ -369,7 +370,8 @@ impl FailoverController {
             link.map(|link| format!("{}/{}", self.context.target_namespace, link.external_target()));
         let dns_names = link.map(|link| self.context.store.dns_names(link)).unwrap_or_default();
         let published = Published { service: service.as_deref().unwrap_or_default(), dns_names: &dns_names };
-        let after = write(status, &published);
+        let mut after = write(status, &published);
+        add_condition(&mut after, object, self.context.rules.state(key), self.leader.now);
         let before = own_part(&object.status);
         let is_ready =
             status.condition(ConditionType::Ready).is_some_and(|ready| ready.status == ConditionStatus::True);

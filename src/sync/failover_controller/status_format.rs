@@ -24,13 +24,16 @@ use crate::sync::failover::status::{
 };
 use crate::sync::k8s::service::host_name;
 
+/// The condition that tells whether the PrometheusRule of `spec.alerts` is written.
+pub(super) const ALERTS_READY: &str = "AlertsReady";
+
 /// The conditions in their order. A condition that no decision contains has no type.
 const CONDITIONS: [(&str, Option<ConditionType>); 6] = [
     ("Accepted", Some(ConditionType::Accepted)),
     ("Resolved", Some(ConditionType::Resolved)),
     ("Progressing", Some(ConditionType::Progressing)),
     ("Degraded", Some(ConditionType::Degraded)),
-    ("AlertsReady", None),
+    (ALERTS_READY, None),
     ("Ready", Some(ConditionType::Ready)),
 ];
 
@@ -106,8 +109,7 @@ pub fn merge_patch(
     let mut conditions = after.conditions.clone();
     for condition in before.into_iter().flat_map(|before| &before.conditions) {
         let is_known = conditions.iter().any(|known| known.type_ == condition.type_);
-        let is_foreign = CONDITIONS.get(place(&condition.type_)).is_none_or(|(_, kind)| kind.is_none());
-        if is_foreign && !is_known && conditions.len() < MAX_CONDITIONS {
+        if !is_ours(condition) && !is_known && conditions.len() < MAX_CONDITIONS {
             conditions.push(condition.clone());
         }
     }
@@ -122,11 +124,12 @@ pub fn merge_patch(
 #[must_use]
 pub fn own_part(status: &ExternalTargetStatus) -> ExternalTargetStatus {
     let mut own = status.clone();
-    let is_ours = |condition: &StoredCondition| {
-        CONDITIONS.get(place(&condition.type_)).is_some_and(|(_, kind)| kind.is_some())
-    };
     own.conditions.retain(is_ours);
     own
+}
+
+fn is_ours(condition: &StoredCondition) -> bool {
+    place(&condition.type_) < CONDITIONS.len()
 }
 
 /// Returns the place of a condition in the list; unknown conditions are the last ones.
@@ -284,12 +287,25 @@ fn write_condition(name: &str, condition: &Condition, generation: i64) -> Stored
         ConditionStatus::False => "False",
         ConditionStatus::Unknown => "Unknown",
     };
+    let Condition { reason, message, since, .. } = condition;
+    self::condition(name, status, reason, message, *since, generation)
+}
+
+/// Returns a condition within the limits of its schema.
+pub(super) fn condition(
+    name: &str,
+    status: &str,
+    reason: &str,
+    message: &str,
+    since: Timestamp,
+    generation: i64,
+) -> StoredCondition {
     StoredCondition {
         type_: name.to_owned(),
         status: status.to_owned(),
-        reason: cut(&condition.reason, MAX_MESSAGE),
-        message: cut(&condition.message, MAX_MESSAGE),
-        last_transition_time: write_time(condition.since),
+        reason: cut(reason, MAX_MESSAGE),
+        message: cut(message, MAX_MESSAGE),
+        last_transition_time: write_time(since),
         observed_generation: Some(generation),
     }
 }

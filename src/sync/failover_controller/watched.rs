@@ -9,6 +9,7 @@ use futures::stream::{AbortHandle, BoxStream, abortable};
 use kube::ResourceExt;
 use tracing::{debug, info, warn};
 
+use super::alerts::request_rule;
 use super::departures::after;
 use super::leads::lead;
 use super::object::{Followed, ObservedExternalTarget};
@@ -334,6 +335,9 @@ impl FailoverController {
         self.objects.insert(key.clone(), Followed { object, inherited, former_source });
         self.lead(&key);
         self.index(&key);
+        if let Some(followed) = self.objects.get(&key) {
+            request_rule(&self.context.rules, &followed.object);
+        }
         self.leader.changed(&key);
         self.queue(&key);
     }
@@ -446,6 +450,7 @@ impl FailoverController {
             self.context.metrics.targets.with_label_values(&[state(&followed.object)]).dec();
         }
         self.object_errors.set(key, None);
+        self.context.rules.forget(key);
         self.leader.forget(key);
         self.context.metrics.remove(key);
     }

@@ -27,3 +27,12 @@ pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// The label that makes Kubernetes' own controllers leave an EndpointSlice alone.
 pub(crate) const SLICE_MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by", "lb-linker");
+
+/// The label that names the controller of a PrometheusRule, and its value.
+pub(crate) const RULE_MANAGED_BY: (&str, &str) = (MANAGED_BY.0, "lb-linker");
+
+/// The label of PrometheusRules that holds the name of the ExternalTarget.
+pub(crate) const RULE_OWNER: &str = "linker.hsj.com/external-target";
+
+/// The annotation of PrometheusRules that lists the names of their labels from `spec.alerts.ruleLabels`.
+pub(crate) const RULE_LABELS: &str = "linker.hsj.com/rule-labels";

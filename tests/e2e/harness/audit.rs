@@ -13,7 +13,7 @@ pub(super) const POLICY: &str = r#"{
   "omitStages": ["RequestReceived"],
   "rules": [
     {"level": "None", "users": ["system:apiserver"]},
-    {"level": "Metadata", "nonResourceURLs": ["/apis/linker.hsj.com*"]},
+    {"level": "Metadata", "nonResourceURLs": ["/apis/linker.hsj.com*", "/apis/monitoring.coreos.com*"]},
     {"level": "None", "nonResourceURLs": ["*"]},
     {"level": "Request", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
     {"level": "Metadata"}

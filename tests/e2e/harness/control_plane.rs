@@ -1,6 +1,6 @@
 //! A kube-apiserver with etcd as child processes on loopback, with RBAC and an audit log.
 //!
-//! There is no controller-manager: namespaces are never deleted completely, objects aren't garbage-collected, and
+//! There is no controller-manager, except where a test starts one: namespaces are never deleted completely, objects aren't garbage-collected, and
 //! namespaces get no default ServiceAccount. Therefore tests share a control plane and use their own namespaces.
 
 use std::fs::{self, File};
@@ -178,7 +178,7 @@ impl ControlPlane {
         self.wait_until_ready()
     }
 
-    fn spawn(&self, mut command: Command, log: &str) -> Result<Process, String> {
+    pub(super) fn spawn(&self, mut command: Command, log: &str) -> Result<Process, String> {
         let program = command.get_program().to_owned();
         let log = File::options().create(true).append(true).open(self.file(log));
         log.and_then(|log| {

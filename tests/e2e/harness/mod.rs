@@ -10,6 +10,7 @@ pub mod control_plane;
 pub mod data_dir;
 pub mod dns;
 pub mod forging;
+pub mod garbage_collector;
 pub mod linker;
 pub mod network;
 pub mod port;

@@ -12,6 +12,7 @@ pub struct Programs {
     pub etcd: PathBuf,
     pub kube_apiserver: PathBuf,
     pub kubectl: PathBuf,
+    pub kube_controller_manager: PathBuf,
     pub coredns: PathBuf,
 }
 
@@ -27,6 +28,7 @@ pub fn programs() -> &'static Programs {
             etcd: path(&answer, "ETCD"),
             kube_apiserver: path(&answer, "KUBE_APISERVER"),
             kubectl: path(&answer, "KUBECTL"),
+            kube_controller_manager: path(&answer, "KUBE_CONTROLLER_MANAGER"),
             coredns: path(&answer, "COREDNS"),
         }
     })

@@ -14,7 +14,7 @@ const SEEDS: std::ops::Range<u64> = 0..100;
 /// The last second that a time can have.
 const LAST_SECOND: i64 = 253_402_207_200;
 
-const FOREIGN_CONDITIONS: [&str; 4] = ["AlertsReady", "Audited", "example.com/Seen", "Stalled"];
+const FOREIGN_CONDITIONS: [&str; 3] = ["Audited", "example.com/Seen", "Stalled"];
 
 struct Generator {
     random: StdRng,
@@ -299,9 +299,9 @@ fn conditions_have_their_order_and_a_bound() {
     };
     assert_eq!(
         patched(&["Later", "AlertsReady", "Resolved"], &["Ready", "Accepted"]),
-        ["Accepted", "AlertsReady", "Ready", "Later"]
+        ["Accepted", "Ready", "Later"]
     );
-    assert_eq!(patched(&["AlertsReady"], &["AlertsReady"]), ["AlertsReady"]);
+    assert_eq!(patched(&[], &["Ready", "AlertsReady"]), ["AlertsReady", "Ready"]);
     let many: Vec<String> = (0..MAX_CONDITIONS).map(|number| format!("Later{number}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     assert_eq!(patched(&many, &["Ready"]).len(), MAX_CONDITIONS);

@@ -1,0 +1,97 @@
+//! Keeps the PrometheusRules of ExternalTargets with `spec.alerts`, on the leader.
+//!
+//! Without such an ExternalTarget no request about PrometheusRules is sent, not even discovery. What is missing here, the
+//! resource, a permission, or the name, concerns the condition AlertsReady alone.
+
+mod controller;
+pub mod desired;
+mod fair_queue;
+pub mod requests;
+mod rule;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use kube::Client;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
+use super::election::Leadership;
+use super::external_target::decision::SyncMode;
+use super::k8s::errors::ApiAvailability;
+use super::k8s::listed::LinkLists;
+use super::k8s::metrics::ApiMetrics;
+use super::k8s::rewinds::Rewinds;
+use super::k8s::watch::sleep_until_opt;
+use super::source::selection::Selection;
+use crate::metrics::staleness::Staleness;
+use controller::{AlertsController, DISCOVERY_INTERVAL};
+use requests::RuleRequests;
+
+#[derive(Clone)]
+pub struct AlertsContext {
+    pub client: Client,
+    /// Reports an unreachable API server.
+    pub availability: ApiAvailability,
+    /// Selects the namespaces.
+    pub selection: Arc<Selection>,
+    pub sync: SyncMode,
+    /// The ExternalTargets with `spec.alerts`, and how their PrometheusRules stand.
+    pub rules: Arc<RuleRequests>,
+    /// Metrics of requests to the API server.
+    pub api: Arc<ApiMetrics>,
+    /// The age of the data that the watches have delivered.
+    pub staleness: Arc<Staleness>,
+    /// Whether this replica may write, and in which term.
+    pub leadership: Leadership,
+    /// Counts restores of etcd to an earlier revision.
+    pub rewinds: Rewinds,
+    /// The namespaces with a complete list of ExternalTargets.
+    pub leads_listed: watch::Receiver<LinkLists>,
+}
+
+/// Keeps PrometheusRules until `stop` is cancelled.
+///
+/// # Errors
+/// If a feed ends, which never should happen.
+pub async fn run(context: AlertsContext, stop: CancellationToken) -> Result<(), SyncError> {
+    let mut requests = context.rules.subscribe_requests();
+    let mut leadership = context.leadership.clone();
+    let mut leads_listed = context.leads_listed.clone();
+    let mut tick = interval(DISCOVERY_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut controller = AlertsController::new(context);
+    controller.on_leadership();
+    loop {
+        controller.drain();
+        let write_due = controller.write_due(Instant::now());
+        tokio::select! {
+            () = stop.cancelled() => break,
+            _ = tick.tick() => controller.on_tick(),
+            Some(served) = controller.looks.join_next() => controller.on_discovery(served?),
+            Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
+                controller.on_watch_item(number, item);
+            }
+            key = requests.recv() => match key {
+                Ok(key) => controller.on_request(&key),
+                Err(RecvError::Lagged(_)) => controller.on_any_request(),
+                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            },
+            () = leadership.changed() => controller.on_leadership(),
+            Ok(()) = leads_listed.changed() => controller.queue_all(),
+            _ = controller.work_queue.due() => {}
+            () = sleep_until_opt(write_due) => {}
+            Some(ended) = controller.writes.join_next() => controller.written(ended?),
+        }
+    }
+    let drain = async { while controller.writes.join_next().await.is_some() {} };
+    // A write without an answer delays the shutdown by at most `SHUTDOWN_TIMEOUT`.
+    let _ = timeout(SHUTDOWN_TIMEOUT, drain).await;
+    Ok(())
+}

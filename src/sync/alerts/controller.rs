@@ -1,0 +1,551 @@
+//! The state of the controller of PrometheusRules.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
+use futures::{FutureExt, StreamExt};
+use kube::Resource;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::AlertsContext;
+use super::desired::{DesiredRule, rule_name};
+use super::fair_queue::{FairQueue, MAX_WRITES};
+use super::requests::{RuleRequest, RuleState, Wish};
+use super::rule::{GROUP_VERSION, ObservedRule, PLURAL, PrometheusRule, target_key};
+use super::write::{Outcome, PERMISSION_HINT, RuleChange, RuleWrite, RuleWriter};
+use crate::model::line_limit::LineLimit;
+use crate::model::service_key::ServiceKey;
+use crate::sync::controller::work_queue::WorkQueue;
+use crate::sync::external_target::backend::WriteError;
+use crate::sync::external_target::decision::SyncMode;
+use crate::sync::k8s::discovery::is_served;
+use crate::sync::k8s::errors::{
+    ObjectErrors, ThrottledLog, WatchLog, describe, explain_watch, in_place, root_cause, watch_scopes,
+};
+use crate::sync::k8s::labels::RULE_OWNER;
+use crate::sync::k8s::listed::ListEpoch;
+use crate::sync::k8s::refusals::RefusalLog;
+use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, in_namespace, key_of, list_watch, readable};
+
+/// The time between two looks at discovery while PrometheusRules can't be watched. A permission that is missing is tried
+/// again, too.
+pub(super) const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
+/// The time between two tries for a name that another client's object has.
+const CONFLICT_RETRY: Duration = Duration::from_secs(30);
+
+/// Maximum number of lines per minute about writes that another client reverts.
+const MAX_REVERTED_LINES: usize = 10;
+
+pub(super) type ScopedEvents = BoxStream<'static, (usize, WatchItem<PrometheusRule>)>;
+
+/// The watch of a namespace, or of all namespaces.
+struct Scope {
+    namespace: Option<String>,
+    log: WatchLog,
+    list: HashMap<ServiceKey, ObservedRule>,
+    is_listed: bool,
+    /// Why the API server refused to list or watch at the last try.
+    forbidden: Option<String>,
+    /// Ends the stream of events.
+    end: Option<AbortHandle>,
+}
+
+impl Scope {
+    fn contains(&self, key: &ServiceKey) -> bool {
+        self.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
+    }
+
+    fn stop(&mut self) {
+        if let Some(end) = self.end.take() {
+            end.abort();
+        }
+        self.list.clear();
+        self.is_listed = false;
+    }
+}
+
+/// What the controller knows about the PrometheusRules of a namespace.
+enum Access {
+    Unknown,
+    NotInstalled,
+    Forbidden(String),
+    Listed,
+}
+
+pub(super) struct AlertsController {
+    context: AlertsContext,
+    /// The term; `None` while another replica leads.
+    term: Option<u64>,
+    /// The PrometheusRules, by the key of their ExternalTarget.
+    rules: HashMap<ServiceKey, ObservedRule>,
+    scopes: Vec<Scope>,
+    pub(super) events: SelectAll<ScopedEvents>,
+    /// Whether discovery was asked in this term.
+    has_looked: bool,
+    /// Whether the API server serves PrometheusRules, by the last answer of discovery in this term.
+    is_served: Option<bool>,
+    pub(super) looks: JoinSet<kube::Result<bool>>,
+    /// By the fingerprint of the request.
+    pub(super) work_queue: WorkQueue<u64>,
+    fair_queue: FairQueue,
+    pub(super) writes: JoinSet<RuleWrite>,
+    /// The requests for which `--sync plan` has logged the write.
+    planned: HashMap<ServiceKey, u64>,
+    object_errors: ObjectErrors,
+    error_log: ThrottledLog,
+    refusals: RefusalLog,
+    /// Limits the lines about writes that another client reverts.
+    reverted: LineLimit,
+}
+
+impl AlertsController {
+    pub(super) fn new(context: AlertsContext) -> Self {
+        let scope = |namespace: Option<&str>| Scope {
+            namespace: namespace.map(ToOwned::to_owned),
+            log: WatchLog::new(
+                context.availability.clone(),
+                in_place("PrometheusRules", namespace),
+                PERMISSION_HINT,
+            ),
+            list: HashMap::new(),
+            is_listed: false,
+            forbidden: None,
+            end: None,
+        };
+        Self {
+            term: None,
+            rules: HashMap::new(),
+            scopes: watch_scopes(&context.selection.namespaces).map(scope).collect(),
+            events: SelectAll::new(),
+            has_looked: false,
+            is_served: None,
+            looks: JoinSet::new(),
+            work_queue: WorkQueue::new(MAX_WRITES),
+            fair_queue: FairQueue::default(),
+            writes: JoinSet::new(),
+            planned: HashMap::new(),
+            object_errors: ObjectErrors::of_kind("PrometheusRule"),
+            error_log: ThrottledLog::default(),
+            refusals: RefusalLog::default(),
+            reverted: LineLimit::new(MAX_REVERTED_LINES),
+            context,
+        }
+    }
+
+    // === leadership, requests and discovery ===
+
+    /// Begins or ends a term.
+    pub(super) fn on_leadership(&mut self) {
+        let term = match self.context.sync {
+            SyncMode::Off => None,
+            SyncMode::On | SyncMode::Plan => self.context.leadership.current_term(),
+        };
+        if term == self.term {
+            return;
+        }
+        self.stop_watching();
+        self.context.rules.forget_states();
+        (self.has_looked, self.is_served) = (false, None);
+        // Writes of the former term end without an effect on this one.
+        self.writes = JoinSet::new();
+        (self.work_queue, self.fair_queue) = (WorkQueue::new(MAX_WRITES), FairQueue::default());
+        self.planned.clear();
+        self.term = term;
+        self.on_any_request();
+    }
+
+    pub(super) fn on_request(&mut self, key: &ServiceKey) {
+        if self.term.is_none() {
+            return;
+        }
+        self.work_queue.changed(key);
+        self.work_queue.add(key);
+        // The first ExternalTarget with alerts; afterwards the next tick looks again.
+        if !self.has_looked {
+            self.look();
+        }
+    }
+
+    pub(super) fn on_any_request(&mut self) {
+        for key in self.context.rules.keys() {
+            self.on_request(&key);
+        }
+    }
+
+    pub(super) fn on_tick(&mut self) {
+        if self.term.is_none() {
+            return;
+        }
+        if !self.context.rules.is_any_open() {
+            self.stop_watching();
+            (self.has_looked, self.is_served) = (false, None);
+        } else if self.scopes.iter().any(|scope| scope.end.is_none()) {
+            self.look();
+        }
+    }
+
+    /// Asks discovery, unless a question is under way.
+    fn look(&mut self) {
+        self.has_looked = true;
+        if self.looks.is_empty() {
+            self.looks.spawn(is_served(self.context.client.clone(), GROUP_VERSION, PLURAL));
+        }
+    }
+
+    pub(super) fn on_discovery(&mut self, served: kube::Result<bool>) {
+        if self.term.is_none() || !self.context.rules.is_any_open() {
+            return;
+        }
+        match served {
+            Ok(is_served) => {
+                self.error_log.recovered("the API server tells again whether it serves PrometheusRules");
+                let before = self.is_served.replace(is_served);
+                if is_served {
+                    let idle = |number: &usize| self.scopes[*number].end.is_none();
+                    let idle: Vec<usize> = (0..self.scopes.len()).filter(idle).collect();
+                    idle.into_iter().for_each(|number| self.watch(number));
+                } else {
+                    if before != Some(false) {
+                        warn!(
+                            "the API server doesn't serve PrometheusRules ({GROUP_VERSION}), which spec.alerts of \
+                             ExternalTargets needs; the alerts follow within {DISCOVERY_INTERVAL:?} once it does"
+                        );
+                    }
+                    self.stop_watching();
+                    self.queue_all();
+                }
+            }
+            // The next tick asks again.
+            Err(error) => match &error {
+                kube::Error::Api(status) => {
+                    let sentence = describe(&error, "ask whether the API server serves PrometheusRules", "");
+                    self.error_log.report(status.code, &sentence);
+                }
+                _ => self.context.availability.report(&root_cause(&error)),
+            },
+        }
+    }
+
+    // === watch ===
+
+    fn watch(&mut self, number: usize) {
+        let scope = &mut self.scopes[number];
+        scope.stop();
+        let query = RequestQuery {
+            namespace: scope.namespace.clone(),
+            labels: RULE_OWNER.to_owned(),
+            ..RequestQuery::default()
+        };
+        let activity =
+            self.context.staleness.watch(&in_namespace("prometheus-rules", scope.namespace.as_deref()));
+        let events = list_watch::<PrometheusRule>(self.context.client.clone(), query, activity);
+        let (events, end) = abortable(events.map(move |item| (number, item)));
+        scope.end = Some(end);
+        self.events.push(events.boxed());
+    }
+
+    fn stop_watching(&mut self) {
+        self.scopes.iter_mut().for_each(Scope::stop);
+        self.scopes.iter_mut().for_each(|scope| scope.forbidden = None);
+        self.events = SelectAll::new();
+        self.rules.clear();
+    }
+
+    pub(super) fn on_watch_item(&mut self, number: usize, item: WatchItem<PrometheusRule>) {
+        let scope = &mut self.scopes[number];
+        if let Err(error) = &item {
+            match error.code() {
+                403 => {
+                    let why = explain_watch(error, scope.log.what(), PERMISSION_HINT);
+                    scope.stop();
+                    if scope.forbidden.replace(why.clone()).is_none() {
+                        warn!("{why}");
+                    }
+                    return self.queue_scope(number);
+                }
+                // The resource is gone, unless discovery says something else.
+                404 => return self.look(),
+                _ => {}
+            }
+        }
+        let Some(event) = scope.log.log_failure(item) else { return };
+        match event {
+            Event::ListBegins => scope.list.clear(),
+            Event::Listed(object) => {
+                let object = readable(object, &mut self.object_errors);
+                scope.list.extend(object.and_then(|object| ObservedRule::of(&object)));
+            }
+            Event::ListEnds { .. } => {
+                scope.is_listed = true;
+                if scope.forbidden.take().is_some() {
+                    info!("the {} can be followed again", scope.log.what());
+                }
+                let list = std::mem::take(&mut scope.list);
+                self.rules.retain(|key, _| !scope.contains(key));
+                self.rules.extend(list);
+                self.queue_scope(number);
+            }
+            Event::Applied(object) => {
+                let key = key_of(&object);
+                let Some(object) = readable(object, &mut self.object_errors) else { return };
+                self.object_errors.set(&key, None);
+                match ObservedRule::of(&object) {
+                    Some((key, observed)) => self.observed(&key, observed),
+                    None => self.lost(&key, None),
+                }
+            }
+            Event::Deleted(object) => {
+                let key = key_of(&object);
+                self.object_errors.set(&key, None);
+                self.lost(&key, object.meta().uid.as_deref());
+            }
+        }
+    }
+
+    fn observed(&mut self, key: &ServiceKey, observed: ObservedRule) {
+        let is_outdated = self
+            .rules
+            .get(key)
+            .is_some_and(|known| known.uid == observed.uid && observed.revision() < known.revision());
+        if !is_outdated {
+            self.rules.insert(key.clone(), observed);
+            self.queue(key);
+        }
+    }
+
+    /// Processes that the PrometheusRule `rule` is gone, or doesn't belong to an ExternalTarget any more.
+    fn lost(&mut self, rule: &ServiceKey, uid: Option<&str>) {
+        let Some(key) = target_key(rule) else { return };
+        let is_known = self.rules.get(&key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid));
+        if is_known {
+            self.rules.remove(&key);
+        }
+        self.queue(&key);
+    }
+
+    // === reconciliation ===
+
+    fn queue(&mut self, key: &ServiceKey) {
+        if self.term.is_some() && self.context.rules.get(key).is_some() {
+            self.work_queue.add(key);
+        }
+    }
+
+    pub(super) fn queue_all(&mut self) {
+        self.context.rules.keys().iter().for_each(|key| self.queue(key));
+    }
+
+    fn queue_scope(&mut self, number: usize) {
+        let keys = self.context.rules.keys();
+        keys.iter().filter(|key| self.scopes[number].contains(key)).for_each(|key| self.work_queue.add(key));
+    }
+
+    fn access(&self, key: &ServiceKey) -> Access {
+        let Some(scope) = self.scopes.iter().find(|scope| scope.contains(key)) else {
+            return Access::Unknown;
+        };
+        // An earlier list may contain another specification.
+        let at = ListEpoch { term: self.term.unwrap_or_default(), rewinds: self.context.rewinds.count() };
+        if !self.context.leads_listed.borrow().covers(key.namespace(), at) {
+            return Access::Unknown;
+        }
+        match (&scope.forbidden, self.is_served) {
+            (Some(why), _) => Access::Forbidden(why.clone()),
+            _ if scope.is_listed => Access::Listed,
+            (None, Some(false)) => Access::NotInstalled,
+            _ => Access::Unknown,
+        }
+    }
+
+    /// Returns when a write is due.
+    pub(super) fn write_due(&self, now: Instant) -> Option<Instant> {
+        self.fair_queue.due(now)
+    }
+
+    /// Looks at queued ExternalTargets, and starts writes, up to their limits.
+    pub(super) fn drain(&mut self) {
+        loop {
+            while let Some(key) = self.work_queue.next() {
+                self.reconcile(&key);
+            }
+            match self.fair_queue.take(Instant::now()) {
+                Some(key) => self.start_write(&key),
+                None => break,
+            }
+        }
+    }
+
+    fn reconcile(&mut self, key: &ServiceKey) {
+        self.work_queue.stop_timer(key);
+        self.fair_queue.remove(key);
+        let Some(request) = self.context.rules.get(key) else {
+            self.planned.remove(key);
+            return self.work_queue.forget(key);
+        };
+        let state = match self.access(key) {
+            Access::Unknown => return,
+            Access::NotInstalled => RuleState::NotInstalled,
+            Access::Forbidden(why) => RuleState::Forbidden(why),
+            Access::Listed => {
+                if self.change(key, &request).is_some() {
+                    return self.plan_write(key, &request);
+                }
+                let is_terminating = self.rules.get(key).is_some_and(|known| known.is_terminating);
+                match request.is_for_rule() {
+                    // Another client's finalizer holds the object; the next event of the watch tells when it is gone.
+                    true if is_terminating => return,
+                    true => RuleState::Written,
+                    false => RuleState::Absent,
+                }
+            }
+        };
+        self.work_queue.succeeded(key);
+        self.context.rules.answer(key, request.fingerprint, state);
+    }
+
+    /// Returns the write that is missing.
+    fn change(&self, key: &ServiceKey, request: &RuleRequest) -> Option<(ServiceKey, RuleChange)> {
+        let known = self.rules.get(key);
+        if known.is_some_and(|known| known.is_terminating) {
+            return None;
+        }
+        match &request.wish {
+            Wish::Rule(inputs) => {
+                let desired = DesiredRule::new(key, inputs);
+                let change = match known {
+                    None => RuleChange::Create(Box::new(desired.object(key.name()))),
+                    Some(known) if desired.matches(known) => return None,
+                    Some(known) => RuleChange::Patch(desired.patch(known, key.name())),
+                };
+                Some((desired.key, change))
+            }
+            Wish::NoRule { .. } => {
+                let known = known.filter(|known| known.owner_uid == request.uid)?;
+                let (uid, version) = (known.uid.to_string(), known.version.clone());
+                let rule = ServiceKey::new(key.namespace(), &rule_name(key.name()));
+                Some((rule, RuleChange::Delete { uid, version }))
+            }
+        }
+    }
+
+    /// Queues the write of a PrometheusRule. `--sync plan` only logs it.
+    fn plan_write(&mut self, key: &ServiceKey, request: &RuleRequest) {
+        if self.context.sync == SyncMode::Plan {
+            if self.planned.insert(key.clone(), request.fingerprint) != Some(request.fingerprint)
+                && let Some((rule, change)) = self.change(key, request)
+            {
+                info!("plan for ExternalTarget {key}: {} PrometheusRule {}", change.verb(), rule.name());
+            }
+        } else if let Some(pause) = self.work_queue.throttled_for(key, &request.fingerprint) {
+            self.work_queue.add_after(key.clone(), pause);
+        } else {
+            self.fair_queue.add(key);
+        }
+    }
+
+    fn start_write(&mut self, key: &ServiceKey) {
+        let (Some(term), Some(request)) = (self.term, self.context.rules.get(key)) else { return };
+        // Since the key was queued, the watch may have ended.
+        let change = self.change(key, &request).filter(|_| matches!(self.access(key), Access::Listed));
+        let Some((rule, change)) = change else { return self.work_queue.add(key) };
+        let writer = RuleWriter {
+            client: self.context.client.clone(),
+            availability: self.context.availability.clone(),
+            leadership: self.context.leadership.clone(),
+        };
+        let (verb, fingerprint) = (change.verb(), request.fingerprint);
+        self.work_queue.begin(key);
+        self.fair_queue.begin(key, Instant::now());
+        let key = key.clone();
+        self.writes.spawn(async move {
+            let written = AssertUnwindSafe(writer.write(term, &key, &rule, change)).catch_unwind().await;
+            let (code, result) = written.unwrap_or_else(|_| (0, Err(WriteError::panicked())));
+            RuleWrite { key, fingerprint, verb, code, result }
+        });
+    }
+
+    pub(super) fn written(&mut self, RuleWrite { key, fingerprint, verb, code, result }: RuleWrite) {
+        let is_superseded = self.work_queue.done(&key);
+        self.fair_queue.end(&key);
+        if !matches!(result, Err(WriteError::NotLeading(_))) {
+            self.context.api.wrote(verb, "PrometheusRule", code);
+        }
+        match result {
+            Ok(Outcome::Foreign) => {
+                self.rules.remove(&key);
+                let (pause, is_new) = self.work_queue.add_refused(&key, Some(CONFLICT_RETRY), "conflict");
+                let why = "another client's object has the name";
+                self.report(&key, why, pause, is_new);
+                self.context.rules.answer(&key, fingerprint, RuleState::Conflict);
+            }
+            // The name was taken by an object of ours that the watch hasn't shown.
+            Ok(Outcome::Present(observed)) if code == 409 => {
+                self.observed(&key, *observed);
+                self.work_queue.add_rate_limited(&key, None);
+            }
+            Ok(outcome) => {
+                match outcome {
+                    Outcome::Present(observed) => self.observed(&key, *observed),
+                    Outcome::Absent | Outcome::Foreign => drop(self.rules.remove(&key)),
+                }
+                self.work_queue.succeeded(&key);
+                if let Some(pause) = self.work_queue.record_write(&key, &fingerprint)
+                    && self.reverted.take(std::time::Instant::now()).is_some()
+                {
+                    warn!(
+                        "ExternalTarget {key}: another client changes its PrometheusRule; it is written again, and then \
+                         not before {pause:.0?} have passed"
+                    );
+                }
+                self.work_queue.add(&key);
+            }
+            Err(WriteError::Gone) => {
+                self.rules.remove(&key);
+                self.work_queue.add_rate_limited(&key, None);
+            }
+            Err(WriteError::Conflict | WriteError::NotLeading(_) | WriteError::Unanswered) => {
+                self.work_queue.add_rate_limited(&key, None);
+            }
+            Err(WriteError::WholeClass { code, message, retry_after }) => {
+                // The resource is gone, or the namespace is.
+                if code == 404 {
+                    self.look();
+                } else {
+                    self.error_log.report(code, &message);
+                }
+                if code == 403 {
+                    self.context.rules.answer(&key, fingerprint, RuleState::Forbidden(message));
+                }
+                self.work_queue.add_rate_limited(&key, retry_after);
+            }
+            Err(WriteError::Refused { message, .. }) => self.refused(&key, fingerprint, message, None),
+            Err(WriteError::Other { message, retry_after }) => {
+                self.refused(&key, fingerprint, message, retry_after);
+            }
+        }
+        if is_superseded {
+            self.work_queue.changed(&key);
+            self.work_queue.add(&key);
+        }
+    }
+
+    fn refused(
+        &mut self,
+        key: &ServiceKey,
+        fingerprint: u64,
+        message: String,
+        retry_after: Option<Duration>,
+    ) {
+        let (pause, is_new) = self.work_queue.add_refused(key, retry_after, &message);
+        self.report(key, &message, pause, is_new);
+        self.context.rules.answer(key, fingerprint, RuleState::Refused(message));
+    }
+
+    fn report(&mut self, key: &ServiceKey, why: &str, pause: Duration, is_new: bool) {
+        self.refusals.report(format_args!("the PrometheusRule of ExternalTarget {key}"), why, pause, is_new);
+    }
+}

@@ -1,0 +1,272 @@
+//! The PrometheusRule of an ExternalTarget, as it should be.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Resource;
+use kube::api::ObjectMeta;
+use serde_json::{Value, json};
+
+use super::rule::{ObservedRule, PrometheusRule, canonical_hash};
+use crate::api::external_target::{Alerts, ExternalTarget, MAX_ALERT_LABEL, MAX_LABELS};
+use crate::api::validation::{is_alert_label, is_object_label};
+use crate::model::names::{MAX_LABEL, hash_of};
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
+use crate::sync::k8s::labels::{RULE_LABELS, RULE_MANAGED_BY, RULE_OWNER};
+
+/// Start of the name of each PrometheusRule.
+const PREFIX: &str = "lb-linker-";
+/// Maximum length of the name of an object.
+const MAX_NAME: usize = 253;
+/// The digits of the hash in a name that was cut.
+const HASH_DIGITS: usize = 16;
+/// The page with a section for each alert.
+const RUNBOOKS: &str = "docs/external-targets.md";
+/// The labels of the alerts that come from the metrics. `cluster` is one of setups with several clusters.
+const SERIES: &str = "cluster, external_target_namespace, external_target";
+/// For this time the last values count while no leader exports the metrics. LbLinkerNoLeader fires within it.
+const LAST_VALUES: &str = "15m";
+/// The alert Flapping counts the changes of the target within this time.
+const FLAPPING_WINDOW: &str = "1h";
+/// The number of changes at which the alert Flapping fires: a failover and the way back are two changes.
+const MAX_CHANGES: u32 = 5;
+
+/// What the PrometheusRule of an ExternalTarget depends on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuleInputs {
+    pub uid: Uid,
+    pub alerts: Alerts,
+    /// The place in `spec.sources` of the source in `spec.pin`.
+    pub pinned: Option<usize>,
+}
+
+/// A PrometheusRule as it should be.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct DesiredRule {
+    pub(super) key: ServiceKey,
+    uid: Uid,
+    labels: BTreeMap<String, String>,
+    /// The annotation with the names of the labels in `spec.alerts.ruleLabels`, so that they can be removed later.
+    rule_labels: Option<String>,
+    groups: Value,
+}
+
+/// Returns the `spec` of the PrometheusRule of an ExternalTarget.
+#[must_use]
+pub fn spec(key: &ServiceKey, inputs: &RuleInputs) -> Value {
+    DesiredRule::new(key, inputs).object(key.name()).spec
+}
+
+/// Returns the name of the PrometheusRule of an ExternalTarget with this name. A name that would be too long is cut, and
+/// ends in a hash.
+pub(crate) fn rule_name(name: &str) -> String {
+    let whole = format!("{PREFIX}{name}");
+    if whole.len() <= MAX_NAME {
+        return whole;
+    }
+    let hash = &hash_of(name)[..HASH_DIGITS];
+    let cut: String = whole.chars().take(MAX_NAME - 1 - HASH_DIGITS).collect();
+    format!("{}-{hash}", cut.trim_end_matches(['-', '.']))
+}
+
+/// Returns the name of the ExternalTarget whose PrometheusRule has this name, if the name isn't cut.
+pub(super) fn target_name(rule: &str) -> Option<&str> {
+    rule.strip_prefix(PREFIX)
+}
+
+impl DesiredRule {
+    pub(super) fn new(key: &ServiceKey, inputs: &RuleInputs) -> Self {
+        let RuleInputs { uid, alerts, pinned } = inputs;
+        let given = alerts.rule_labels.iter().flatten();
+        let given = given.filter(|(name, text)| is_object_label(name, text)).take(MAX_LABELS);
+        let mut labels: BTreeMap<String, String> =
+            given.map(|(name, text)| (name.clone(), text.clone())).collect();
+        let (managed_by, lb_linker) = RULE_MANAGED_BY;
+        labels.retain(|name, _| name != managed_by && name != RULE_OWNER);
+        let names: Vec<&str> = labels.keys().map(String::as_str).collect();
+        let rule_labels = (!names.is_empty()).then(|| names.join(","));
+        labels.insert(managed_by.to_owned(), lb_linker.to_owned());
+        labels.insert(RULE_OWNER.to_owned(), label_value(key.name()));
+        let name = rule_name(key.name());
+        let groups = json!([{"name": name, "rules": alert_rules(key, alerts, *pinned)}]);
+        let key = ServiceKey::new(key.namespace(), &name);
+        Self { key, uid: uid.clone(), labels, rule_labels, groups }
+    }
+
+    /// Returns a hash of all fields.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.key, self.uid.to_string(), &self.labels, &self.rule_labels).hash(&mut hasher);
+        canonical_hash(&self.groups).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn owner(&self, name: &str) -> OwnerReference {
+        OwnerReference {
+            api_version: ExternalTarget::api_version(&()).into_owned(),
+            kind: ExternalTarget::kind(&()).into_owned(),
+            name: name.to_owned(),
+            uid: self.uid.to_string(),
+            controller: Some(true),
+            // With true the permission to change finalizers of ExternalTargets would be needed.
+            block_owner_deletion: Some(false),
+        }
+    }
+
+    /// Returns the object for the ExternalTarget of this name.
+    pub(super) fn object(&self, owner: &str) -> PrometheusRule {
+        let annotations = self.rule_labels.iter().map(|names| (RULE_LABELS.to_owned(), names.clone()));
+        PrometheusRule {
+            metadata: ObjectMeta {
+                namespace: Some(self.key.namespace().to_owned()),
+                name: Some(self.key.name().to_owned()),
+                labels: Some(self.labels.clone()),
+                annotations: Some(annotations.collect()).filter(|all: &BTreeMap<_, _>| !all.is_empty()),
+                owner_references: Some(vec![self.owner(owner)]),
+                ..ObjectMeta::default()
+            },
+            spec: json!({"groups": self.groups}),
+        }
+    }
+
+    /// Returns whether an object is as it should be, apart from labels and annotations of other clients.
+    pub(super) fn matches(&self, observed: &ObservedRule) -> bool {
+        observed.has_exact_owner
+            && observed.owner_uid == self.uid
+            && observed.labels == self.labels
+            && observed.rule_labels == self.rule_labels
+            && observed.groups == canonical_hash(&self.groups)
+    }
+
+    /// Returns a merge patch that makes an object as it should be, if it hasn't changed since.
+    pub(super) fn patch(&self, observed: &ObservedRule, owner: &str) -> Value {
+        let stale = observed.labels.keys().filter(|name| !self.labels.contains_key(*name));
+        let stale = stale.map(|name| (name.clone(), Value::Null));
+        let wanted = self.labels.iter().map(|(name, text)| (name.clone(), json!(text)));
+        let labels: serde_json::Map<String, Value> = stale.chain(wanted).collect();
+        json!({
+            "metadata": {
+                "uid": observed.uid.to_string(),
+                "resourceVersion": observed.version,
+                "labels": labels,
+                "annotations": {RULE_LABELS: self.rule_labels},
+                "ownerReferences": [self.owner(owner)],
+            },
+            "spec": {"groups": self.groups},
+        })
+    }
+}
+
+/// Returns a name as the value of a label, which is shorter than the longest name.
+fn label_value(name: &str) -> String {
+    let cut: String = name.chars().take(MAX_LABEL).collect();
+    cut.trim_end_matches(['-', '.']).to_owned()
+}
+
+/// Returns the three alerts.
+fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Value {
+    let (namespace, name) = key.parts();
+    let selector =
+        format!("{{external_target_namespace={}, external_target={}}}", json!(namespace), json!(name));
+    // After a change of the leader another Pod exports the metrics, and in between none does.
+    let last = |metric: &str| {
+        let metric = format!("lb_linker_external_target_{metric}{selector}");
+        format!(
+            "(\n  max by ({SERIES}) ({metric})\n    or\n  max by ({SERIES}) (last_over_time({metric}[{LAST_VALUES}]))\n)"
+        )
+    };
+    let changes = format!(
+        "sum by ({SERIES}) (\n  increase(lb_linker_external_target_changes_total{selector}[{FLAPPING_WINDOW}])\n) >= \
+         {MAX_CHANGES}"
+    );
+    let (preferred, wanted) = match pinned.unwrap_or_default() {
+        0 => ("> 0".to_owned(), pinned),
+        place => (format!(">= 0 != {place}"), pinned),
+    };
+    let wanted = if wanted.is_some() { "the pinned one" } else { "the preferred one" };
+    let look = format!("kubectl -n {namespace} describe externaltarget {name} tells why.");
+    let (not_ready_for, failed_over_for) = (alerts.not_ready_for(), alerts.failed_over_for());
+    let alert = |name: &str, expr: String, wait: Option<Duration>, severity: &str, summary, description| {
+        let alert = format!("LbLinkerExternalTarget{name}");
+        let runbook = format!("{RUNBOOKS}#{}", alert.to_lowercase());
+        let mut rule = json!({
+            "alert": alert,
+            "expr": expr,
+            "labels": labels_of(alerts, severity),
+            "annotations": {"summary": summary, "description": description, "runbook_url": runbook},
+        });
+        if let Some(wait) = wait {
+            rule["for"] = json!(duration(wait));
+        }
+        rule
+    };
+    json!([
+        alert(
+            "NotReady",
+            format!("{} == 0", last("ready")),
+            Some(not_ready_for),
+            "critical",
+            format!("ExternalTarget {namespace}/{name} isn't Ready."),
+            format!(
+                "ExternalTarget {name} in namespace {namespace} hasn't been Ready for {}: it isn't accepted, has no \
+                 target, or its target isn't verified or fails its checks. {look}",
+                words(not_ready_for)
+            ),
+        ),
+        alert(
+            "FailedOver",
+            format!("{} {preferred}", last("source")),
+            Some(failed_over_for),
+            "warning",
+            format!("ExternalTarget {namespace}/{name} leads to another source than {wanted}."),
+            format!(
+                "ExternalTarget {name} in namespace {namespace} has led to source {{{{ $value }}}} of spec.sources, \
+                 counted from 0, and not to {wanted}, for {}. {look}",
+                words(failed_over_for)
+            ),
+        ),
+        alert(
+            "Flapping",
+            changes,
+            None,
+            "warning",
+            format!("The target of ExternalTarget {namespace}/{name} changes often."),
+            format!(
+                "The target of ExternalTarget {name} in namespace {namespace} has changed {{{{ $value | humanize }}}} \
+                 times in the last hour. {look}"
+            ),
+        ),
+    ])
+}
+
+/// Returns the labels of an alert: those of the spec, which may replace the severity.
+fn labels_of(alerts: &Alerts, severity: &str) -> BTreeMap<String, String> {
+    let is_bounded = |text: &str| text.chars().count() <= MAX_ALERT_LABEL;
+    let given = alerts.labels.iter().flatten();
+    let given = given.filter(|(name, text)| is_alert_label(name, text) && is_bounded(text)).take(MAX_LABELS);
+    let mut labels = BTreeMap::from([("severity".to_owned(), severity.to_owned())]);
+    labels.extend(given.map(|(name, text)| (name.clone(), text.clone())));
+    labels
+}
+
+/// Returns a duration of Prometheus.
+fn duration(wait: Duration) -> String {
+    match wait.as_secs() {
+        0 => "0s".to_owned(),
+        seconds if seconds % 3600 == 0 => format!("{}h", seconds / 3600),
+        seconds if seconds % 60 == 0 => format!("{}m", seconds / 60),
+        seconds => format!("{seconds}s"),
+    }
+}
+
+/// Returns a duration in words.
+fn words(wait: Duration) -> String {
+    let (number, unit) = match wait.as_secs() {
+        seconds if seconds > 0 && seconds % 60 == 0 => (seconds / 60, "minute"),
+        seconds => (seconds, "second"),
+    };
+    format!("{number} {unit}{}", if number == 1 { "" } else { "s" })
+}

@@ -1,0 +1,262 @@
+//! Which ExternalTargets have a PrometheusRule, and how it stands: shared by the controllers of both.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use tokio::sync::broadcast;
+
+use super::desired::{DesiredRule, RuleInputs};
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
+
+/// Capacity of the feeds. A subscriber that falls behind has to look at all ExternalTargets.
+const FEED_CAPACITY: usize = 1024;
+
+/// How the PrometheusRule of an ExternalTarget stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RuleState {
+    Written,
+    /// There is none, and none is wanted.
+    Absent,
+    /// The API server doesn't serve PrometheusRules.
+    NotInstalled,
+    /// The permission is missing, for this reason.
+    Forbidden(String),
+    /// Another client's object has the name.
+    Conflict,
+    /// The API server refuses the write, for this reason.
+    Refused(String),
+}
+
+/// What is wanted for an ExternalTarget.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct RuleRequest {
+    pub(super) uid: Uid,
+    pub(super) wish: Wish,
+    /// Distinguishes different requests for the same ExternalTarget.
+    pub(super) fingerprint: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Wish {
+    Rule(RuleInputs),
+    /// `spec.alerts` was removed, and the rule has to follow. `is_recorded` tells whether the status has still the
+    /// condition AlertsReady.
+    NoRule {
+        is_recorded: bool,
+    },
+}
+
+impl RuleRequest {
+    pub(super) fn is_for_rule(&self) -> bool {
+        matches!(self.wish, Wish::Rule(_))
+    }
+}
+
+#[derive(Debug)]
+pub struct RuleRequests {
+    requests: DashMap<ServiceKey, Arc<RuleRequest>>,
+    /// The states, each with the fingerprint of the request that it is about.
+    states: DashMap<ServiceKey, (u64, RuleState)>,
+    requested: broadcast::Sender<ServiceKey>,
+    answered: broadcast::Sender<ServiceKey>,
+}
+
+impl Default for RuleRequests {
+    fn default() -> Self {
+        Self {
+            requests: DashMap::new(),
+            states: DashMap::new(),
+            requested: broadcast::Sender::new(FEED_CAPACITY),
+            answered: broadcast::Sender::new(FEED_CAPACITY),
+        }
+    }
+}
+
+impl RuleRequests {
+    /// Requests the PrometheusRule of an ExternalTarget that has `spec.alerts`.
+    pub fn want(&self, key: &ServiceKey, inputs: RuleInputs) {
+        let is_known = self.requests.get(key).is_some_and(|known| match &known.wish {
+            Wish::Rule(before) => *before == inputs,
+            Wish::NoRule { .. } => false,
+        });
+        if !is_known {
+            let fingerprint = DesiredRule::new(key, &inputs).fingerprint();
+            self.set(key, RuleRequest { uid: inputs.uid.clone(), wish: Wish::Rule(inputs), fingerprint });
+        }
+    }
+
+    /// Requests that an ExternalTarget without `spec.alerts` has no PrometheusRule, if it may have one: it had
+    /// `spec.alerts` before, or its status has still the condition AlertsReady.
+    pub fn want_none(&self, key: &ServiceKey, uid: &Uid, is_recorded: bool) {
+        let known = self.requests.get(key).map(|known| Arc::clone(&known)).filter(|known| known.uid == *uid);
+        let is_needed = is_recorded
+            || known.as_ref().is_some_and(|known| match known.wish {
+                Wish::Rule(_) => true,
+                // The leader has removed the condition: no rule is left, or none can be removed.
+                Wish::NoRule { is_recorded } => !is_recorded && !self.is_settled(key),
+            });
+        if !is_needed {
+            return self.forget(key);
+        }
+        let mut hasher = DefaultHasher::new();
+        uid.to_string().hash(&mut hasher);
+        let fingerprint = hasher.finish();
+        let request = RuleRequest { uid: uid.clone(), wish: Wish::NoRule { is_recorded }, fingerprint };
+        if known.is_none_or(|known| *known != request) {
+            self.set(key, request);
+        }
+    }
+
+    /// Forgets an ExternalTarget that is deleted: the garbage collector removes its PrometheusRule.
+    pub fn forget(&self, key: &ServiceKey) {
+        self.states.remove(key);
+        if self.requests.remove(key).is_some() {
+            // A send fails if there are no subscribers, which is fine.
+            let _ = self.requested.send(key.clone());
+        }
+    }
+
+    /// Returns how the PrometheusRule of an ExternalTarget stands; `None` if that isn't known yet.
+    #[must_use]
+    pub fn state(&self, key: &ServiceKey) -> Option<RuleState> {
+        let fingerprint = self.requests.get(key)?.fingerprint;
+        let state = self.states.get(key)?;
+        (state.0 == fingerprint).then(|| state.1.clone())
+    }
+
+    /// Subscribes to the keys of ExternalTargets whose PrometheusRule stands in another way than before.
+    #[must_use]
+    pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {
+        self.answered.subscribe()
+    }
+
+    fn set(&self, key: &ServiceKey, request: RuleRequest) {
+        self.requests.insert(key.clone(), Arc::new(request));
+        let _ = self.requested.send(key.clone());
+    }
+
+    pub(super) fn subscribe_requests(&self) -> broadcast::Receiver<ServiceKey> {
+        self.requested.subscribe()
+    }
+
+    pub(super) fn get(&self, key: &ServiceKey) -> Option<Arc<RuleRequest>> {
+        self.requests.get(key).map(|request| Arc::clone(&request))
+    }
+
+    pub(super) fn keys(&self) -> Vec<ServiceKey> {
+        self.requests.iter().map(|request| request.key().clone()).collect()
+    }
+
+    /// Returns whether a rule is wanted, or has perhaps to be removed.
+    pub(super) fn is_any_open(&self) -> bool {
+        let mut without_rule = Vec::new();
+        for request in &self.requests {
+            if request.is_for_rule() {
+                return true;
+            }
+            without_rule.push(request.key().clone());
+        }
+        // Afterwards, because no map may be locked while it is read again.
+        without_rule.iter().any(|key| !self.is_settled(key))
+    }
+
+    /// Returns whether an ExternalTarget has certainly no PrometheusRule.
+    fn is_settled(&self, key: &ServiceKey) -> bool {
+        matches!(self.state(key), Some(RuleState::Absent | RuleState::NotInstalled))
+    }
+
+    /// Records how the PrometheusRule of an ExternalTarget stands after this request.
+    pub(super) fn answer(&self, key: &ServiceKey, fingerprint: u64, state: RuleState) {
+        let state = (fingerprint, state);
+        if self.states.insert(key.clone(), state.clone()).as_ref() != Some(&state) {
+            let _ = self.answered.send(key.clone());
+        }
+    }
+
+    /// Forgets all states: this replica doesn't lead any more.
+    pub(super) fn forget_states(&self) {
+        self.states.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::external_target::Alerts;
+
+    fn web() -> ServiceKey {
+        ServiceKey::new("shop", "web")
+    }
+
+    fn inputs(uid: &str, pinned: Option<usize>) -> RuleInputs {
+        RuleInputs { uid: uid.into(), alerts: Alerts::default(), pinned }
+    }
+
+    fn answer(requests: &RuleRequests, state: RuleState) {
+        let fingerprint = requests.get(&web()).unwrap().fingerprint;
+        requests.answer(&web(), fingerprint, state);
+    }
+
+    #[test]
+    fn state_is_known_until_the_request_changes() {
+        let requests = RuleRequests::default();
+        let mut feed = requests.subscribe_requests();
+        requests.want(&web(), inputs("u", None));
+        answer(&requests, RuleState::Written);
+        requests.want(&web(), inputs("u", None));
+        assert_eq!(requests.state(&web()), Some(RuleState::Written));
+        assert_eq!(feed.try_iter_len(), 1);
+        requests.want(&web(), inputs("u", Some(1)));
+        assert_eq!(requests.state(&web()), None);
+        assert_eq!(feed.try_iter_len(), 1);
+    }
+
+    #[test]
+    fn removed_alerts_are_open_until_the_rule_is_absent() {
+        let (requests, uid) = (RuleRequests::default(), Uid::from("u"));
+        requests.want_none(&web(), &uid, false);
+        assert!(requests.get(&web()).is_none() && !requests.is_any_open());
+        for state in [RuleState::Absent, RuleState::NotInstalled] {
+            requests.want(&web(), inputs("u", None));
+            requests.want_none(&web(), &uid, false);
+            assert!(requests.is_any_open());
+            answer(&requests, RuleState::Forbidden(String::new()));
+            requests.want_none(&web(), &uid, false);
+            assert!(requests.is_any_open(), "a rule may be left");
+            answer(&requests, state);
+            assert!(!requests.is_any_open());
+            requests.want_none(&web(), &uid, false);
+            assert!(requests.get(&web()).is_none());
+        }
+    }
+
+    #[test]
+    fn recorded_condition_asks_for_the_removal_of_a_rule() {
+        let (requests, uid) = (RuleRequests::default(), Uid::from("u"));
+        requests.want_none(&web(), &uid, true);
+        assert!(requests.is_any_open());
+        // The leader has removed the condition.
+        requests.want_none(&web(), &uid, false);
+        assert!(requests.get(&web()).is_none());
+    }
+
+    #[test]
+    fn earlier_object_of_the_name_asks_for_nothing() {
+        let requests = RuleRequests::default();
+        requests.want(&web(), inputs("old", None));
+        requests.want_none(&web(), &"new".into(), false);
+        assert!(requests.get(&web()).is_none());
+    }
+
+    trait Count {
+        fn try_iter_len(&mut self) -> usize;
+    }
+
+    impl Count for broadcast::Receiver<ServiceKey> {
+        fn try_iter_len(&mut self) -> usize {
+            std::iter::from_fn(|| self.try_recv().ok()).count()
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! `spec.alerts`: requests PrometheusRules, and makes the condition AlertsReady.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use super::object::ObservedExternalTarget;
+use super::status_format::{ALERTS_READY, condition};
+use crate::api::status::ExternalTargetStatus;
+use crate::sync::alerts::desired::{RuleInputs, rule_name};
+use crate::sync::alerts::requests::{RuleRequests, RuleState};
+
+/// Requests the PrometheusRule that the specification of an ExternalTarget wants, or none.
+pub(super) fn request_rule(rules: &RuleRequests, object: &ObservedExternalTarget) {
+    let (key, uid) = (&object.key, &object.uid);
+    match &object.spec.alerts {
+        Some(alerts) => {
+            let is_pinned = |pin: &String| object.sources().iter().position(|source| source.name == *pin);
+            let pinned = object.spec.pin.as_ref().and_then(is_pinned);
+            rules.want(key, RuleInputs { uid: uid.clone(), alerts: alerts.clone(), pinned });
+        }
+        None => rules.want_none(key, uid, recorded(&object.status).is_some()),
+    }
+}
+
+fn recorded(status: &ExternalTargetStatus) -> Option<&Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == ALERTS_READY)
+}
+
+/// Adds the condition AlertsReady to the status that the leader writes: what is known about the PrometheusRule by now,
+/// or the condition that the object has.
+pub(super) fn add_condition(
+    after: &mut ExternalTargetStatus,
+    object: &ObservedExternalTarget,
+    state: Option<RuleState>,
+    now: Timestamp,
+) {
+    let former = recorded(&object.status);
+    let Some(alerts_ready) = alerts_ready(object, state, former, now) else { return };
+    let place = after.conditions.iter().position(|condition| condition.type_ == "Ready");
+    after.conditions.insert(place.unwrap_or(after.conditions.len()), alerts_ready);
+}
+
+fn alerts_ready(
+    object: &ObservedExternalTarget,
+    state: Option<RuleState>,
+    former: Option<&Condition>,
+    now: Timestamp,
+) -> Option<Condition> {
+    use RuleState::{Absent, Conflict, Forbidden, NotInstalled, Refused, Written};
+    if object.spec.alerts.is_none() {
+        let is_over = matches!(state, Some(Absent | NotInstalled | Forbidden(_)));
+        return former.filter(|_| !is_over).cloned();
+    }
+    let (is_ready, reason, message) = match state {
+        None | Some(Absent) => return former.cloned(),
+        Some(Written) => (true, "RuleWritten", String::new()),
+        Some(NotInstalled) => {
+            (false, "PrometheusRuleNotInstalled", "the API server doesn't serve PrometheusRules".to_owned())
+        }
+        Some(Forbidden(why)) => (false, "Forbidden", why),
+        Some(Conflict) => {
+            let name = rule_name(object.key.name());
+            (false, "Conflict", format!("PrometheusRule {name} exists and isn't managed by lb-linker"))
+        }
+        Some(Refused(why)) => (false, "RuleRefused", why),
+    };
+    let status = if is_ready { "True" } else { "False" };
+    let since = former.filter(|former| former.status == status).map(|former| former.last_transition_time.0);
+    Some(condition(ALERTS_READY, status, reason, &message, since.unwrap_or(now), object.generation))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::external_target::ExternalTarget;
+
+    const NOW: &str = "2026-11-22T10:20:00Z";
+
+    fn object(alerts: bool, recorded: Option<&Condition>) -> ObservedExternalTarget {
+        let mut spec = json!({"sources": [{"name": "a", "hostname": "a.example"}]});
+        if alerts {
+            spec["alerts"] = json!({});
+        }
+        let mut object = ExternalTarget::new("web", serde_json::from_value(spec).unwrap());
+        object.metadata.generation = Some(7);
+        let conditions = recorded.into_iter().cloned().collect();
+        object.status = Some(ExternalTargetStatus { conditions, ..Default::default() });
+        ObservedExternalTarget::new(object)
+    }
+
+    fn made(alerts: bool, recorded: Option<&Condition>, state: Option<RuleState>) -> Option<Condition> {
+        let mut after = ExternalTargetStatus::default();
+        add_condition(&mut after, &object(alerts, recorded), state, NOW.parse().unwrap());
+        after.conditions.pop()
+    }
+
+    fn former() -> Condition {
+        condition(ALERTS_READY, "True", "RuleWritten", "", "2026-11-01T00:00:00Z".parse().unwrap(), 3)
+    }
+
+    #[test]
+    fn condition_tells_how_the_rule_stands() {
+        for (state, status, reason) in [
+            (RuleState::Written, "True", "RuleWritten"),
+            (RuleState::NotInstalled, "False", "PrometheusRuleNotInstalled"),
+            (RuleState::Forbidden("no".to_owned()), "False", "Forbidden"),
+            (RuleState::Conflict, "False", "Conflict"),
+            (RuleState::Refused("no".to_owned()), "False", "RuleRefused"),
+        ] {
+            let made = made(true, Some(&former()), Some(state)).unwrap();
+            assert_eq!((&*made.status, &*made.reason, made.observed_generation), (status, reason, Some(7)));
+            let since = if status == "True" { "2026-11-01T00:00:00Z" } else { NOW };
+            assert_eq!(made.last_transition_time.0, since.parse().unwrap());
+        }
+    }
+
+    #[test]
+    fn condition_stays_until_the_state_is_known() {
+        assert_eq!(made(true, Some(&former()), None), Some(former()));
+        assert_eq!(made(true, None, None), None);
+    }
+
+    #[test]
+    fn condition_goes_with_the_rule() {
+        assert_eq!(made(false, Some(&former()), None), Some(former()));
+        for state in [RuleState::Absent, RuleState::NotInstalled, RuleState::Forbidden("no".to_owned())] {
+            assert_eq!(made(false, Some(&former()), Some(state)), None);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Whether the API server serves a resource. Discovery needs no permission.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
+use kube::Client;
+
+/// Asks the API server whether it serves the resource `plural` of an API group and version.
+///
+/// # Errors
+/// If there is no answer, or another one than the list of resources or 404.
+pub(crate) async fn is_served(client: Client, group_version: &str, plural: &str) -> kube::Result<bool> {
+    match client.list_api_group_resources(group_version).await {
+        Ok(list) => Ok(serves(&list, plural)),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// While a CRD is being deleted, its resource is listed without the verb `create`.
+fn serves(list: &APIResourceList, plural: &str) -> bool {
+    let mut resources = list.resources.iter();
+    resources.any(|resource| resource.name == plural && resource.verbs.iter().any(|verb| verb == "create"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const PLURAL: &str = "externaltargets";
+
+    #[test]
+    fn crd_that_is_being_deleted_is_not_served() {
+        for (name, verbs, expected) in [
+            (PLURAL, &["get", "list", "create"][..], true),
+            (PLURAL, &["get", "list", "watch", "delete"], false),
+            ("externaltargets/status", &["create"], false),
+        ] {
+            let resource = json!({"name": name, "singularName": "", "namespaced": true, "kind": "ExternalTarget",
+                "verbs": verbs});
+            let list = json!({"groupVersion": "linker.hsj.com/v1alpha1", "resources": [resource]});
+            assert_eq!(serves(&serde_json::from_value(list).unwrap(), PLURAL), expected, "{name} {verbs:?}");
+        }
+    }
+}

@@ -1,0 +1,542 @@
+//! `spec.alerts` of ExternalTargets: PrometheusRules with the CRD of the Prometheus operator, and without it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use kube::Api;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
+use lb_linker::api::external_target::{Alerts, ExternalTarget};
+use lb_linker::model::service_key::ServiceKey;
+use lb_linker::sync::alerts::desired::{RuleInputs, spec};
+use serde_json::{Value, json};
+
+use crate::harness::cluster::Cluster;
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::{apply_deploy, deploy, eventually, grant_optional};
+use crate::monitoring::{apply_crds, promtool};
+
+const RULES: &str = "monitoring.coreos.com";
+
+/// A control plane of its own with ExternalTargets, and the namespace shop.
+struct Shop {
+    plane: ControlPlane,
+    cluster: Cluster,
+}
+
+impl Shop {
+    /// Starts the control plane, with these folders of `deploy/` besides `crd`.
+    async fn open(folders: &[&str]) -> Self {
+        let plane = ControlPlane::start(Options::default());
+        apply_deploy(&plane);
+        plane.kubectl(&["create", "namespace", "shop"]);
+        let cluster = plane.cluster().await;
+        let shop = Self { plane, cluster };
+        shop.install("crd");
+        let name = "crd/externaltargets.linker.hsj.com";
+        shop.plane.kubectl(&["wait", "--for=condition=Established", "--timeout=180s", name]);
+        folders.iter().for_each(|folder| shop.install(folder));
+        shop
+    }
+
+    fn install(&self, folder: &str) {
+        self.plane.kubectl(&["apply", "-f", deploy().join(folder).to_str().unwrap()]);
+    }
+
+    async fn linker(&self, args: &[&str]) -> Linker {
+        let args = [&["--upstream", "none"], args].concat();
+        let linker = Linker::in_cluster(&self.plane, "external-targets", &args);
+        linker.ready().await;
+        linker
+    }
+
+    fn targets(&self) -> Api<ExternalTarget> {
+        Api::namespaced(self.cluster.client.clone(), "shop")
+    }
+
+    fn rules(&self) -> Api<DynamicObject> {
+        let kind = GroupVersionKind::gvk(RULES, "v1", "PrometheusRule");
+        Api::namespaced_with(self.cluster.client.clone(), "shop", &ApiResource::from_gvk(&kind))
+    }
+
+    /// Creates an ExternalTarget with two fixed sources, which are healthy by themselves.
+    async fn create(&self, name: &str, alerts: Value) {
+        let sources = json!([
+            {"name": "first", "addresses": ["192.0.2.10"]},
+            {"name": "second", "addresses": ["192.0.2.11"]},
+        ]);
+        let spec = json!({"sources": sources, "alerts": alerts});
+        let object = ExternalTarget::new(name, serde_json::from_value(spec).unwrap());
+        self.targets().create(&PostParams::default(), &object).await.unwrap();
+    }
+
+    async fn patch(&self, name: &str, spec: Value) {
+        let patch = Patch::Merge(json!({"spec": spec}));
+        self.targets().patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Returns status, reason and observed generation of a condition.
+    async fn condition(&self, name: &str, kind: &str) -> Option<(String, String, i64)> {
+        let status = self.targets().get(name).await.unwrap().status.unwrap_or_default();
+        let condition = status.conditions.into_iter().find(|condition| condition.type_ == kind)?;
+        Some((condition.status, condition.reason, condition.observed_generation.unwrap()))
+    }
+
+    /// Waits until a condition has this status and reason.
+    async fn is(&self, name: &str, kind: &str, expected: (&str, &str)) {
+        let look = || async {
+            let (status, reason, _) = self.condition(name, kind).await?;
+            ((&*status, &*reason) == expected).then_some(())
+        };
+        eventually(&format!("condition {kind} of {name} is {expected:?}"), look).await;
+    }
+
+    /// Waits until a PrometheusRule has this property, and returns it.
+    async fn rule(&self, name: &str, what: &str, is_expected: impl Fn(&Value) -> bool) -> Value {
+        let look = || async {
+            let rule = self.rules().get_opt(name).await.unwrap()?;
+            let rule = serde_json::to_value(rule).unwrap();
+            is_expected(&rule).then_some(rule)
+        };
+        eventually(&format!("PrometheusRule {name}: {what}"), look).await
+    }
+
+    async fn rule_is_gone(&self, name: &str) {
+        let look = || async { self.rules().get_opt(name).await.unwrap().is_none().then_some(()) };
+        eventually(&format!("PrometheusRule {name} is gone"), look).await;
+    }
+
+    /// Returns the requests of lb-linker about the API group of PrometheusRules: the verb, and the path.
+    fn requests(&self) -> BTreeSet<(String, String)> {
+        let events = self.plane.audit_events().into_iter();
+        let ours = events.filter(|event| event.user.contains("lb-linker") && event.uri.contains(RULES));
+        ours.map(|event| (event.verb, event.uri.split('?').next().unwrap().to_owned())).collect()
+    }
+}
+
+fn alerts_of(rule: &Value) -> Vec<&str> {
+    let rules = rule["spec"]["groups"][0]["rules"].as_array().unwrap().iter();
+    rules.map(|rule| rule["alert"].as_str().unwrap()).collect()
+}
+
+/// Returns whether the labels of a PrometheusRule contain these.
+fn has_labels(rule: &Value, labels: &[(&str, Option<&str>)]) -> bool {
+    labels.iter().all(|(name, text)| rule["metadata"]["labels"][name].as_str() == *text)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_is_written_kept_and_removed() {
+    let shop = Shop::open(&["alerts"]).await;
+    apply_crds(&shop.plane);
+    let linker = shop.linker(&[]).await;
+    shop.create("plain", Value::Null).await;
+    shop.is("plain", "Ready", ("True", "TargetVerified")).await;
+    assert_eq!(shop.requests(), BTreeSet::new(), "no ExternalTarget has spec.alerts");
+
+    let alerts = json!({"ruleLabels": {"release": "monitoring"}, "labels": {"team": "shop"}});
+    shop.create("web", alerts).await;
+    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.is("web", "Ready", ("True", "TargetVerified")).await;
+    let rule = shop.rule("lb-linker-web", "written", |_| true).await;
+    let uid = shop.targets().get("web").await.unwrap().metadata.uid.unwrap();
+    let owner = &rule["metadata"]["ownerReferences"][0];
+    assert_eq!((&owner["uid"], &owner["blockOwnerDeletion"]), (&json!(uid), &json!(false)));
+    assert!(has_labels(&rule, &[("release", Some("monitoring"))]));
+    assert_eq!(alerts_of(&rule).len(), 3);
+    check_rules(&rule["spec"]);
+
+    // What another client changes is written again, and what it adds stays.
+    let is_restored = |expected: &Value| {
+        let (spec, labels) =
+            (expected["spec"].clone(), [("release", Some("monitoring")), ("policy", Some("x"))]);
+        move |rule: &Value| rule["spec"] == spec && has_labels(rule, &labels)
+    };
+    for change in [
+        json!({"metadata": {"labels": {"policy": "x"}}, "spec": {"groups": []}}),
+        json!({"metadata": {"labels": {"release": "other"}}}),
+        json!({"metadata": {"labels": {"linker.hsj.com/external-target": null, "release": null}}}),
+    ] {
+        let changed =
+            shop.rules().patch("lb-linker-web", &PatchParams::default(), &Patch::Merge(&change)).await;
+        let changed = changed.unwrap().metadata.resource_version;
+        let is_newer = |rule: &Value| rule["metadata"]["resourceVersion"].as_str() != changed.as_deref();
+        let is_restored = is_restored(&rule);
+        shop.rule("lb-linker-web", "restored", |rule| is_newer(rule) && is_restored(rule)).await;
+    }
+    shop.rules().delete("lb-linker-web", &DeleteParams::default()).await.unwrap();
+    shop.rule("lb-linker-web", "created again", |it| it["spec"] == rule["spec"]).await;
+
+    // The spec is followed.
+    shop.patch("web", json!({"pin": "second", "alerts": {"ruleLabels": {"release": null, "team": "a"}}}))
+        .await;
+    let is_followed = |rule: &Value| has_labels(rule, &[("release", None), ("team", Some("a"))]);
+    let pinned = shop.rule("lb-linker-web", "follows the spec", is_followed).await;
+    assert!(pinned.to_string().contains(">= 0 != 1"), "{pinned}");
+    let generation = shop.targets().get("web").await.unwrap().metadata.generation.unwrap();
+    let is_observed = || async {
+        let (status, _, observed) = shop.condition("web", "AlertsReady").await?;
+        (status == "True" && observed == generation).then_some(())
+    };
+    eventually("AlertsReady has the new generation", is_observed).await;
+
+    shop.patch("web", json!({"alerts": null})).await;
+    shop.rule_is_gone("lb-linker-web").await;
+    let is_gone = || async { shop.condition("web", "AlertsReady").await.is_none().then_some(()) };
+    eventually("the condition AlertsReady is gone", is_gone).await;
+    shop.is("web", "Ready", ("True", "TargetVerified")).await;
+    drop(linker);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn alerts_removed_without_a_leader_are_followed_later() {
+    let shop = Shop::open(&["alerts"]).await;
+    apply_crds(&shop.plane);
+    let mut linker = shop.linker(&[]).await;
+    shop.create("web", json!({"ruleLabels": {"release": "monitoring"}})).await;
+    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
+    let written = shop.rule("lb-linker-web", "written", |_| true).await;
+    linker.stop();
+
+    // The next leader finds the rule as it should be, and writes only that of another ExternalTarget.
+    shop.create("other", json!({})).await;
+    let mut linker = shop.linker(&[]).await;
+    shop.is("other", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.rule("lb-linker-web", "unchanged", |rule| *rule == written).await;
+    linker.stop();
+
+    shop.patch("web", json!({"alerts": null})).await;
+    let linker = shop.linker(&[]).await;
+    shop.rule_is_gone("lb-linker-web").await;
+    let is_gone = || async { shop.condition("web", "AlertsReady").await.is_none().then_some(()) };
+    eventually("the condition AlertsReady is gone", is_gone).await;
+    drop(linker);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_collector_removes_the_rule() {
+    let shop = Shop::open(&["alerts"]).await;
+    apply_crds(&shop.plane);
+    let linker = shop.linker(&[]).await;
+    for name in ["web", "stays"] {
+        shop.create(name, json!({})).await;
+        shop.is(name, "AlertsReady", ("True", "RuleWritten")).await;
+    }
+    let collector = shop.plane.start_garbage_collector();
+    shop.targets().delete("web", &DeleteParams::default()).await.unwrap();
+    shop.rule_is_gone("lb-linker-web").await;
+    shop.rule("lb-linker-stays", "stays", |_| true).await;
+    assert!(shop.requests().iter().all(|(verb, _)| verb != "delete"), "{:?}", shop.requests());
+
+    // A rule that was kept belongs to the next ExternalTarget of the name.
+    let before = shop.rule("lb-linker-stays", "stays", |_| true).await;
+    shop.targets().delete("stays", &DeleteParams::orphan()).await.unwrap();
+    let is_orphan = |rule: &Value| rule["metadata"]["ownerReferences"].is_null();
+    shop.rule("lb-linker-stays", "has no owner", is_orphan).await;
+    let is_gone = || async { shop.targets().get_opt("stays").await.unwrap().is_none().then_some(()) };
+    eventually("the ExternalTarget is gone", is_gone).await;
+    shop.create("stays", json!({})).await;
+    shop.is("stays", "AlertsReady", ("True", "RuleWritten")).await;
+    let after = shop.rule("lb-linker-stays", "has an owner", |rule| !is_orphan(rule)).await;
+    assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
+    let uid = shop.targets().get("stays").await.unwrap().metadata.uid.unwrap();
+    assert_eq!(after["metadata"]["ownerReferences"][0]["uid"], json!(uid));
+    assert_eq!(
+        linker.metric(r#"lb_linker_api_writes_total{code="201",kind="PrometheusRule",verb="create"}"#),
+        Some(2.0)
+    );
+    drop((collector, linker));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_crd_and_permission_delay_only_the_rule() {
+    let shop = Shop::open(&[]).await;
+    let linker = shop.linker(&[]).await;
+    shop.create("web", json!({})).await;
+    shop.is("web", "AlertsReady", ("False", "PrometheusRuleNotInstalled")).await;
+    shop.is("web", "Ready", ("True", "TargetVerified")).await;
+    assert_eq!(shop.requests(), [("get".to_owned(), format!("/apis/{RULES}/v1"))].into());
+    assert_eq!(linker.logged("doesn't serve PrometheusRules"), 1);
+
+    apply_crds(&shop.plane);
+    shop.is("web", "AlertsReady", ("False", "Forbidden")).await;
+    shop.is("web", "Ready", ("True", "TargetVerified")).await;
+    assert_eq!(linker.logged("deploy/alerts/"), 1);
+    // Decisions go on.
+    shop.patch("web", json!({"pin": "second"})).await;
+    let follows = || async {
+        let target = shop.targets().get("web").await.unwrap().status?.target?;
+        (target.source == "second").then_some(())
+    };
+    eventually("the pin is followed", follows).await;
+
+    shop.install("alerts");
+    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.rule("lb-linker-web", "written", |_| true).await;
+
+    // The CRD goes with its objects, and comes back.
+    shop.plane.kubectl(&["delete", "crd", "prometheusrules.monitoring.coreos.com"]);
+    shop.is("web", "AlertsReady", ("False", "PrometheusRuleNotInstalled")).await;
+    apply_crds(&shop.plane);
+    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.rule("lb-linker-web", "written again", |_| true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permission_in_one_namespace_is_enough_there() {
+    let shop = Shop::open(&[]).await;
+    apply_crds(&shop.plane);
+    shop.plane.kubectl(&["create", "namespace", "other"]);
+    grant_optional(&shop.plane, "alerts", "shop");
+    let linker = shop.linker(&["--watch-namespaces", "other,shop"]).await;
+    let other: Api<ExternalTarget> = Api::namespaced(shop.cluster.client.clone(), "other");
+    shop.create("web", json!({})).await;
+    let web = shop.targets().get("web").await.unwrap();
+    other.create(&PostParams::default(), &ExternalTarget::new("web", web.spec)).await.unwrap();
+    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
+    let is_forbidden = || async {
+        let conditions = other.get("web").await.unwrap().status?.conditions;
+        let condition = conditions.into_iter().find(|condition| condition.type_ == "AlertsReady")?;
+        (condition.reason == "Forbidden").then_some(condition.message)
+    };
+    let message = eventually("AlertsReady in the other namespace", is_forbidden).await;
+    assert!(message.starts_with("can't list PrometheusRules in namespace other: "), "{message}");
+    assert!(message.ends_with("spec.alerts needs the ClusterRole of deploy/alerts/"), "{message}");
+    drop(linker);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn object_of_another_client_is_left_alone() {
+    let shop = Shop::open(&["alerts"]).await;
+    apply_crds(&shop.plane);
+    let foreign = json!({
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "lb-linker-web", "namespace": "shop"},
+        "spec": {"groups": []},
+    });
+    let foreign: DynamicObject = serde_json::from_value(foreign).unwrap();
+    let version = |object: DynamicObject| object.metadata.resource_version;
+    let created = version(shop.rules().create(&PostParams::default(), &foreign).await.unwrap());
+    let linker = shop.linker(&[]).await;
+    shop.create("web", json!({})).await;
+    shop.create("other", json!({})).await;
+    shop.is("web", "AlertsReady", ("False", "Conflict")).await;
+    shop.is("web", "Ready", ("True", "TargetVerified")).await;
+    shop.is("other", "AlertsReady", ("True", "RuleWritten")).await;
+    assert_eq!(version(shop.rules().get("lb-linker-web").await.unwrap()), created);
+    // Nor is it deleted with spec.alerts.
+    shop.patch("web", json!({"alerts": null})).await;
+    let is_gone = || async { shop.condition("web", "AlertsReady").await.is_none().then_some(()) };
+    eventually("the condition AlertsReady is gone", is_gone).await;
+    assert_eq!(version(shop.rules().get("lb-linker-web").await.unwrap()), created);
+
+    shop.patch("web", json!({"alerts": {}})).await;
+    shop.is("web", "AlertsReady", ("False", "Conflict")).await;
+    shop.rules().delete("lb-linker-web", &DeleteParams::default()).await.unwrap();
+    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
+
+    // A client that reverts the writes again and again is slowed down to.
+    let is_filled = |rule: &Value| !alerts_of(rule).is_empty();
+    let emptied = Patch::Merge(json!({"spec": {"groups": [{"name": "mine", "rules": []}]}}));
+    for _ in 0..11 {
+        shop.rule("lb-linker-other", "written", is_filled).await;
+        shop.rules().patch("lb-linker-other", &PatchParams::default(), &emptied).await.unwrap();
+    }
+    linker.line("another client changes its PrometheusRule").await;
+    shop.rule("lb-linker-other", "written", is_filled).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn namespaces_share_a_bounded_rate_of_writes() {
+    let shop = Shop::open(&["alerts"]).await;
+    apply_crds(&shop.plane);
+    shop.plane.kubectl(&["create", "namespace", "small"]);
+    for number in 0..24 {
+        shop.create(&format!("web{number:02}"), json!({})).await;
+    }
+    let small: Api<ExternalTarget> = Api::namespaced(shop.cluster.client.clone(), "small");
+    let web = shop.targets().get("web00").await.unwrap();
+    small.create(&PostParams::default(), &ExternalTarget::new("web", web.spec)).await.unwrap();
+    let linker = shop.linker(&[]).await;
+    let first = shop.rule("lb-linker-web00", "written", |_| true).await;
+    let begun = Instant::now();
+    shop.rule("lb-linker-web23", "written", |_| true).await;
+    // Four in a second: 23 writes after the first one.
+    assert!(begun.elapsed() >= Duration::from_secs(4), "{:?} after {first}", begun.elapsed());
+    let events = shop.plane.audit_events().into_iter();
+    let created = events.filter(|event| event.verb == "create" && event.resource == "prometheusrules");
+    let namespaces: Vec<String> = created.map(|event| event.namespace).collect();
+    assert_eq!(namespaces.len(), 25);
+    let place = namespaces.iter().position(|namespace| namespace == "small").unwrap();
+    assert!(place < 8, "the namespace with one ExternalTarget waits for {place} writes");
+    drop(linker);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plan_logs_the_rule_and_off_asks_for_nothing() {
+    let shop = Shop::open(&["alerts"]).await;
+    apply_crds(&shop.plane);
+    shop.create("web", json!({})).await;
+    let linker = shop.linker(&["--sync", "off"]).await;
+    linker.line("ready: ExternalTargets: 1").await;
+    drop(linker);
+    assert_eq!(shop.requests(), BTreeSet::new());
+    let linker = shop.linker(&["--sync", "plan"]).await;
+    linker.line("plan for ExternalTarget shop/web: create PrometheusRule lb-linker-web").await;
+    assert!(shop.requests().iter().all(|(verb, _)| ["get", "list", "watch"].contains(&&**verb)));
+    assert!(shop.rules().get_opt("lb-linker-web").await.unwrap().is_none());
+
+    let kubeconfig = shop.plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let check = |sync: &str| {
+        let user = kubeconfig.to_str().unwrap();
+        let args = ["check", "--cluster", "--upstream=none", "--kubeconfig", user, "--sync", sync];
+        let printed = String::from_utf8(run_to_end(args).stdout).unwrap();
+        let lines = printed.lines().filter(|line| line.contains("prometheusrules"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let granted = ["list", "watch", "create", "patch", "delete"]
+        .map(|verb| format!("yes  {verb} prometheusrules in all namespaces"));
+    assert_eq!(check("on"), granted);
+    assert_eq!(check("plan"), granted[..2]);
+    shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-alerts"]);
+    let missing = "no   list prometheusrules in all namespaces (only for spec.alerts of ExternalTargets: deploy/alerts/)";
+    assert_eq!(check("on")[0], missing);
+}
+
+// === The rules by promtool ===
+
+fn inputs(alerts: Value, pinned: Option<usize>) -> RuleInputs {
+    RuleInputs { uid: "u".into(), alerts: serde_json::from_value::<Alerts>(alerts).unwrap(), pinned }
+}
+
+/// Runs `promtool check rules` with the spec of a PrometheusRule.
+fn check_rules(spec: &Value) {
+    let folder = tempfile::tempdir().unwrap();
+    // JSON is YAML.
+    std::fs::write(folder.path().join("rules.yaml"), spec.to_string()).unwrap();
+    check_file(folder.path());
+}
+
+fn check_file(folder: &Path) {
+    let checked = promtool(folder, &["check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"]);
+    checked.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn promtool_accepts_rules_with_any_accepted_labels() {
+    let label = |number: usize| format!("{}{number:02}", "l".repeat(61));
+    let many: serde_json::Map<String, Value> = (0..16)
+        .map(|number| (label(number), json!("é\"'\\\n$${} }}".to_owned() + &"x".repeat(240))))
+        .collect();
+    for (name, alerts, pinned) in [
+        ("web".to_owned(), json!({}), None),
+        ("web".to_owned(), json!({"notReadyForSeconds": 0, "failedOverForSeconds": 86400}), Some(0)),
+        ("web".to_owned(), json!({"notReadyForSeconds": 61, "failedOverForSeconds": 7200}), Some(7)),
+        ("a".repeat(63), json!({"labels": many}), None),
+        ("a.b-".repeat(63) + "c", json!({"labels": {"alertname": "x", "severity": ""}}), None),
+    ] {
+        check_rules(&spec(&ServiceKey::new("shop", &name), &inputs(alerts, pinned)));
+    }
+}
+
+/// Runs `promtool test rules`: which alerts fire at these times with these series, one value each minute.
+fn fires(inputs: &RuleInputs, series: &[(&str, &str, &str)], expected: &[(&str, &[&str])]) {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = spec(&ServiceKey::new("shop", "web"), inputs);
+    std::fs::write(folder.path().join("rules.yaml"), spec.to_string()).unwrap();
+    check_file(folder.path());
+    let series = series.iter().map(|(metric, pod, values)| {
+        let labels = format!(
+            r#"job="lb-linker",namespace="lb-linker",pod="{pod}",external_target_namespace="shop",external_target="web""#
+        );
+        json!({"series": format!("lb_linker_external_target_{metric}{{{labels}}}"), "values": values})
+    });
+    let tests = expected.iter().map(|(time, alerts)| {
+        let samples = alerts.iter().map(|alert| {
+            let label = format!("{{alertname=\"LbLinkerExternalTarget{alert}\"}}");
+            json!({"labels": label, "value": 1})
+        });
+        let expr = r#"count by (alertname) (ALERTS{alertstate="firing"})"#;
+        json!({"expr": expr, "eval_time": time, "exp_samples": samples.collect::<Value>()})
+    });
+    let group = json!({
+        "interval": "1m",
+        "input_series": series.collect::<Value>(),
+        "promql_expr_test": tests.collect::<Value>(),
+    });
+    let tests = json!({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [group]});
+    std::fs::write(folder.path().join("tests.yaml"), tests.to_string()).unwrap();
+    promtool(folder.path(), &["test", "rules", "tests.yaml"]).unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn alerts_fire_after_their_times_and_are_resolved() {
+    let inputs = inputs(json!({"notReadyForSeconds": 120, "failedOverForSeconds": 300}), None);
+    let series = [("ready", "a", "1x4 0x9 1x30"), ("source", "a", "0x4 1x14 0x30")];
+    let expected: [(&str, &[&str]); 6] = [
+        ("4m", &[]),
+        ("6m", &[]),
+        ("7m", &["NotReady"]),
+        ("10m", &["FailedOver", "NotReady"]),
+        ("15m", &["FailedOver"]),
+        ("20m", &[]),
+    ];
+    fires(&inputs, &series, &expected);
+}
+
+#[test]
+fn change_of_the_leader_neither_resolves_nor_fires_alerts() {
+    let inputs = inputs(json!({}), None);
+    // For three minutes no replica leads; the alerts go on, and the new leader's values count at once.
+    let gap = [
+        ("ready", "a", "0x11 stale _x60"),
+        ("ready", "b", "_x15 0x9 1x40"),
+        ("source", "a", "1x11 stale _x60"),
+        ("source", "b", "_x15 1x9 0x40"),
+    ];
+    let expected: [(&str, &[&str]); 5] = [
+        ("4m", &[]),
+        ("11m", &["NotReady"]),
+        ("13m", &["NotReady"]),
+        ("16m", &["FailedOver", "NotReady"]),
+        ("26m", &[]),
+    ];
+    fires(&inputs, &gap, &expected);
+    // A Ready one stays quiet, also with the former leader's series for a while.
+    let overlap = [("ready", "a", "1x9 0x2 stale"), ("ready", "b", "_x9 1x60"), ("source", "b", "0x60")];
+    fires(&inputs, &overlap, &[("12m", &[]), ("30m", &[])]);
+}
+
+#[test]
+fn last_values_count_for_a_quarter_of_an_hour_without_a_leader() {
+    let series = [("ready", "a", "0x9 stale _x60"), ("source", "a", "1x9 stale _x60")];
+    let expected: [(&str, &[&str]); 4] = [
+        ("20m", &["FailedOver", "NotReady"]),
+        ("23m", &["FailedOver", "NotReady"]),
+        ("26m", &[]),
+        ("60m", &[]),
+    ];
+    fires(&inputs(json!({}), None), &series, &expected);
+}
+
+#[test]
+fn pinned_source_is_no_failover() {
+    let on_second = [("ready", "a", "1x40"), ("source", "a", "1x40")];
+    fires(&inputs(json!({}), Some(1)), &on_second, &[("30m", &[])]);
+    fires(&inputs(json!({}), Some(0)), &on_second, &[("30m", &["FailedOver"])]);
+    let on_first = [("ready", "a", "1x40"), ("source", "a", "0x40")];
+    fires(&inputs(json!({}), Some(1)), &on_first, &[("30m", &["FailedOver"])]);
+    let on_none = [("ready", "a", "0x40"), ("source", "a", "-1x40")];
+    fires(&inputs(json!({}), Some(1)), &on_none, &[("30m", &["NotReady"])]);
+}
+
+#[test]
+fn flapping_needs_five_changes_in_an_hour() {
+    let inputs = inputs(json!({}), None);
+    // A failover and the way back, twice.
+    fires(&inputs, &[("changes_total", "a", "0x9 1 2 2x9 3 4 4x60")], &[("30m", &[]), ("60m", &[])]);
+    let changes =
+        [("changes_total", "a", "0x5 1x5 2x5 3x5 stale _x80"), ("changes_total", "b", "_x25 0x2 1x5 2x80")];
+    fires(&inputs, &changes, &[("20m", &[]), ("40m", &["Flapping"]), ("100m", &[])]);
+}

@@ -1,0 +1,26 @@
+//! The garbage collector of Kubernetes: a kube-controller-manager with that controller alone.
+
+use std::process::Command;
+
+use super::control_plane::ControlPlane;
+use super::process::Process;
+use super::programs::programs;
+
+impl ControlPlane {
+    /// Starts a garbage collector for this control plane, which ends when the process is dropped. It knows the CRDs that
+    /// are installed by now.
+    ///
+    /// # Panics
+    /// If it can't be started.
+    pub fn start_garbage_collector(&self) -> Process {
+        let mut command = Command::new(&programs().kube_controller_manager);
+        command.arg("--kubeconfig").arg(self.admin_kubeconfig());
+        command.args([
+            "--controllers=garbage-collector-controller",
+            "--leader-elect=false",
+            // No port at all.
+            "--secure-port=0",
+        ]);
+        self.spawn(command, "kube-controller-manager.log").unwrap_or_else(|error| panic!("{error}"))
+    }
+}
