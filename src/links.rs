@@ -16,7 +16,7 @@ pub enum OutputFormat {
     Wide,
     Json,
     Yaml,
-    /// `service/<name>`, for kubectl.
+    /// `service/<name>` or `externaltarget.linker.hsj.com/<name>`, for kubectl.
     Name,
 }
 
@@ -25,6 +25,6 @@ pub enum OutputFormat {
 pub struct LinkFilter {
     /// Only links of this namespace; all if `None`.
     pub namespace: Option<String>,
-    /// Only links of Services with this name.
+    /// Only links of this name.
     pub service: Option<String>,
 }

@@ -39,15 +39,24 @@ pub struct ScanScope<'a> {
 /// # Errors
 /// If the Services can't be listed. Endpoints that can't be listed become a notice.
 pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
-    let mut objects = Objects { services: list(scope, "Services").await?, ..Objects::default() };
+    let ScanScope { client, namespace, .. } = scope;
+    let services = list(client, "Services", *namespace).await?;
+    let mut objects = Objects { services, ..Objects::default() };
     let mut notices = Vec::new();
-    match list(scope, "EndpointSlices").await {
+    match list(client, "EndpointSlices", *namespace).await {
         Ok(slices) => objects.slices = slices,
         Err(error) => notices.push(error.explain("")),
     }
-    match list::<Endpoints>(scope, "Endpoints").await {
+    match list::<Endpoints>(client, "Endpoints", *namespace).await {
         Ok(endpoints) => objects.endpoints = endpoints,
         Err(error) => notices.push(error.explain("")),
+    }
+    // Without ExternalTargets, their CRD may be missing. They may be in another namespace than the Services.
+    if scope.store.links().iter().any(|link| link.led.is_some()) {
+        match list(client, "ExternalTargets", None).await {
+            Ok(external_targets) => objects.external_targets = external_targets,
+            Err(error) => notices.push(error.explain("")),
+        }
     }
     let (mut scan, candidates) = find(&objects, scope.store, scope.target_namespace);
     scan.notices = notices;
@@ -56,16 +65,17 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
 }
 
 async fn list<K: Resource<DynamicType = ()> + DeserializeOwned>(
-    scope: &ScanScope<'_>,
+    client: &Client,
     what: &str,
+    namespace: Option<&str>,
 ) -> Result<Vec<K>, ListError> {
-    let query = RequestQuery { namespace: scope.namespace.map(ToOwned::to_owned), ..RequestQuery::default() };
+    let query = RequestQuery { namespace: namespace.map(ToOwned::to_owned), ..RequestQuery::default() };
     let mut all = Vec::new();
     let on_page =
         |page: Vec<RawDeserializeGuard<K>>| all.extend(page.into_iter().filter_map(|object| object.0.ok()));
-    list_pages(scope.client.clone(), &query, on_page)
+    list_pages(client.clone(), &query, on_page)
         .await
-        .map_err(|source| ListError { what: in_place(what, scope.namespace), source: Box::new(source) })?;
+        .map_err(|source| ListError { what: in_place(what, namespace), source: Box::new(source) })?;
     Ok(all)
 }
 

@@ -265,7 +265,7 @@ fn is_number(label: &str) -> bool {
 
 #[cfg(test)]
 #[path = "../../tests/e2e/external_targets/bad_input.rs"]
-mod bad_input;
+pub(crate) mod bad_input;
 
 #[cfg(test)]
 mod tests {

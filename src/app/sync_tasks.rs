@@ -30,6 +30,7 @@ use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler;
 use crate::sync::external_target::standing::StandingTargets;
 use crate::sync::failover_controller::checks::CheckDns;
+use crate::sync::failover_controller::manifests::ManifestLeads;
 use crate::sync::failover_controller::{self, FailoverContext};
 use crate::sync::k8s::client::{ClientConnection, connect};
 use crate::sync::k8s::errors::ApiAvailability;
@@ -60,7 +61,7 @@ impl SyncSource {
     /// Opens the source that the flags name: a cluster, or a directory of manifests.
     pub(super) async fn open(flags: &Flags, zones: &[LinkZone]) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
-            // At the start a broken manifest is an error. Later, the Services of a broken manifest stay unchanged.
+            // At the start a broken manifest is an error. Later, the objects of a broken manifest stay unchanged.
             let checked = manifests::check(manifests, &flags.selection(), &flags.hostname_policy(zones))
                 .map_err(|source| InputError::Directory { flag: "manifests", source })?;
             if let Some(error) = checked.errors.into_iter().next() {
@@ -343,7 +344,12 @@ impl SyncSource {
                 ));
             }
             Self::Manifests { .. } => {
-                store.set_leads_known();
+                let leads = ManifestLeads::new(
+                    Arc::clone(&store),
+                    Arc::clone(&unselected),
+                    Arc::clone(&selection),
+                    Arc::clone(&metrics.failover),
+                );
                 let directory = flags.manifests.clone().unwrap_or_default();
                 let source = ManifestSource {
                     directory,
@@ -351,6 +357,8 @@ impl SyncSource {
                     hostname_policy: Arc::default(),
                     store,
                     persisted,
+                    unselected,
+                    leads: Arc::new(leads),
                     telemetry,
                     files: Arc::default(),
                     keeps_unlisted,

@@ -49,6 +49,12 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         let checked = manifests::check(directory, &flags.selection(), &flags.hostname_policy(zones))
             .map_err(|source| InputError::Directory { flag: "manifests", source })?;
         check_report.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
+        if checked.external_targets > 0 {
+            let external_targets = checked.external_targets;
+            check_report
+                .lines
+                .push(format!("ExternalTargets in {}: {external_targets}", directory.display()));
+        }
         check_report.lines.extend(checked.notices);
         check_report.input.extend(checked.errors);
     } else if !reads_links {

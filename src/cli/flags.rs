@@ -201,7 +201,8 @@ pub struct Flags {
     #[command(flatten)]
     pub election: ElectionFlags,
 
-    /// Work without a cluster: read Services from the YAML and JSON files in this directory, and again when they change
+    /// Work without a cluster: read Services and ExternalTargets from the YAML and JSON files in this directory, and
+    /// again when they change
     #[arg(
         long,
         value_name = "DIR",

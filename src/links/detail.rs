@@ -11,10 +11,11 @@ const UNKNOWN_HISTORY: &str = "<unknown>: run this command in a Pod of lb-linker
 pub fn detail(link: &LinkView, now: i64) -> Vec<String> {
     let created = link.created.map(|created| format!("{created} ({} ago)", age(now - created.as_second())));
     let none = || "<none>".to_owned();
-    let mut lines = vec![
-        format!("Service:          {}/{}", link.namespace, link.service),
-        format!("State:            {}", link.state),
-    ];
+    let subject = match &link.lead {
+        Some(lead) => format!("Led by:           {lead}"),
+        None => format!("Service:          {}/{}", link.namespace, link.service),
+    };
+    let mut lines = vec![subject, format!("State:            {}", link.state)];
     lines.extend(link.reason.as_ref().map(|reason| format!("Reason:           {reason}")));
     lines.push(format!("Target:           {}", link.target.clone().unwrap_or_else(none)));
     lines.push(format!("External target:  {}", link.external_target));

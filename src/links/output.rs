@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::OutputFormat;
 use super::detail::detail;
 use super::table::{TableOptions, table};
-use super::view::LinkView;
+use super::view::{LeadKind, LeadView, LinkView};
 
 /// The links in JSON and YAML.
 #[derive(Serialize)]
@@ -38,12 +38,19 @@ pub fn render(
             return Ok(serde_json::to_string_pretty(&LinkList { items: links })? + "\n");
         }
         (Some(OutputFormat::Yaml), _) => return Ok(serde_saphyr::to_string(&LinkList { items: links })?),
-        (Some(OutputFormat::Name), _) => {
-            links.iter().map(|link| format!("service/{}", link.service)).collect()
-        }
+        (Some(OutputFormat::Name), _) => links.iter().map(name).collect(),
         (_, []) => Vec::new(),
         (None, [link]) if is_detail => detail(link, now),
         _ => table(links, now, options),
     };
     Ok(lines.into_iter().map(|line| line + "\n").collect())
+}
+
+/// Returns the resource and the name of the object that a link belongs to.
+fn name(link: &LinkView) -> String {
+    let resource = match &link.lead {
+        Some(LeadView { kind: LeadKind::ExternalTarget, .. }) => "externaltarget.linker.hsj.com",
+        None => "service",
+    };
+    format!("{resource}/{}", link.service)
 }

@@ -2,11 +2,13 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::LinkFilter;
+use crate::model::excerpt::sentence;
 use crate::model::link::{Link, LinkState};
 use crate::store::Store;
 
@@ -28,6 +30,9 @@ pub struct LinkView {
     /// Why the state isn't `Ready`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<Cow<'static, str>>,
+    /// The ExternalTarget that the link belongs to; `None` if it belongs to the Service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lead: Option<LeadView>,
     /// When the Service was created, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<Timestamp>,
@@ -50,6 +55,32 @@ impl LinkView {
     }
 }
 
+/// The object that a link belongs to, of the same name, if that isn't the Service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeadView {
+    pub kind: LeadKind,
+    pub namespace: String,
+    pub name: String,
+    /// The name of the source in use, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LeadKind {
+    ExternalTarget,
+}
+
+impl fmt::Display for LeadView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ExternalTarget {}/{}", self.namespace, self.name)?;
+        match &self.source {
+            Some(source) => write!(f, ", source {}", sentence(source)),
+            None => Ok(()),
+        }
+    }
+}
+
 /// A change of a link: its target and state from this time on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkEvent {
@@ -67,7 +98,8 @@ pub enum ViewState {
     Conflict,
     /// There is no target yet.
     Pending,
-    /// The status names only targets that aren't allowed, and there was no other target before.
+    /// The status names only targets that aren't allowed, and there was no other target before; or the target policy
+    /// denies the target of the ExternalTarget.
     Refused,
     /// The status names no allowed target any more; DNS answers with the last one.
     Kept,
@@ -107,7 +139,7 @@ pub fn views(store: &Store, target_namespace: &str, filter: &LinkFilter) -> Vec<
     links.iter().map(|link| view(link, store, target_namespace)).collect()
 }
 
-fn view(link: &Link, store: &Store, target_namespace: &str) -> LinkView {
+fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> LinkView {
     let (state, reason) = state_of(link);
     LinkView {
         namespace: link.key.namespace().to_owned(),
@@ -117,9 +149,22 @@ fn view(link: &Link, store: &Store, target_namespace: &str) -> LinkView {
         external_target: format!("{target_namespace}/{}", link.external_target()),
         state,
         reason: reason.map(Cow::Borrowed),
+        lead: lead_of(link),
         created: link.created_at().and_then(|created| Timestamp::from_second(created).ok()),
         history: None,
     }
+}
+
+/// Returns the ExternalTarget that a link belongs to: from its first target on, and before if there is no Service.
+fn lead_of(link: &Arc<Link>) -> Option<LeadView> {
+    let (namespace, name) = link.key.parts();
+    let source = link.lead().map(|lead| lead.source.to_string()).filter(|source| !source.is_empty());
+    (link.lead().is_some() || link.service().is_none()).then(|| LeadView {
+        kind: LeadKind::ExternalTarget,
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        source,
+    })
 }
 
 /// Returns the state of a link, and why it isn't `Ready`.
@@ -132,11 +177,19 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
         }
         LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
         LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
+        LinkState::Recreated(_) if link.lead().is_some_and(|lead| lead.refused) => {
+            (ViewState::Refused, Some("the target of the ExternalTarget isn't allowed"))
+        }
         LinkState::Recreated(_) if link.lead().is_some() => {
             (ViewState::Pending, Some("the target of the ExternalTarget is withdrawn"))
         }
         LinkState::Recreated(_) => {
             (ViewState::Pending, Some("the Service was recreated, and has no target yet"))
+        }
+        LinkState::Live
+            if link.led.as_ref().is_some_and(|led| led.service.is_none() && link.target.is_none()) =>
+        {
+            (ViewState::Pending, Some("no source of the ExternalTarget has a usable target yet"))
         }
         LinkState::Live if link.target.is_none() && link.refused => (ViewState::Refused, Some(REFUSED)),
         LinkState::Live if link.target.is_none() => {

@@ -27,6 +27,8 @@ pub struct Lead {
     /// `metadata.creationTimestamp` in seconds since 1970, if the source has one.
     pub created: Option<i64>,
     pub announced: Announcement,
+    /// The name of the source in use; empty if it isn't known.
+    pub source: Arc<str>,
     /// The uid of the Service in use; empty for fixed targets.
     pub service_uid: Uid,
     /// The ports of the Service in use; none for fixed targets.

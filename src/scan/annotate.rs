@@ -5,7 +5,8 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::findings::Exact;
-use super::report::allow_from;
+use super::report::{Grant, allow_from};
+use crate::api::external_target::ExternalTarget;
 use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::service::{ALLOW_FROM, Service};
@@ -16,9 +17,13 @@ const FIELD_MANAGER: &str = "lb-linker-scan";
 /// Sets the annotations; `progress` gets a line for each Service. Returns what has failed.
 pub async fn annotate(client: &Client, exact: &[Exact], progress: impl Fn(&str)) -> Vec<String> {
     let mut problems = Vec::new();
-    for (load_balancer, namespaces) in allow_from(exact) {
-        match allow(client, load_balancer, &namespaces).await {
-            Ok(text) => progress(&format!("{load_balancer}: {ALLOW_FROM}={text}")),
+    for (load_balancer, Grant { is_external_target, namespaces }) in allow_from(exact) {
+        let (field, allowed) = match is_external_target {
+            true => ("spec.allowFrom", allow_in_spec(client, load_balancer, &namespaces).await),
+            false => (ALLOW_FROM, allow(client, load_balancer, &namespaces).await),
+        };
+        match allowed {
+            Ok(text) => progress(&format!("{load_balancer}: {field}={text}")),
             Err(problem) => problems.push(problem),
         }
     }
@@ -53,15 +58,45 @@ async fn allow(client: &Client, load_balancer: &str, namespaces: &[&str]) -> Res
     Ok(text)
 }
 
+/// Adds namespaces to `spec.allowFrom` of an ExternalTarget. `namespaces` has those, too, that the Service of the same name
+/// allows, which don't apply any more once the spec has the field. Returns the new value, with commas.
+async fn allow_in_spec(client: &Client, key: &str, namespaces: &[&str]) -> Result<String, String> {
+    let (namespace, name) = key.split_once('/').unwrap_or_default();
+    let objects: Api<ExternalTarget> = Api::namespaced(client.clone(), namespace);
+    let read = objects.get(name).await;
+    let object = read.map_err(|error| describe(&error, &format!("read ExternalTarget {key}"), ""))?;
+    let mut all = object.spec.allow_from.unwrap_or_default();
+    for wanted in namespaces {
+        if !all.iter().any(|known| known == wanted) {
+            all.push((*wanted).to_owned());
+        }
+    }
+    let version = object.metadata.resource_version;
+    let patch = json!({"metadata": {"resourceVersion": version}, "spec": {"allowFrom": all}});
+    match objects.patch(name, &params(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(all.join(",")),
+        Err(error) => Err(failed(&error, "change", &format!("ExternalTarget {key}"))),
+    }
+}
+
+fn params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() }
+}
+
+fn failed(error: &kube::Error, verb: &str, object: &str) -> String {
+    match error {
+        kube::Error::Api(status) if status.code == 409 => {
+            format!("{object} has changed since it was read: run the scan again")
+        }
+        error => describe(error, &format!("{verb} {object}"), ""),
+    }
+}
+
 async fn patch(client: &Client, key: &str, metadata: Value) -> Result<(), String> {
     let (namespace, name) = key.split_once('/').unwrap_or_default();
     let services: Api<Service> = Api::namespaced(client.clone(), namespace);
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-    match services.patch_metadata(name, &params, &Patch::Merge(json!({"metadata": metadata}))).await {
+    match services.patch_metadata(name, &params(), &Patch::Merge(json!({"metadata": metadata}))).await {
         Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 409 => {
-            Err(format!("Service {key} has changed since it was read: run the scan again"))
-        }
-        Err(error) => Err(describe(&error, &format!("annotate Service {key}"), "")),
+        Err(error) => Err(failed(&error, "annotate", &format!("Service {key}"))),
     }
 }

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::{Deserialize, Serialize};
 
+use crate::api::external_target::ExternalTarget;
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
@@ -32,6 +33,9 @@ pub struct Scan {
     pub exact: Vec<Exact>,
     /// ExternalName Services whose hostname several load balancers have now.
     pub ambiguous: Vec<Ambiguous>,
+    /// ExternalName Services with the hostname of a source of an ExternalTarget that isn't in use, or with a former
+    /// target of an ExternalTarget.
+    pub sources: Vec<SourceName>,
     /// Objects with the address of a load balancer.
     pub addresses: Vec<AddressOf>,
     /// What couldn't be read.
@@ -57,8 +61,10 @@ pub struct Exact {
     pub namespace: String,
     pub service: String,
     pub external_name: String,
-    /// `<namespace>/<name>` of the load balancer.
+    /// `<namespace>/<name>` of the load balancer, or of the ExternalTarget that its link belongs to.
     pub load_balancer: String,
+    /// Whether the link belongs to an ExternalTarget.
+    pub is_external_target: bool,
     /// The namespaces that the load balancer allows already.
     #[serde(skip)]
     pub allowed: Vec<String>,
@@ -77,6 +83,18 @@ pub struct Ambiguous {
     pub service: String,
     pub external_name: String,
     pub load_balancers: Vec<String>,
+}
+
+/// An ExternalName Service with a hostname to which the names of ExternalTargets may lead, or have led, but don't lead
+/// now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceName {
+    pub namespace: String,
+    pub service: String,
+    pub external_name: String,
+    /// `<namespace>/<name>` of the ExternalTargets.
+    pub external_targets: Vec<String>,
 }
 
 /// An object without a selector that has an address of a load balancer.
@@ -105,6 +123,7 @@ pub struct Candidate {
 #[derive(Debug, Default)]
 pub struct Objects {
     pub services: Vec<Service>,
+    pub external_targets: Vec<ExternalTarget>,
     pub slices: Vec<EndpointSlice>,
     pub endpoints: Vec<Endpoints>,
 }
@@ -162,7 +181,11 @@ impl Resource for Endpoints {
 #[must_use]
 pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, Vec<Candidate>) {
     let owners = owners_of_hostnames(store);
-    let domains: HashSet<&str> = owners.keys().filter_map(|hostname| domain(hostname)).collect();
+    let sources = hostnames_of_sources(&objects.external_targets, store);
+    // A fixed target need not be a load balancer of the cloud.
+    let is_of_service = |link: &Arc<Link>| link.lead().is_none_or(|lead| !lead.service_uid.is_empty());
+    let of_services = owners.iter().filter(|(_, links)| links.iter().any(is_of_service));
+    let domains: HashSet<&str> = of_services.filter_map(|(hostname, _)| domain(hostname)).collect();
     let (mut scan, mut candidates) = (Scan::default(), Vec::new());
     for service in &objects.services {
         let Some(external_name) = hand_made_name(service, store, target_namespace) else { continue };
@@ -176,6 +199,7 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
                     service: service_name,
                     external_name,
                     load_balancer: owner.key.to_string(),
+                    is_external_target: owner.lead().is_some(),
                     needs_allow_from: !is_allowed,
                     allowed: owner.annotations.allow_from.iter().map(ToString::to_string).collect(),
                     version: service.metadata.resource_version.clone(),
@@ -187,14 +211,23 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
                 external_name,
                 load_balancers: owners.iter().map(|owner| owner.key.to_string()).collect(),
             }),
-            None if domain(&external_name).is_some_and(|domain| domains.contains(domain)) => {
-                candidates.push(Candidate { namespace, service: service_name, external_name });
+            None => {
+                if let Some(external_targets) = sources.get(&external_name) {
+                    scan.sources.push(SourceName {
+                        namespace,
+                        service: service_name,
+                        external_name,
+                        external_targets: external_targets.iter().map(ToString::to_string).collect(),
+                    });
+                } else if domain(&external_name).is_some_and(|domain| domains.contains(domain)) {
+                    candidates.push(Candidate { namespace, service: service_name, external_name });
+                }
             }
-            None => {}
         }
     }
     scan.exact.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
     scan.ambiguous.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
+    scan.sources.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
     scan.addresses = addresses(objects, store, target_namespace);
     (scan, candidates)
 }
@@ -210,6 +243,34 @@ fn owners_of_hostnames(store: &Store) -> BTreeMap<String, Vec<Arc<Link>>> {
         }
     }
     owners
+}
+
+/// Returns the ExternalTargets by the hostnames of their sources and of their former targets.
+fn hostnames_of_sources(
+    external_targets: &[ExternalTarget],
+    store: &Store,
+) -> BTreeMap<String, BTreeSet<ServiceKey>> {
+    let mut found: BTreeMap<String, BTreeSet<ServiceKey>> = BTreeMap::new();
+    let mut add = |hostname: &str, key: &ServiceKey| {
+        let hostname = hostname.trim_end_matches('.').to_ascii_lowercase();
+        found.entry(hostname).or_default().insert(key.clone());
+    };
+    for object in external_targets {
+        let ObjectMeta { namespace, name, .. } = &object.metadata;
+        let key =
+            ServiceKey::new(namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default());
+        let status = object.status.clone().unwrap_or_default();
+        let fixed = object.spec.sources.iter().filter_map(|source| source.hostname.as_ref());
+        let offered = status.sources.iter().map(|source| &source.offers);
+        let former = status.history.iter().map(|former| &former.display);
+        fixed.chain(offered).chain(former).for_each(|hostname| add(hostname, &key));
+    }
+    for link in store.links().iter().filter(|link| link.lead().is_some()) {
+        if let Some(Target::Hostname(hostname)) = link.service().and_then(|service| service.target.as_ref()) {
+            add(&hostname.to_string(), &link.key);
+        }
+    }
+    found
 }
 
 /// Returns the hostname of an ExternalName Service that was written by hand: it isn't an external target, doesn't become

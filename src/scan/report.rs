@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::json;
+
 use super::findings::{Exact, Scan};
 use crate::links::table::columns;
 
@@ -34,6 +36,19 @@ pub fn report(scan: &Scan) -> Vec<String> {
             .map(|(it, owners)| vec![&*it.namespace, &it.service, &it.external_name, owners]),
     );
     section("Several load balancers have this hostname. Decide which one is meant:", rows);
+    let external_targets: Vec<String> = scan.sources.iter().map(|it| it.external_targets.join(",")).collect();
+    let mut rows = vec![vec!["NAMESPACE", "SERVICE", "EXTERNAL NAME", "EXTERNALTARGET"]];
+    rows.extend(
+        scan.sources
+            .iter()
+            .zip(&external_targets)
+            .map(|(it, owners)| vec![&*it.namespace, &it.service, &it.external_name, owners]),
+    );
+    section(
+        "These Services name a source of an ExternalTarget that isn't in use, or a former target. Decide whether they \
+         are to follow the ExternalTarget:",
+        rows,
+    );
     let found: Vec<[String; 3]> = scan
         .addresses
         .iter()
@@ -47,9 +62,15 @@ pub fn report(scan: &Scan) -> Vec<String> {
         "Objects with an address of a load balancer. The external target has its present addresses:",
         rows,
     );
+    let kind = |it: &Exact| if it.is_external_target { "ExternalTarget " } else { "" };
+    let owners: Vec<String> =
+        scan.exact.iter().map(|it| format!("{}{}", kind(it), it.load_balancer)).collect();
     let mut rows = vec![vec!["NAMESPACE", "SERVICE", "EXTERNAL NAME", "LOAD BALANCER"]];
     rows.extend(
-        scan.exact.iter().map(|it| vec![&*it.namespace, &it.service, &it.external_name, &it.load_balancer]),
+        scan.exact
+            .iter()
+            .zip(&owners)
+            .map(|(it, owner)| vec![&*it.namespace, &it.service, &it.external_name, owner]),
     );
     section("These Services name a load balancer of this cluster, and can follow it:", rows);
     if scan.exact.is_empty() {
@@ -69,12 +90,17 @@ pub fn report(scan: &Scan) -> Vec<String> {
 /// balancers, then the annotations.
 #[must_use]
 pub fn commands(exact: &[Exact]) -> Vec<String> {
-    let allowed = allow_from(exact).into_iter().map(|(load_balancer, namespaces)| {
+    let allowed = allow_from(exact).into_iter().map(|(load_balancer, grant)| {
         let (namespace, name) = load_balancer.split_once('/').unwrap_or_default();
-        format!(
-            "kubectl -n {namespace} annotate --overwrite service {name} linker.hsj.com/allow-from={}",
-            namespaces.join(",")
-        )
+        if grant.is_external_target {
+            let patch = json!({"spec": {"allowFrom": grant.namespaces}});
+            format!("kubectl -n {namespace} patch externaltarget {name} --type=merge -p '{patch}'")
+        } else {
+            format!(
+                "kubectl -n {namespace} annotate --overwrite service {name} linker.hsj.com/allow-from={}",
+                grant.namespaces.join(",")
+            )
+        }
     });
     let followed = exact.iter().map(|it| {
         format!(
@@ -85,15 +111,24 @@ pub fn commands(exact: &[Exact]) -> Vec<String> {
     allowed.chain(followed).collect()
 }
 
-/// Returns the namespaces that each load balancer has to allow, those included that it allows already.
-pub(super) fn allow_from(exact: &[Exact]) -> BTreeMap<&str, Vec<&str>> {
-    let mut wanted: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+/// The namespaces that a load balancer has to allow.
+#[derive(Debug, Default)]
+pub(super) struct Grant<'a> {
+    pub(super) is_external_target: bool,
+    /// Also the namespaces that are allowed already.
+    pub(super) namespaces: Vec<&'a str>,
+}
+
+/// Returns the namespaces that each load balancer has to allow.
+pub(super) fn allow_from(exact: &[Exact]) -> BTreeMap<&str, Grant<'_>> {
+    let mut wanted: BTreeMap<&str, Grant<'_>> = BTreeMap::new();
     for it in exact.iter().filter(|it| it.needs_allow_from) {
-        let namespaces = wanted
-            .entry(&it.load_balancer)
-            .or_insert_with(|| it.allowed.iter().map(String::as_str).collect());
-        if !namespaces.contains(&&*it.namespace) {
-            namespaces.push(&it.namespace);
+        let grant = wanted.entry(&it.load_balancer).or_insert_with(|| Grant {
+            is_external_target: it.is_external_target,
+            namespaces: it.allowed.iter().map(String::as_str).collect(),
+        });
+        if !grant.namespaces.contains(&&*it.namespace) {
+            grant.namespaces.push(&it.namespace);
         }
     }
     wanted

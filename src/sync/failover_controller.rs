@@ -11,6 +11,7 @@ mod departures;
 mod discovery;
 mod leader;
 mod leads;
+pub mod manifests;
 pub mod metrics;
 mod object;
 mod sources;

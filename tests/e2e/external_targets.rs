@@ -1,6 +1,6 @@
 //! ExternalTargets in a real API server: which objects the CRD accepts, and what kubectl prints.
 
-mod bad_input;
+pub(crate) mod bad_input;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -14,6 +14,7 @@ use lb_linker::api::status::SourceState;
 use serde_json::{Value, json};
 
 use crate::harness::clients::client;
+use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::run_to_end;
 use crate::harness::{deploy, eventually};
@@ -469,4 +470,84 @@ async fn check_cluster_names_permissions_where_the_crd_is() {
     let why = "(only for ExternalTargets: deploy/crd/)";
     let missing = permissions.map(|permission| format!("no   {permission} in namespace {namespace} {why}"));
     assert_eq!(check(&user, "on"), missing);
+}
+
+#[tokio::test]
+async fn links_and_scan_know_external_targets() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let (api, cluster) = (api(plane, &namespace).await, plane.cluster().await);
+    let (current, former) =
+        (format!("now-{namespace}.lb.example.com"), format!("old-{namespace}.lb.example.com"));
+    let spec = json!({"sources": [{"name": "a", "hostname": current}], "allowFrom": ["elsewhere"]});
+    create(&api, "web", spec.clone()).await.unwrap();
+    create(&api, "waiting", spec).await.unwrap();
+    let status = json!({"target": {"source": "a", "hostname": current, "display": current},
+        "history": [{"source": "a", "display": former}]});
+    patch_status(&api, "web", status).await;
+    let other = cluster.create_namespace("xt-follows").await;
+    for (name, hostname) in [("current", &current), ("former", &former)] {
+        let spec = json!({"type": "ExternalName", "externalName": hostname});
+        cluster.create_service(&other, json!({"metadata": {"name": name}, "spec": spec})).await;
+    }
+
+    let kubeconfig = plane.admin_kubeconfig();
+    let run = |command: &str, arguments: &[&str]| {
+        let common = [command, "--kubeconfig", kubeconfig.to_str().unwrap(), "--upstream", "none"];
+        let output = run_to_end([&common[..], arguments].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let links = run("links", &["-n", &namespace, "-o", "wide"]);
+    let led = format!("   ExternalTarget {namespace}/web, source a   <none>");
+    assert!(links.lines().any(|line| line.starts_with("web ") && line.contains(&led)), "{links}");
+    let waits = "no source of the ExternalTarget has a usable target yet";
+    assert!(links.lines().any(|line| line.starts_with("waiting ") && line.ends_with(waits)), "{links}");
+
+    let found: Value = serde_json::from_str(&run("scan", &["-n", &other, "-o", "json"])).unwrap();
+    let web = format!("{namespace}/web");
+    assert_eq!(found["exact"][0]["service"], "current", "{found}");
+    assert_eq!(found["exact"][0]["loadBalancer"], web, "{found}");
+    assert_eq!(found["sources"][0]["service"], "former", "{found}");
+    assert_eq!(found["sources"][0]["externalTargets"], json!([web]), "{found}");
+    let report = run("scan", &["-n", &other, "--apply", "--yes"]);
+    let applied =
+        format!("{web}: spec.allowFrom=elsewhere,{other}\n{other}/current: linker.hsj.com/source={web}\n");
+    assert!(report.ends_with(&applied), "{report}");
+    let allowed = api.get("web").await.unwrap().spec.allow_from.unwrap();
+    assert_eq!(allowed, ["elsewhere", &other]);
+}
+
+#[tokio::test]
+async fn exported_external_target_answers_as_in_the_cluster() {
+    let (plane, namespace) = plane_and_namespace().await;
+    let (api, cluster) = (api(plane, &namespace).await, plane.cluster().await);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("seoul.example.com")]).await;
+    let uid = cluster.get_service(&namespace, "web").await.unwrap().metadata.uid.unwrap();
+    plane.kubectl_stdin(&["apply", "-n", &namespace, "-f", "-"], WEB);
+    let status = json!({
+        "observedGeneration": 1,
+        "target": {"source": "seoul", "hostname": "former.example.com", "display": "former.example.com",
+            "serviceUID": uid, "since": "2026-11-22T10:20:00Z", "verified": true},
+        "sources": [{"name": "seoul", "state": "Healthy", "offers": "seoul.example.com", "message": "NXDOMAIN"}],
+        "conditions": [condition("Ready", "True", "")],
+    });
+    patch_status(&api, "web", status).await;
+    let directory = tempfile::tempdir().unwrap();
+    for what in ["xt", "xt/web", "xt,services"] {
+        for format in ["yaml", "json"] {
+            let exported =
+                plane.kubectl(&["get", what, "-n", &namespace, "-o", format, "--show-managed-fields"]);
+            let file = directory.path().join(format!("all.{format}"));
+            std::fs::write(&file, exported).unwrap();
+            let manifests = ["--manifests", directory.path().to_str().unwrap()];
+            let output = run_to_end([&["links", "-o", "json"][..], &manifests].concat());
+            let errors = String::from_utf8(output.stderr).unwrap();
+            let links: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{errors}"));
+            assert_eq!(links["items"][0]["target"], "former.example.com", "{what} {format}: {links}");
+            assert_eq!(links["items"][0]["lead"]["source"], "seoul", "{what} {format}: {links}");
+            assert_eq!(links["items"].as_array().unwrap().len(), 1, "{what} {format}: {links}");
+            std::fs::remove_file(file).unwrap();
+        }
+    }
 }

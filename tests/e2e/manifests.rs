@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use crate::external_targets::bad_input;
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
 use crate::harness::eventually;
@@ -379,4 +380,244 @@ async fn deselected_service_is_kept_and_opted_out_service_ends() {
     fs::write(file("kept"), with("kept", "labels: {tier: db}")).unwrap();
     eventually("the removal", || async { (!target("kept").exists()).then_some(()) }).await;
     answers(linker.dns, "kept-default.lb.internal. CNAME", "Non-Existent Domain").await;
+}
+
+/// An ExternalTarget with sources seoul, the Service of the same name, and fixed.
+fn external_target(name: &str, more: &str) -> String {
+    format!(
+        "apiVersion: linker.hsj.com/v1alpha1\nkind: ExternalTarget\nmetadata: {{name: {name}}}\nspec:\n  sources:\n  \
+         - {{name: seoul, service: {{name: {name}}}}}\n  - {{name: fixed, hostname: lb.example.com}}\n{more}"
+    )
+}
+
+#[tokio::test]
+async fn external_target_takes_a_link_over_and_gives_it_back() {
+    let (directory, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("service.yaml"), service("web", "a.example")).unwrap();
+    let linker = start(directory.path(), Some(output.path()));
+    linker.ready().await;
+    let object = output.path().join("web-default-ext.yaml");
+    let points_at = async |host: &str| {
+        let is_written = || fs::read_to_string(&object).is_ok_and(|text| text.contains(host));
+        eventually(host, || async { is_written().then_some(()) }).await
+    };
+    points_at("externalName: a.example").await;
+    let question = "web-default.lb.internal. CNAME";
+
+    fs::write(path("xt.yaml"), external_target("web", "  ttlSeconds: 9\n")).unwrap();
+    linker.line("ExternalTarget default/web: source seoul is in use").await;
+    assert_eq!(short(linker.dns, question).await, "a.example.");
+    fs::write(path("xt.yaml"), external_target("web", "  pin: fixed\n")).unwrap();
+    linker.line("link default/web: a.example → lb.example.com").await;
+    answers(linker.dns, question, "lb.example.com.").await;
+    points_at("externalName: lb.example.com").await;
+    // The source follows the Service.
+    fs::write(path("xt.yaml"), external_target("web", "")).unwrap();
+    answers(linker.dns, question, "a.example.").await;
+    fs::write(path("service.yaml"), service("web", "b.example")).unwrap();
+    answers(linker.dns, question, "b.example.").await;
+    // Without the Service, the next source is in use.
+    fs::remove_file(path("service.yaml")).unwrap();
+    answers(linker.dns, question, "lb.example.com.").await;
+    linker.line("ExternalTarget default/web: source seoul: there is no LoadBalancer Service web").await;
+
+    fs::write(path("service.yaml"), service("web", "c.example")).unwrap();
+    answers(linker.dns, question, "c.example.").await;
+    fs::write(path("xt.yaml"), external_target("web", "  pin: fixed\n")).unwrap();
+    answers(linker.dns, question, "lb.example.com.").await;
+    fs::remove_file(path("xt.yaml")).unwrap();
+    linker.line("link default/web: lb.example.com → c.example").await;
+    answers(linker.dns, question, "c.example.").await;
+    points_at("externalName: c.example").await;
+}
+
+#[tokio::test]
+async fn external_target_without_service_is_removed_with_its_manifest() {
+    let (directory, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = directory.path().join("xt.yaml");
+    fs::write(&path, external_target("web", "")).unwrap();
+    let object = output.path().join("web-default-ext.yaml");
+    for _ in 0..2 {
+        // The external target of an earlier run stays.
+        let mut linker = start(directory.path(), Some(output.path()));
+        linker.ready().await;
+        linker.line("ready: ExternalTargets: 1").await;
+        answers(linker.dns, "web-default.lb.internal. CNAME", "lb.example.com.").await;
+        eventually("the external target", || async { object.exists().then_some(()) }).await;
+        assert!(linker.stop().success());
+        assert!(object.exists());
+    }
+    let linker = start(directory.path(), Some(output.path()));
+    linker.ready().await;
+    fs::remove_file(&path).unwrap();
+    answers(linker.dns, "web-default.lb.internal. CNAME", "Non-Existent Domain").await;
+    eventually("its end", || async { (!object.exists()).then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn external_target_that_replaces_a_service_leaves_no_gap() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.yaml");
+    fs::write(&path, service("web", "a.example")).unwrap();
+    let linker = start(directory.path(), None);
+    linker.ready().await;
+    fs::write(directory.path().join(".next"), external_target("web", "")).unwrap();
+    fs::rename(directory.path().join(".next"), &path).unwrap();
+    answers(linker.dns, "web-default.lb.internal. CNAME", "lb.example.com.").await;
+    linker.line("link default/web: a.example → lb.example.com").await;
+    assert_eq!(linker.logged("link default/web: "), 1, "{:#?}", linker.log());
+    fs::write(directory.path().join(".next"), service("web", "b.example")).unwrap();
+    fs::rename(directory.path().join(".next"), &path).unwrap();
+    linker.line("link default/web: lb.example.com → b.example").await;
+    linker.line("ExternalTarget default/web: its manifest is gone").await;
+    assert_eq!(linker.logged("link default/web: "), 2, "{:#?}", linker.log());
+}
+
+#[tokio::test]
+async fn status_of_an_external_target_is_the_decision() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("xt.yaml");
+    let manifest =
+        |status: &str| format!("{}---\n{}{status}", service("web", "a.example"), external_target("web", ""));
+    fs::write(&path, manifest("status: {target: {source: busan, hostname: dr.example}}\n")).unwrap();
+    let linker = start(directory.path(), None);
+    linker.ready().await;
+    assert_eq!(short(linker.dns, "web-default.lb.internal. CNAME").await, "dr.example.");
+    fs::write(&path, manifest("status: {history: [{source: busan, display: dr.example}]}\n")).unwrap();
+    linker.line("link default/web: dr.example → withdrawn").await;
+    fs::write(&path, manifest("")).unwrap();
+    answers(linker.dns, "web-default.lb.internal. CNAME", "a.example.").await;
+}
+
+#[tokio::test]
+async fn sources_of_other_namespaces_need_a_grant() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let granted = |metadata: &str| {
+        service("web", "dr.example")
+            .replace("{name: web}", &format!("{{name: web, namespace: dr, {metadata}}}"))
+    };
+    fs::write(path("service.yaml"), granted("annotations: {}")).unwrap();
+    let xt =
+        external_target("web", "").replace("service: {name: web}", "service: {name: web, namespace: dr}");
+    fs::write(path("xt.yaml"), xt.replace("  - {name: fixed, hostname: lb.example.com}\n", "")).unwrap();
+    let linker = start(directory.path(), None);
+    linker.ready().await;
+    linker.line("source seoul: no LoadBalancer Service dr/web lets namespace default follow it").await;
+    assert_eq!(short(linker.dns, "web-default.lb.internal. CNAME").await, "No Error");
+    // A Service without a link of its own is a source, too.
+    let metadata = "annotations: {linker.hsj.com/allow-from: default, linker.hsj.com/managed: 'false'}";
+    fs::write(path("service.yaml"), granted(metadata)).unwrap();
+    answers(linker.dns, "web-default.lb.internal. CNAME", "dr.example.").await;
+    fs::write(path("service.yaml"), granted("annotations: {}")).unwrap();
+    linker.line("link default/web: dr.example → withdrawn").await;
+}
+
+#[tokio::test]
+async fn older_external_target_keeps_a_name_that_two_have() {
+    let directory = tempfile::tempdir().unwrap();
+    let object = |namespace: &str, name: &str, created: &str, host: &str| {
+        let metadata = format!("{{name: {name}, namespace: {namespace}, creationTimestamp: {created}}}");
+        external_target(name, "")
+            .replace(&format!("{{name: {name}}}\nspec"), &format!("{metadata}\nspec"))
+            .replace("lb.example.com", host)
+    };
+    let both = [
+        object("y-z", "x", "2026-01-02T00:00:00Z", "b.example"),
+        object("z", "x-y", "2026-01-01T00:00:00Z", "a.example"),
+    ];
+    fs::write(directory.path().join("xt.yaml"), both.join("---\n")).unwrap();
+    let linker = start(directory.path(), None);
+    linker.ready().await;
+    for (name, host) in [("x-y-z", "a.example."), ("x-y.z", "a.example."), ("x.y-z", "b.example.")] {
+        assert_eq!(short(linker.dns, &format!("{name}.lb.internal. CNAME")).await, host, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn broken_external_target_is_reported_and_keeps_its_last_content() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("xt.yaml");
+    fs::write(&file, external_target("web", "")).unwrap();
+    let linker = start(directory.path(), None);
+    linker.ready().await;
+    let broken = external_target("web", "  ttl: 5\n").replace("lb.example.com", "192.0.2.1");
+    fs::write(&file, &broken).unwrap();
+    let line = linker.line(&format!("{}:8:3: unknown field \"spec.ttl\"", file.display())).await;
+    assert!(line.ends_with("its last good content stays in force"), "{line}");
+    fs::write(&file, broken.replace("  ttl: 5\n", "")).unwrap();
+    linker
+        .line(&format!("{}:7:29: spec.sources[1].hostname: use addresses for an IP address", file.display()))
+        .await;
+    assert_eq!(short(linker.dns, "web-default.lb.internal. CNAME").await, "lb.example.com.");
+    drop(linker);
+    // At the start it is an error.
+    let output = run_to_end(["--manifests", directory.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("xt.yaml:7:29: spec.sources[1].hostname: "), "{errors}");
+}
+
+#[test]
+fn bad_input_is_refused_with_line_and_column() {
+    let directory = tempfile::tempdir().unwrap();
+    let cases = bad_input::cases();
+    let path = |number: usize| directory.path().join(format!("{number:03}.json"));
+    for (number, case) in cases.iter().enumerate() {
+        let object = serde_json::json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+            "metadata": {"name": case.name}, "spec": case.spec});
+        fs::write(path(number), object.to_string()).unwrap();
+    }
+    let check = || run_to_end(["check", "--manifests", directory.path().to_str().unwrap()]);
+    let output = check();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    for (number, case) in cases.iter().enumerate() {
+        let place = format!("{}:1:", path(number).display());
+        let found: Vec<&str> = errors.lines().filter(|line| line.contains(&place)).collect();
+        let [error] = &found[..] else { panic!("{}: {found:?}", case.given) };
+        assert!(error.ends_with(&case.message), "{}: {error}", case.given);
+        fs::remove_file(path(number)).unwrap();
+    }
+    for (number, (_, name, spec)) in bad_input::accepted().into_iter().enumerate() {
+        let object = serde_json::json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+            "metadata": {"name": name, "namespace": format!("n{number}")}, "spec": spec});
+        fs::write(path(number), object.to_string()).unwrap();
+    }
+    let output = check();
+    let (text, errors) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{errors}");
+    let number = bad_input::accepted().len();
+    assert!(text.contains(&format!("ExternalTargets in {}: {number}", directory.path().display())), "{text}");
+}
+
+#[test]
+fn links_of_manifests_tell_the_external_target() {
+    let directory = tempfile::tempdir().unwrap();
+    let waiting = external_target("waiting", "").replace("  - {name: fixed, hostname: lb.example.com}\n", "");
+    let all = [service("web", "a.example"), external_target("web", "  pin: fixed\n"), waiting];
+    fs::write(directory.path().join("all.yaml"), all.join("---\n")).unwrap();
+    let links = |arguments: &[&str]| {
+        let output = run_to_end(
+            [&["links", "--manifests", directory.path().to_str().unwrap()][..], arguments].concat(),
+        );
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let table = links(&["-o", "wide"]);
+    for (name, led_by, reason) in [
+        (
+            "waiting",
+            "ExternalTarget default/waiting",
+            "no source of the ExternalTarget has a usable target yet",
+        ),
+        ("web", "ExternalTarget default/web, source fixed", "<none>"),
+    ] {
+        let row = table.lines().find(|line| line.contains(&format!(" {name} "))).unwrap();
+        let cells: Vec<&str> = row.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        assert_eq!(cells[cells.len() - 2..], [led_by, reason], "{table}");
+    }
+    assert!(links(&["web"]).starts_with("Led by:           ExternalTarget default/web, source fixed\n"));
+    assert!(links(&["-o", "name"]).contains("externaltarget.linker.hsj.com/web\n"));
 }

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::*;
 use crate::links::OutputFormat;
 use crate::links::output::render;
-use crate::links::view::LinkEvent;
+use crate::links::view::{LeadKind, LeadView, LinkEvent};
 
 const NOW: i64 = 1_700_000_000;
 
@@ -26,6 +26,7 @@ fn links() -> Vec<LinkView> {
         external_target: format!("external-targets/{service}-{namespace}-ext"),
         state,
         reason: reason.map(Cow::Borrowed),
+        lead: None,
         created: age.and_then(|seconds| Timestamp::from_second(seconds).ok()),
         history: None,
     };
@@ -57,13 +58,14 @@ fn wide_table_has_reasons_and_all_names() {
     let wide = table(&links(), NOW, TableOptions { wide: true, ..options() });
     assert!(
         wide[0].ends_with(
-            "AGE         DNS NAMES                                                           REASON"
+            "AGE         DNS NAMES                                                           LED BY   REASON"
         ),
         "{wide:#?}"
     );
     assert!(
-        wide[2]
-            .ends_with("web-shop.lb.internal,web.shop.lb.internal                           no target yet"),
+        wide[2].ends_with(
+            "web-shop.lb.internal,web.shop.lb.internal                           <none>   no target yet"
+        ),
         "{wide:#?}"
     );
 }
@@ -115,6 +117,29 @@ History:
     assert_eq!(described(Some(history)), expected_history);
     // Services of the same name in several namespaces.
     assert!(render(&links(), None, true, NOW, options()).unwrap().starts_with("NAMESPACE"));
+}
+
+#[test]
+fn link_of_an_external_target_is_shown_as_such() {
+    let lead = LeadView {
+        kind: LeadKind::ExternalTarget,
+        namespace: "default".to_owned(),
+        name: "my-sample-lb".to_owned(),
+        source: Some("busan".to_owned()),
+    };
+    let links = [LinkView { lead: Some(lead), ..links().swap_remove(0) }];
+    let text = |format, is_detail| render(&links, format, is_detail, NOW, options()).unwrap();
+    assert!(
+        text(None, true)
+            .starts_with("Led by:           ExternalTarget default/my-sample-lb, source busan\nState: ")
+    );
+    let wide = table(&links, NOW, TableOptions { wide: true, ..options() });
+    assert!(wide[1].ends_with("   ExternalTarget default/my-sample-lb, source busan   <none>"), "{wide:#?}");
+    assert_eq!(text(Some(OutputFormat::Name), false), "externaltarget.linker.hsj.com/my-sample-lb\n");
+    let json: serde_json::Value = serde_json::from_str(&text(Some(OutputFormat::Json), false)).unwrap();
+    let expected = serde_json::json!({"kind": "ExternalTarget", "namespace": "default", "name": "my-sample-lb",
+        "source": "busan"});
+    assert_eq!(json["items"][0]["lead"], expected);
 }
 
 #[test]

@@ -4,7 +4,8 @@ use hickory_proto::rr::Name;
 
 use super::*;
 use crate::model::hostname::Hostname;
-use crate::model::link::{Annotations, Ingress, ObservedService};
+use crate::model::lead::{Announcement, Lead};
+use crate::model::link::{Annotations, Ingress, ObservedService, Target};
 use crate::model::service_key::ServiceKey;
 use crate::store::OnGone;
 
@@ -56,6 +57,7 @@ fn ready_link_has_its_names_and_its_target() {
         external_target: "external-targets/web-shop-ext".to_owned(),
         state: ViewState::Ready,
         reason: None,
+        lead: None,
         created: Timestamp::from_second(1_700_000_000).ok(),
         history: None,
     };
@@ -98,4 +100,34 @@ fn name_of_another_link_is_left_out_and_reported() {
     );
     assert_eq!(links[1].dns_names, ["x-y-z.lb.internal", "x-y.z.lb.internal"]);
     assert_eq!(links[1].state, ViewState::Ready);
+}
+
+#[test]
+fn link_of_an_external_target_tells_its_source() {
+    let store = Store::new(OnGone::Kept).with_zones([&zone()]);
+    let key = ServiceKey::new("shop", "web");
+    let shown = || {
+        let link = all(&store).swap_remove(0);
+        let lead = link.lead.as_ref().map(ToString::to_string).unwrap_or_default();
+        (lead, link.state, link.reason.map(|reason| reason.to_string()).unwrap_or_default())
+    };
+    store.lead(&key, Lead::default(), None);
+    let waiting = "no source of the ExternalTarget has a usable target yet".to_owned();
+    assert_eq!(shown(), ("ExternalTarget shop/web".to_owned(), ViewState::Pending, waiting));
+    // The Service keeps the link until the ExternalTarget has a target.
+    store.apply(observed("shop", "web", Some("a.example.")));
+    assert_eq!(shown(), (String::new(), ViewState::Ready, String::new()));
+    let host = Hostname::from(&Name::from_ascii("b.example.").unwrap());
+    let announced = Announcement::Target(Target::Hostname(host));
+    let lead = Lead { announced, source: "busan".into(), ..Lead::default() };
+    store.lead(&key, lead, None);
+    let led = "ExternalTarget shop/web, source busan".to_owned();
+    assert_eq!(shown(), (led, ViewState::Ready, String::new()));
+    let withdrawn = Lead { announced: Announcement::Withdrawn, ..Lead::default() };
+    store.lead(&key, withdrawn.clone(), None);
+    let reason = "the target of the ExternalTarget is withdrawn".to_owned();
+    assert_eq!(shown(), ("ExternalTarget shop/web".to_owned(), ViewState::Pending, reason));
+    store.lead(&key, Lead { refused: true, ..withdrawn }, None);
+    let reason = "the target of the ExternalTarget isn't allowed".to_owned();
+    assert_eq!(shown(), ("ExternalTarget shop/web".to_owned(), ViewState::Refused, reason));
 }

@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::hostname::Hostname;
+use crate::model::lead::{Announcement, Lead};
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::store::OnGone;
 
@@ -151,6 +152,7 @@ fn endpoints_with_an_address_of_a_load_balancer_are_found() {
             slice("external-targets", "a-lb-ext", "192.0.2.1"),
         ],
         endpoints: vec![endpoints.unwrap()],
+        ..Objects::default()
     };
     let (scan, _) = find(&objects, &store, "external-targets");
     let short: Vec<_> = scan.addresses.iter().map(|it| (it.kind, &*it.name, &*it.replacement)).collect();
@@ -161,4 +163,50 @@ fn endpoints_with_an_address_of_a_load_balancer_are_found() {
             ("Endpoints", "old", "external-targets/a-lb-ext")
         ]
     );
+}
+
+#[test]
+fn hostnames_of_external_targets_are_found() {
+    let store = store(&[("shop", "web", "a.lb.example", &[]), ("dr", "web", "b.lb.example", &[])]);
+    let announced = Hostname::from(&Name::from_ascii("lb.fixed.example.").unwrap());
+    let lead = Lead {
+        announced: Announcement::Target(Target::Hostname(announced)),
+        annotations: Annotations { allow_from: [Arc::from("app")].into(), ..Annotations::default() },
+        ..Lead::default()
+    };
+    store.lead(&ServiceKey::new("shop", "web"), lead, None);
+    let object = json!({
+        "apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+        "metadata": {"namespace": "shop", "name": "web"},
+        "spec": {"sources": [
+            {"name": "seoul", "service": {"name": "web"}}, {"name": "standby", "hostname": "standby.example"},
+            {"name": "fixed", "hostname": "lb.fixed.example"},
+        ]},
+        "status": {"sources": [{"name": "seoul", "offers": "next.lb.example"}, {"name": "standby"}],
+            "history": [{"source": "seoul", "display": "old.lb.example"}, {"display": "192.0.2.1, 192.0.2.2"}]},
+    });
+    let hosts =
+        ["a.lb.example", "standby.example", "next.lb.example", "old.lb.example", "other.fixed.example"];
+    let services = hosts.into_iter().map(|host| external("app", host, host)).chain([
+        external("app", "current", "lb.fixed.example"),
+        external("app", "dr", "b.lb.example"),
+        external("app", "stale", "gone.lb.example"),
+    ]);
+    let objects = Objects {
+        services: services.collect(),
+        external_targets: vec![serde_json::from_value(object).unwrap()],
+        ..Objects::default()
+    };
+    let (scan, candidates) = find(&objects, &store, "external-targets");
+    let names: Vec<&str> = scan.sources.iter().map(|it| &*it.service).collect();
+    assert_eq!(names, ["a.lb.example", "next.lb.example", "old.lb.example", "standby.example"]);
+    assert!(scan.sources.iter().all(|it| it.external_targets == ["shop/web"]));
+    let exact: Vec<_> = scan
+        .exact
+        .iter()
+        .map(|it| (&*it.service, &*it.load_balancer, it.is_external_target, it.needs_allow_from))
+        .collect();
+    assert_eq!(exact, [("current", "shop/web", true, false), ("dr", "dr/web", false, true)]);
+    let candidates: Vec<&str> = candidates.iter().map(|it| &*it.service).collect();
+    assert_eq!(candidates, ["stale"]);
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::scan::findings::{AddressOf, Ambiguous, Stale};
+use crate::scan::findings::{AddressOf, Ambiguous, SourceName, Stale};
 
 fn exact(namespace: &str, service: &str, load_balancer: &str, needs_allow_from: bool) -> Exact {
     Exact {
@@ -7,6 +7,7 @@ fn exact(namespace: &str, service: &str, load_balancer: &str, needs_allow_from: 
         service: service.to_owned(),
         external_name: "a.lb.example".to_owned(),
         load_balancer: load_balancer.to_owned(),
+        is_external_target: false,
         needs_allow_from,
         allowed: vec!["billing".to_owned()],
         version: None,
@@ -29,6 +30,19 @@ fn commands_allow_namespaces_before_services_follow() {
 }
 
 #[test]
+fn external_target_allows_namespaces_in_its_spec() {
+    let found = [Exact { is_external_target: true, ..exact("shop", "a", "lb/x", true) }];
+    let commands = commands(&found);
+    assert_eq!(
+        commands[0],
+        "kubectl -n lb patch externaltarget x --type=merge -p '{\"spec\":{\"allowFrom\":[\"billing\",\"shop\"]}}'"
+    );
+    assert_eq!(commands[1], "kubectl -n shop annotate service a linker.hsj.com/source=lb/x");
+    let report = report(&Scan { exact: found.into(), ..Scan::default() });
+    assert!(report.iter().any(|line| line.ends_with("a.lb.example    ExternalTarget lb/x")), "{report:#?}");
+}
+
+#[test]
 fn report_begins_with_what_needs_a_decision() {
     let scan = Scan {
         probable: vec![Stale {
@@ -43,6 +57,12 @@ fn report_begins_with_what_needs_a_decision() {
             service: "both".to_owned(),
             external_name: "b.lb.example".to_owned(),
             load_balancers: vec!["lb/x".to_owned(), "lb/y".to_owned()],
+        }],
+        sources: vec![SourceName {
+            namespace: "shop".to_owned(),
+            service: "standby".to_owned(),
+            external_name: "c.lb.example".to_owned(),
+            external_targets: vec!["lb/x".to_owned()],
         }],
         addresses: vec![AddressOf {
             kind: "EndpointSlice",
@@ -64,6 +84,12 @@ Several load balancers have this hostname. Decide which one is meant:
 
   NAMESPACE   SERVICE   EXTERNAL NAME   LOAD BALANCERS
   shop        both      b.lb.example    lb/x,lb/y
+
+These Services name a source of an ExternalTarget that isn't in use, or a former target. Decide whether they are to follow \
+the ExternalTarget:
+
+  NAMESPACE   SERVICE   EXTERNAL NAME   EXTERNALTARGET
+  shop        standby   c.lb.example    lb/x
 
 Objects with an address of a load balancer. The external target has its present addresses:
 

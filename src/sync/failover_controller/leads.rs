@@ -9,6 +9,8 @@ use crate::model::excerpt::value;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::lead::{Announcement, Lead};
 use crate::model::link::Annotations;
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
 use crate::sync::failover::spec::{Refusal, RefusalReason};
 
 /// Returns the lead of an ExternalTarget. `present` is the lead so far, which the external target may have given.
@@ -35,6 +37,7 @@ pub(super) fn lead(followed: &Followed, sources: &Sources<'_>, present: Option<&
         let ports = in_use.or_else(|| Some(Arc::clone(&same?.ports)));
         return Lead {
             announced: Announcement::Target(target),
+            source: announced.source.as_str().into(),
             service_uid: announced.uid.clone(),
             ports: ports.unwrap_or_default(),
             ..lead
@@ -54,6 +57,18 @@ pub(super) fn lead(followed: &Followed, sources: &Sources<'_>, present: Option<&
         }
         None => lead,
     }
+}
+
+/// Returns the Service whose target is announced, if it isn't a source.
+pub(super) fn former_source(followed: &Followed, sources: &Sources<'_>) -> Option<ServiceKey> {
+    let uid = followed.object.status.target.as_ref()?.service_uid.as_deref()?;
+    let uid = Some(Uid::from(uid)).filter(|uid| !uid.is_empty())?;
+    let is_it = |key| sources.service(&key, None).is_some_and(|known| known.uid == uid);
+    if followed.object.services().any(is_it) {
+        return None;
+    }
+    // A Service that the watch doesn't have any more is looked up by its name.
+    sources.key_of(&uid).or_else(|| followed.former_source.clone())
 }
 
 /// Returns the settings of an ExternalTarget, and why some of its DNS names are denied. Settings that the spec omits are

@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::alerts::request_rule;
 use super::departures::after;
-use super::leads::lead;
+use super::leads::{former_source, lead};
 use super::object::{Followed, ObservedExternalTarget};
 use super::write::PERMISSION_HINT;
 use super::{FailoverController, sources_of};
@@ -376,18 +376,7 @@ impl FailoverController {
         {
             followed.inherited = own.annotations;
         }
-        let uid = followed.object.status.target.as_ref().and_then(|target| target.service_uid.as_deref());
-        let uid = uid.map(Uid::from).filter(|uid| !uid.is_empty());
-        let is_listed = |uid: &Uid| {
-            followed
-                .object
-                .services()
-                .any(|key| sources.service(&key, None).is_some_and(|known| known.uid == *uid))
-        };
-        // A Service that the watch doesn't have any more is looked up by its name.
-        let former = uid
-            .filter(|uid| !is_listed(uid))
-            .and_then(|uid| sources.key_of(&uid).or_else(|| followed.former_source.clone()));
+        let former = former_source(followed, &sources);
         let before = std::mem::replace(&mut followed.former_source, former);
         let lead = lead(followed, &sources, present.as_ref());
         let version = followed.object.revision();

@@ -42,7 +42,7 @@ use crate::sync::source::unselected::UnselectedServices;
 use leaving::{Deleted, RemovalChecks};
 
 /// Maximum time that the first links wait until the owners of names are known.
-const OWNERS_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const OWNERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 pub struct ServiceWatcher {
@@ -598,7 +598,7 @@ impl PartialList {
 /// Waits until the owners of names and the ExternalTargets are known: a name mustn't go to another link, nor a link to
 /// another target, because Services were listed first. The wait ends [`OWNERS_TIMEOUT`] after the first call with this
 /// `deadline`.
-pub(crate) async fn wait_for_owners(store: &Store, deadline: &mut Option<Instant>) {
+async fn wait_for_owners(store: &Store, deadline: &mut Option<Instant>) {
     let known = async {
         store.owners_known().await;
         store.leads_known().await;

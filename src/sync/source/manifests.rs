@@ -1,6 +1,8 @@
-//! A source of links without a cluster: Services in the YAML or JSON files of a directory.
+//! A source of links without a cluster: Services and ExternalTargets in the YAML or JSON files of a directory.
 
+mod external_targets;
 mod strings;
+mod tree;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -17,15 +19,17 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{Location, Spanned};
 use tracing::{info, warn};
 
-use super::cluster::{set_rejections, wait_for_owners};
+use super::cluster::{OWNERS_TIMEOUT, set_rejections};
 use super::file_watcher::{DirectoryError, changes};
 use super::kept_services::KeptServices;
 use super::own_targets::own_hosts;
 use super::selection::{Membership, Selection};
+use super::unselected::UnselectedServices;
+use crate::api::external_target::ExternalTarget;
 use crate::model::excerpt;
 use crate::model::excerpt::{located, sentence};
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::link::{Link, ObservedService};
+use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
@@ -35,10 +39,23 @@ use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::persisted_targets::PersistedTargets;
+use external_targets::Refused;
 use strings::{Document, Misread};
+use tree::{Node, Placed, place};
 
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
+/// A text that each file with an ExternalTarget contains.
+const EXTERNAL_TARGET: &str = "ExternalTarget";
+/// Maximum number of errors that are reported of a file.
+const MAX_ERRORS: usize = 20;
+
+/// Gives links to the ExternalTargets of manifests.
+pub trait ApplyLeads: Send + Sync {
+    /// Applies the leads of these ExternalTargets, of which no two have the same name, and ends all other leads. Returns
+    /// the changes of links.
+    fn apply(&self, objects: &[Arc<ExternalTarget>], policy: &HostnamePolicy) -> Vec<LinkChange>;
+}
 
 #[derive(Clone)]
 pub struct ManifestSource {
@@ -49,6 +66,9 @@ pub struct ManifestSource {
     pub hostname_policy: Arc<HostnamePolicy>,
     pub store: Arc<Store>,
     pub persisted: Arc<PersistedTargets>,
+    /// The load balancers without a link.
+    pub unselected: Arc<UnselectedServices>,
+    pub leads: Arc<dyn ApplyLeads>,
     pub telemetry: Telemetry,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
@@ -75,6 +95,7 @@ impl ManifestSource {
                     for (key, uid, since) in kept.take_expired(Instant::now()) {
                         log_changes(&self.telemetry, self.store.delete_since(&key, &uid, None, since));
                     }
+                    log_changes(&self.telemetry, self.apply_leads());
                     continue;
                 }
             }
@@ -82,7 +103,7 @@ impl ManifestSource {
             let read = move || files.lock().read(&directory);
             let read = tokio::task::spawn_blocking(read).await?;
             // Don't hold the lock across an await.
-            let (list, unread) = {
+            let (list, unselected, unread) = {
                 let mut files = self.files.lock();
                 for broken in std::mem::take(&mut files.errors) {
                     warn!("{broken}");
@@ -91,26 +112,65 @@ impl ManifestSource {
                     warn!("{notice}");
                 }
                 self.update_kept(&files, &mut kept);
-                (files.services(&self.selection, &self.hostname_policy, &mut object_errors), files.unread())
+                let list = files.services(&self.selection, &self.hostname_policy, &mut object_errors);
+                (list, files.unselected(&self.selection, &self.hostname_policy, &self.store), files.unread())
             };
             read?;
-            wait_for_owners(&self.store, &mut owners_deadline).await;
+            // A name mustn't go to another link because Services were listed first.
+            let deadline =
+                *owners_deadline.get_or_insert_with(|| tokio::time::Instant::now() + OWNERS_TIMEOUT);
+            let _ = tokio::time::timeout_at(deadline, self.store.owners_known()).await;
             // A file that can't be read yet may contain any Service, so none may be considered gone.
             if !self.store.is_synced() && unread {
                 continue;
             }
             let list =
                 list.into_iter().map(|observed| self.persisted.attach(&self.store, observed)).collect();
-            let kept = kept.keys().cloned().collect();
-            let changes = self.store.replace(None, list, Vec::new(), &kept);
+            self.unselected.replace(None, unselected, &HashSet::new());
+            let changes = self.take_list(list, &kept);
             if self.store.is_synced() {
                 log_changes(&self.telemetry, changes);
             } else {
                 self.persisted.on_first_list(&self.store, self.keeps_unlisted);
+                self.store.set_leads_known();
                 self.store.set_synced();
                 log_first_list(&self.store, &self.telemetry, &changes);
+                let external_targets = self.files.lock().external_targets(&self.selection).len();
+                if external_targets > 0 {
+                    info!("ready: ExternalTargets: {external_targets}");
+                }
             }
         }
+    }
+
+    /// Applies a complete list of Services, and the ExternalTargets.
+    fn take_list(&self, list: Vec<ObservedService>, kept: &KeptServices) -> Vec<LinkChange> {
+        let kept: HashSet<ServiceKey> = kept.keys().cloned().collect();
+        let led = self.files.lock().external_targets(&self.selection);
+        let listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
+        let led = led.iter().map(|object| external_targets::key(object));
+        let replaced: HashSet<ServiceKey> =
+            led.filter(|key| !kept.contains(key) && !listed.contains(key)).collect();
+        // A Service that an ExternalTarget replaces leaves after it, so that the link is never without a target.
+        let staying = kept.union(&replaced).cloned().collect();
+        let mut changes = self.store.replace(None, list, Vec::new(), &staying);
+        changes.extend(self.apply_leads());
+        let replaced = replaced.iter().filter_map(|key| self.store.service(key));
+        let replaced: Vec<Arc<Link>> =
+            replaced.filter(|service| !service.is_gone() && !service.is_left_out()).collect();
+        if !replaced.is_empty() {
+            let delete =
+                |service: &Arc<Link>| self.store.delete(&service.key, &service.uid.to_string(), None);
+            changes.extend(replaced.iter().filter_map(delete));
+            changes.extend(self.apply_leads());
+        }
+        changes
+    }
+
+    /// Gives the links of ExternalTargets their targets, after each change of a Service.
+    fn apply_leads(&self) -> Vec<LinkChange> {
+        let objects = self.files.lock().external_targets(&self.selection);
+        self.leads.apply(&objects, &self.hostname_policy)
     }
 
     /// Keeps the links of Services that the files contain and the flags don't select any more, and ends those of
@@ -149,9 +209,10 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 pub struct ManifestCheck {
     /// The number of Services that would become links.
     pub services: usize,
+    pub external_targets: usize,
     /// The errors, with file, line and column.
     pub errors: Vec<String>,
-    /// The Services that are ignored.
+    /// The objects that are ignored.
     pub notices: Vec<String>,
 }
 
@@ -167,8 +228,9 @@ pub fn check(
     let mut files = ManifestFiles::default();
     files.read(directory)?;
     let services = files.services(selection, hostname_policy, &mut ObjectErrors::default()).len();
+    let external_targets = files.external_targets(selection).len();
     let errors = files.errors.into_iter().map(|broken| broken.error).collect();
-    Ok(ManifestCheck { services, errors, notices: files.notices })
+    Ok(ManifestCheck { services, external_targets, errors, notices: files.notices })
 }
 
 /// Returns all load balancers in the valid manifests of a directory, including load balancers that the flags leave out.
@@ -178,7 +240,7 @@ pub fn check(
 pub fn load_balancers(directory: &Path) -> Result<Vec<Service>, DirectoryError> {
     let mut files = ManifestFiles::default();
     files.read(directory)?;
-    let services = files.by_name.into_values().flat_map(|file| file.services);
+    let services = files.by_name.into_values().flat_map(|file| file.objects.services);
     Ok(services.filter(Service::is_living_load_balancer).collect())
 }
 
@@ -189,17 +251,24 @@ pub struct ManifestFiles {
     twice: BTreeSet<String>,
     /// The errors of the last read, with file, line and column.
     errors: Vec<FileError>,
-    /// The ignored Services that weren't reported before.
+    /// The ignored objects that weren't reported before.
     notices: Vec<String>,
 }
 
-/// A file: its present bytes, and the Services of its last valid content.
+/// A file: its present bytes, and the objects of its last valid content.
 #[derive(Debug, Default)]
 struct ManifestFile {
     content: Vec<u8>,
-    services: Vec<Service>,
+    objects: Objects,
     /// Whether the file has ever been valid.
     had_valid_content: bool,
+}
+
+/// The objects of a file that are used.
+#[derive(Debug, Default)]
+struct Objects {
+    services: Vec<Service>,
+    external_targets: Vec<Arc<ExternalTarget>>,
 }
 
 impl ManifestFiles {
@@ -213,9 +282,11 @@ impl ManifestFiles {
                 Ok(content) if content == file.content => {}
                 Ok(content) => {
                     match parse(&path, &content) {
-                        Ok(services) => (file.services, file.had_valid_content) = (services, true),
-                        Err(error) => {
-                            self.errors.push(FileError { error, had_valid_content: file.had_valid_content })
+                        Ok(objects) => (file.objects, file.had_valid_content) = (objects, true),
+                        Err(errors) => {
+                            let had_valid_content = file.had_valid_content;
+                            let errors = errors.into_iter().take(MAX_ERRORS);
+                            self.errors.extend(errors.map(|error| FileError { error, had_valid_content }));
                         }
                     }
                     file.content = content;
@@ -238,21 +309,25 @@ impl ManifestFiles {
         self.by_name.values().any(|file| !file.had_valid_content)
     }
 
-    /// Reports Services that occur in several files: the first file by name counts.
+    /// Reports objects that occur in several files: the first file by name counts.
     fn report_twice(&mut self) {
-        let mut first: HashMap<ServiceKey, &Path> = HashMap::new();
+        let mut first: HashMap<(&str, ServiceKey), &Path> = HashMap::new();
         let mut twice = BTreeSet::new();
         for (path, file) in &self.by_name {
-            for service in &file.services {
-                let key = service.key();
-                if let Some(winner) = first.get(&key) {
+            let Objects { services, external_targets } = &file.objects;
+            let services = services.iter().map(|service| ("Service", service.key()));
+            let external_targets = external_targets.iter();
+            let external_targets =
+                external_targets.map(|object| (EXTERNAL_TARGET, external_targets::key(object)));
+            for (kind, key) in services.chain(external_targets) {
+                if let Some(winner) = first.get(&(kind, key.clone())) {
                     twice.insert(format!(
-                        "{}: Service {key} is passed over, {} has it already",
+                        "{}: {kind} {key} is passed over, {} has it already",
                         path.display(),
                         winner.display()
                     ));
                 } else {
-                    first.insert(key, path);
+                    first.insert((kind, key), path);
                 }
             }
         }
@@ -269,7 +344,7 @@ impl ManifestFiles {
     ) -> Vec<ObservedService> {
         // Whether a target in our zones is allowed depends on the load balancers of all files.
         let all = Store::new(OnGone::Dropped).with_zones(&hostname_policy.targets.zones);
-        let services = self.by_name.values().flat_map(|file| &file.services);
+        let services = self.by_name.values().flat_map(|file| &file.objects.services);
         if services.into_iter().any(|service| !own_hosts(service, hostname_policy).is_empty()) {
             let list = self.observed(selection, |service| service.observe(hostname_policy, &all).0);
             all.replace(None, list, Vec::new(), &HashSet::new());
@@ -284,8 +359,33 @@ impl ManifestFiles {
     /// Returns the Services of all files; of several with the same name, the first.
     fn all(&self) -> impl Iterator<Item = &Service> {
         let mut seen = BTreeSet::new();
-        let services = self.by_name.values().flat_map(|file| &file.services);
+        let services = self.by_name.values().flat_map(|file| &file.objects.services);
         services.filter(move |service| seen.insert(service.key()))
+    }
+
+    /// Returns the load balancers that aren't selected, which ExternalTargets may have as sources.
+    fn unselected(
+        &self,
+        selection: &Selection,
+        hostname_policy: &HostnamePolicy,
+        store: &Store,
+    ) -> Vec<ObservedService> {
+        let is_unselected = |service: &&Service| {
+            matches!(selection.membership(service), Membership::NotSelected | Membership::OptedOut)
+                && selection.matches_labels(&service.metadata)
+        };
+        self.all().filter(is_unselected).map(|service| service.observe(hostname_policy, store).0).collect()
+    }
+
+    /// Returns the ExternalTargets of all files in watched namespaces; of several with the same name, the first.
+    fn external_targets(&self, selection: &Selection) -> Vec<Arc<ExternalTarget>> {
+        let mut seen = HashSet::new();
+        let objects = self.by_name.values().flat_map(|file| &file.objects.external_targets);
+        let is_used = |object: &&Arc<ExternalTarget>| {
+            let key = external_targets::key(object);
+            selection.watches(key.namespace()) && seen.insert(key)
+        };
+        objects.filter(is_used).cloned().collect()
     }
 
     fn observed(
@@ -390,56 +490,105 @@ fn documents<'a, T: DeserializeOwned + 'a>(
     serde_saphyr::read_with_options(content, options)
 }
 
-/// Returns the Services of a file with YAML documents, or with JSON, which is a subset of YAML.
+/// Returns the objects of a file with YAML documents, or with JSON, which is a subset of YAML.
 ///
 /// # Errors
-/// One sentence that begins with file, line and column.
-fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
+/// Sentences that begin with file, line and column.
+fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
     let text = std::str::from_utf8(content).map_err(|error| {
         let line = content[..error.valid_up_to()].split(|byte| *byte == b'\n').count();
-        format!("{}:{line}:1: this line isn't UTF-8", path.display())
+        vec![format!("{}:{line}:1: this line isn't UTF-8", path.display())]
     })?;
-    let at = |error: serde_saphyr::Error| located(&path.display().to_string(), &error);
-    let place = |at: Location| format!("{}:{}:{}", path.display(), at.line(), at.column());
-    let mut found = Vec::new();
-    let mut heads = content;
-    let mut services = content;
-    let mut lists = content;
-    let mut strings = content;
-    // Parse each document in four ways: its kind decides which result counts.
+    let at = |error: serde_saphyr::Error| vec![located(&path.display().to_string(), &error)];
+    let here = |at: Location| format!("{}:{}:{}", path.display(), at.line(), at.column());
+    let mut services = Vec::new();
+    let mut external_targets = Vec::new();
+    let mut errors = Vec::new();
+    let (mut heads, mut whole, mut lists, mut strings, mut trees) =
+        (content, content, content, content, content);
+    // Most files have no ExternalTarget, and need no tree.
+    let mut trees = text.contains(EXTERNAL_TARGET).then(|| documents::<Placed<Node>>(&mut trees));
+    // Parse each document in several ways: its kind decides which result counts.
     let documents = documents::<Spanned<DocumentType>>(&mut heads)
-        .zip(documents::<Service>(&mut services))
+        .zip(documents::<Service>(&mut whole))
         .zip(documents::<ObjectList>(&mut lists))
         .zip(documents::<Document>(&mut strings));
     for (((head, service), list), strings) in documents {
+        let tree = trees.as_mut().and_then(Iterator::next);
         let head = head.map_err(at)?;
-        let here = place(head.defined);
+        let place = here(head.defined);
         let kind = (head.value.api_version.as_deref(), head.value.kind.as_deref());
         // The other parsers report syntax errors.
         if let (Ok(strings), (Some("v1"), Some("Service" | "List" | "ServiceList"))) = (strings, kind)
             && let Some(Misread { place: at, why }) = strings.misread(text)
         {
-            return Err(format!("{}: {why}", place(at)));
+            return Err(vec![format!("{}: {why}", here(at))]);
         }
         match kind {
-            (Some("v1"), Some("Service")) => found.push((here, service.map_err(at)?)),
-            (Some("v1"), Some("List" | "ServiceList")) => found.extend(list.map_err(at)?.services(place)?),
-            (None, _) => return Err(format!("{here}: this document has no apiVersion")),
-            (_, None) => return Err(format!("{here}: this document has no kind")),
+            (Some("v1"), Some("Service")) => services.push((place, service.map_err(at)?)),
+            (Some("v1"), Some("List" | "ServiceList")) => {
+                services.extend(list.map_err(at)?.services(here).map_err(|error| vec![error])?);
+            }
+            (None, _) => return Err(vec![format!("{place}: this document has no apiVersion")]),
+            (_, None) => return Err(vec![format!("{place}: this document has no kind")]),
             _ => {}
         }
+        if let Some(tree) = tree {
+            for object in external_targets_of(text, &tree.map_err(at)?) {
+                match object {
+                    Ok(object) => external_targets.push(Arc::new(object)),
+                    Err(refused) => {
+                        errors.extend(refused.into_iter().map(|it| format!("{}: {}", here(it.place), it.why)))
+                    }
+                }
+            }
+        }
     }
-    for (here, service) in &found {
+    for (place, service) in &services {
         let key = service.key();
         let (namespace, name) = key.parts();
         for (field, value) in [("name", name), ("namespace", namespace)] {
             if !names::is_label(value) {
-                return Err(format!(
-                    "{here}: metadata.{field} {} isn't 1 to 63 lower-case letters, digits and hyphens",
+                return Err(vec![format!(
+                    "{place}: metadata.{field} {} isn't 1 to 63 lower-case letters, digits and hyphens",
                     excerpt::value(value)
-                ));
+                )]);
             }
         }
     }
-    Ok(found.into_iter().map(|(_, service)| service).collect())
+    if errors.is_empty() {
+        let services = services.into_iter().map(|(_, service)| service).collect();
+        Ok(Objects { services, external_targets })
+    } else {
+        Err(errors)
+    }
 }
+
+/// Returns the ExternalTargets of a document, which may be a list.
+fn external_targets_of(content: &str, document: &Placed<Node>) -> Vec<Result<ExternalTarget, Vec<Refused>>> {
+    let read = |object: &Placed<Node>, assumed: [Option<&str>; 2]| {
+        let fields = [object.value.text("apiVersion"), object.value.text("kind")];
+        let [api_version, kind] = [fields[0].or(assumed[0]), fields[1].or(assumed[1])];
+        match external_targets::is_external_target(api_version, kind) {
+            Ok(false) => None,
+            Ok(true) => Some(external_targets::read(content, object)),
+            Err(why) => Some(Err(vec![Refused { place: place(object), why }])),
+        }
+    };
+    let (api_version, kind) = (document.value.text("apiVersion"), document.value.text("kind"));
+    let assumed = match (api_version, kind) {
+        (Some("v1"), Some("List")) => [None; 2],
+        // Its items may omit apiVersion and kind.
+        (_, Some(kind)) if kind.strip_suffix("List") == Some(EXTERNAL_TARGET) => {
+            [api_version, Some(EXTERNAL_TARGET)]
+        }
+        _ => return read(document, [None; 2]).into_iter().collect(),
+    };
+    match document.value.field("items").map(|items| &items.value) {
+        Some(Node::List(items)) => items.iter().filter_map(|item| read(item, assumed)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

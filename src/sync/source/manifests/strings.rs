@@ -161,12 +161,7 @@ impl Check<'_> {
     /// Checks that a string is a string to kubectl, too.
     fn text(&mut self, field: &str, text: &Text) {
         let Some(value) = &text.value else { return };
-        let kind = kind(value);
-        if kind != ScalarKind::String && self.is_plain(value, text.defined) {
-            let why = format!(
-                "{field}: {value} is {} to kubectl, which reads YAML 1.1, and has to be a string: write \"{value}\"",
-                kind.name()
-            );
+        if let Some(why) = misread_string(self.content, field, value, text.defined) {
             self.found.push(Misread { place: text.referenced, why });
         }
     }
@@ -185,25 +180,44 @@ impl Check<'_> {
     /// Checks a number: in quotes it is a string to kubectl.
     fn number(&mut self, field: &str, text: &Option<Text>) {
         let Some(Spanned { value: Some(value), referenced, defined }) = text else { return };
-        if length(*defined) != value.chars().count() && !self.is_tagged(*defined) {
+        if length(*defined) != value.chars().count() && !is_tagged(self.content, *defined) {
             let why = format!("{field}: {value:?} is a string, and has to be a number: write {value}");
             self.found.push(Misread { place: *referenced, why });
         }
     }
+}
 
-    /// Returns whether a scalar has neither quotes nor a tag.
-    fn is_plain(&self, value: &str, defined: Location) -> bool {
-        length(defined) == value.chars().count() && !self.is_tagged(defined)
-    }
+/// Returns why kubectl doesn't read a string as a string, if it doesn't: the scalar has neither quotes nor a tag.
+pub(super) fn misread_string(content: &str, field: &str, value: &str, defined: Location) -> Option<String> {
+    let kind = kind(value);
+    let is_misread = kind != ScalarKind::String
+        && length(defined) == value.chars().count()
+        && !is_tagged(content, defined);
+    is_misread.then(|| {
+        format!(
+            "{field}: {value} is {} to kubectl, which reads YAML 1.1, and has to be a string: write \"{value}\"",
+            kind.name()
+        )
+    })
+}
 
-    /// Returns whether a tag, or the header of a block scalar, precedes a scalar, perhaps with an anchor in between.
-    fn is_tagged(&self, scalar: Location) -> bool {
-        let offset = usize::try_from(scalar.span().offset()).unwrap_or(usize::MAX);
-        let end = self.content.char_indices().nth(offset).map_or(self.content.len(), |(at, _)| at);
-        let mut words = self.content[..end].split_whitespace().rev().filter(|word| !word.starts_with('&'));
-        let before = words.next().unwrap_or_default().trim_start_matches(['[', '{', ',']);
-        before.starts_with(['!', '|', '>'])
-    }
+/// Returns whether a tag, or the header of a block scalar, precedes a scalar, perhaps with an anchor in between.
+fn is_tagged(content: &str, scalar: Location) -> bool {
+    let (before, _) = content.split_at(byte_offset(content, scalar.span().offset()));
+    let mut words = before.split_whitespace().rev().filter(|word| !word.starts_with('&'));
+    let before = words.next().unwrap_or_default().trim_start_matches(['[', '{', ',']);
+    before.starts_with(['!', '|', '>'])
+}
+
+/// Returns the text of a scalar as the file spells it.
+pub(super) fn spelled(content: &str, scalar: Location) -> &str {
+    let (_, from) = content.split_at(byte_offset(content, scalar.span().offset()));
+    from.split_at(byte_offset(from, scalar.span().len())).0
+}
+
+fn byte_offset(content: &str, chars: u64) -> usize {
+    let chars = usize::try_from(chars).unwrap_or(usize::MAX);
+    content.char_indices().nth(chars).map_or(content.len(), |(at, _)| at)
 }
 
 impl ScalarKind {
@@ -218,12 +232,12 @@ impl ScalarKind {
 }
 
 /// Returns the number of characters of a scalar in the file, including quotes.
-fn length(scalar: Location) -> usize {
+pub(super) fn length(scalar: Location) -> usize {
     usize::try_from(scalar.span().len()).unwrap_or(usize::MAX)
 }
 
 /// Returns whether kubectl converts a plain key to the same string.
-fn is_same_key(key: &str) -> bool {
+pub(super) fn is_same_key(key: &str) -> bool {
     match kind(key) {
         ScalarKind::String => true,
         ScalarKind::Boolean => matches!(key, "true" | "false"),

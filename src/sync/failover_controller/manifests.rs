@@ -1,0 +1,208 @@
+//! ExternalTargets of manifests. Without an API server there is no status to write and no leader that checks: a status in
+//! the manifest is the decision, and without one the first source that has a target is in use.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tracing::info;
+
+use super::leads::{annotations, former_source, lead};
+use super::metrics::FailoverMetrics;
+use super::object::{Followed, ObservedExternalTarget};
+use super::sources::Sources;
+use crate::api::external_target::{ExternalTarget, Source};
+use crate::model::excerpt::sentence;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::lead::{Announcement, Lead};
+use crate::model::link::{Annotations, Link, LinkChange, Target};
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
+use crate::sync::failover::spec::Offer;
+use crate::sync::failover::status::AnnouncedTarget;
+use crate::sync::k8s::errors::ObjectErrors;
+use crate::sync::source::manifests::ApplyLeads;
+use crate::sync::source::selection::Selection;
+use crate::sync::source::unselected::UnselectedServices;
+
+/// The leads of the ExternalTargets of manifests.
+pub struct ManifestLeads {
+    store: Arc<Store>,
+    unselected: Arc<UnselectedServices>,
+    selection: Arc<Selection>,
+    metrics: Arc<FailoverMetrics>,
+    known: Mutex<Known>,
+}
+
+/// What is known of the ExternalTargets from earlier versions of the manifests.
+struct Known {
+    /// The settings of the Services of the same names, as they were seen last as a source.
+    inherited: HashMap<ServiceKey, Annotations>,
+    object_errors: ObjectErrors,
+}
+
+impl ManifestLeads {
+    #[must_use]
+    pub fn new(
+        store: Arc<Store>,
+        unselected: Arc<UnselectedServices>,
+        selection: Arc<Selection>,
+        metrics: Arc<FailoverMetrics>,
+    ) -> Self {
+        let object_errors = ObjectErrors::of_kind("ExternalTarget");
+        let known = Mutex::new(Known { inherited: HashMap::new(), object_errors });
+        Self { store, unselected, selection, metrics, known }
+    }
+
+    fn report(&self, change: &LinkChange) {
+        let source_of = |link: &Option<Arc<Link>>| Some(Arc::clone(&link.as_ref()?.lead()?.source));
+        let source = source_of(&change.after).filter(|source| !source.is_empty());
+        if let Some(source) = source.filter(|source| source_of(&change.before).as_ref() != Some(source))
+            && self.store.is_synced()
+        {
+            info!("ExternalTarget {}: source {} is in use", change.key, sentence(&source));
+        }
+    }
+}
+
+impl ApplyLeads for ManifestLeads {
+    fn apply(&self, objects: &[Arc<ExternalTarget>], policy: &HostnamePolicy) -> Vec<LinkChange> {
+        // No checks are made.
+        let tcp_check_namespaces = BTreeSet::new();
+        let sources = Sources {
+            store: &self.store,
+            unselected: &self.unselected,
+            selection: &self.selection,
+            policy,
+            tcp_check_namespaces: &tcp_check_namespaces,
+        };
+        let mut known = self.known.lock();
+        let mut keys = HashSet::new();
+        let mut changes = Vec::new();
+        let mut numbers = [("verified", 0), ("unverified", 0), ("none", 0)];
+        for object in objects {
+            let mut object = ObservedExternalTarget::new(ExternalTarget::clone(object));
+            // What only a check would need isn't refused.
+            object.spec.check = None;
+            let key = object.key.clone();
+            if object.has_own_service()
+                && let Some(own) = sources.service(&key, None)
+            {
+                known.inherited.insert(key.clone(), own.annotations);
+            }
+            let inherited = known.inherited.get(&key).cloned().unwrap_or_default();
+            let mut followed = Followed { object, inherited, former_source: None };
+            followed.former_source = former_source(&followed, &sources);
+            let present = self.store.get(&key).and_then(|link| link.lead().cloned());
+            let (lead, error) = decide(&followed, &sources, present.as_ref());
+            known.object_errors.set(&key, error);
+            let is_verified = followed.object.status.target.as_ref().is_some_and(|target| target.verified);
+            let state = if is_target(&lead) { usize::from(!is_verified) } else { 2 };
+            numbers[state].1 += 1;
+            if let Some(change) = self.store.lead(&key, lead, None) {
+                self.report(&change);
+                changes.push(change);
+            }
+            keys.insert(key);
+        }
+        known.inherited.retain(|key, _| keys.contains(key));
+        known.object_errors.retain(|key| keys.contains(key));
+        for link in self.store.links().iter().filter(|link| link.led.is_some() && !keys.contains(&link.key)) {
+            if self.store.is_synced() {
+                info!("ExternalTarget {}: its manifest is gone", link.key);
+            }
+            changes.extend(self.store.end_lead(&link.key, None, Instant::now()));
+        }
+        for (state, number) in numbers {
+            self.metrics.targets.with_label_values(&[state]).set(number);
+        }
+        changes
+    }
+}
+
+/// Returns the lead of an ExternalTarget, and what of it can't be used. `present` is the lead so far.
+fn decide(followed: &Followed, sources: &Sources<'_>, present: Option<&Lead>) -> (Lead, Option<String>) {
+    let object = &followed.object;
+    let lead = lead(followed, sources, None);
+    let refused_name = annotations(object, sources.policy, &followed.inherited).1;
+    let mut errors: Vec<String> = refused_name.into_iter().map(|refusal| refusal.message).collect();
+    let lead = match lead.announced {
+        Announcement::Never => {
+            let offers = sources.offers(object, present.and_then(announced).as_ref());
+            errors.extend(offers.iter().filter_map(|offer| Some(offer.refusal.as_ref()?.message.clone())));
+            choose(followed, sources, &offers, present, lead)
+        }
+        Announcement::Withdrawn | Announcement::Target(_) => lead,
+    };
+    if lead.refused {
+        errors.push("the target in its status isn't allowed".to_owned());
+    }
+    (lead, (!errors.is_empty()).then(|| errors.join("; ")))
+}
+
+/// Returns the lead to the pinned source, or else to the first source that has a target. `lead` has no target.
+fn choose(
+    followed: &Followed,
+    sources: &Sources<'_>,
+    offers: &[Offer],
+    present: Option<&Lead>,
+    lead: Lead,
+) -> Lead {
+    let object = &followed.object;
+    let pin = object.spec.pin.as_deref();
+    let usable = || {
+        let usable = object.sources().iter().zip(offers).filter(|(_, offer)| offer.refusal.is_none());
+        usable.filter_map(|(source, offer)| {
+            let kept = || {
+                let kept = kept(source, offer, present?)?;
+                sources.allowed(&kept, false, object.key.namespace())
+            };
+            Some((source, offer, offer.target.clone().or_else(kept)?))
+        })
+    };
+    let in_use = |source: &Source| present.is_some_and(|present| *present.source == source.name);
+    let pinned = usable().find(|(source, ..)| pin.is_none_or(|pin| pin == source.name));
+    // Nothing moves while a pinned source has no target.
+    match pinned.or_else(|| usable().find(|(source, ..)| in_use(source))) {
+        Some((source, offer, target)) => {
+            let service = object.service_of(source).and_then(|key| sources.service(&key, None));
+            Lead {
+                announced: Announcement::Target(target),
+                source: source.name.as_str().into(),
+                service_uid: offer.uid.clone(),
+                ports: service.map(|service| service.ports).unwrap_or_default(),
+                ..lead
+            }
+        }
+        None if present.is_some() => Lead { announced: Announcement::Withdrawn, ..lead },
+        None => lead,
+    }
+}
+
+/// Returns the target that a Service keeps while its status is blank.
+fn kept(source: &Source, offer: &Offer, present: &Lead) -> Option<Target> {
+    let Announcement::Target(target) = &present.announced else { return None };
+    let is_known = *present.source == source.name || present.is_provisional && !offer.uid.is_empty();
+    let is_kept = source.service.is_some() && is_known && present.service_uid == offer.uid;
+    is_kept.then(|| target.clone())
+}
+
+fn is_target(lead: &Lead) -> bool {
+    matches!(lead.announced, Announcement::Target(_))
+}
+
+fn announced(present: &Lead) -> Option<AnnouncedTarget> {
+    let Announcement::Target(target) = &present.announced else { return None };
+    Some(AnnouncedTarget {
+        source: present.source.to_string(),
+        target: target.clone(),
+        uid: present.service_uid.clone(),
+        since: Timestamp::UNIX_EPOCH,
+        verified: false,
+    })
+}
+
+#[cfg(test)]
+mod tests;

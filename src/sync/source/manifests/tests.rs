@@ -1,0 +1,194 @@
+use serde_json::json;
+
+use super::*;
+use crate::api::validation::bad_input;
+
+const WEB: &str = "\
+apiVersion: linker.hsj.com/v1alpha1
+kind: ExternalTarget
+metadata: {name: web, namespace: shop, uid: u, resourceVersion: '7', creationTimestamp: null, labels: {a: b}}
+spec:
+  sources:
+    - {name: seoul, service: {name: web}}
+    - {name: fixed, hostname: lb.example.com}
+  ttlSeconds: 5
+status: {target: {source: fixed, hostname: lb.example.com, verified: true, since: 2026-11-22T10:20:00Z}}
+";
+
+fn read(content: &str) -> Result<Objects, Vec<String>> {
+    parse(Path::new("web.yaml"), content.as_bytes())
+}
+
+fn errors(content: &str) -> Vec<String> {
+    read(content).err().unwrap_or_default()
+}
+
+fn keys(content: &str) -> Vec<String> {
+    let objects = read(content).unwrap().external_targets;
+    objects.iter().map(|object| external_targets::key(object).to_string()).collect()
+}
+
+#[test]
+fn external_target_is_read_with_its_status() {
+    let objects = read(WEB).unwrap();
+    assert!(objects.services.is_empty());
+    let [object] = &objects.external_targets[..] else { panic!("{objects:?}") };
+    assert_eq!(external_targets::key(object).to_string(), "shop/web");
+    assert_eq!((object.spec.sources.len(), object.spec.ttl_seconds), (2, Some(5)));
+    let target = object.status.as_ref().unwrap().target.as_ref().unwrap();
+    assert_eq!((&*target.source, target.verified), ("fixed", true));
+    // What isn't needed isn't kept.
+    assert_eq!((&object.metadata.labels, &object.metadata.resource_version), (&None, &None));
+}
+
+#[test]
+fn external_targets_of_lists_and_documents_are_read() {
+    let item = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+        "metadata": {"name": "web"}, "spec": {"sources": [{"name": "a", "hostname": "a.example"}]}});
+    let mut bare = item.clone();
+    bare.as_object_mut().unwrap().retain(|field, _| field != "apiVersion" && field != "kind");
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}});
+    let list = |version: &str, kind: &str, items: Value| {
+        json!({"apiVersion": version, "kind": kind, "metadata": {}, "items": items}).to_string()
+    };
+    let own = "linker.hsj.com/v1alpha1";
+    for (content, external_targets, services) in [
+        (list("v1", "List", json!([service, item])), 1, 1),
+        (list(own, "ExternalTargetList", json!([bare])), 1, 0),
+        (list("v1", "List", json!([])), 0, 0),
+        (format!("{WEB}---\n---\n{item}\n---\n{service}"), 2, 1),
+        // Another resource of the same kind.
+        (item.to_string().replace("linker.hsj.com", "other.example"), 0, 0),
+    ] {
+        let objects = read(&content).unwrap();
+        let found = (objects.external_targets.len(), objects.services.len());
+        assert_eq!(found, (external_targets, services), "{content}");
+    }
+    assert_eq!(keys(&item.to_string()), ["default/web"]);
+}
+
+#[test]
+fn bad_input_is_refused_at_its_place() {
+    for case in bad_input::cases() {
+        let object = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+            "metadata": {"name": case.name}, "spec": case.spec});
+        let found = errors(&object.to_string());
+        let [error] = &found[..] else { panic!("{}: {found:?}", case.given) };
+        let why = match case.field.as_str() {
+            "metadata.name" => case.message.clone(),
+            field => format!("{field}: {}", case.message),
+        };
+        assert!(error.starts_with("web.yaml:1:") && error.ends_with(&why), "{}: {error}", case.given);
+    }
+    for (given, name, spec) in bad_input::accepted() {
+        let object = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+            "metadata": {"name": name}, "spec": spec});
+        let objects = read(&object.to_string()).unwrap_or_else(|errors| panic!("{given}: {errors:?}"));
+        assert_eq!(serde_json::to_value(&objects.external_targets[0].spec).unwrap(), spec, "{given}");
+    }
+}
+
+#[test]
+fn each_error_has_line_column_and_field() {
+    let mut wrong = Vec::new();
+    for (from, to, expected) in [
+        ("  ttlSeconds: 5", "  ttl: 5", &["8:3: unknown field \"spec.ttl\""][..]),
+        ("name: seoul,", "name: seoul, weight: 3,", &["6:21: unknown field \"spec.sources[0].weight\""]),
+        ("uid: u,", "uuid: u,", &["3:40: unknown field \"metadata.uuid\""]),
+        ("source: fixed,", "sources: fixed,", &["9:19: unknown field \"status.target.sources\""]),
+        ("spec:\n", "speck: {}\nspec:\n", &["4:1: unknown field \"speck\""]),
+        ("ttlSeconds: 5", "ttlSeconds: soon", &["8:15: spec.ttlSeconds: must be of type integer"]),
+        ("ttlSeconds: 5", "ttlSeconds: '5'", &["8:15: spec.ttlSeconds: must be of type integer"]),
+        ("ttlSeconds: 5", "ttlSeconds: 0x10", &["8:15: spec.ttlSeconds: 0x10 must be written as 16"]),
+        ("ttlSeconds: 5", "hostnames: [~]", &["8:15: spec.hostnames[0]: must be of type string"]),
+        ("name: seoul", "name: ~", &["6:7: spec.sources[0].name: must be given"]),
+        (
+            "name: seoul",
+            "name: 1e3",
+            &[
+                "6:14: spec.sources[0].name: 1e3 is a number to kubectl, which reads YAML 1.1, and has to be a string: \
+               write \"1e3\"",
+            ],
+        ),
+        (
+            "name: seoul",
+            "name: on",
+            &[
+                "6:14: spec.sources[0].name: on is a boolean to kubectl, which reads YAML 1.1, and has to be a string: \
+               write \"on\"",
+            ],
+        ),
+        (
+            "namespace: shop",
+            "namespace: Shop",
+            &["3:34: metadata.namespace \"Shop\" isn't 1 to 63 lower-case letters, \
+               digits and hyphens"],
+        ),
+        (
+            "v1alpha1",
+            "v1beta1",
+            &["1:1: apiVersion \"linker.hsj.com/v1beta1\" is unknown: write linker.hsj.com/v1alpha1"],
+        ),
+        (
+            "name: fixed, hostname: lb.example.com}\n",
+            "hostname: 192.0.2.1, ttl: 5}\n",
+            &["7:29: unknown field \"spec.sources[1].ttl\"", "7:7: spec.sources[1].name: must be given"],
+        ),
+        (
+            "{name: fixed, hostname: lb.example.com}\n",
+            "{name: seoul, hostname: 192.0.2.1}\n",
+            &[
+                "6:5: spec.sources: each source needs a name of its own",
+                "7:31: spec.sources[1].hostname: use addresses for an IP address",
+            ],
+        ),
+    ] {
+        let found = errors(&WEB.replacen(from, to, 1));
+        let expected: Vec<_> = expected.iter().map(|error| format!("web.yaml:{error}")).collect();
+        if found != expected {
+            wrong.push((to, found, expected));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let without = WEB.split("spec:").next().unwrap();
+    assert_eq!(errors(without), ["web.yaml:1:1: spec: must be given"]);
+    assert_eq!(errors(&format!("{without}spec: {{sources: [}}")).len(), 1);
+}
+
+#[test]
+fn errors_of_all_objects_of_a_file_are_reported() {
+    let found =
+        errors(&format!("{}---\n{}", WEB.replace("ttlSeconds", "ttl"), WEB.replace("seoul", "Seoul")));
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].ends_with("8:3: unknown field \"spec.ttl\""), "{found:?}");
+    assert!(found[1].starts_with("web.yaml:16:14: spec.sources[0].name: must be a DNS label"), "{found:?}");
+}
+
+#[test]
+fn null_means_that_a_field_is_missing() {
+    let content = WEB.replace("uid: u,", "uid: null,").replace("ttlSeconds: 5", "ttlSeconds: null\n  pin: ");
+    let status = content.find("status:").unwrap();
+    let objects = read(&format!("{}status: null\n", &content[..status])).unwrap();
+    let object = &objects.external_targets[0];
+    assert_eq!((&object.metadata.uid, object.status.is_none()), (&None, true));
+    assert_eq!((&object.spec.ttl_seconds, &object.spec.pin), (&None, &None));
+}
+
+#[test]
+fn object_in_two_files_counts_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    std::fs::write(path("b.yaml"), WEB.replace("lb.example.com", "second.example")).unwrap();
+    std::fs::write(path("a.yaml"), WEB).unwrap();
+    let elsewhere = Selection { namespaces: ["app".to_owned()].into(), ..Selection::default() };
+    let checked = check(directory.path(), &Selection::default(), &HostnamePolicy::default()).unwrap();
+    assert_eq!((checked.external_targets, checked.services), (1, 0));
+    let expected = format!(
+        "{}: ExternalTarget shop/web is passed over, {} has it already",
+        path("b.yaml").display(),
+        path("a.yaml").display()
+    );
+    assert_eq!((checked.notices, checked.errors), (vec![expected], Vec::<String>::new()));
+    let unwatched = check(directory.path(), &elsewhere, &HostnamePolicy::default()).unwrap();
+    assert_eq!(unwatched.external_targets, 0);
+}

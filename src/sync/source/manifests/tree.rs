@@ -1,0 +1,96 @@
+//! A YAML document as a tree, with the position of each key and value.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+use serde_saphyr::{Location, Spanned};
+
+/// A key or a value with its position.
+pub(super) type Placed<T> = Spanned<T>;
+
+#[derive(Debug)]
+pub(super) enum Node {
+    /// Neither an array nor an object; null is a scalar, too.
+    Scalar(Value),
+    List(Vec<Placed<Self>>),
+    Map(Vec<(Placed<Option<String>>, Placed<Self>)>),
+}
+
+impl Node {
+    /// Returns the value of a field of a map.
+    pub(super) fn field(&self, name: &str) -> Option<&Placed<Self>> {
+        let Self::Map(entries) = self else { return None };
+        let is_it = |key: &Placed<Option<String>>| key.value.as_deref() == Some(name);
+        entries.iter().find(|(key, _)| is_it(key)).map(|(_, value)| value)
+    }
+
+    /// Returns a field of a map, if it is a string.
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        match &self.field(name)?.value {
+            Self::Scalar(Value::String(text)) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the position of a value in its file. An alias is reported where it is used.
+pub(super) fn place<T>(value: &Placed<T>) -> Location {
+    value.referenced
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct All;
+
+        impl<'de> Visitor<'de> for All {
+            type Value = Node;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a YAML value")
+            }
+
+            fn visit_unit<E>(self) -> Result<Node, E> {
+                Ok(Node::Scalar(Value::Null))
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+
+            fn visit_str<E>(self, value: &str) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = seq.next_element()? {
+                    items.push(item);
+                }
+                Ok(Node::List(items))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Node::Map(entries))
+            }
+        }
+
+        deserializer.deserialize_any(All)
+    }
+}
