@@ -8,6 +8,7 @@
 mod api;
 mod copies;
 mod dns;
+mod external_targets;
 mod fed;
 mod figures;
 // The e2e tests use the other functions.
@@ -29,8 +30,17 @@ use figures::Verdicts;
 use plane::Plane;
 
 /// The parts in their order: each part may need the objects of earlier parts.
-const PARTS: [&str; 8] =
-    ["storm-store", "memory-idle", "memory-10k", "start", "links", "propagation", "storm-api", "memory-100k"];
+const PARTS: [&str; 9] = [
+    "storm-store",
+    "memory-idle",
+    "memory-10k",
+    "start",
+    "links",
+    "propagation",
+    "storm-api",
+    "memory-100k",
+    "external-targets",
+];
 
 fn main() {
     let only = var("BENCH_ONLY").unwrap_or_default();
@@ -73,7 +83,8 @@ fn with_plane(parts: &[&str], changes: usize, verdicts: &mut Verdicts) {
             "links" => links::run(&mut plane, verdicts),
             "propagation" => propagation::run(&mut plane, changes, verdicts),
             "storm-api" => storm::run(&mut plane, verdicts),
-            _ => memory::very_many(&mut plane, verdicts),
+            "memory-100k" => memory::very_many(&mut plane, verdicts),
+            _ => external_targets::run(&mut plane, verdicts),
         }
     }
 }

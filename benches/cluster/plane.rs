@@ -139,7 +139,7 @@ impl Plane {
     }
 
     /// Calls `work` `number` times, over several connections.
-    fn each(&self, number: usize, what: &str, work: impl Fn(&mut Connection, usize) + Sync) {
+    pub fn each(&self, number: usize, what: &str, work: impl Fn(&mut Connection, usize) + Sync) {
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let since = Instant::now();
         thread::scope(|scope| {
@@ -164,8 +164,13 @@ impl Plane {
 
     /// Starts lb-linker. Its ports are open when this returns, but it may not be ready.
     pub fn linker(&self, args: &[&str]) -> Linker {
+        self.linker_with("none", args)
+    }
+
+    /// Like [`Self::linker`], with this upstream.
+    pub fn linker_with(&self, upstream: &str, args: &[&str]) -> Linker {
         let kubeconfig = self.kubeconfig.to_str().expect("a path of ours");
-        let mut all = vec!["--kubeconfig", kubeconfig, "--target-namespace", TARGETS, "--upstream", "none"];
+        let mut all = vec!["--kubeconfig", kubeconfig, "--target-namespace", TARGETS, "--upstream", upstream];
         all.extend(args);
         Linker::start(all)
     }

@@ -358,7 +358,7 @@ impl SyncSource {
                     store,
                     persisted,
                     unselected,
-                    leads: Arc::new(leads),
+                    apply_leads: Arc::new(move |objects, policy| leads.apply(objects, policy)),
                     telemetry,
                     files: Arc::default(),
                     keeps_unlisted,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// `metadata.uid` of an object; empty if the source has none.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Uid(Box<str>);
 
 impl Uid {

@@ -27,8 +27,10 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::SelectAll;
 use kube::Client;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::watch;
+use tokio::task::yield_now;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -60,6 +62,8 @@ use watched::{Scope, ScopedEvents};
 
 /// The time between two looks at discovery: a CRD that is installed is noticed after this time.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
+/// Maximum number of changes that are processed at once.
+const MAX_BATCH: usize = 1024;
 /// Maximum time that the first look at discovery waits until the external targets are listed.
 const OWNERS_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -143,7 +147,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
     let (term, rewinds) = (context.leadership.clone(), context.rewinds.clone());
     let mut controller = FailoverController::new(context);
     loop {
-        controller.drain();
+        let is_busy = controller.drain();
         let recheck = controller.departures.look_due();
         let unserved = controller.departures.unserved_until();
         let confirm = controller.scopes.iter().filter_map(|scope| scope.confirm_at).min();
@@ -158,20 +162,17 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
                 controller.on_watch_item(number, item);
             }
-            change = feed.recv() => match change {
-                Ok(change) => controller.on_service(&change.key),
-                Err(RecvError::Lagged(_)) => controller.on_any_service(),
-                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            change = feed.recv() => match batch(change, &mut feed, |change| change.key)? {
+                Some(keys) => keys.iter().for_each(|key| controller.on_service(key)),
+                None => controller.on_any_service(),
             },
-            key = services.recv() => match key {
-                Ok(key) => controller.on_service(&key),
-                Err(RecvError::Lagged(_)) => controller.on_any_service(),
-                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            key = services.recv() => match batch(key, &mut services, |key| key)? {
+                Some(keys) => keys.iter().for_each(|key| controller.on_service(key)),
+                None => controller.on_any_service(),
             },
-            key = standing.recv() => match key {
-                Ok(key) => controller.queue(&key),
-                Err(RecvError::Lagged(_)) => controller.queue_all(),
-                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            key = standing.recv() => match batch(key, &mut standing, |key| key)? {
+                Some(keys) => keys.iter().for_each(|key| controller.queue(key)),
+                None => controller.queue_all(),
             },
             key = rules.recv() => match key {
                 Ok(key) => controller.queue(&key),
@@ -186,8 +187,14 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             _ = controller.leader.to_decide.due() => {}
             _ = controller.leader.to_write.due() => {}
             () = sleep_until_opt(checks_due) => {}
+            () = yield_now(), if is_busy => {}
             Some(ended) = controller.leader.absences.ended() => controller.looked_up(ended?),
-            Some(ended) = controller.leader.checks.join_next() => controller.checked(ended)?,
+            Some(ended) = controller.leader.checks.join_next() => {
+                controller.checked(ended?);
+                while let Some(ended) = controller.leader.checks.try_join_next() {
+                    controller.checked(ended?);
+                }
+            }
             Some(ended) = controller.leader.writes.join_next() => controller.written(ended?),
         }
     }
@@ -236,7 +243,7 @@ impl FailoverController {
 
     fn queue(&mut self, key: &ServiceKey) {
         if self.leader.term.is_some() && self.objects.contains_key(key) {
-            self.leader.to_decide.add(key);
+            self.leader.queue(key, self.objects.len());
         }
     }
 
@@ -245,6 +252,30 @@ impl FailoverController {
             self.objects.keys().for_each(|key| self.leader.to_decide.add(key));
         }
     }
+}
+
+/// Returns the keys of a received change and of the changes that wait behind it, each once; `None` if changes were missed.
+///
+/// # Errors
+/// If the feed has ended.
+fn batch<T: Clone>(
+    first: Result<T, RecvError>,
+    feed: &mut Receiver<T>,
+    key: impl Fn(T) -> ServiceKey,
+) -> Result<Option<HashSet<ServiceKey>>, SyncError> {
+    let mut keys = match first {
+        Ok(first) => HashSet::from([key(first)]),
+        Err(RecvError::Lagged(_)) => return Ok(None),
+        Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+    };
+    for _ in 1..MAX_BATCH {
+        match feed.try_recv() {
+            Ok(next) => keys.insert(key(next)),
+            Err(TryRecvError::Lagged(_)) => return Ok(None),
+            Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+        };
+    }
+    Ok(Some(keys))
 }
 
 /// Returns where sources are looked up. `policy` is the present one.

@@ -34,8 +34,7 @@ impl Shop {
         let cluster = plane.cluster().await;
         let shop = Self { plane, cluster };
         shop.install("crd");
-        let name = "crd/externaltargets.linker.hsj.com";
-        shop.plane.kubectl(&["wait", "--for=condition=Established", "--timeout=180s", name]);
+        shop.plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
         folders.iter().for_each(|folder| shop.install(folder));
         shop
     }

@@ -46,8 +46,7 @@ async fn plane_and_namespace() -> (&'static ControlPlane, String) {
     let plane = ControlPlane::shared_for_external_targets();
     INSTALLED.get_or_init(|| {
         plane.kubectl(&["apply", "--validate=strict", "-f", deploy().join("crd").to_str().unwrap()]);
-        let name = "crd/externaltargets.linker.hsj.com";
-        plane.kubectl(&["wait", "--for=condition=Established", "--timeout=180s", name]);
+        plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
     });
     (plane, plane.cluster().await.create_namespace("xt").await)
 }

@@ -166,8 +166,7 @@ impl Shop {
 /// Installs the CRD, with the permissions of lb-linker.
 fn install(plane: &ControlPlane) {
     plane.kubectl(&["apply", "-f", deploy().join("crd").to_str().unwrap()]);
-    let name = "crd/externaltargets.linker.hsj.com";
-    plane.kubectl(&["wait", "--for=condition=Established", "--timeout=180s", name]);
+    plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
 }
 
 /// Checks that answers stay as they are for some seconds.

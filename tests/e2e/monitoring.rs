@@ -27,8 +27,7 @@ fn files() -> PathBuf {
 /// Creates the CRDs of the Prometheus operator, and waits until the API server serves them.
 pub fn apply_crds(plane: &ControlPlane) {
     plane.kubectl(&["apply", "--server-side", "-f", prometheus().crds.to_str().unwrap()]);
-    let crds = ["servicemonitors", "prometheusrules"].map(|name| format!("crd/{name}.monitoring.coreos.com"));
-    plane.kubectl(&["wait", "--for=condition=Established", "--timeout=180s", &crds[0], &crds[1]]);
+    plane.wait_for_crds(&["servicemonitors.monitoring.coreos.com", "prometheusrules.monitoring.coreos.com"]);
 }
 
 /// Runs promtool in a folder and returns its output, or its errors if it fails.

@@ -145,6 +145,11 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         None
     }
 
+    /// Returns whether keys without failures are queued.
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     /// Returns whether another write may begin.
     pub(crate) fn has_capacity(&self) -> bool {
         self.in_flight.len() < self.max_writes

@@ -17,6 +17,7 @@ use super::status::{
     SourceState, SourceStatus,
 };
 use super::times::whole_second;
+use crate::model::uid::Uid;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverDecision {
@@ -90,14 +91,14 @@ fn begin(input: &Inputs<'_>) -> FailoverStatus {
         let is_exact = |(_, offer): &(_, &Offer)| uid.is_empty() || offer.uid == *uid;
         // A restored Service has another uid.
         let source = offering().find(is_exact).or_else(|| offering().next());
-        let (name, uid) = source.map_or((String::new(), uid), |(name, offer)| (name.clone(), &offer.uid));
-        status.target = Some(AnnouncedTarget {
-            source: name,
-            target: target.clone(),
-            uid: uid.clone(),
-            since: now,
-            verified: false,
-        });
+        let (name, uid) = match source {
+            Some((name, offer)) => (name.clone(), offer.uid.clone()),
+            None if !uid.is_empty() && (input.is_living)(uid) => (String::new(), uid.clone()),
+            // The Services of a restored backup have other uids, and may have no targets yet.
+            None => (String::new(), Uid::default()),
+        };
+        status.target =
+            Some(AnnouncedTarget { source: name, target: target.clone(), uid, since: now, verified: false });
     }
     status
 }

@@ -1,7 +1,8 @@
 //! Looks up Services that the watch lacks before their targets are withdrawn: an incomplete list, or a watch that is
 //! behind, withdraws nothing.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,21 +20,26 @@ use crate::sync::source::selection::{Membership, Selection};
 
 /// Maximum number of concurrent look-ups.
 const MAX_LOOK_UPS: usize = 8;
-/// The time between two look-ups for an ExternalTarget, while the API server refuses them or the Service exists.
-pub(super) const REPEAT_AFTER: Duration = Duration::from_secs(5);
+/// The time between two look-ups of a Service, while the API server refuses them or the Service exists.
+const REPEAT_AFTER: Duration = Duration::from_secs(5);
 
-/// What is known about the Services that the watch lacks, by the ExternalTarget that announces a target of theirs.
+/// A Service that the watch lacks, and its uid.
+type Missing = (ServiceKey, Uid);
+
+/// What is known about the Services that the watch lacks and whose targets ExternalTargets announce.
 #[derive(Default)]
 pub(super) struct Absences {
-    states: HashMap<ServiceKey, Absence>,
-    waiting: VecDeque<ServiceKey>,
+    states: HashMap<Missing, Absence>,
+    /// The Service that each ExternalTarget waits for.
+    by_object: HashMap<ServiceKey, Missing>,
+    waiting: Turns,
     look_ups: JoinSet<LookUpEnd>,
 }
 
+#[derive(Default)]
 struct Absence {
-    uid: Uid,
-    /// The Service that has had this uid.
-    service: ServiceKey,
+    /// The ExternalTargets that announce a target of the Service.
+    objects: BTreeSet<ServiceKey>,
     is_confirmed: bool,
     /// Whether a look-up waits or is under way.
     is_asked: bool,
@@ -44,8 +50,7 @@ struct Absence {
 
 /// A look-up that has ended.
 pub(super) struct LookUpEnd {
-    object: ServiceKey,
-    uid: Uid,
+    missing: Missing,
     /// Whether the Service is gone, or isn't a load balancer of the selection any more.
     is_gone: kube::Result<bool>,
 }
@@ -53,32 +58,38 @@ pub(super) struct LookUpEnd {
 impl Absences {
     /// Returns whether it is confirmed that the Service with this uid is gone, whose target this ExternalTarget
     /// announces. Else queues a look-up, unless one was made within the last [`REPEAT_AFTER`].
-    pub(super) fn is_confirmed(&mut self, object: &ServiceKey, uid: &Uid, service: &ServiceKey) -> bool {
-        let is_same = |known: &Absence| known.uid == *uid && known.service == *service;
-        if !self.states.get(object).is_some_and(is_same) {
-            let absence = Absence {
-                uid: uid.clone(),
-                service: service.clone(),
-                is_confirmed: false,
-                is_asked: self.states.get(object).is_some_and(|known| known.is_asked),
-                answered: None,
-                refusal: LastingRefusal::default(),
-            };
-            self.states.insert(object.clone(), absence);
+    pub(super) fn is_confirmed(&mut self, object: &ServiceKey, service: &ServiceKey, uid: &Uid) -> bool {
+        let missing = (service.clone(), uid.clone());
+        if self.by_object.get(object) != Some(&missing) {
+            self.forget(object);
+            self.by_object.insert(object.clone(), missing.clone());
         }
-        let Some(absence) = self.states.get_mut(object) else { return false };
+        let absence = self.states.entry(missing.clone()).or_default();
+        absence.objects.insert(object.clone());
         let is_due = absence.answered.is_none_or(|at| at.elapsed() >= REPEAT_AFTER);
         if !absence.is_confirmed && !absence.is_asked && is_due {
             absence.is_asked = true;
-            self.waiting.push_back(object.clone());
+            self.waiting.add(missing);
+            return false;
         }
         absence.is_confirmed
     }
 
-    /// Forgets what is known for an ExternalTarget.
+    /// Returns when the Service that an ExternalTarget waits for may be looked up again.
+    pub(super) fn due(&self, object: &ServiceKey) -> Option<Instant> {
+        let absence = self.states.get(self.by_object.get(object)?)?;
+        let is_over = absence.is_confirmed || absence.is_asked;
+        absence.answered.filter(|_| !is_over).map(|at| at + REPEAT_AFTER)
+    }
+
+    /// Forgets an ExternalTarget, and the Services that no other one waits for.
     pub(super) fn forget(&mut self, object: &ServiceKey) {
-        if self.states.remove(object).is_some_and(|absence| absence.is_asked) {
-            self.waiting.retain(|waiting| waiting != object);
+        let Some(missing) = self.by_object.remove(object) else { return };
+        if let Some(absence) = self.states.get_mut(&missing) {
+            absence.objects.remove(object);
+            if absence.objects.is_empty() {
+                self.states.remove(&missing);
+            }
         }
     }
 
@@ -95,15 +106,16 @@ impl Absences {
         selection: &Arc<Selection>,
     ) {
         while self.look_ups.len() < MAX_LOOK_UPS
-            && let Some(object) = self.waiting.pop_front()
+            && let Some(missing) = self.waiting.next()
         {
-            let Some(Absence { uid, service, .. }) = self.states.get(&object) else { continue };
-            let (uid, service) = (uid.clone(), service.clone());
+            if !self.states.contains_key(&missing) {
+                continue;
+            }
             let (client, availability) = (client.clone(), availability.clone());
             let selection = Arc::clone(selection);
             self.look_ups.spawn(async move {
-                let is_gone = is_gone(client, &availability, &selection, &service, &uid).await;
-                LookUpEnd { object, uid, is_gone }
+                let is_gone = is_gone(client, &availability, &selection, &missing).await;
+                LookUpEnd { missing, is_gone }
             });
         }
     }
@@ -113,21 +125,42 @@ impl Absences {
         self.look_ups.join_next().await
     }
 
-    /// Records the end of a look-up. Returns the ExternalTarget to decide about, and after which time.
-    pub(super) fn record(&mut self, ended: LookUpEnd) -> Option<(ServiceKey, Duration)> {
-        let LookUpEnd { object, uid, is_gone } = ended;
-        let absence = self.states.get_mut(&object)?;
+    /// Records the end of a look-up. Returns the ExternalTargets to decide about.
+    pub(super) fn record(&mut self, LookUpEnd { missing, is_gone }: LookUpEnd) -> Vec<ServiceKey> {
+        let Some(absence) = self.states.get_mut(&missing) else { return Vec::new() };
         absence.is_asked = false;
-        if absence.uid != uid {
-            return Some((object, Duration::ZERO));
-        }
         let by_authorizer = is_gone.as_ref().is_err_and(Forbidden::lists_services);
         absence.refusal.note(by_authorizer);
         // The permission to list may have gone with the namespace.
         absence.is_confirmed = is_gone.unwrap_or(absence.refusal.is_lasting());
         absence.answered = Some(Instant::now());
-        let pause = if absence.is_confirmed { Duration::ZERO } else { REPEAT_AFTER };
-        Some((object, pause))
+        absence.objects.iter().cloned().collect()
+    }
+}
+
+/// The Services to look up. Namespaces take turns, so that one with many of them delays no other.
+#[derive(Default)]
+struct Turns {
+    by_namespace: BTreeMap<String, VecDeque<Missing>>,
+    /// The namespace of the last look-up.
+    last: String,
+}
+
+impl Turns {
+    fn add(&mut self, missing: Missing) {
+        self.by_namespace.entry(missing.0.namespace().to_owned()).or_default().push_back(missing);
+    }
+
+    fn next(&mut self) -> Option<Missing> {
+        let later = self.by_namespace.range::<str, _>((Excluded(&*self.last), Unbounded)).next();
+        let (namespace, _) = later.or_else(|| self.by_namespace.first_key_value())?;
+        self.last = namespace.clone();
+        let queue = self.by_namespace.get_mut(&self.last)?;
+        let next = queue.pop_front();
+        if queue.is_empty() {
+            self.by_namespace.remove(&self.last);
+        }
+        next
     }
 }
 
@@ -136,8 +169,7 @@ async fn is_gone(
     client: Client,
     availability: &ApiAvailability,
     selection: &Selection,
-    service: &ServiceKey,
-    uid: &Uid,
+    (service, uid): &Missing,
 ) -> kube::Result<bool> {
     let (namespace, name) = service.parts();
     let found = find_in_etcd::<Service>(client, &RequestQuery::named(namespace, name)).await;
@@ -178,15 +210,18 @@ mod tests {
         json!({"metadata": {"namespace": "shop", "name": "web", "uid": uid}, "spec": {"type": kind}})
     }
 
-    /// Returns the result of one look-up of the Service with uid `known`, and the pause before the next decision.
-    async fn look_up(absences: &mut Absences, client: &Client, namespace: &str) -> (bool, Duration) {
-        let (object, service) = (ServiceKey::new("shop", "xt"), ServiceKey::new(namespace, "web"));
-        absences.is_confirmed(&object, &"known".into(), &service);
+    fn key(namespace: &str, name: &str) -> ServiceKey {
+        ServiceKey::new(namespace, name)
+    }
+
+    /// Returns the result of one look-up of the Service with uid `known`, and whether another one is due later.
+    async fn look_up(absences: &mut Absences, client: &Client, namespace: &str) -> (bool, bool) {
+        let (object, service) = (key("shop", "xt"), key(namespace, "web"));
+        absences.is_confirmed(&object, &service, &"known".into());
         absences.start(client, &ApiAvailability::default(), &Arc::default());
         let ended = absences.ended().await.unwrap().unwrap();
-        let (decided, pause) = absences.record(ended).unwrap();
-        assert_eq!(decided, object);
-        (absences.is_confirmed(&object, &"known".into(), &service), pause)
+        assert_eq!(absences.record(ended), std::slice::from_ref(&object));
+        (absences.is_confirmed(&object, &service, &"known".into()), absences.due(&object).is_some())
     }
 
     #[tokio::test(start_paused = true)]
@@ -197,8 +232,8 @@ mod tests {
             ("another", "LoadBalancer", true),
         ] {
             let (mut absences, client) = (Absences::default(), api_server(service(uid, kind)));
-            let (is_confirmed, pause) = look_up(&mut absences, &client, "shop").await;
-            assert_eq!((is_confirmed, pause.is_zero()), (expected, expected), "{uid} {kind}");
+            let (is_confirmed, is_due_later) = look_up(&mut absences, &client, "shop").await;
+            assert_eq!((is_confirmed, is_due_later), (expected, !expected), "{uid} {kind}");
         }
     }
 
@@ -214,21 +249,36 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_look_up_is_made_at_a_time_for_an_object() {
-        let (mut absences, client) = (Absences::default(), api_server(service("known", "LoadBalancer")));
-        let (object, web) = (ServiceKey::new("shop", "xt"), ServiceKey::new("shop", "web"));
-        for _ in 0..2 {
-            assert!(!absences.is_confirmed(&object, &"known".into(), &web));
+    async fn objects_share_the_look_up_of_a_service() {
+        let (mut absences, client) = (Absences::default(), api_server(service("another", "LoadBalancer")));
+        let (objects, web) = ([key("shop", "a"), key("shop", "b")], key("shop", "web"));
+        for object in &objects {
+            assert!(!absences.is_confirmed(object, &web, &"known".into()));
             absences.start(&client, &ApiAvailability::default(), &Arc::default());
         }
         assert_eq!(absences.look_ups.len(), 1);
-        // Another Service is announced before the answer: that says nothing about it.
-        assert!(!absences.is_confirmed(&object, &"another".into(), &web));
+        // Another Service is announced before the answer.
+        assert!(!absences.is_confirmed(&objects[1], &web, &"new".into()));
         let ended = absences.ended().await.unwrap().unwrap();
-        assert_eq!(absences.record(ended), Some((object.clone(), Duration::ZERO)));
-        assert!(!absences.is_confirmed(&object, &"another".into(), &web));
-        absences.forget(&object);
+        assert_eq!(absences.record(ended), objects[..1]);
+        assert!(absences.is_confirmed(&objects[0], &web, &"known".into()));
+        assert!(!absences.is_confirmed(&objects[1], &web, &"new".into()));
+        objects.iter().for_each(|object| absences.forget(object));
         absences.start(&client, &ApiAvailability::default(), &Arc::default());
         assert!(timeout(REPEAT_AFTER, absences.ended()).await.unwrap().is_none(), "forgotten");
+        assert!(absences.states.is_empty() && absences.by_object.is_empty());
+    }
+
+    #[test]
+    fn namespaces_take_turns() {
+        let mut turns = Turns::default();
+        for (namespace, number) in [("busy", 4), ("quiet", 1), ("small", 2)] {
+            for name in 0..number {
+                turns.add((key(namespace, &name.to_string()), "uid".into()));
+            }
+        }
+        let order = std::iter::from_fn(|| turns.next()).map(|(service, _)| service.to_string());
+        let expected = ["busy/0", "quiet/0", "small/0", "busy/1", "small/1", "busy/2", "busy/3"];
+        assert_eq!(order.collect::<Vec<_>>(), expected);
     }
 }

@@ -150,16 +150,33 @@ impl CheckQueue {
     /// Removes a waiter, and the queued checks that no other one waits for.
     pub fn forget(&mut self, waiter: &ServiceKey) {
         for key in self.waiters.remove(waiter).into_iter().flatten() {
-            let Some(check) = self.checks.get_mut(&key) else { continue };
-            check.waiters.remove(waiter);
-            let namespace = waiter.namespace();
-            let mut others = check.waiters.range(ServiceKey::new(namespace, "")..);
-            if others.next().is_none_or(|other| other.namespace() != namespace) {
-                self.namespaces.remove(namespace, check.number);
-            }
-            if check.waiters.is_empty() && check.started_for.is_none() {
-                self.checks.remove(&key);
-            }
+            self.leave(&key, waiter);
+        }
+    }
+
+    /// Removes a waiter from a check, and the check if it is queued without another waiter.
+    fn leave(&mut self, key: &CheckKey, waiter: &ServiceKey) {
+        let Some(check) = self.checks.get_mut(key) else { return };
+        check.waiters.remove(waiter);
+        let namespace = waiter.namespace();
+        let mut further = check.waiters.range(ServiceKey::new(namespace, "")..);
+        if further.next().is_none_or(|further| further.namespace() != namespace) {
+            self.namespaces.remove(namespace, check.number);
+        }
+        if check.waiters.is_empty() && check.started_for.is_none() {
+            self.checks.remove(key);
+        }
+    }
+
+    /// Removes a waiter from the queued checks that aren't among these.
+    pub fn retain(&mut self, waiter: &ServiceKey, wanted: &[CheckKey]) {
+        let Some(waiting) = self.waiters.get(waiter) else { return };
+        let is_queued =
+            |key: &CheckKey| self.checks.get(key).is_some_and(|check| check.started_for.is_none());
+        let unwanted = waiting.iter().filter(|key| is_queued(key) && !wanted.contains(key));
+        for key in unwanted.cloned().collect::<Vec<_>>() {
+            self.leave(&key, waiter);
+            self.no_longer_waits(waiter, &key);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The leader's part: checks targets, decides, and writes statuses.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use futures::FutureExt;
 use hickory_proto::rr::Name;
 use jiff::Timestamp;
 use kube::api::Patch;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
@@ -29,7 +29,6 @@ use crate::model::lead::{Announcement, Lead};
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
-use crate::sync::controller::supervisor::SyncError;
 use crate::sync::controller::work_queue::{CONFLICT_TIMEOUT, WorkQueue};
 use crate::sync::events::link_log::lost_hostnames_of;
 use crate::sync::events::{Reason, Regarding};
@@ -55,12 +54,21 @@ use crate::sync::k8s::refusals::RefusalLog;
 const MAX_WRITES: usize = 16;
 /// The time that the external target has to follow a new target before the ExternalTarget isn't Ready.
 const WRITE_LAG: Duration = Duration::from_secs(10);
+/// The time after an announcement in which a status with Ready isn't delayed.
+const FIRST_READY: Duration = Duration::from_secs(60);
 /// The time after which an ExternalTarget is looked at again whose sources aren't all listed yet.
 const LIST_WAIT: Duration = Duration::from_secs(5);
 /// The longest timer: wall clock times are compared again after it, because the clock may have been set.
 const MAX_TIMER: Duration = Duration::from_secs(60);
 /// The shortest time between two log lines about refusals of the same ExternalTarget.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of decisions before other tasks have a turn.
+const MAX_DECISIONS: usize = 64;
+/// The shortest time between two decisions about the same ExternalTarget, for each ExternalTarget that there is: at most
+/// 2,000 decisions a second.
+const DECISION_INTERVAL: Duration = Duration::from_micros(500);
+/// Maximum number of changes that are reported after a write of the status; the newest ones count.
+const MAX_EVENTS: usize = 16;
 /// Maximum number of ExternalTargets with metrics of their own.
 const MAX_METRICS: usize = 1000;
 
@@ -114,6 +122,8 @@ impl Default for Leader {
 struct Decided {
     /// The last decision of this term, written or not.
     status: FailoverStatus,
+    /// When the last decision was made.
+    last: Option<Instant>,
     /// The status that was sent last.
     sent: Option<ExternalTargetStatus>,
     records: CheckRecords,
@@ -132,6 +142,7 @@ impl Decided {
     fn new(object: &ObservedExternalTarget) -> Self {
         Self {
             status: read(&object.status),
+            last: None,
             sent: None,
             records: CheckRecords::default(),
             stale: None,
@@ -177,6 +188,19 @@ impl Leader {
         self.to_write.forget(key);
     }
 
+    /// Queues a decision about one of `all` ExternalTargets. If it was decided just now, the decision waits: Services and
+    /// checks of a tenant that change all the time leave time for everything else.
+    pub(super) fn queue(&mut self, key: &ServiceKey, all: usize) {
+        let interval = DECISION_INTERVAL.saturating_mul(u32::try_from(all).unwrap_or(u32::MAX));
+        let last = self.decided.get(key).and_then(|decided| decided.last);
+        let pause = last.map(|last| interval.saturating_sub(last.elapsed())).unwrap_or_default();
+        if pause.is_zero() {
+            self.to_decide.add(key);
+        } else {
+            self.to_decide.add_within(key, pause);
+        }
+    }
+
     /// Returns when another check may begin.
     pub(super) fn checks_due(&self) -> Option<Instant> {
         self.check_queue.due(Instant::now())
@@ -197,9 +221,11 @@ impl FailoverController {
         self.queue_all();
     }
 
-    /// Decides about queued ExternalTargets, and starts look-ups, checks and writes, up to their limits.
-    pub(super) fn drain(&mut self) {
-        while let Some(key) = self.leader.to_decide.next() {
+    /// Decides about queued ExternalTargets, and starts look-ups, checks and writes, up to their limits. Returns whether
+    /// decisions remain.
+    pub(super) fn drain(&mut self) -> bool {
+        for _ in 0..MAX_DECISIONS {
+            let Some(key) = self.leader.to_decide.next() else { break };
             match catch_unwind(AssertUnwindSafe(|| self.decide(&key))) {
                 Ok(()) => self.leader.to_decide.succeeded(&key),
                 Err(_) => {
@@ -224,6 +250,7 @@ impl FailoverController {
                 ended.unwrap_or_else(|_| CheckEnd { key, result: DnsCheck::without_answer() })
             });
         }
+        self.leader.to_decide.has_ready()
     }
 
     /// Returns the DNS names of an ExternalTarget.
@@ -268,6 +295,7 @@ impl FailoverController {
         let namespace = key.namespace();
         let leader = &mut self.leader;
         let decided = leader.decided.entry(key.clone()).or_insert_with(|| Decided::new(object));
+        decided.last = Some(Instant::now());
         let former = decided.status.clone();
         let offers = sources.offers(object, former.target.as_ref());
         let denied = |target: &Target| {
@@ -276,18 +304,21 @@ impl FailoverController {
             sources.allowed(target, is_fixed, namespace).is_none()
         };
         let absences = RefCell::new(&mut leader.absences);
+        let is_missing = Cell::new(false);
         let is_living = |uid: &Uid| {
-            let likely = object.services().chain(followed.former_source.clone());
-            let Some(is_open) = sources.is_open(uid, namespace, likely) else {
-                let announced = former.target.as_ref().filter(|announced| announced.uid == *uid);
-                let named = announced.and_then(|announced| object.service_named(&announced.source));
-                let service = named.or_else(|| followed.former_source.clone());
-                // Without its name it can't be looked up.
-                let is_gone =
-                    service.is_none_or(|service| absences.borrow_mut().is_confirmed(key, uid, &service));
-                return !is_gone;
-            };
-            is_open
+            if let Some(is_open) = sources.is_open(uid, namespace, followed.services()) {
+                return is_open;
+            }
+            let seen = followed.former_source.as_ref().filter(|seen| seen.uid == *uid);
+            let announced = former.target.as_ref().filter(|announced| announced.uid == *uid);
+            let named = || object.service_named(&announced?.source);
+            let service = seen.map(|seen| seen.key.clone()).or_else(named);
+            let service = service.filter(|service| sources.selection.watches(service.namespace()));
+            // Without its name it can't be looked up.
+            service.is_some_and(|service| {
+                is_missing.set(true);
+                !absences.borrow_mut().is_confirmed(key, &service, uid)
+            })
         };
         let decision = leader.guard.decide(
             key,
@@ -307,19 +338,28 @@ impl FailoverController {
                 now,
             },
         );
+        if !is_missing.get() {
+            leader.absences.forget(key);
+        }
         decided.records.retain(&decision.checks, now);
         decided.status = decision.status.clone();
         decided.moved = decided.moved.or(decision.moved);
         decided.events.extend(decision.events);
+        decided.events.drain(..decided.events.len().saturating_sub(MAX_EVENTS));
         restore_times(&mut decided.status, &read(&object.status));
 
         // Checks.
         let timeout = spec.check.timeout;
+        let check_of = |planned: &PlannedCheck| CheckKey {
+            target: planned.target.clone(),
+            tcp_port: planned.tcp_port,
+            timeout,
+        };
+        leader.check_queue.retain(key, &decision.checks.iter().map(check_of).collect::<Vec<_>>());
         let mut wake = decision.again.into_iter().chain(lag_ends).min();
         for planned in &decision.checks {
             let due = decided.records.next_check(planned, &spec.check, &leader.upstreams, now);
-            let PlannedCheck { target, tcp_port, .. } = planned.clone();
-            let check = CheckKey { target, tcp_port, timeout };
+            let check = check_of(planned);
             if leader.check_queue.is_waiting(&check, key) {
                 continue;
             }
@@ -329,11 +369,15 @@ impl FailoverController {
                 wake = Some(wake.map_or(due, |wake| wake.min(due)));
             }
         }
+        let look_up_in = leader.absences.due(key).map(|due| due.saturating_duration_since(Instant::now()));
+        if let Some(pause) = look_up_in {
+            leader.to_decide.add_after(key.clone(), pause);
+        }
         if let Some(wake) = wake {
             let pause = Duration::try_from(wake.duration_since(now)).unwrap_or_default();
             // The next decision must come after that time, whatever the clocks' resolutions.
             let pause = pause.saturating_add(Duration::from_millis(1)).min(MAX_TIMER);
-            leader.to_decide.add_after(key.clone(), pause);
+            leader.to_decide.add_within(key, pause);
         }
         leader.to_write.add(key);
     }
@@ -408,8 +452,16 @@ impl FailoverController {
         if let Some(pause) = self.leader.to_write.throttled_for(key, &after) {
             return self.wake_within(key, pause);
         }
-        let is_urgent =
-            before.target != after.target || before.observed_generation != after.observed_generation;
+        // `kubectl wait` and GitOps tools wait for a new ExternalTarget. Afterwards only changes of targets are urgent.
+        let is_first_ready = is_ready
+            && !is_condition_true(&before, "Ready")
+            && status
+                .target
+                .as_ref()
+                .is_some_and(|target| end_of_wait(target.since, FIRST_READY) > self.leader.now);
+        let is_urgent = before.target != after.target
+            || before.observed_generation != after.observed_generation
+            || is_first_ready;
         if is_urgent {
             self.leader.budget.record_urgent(key, Instant::now());
         } else if let Err(pause) = self.leader.budget.take(key, Instant::now()) {
@@ -534,8 +586,7 @@ impl FailoverController {
     }
 
     /// Records the result of a check for all ExternalTargets that wait for it.
-    pub(super) fn checked(&mut self, ended: Result<CheckEnd, JoinError>) -> Result<(), SyncError> {
-        let CheckEnd { key, result } = ended?;
+    pub(super) fn checked(&mut self, CheckEnd { key, result }: CheckEnd) {
         let leader = &mut self.leader;
         for (upstream, question, at) in &result.answers {
             leader.upstreams.record(*upstream, question, *at);
@@ -553,20 +604,20 @@ impl FailoverController {
                 let result = CheckResult { at: result.at, outcomes: result.outcomes.clone() };
                 decided.records.record(&key.target, key.tcp_port, result, &leader.upstreams);
             }
-            leader.to_decide.add(&waiter);
+            leader.queue(&waiter, self.objects.len());
         }
-        Ok(())
     }
 
     /// Processes the end of a look-up of a Service that seems to be gone.
     pub(super) fn looked_up(&mut self, ended: LookUpEnd) {
-        let Some((key, pause)) = self.leader.absences.record(ended) else { return };
-        if pause.is_zero() {
+        for key in self.leader.absences.record(ended) {
             self.leader.to_decide.add(&key);
-        } else {
-            self.leader.to_decide.add_within(&key, pause);
         }
     }
+}
+
+fn is_condition_true(status: &ExternalTargetStatus, kind: &str) -> bool {
+    status.conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
 /// Returns the target of a lead, and the uid of the Service that has it.

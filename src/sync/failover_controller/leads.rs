@@ -2,20 +2,19 @@
 
 use std::sync::Arc;
 
-use super::object::{Followed, ObservedExternalTarget};
+use super::object::{Followed, FormerSource, ObservedExternalTarget};
 use super::sources::Sources;
 use super::status_format::read;
 use crate::model::excerpt::value;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::lead::{Announcement, Lead};
 use crate::model::link::Annotations;
-use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::failover::spec::{Refusal, RefusalReason};
 
 /// Returns the lead of an ExternalTarget. `present` is the lead so far, which the external target may have given.
 pub(super) fn lead(followed: &Followed, sources: &Sources<'_>, present: Option<&Lead>) -> Lead {
-    let Followed { object, inherited, former_source } = followed;
+    let Followed { object, inherited, .. } = followed;
     let namespace = object.key.namespace();
     let status = read(&object.status);
     let lead = Lead {
@@ -29,8 +28,7 @@ pub(super) fn lead(followed: &Followed, sources: &Sources<'_>, present: Option<&
         let Some(target) = sources.allowed(&announced.target, is_fixed, namespace) else {
             return Lead { announced: Announcement::Withdrawn, refused: true, ..lead };
         };
-        let services = object.services().chain(former_source.clone());
-        let mut services = services.filter_map(|key| sources.service(&key, None));
+        let mut services = followed.services().filter_map(|key| sources.service(&key, None));
         let in_use = services.find(|service| service.uid == announced.uid).map(|service| service.ports);
         // The Service may not be listed yet.
         let same = present.filter(|present| present.service_uid == announced.uid);
@@ -60,15 +58,19 @@ pub(super) fn lead(followed: &Followed, sources: &Sources<'_>, present: Option<&
 }
 
 /// Returns the Service whose target is announced, if it isn't a source.
-pub(super) fn former_source(followed: &Followed, sources: &Sources<'_>) -> Option<ServiceKey> {
+pub(super) fn former_source(followed: &Followed, sources: &Sources<'_>) -> Option<FormerSource> {
     let uid = followed.object.status.target.as_ref()?.service_uid.as_deref()?;
     let uid = Some(Uid::from(uid)).filter(|uid| !uid.is_empty())?;
     let is_it = |key| sources.service(&key, None).is_some_and(|known| known.uid == uid);
     if followed.object.services().any(is_it) {
         return None;
     }
+    let known = followed.former_source.clone().filter(|known| known.uid == uid);
+    if known.as_ref().is_some_and(|known| is_it(known.key.clone())) {
+        return known;
+    }
     // A Service that the watch doesn't have any more is looked up by its name.
-    sources.key_of(&uid).or_else(|| followed.former_source.clone())
+    sources.key_of(&uid).map(|key| FormerSource { key, uid }).or(known)
 }
 
 /// Returns the settings of an ExternalTarget, and why some of its DNS names are denied. Settings that the spec omits are

@@ -23,7 +23,6 @@ use crate::store::Store;
 use crate::sync::failover::spec::Offer;
 use crate::sync::failover::status::AnnouncedTarget;
 use crate::sync::k8s::errors::ObjectErrors;
-use crate::sync::source::manifests::ApplyLeads;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::unselected::UnselectedServices;
 
@@ -65,10 +64,10 @@ impl ManifestLeads {
             info!("ExternalTarget {}: source {} is in use", change.key, sentence(&source));
         }
     }
-}
 
-impl ApplyLeads for ManifestLeads {
-    fn apply(&self, objects: &[Arc<ExternalTarget>], policy: &HostnamePolicy) -> Vec<LinkChange> {
+    /// Applies the leads of these ExternalTargets, of which no two have the same name, and ends all other leads. Returns
+    /// the changes of links.
+    pub fn apply(&self, objects: &[Arc<ExternalTarget>], policy: &HostnamePolicy) -> Vec<LinkChange> {
         // No checks are made.
         let tcp_check_namespaces = BTreeSet::new();
         let sources = Sources {

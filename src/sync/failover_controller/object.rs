@@ -15,7 +15,21 @@ pub(super) struct Followed {
     /// The settings of the Service of the same name, as it was seen last as a source.
     pub(super) inherited: Annotations,
     /// The Service whose target is announced, if the spec doesn't list it.
-    pub(super) former_source: Option<ServiceKey>,
+    pub(super) former_source: Option<FormerSource>,
+}
+
+/// A Service that isn't a source any more, as it was seen last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FormerSource {
+    pub(super) key: ServiceKey,
+    pub(super) uid: Uid,
+}
+
+impl Followed {
+    /// Returns the Services that are sources, and the former one whose target is announced.
+    pub(super) fn services(&self) -> impl Iterator<Item = ServiceKey> {
+        self.object.services().chain(self.former_source.iter().map(|former| former.key.clone()))
+    }
 }
 
 /// The parts of an ExternalTarget that lb-linker reads.

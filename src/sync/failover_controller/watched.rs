@@ -99,7 +99,11 @@ impl FailoverController {
                 self.watch(number);
             }
         }
-        self.leader.absences.clear();
+        if before.rewinds != rewinds {
+            // Earlier versions may follow.
+            self.objects.values_mut().for_each(|followed| followed.object.version.clear());
+            self.leader.absences.clear();
+        }
         self.departures.look_again(&self.context.client);
         self.on_leadership();
     }
@@ -280,7 +284,10 @@ impl FailoverController {
         }
         for object in list.into_values().flatten() {
             self.departures.forget(&object.key);
-            self.applied(object);
+            // The list may have begun before our own write.
+            if !self.is_outdated(&object) {
+                self.applied(object);
+            }
         }
         for key in missing.difference(&kept) {
             let uid = self.objects.get(key).map(|known| known.object.uid.clone());
@@ -349,18 +356,22 @@ impl FailoverController {
 
     fn index(&mut self, key: &ServiceKey) {
         let Some(followed) = self.objects.get(key) else { return };
-        for service in followed.object.services().chain(followed.former_source.clone()) {
+        for service in followed.services() {
             self.by_service.entry(service).or_default().insert(key.clone());
         }
     }
 
     fn unindex(&mut self, followed: &Followed) {
-        for service in followed.object.services().chain(followed.former_source.clone()) {
-            if let Some(objects) = self.by_service.get_mut(&service) {
-                objects.remove(&followed.object.key);
-                if objects.is_empty() {
-                    self.by_service.remove(&service);
-                }
+        for service in followed.services() {
+            self.remove_from_index(&service, &followed.object.key);
+        }
+    }
+
+    fn remove_from_index(&mut self, service: &ServiceKey, object: &ServiceKey) {
+        if let Some(objects) = self.by_service.get_mut(service) {
+            objects.remove(object);
+            if objects.is_empty() {
+                self.by_service.remove(service);
             }
         }
     }
@@ -381,10 +392,9 @@ impl FailoverController {
         let lead = lead(followed, &sources, present.as_ref());
         let version = followed.object.revision();
         if before != followed.former_source {
-            if let Some(before) = before.filter(|before| followed.object.services().all(|key| key != *before))
-                && let Some(objects) = self.by_service.get_mut(&before)
-            {
-                objects.remove(key);
+            let before = before.map(|before| before.key);
+            if let Some(before) = before.filter(|before| followed.services().all(|key| key != *before)) {
+                self.remove_from_index(&before, key);
             }
             self.index(key);
         }

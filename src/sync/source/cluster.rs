@@ -163,7 +163,7 @@ impl ServiceWatcher {
         for (number, scope) in scopes.iter_mut().enumerate() {
             events.push(self.follow(number, scope));
         }
-        let (mut relist_guard, mut owners_deadline) = (RelistGuard::default(), None);
+        let (mut relist_guards, mut owners_deadline) = (RelistGuards::default(), None);
         let (client, availability) = (self.client.clone(), self.availability.clone());
         let mut other_services = OtherServices {
             object_errors: ObjectErrors::default(),
@@ -249,7 +249,7 @@ impl ServiceWatcher {
                     scope.newest = version.or(scope.newest);
                     let complete = Complete { list, version, rewound };
                     let mut changes =
-                        self.take_list(scope, &mut relist_guard, complete, &mut other_services.leaving);
+                        self.take_list(scope, &mut relist_guards, complete, &mut other_services.leaving);
                     if self.drain_feed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
                         changes.extend(self.reconsider(&mut other_services.object_errors));
                     }
@@ -311,7 +311,7 @@ impl ServiceWatcher {
     fn take_list(
         &self,
         scope: &mut WatchState,
-        relist_guard: &mut RelistGuard,
+        relist_guards: &mut RelistGuards,
         Complete { list, version, rewound }: Complete,
         leaving: &mut RemovalChecks,
     ) -> Vec<LinkChange> {
@@ -328,26 +328,27 @@ impl ServiceWatcher {
         let staying: HashSet<ServiceKey> = leaving.keys().cloned().collect();
         let namespace = scope.namespace.as_deref();
         let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable).chain(&staying);
-        let (known_links, mut missing) = self.store.missing_from(listed, namespace);
+        let (known, missing) = self.store.missing_from(listed, namespace);
         let (known_others, missing_others) = self.unselected.missing_from(&keys, namespace);
-        let known = known_links + known_others;
-        missing.extend(missing_others);
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
         // The first list has nothing to be compared with.
-        let mut retained = if self.store.is_synced() {
-            relist_guard.keeps(known, &missing, within, std::time::Instant::now())
+        let (mut retained, retained_others) = if self.store.is_synced() {
+            let now = std::time::Instant::now();
+            let retained = relist_guards.links.keeps(known, &missing, within, now);
+            (retained, relist_guards.unselected.keeps(known_others, &missing_others, within, now))
         } else {
-            HashSet::new()
+            (HashSet::new(), HashSet::new())
         };
-        scope.confirm_at = (!retained.is_empty()).then(|| Instant::now() + CONFIRM_AFTER);
-        if !retained.is_empty() {
+        let number = retained.len() + retained_others.len();
+        scope.confirm_at = (number > 0).then(|| Instant::now() + CONFIRM_AFTER);
+        if number > 0 {
             warn!(
-                "{} of {known} load balancers are missing from the API server's new list: it isn't believed \
+                "{number} of {} load balancers are missing from the API server's new list: it isn't believed \
                  before another one, in {CONFIRM_AFTER:?}, agrees; until then they stay as they were",
-                retained.len()
+                known + known_others
             );
         }
-        let kept = retained.iter().chain(&unreadable).cloned().collect();
+        let kept = retained_others.iter().chain(&unreadable).cloned().collect();
         self.unselected.replace(namespace, others, &kept);
         retained.extend(staying);
         // The list lacks deleted Services as well as Services that have left the selection: a LIST by name tells them
@@ -417,8 +418,11 @@ impl ServiceWatcher {
     fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
         let apply = |service: &Service| {
+            let (key, before) = (service.key(), self.store.service(&service.key()));
             let change = self.store.apply(self.observe(service, object_errors));
-            self.unselected.changed(&service.key());
+            if change.is_none() && self.store.service(&key) != before {
+                self.unselected.changed(&key);
+            }
             change
         };
         services.iter().filter_map(apply).collect()
@@ -456,7 +460,12 @@ impl ServiceWatcher {
             let was_deleted = other_services.leaving.forget(&key);
             let observed = self.observe(&service, &mut other_services.object_errors);
             let ended = was_deleted.then(|| self.end_if_blank(&observed)).flatten();
+            let before = self.store.service(&key);
             let applied = self.store.apply(self.persisted.attach(&self.store, observed));
+            // The change feed has no changes of Services behind a lead.
+            if applied.is_none() && self.store.service(&key) != before {
+                self.unselected.changed(&key);
+            }
             return log_changes(&self.telemetry, ended.into_iter().chain(applied));
         }
         other_services.object_errors.set(&key, None);
@@ -526,6 +535,13 @@ impl ServiceWatcher {
         log_changes(&self.telemetry, self.store.delete_since(key, uid, *version, since));
         self.unselected.changed(key);
     }
+}
+
+/// Judges lists: tenants may have any number of unselected Services, which say nothing about links.
+#[derive(Debug, Default)]
+struct RelistGuards {
+    links: RelistGuard,
+    unselected: RelistGuard,
 }
 
 /// State about Services that the store doesn't hold.

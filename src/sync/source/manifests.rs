@@ -50,12 +50,9 @@ const EXTERNAL_TARGET: &str = "ExternalTarget";
 /// Maximum number of errors that are reported of a file.
 const MAX_ERRORS: usize = 20;
 
-/// Gives links to the ExternalTargets of manifests.
-pub trait ApplyLeads: Send + Sync {
-    /// Applies the leads of these ExternalTargets, of which no two have the same name, and ends all other leads. Returns
-    /// the changes of links.
-    fn apply(&self, objects: &[Arc<ExternalTarget>], policy: &HostnamePolicy) -> Vec<LinkChange>;
-}
+/// Applies the leads of these ExternalTargets, of which no two have the same name, and ends all other leads. Returns the
+/// changes of links.
+pub type ApplyLeads = Arc<dyn Fn(&[Arc<ExternalTarget>], &HostnamePolicy) -> Vec<LinkChange> + Send + Sync>;
 
 #[derive(Clone)]
 pub struct ManifestSource {
@@ -68,7 +65,7 @@ pub struct ManifestSource {
     pub persisted: Arc<PersistedTargets>,
     /// The load balancers without a link.
     pub unselected: Arc<UnselectedServices>,
-    pub leads: Arc<dyn ApplyLeads>,
+    pub apply_leads: ApplyLeads,
     pub telemetry: Telemetry,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
@@ -170,7 +167,7 @@ impl ManifestSource {
     /// Gives the links of ExternalTargets their targets, after each change of a Service.
     fn apply_leads(&self) -> Vec<LinkChange> {
         let objects = self.files.lock().external_targets(&self.selection);
-        self.leads.apply(&objects, &self.hostname_policy)
+        (self.apply_leads)(&objects, &self.hostname_policy)
     }
 
     /// Keeps the links of Services that the files contain and the flags don't select any more, and ends those of

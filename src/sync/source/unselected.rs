@@ -45,15 +45,18 @@ impl UnselectedServices {
     }
 
     pub(super) fn insert(&self, service: ObservedService) {
-        let key = service.key.clone();
-        self.services.lock().insert(key.clone(), Arc::new(service));
-        self.changed(&key);
+        let (key, service) = (service.key.clone(), Arc::new(service));
+        let before = self.services.lock().insert(key.clone(), Arc::clone(&service));
+        if before != Some(service) {
+            self.changed(&key);
+        }
     }
 
     /// Records that a Service has become a link, or is gone.
     pub(super) fn remove(&self, key: &ServiceKey) {
-        self.services.lock().remove(key);
-        self.changed(key);
+        if self.services.lock().remove(key).is_some() {
+            self.changed(key);
+        }
     }
 
     /// Returns the number of all Services, and the ones of a namespace (`None`: of all namespaces) that a complete list
@@ -62,7 +65,7 @@ impl UnselectedServices {
         &self,
         list: &HashSet<ServiceKey>,
         namespace: Option<&str>,
-    ) -> (usize, Vec<ServiceKey>) {
+    ) -> (usize, HashSet<ServiceKey>) {
         let services = self.services.lock();
         let is_within = |key: &ServiceKey| namespace.is_none_or(|namespace| key.namespace() == namespace);
         let missing = services.keys().filter(|key| is_within(key) && !list.contains(*key)).cloned();

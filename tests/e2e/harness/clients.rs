@@ -11,6 +11,9 @@ use std::time::Duration;
 use axum::http::Request;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionCondition,
+};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt};
@@ -19,6 +22,7 @@ use tokio::time::timeout;
 
 use super::cluster::Cluster;
 use super::control_plane::ControlPlane;
+use super::eventually;
 use super::programs::programs;
 
 impl ControlPlane {
@@ -142,6 +146,24 @@ impl ControlPlane {
     /// If kubectl fails, with its error message.
     pub fn kubectl(&self, args: &[&str]) -> String {
         self.try_kubectl(args).unwrap_or_else(|error| panic!("kubectl {}: {error}", args.join(" ")))
+    }
+
+    /// Waits until the API server serves these CRDs. `kubectl wait --for=condition` fails while the conditions of a CRD
+    /// are null, which they are at first.
+    pub fn wait_for_crds(&self, names: &[&str]) {
+        self.with_client(async |client| {
+            let crds: Api<CustomResourceDefinition> = Api::all(client);
+            for name in names {
+                let look = || async {
+                    let conditions = crds.get(name).await.ok()?.status?.conditions.unwrap_or_default();
+                    let is_it = |condition: &CustomResourceDefinitionCondition| {
+                        condition.type_ == "Established" && condition.status == "True"
+                    };
+                    conditions.iter().any(is_it).then_some(())
+                };
+                eventually(&format!("CRD {name} is established"), look).await;
+            }
+        });
     }
 
     /// Runs kubectl with all permissions.

@@ -836,12 +836,13 @@ fn status_without_a_target_begins_with_the_external_target() {
 }
 
 #[test]
-fn standing_target_of_a_service_that_is_gone_is_withdrawn() {
+fn standing_target_stays_although_its_service_is_gone() {
     // A restored Service has another uid, and may have the same target.
     for (uid, standing, expected) in [
         ("", "a.example", "seoul"),
         ("seoul", "a.example", "seoul"),
         ("gone", "a.example", "seoul"),
+        // It may have no target yet.
         ("gone", "old.example", ""),
     ] {
         let mut harness = Harness::new(&SOURCES);
@@ -849,10 +850,9 @@ fn standing_target_of_a_service_that_is_gone_is_withdrawn() {
         let decision = harness.decide();
         let announced = decision.status.target.as_ref();
         assert_eq!(announced.map(|target| target.uid.to_string()).unwrap_or_default(), expected, "{uid}");
-        let is_withdrawn = expected.is_empty();
-        let reason = is_withdrawn.then_some(MoveReason::Withdrawn);
-        assert_eq!((decision.moved, harness.status.is_withdrawn()), (reason, is_withdrawn), "{uid}");
-        assert_eq!(harness.decide_at(10).moved, None, "it doesn't come back");
+        assert_eq!(announced.map(|target| target.target.to_string()).as_deref(), Some(standing));
+        assert_eq!((decision.moved, harness.status.is_withdrawn()), (None, false), "{uid}");
+        assert_eq!(harness.decide_at(10).moved, None);
     }
 }
 

@@ -270,3 +270,18 @@ fn every_namespace_is_served_within_a_round() {
     }
     assert_eq!(started.into_iter().collect::<BTreeSet<_>>().len(), 301);
 }
+
+#[test]
+fn checks_that_are_not_wanted_any_more_leave_the_queue() {
+    let (mut queue, now) = (queue(&[("shop", 3)]), Instant::now());
+    queue.add(check("shop-1"), waiter("other"));
+    assert_eq!(queue.next(now), Some(check("shop-0")));
+    queue.retain(&waiter("shop"), &[check("shop-2")]);
+    assert_eq!(queue.done(&check("shop-0")), [waiter("shop")], "its check is under way");
+    let mut rest = start(&mut queue, now);
+    rest.sort();
+    assert_eq!(rest, ["shop-1", "shop-2"]);
+    assert_eq!(queue.done(&check("shop-1")), [waiter("other")]);
+    assert_eq!(queue.done(&check("shop-2")), [waiter("shop")]);
+    assert!(is_empty(&queue));
+}
