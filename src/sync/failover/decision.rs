@@ -38,9 +38,17 @@ pub struct FailoverDecision {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverEvent {
-    /// The reason of the Event.
-    pub reason: &'static str,
+    pub reason: EventReason,
     pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventReason {
+    TargetChanged,
+    FailedOver,
+    FailedBack,
+    CutoverTimedOut,
+    NoHealthySource,
 }
 
 /// Decides about an ExternalTarget. With equal inputs, and with the decided status as the former one, the status stays
@@ -68,6 +76,10 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     let observed_generation = input.spec.generation;
     let status = FailoverStatus { observed_generation, target: current, sources, history, conditions };
     events.extend(vain_waits(&former, &status, moved));
+    if moved == Some(MoveReason::Withdrawn) && status.target.is_none() {
+        // DNS answers without a target.
+        events.iter_mut().for_each(|event| event.reason = EventReason::NoHealthySource);
+    }
     let fails_over = choice == Choice::Hold || moved == Some(MoveReason::FailedOver);
     let failed = former.target.as_ref().filter(|target| facts.has_failed(&target.target));
     let failed_at = failed.and_then(|failed| facts.tally(&failed.target).decided);
@@ -141,8 +153,12 @@ impl<'a> Transition<'a> {
         {
             current.uid = facts.input.offers[place].uid.clone();
         }
-        if let Some(current) = self.current.take_if(|current| facts.is_withdrawn(current)) {
-            self.events.push(event(MoveReason::Withdrawn, &current, "isn't announced any more"));
+        if let Some(current) = &self.current
+            && let Some(why) = facts.withdrawal(current)
+            && let Some(current) = self.current.take()
+        {
+            let message = format!("{} is withdrawn: {why}", of_source(&current));
+            self.events.push(FailoverEvent { reason: EventReason::TargetChanged, message });
             self.moved = Some(MoveReason::Withdrawn);
             history::push(&mut self.history, current, facts.second(), MoveReason::Withdrawn);
         }
@@ -166,17 +182,34 @@ impl<'a> Transition<'a> {
         let since = self.facts.second();
         let verified = self.facts.is_passing(target);
         let new = AnnouncedTarget { source, target: target.clone(), uid, since, verified };
-        self.events.push(event(
-            reason,
-            &new,
-            if verified { "is announced" } else { "is announced unverified" },
-        ));
+        self.events.push(self.change(&new, reason));
         // A withdrawal remains the reason of the whole change.
         self.moved = self.moved.or(Some(reason));
         if let Some(ended) = self.current.replace(new) {
             history::push(&mut self.history, ended, since, reason);
         }
     }
+
+    fn change(&self, new: &AnnouncedTarget, reason: MoveReason) -> FailoverEvent {
+        let mut message = match &self.current {
+            Some(current) => format!("{} → {}", of_source(current), of_source(new)),
+            None => format!("{} is announced", of_source(new)),
+        };
+        // A link that an ExternalTarget takes over keeps its target without a check.
+        if !new.verified && reason != MoveReason::Announced {
+            message += ", which hasn't passed a check yet";
+        }
+        let failed = self.current.as_ref().filter(|_| reason == MoveReason::FailedOver);
+        if let Some(why) = failed.and_then(|failed| self.facts.tally(&failed.target).message) {
+            message = format!("{message}: {why}");
+        }
+        FailoverEvent { reason: event_reason(reason), message }
+    }
+}
+
+fn of_source(announced: &AnnouncedTarget) -> String {
+    let AnnouncedTarget { source, target, .. } = announced;
+    if source.is_empty() { target.to_string() } else { format!("{source} {target}") }
 }
 
 /// Reports a wait for a target that has just ended in vain.
@@ -192,29 +225,28 @@ fn vain_waits(
     };
     let timed_out = is_new(ConditionType::Progressing, &|condition| condition.reason == CUTOVER_TIMED_OUT);
     if let Some(condition) = timed_out {
-        events.push(FailoverEvent { reason: CUTOVER_TIMED_OUT, message: condition.message.clone() });
+        let reason = EventReason::CutoverTimedOut;
+        events.push(FailoverEvent { reason, message: condition.message.clone() });
     }
     let is_healthy =
         |source: &SourceStatus| source.name != target.source && source.state == SourceState::Healthy;
     let failed = is_new(ConditionType::Resolved, &|condition| condition.status == ConditionStatus::False);
     if let Some(condition) = failed.filter(|_| !status.sources.iter().any(is_healthy)) {
-        let message = format!("{} of {} stays: {}", target.target, target.source, condition.message);
-        events.push(FailoverEvent { reason: "NoHealthySource", message });
+        let message = format!("{} stays: {}", of_source(target), condition.message);
+        events.push(FailoverEvent { reason: EventReason::NoHealthySource, message });
     }
     events
 }
 
-fn event(reason: MoveReason, target: &AnnouncedTarget, what: &str) -> FailoverEvent {
-    let reason = match reason {
-        MoveReason::FailedOver | MoveReason::FailedBack | MoveReason::CutoverTimedOut => reason,
+fn event_reason(reason: MoveReason) -> EventReason {
+    match reason {
+        MoveReason::FailedOver => EventReason::FailedOver,
+        MoveReason::FailedBack => EventReason::FailedBack,
+        MoveReason::CutoverTimedOut => EventReason::CutoverTimedOut,
         MoveReason::Announced
         | MoveReason::TargetChanged
         | MoveReason::Pinned
         | MoveReason::SourcesEdited
-        | MoveReason::Withdrawn => MoveReason::TargetChanged,
-    };
-    FailoverEvent {
-        reason: reason.as_str(),
-        message: format!("{} of source {:?} {what}", target.target, target.source),
+        | MoveReason::Withdrawn => EventReason::TargetChanged,
     }
 }

@@ -98,11 +98,14 @@ impl<'a> Facts<'a> {
         self.offered(place).is_some_and(|offered| is_same(offered, target))
     }
 
-    /// Returns whether a target must be withdrawn. A Service whose status is empty, or names a denied target, keeps its
-    /// last target; so does a Service that the edited specification doesn't name any more.
-    pub(super) fn is_withdrawn(&self, current: &AnnouncedTarget) -> bool {
-        let is_gone = || !current.uid.is_empty() && !(self.input.is_living)(&current.uid);
-        (self.input.denied)(&current.target) || is_gone()
+    /// Returns why a target must be withdrawn; `None` if it stays. A Service whose status is empty, or names a denied
+    /// target, keeps its last target; so does a Service that the edited specification doesn't name any more.
+    pub(super) fn withdrawal(&self, current: &AnnouncedTarget) -> Option<&'static str> {
+        if (self.input.denied)(&current.target) {
+            return Some("the target policy denies it");
+        }
+        let is_gone = !current.uid.is_empty() && !(self.input.is_living)(&current.uid);
+        is_gone.then_some("its Service is gone, or doesn't allow the namespace any more")
     }
 
     pub(super) fn tally(&self, target: &Target) -> CheckTally<'a> {

@@ -102,6 +102,7 @@ impl MassFailureGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::failover::decision::EventReason;
     use crate::sync::failover::outlook::Urgency;
     use crate::sync::failover::status::MoveReason;
     use crate::sync::failover::test_support::{Harness, at, target};
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!(decision.status.target.as_ref().unwrap().source, "seoul");
         assert_eq!(decision.moved, Some(MoveReason::TargetChanged));
         let reasons: Vec<_> = decision.events.iter().map(|event| event.reason).collect();
-        assert_eq!(reasons, ["TargetChanged", "FailedBack"]);
+        assert_eq!(reasons, [EventReason::TargetChanged, EventReason::FailedBack]);
         harness.status = decision.status.clone();
         assert_eq!(harness.decide().status, decision.status);
     }

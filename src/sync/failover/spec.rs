@@ -94,6 +94,15 @@ pub enum RefusalReason {
 }
 
 impl RefusalReason {
+    pub const ALL: [Self; 6] = [
+        Self::RefNotPermitted,
+        Self::TargetRefused,
+        Self::CheckRefused,
+        Self::HostnameRefused,
+        Self::Conflict,
+        Self::InvalidSpec,
+    ];
+
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

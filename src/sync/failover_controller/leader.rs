@@ -36,7 +36,7 @@ use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::standing::Standing;
 use crate::sync::failover::checks::{CheckOutcome, CheckRecords, CheckResult};
-use crate::sync::failover::decision::FailoverEvent;
+use crate::sync::failover::decision::{EventReason, FailoverEvent};
 use crate::sync::failover::facts::Inputs;
 use crate::sync::failover::mass_failure::MassFailureGuard;
 use crate::sync::failover::outlook::PlannedCheck;
@@ -566,8 +566,9 @@ impl FailoverController {
         let recorder = &self.context.telemetry.recorder;
         let regarding = || Regarding::external_target(key, &followed.object.uid);
         for FailoverEvent { reason, message } in decided.events.drain(..) {
+            let reason = reason_of(reason);
             info!("ExternalTarget {key}: {reason}: {message}");
-            recorder.record(regarding(), reason_of(reason), &message);
+            recorder.record(regarding(), reason, &message);
         }
         let accepted = decided.status.condition(ConditionType::Accepted);
         let refused = accepted.filter(|accepted| accepted.status == ConditionStatus::False);
@@ -579,7 +580,9 @@ impl FailoverController {
                     warn!("ExternalTarget {key}: {reason}: {message}");
                     decided.refusal_logged = Some(Instant::now());
                 }
-                recorder.record(regarding(), reason_of(reason), message);
+                if let Some(reason) = reason_of_refusal(reason) {
+                    recorder.record(regarding(), reason, message);
+                }
             }
             decided.refusal = refusal;
         }
@@ -646,19 +649,24 @@ fn is_written(
     (end > now, Some(end).filter(|end| *end > now))
 }
 
-/// Returns the reason of an Event.
-fn reason_of(reason: &str) -> Reason {
+fn reason_of(reason: EventReason) -> Reason {
     match reason {
-        "FailedOver" => Reason::FailedOver,
-        "FailedBack" => Reason::FailedBack,
-        "CutoverTimedOut" => Reason::CutoverTimedOut,
-        "NoHealthySource" => Reason::NoHealthySource,
-        "RefNotPermitted" => Reason::RefNotPermitted,
-        "TargetRefused" => Reason::TargetRefused,
-        "CheckRefused" => Reason::CheckRefused,
-        "HostnameRefused" => Reason::HostnameRefused,
-        "Conflict" => Reason::Conflict,
-        "InvalidSpec" => Reason::InvalidSpec,
-        _ => Reason::TargetChanged,
+        EventReason::TargetChanged => Reason::TargetChanged,
+        EventReason::FailedOver => Reason::FailedOver,
+        EventReason::FailedBack => Reason::FailedBack,
+        EventReason::CutoverTimedOut => Reason::CutoverTimedOut,
+        EventReason::NoHealthySource => Reason::NoHealthySource,
     }
+}
+
+/// Returns the Event's reason for a reason of the condition Accepted.
+fn reason_of_refusal(reason: &str) -> Option<Reason> {
+    Some(match RefusalReason::ALL.into_iter().find(|known| known.as_str() == reason)? {
+        RefusalReason::RefNotPermitted => Reason::RefNotPermitted,
+        RefusalReason::TargetRefused => Reason::TargetRefused,
+        RefusalReason::CheckRefused => Reason::CheckRefused,
+        RefusalReason::HostnameRefused => Reason::HostnameRefused,
+        RefusalReason::Conflict => Reason::Conflict,
+        RefusalReason::InvalidSpec => Reason::InvalidSpec,
+    })
 }

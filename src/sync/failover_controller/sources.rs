@@ -140,7 +140,13 @@ impl Sources<'_> {
         let service = self.service(key, in_use).filter(|service| service.is_open_to(namespace));
         let Some(service) = service.filter(|_| self.selection.watches(key.namespace())) else {
             let message = match key.namespace() == namespace {
-                true => format!("there is no LoadBalancer Service {}", key.name()),
+                true if self.selection.labels.selects_all() => {
+                    format!("there is no LoadBalancer Service {}", key.name())
+                }
+                true => format!(
+                    "there is no LoadBalancer Service {} with the labels of --service-selector",
+                    key.name()
+                ),
                 false => format!("no LoadBalancer Service {key} lets namespace {namespace} follow it"),
             };
             return refused(RefusalReason::RefNotPermitted, message);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::model::link::Target;
 use crate::sync::failover::checks::CheckOutcome;
+use crate::sync::failover::decision::EventReason;
 use crate::sync::failover::outlook::Urgency;
 use crate::sync::failover::spec::{Failback, Offer, RefusalReason};
 use crate::sync::failover::status::ConditionStatus::{False, True, Unknown};
@@ -16,7 +17,7 @@ const SOURCES: [(&str, &str); 3] = [("seoul", "a.example"), ("busan", "b.example
 
 type Change = fn(&mut Harness);
 
-fn reasons(decision: &super::FailoverDecision) -> Vec<&'static str> {
+fn reasons(decision: &super::FailoverDecision) -> Vec<EventReason> {
     decision.events.iter().map(|event| event.reason).collect()
 }
 
@@ -60,7 +61,7 @@ fn new_target_is_announced_after_one_pass() {
     let decision = harness.decide_at(22);
     assert_eq!(harness.announced(), "seoul new.example");
     assert_eq!(decision.moved, Some(MoveReason::TargetChanged));
-    assert_eq!(reasons(&decision), ["TargetChanged"]);
+    assert_eq!(reasons(&decision), [EventReason::TargetChanged]);
     assert_eq!(harness.condition(Progressing).0, False);
     assert!(harness.status.target.as_ref().unwrap().verified);
     let former = &harness.status.history[0];
@@ -84,7 +85,7 @@ fn old_target_stays_after_the_wait_while_it_passes() {
     assert_eq!(harness.announced(), "seoul a.example");
     assert_eq!(harness.state("seoul"), SourceState::Unhealthy);
     assert_eq!(harness.condition(Progressing), (False, "CutoverTimedOut"));
-    assert_eq!(reasons(&decision), ["CutoverTimedOut"]);
+    assert_eq!(reasons(&decision), [EventReason::CutoverTimedOut]);
     harness.now = at(600);
     harness.pass("new.example");
     harness.decide();
@@ -105,7 +106,7 @@ fn new_target_replaces_a_failed_one_after_the_wait() {
     assert_eq!(harness.announced(), "seoul new.example");
     assert!(!harness.status.target.as_ref().unwrap().verified);
     assert_eq!(decision.moved, Some(MoveReason::CutoverTimedOut));
-    assert_eq!(reasons(&decision), ["CutoverTimedOut"]);
+    assert_eq!(reasons(&decision), [EventReason::CutoverTimedOut]);
     assert_eq!(harness.condition(Ready).0, False);
     assert_eq!(harness.condition(Degraded).1, "TargetUnhealthy");
     harness.pass("new.example");
@@ -149,7 +150,8 @@ fn failed_target_is_replaced_by_the_first_healthy_source() {
     let decision = harness.decide();
     assert_eq!(harness.announced(), "busan b.example");
     assert_eq!(decision.moved, Some(MoveReason::FailedOver));
-    assert_eq!(reasons(&decision), ["FailedOver"]);
+    assert_eq!(reasons(&decision), [EventReason::FailedOver]);
+    assert_eq!(decision.events[0].message, "seoul a.example → busan b.example: NXDOMAIN");
     assert!(decision.fails_over);
     assert_eq!(harness.state("seoul"), SourceState::Unhealthy);
     assert_eq!(harness.condition(Degraded), (True, "FailedOver"));
@@ -185,7 +187,7 @@ fn target_stays_while_no_source_is_healthy() {
     harness.fail_thrice("a.example");
     let decision = harness.decide();
     assert_eq!(harness.announced(), "seoul a.example");
-    assert_eq!(reasons(&decision), ["NoHealthySource"]);
+    assert_eq!(reasons(&decision), [EventReason::NoHealthySource]);
     assert_eq!(harness.condition(Degraded), (True, "TargetUnhealthy"));
     assert_eq!(harness.condition(Ready), (False, "TargetUnhealthy"));
     harness.pass("a.example");
@@ -572,7 +574,10 @@ fn failback_comes_after_the_source_was_healthy_long_enough() {
     assert_eq!((harness.announced().as_str(), decision.again), ("busan b.example", Some(at(341))));
     let decision = harness.decide_at(341);
     assert_eq!(harness.announced(), "seoul a.example");
-    assert_eq!((decision.moved, reasons(&decision)), (Some(MoveReason::FailedBack), vec!["FailedBack"]));
+    assert_eq!(
+        (decision.moved, reasons(&decision)),
+        (Some(MoveReason::FailedBack), vec![EventReason::FailedBack])
+    );
     assert_eq!(harness.condition(Degraded).0, False);
 }
 
