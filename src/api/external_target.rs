@@ -98,8 +98,8 @@ pub struct ExternalTargetSpec {
     /// How the DNS names return to a preferred source that works again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failback: Option<Failback>,
-    /// The name of a source. Its target is announced at once, whether it passes its checks or not, and nothing moves by
-    /// itself while this field is set: for drills, for freezes, and to return from another source when the mode of
+    /// The name of a source. Its target is announced at once, whether it passes its checks or not. While this field is
+    /// set, no other source is chosen: for drills, for freezes, and to return from another source when the mode of
     /// failback is Manual. If this field is missing, lb-linker chooses the source.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_LABEL))]
@@ -182,8 +182,9 @@ pub struct Check {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = PERIOD_SECONDS.0, max = PERIOD_SECONDS.1))]
     pub period_seconds: Option<i32>,
-    /// The time in seconds, from 1 to 30, after which a check without an answer has failed. If this field is missing,
-    /// it is 2 seconds.
+    /// The time in seconds, from 1 to 30, that a DNS look-up or a TCP connection of a check may take. A connection that
+    /// takes longer has failed. A look-up without a reply has failed only if the upstream answers another name;
+    /// otherwise that upstream doesn't count. If this field is missing, it is 2 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = TIMEOUT_SECONDS.0, max = TIMEOUT_SECONDS.1))]
     pub timeout_seconds: Option<i32>,

@@ -1,7 +1,7 @@
 //! Keeps the PrometheusRules of ExternalTargets with `spec.alerts`, on the leader.
 //!
-//! Without such an ExternalTarget no request about PrometheusRules is sent, not even discovery. What is missing here, the
-//! resource, a permission, or the name, concerns the condition AlertsReady alone.
+//! Without such an ExternalTarget no request about PrometheusRules is sent, not even discovery. A missing CRD, a
+//! missing permission or a name conflict changes only the condition AlertsReady.
 
 mod controller;
 pub mod desired;

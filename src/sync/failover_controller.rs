@@ -1,7 +1,7 @@
 //! Follows ExternalTargets, on every replica, and decides about them, on the leader.
 //!
 //! The status of an ExternalTarget is the decision: the links of every replica, the leader's included, have the target
-//! that the API server has in `status.target`. Without the CRD, nothing but its discovery is sent.
+//! that the API server has in `status.target`. Without the CRD, only discovery requests are sent.
 
 mod absence;
 mod alerts;

@@ -427,7 +427,7 @@ async fn targets_outlive_the_crd_and_a_missing_permission() {
 
     install(&shop.plane);
     shop.plane.kubectl(&["delete", "crd", "externaltargets.linker.hsj.com"]);
-    linker.line("doesn't serve ExternalTargets any more").await;
+    linker.line("the CRD externaltargets.linker.hsj.com is gone").await;
     stays(&[&linker], question, "a.example.com.", 3).await;
     let is_gone =
         || async { shop.cluster.get_service("external-targets", name).await.is_none().then_some(()) };

@@ -89,7 +89,7 @@ pub(super) struct AlertsController {
     /// Whether the API server serves PrometheusRules, by the last answer of discovery in this term.
     is_served: Option<bool>,
     pub(super) looks: JoinSet<kube::Result<bool>>,
-    /// By the fingerprint of the request.
+    /// Each key has the fingerprint of its last written request.
     pub(super) work_queue: WorkQueue<u64>,
     fair_queue: FairQueue,
     pub(super) writes: JoinSet<RuleWrite>,
@@ -202,7 +202,7 @@ impl AlertsController {
         }
         match served {
             Ok(is_served) => {
-                self.error_log.recovered("the API server tells again whether it serves PrometheusRules");
+                self.error_log.recovered("discovery of PrometheusRules works again");
                 let before = self.is_served.replace(is_served);
                 if is_served {
                     let idle = |number: &usize| self.scopes[*number].end.is_none();

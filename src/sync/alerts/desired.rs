@@ -25,7 +25,7 @@ const MAX_NAME: usize = 253;
 const HASH_DIGITS: usize = 16;
 /// The page with a section for each alert.
 const RUNBOOKS: &str = "docs/external-targets.md";
-/// The labels of the alerts that come from the metrics. `cluster` is one of setups with several clusters.
+/// The labels of the alerts that come from the metrics. `cluster` is set where one Prometheus reads several clusters.
 const SERIES: &str = "cluster, external_target_namespace, external_target";
 /// For this time the last values count while no leader exports the metrics. LbLinkerNoLeader fires within it.
 const LAST_VALUES: &str = "15m";

@@ -119,6 +119,7 @@ impl CheckRecord {
         self.newest = Some(result);
     }
 
+    /// Returns the counted results, the newest one included.
     fn tally(&self, upstreams: &UpstreamAnswers) -> CheckTally<'_> {
         let newest = self.newest.as_ref();
         let mut tally = CheckTally {
@@ -171,6 +172,7 @@ impl CheckRecords {
         }
     }
 
+    /// Returns the counted results of a target; without counts if it isn't checked at this port.
     pub(super) fn tally(
         &self,
         target: &Target,

@@ -19,6 +19,7 @@ fn finding(is_true: bool, reason: &str, message: impl Into<String>) -> Finding {
 }
 
 impl Outlook<'_> {
+    /// Returns the conditions, in the order in which the status has them.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         let (accepted, resolved) = (self.accepted(), self.resolved());
         let ready = self.ready(&accepted, &resolved);
@@ -151,7 +152,11 @@ impl Outlook<'_> {
         } else if !current.verified {
             finding(false, "Unverified", self.summary())
         } else if !self.facts.input.is_written {
-            finding(false, "NoExternalTarget", "the external target isn't written yet")
+            finding(
+                false,
+                "NoExternalTarget",
+                "the external target doesn't exist yet or doesn't point at the target",
+            )
         } else {
             finding(true, "TargetVerified", self.summary())
         }
@@ -161,7 +166,7 @@ impl Outlook<'_> {
     fn summary(&self) -> String {
         let mut text = match self.current {
             Some(current) => format!("leads to {}", of_source(&current.source, "")),
-            None => "leads nowhere".to_owned(),
+            None => "no target is announced".to_owned(),
         };
         for source in self.sources.iter().filter(|source| source.state != SourceState::Healthy) {
             text.push_str("; ");
@@ -173,6 +178,6 @@ impl Outlook<'_> {
 
 /// Returns a message about a source; a source without a name has an unknown one.
 fn of_source(name: &str, message: &str) -> String {
-    let name = if name.is_empty() { "a target of no source" } else { name };
+    let name = if name.is_empty() { "a target that no source in spec.sources offers" } else { name };
     if message.is_empty() { name.to_owned() } else { format!("{name}: {message}") }
 }

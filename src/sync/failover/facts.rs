@@ -28,7 +28,7 @@ pub struct Inputs<'a> {
     /// What the external target points at, if it was written for an ExternalTarget of this name, and the uid of the
     /// Service that the target is from: empty for fixed targets, and where it isn't known.
     pub standing: Option<(&'a Target, &'a Uid)>,
-    /// Whether the external target stands as the status says.
+    /// Whether the external target exists and points at the target of the status.
     pub is_written: bool,
     /// Whether the Service with this uid exists and lets the namespace follow it, whatever the specification lists.
     pub is_living: &'a dyn Fn(&Uid) -> bool,
@@ -52,7 +52,7 @@ impl<'a> Facts<'a> {
         Self { input, next: Cell::new(None) }
     }
 
-    /// The time that is written to the status.
+    /// Returns the current time in whole seconds, as the status stores it.
     pub(super) fn second(&self) -> Timestamp {
         whole_second(self.input.now)
     }

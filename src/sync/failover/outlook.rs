@@ -23,7 +23,7 @@ pub enum Urgency {
     Awaited,
 }
 
-/// A decision, apart from what follows from it.
+/// The chosen target, from which conditions and checks are derived.
 pub(super) struct Outlook<'a> {
     pub(super) facts: &'a Facts<'a>,
     pub(super) sources: &'a [SourceStatus],

@@ -26,7 +26,7 @@ fn status(facts: &Facts<'_>, place: usize, is_standby: bool) -> SourceStatus {
     let (state, message) = match (offered, &facts.input.offers[place].refusal) {
         (Some(target), _) => checked(facts, is_standby, target, known),
         (None, Some(Refusal { message, .. })) => (SourceState::Refused, message.clone()),
-        // The sources know why: this is the case only until they look at a changed policy.
+        // The target policy has changed, and `refusal` isn't updated yet.
         (None, None) if facts.input.offers[place].target.is_some() => {
             (SourceState::Refused, "the target policy denies its target".to_owned())
         }

@@ -164,7 +164,7 @@ impl Turns {
     }
 }
 
-/// Looks up whether a Service is gone, or isn't a load balancer of the selection any more.
+/// Returns whether a Service is gone, or isn't a load balancer of the selection any more.
 async fn is_gone(
     client: Client,
     availability: &ApiAvailability,

@@ -100,7 +100,7 @@ impl CheckQueue {
         self.waiters.entry(waiter).or_default().insert(key);
     }
 
-    /// Starts the next check, if the limits allow one.
+    /// Starts the next check and returns it; `None` if the limits allow none, or none is queued.
     pub fn next(&mut self, now: Instant) -> Option<CheckKey> {
         while let Some((_, namespace)) = self.starts.pop_front_if(|(at, _)| *at + WINDOW <= now) {
             self.namespaces.update(&namespace, |namespace| namespace.starts -= 1);
@@ -180,6 +180,7 @@ impl CheckQueue {
         }
     }
 
+    /// Returns whether an ExternalTarget waits for the result of a check.
     #[must_use]
     pub fn is_waiting(&self, key: &CheckKey, waiter: &ServiceKey) -> bool {
         self.checks.get(key).is_some_and(|check| check.waiters.contains(waiter))
@@ -223,8 +224,8 @@ impl Namespaces {
         self.update(name, |_| ());
     }
 
-    /// Returns the next namespace and its oldest check. At most six namespaces are passed over: more can't have a
-    /// quarter of a limit that isn't reached.
+    /// Returns the next namespace and its oldest check. At most six namespaces can have used their quarter (three per
+    /// limit) before a limit is reached.
     fn next(&mut self) -> Option<(Arc<str>, Arc<CheckKey>)> {
         let is_below =
             |(_, name): &(&u64, &Arc<str>)| self.by_name.get(*name).is_some_and(Namespace::is_below);

@@ -50,7 +50,7 @@ pub(super) struct CheckEnd {
     pub(super) result: DnsCheck,
 }
 
-/// Checks a target.
+/// Checks a target. Returns the check and its result.
 pub(super) async fn check(key: CheckKey, own: Vec<Name>, check_dns: CheckDns) -> CheckEnd {
     let mut result = match &key.target {
         Target::Hostname(host) => check_dns(host.clone(), own, key.timeout).await,

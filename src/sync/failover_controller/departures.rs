@@ -87,8 +87,8 @@ impl Departures {
         self.look_due
     }
 
-    /// Processes that the API server serves ExternalTargets. Returns the ones deleted before the look began; another look
-    /// is due for the rest.
+    /// Processes that the API server serves ExternalTargets. Returns the ExternalTargets deleted before the request was
+    /// sent; another request is due for the rest.
     pub(super) fn served(&mut self) -> HashMap<ServiceKey, Departure> {
         self.unserved = None;
         let began = self.began;

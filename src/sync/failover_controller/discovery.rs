@@ -8,7 +8,7 @@ use crate::sync::k8s::discovery;
 const GROUP_VERSION: &str = "linker.hsj.com/v1alpha1";
 const PLURAL: &str = "externaltargets";
 
-/// Asks the API server whether it serves ExternalTargets.
+/// Returns whether the API server serves ExternalTargets.
 ///
 /// # Errors
 /// If there is no answer, or another one than the list of resources or 404.

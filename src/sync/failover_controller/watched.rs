@@ -123,7 +123,7 @@ impl FailoverController {
     pub(super) fn on_discovery(&mut self, served: kube::Result<bool>) {
         match served {
             Ok(true) => {
-                self.error_log.recovered("the API server tells again whether it serves ExternalTargets");
+                self.error_log.recovered("discovery of ExternalTargets works again");
                 for (key, departure) in self.departures.served() {
                     self.end_lead(&key, &departure.uid, departure.since);
                 }
@@ -132,7 +132,7 @@ impl FailoverController {
                 idle.into_iter().for_each(|number| self.watch(number));
             }
             Ok(false) => {
-                self.error_log.recovered("the API server tells again whether it serves ExternalTargets");
+                self.error_log.recovered("discovery of ExternalTargets works again");
                 let has_leads = self.context.store.links().iter().any(|link| link.led.is_some());
                 let is_news = !self.departures.is_unserved() && has_leads;
                 for scope in &mut self.scopes {
@@ -142,7 +142,8 @@ impl FailoverController {
                 if is_news {
                     let delay = self.context.policy.withdrawal_delay;
                     warn!(
-                        "the API server doesn't serve ExternalTargets any more; their targets stay for {delay:?}"
+                        "the CRD externaltargets.linker.hsj.com is gone: DNS keeps the last targets for {delay:?} \
+                         (--delete-delay)"
                     );
                 }
                 self.departures.unserved(self.context.policy.withdrawal_delay);
@@ -276,8 +277,8 @@ impl FailoverController {
         scope.confirm_at = after(CONFIRM_AFTER).filter(|_| !kept.is_empty());
         if !kept.is_empty() {
             warn!(
-                "{} of {} ExternalTargets are missing from the API server's new list: it isn't believed before another \
-                 one, in {CONFIRM_AFTER:?}, agrees; until then they stay as they were",
+                "{} of {} ExternalTargets are missing from a new list of the API server: their absence is ignored until \
+                 a second list, {CONFIRM_AFTER:?} later, confirms it",
                 kept.len(),
                 known.len()
             );

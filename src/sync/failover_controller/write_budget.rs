@@ -24,13 +24,16 @@ pub struct WriteBudget {
     last: HashMap<ServiceKey, Instant>,
     /// The writes within the last [`WINDOW`] that aren't urgent.
     counted: VecDeque<(Instant, Box<str>)>,
-    /// The namespaces that wait, and until when they count as waiting: the latest two are enough, because one of them
-    /// is another one for each namespace.
+    /// The namespaces that wait, and until when they count as waiting. Two different namespaces are enough: at least one
+    /// of them isn't the namespace that asks.
     waiting: VecDeque<(Instant, Box<str>)>,
 }
 
 impl WriteBudget {
-    /// Takes a write of an object that isn't urgent. Returns how long to wait if there is none.
+    /// Takes a write of an object that isn't urgent.
+    ///
+    /// # Errors
+    /// How long to wait, if the limits allow no write now.
     pub fn take(&mut self, key: &ServiceKey, now: Instant) -> Result<(), Duration> {
         self.remove_old(now);
         if let Some(last) = self.last.get(key) {

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
 use kube::Client;
 
-/// Asks the API server whether it serves the resource `plural` of an API group and version.
+/// Returns whether the API server serves the resource `plural` of an API group and version.
 ///
 /// # Errors
 /// If there is no answer, or another one than the list of resources or 404.

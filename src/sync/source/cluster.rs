@@ -343,8 +343,8 @@ impl ServiceWatcher {
         scope.confirm_at = (number > 0).then(|| Instant::now() + CONFIRM_AFTER);
         if number > 0 {
             warn!(
-                "{number} of {} load balancers are missing from the API server's new list: it isn't believed \
-                 before another one, in {CONFIRM_AFTER:?}, agrees; until then they stay as they were",
+                "{number} of {} load balancers are missing from a new list of the API server: their absence is \
+                 ignored until a second list, {CONFIRM_AFTER:?} later, confirms it",
                 known + known_others
             );
         }

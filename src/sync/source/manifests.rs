@@ -41,7 +41,7 @@ use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use external_targets::Refused;
 use strings::{Document, Misread};
-use tree::{Node, Placed, place};
+use tree::{Node, place};
 
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
@@ -504,7 +504,7 @@ fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
     let (mut heads, mut whole, mut lists, mut strings, mut trees) =
         (content, content, content, content, content);
     // Most files have no ExternalTarget, and need no tree.
-    let mut trees = text.contains(EXTERNAL_TARGET).then(|| documents::<Placed<Node>>(&mut trees));
+    let mut trees = text.contains(EXTERNAL_TARGET).then(|| documents::<Spanned<Node>>(&mut trees));
     // Parse each document in several ways: its kind decides which result counts.
     let documents = documents::<Spanned<DocumentType>>(&mut heads)
         .zip(documents::<Service>(&mut whole))
@@ -562,8 +562,8 @@ fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
 }
 
 /// Returns the ExternalTargets of a document, which may be a list.
-fn external_targets_of(content: &str, document: &Placed<Node>) -> Vec<Result<ExternalTarget, Vec<Refused>>> {
-    let read = |object: &Placed<Node>, assumed: [Option<&str>; 2]| {
+fn external_targets_of(content: &str, document: &Spanned<Node>) -> Vec<Result<ExternalTarget, Vec<Refused>>> {
+    let read = |object: &Spanned<Node>, assumed: [Option<&str>; 2]| {
         let fields = [object.value.text("apiVersion"), object.value.text("kind")];
         let [api_version, kind] = [fields[0].or(assumed[0]), fields[1].or(assumed[1])];
         match external_targets::is_external_target(api_version, kind) {

@@ -225,7 +225,8 @@ fn health_check_waits_for_the_first_target() {
     is(decided.health(), "Progressing", waits);
     decided.is_written = false;
     decided.check("a.example", None);
-    is(decided.health(), "Progressing", "the external target isn't written yet");
+    let missing = "the external target doesn't exist yet or doesn't point at the target";
+    is(decided.health(), "Progressing", missing);
     decided.is_written = true;
     decided.decide();
     is(decided.health(), "Healthy", "leads to seoul; busan: offers no target");
@@ -302,7 +303,8 @@ fn withdrawn_target_is_degraded() {
     // The Service was recreated, and has no target yet.
     decided.offers[0] = Offer { uid: Uid::from("another"), ..Offer::default() };
     decided.decide();
-    is(decided.health(), "Degraded", "leads nowhere; seoul: offers no target; busan: offers no target");
+    let message = "no target is announced; seoul: offers no target; busan: offers no target";
+    is(decided.health(), "Degraded", message);
 }
 
 #[test]

@@ -10,10 +10,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde_json::{Map, Value, json};
-use serde_saphyr::Location;
+use serde_saphyr::{Location, Spanned};
 
 use super::strings::{is_same_key, length, misread_string, spelled};
-use super::tree::{Node, Placed, place};
+use super::tree::{Node, place};
 use crate::api::crd;
 use crate::api::external_target::ExternalTarget;
 use crate::api::validation::validate;
@@ -75,7 +75,7 @@ pub(super) fn is_external_target(api_version: Option<&str>, kind: Option<&str>) 
 ///
 /// # Errors
 /// All fields that the API server would refuse.
-pub(super) fn read(content: &str, object: &Placed<Node>) -> Result<ExternalTarget, Vec<Refused>> {
+pub(super) fn read(content: &str, object: &Spanned<Node>) -> Result<ExternalTarget, Vec<Refused>> {
     let mut reader = Reader { content, refused: Vec::new(), places: HashMap::new() };
     let tree = reader.take("", &SCHEMA, object).unwrap_or_default();
     if reader.refused.is_empty() {
@@ -106,7 +106,7 @@ pub(super) fn key(object: &ExternalTarget) -> ServiceKey {
     ServiceKey::new(namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE), name.as_deref().unwrap_or_default())
 }
 
-fn is_null(node: &Placed<Node>) -> bool {
+fn is_null(node: &Spanned<Node>) -> bool {
     matches!(node.value, Node::Scalar(Value::Null))
 }
 
@@ -124,7 +124,7 @@ impl Reader<'_> {
     }
 
     /// Returns the value of a field, and notes what the schema refuses. Returns `None` for a value that isn't read.
-    fn take(&mut self, path: &str, schema: &JSONSchemaProps, node: &Placed<Node>) -> Option<Value> {
+    fn take(&mut self, path: &str, schema: &JSONSchemaProps, node: &Spanned<Node>) -> Option<Value> {
         let place = place(node);
         self.places.insert(path.to_owned(), place);
         let expected = schema.type_.as_deref()?;
@@ -156,7 +156,7 @@ impl Reader<'_> {
         &mut self,
         path: &str,
         schema: &JSONSchemaProps,
-        entries: &[(Placed<Option<String>>, Placed<Node>)],
+        entries: &[(Spanned<Option<String>>, Spanned<Node>)],
         place: Location,
     ) -> Value {
         let path_of = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
@@ -195,7 +195,7 @@ impl Reader<'_> {
         object.into()
     }
 
-    fn take_text(&mut self, path: &str, scalar: &Value, node: &Placed<Node>) -> Value {
+    fn take_text(&mut self, path: &str, scalar: &Value, node: &Spanned<Node>) -> Value {
         let text = match scalar {
             Value::String(text) => text,
             _ => spelled(self.content, node.defined),

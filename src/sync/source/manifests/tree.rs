@@ -6,22 +6,19 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_saphyr::{Location, Spanned};
 
-/// A key or a value with its position.
-pub(super) type Placed<T> = Spanned<T>;
-
 #[derive(Debug)]
 pub(super) enum Node {
     /// Neither an array nor an object; null is a scalar, too.
     Scalar(Value),
-    List(Vec<Placed<Self>>),
-    Map(Vec<(Placed<Option<String>>, Placed<Self>)>),
+    List(Vec<Spanned<Self>>),
+    Map(Vec<(Spanned<Option<String>>, Spanned<Self>)>),
 }
 
 impl Node {
     /// Returns the value of a field of a map.
-    pub(super) fn field(&self, name: &str) -> Option<&Placed<Self>> {
+    pub(super) fn field(&self, name: &str) -> Option<&Spanned<Self>> {
         let Self::Map(entries) = self else { return None };
-        let is_it = |key: &Placed<Option<String>>| key.value.as_deref() == Some(name);
+        let is_it = |key: &Spanned<Option<String>>| key.value.as_deref() == Some(name);
         entries.iter().find(|(key, _)| is_it(key)).map(|(_, value)| value)
     }
 
@@ -35,7 +32,7 @@ impl Node {
 }
 
 /// Returns the position of a value in its file. An alias is reported where it is used.
-pub(super) fn place<T>(value: &Placed<T>) -> Location {
+pub(super) fn place<T>(value: &Spanned<T>) -> Location {
     value.referenced
 }
 
