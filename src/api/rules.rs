@@ -98,6 +98,12 @@ pub(super) const ALERT_LABELS: FieldRule = FieldRule::new(
     "labels of alerts are Prometheus label names, without templates in their values",
 );
 
+/// Alertmanager tells alerts apart by their labels: no tenant may give its alerts those of another one.
+pub(super) const OWN_LABELS: FieldRule = FieldRule::new(
+    "self.all(name, !(name in ['alertname', 'cluster', 'external_target', 'external_target_namespace']))",
+    "alertname, cluster, external_target and external_target_namespace are set by lb-linker",
+);
+
 pub(super) const OBJECT_LABELS: FieldRule = FieldRule::new(
     "self.all(name, \
      name.matches('^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-a-zA-Z0-9_.]{0,61}[a-zA-Z0-9])?$') \
@@ -137,7 +143,7 @@ pub(super) fn object_labels_schema(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn alert_labels_schema(_: &mut SchemaGenerator) -> Schema {
-    with_rule(labels_schema(MAX_ALERT_LABEL), ALERT_LABELS)
+    with_rule(with_rule(labels_schema(MAX_ALERT_LABEL), ALERT_LABELS), OWN_LABELS)
 }
 
 fn labels_schema(max_length: usize) -> Schema {

@@ -61,6 +61,8 @@ pub fn validate(name: &str, spec: &ExternalTargetSpec) -> Result<(), Vec<Invalid
         if checker.labels("spec.alerts.labels", alerts.labels.as_ref(), MAX_ALERT_LABEL) {
             let are_usable = alerts.labels.iter().flatten().all(|(name, text)| is_alert_label(name, text));
             checker.require("spec.alerts.labels", are_usable, rules::ALERT_LABELS.message);
+            let are_free = alerts.labels.iter().flatten().all(|(name, _)| !is_own_label(name));
+            checker.require("spec.alerts.labels", are_free, rules::OWN_LABELS.message);
         }
     }
     if checker.invalid.is_empty() { Ok(()) } else { Err(checker.invalid) }
@@ -232,6 +234,11 @@ pub(crate) fn is_alert_label(name: &str, text: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let is_name = name.starts_with(|c: char| !c.is_ascii_digit()) && name.chars().all(is_allowed);
     is_name && name.len() <= MAX_LABEL && name != "__name__" && !text.contains("{{")
+}
+
+/// Returns whether lb-linker sets this label of an alert.
+pub(crate) fn is_own_label(name: &str) -> bool {
+    ["alertname", "cluster", "external_target", "external_target_namespace"].contains(&name)
 }
 
 /// Returns whether a label can be that of a Kubernetes object: a name, perhaps with a domain before it, and a value.

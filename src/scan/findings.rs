@@ -182,7 +182,7 @@ impl Resource for Endpoints {
 pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, Vec<Candidate>) {
     let owners = owners_of_hostnames(store);
     let sources = hostnames_of_sources(&objects.external_targets, store);
-    // A fixed target need not be a load balancer of the cloud.
+    // A fixed target is text that a tenant chooses: no cloud controller has set it.
     let is_of_service = |link: &Arc<Link>| link.lead().is_none_or(|lead| !lead.service_uid.is_empty());
     let of_services = owners.iter().filter(|(_, links)| links.iter().any(is_of_service));
     let domains: HashSet<&str> = of_services.filter_map(|(hostname, _)| domain(hostname)).collect();
@@ -191,8 +191,11 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
         let Some(external_name) = hand_made_name(service, store, target_namespace) else { continue };
         let (namespace, service_name) =
             (service.key().namespace().to_owned(), service.key().name().to_owned());
-        match owners.get(&external_name).map(Vec::as_slice) {
-            Some([owner]) => {
+        let all = owners.get(&external_name).map(Vec::as_slice).unwrap_or_default();
+        let is_owner = |link: &&Arc<Link>| is_of_service(link) || link.key.namespace() == namespace;
+        let trusted: Vec<&Arc<Link>> = all.iter().filter(is_owner).collect();
+        match &trusted[..] {
+            [owner] => {
                 let is_allowed = owner.key.namespace() == namespace || owner.annotations.allows(&namespace);
                 scan.exact.push(Exact {
                     namespace,
@@ -205,13 +208,13 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
                     version: service.metadata.resource_version.clone(),
                 });
             }
-            Some(owners) => scan.ambiguous.push(Ambiguous {
+            [_, _, ..] => scan.ambiguous.push(Ambiguous {
                 namespace,
                 service: service_name,
                 external_name,
-                load_balancers: owners.iter().map(|owner| owner.key.to_string()).collect(),
+                load_balancers: trusted.iter().map(|owner| owner.key.to_string()).collect(),
             }),
-            None => {
+            [] => {
                 if let Some(external_targets) = sources.get(&external_name) {
                     scan.sources.push(SourceName {
                         namespace,

@@ -480,7 +480,8 @@ async fn links_and_scan_know_external_targets() {
     let spec = json!({"sources": [{"name": "a", "hostname": current}], "allowFrom": ["elsewhere"]});
     create(&api, "web", spec.clone()).await.unwrap();
     create(&api, "waiting", spec).await.unwrap();
-    let status = json!({"target": {"source": "a", "hostname": current, "display": current},
+    // Services of other namespaces follow targets of Services only.
+    let status = json!({"target": {"source": "a", "hostname": current, "display": current, "serviceUID": "of-a"},
         "history": [{"source": "a", "display": former}]});
     patch_status(&api, "web", status).await;
     let other = cluster.create_namespace("xt-follows").await;

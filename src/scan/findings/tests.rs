@@ -189,6 +189,7 @@ fn hostnames_of_external_targets_are_found() {
         ["a.lb.example", "standby.example", "next.lb.example", "old.lb.example", "other.fixed.example"];
     let services = hosts.into_iter().map(|host| external("app", host, host)).chain([
         external("app", "current", "lb.fixed.example"),
+        external("shop", "own", "lb.fixed.example"),
         external("app", "dr", "b.lb.example"),
         external("app", "stale", "gone.lb.example"),
     ]);
@@ -199,14 +200,16 @@ fn hostnames_of_external_targets_are_found() {
     };
     let (scan, candidates) = find(&objects, &store, "external-targets");
     let names: Vec<&str> = scan.sources.iter().map(|it| &*it.service).collect();
-    assert_eq!(names, ["a.lb.example", "next.lb.example", "old.lb.example", "standby.example"]);
+    // A tenant may write any hostname as a fixed source: Services of other namespaces don't follow it.
+    let expected = ["a.lb.example", "current", "next.lb.example", "old.lb.example", "standby.example"];
+    assert_eq!(names, expected);
     assert!(scan.sources.iter().all(|it| it.external_targets == ["shop/web"]));
     let exact: Vec<_> = scan
         .exact
         .iter()
         .map(|it| (&*it.service, &*it.load_balancer, it.is_external_target, it.needs_allow_from))
         .collect();
-    assert_eq!(exact, [("current", "shop/web", true, false), ("dr", "dr/web", false, true)]);
+    assert_eq!(exact, [("dr", "dr/web", false, true), ("own", "shop/web", true, false)]);
     let candidates: Vec<&str> = candidates.iter().map(|it| &*it.service).collect();
     assert_eq!(candidates, ["stale"]);
 }

@@ -279,7 +279,11 @@ impl AlertsController {
                 let object = readable(object, &mut self.object_errors);
                 scope.list.extend(object.and_then(|object| ObservedRule::of(&object)));
             }
-            Event::ListEnds { .. } => {
+            Event::ListEnds { rewound: true, .. } => {
+                // Everything is listed again, so this list isn't needed.
+                self.context.rewinds.record_restore(scope.log.what());
+            }
+            Event::ListEnds { rewound: false, .. } => {
                 scope.is_listed = true;
                 if scope.forbidden.take().is_some() {
                     info!("the {} can be followed again", scope.log.what());
@@ -396,8 +400,11 @@ impl AlertsController {
                 }
                 let is_terminating = self.rules.get(key).is_some_and(|known| known.is_terminating);
                 match request.is_for_rule() {
-                    // Another client's finalizer holds the object; the next event of the watch tells when it is gone.
-                    true if is_terminating => return,
+                    // Another client's finalizer holds the object. The watch doesn't select it without our label.
+                    true if is_terminating => {
+                        self.rules.remove(key);
+                        return self.work_queue.add_after(key.clone(), CONFLICT_RETRY);
+                    }
                     true => RuleState::Written,
                     false => RuleState::Absent,
                 }
@@ -493,13 +500,15 @@ impl AlertsController {
                     Outcome::Absent | Outcome::Foreign => drop(self.rules.remove(&key)),
                 }
                 self.work_queue.succeeded(&key);
-                if let Some(pause) = self.work_queue.record_write(&key, &fingerprint)
-                    && self.reverted.take(std::time::Instant::now()).is_some()
-                {
-                    warn!(
-                        "ExternalTarget {key}: another client changes its PrometheusRule; it is written again, and then \
-                         not before {pause:.0?} have passed"
-                    );
+                if let Some(pause) = self.work_queue.record_write(&key, &fingerprint) {
+                    let why = "another client changes the PrometheusRule".to_owned();
+                    self.context.rules.answer(&key, fingerprint, RuleState::Refused(why));
+                    if self.reverted.take(std::time::Instant::now()).is_some() {
+                        warn!(
+                            "ExternalTarget {key}: another client changes its PrometheusRule; it was written again, and \
+                             the next write is made after {pause:.0?}"
+                        );
+                    }
                 }
                 self.work_queue.add(&key);
             }

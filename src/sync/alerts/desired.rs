@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::rule::{ObservedRule, PrometheusRule, canonical_hash};
 use crate::api::external_target::{Alerts, ExternalTarget, MAX_ALERT_LABEL, MAX_LABELS};
-use crate::api::validation::{is_alert_label, is_object_label};
+use crate::api::validation::{is_alert_label, is_object_label, is_own_label};
 use crate::model::names::{MAX_LABEL, hash_of};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -172,10 +172,10 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
     let selector =
         format!("{{external_target_namespace={}, external_target={}}}", json!(namespace), json!(name));
     // After a change of the leader another Pod exports the metrics, and in between none does.
-    let last = |metric: &str| {
+    let last = |metric: &str, of_several: &str| {
         let metric = format!("lb_linker_external_target_{metric}{selector}");
         format!(
-            "(\n  max by ({SERIES}) ({metric})\n    or\n  max by ({SERIES}) (last_over_time({metric}[{LAST_VALUES}]))\n)"
+            "(\n  max by ({SERIES}) ({metric})\n    or\n  {of_several} by ({SERIES}) (last_over_time({metric}[{LAST_VALUES}]))\n)"
         )
     };
     let changes = format!(
@@ -206,7 +206,8 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
     json!([
         alert(
             "NotReady",
-            format!("{} == 0", last("ready")),
+            // Without a leader the last values of several Pods count: an alert that fires isn't resolved.
+            format!("{} == 0", last("ready", "min")),
             Some(not_ready_for),
             "critical",
             format!("ExternalTarget {namespace}/{name} isn't Ready."),
@@ -218,7 +219,7 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
         ),
         alert(
             "FailedOver",
-            format!("{} {preferred}", last("source")),
+            format!("{} {preferred}", last("source", "max")),
             Some(failed_over_for),
             "warning",
             format!("ExternalTarget {namespace}/{name} leads to another source than {wanted}."),
@@ -246,7 +247,9 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
 fn labels_of(alerts: &Alerts, severity: &str) -> BTreeMap<String, String> {
     let is_bounded = |text: &str| text.chars().count() <= MAX_ALERT_LABEL;
     let given = alerts.labels.iter().flatten();
-    let given = given.filter(|(name, text)| is_alert_label(name, text) && is_bounded(text)).take(MAX_LABELS);
+    let given = given
+        .filter(|(name, text)| is_alert_label(name, text) && !is_own_label(name) && is_bounded(text))
+        .take(MAX_LABELS);
     let mut labels = BTreeMap::from([("severity".to_owned(), severity.to_owned())]);
     labels.extend(given.map(|(name, text)| (name.clone(), text.clone())));
     labels

@@ -169,6 +169,9 @@ impl RuleRequests {
 
     /// Records how the PrometheusRule of an ExternalTarget stands after this request.
     pub(super) fn answer(&self, key: &ServiceKey, fingerprint: u64, state: RuleState) {
+        if self.requests.get(key).is_none_or(|request| request.fingerprint != fingerprint) {
+            return;
+        }
         let state = (fingerprint, state);
         if self.states.insert(key.clone(), state.clone()).as_ref() != Some(&state) {
             let _ = self.answered.send(key.clone());

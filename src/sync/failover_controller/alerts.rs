@@ -27,15 +27,16 @@ fn recorded(status: &ExternalTargetStatus) -> Option<&Condition> {
 }
 
 /// Adds the condition AlertsReady to the status that the leader writes: what is known about the PrometheusRule by now,
-/// or the condition that the object has.
+/// or the condition that the object has. `is_exported` is whether the metrics are exported that the alerts need.
 pub(super) fn add_condition(
     after: &mut ExternalTargetStatus,
     object: &ObservedExternalTarget,
     state: Option<RuleState>,
+    is_exported: bool,
     now: Timestamp,
 ) {
     let former = recorded(&object.status);
-    let Some(alerts_ready) = alerts_ready(object, state, former, now) else { return };
+    let Some(alerts_ready) = alerts_ready(object, state, is_exported, former, now) else { return };
     let place = after.conditions.iter().position(|condition| condition.type_ == "Ready");
     after.conditions.insert(place.unwrap_or(after.conditions.len()), alerts_ready);
 }
@@ -43,16 +44,22 @@ pub(super) fn add_condition(
 fn alerts_ready(
     object: &ObservedExternalTarget,
     state: Option<RuleState>,
+    is_exported: bool,
     former: Option<&Condition>,
     now: Timestamp,
 ) -> Option<Condition> {
     use RuleState::{Absent, Conflict, Forbidden, NotInstalled, Refused, Written};
     if object.spec.alerts.is_none() {
-        let is_over = matches!(state, Some(Absent | NotInstalled | Forbidden(_)));
+        // Without the permission the rule may be left: the condition keeps its removal open.
+        let is_over = matches!(state, Some(Absent | NotInstalled));
         return former.filter(|_| !is_over).cloned();
     }
     let (is_ready, reason, message) = match state {
         None | Some(Absent) => return former.cloned(),
+        Some(Written) if !is_exported => {
+            let message = "there are too many ExternalTargets: lb-linker exports no metrics of single ones";
+            (false, "MetricsNotExported", message.to_owned())
+        }
         Some(Written) => (true, "RuleWritten", String::new()),
         Some(NotInstalled) => {
             (false, "PrometheusRuleNotInstalled", "the API server doesn't serve PrometheusRules".to_owned())
@@ -92,7 +99,7 @@ mod tests {
 
     fn made(alerts: bool, recorded: Option<&Condition>, state: Option<RuleState>) -> Option<Condition> {
         let mut after = ExternalTargetStatus::default();
-        add_condition(&mut after, &object(alerts, recorded), state, NOW.parse().unwrap());
+        add_condition(&mut after, &object(alerts, recorded), state, true, NOW.parse().unwrap());
         after.conditions.pop()
     }
 
@@ -117,6 +124,15 @@ mod tests {
     }
 
     #[test]
+    fn alerts_without_metrics_are_not_ready() {
+        let mut after = ExternalTargetStatus::default();
+        let (object, state) = (object(true, Some(&former())), Some(RuleState::Written));
+        add_condition(&mut after, &object, state, false, NOW.parse().unwrap());
+        let made = after.conditions.pop().unwrap();
+        assert_eq!((&*made.status, &*made.reason), ("False", "MetricsNotExported"));
+    }
+
+    #[test]
     fn condition_stays_until_the_state_is_known() {
         assert_eq!(made(true, Some(&former()), None), Some(former()));
         assert_eq!(made(true, None, None), None);
@@ -125,8 +141,10 @@ mod tests {
     #[test]
     fn condition_goes_with_the_rule() {
         assert_eq!(made(false, Some(&former()), None), Some(former()));
-        for state in [RuleState::Absent, RuleState::NotInstalled, RuleState::Forbidden("no".to_owned())] {
+        for state in [RuleState::Absent, RuleState::NotInstalled] {
             assert_eq!(made(false, Some(&former()), Some(state)), None);
         }
+        let forbidden = RuleState::Forbidden("no".to_owned());
+        assert_eq!(made(false, Some(&former()), Some(forbidden)), Some(former()));
     }
 }

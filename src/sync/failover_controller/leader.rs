@@ -92,6 +92,8 @@ pub(super) struct Leader {
     refusals: RefusalLog,
     /// Whether a write has had no answer since the last successful one.
     is_unanswered: bool,
+    /// Whether the metrics of single ExternalTargets are exported.
+    is_exported: bool,
     /// The time of the last decision.
     now: Timestamp,
 }
@@ -113,6 +115,7 @@ impl Default for Leader {
             error_log: ThrottledLog::default(),
             refusals: RefusalLog::default(),
             is_unanswered: false,
+            is_exported: true,
             now: Timestamp::now(),
         }
     }
@@ -415,7 +418,8 @@ impl FailoverController {
         let dns_names = link.map(|link| self.context.store.dns_names(link)).unwrap_or_default();
         let published = Published { service: service.as_deref().unwrap_or_default(), dns_names: &dns_names };
         let mut after = write(status, &published);
-        add_condition(&mut after, object, self.context.rules.state(key), self.leader.now);
+        let is_exported = self.objects.len() <= MAX_METRICS;
+        add_condition(&mut after, object, self.context.rules.state(key), is_exported, self.leader.now);
         let before = own_part(&object.status);
         let is_ready =
             status.condition(ConditionType::Ready).is_some_and(|ready| ready.status == ConditionStatus::True);
@@ -423,11 +427,16 @@ impl FailoverController {
             .target
             .as_ref()
             .and_then(|target| object.sources().iter().position(|source| source.name == target.source));
-        if self.objects.len() <= MAX_METRICS {
+        if is_exported {
             self.context.metrics.set(key, is_ready, place);
-        } else {
+        } else if self.leader.is_exported {
+            warn!(
+                "there are more than {MAX_METRICS} ExternalTargets: no metrics of single ones are exported, and the \
+                 alerts of spec.alerts don't fire"
+            );
             self.context.metrics.reset();
         }
+        self.leader.is_exported = is_exported;
         if before == after {
             self.leader.to_write.succeeded(key);
             self.report_changes(key);
@@ -631,8 +640,8 @@ fn standing_of(lead: Lead) -> Option<(Target, Uid)> {
     }
 }
 
-/// Returns whether the external target stands as the status of the API server says, and if it doesn't yet, until when
-/// that counts as written.
+/// Returns whether the external target exists and points at the target of the API server's status, and if it doesn't yet,
+/// until when that counts as written.
 fn is_written(
     object: &ObservedExternalTarget,
     link: Option<&Link>,

@@ -195,6 +195,11 @@ pub fn cases() -> Vec<Case> {
     ] {
         add(&format!("label {name}"), alert_label(name, value), "spec.alerts.labels", ALERT_LABELS);
     }
+    for name in ["alertname", "cluster", "external_target", "external_target_namespace"] {
+        let message =
+            "alertname, cluster, external_target and external_target_namespace are set by lb-linker";
+        add(&format!("label {name}"), alert_label(name, "x"), "spec.alerts.labels", message);
+    }
     let long = [&*"a".repeat(254), "/a"].concat();
     for (name, value) in [
         ("bad key!", "x"),
