@@ -235,7 +235,7 @@ async fn takeover_and_return_keep_the_external_target() {
     let uid = shop.uid_of_external_target(name).await;
 
     let asking = async {
-        let mut tick = interval(Duration::from_millis(2));
+        let mut tick = interval(Duration::from_millis(1));
         loop {
             tick.tick().await;
             let answer = short(linker.dns, "web.shop.lb.internal. CNAME").await;

@@ -48,6 +48,8 @@ struct Scope {
     log: WatchLog,
     list: HashMap<ServiceKey, ObservedRule>,
     is_listed: bool,
+    /// The number of restores of etcd before the last list, or before the watch began.
+    rewinds: u64,
     /// Why the API server refused to list or watch at the last try.
     forbidden: Option<String>,
     /// Ends the stream of events.
@@ -113,6 +115,7 @@ impl AlertsController {
             ),
             list: HashMap::new(),
             is_listed: false,
+            rewinds: context.rewinds.count(),
             forbidden: None,
             end: None,
         };
@@ -235,6 +238,7 @@ impl AlertsController {
     fn watch(&mut self, number: usize) {
         let scope = &mut self.scopes[number];
         scope.stop();
+        scope.rewinds = self.context.rewinds.count();
         let query = RequestQuery {
             namespace: scope.namespace.clone(),
             labels: RULE_OWNER.to_owned(),
@@ -279,11 +283,12 @@ impl AlertsController {
                 let object = readable(object, &mut self.object_errors);
                 scope.list.extend(object.and_then(|object| ObservedRule::of(&object)));
             }
-            Event::ListEnds { rewound: true, .. } => {
-                // Everything is listed again, so this list isn't needed.
-                self.context.rewinds.record_restore(scope.log.what());
-            }
-            Event::ListEnds { rewound: false, .. } => {
+            Event::ListEnds { rewound, .. } => {
+                // Another watch may have noticed the restore first.
+                if rewound && self.context.rewinds.count() == scope.rewinds {
+                    self.context.rewinds.record_restore(scope.log.what());
+                }
+                scope.rewinds = self.context.rewinds.count();
                 scope.is_listed = true;
                 if scope.forbidden.take().is_some() {
                     info!("the {} can be followed again", scope.log.what());

@@ -406,10 +406,9 @@ impl FailoverController {
     /// Writes the decided status, unless the API server has it.
     fn publish(&mut self, key: &ServiceKey) {
         let link = self.context.store.get(key);
-        let (Some(followed), Some(decided)) = (self.objects.get(key), self.leader.decided.get_mut(key))
-        else {
-            return;
-        };
+        // The next decision follows a new list.
+        let followed = self.objects.get(key).filter(|followed| self.may_decide(&followed.object));
+        let (Some(followed), Some(decided)) = (followed, self.leader.decided.get_mut(key)) else { return };
         let object = &followed.object;
         let status = &decided.status;
         let link = link.as_deref().filter(|_| status.target.is_some());

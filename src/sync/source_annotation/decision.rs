@@ -63,7 +63,9 @@ impl AnnotatedService {
         gone: Option<&DeletedLink>,
         policy: &SyncPolicy,
     ) -> Decision {
-        let Some(link) = link.filter(|link| !link.is_gone()) else {
+        // A withdrawn target of an ExternalTarget is that of a deleted load balancer.
+        let is_withdrawn = |link: &Link| link.led.is_some() && link.service_gone_since().is_some();
+        let Some(link) = link.filter(|link| !link.is_gone() && !is_withdrawn(link)) else {
             let moves = policy.on_delete == OnDelete::Tombstone && self.moves_to_tombstone(link, gone);
             return if moves { self.unless_it_says(policy.tombstone.clone()) } else { Decision::Leave };
         };
@@ -125,6 +127,7 @@ mod tests {
 
     use super::*;
     use crate::model::hostname::Hostname;
+    use crate::model::lead::{Announcement, Lead, Led};
     use crate::model::link::LinkState;
     use crate::sync::test_support;
 
@@ -225,6 +228,18 @@ mod tests {
         assert_eq!(other.decide(Some(&gone(&["app"])), None, &tombstone), wanted);
         assert_eq!(other.decide(Some(&gone(&[])), None, &tombstone), Decision::Leave);
     }
+
+    #[test]
+    fn withdrawn_target_is_that_of_a_deleted_load_balancer() {
+        let annotations = link(None, &["app"]).annotations;
+        let lead = Lead { announced: Announcement::Withdrawn, annotations, ..Lead::default() };
+        let withdrawn = Led { lead, service: None }.link(&ServiceKey::new("shop", "web"), None);
+        let other = follower(service("app", "shop/web")).unwrap().unwrap();
+        let moved = Decision::Write("deleted.lb.internal".to_owned());
+        assert_eq!(other.decide(Some(&withdrawn), None, &policy(OnDelete::Tombstone)), moved);
+        assert_eq!(other.decide(Some(&withdrawn), None, &policy(OnDelete::Delete)), Decision::Leave);
+    }
+
     #[test]
     fn service_of_a_forgotten_link_moves_only_from_its_last_target() {
         let tombstone = policy(OnDelete::Tombstone);

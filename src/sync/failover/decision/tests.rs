@@ -605,6 +605,48 @@ fn failback_waits_anew_after_a_failure() {
     assert_eq!(harness.announced(), "seoul a.example");
 }
 
+/// Checks both targets every five seconds for ten minutes, and returns when the target changed.
+fn ten_minutes(mut check: impl FnMut(&mut Harness, i64)) -> Vec<i64> {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.edit(|spec| {
+        spec.failback = Failback::Automatic { after: Duration::ZERO };
+        spec.check.failure_threshold = 1;
+        spec.check.success_threshold = 1;
+    });
+    let mut moves = Vec::new();
+    for second in (0..600).step_by(5) {
+        harness.now = at(second);
+        check(&mut harness, second);
+        moves.extend(harness.decide().moved.map(|_| second));
+    }
+    moves
+}
+
+#[test]
+fn source_that_flips_moves_once_a_minute_at_most() {
+    let moves = ten_minutes(|harness, second| {
+        match second / 20 % 2 {
+            0 => harness.fail("a.example"),
+            _ => harness.pass("a.example"),
+        }
+        harness.pass("b.example");
+    });
+    assert!(moves.len() > 4, "{moves:?}");
+    assert!(moves.windows(2).all(|pair| pair[1] - pair[0] >= 60), "{moves:?}");
+}
+
+#[test]
+fn silent_upstreams_move_nothing() {
+    let moves = ten_minutes(|harness, second| {
+        let silent = CheckOutcome::NoAnswer { upstream: upstream(1), message: "no reply".to_owned() };
+        for target in ["a.example", "b.example"] {
+            let outcome = if (60..180).contains(&second) { silent.clone() } else { CheckOutcome::Passed };
+            harness.record(target, &[outcome]);
+        }
+    });
+    assert!(moves.is_empty(), "{moves:?}");
+}
+
 #[test]
 fn manual_failback_never_moves() {
     let mut harness = failed_over();
