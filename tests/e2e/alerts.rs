@@ -343,6 +343,7 @@ async fn object_of_another_client_is_left_alone() {
         shop.rules().patch("lb-linker-other", &PatchParams::default(), &emptied).await.unwrap();
     }
     linker.line("another client changes its PrometheusRule").await;
+    shop.is("other", "AlertsReady", ("False", "RuleRefused")).await;
     shop.rule("lb-linker-other", "written", is_filled).await;
 }
 

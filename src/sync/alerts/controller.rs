@@ -333,6 +333,7 @@ impl AlertsController {
         if is_known {
             self.rules.remove(&key);
         }
+        self.work_queue.changed(&key);
         self.queue(&key);
     }
 
@@ -409,6 +410,10 @@ impl AlertsController {
                     true if is_terminating => {
                         self.rules.remove(key);
                         return self.work_queue.add_after(key.clone(), CONFLICT_RETRY);
+                    }
+                    // Another client changes the object after each write.
+                    true if let Some(pause) = self.work_queue.throttled_for(key, &request.fingerprint) => {
+                        return self.work_queue.add_after(key.clone(), pause);
                     }
                     true => RuleState::Written,
                     false => RuleState::Absent,

@@ -17,7 +17,6 @@ use super::status::{
     SourceState, SourceStatus,
 };
 use super::times::whole_second;
-use crate::model::uid::Uid;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverDecision {
@@ -105,9 +104,7 @@ fn begin(input: &Inputs<'_>) -> FailoverStatus {
         let source = offering().find(is_exact).or_else(|| offering().next());
         let (name, uid) = match source {
             Some((name, offer)) => (name.clone(), offer.uid.clone()),
-            None if !uid.is_empty() && (input.is_living)(uid) => (String::new(), uid.clone()),
-            // The Services of a restored backup have other uids, and may have no targets yet.
-            None => (String::new(), Uid::default()),
+            None => (String::new(), uid.clone()),
         };
         status.target =
             Some(AnnouncedTarget { source: name, target: target.clone(), uid, since: now, verified: false });

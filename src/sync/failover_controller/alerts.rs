@@ -50,9 +50,13 @@ fn alerts_ready(
 ) -> Option<Condition> {
     use RuleState::{Absent, Conflict, Forbidden, NotInstalled, Refused, Written};
     if object.spec.alerts.is_none() {
-        // Without the permission the rule may be left: the condition keeps its removal open.
-        let is_over = matches!(state, Some(Absent | NotInstalled));
-        return former.filter(|_| !is_over).cloned();
+        // Without the permission a written rule may be left: the condition keeps its removal open.
+        let is_over = |former: &&Condition| match state {
+            Some(Absent | NotInstalled) => true,
+            Some(Forbidden(_)) => former.status != "True",
+            _ => false,
+        };
+        return former.filter(|former| !is_over(former)).cloned();
     }
     let (is_ready, reason, message) = match state {
         None | Some(Absent) => return former.cloned(),

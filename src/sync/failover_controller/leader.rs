@@ -71,6 +71,8 @@ const DECISION_INTERVAL: Duration = Duration::from_micros(500);
 const MAX_EVENTS: usize = 16;
 /// Maximum number of ExternalTargets with metrics of their own.
 const MAX_METRICS: usize = 1000;
+/// Maximum number with which they get metrics again.
+const MAX_METRICS_AGAIN: usize = 950;
 
 /// The state of a term of leadership.
 pub(super) struct Leader {
@@ -220,6 +222,25 @@ impl FailoverController {
         if term != self.leader.term {
             self.leader = Leader { term, ..Leader::default() };
             self.context.metrics.reset();
+            self.limit_metrics();
+        }
+        self.queue_all();
+    }
+
+    /// Begins or ends to export metrics of single ExternalTargets, by their number.
+    pub(super) fn limit_metrics(&mut self) {
+        let max = if self.leader.is_exported { MAX_METRICS } else { MAX_METRICS_AGAIN };
+        let is_exported = self.objects.len() <= max;
+        if self.leader.term.is_none() || is_exported == self.leader.is_exported {
+            return;
+        }
+        self.leader.is_exported = is_exported;
+        if !is_exported {
+            warn!(
+                "there are more than {MAX_METRICS} ExternalTargets: no metrics of single ones are exported, and the \
+                 alerts of spec.alerts don't fire"
+            );
+            self.context.metrics.reset();
         }
         self.queue_all();
     }
@@ -292,7 +313,10 @@ impl FailoverController {
         let link = self.context.store.get(key);
         let standing = self.context.standing.get(key);
         let refusal = self.refusal(followed, link.as_deref(), standing.as_ref());
+        // The Services of a restored backup have other uids, and may have no targets yet.
+        let is_known = |uid: &Uid| sources.is_open(uid, key.namespace(), followed.services()).is_some();
         let present = self.present(key).and_then(standing_of);
+        let present = present.map(|(target, uid)| (target, Some(uid).filter(is_known).unwrap_or_default()));
         let (is_written, lag_ends) = is_written(object, link.as_deref(), standing.as_ref(), now);
         let spec = object.failover_spec();
         let namespace = key.namespace();
@@ -417,8 +441,13 @@ impl FailoverController {
         let dns_names = link.map(|link| self.context.store.dns_names(link)).unwrap_or_default();
         let published = Published { service: service.as_deref().unwrap_or_default(), dns_names: &dns_names };
         let mut after = write(status, &published);
-        let is_exported = self.objects.len() <= MAX_METRICS;
-        add_condition(&mut after, object, self.context.rules.state(key), is_exported, self.leader.now);
+        add_condition(
+            &mut after,
+            object,
+            self.context.rules.state(key),
+            self.leader.is_exported,
+            self.leader.now,
+        );
         let before = own_part(&object.status);
         let is_ready =
             status.condition(ConditionType::Ready).is_some_and(|ready| ready.status == ConditionStatus::True);
@@ -426,16 +455,9 @@ impl FailoverController {
             .target
             .as_ref()
             .and_then(|target| object.sources().iter().position(|source| source.name == target.source));
-        if is_exported {
+        if self.leader.is_exported {
             self.context.metrics.set(key, is_ready, place);
-        } else if self.leader.is_exported {
-            warn!(
-                "there are more than {MAX_METRICS} ExternalTargets: no metrics of single ones are exported, and the \
-                 alerts of spec.alerts don't fire"
-            );
-            self.context.metrics.reset();
         }
-        self.leader.is_exported = is_exported;
         if before == after {
             self.leader.to_write.succeeded(key);
             self.report_changes(key);
@@ -567,7 +589,7 @@ impl FailoverController {
         let Some(followed) = self.objects.get(key) else { return };
         if let Some(moved) = decided.moved.take() {
             self.context.metrics.switches.with_label_values(&[moved.as_str()]).inc();
-            if self.objects.len() <= MAX_METRICS {
+            if self.leader.is_exported {
                 self.context.metrics.changed(key);
             }
         }

@@ -883,22 +883,24 @@ fn status_without_a_target_begins_with_the_external_target() {
 }
 
 #[test]
-fn standing_target_stays_although_its_service_is_gone() {
+fn standing_target_is_withdrawn_only_if_its_service_is_known() {
     // A restored Service has another uid, and may have the same target.
     for (uid, standing, expected) in [
-        ("", "a.example", "seoul"),
-        ("seoul", "a.example", "seoul"),
-        ("gone", "a.example", "seoul"),
-        // It may have no target yet.
-        ("gone", "old.example", ""),
+        ("", "a.example", Some("seoul")),
+        ("seoul", "a.example", Some("seoul")),
+        ("gone", "a.example", Some("seoul")),
+        // No Service with the recorded uid is known.
+        ("", "old.example", Some("")),
+        // It exists, and doesn't allow the namespace any more.
+        ("closed", "old.example", None),
     ] {
         let mut harness = Harness::new(&SOURCES);
         harness.standing = Some((target(standing), uid.into()));
         let decision = harness.decide();
         let announced = decision.status.target.as_ref();
-        assert_eq!(announced.map(|target| target.uid.to_string()).unwrap_or_default(), expected, "{uid}");
-        assert_eq!(announced.map(|target| target.target.to_string()).as_deref(), Some(standing));
-        assert_eq!((decision.moved, harness.status.is_withdrawn()), (None, false), "{uid}");
+        assert_eq!(announced.map(|target| target.uid.to_string()).as_deref(), expected, "{uid} {standing}");
+        let reason = expected.is_none().then_some(MoveReason::Withdrawn);
+        assert_eq!((decision.moved, harness.status.is_withdrawn()), (reason, expected.is_none()), "{uid}");
         assert_eq!(harness.decide_at(10).moved, None);
     }
 }
