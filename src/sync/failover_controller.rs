@@ -8,7 +8,6 @@ mod alerts;
 pub mod check_queue;
 pub mod checks;
 mod departures;
-mod discovery;
 mod leader;
 mod leads;
 pub mod manifests;

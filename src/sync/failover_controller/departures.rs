@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use kube::Client;
+use kube::{Client, Resource};
 use tokio::time::{Instant, timeout};
 
-use super::discovery;
+use crate::api::external_target::ExternalTarget;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
+use crate::sync::k8s::discovery::is_served;
 
 /// The time between two looks at discovery while an answer is needed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -55,7 +56,12 @@ impl Departures {
         self.look_due = None;
         if self.look.is_none() {
             self.began = Some(std::time::Instant::now());
-            let look = timeout(LOOK_TIMEOUT, discovery::is_served(client.clone()));
+            let client = client.clone();
+            let look = async move {
+                let (version, plural) = (ExternalTarget::api_version(&()), ExternalTarget::plural(&()));
+                is_served(client, &version, &plural).await
+            };
+            let look = timeout(LOOK_TIMEOUT, look);
             let answer = look.map(|answer| match answer {
                 Ok(answer) => answer,
                 Err(elapsed) => Err(kube::Error::Service(elapsed.into())),

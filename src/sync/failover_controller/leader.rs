@@ -315,7 +315,7 @@ impl FailoverController {
         let refusal = self.refusal(followed, link.as_deref(), standing.as_ref());
         // The Services of a restored backup have other uids, and may have no targets yet.
         let is_known = |uid: &Uid| sources.is_open(uid, key.namespace(), followed.services()).is_some();
-        let present = self.present(key).and_then(standing_of);
+        let present = link.as_deref().and_then(Link::lead).and_then(standing_of);
         let present = present.map(|(target, uid)| (target, Some(uid).filter(is_known).unwrap_or_default()));
         let (is_written, lag_ends) = is_written(object, link.as_deref(), standing.as_ref(), now);
         let spec = object.failover_spec();
@@ -476,11 +476,11 @@ impl FailoverController {
         if let Some((_, since)) = decided.stale.as_ref().filter(|(stale, _)| *stale == version) {
             let remaining = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
             if !remaining.is_zero() {
-                return self.wake_within(key, remaining);
+                return self.leader.to_write.add_within(key, remaining);
             }
         }
         if let Some(pause) = self.leader.to_write.throttled_for(key, &after) {
-            return self.wake_within(key, pause);
+            return self.leader.to_write.add_within(key, pause);
         }
         // `kubectl wait` and GitOps tools wait for a new ExternalTarget. Afterwards only changes of targets are urgent.
         let is_first_ready = is_ready
@@ -495,7 +495,7 @@ impl FailoverController {
         if is_urgent {
             self.leader.budget.record_urgent(key, Instant::now());
         } else if let Err(pause) = self.leader.budget.take(key, Instant::now()) {
-            return self.wake_within(key, pause);
+            return self.leader.to_write.add_within(key, pause);
         }
         let patch = merge_patch(Some(&object.status), &after, &object.uid.to_string(), &version);
         decided.sent = Some(after);
@@ -513,11 +513,6 @@ impl FailoverController {
             };
             StatusWrite { key, version, code, result }
         });
-    }
-
-    /// Tries the write again after this time at the latest.
-    fn wake_within(&mut self, key: &ServiceKey, pause: Duration) {
-        self.leader.to_write.add_within(key, pause);
     }
 
     pub(super) fn written(&mut self, StatusWrite { key, version, code, result }: StatusWrite) {
@@ -654,9 +649,9 @@ fn is_condition_true(status: &ExternalTargetStatus, kind: &str) -> bool {
 }
 
 /// Returns the target of a lead, and the uid of the Service that has it.
-fn standing_of(lead: Lead) -> Option<(Target, Uid)> {
-    match lead.announced {
-        Announcement::Target(target) => Some((target, lead.service_uid)),
+fn standing_of(lead: &Lead) -> Option<(Target, Uid)> {
+    match &lead.announced {
+        Announcement::Target(target) => Some((target.clone(), lead.service_uid.clone())),
         Announcement::Never | Announcement::Withdrawn => None,
     }
 }

@@ -97,8 +97,8 @@ fn words(output: &str) -> Vec<String> {
     output.lines().map(line).collect()
 }
 
-/// Runs commands until their output is the one that the page shows. The first checks of standby sources, and the writes
-/// of their results, may take some seconds.
+/// Runs commands until they print what the page shows. The first checks of standby sources, and the writes of the
+/// results, may take some seconds.
 async fn run_step(plane: &ControlPlane, step: &Step) {
     let is_read = step.commands.lines().all(|line| line.starts_with("kubectl get "));
     let (deadline, mut pauses) = (Instant::now() + EVENT_TIMEOUT, PollPauses::new());

@@ -169,7 +169,7 @@ fn end_of_an_external_target_gives_the_link_back() {
 }
 
 #[test]
-fn external_target_without_sources_in_place_is_withdrawn_or_waits() {
+fn lost_sources_withdraw_and_missing_sources_wait() {
     let manifests = Manifests::new();
     let spec = json!({"sources": [{"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}}]});
     manifests.web(&spec, Value::Null);
