@@ -274,6 +274,7 @@ async fn new_target_is_announced_when_it_resolves() {
     first.line("leading now as a_").await;
     let second = shop.replica("b", &[]);
     second.line(" leads").await;
+    second.ready().await;
     let both = [&first, &second];
     shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "web"}}]})).await;
     shop.announces("web", "old.example.com").await;
@@ -351,6 +352,7 @@ async fn failed_target_is_replaced_until_it_works_again() {
     shop.announces("web", "seoul.example.com").await;
     println!("failed back after {:?}", killed.elapsed());
     shop.upstream.kill("*");
+    answers(linker.dns, "web.shop.lb.internal. CNAME", "seoul.example.com.").await;
     stays(&[&linker], "web.shop.lb.internal. CNAME", "seoul.example.com.", 20).await;
 }
 
