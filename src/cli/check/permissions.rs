@@ -15,6 +15,7 @@ use crate::cli::flags::Flags;
 use crate::model::excerpt::sentence;
 use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
+use crate::sync::k8s::discovery::is_served;
 use crate::sync::k8s::errors::describe;
 
 /// The timeout of the review of one permission.
@@ -175,12 +176,9 @@ async fn is_installed(
     plural: &str,
     what: &str,
 ) -> Option<bool> {
-    let discovery = client.list_api_group_resources(group_version);
+    let discovery = is_served(client.clone(), group_version, plural);
     let error = match tokio::time::timeout(REQUEST_TIMEOUT, discovery).await {
-        Ok(Ok(resources)) => {
-            return Some(resources.resources.iter().any(|resource| resource.name == plural));
-        }
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Some(false),
+        Ok(Ok(served)) => return Some(served),
         Ok(Err(error)) => sentence(&error.to_string()).to_string(),
         Err(_) => format!("no answer within {REQUEST_TIMEOUT:?}"),
     };
