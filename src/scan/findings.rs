@@ -50,7 +50,7 @@ pub struct Stale {
     pub namespace: String,
     pub service: String,
     pub external_name: String,
-    /// `NXDOMAIN`, or why DNS doesn't tell.
+    /// `NXDOMAIN`, or why DNS doesn't tell whether the hostname exists.
     pub dns: String,
 }
 

@@ -116,7 +116,7 @@ struct FailoverController {
     object_errors: ObjectErrors,
     relist_guard: RelistGuard,
     departures: Departures,
-    /// Log of failed looks at discovery, and of missing permissions.
+    /// Log of failed discovery requests.
     error_log: ThrottledLog,
     is_forbidden_logged: bool,
     leader: Leader,
@@ -125,7 +125,7 @@ struct FailoverController {
 /// Follows ExternalTargets until `stop` is cancelled. Only the leader checks targets, and writes.
 ///
 /// # Errors
-/// If a feed ends, which never should happen.
+/// If a feed ends, which should never happen, or if a task panics.
 pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = context.store.subscribe();
     let mut services = context.unselected.subscribe();
@@ -137,7 +137,8 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
     hostname_policy.mark_unchanged();
     let mut tick = interval(DISCOVERY_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // An external target tells which ExternalTarget it belongs to: DNS answers as it points until that one is read.
+    // Read the external targets first: until an ExternalTarget is read, DNS answers with the target of its external
+    // target.
     let owners = timeout(OWNERS_TIMEOUT, context.store.owners_known());
     let begin = async { tokio::join!(context.leadership.settled(), owners) };
     if stop.run_until_cancelled(begin).await.is_none() {

@@ -147,7 +147,8 @@ pub async fn serve(
             Err(error) => debug!("TCP: a connection can't be accepted: {error}"),
         }
     }
-    // No further client must wait in the backlog, and the port may be needed again.
+    // Close the listener before the connections end: no new client waits in its backlog, and the port can be bound
+    // again.
     drop(listener);
     while connections.join_next().await.is_some() {}
     Ok(())

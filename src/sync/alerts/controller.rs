@@ -371,7 +371,6 @@ impl AlertsController {
         }
     }
 
-    /// Returns when a write is due.
     pub(super) fn write_due(&self, now: Instant) -> Option<Instant> {
         self.fair_queue.due(now)
     }

@@ -94,8 +94,9 @@ impl RuleRequests {
         let is_needed = is_recorded
             || known.as_ref().is_some_and(|known| match known.wish {
                 Wish::Rule(_) => true,
-                // The leader has removed the condition: no rule is left, or none can be removed.
-                Wish::NoRule { is_recorded } => !is_recorded && !self.is_settled(key),
+                // If the condition was recorded before, the leader has removed it: no rule is left, or the permission
+                // to remove it is missing.
+                Wish::NoRule { is_recorded: was_recorded } => !was_recorded && !self.is_settled(key),
             });
         if !is_needed {
             return self.forget(key);

@@ -47,7 +47,7 @@ impl NamespaceBreakers {
         refused.not_before = now + refused.pauses.next();
     }
 
-    /// Returns the log for a namespace.
+    /// Returns the log for a namespace; a namespace that isn't known yet is added.
     pub(super) fn error_log(&mut self, namespace: &str, now: Instant) -> &mut ThrottledLog {
         self.entry(namespace, now);
         let own = self.refused.get_mut(namespace).and_then(|refused| refused.own_log.as_mut());

@@ -226,7 +226,7 @@ impl CheckTally<'_> {
         self.newest.is_none()
     }
 
-    /// Returns whether the newest decided check passed, at most one period ago, with the time that a check may take.
+    /// Returns whether the newest check with a verdict passed, at most one period plus one timeout ago.
     pub(super) fn passed_recently(&self, settings: &CheckSettings, now: Timestamp) -> bool {
         self.decided.is_some_and(|at| at <= now) && self.end_of_pass(settings).is_some_and(|end| now < end)
     }

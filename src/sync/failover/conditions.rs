@@ -176,7 +176,7 @@ impl Outlook<'_> {
     }
 }
 
-/// Returns a message about a source; a source without a name has an unknown one.
+/// Returns a message about a source. An empty name stands for an announced target that no source offers.
 fn of_source(name: &str, message: &str) -> String {
     let name = if name.is_empty() { "a target that no source in spec.sources offers" } else { name };
     if message.is_empty() { name.to_owned() } else { format!("{name}: {message}") }

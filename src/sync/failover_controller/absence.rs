@@ -43,7 +43,7 @@ struct Absence {
     is_confirmed: bool,
     /// Whether a look-up waits or is under way.
     is_asked: bool,
-    /// When the last look-up ended without a confirmation.
+    /// When the last look-up ended.
     answered: Option<Instant>,
     refusal: LastingRefusal,
 }
@@ -131,7 +131,8 @@ impl Absences {
         absence.is_asked = false;
         let by_authorizer = is_gone.as_ref().is_err_and(Forbidden::lists_services);
         absence.refusal.note(by_authorizer);
-        // The permission to list may have gone with the namespace.
+        // A Role is deleted with its namespace: if the authorizer has refused for ten minutes, the Service counts as
+        // gone.
         absence.is_confirmed = is_gone.unwrap_or(absence.refusal.is_lasting());
         absence.answered = Some(Instant::now());
         absence.objects.iter().cloned().collect()

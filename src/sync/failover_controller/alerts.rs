@@ -50,7 +50,7 @@ fn alerts_ready(
 ) -> Option<Condition> {
     use RuleState::{Absent, Conflict, Forbidden, NotInstalled, Refused, Written};
     if object.spec.alerts.is_none() {
-        // Without the permission a written rule may be left: the condition keeps its removal open.
+        // Without the permission a written rule may remain: keep the condition, so that its removal is tried again.
         let is_over = |former: &&Condition| match state {
             Some(Absent | NotInstalled) => true,
             Some(Forbidden(_)) => former.status != "True",

@@ -18,7 +18,7 @@ use crate::sync::failover::checks::CheckOutcome;
 /// Maximum number of addresses of a target that are connected to.
 const MAX_CONNECTIONS: usize = 4;
 
-/// The result of a check of a hostname.
+/// The result of a check: of DNS for a hostname, and of a connection if the check has a port.
 #[derive(Clone, Debug)]
 pub struct DnsCheck {
     /// When the answers had come, before the upstreams without an answer were asked another question.
@@ -69,7 +69,7 @@ pub(super) async fn check(key: CheckKey, own: Vec<Name>, check_dns: CheckDns) ->
     CheckEnd { key, result }
 }
 
-/// Connects to the addresses at once, and closes the connections.
+/// Connects to the addresses in parallel, and closes the connections.
 ///
 /// # Errors
 /// If no address accepts a connection: the error of the first one.

@@ -19,7 +19,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of a look at discovery.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An ExternalTarget that is deleted, unless its resource is.
+/// An ExternalTarget that is missing. Discovery tells whether the object was deleted, or the CRD.
 #[derive(Debug)]
 pub(super) struct Departure {
     pub(super) uid: Uid,
@@ -34,7 +34,8 @@ pub(super) struct Departures {
     began: Option<std::time::Instant>,
     /// Whether the API server has answered a look.
     is_answered: bool,
-    /// When the next look is due, because the last one has failed.
+    /// When the next request is due before the regular one: the last one failed, or an ExternalTarget was deleted after
+    /// it was sent.
     look_due: Option<Instant>,
     /// Since when the API server doesn't serve ExternalTargets, and until when their last targets stay.
     unserved: Option<(std::time::Instant, Option<Instant>)>,
@@ -88,7 +89,7 @@ impl Departures {
         served
     }
 
-    /// Returns when a failed look is repeated.
+    /// Returns when a discovery request is due before the regular one.
     pub(super) fn look_due(&self) -> Option<Instant> {
         self.look_due
     }

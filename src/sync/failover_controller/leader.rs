@@ -64,8 +64,8 @@ const MAX_TIMER: Duration = Duration::from_secs(60);
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of decisions before other tasks have a turn.
 const MAX_DECISIONS: usize = 64;
-/// The shortest time between two decisions about the same ExternalTarget, for each ExternalTarget that there is: at most
-/// 2,000 decisions a second.
+/// Multiplied by the number of ExternalTargets: the shortest time between two decisions about the same ExternalTarget.
+/// So there are at most 2,000 decisions a second.
 const DECISION_INTERVAL: Duration = Duration::from_micros(500);
 /// Maximum number of changes that are reported after a write of the status; the newest ones count.
 const MAX_EVENTS: usize = 16;
@@ -213,7 +213,7 @@ impl Leader {
 }
 
 impl FailoverController {
-    /// Begins or ends a term.
+    /// Begins or ends a term if leadership has changed, and queues all decisions.
     pub(super) fn on_leadership(&mut self) {
         let term = match self.context.policy.sync {
             SyncMode::Off => None,
@@ -313,7 +313,8 @@ impl FailoverController {
         let link = self.context.store.get(key);
         let standing = self.context.standing.get(key);
         let refusal = self.refusal(followed, link.as_deref(), standing.as_ref());
-        // The Services of a restored backup have other uids, and may have no targets yet.
+        // Drop a uid that no Service has: restored Services have new uids and may have no target yet, and the target in
+        // use mustn't be withdrawn for that.
         let is_known = |uid: &Uid| sources.is_open(uid, key.namespace(), followed.services()).is_some();
         let present = link.as_deref().and_then(Link::lead).and_then(standing_of);
         let present = present.map(|(target, uid)| (target, Some(uid).filter(is_known).unwrap_or_default()));
@@ -430,7 +431,7 @@ impl FailoverController {
     /// Writes the decided status, unless the API server has it.
     fn publish(&mut self, key: &ServiceKey) {
         let link = self.context.store.get(key);
-        // The next decision follows a new list.
+        // Nothing is written while a list is incomplete: the next complete list queues a decision.
         let followed = self.objects.get(key).filter(|followed| self.may_decide(&followed.object));
         let (Some(followed), Some(decided)) = (followed, self.leader.decided.get_mut(key)) else { return };
         let object = &followed.object;
@@ -656,8 +657,8 @@ fn standing_of(lead: &Lead) -> Option<(Target, Uid)> {
     }
 }
 
-/// Returns whether the external target exists and points at the target of the API server's status, and if it doesn't yet,
-/// until when that counts as written.
+/// Returns whether the external target counts as written. Within [`WRITE_LAG`] after an announcement it does without
+/// pointing at the target; then also returns the end of that time.
 fn is_written(
     object: &ObservedExternalTarget,
     link: Option<&Link>,

@@ -69,7 +69,8 @@ pub(super) fn former_source(followed: &Followed, sources: &Sources<'_>) -> Optio
     if known.as_ref().is_some_and(|known| is_it(known.key.clone())) {
         return known;
     }
-    // A Service that the watch doesn't have any more is looked up by its name.
+    // If no living Service has the uid, keep the last known name: the API server is asked for it before the target is
+    // withdrawn.
     sources.key_of(&uid).map(|key| FormerSource { key, uid }).or(known)
 }
 

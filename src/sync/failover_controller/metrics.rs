@@ -66,7 +66,7 @@ impl MetricGroup for FailoverMetrics {
 }
 
 impl FailoverMetrics {
-    /// Counts no ExternalTargets: they are read again.
+    /// Sets the numbers of ExternalTargets to 0, before they are counted from a new list.
     pub(super) fn forget_targets(&self) {
         for state in ["verified", "unverified", "none"] {
             self.targets.with_label_values(&[state]).set(0);

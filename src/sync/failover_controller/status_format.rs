@@ -55,8 +55,9 @@ pub struct Published<'a> {
     pub dns_names: &'a [String],
 }
 
-/// Returns the status as decisions use it. Other clients and other versions may have written it: what can't be read is
-/// left out. A target that can't be read isn't withdrawn: here it is missing, in `status` it isn't.
+/// Returns the status as decisions use it. Other clients and other versions may have written it: values that can't be
+/// parsed are left out. If the result has no target, `status.target` tells whether the target was withdrawn or can't be
+/// parsed.
 #[must_use]
 pub fn read(status: &ExternalTargetStatus) -> FailoverStatus {
     let mut sources: Vec<SourceStatus> = Vec::new();

@@ -42,7 +42,7 @@ pub(super) struct Scope {
     log: WatchLog,
     list: HashMap<ServiceKey, Option<ObservedExternalTarget>>,
     is_listed: bool,
-    /// The resourceVersion of the last list or event, which a new term compares its first list with.
+    /// The newest resourceVersion of a list or an event. An older list shows that etcd was restored.
     newest: Option<u64>,
     /// Whether the permission to list was missing at the last try.
     is_forbidden: bool,
@@ -114,7 +114,7 @@ impl FailoverController {
         self.context.leads_listed.send_if_modified(|all| all.note(namespace, self.lists, is_complete));
     }
 
-    /// Publishes that nothing can be listed, because of an error or because there are no ExternalTargets.
+    /// Publishes for all scopes that the list is complete, because the CRD isn't served, or has failed.
     fn note_no_lists(&self, is_complete: bool) {
         (0..self.scopes.len()).for_each(|number| self.note_list(number, is_complete));
     }

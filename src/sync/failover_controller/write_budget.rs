@@ -62,7 +62,8 @@ impl WriteBudget {
         Ok(())
     }
 
-    /// Records a write that nothing holds back. It counts for the object alone.
+    /// Records an urgent write, which isn't limited. It delays the object's next write that isn't urgent, but doesn't
+    /// count for [`MAX_WRITES`].
     pub fn record_urgent(&mut self, key: &ServiceKey, now: Instant) {
         self.remove_old(now);
         self.last.insert(key.clone(), now);

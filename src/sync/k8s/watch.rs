@@ -699,9 +699,10 @@ fn identified<K: Resource>(object: &RawDeserializeGuard<K>) -> Option<&str> {
     meta.resource_version.as_deref().filter(|version| is_named && !version.is_empty())
 }
 
-/// Returns a pause with jitter: zero for 0, else the first pause, doubled `doublings - 1` times.
-fn pause(doublings: u32) -> Duration {
-    let Some(doublings) = doublings.checked_sub(1) else { return Duration::ZERO };
+/// Returns the pause after this number of failures in a row, with jitter: zero after none, then doubled each time, up
+/// to the maximum of [`RELIST_BACKOFF`].
+fn pause(failures: u32) -> Duration {
+    let Some(doublings) = failures.checked_sub(1) else { return Duration::ZERO };
     let pause = RELIST_BACKOFF
         .0
         .saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX))

@@ -113,7 +113,8 @@ impl ManifestSource {
                 (list, files.unselected(&self.selection, &self.hostname_policy, &self.store), files.unread())
             };
             read?;
-            // A name mustn't go to another link because Services were listed first.
+            // Wait until the external targets are read, which record the owners of names: otherwise a Service that is
+            // read earlier could get the name of another link.
             let deadline =
                 *owners_deadline.get_or_insert_with(|| tokio::time::Instant::now() + OWNERS_TIMEOUT);
             let _ = tokio::time::timeout_at(deadline, self.store.owners_known()).await;

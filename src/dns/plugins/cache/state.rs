@@ -159,8 +159,8 @@ impl CacheState {
             && !self.invalidated.is_invalidated_since(mark, cache_query.key.name())
     }
 
-    /// Stores an answer with `put`, which returns the number of evictions, unless the name has been invalidated since
-    /// `mark`.
+    /// Stores an answer with `put`, which returns the number of evictions, and removes it again if the name was
+    /// invalidated after `mark`.
     fn insert(
         &self,
         cache_query: &CacheQuery,

@@ -108,8 +108,8 @@ impl AnswerSocket {
     }
 
     /// Checks the level of the send buffer. If at least one eighth is in use, limits the addresses that the kernel is
-    /// resolving, because answers to these addresses fill the buffer, and all unknown addresses on the same links.
-    /// Returns whether the next check should be soon.
+    /// resolving by ARP or NDP, because answers to these addresses fill the buffer. All unknown addresses of the same
+    /// network interfaces are limited, too. Returns whether the next check should be soon.
     pub(super) fn check_send_buffer(&self, now: Instant) -> bool {
         let queued = self.queued();
         if queued >= self.send_buffer / 8

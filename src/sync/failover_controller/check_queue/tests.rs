@@ -83,7 +83,7 @@ fn at_most_200_checks_start_in_any_second() {
     let mut starts = Vec::new();
     for millisecond in 0..3500 {
         let now = start + Duration::from_millis(millisecond);
-        // One check in each millisecond, and all that may start in each fourth second.
+        // One check in each millisecond, and every 400 ms all checks that may start.
         let most = if millisecond % 400 == 0 { usize::MAX } else { 1 };
         for _ in 0..most {
             let Some(key) = queue.next(now) else { break };
