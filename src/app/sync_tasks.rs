@@ -28,7 +28,7 @@ use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::left_out::Registry;
 use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler;
-use crate::sync::external_target::standing::StandingTargets;
+use crate::sync::external_target::states::ExternalTargetStates;
 use crate::sync::failover_controller::checks::CheckDns;
 use crate::sync::failover_controller::manifests::ManifestLeads;
 use crate::sync::failover_controller::{self, FailoverContext};
@@ -187,13 +187,13 @@ impl SyncSource {
         let listed = LinkLists::new(&selection.namespaces, listed);
         let (listed, leads_listed) = (watch::Sender::new(listed.clone()), watch::Sender::new(listed));
         let persisted = Arc::<PersistedTargets>::default();
-        let (unselected, standing) =
-            (Arc::<UnselectedServices>::default(), Arc::<StandingTargets>::default());
+        let (unselected, external_target_states) =
+            (Arc::<UnselectedServices>::default(), Arc::<ExternalTargetStates>::default());
         if let Some(backend) = self.backend() {
             let context = reconciler::context::ReconcilerContext {
                 store: Arc::clone(store),
                 persisted: Arc::clone(&persisted),
-                standing: Arc::clone(&standing),
+                external_target_states: Arc::clone(&external_target_states),
                 backend: backend.clone(),
                 registry: self.registry(flags),
                 selection: Arc::clone(&selection),
@@ -289,7 +289,7 @@ impl SyncSource {
                     store: Arc::clone(&store),
                     selection: Arc::clone(&selection),
                     unselected: Arc::clone(&unselected),
-                    standing,
+                    external_target_states,
                     rules,
                     hostname_policy: hostname_policy.clone(),
                     policy: policy(),

@@ -13,7 +13,7 @@ use crate::dns::chain::target_check::{TargetOutcome, UpstreamResult};
 use crate::dns::server::target_checker::TargetChecker;
 use crate::model::hostname::Hostname;
 use crate::sync::failover::checks::CheckOutcome;
-use crate::sync::failover_controller::checks::{CheckDns, DnsCheck};
+use crate::sync::failover_controller::checks::{CheckDns, TargetCheckResult};
 
 /// Returns the function that checks a hostname.
 pub(super) fn check_dns(checker: TargetChecker) -> CheckDns {
@@ -25,10 +25,15 @@ pub(super) fn check_dns(checker: TargetChecker) -> CheckDns {
 
 /// Returns a function that checks nothing, for commands that don't decide.
 pub(super) fn no_checks() -> CheckDns {
-    Arc::new(|_, _, _| async { DnsCheck::without_answer() }.boxed())
+    Arc::new(|_, _, _| async { TargetCheckResult::without_answer() }.boxed())
 }
 
-async fn check(checker: &TargetChecker, host: &Hostname, own: &[Name], timeout: Duration) -> DnsCheck {
+async fn check(
+    checker: &TargetChecker,
+    host: &Hostname,
+    own: &[Name],
+    timeout: Duration,
+) -> TargetCheckResult {
     let name = host.name();
     let results = checker.check(&name, own, timeout).await;
     let at = Timestamp::now();
@@ -54,7 +59,7 @@ async fn check(checker: &TargetChecker, host: &Hostname, own: &[Name], timeout: 
     }
     let probes = unanswered.into_iter().map(|upstream| probe(checker, &name, upstream, timeout));
     answers.extend(join_all(probes).await.into_iter().flatten());
-    DnsCheck { at, outcomes, addresses, answers }
+    TargetCheckResult { at, outcomes, addresses, answers }
 }
 
 /// Asks an upstream that hasn't answered for the top-level domain of the name, which only a resolver that works knows.

@@ -146,7 +146,7 @@ impl HostnamePolicy {
 
 /// Returns the custom hostnames in the value of an external target's annotation [`HOSTNAME`].
 #[must_use]
-pub fn noted_hostnames(annotation: Option<&str>) -> Vec<Arc<str>> {
+pub fn recorded_hostnames(annotation: Option<&str>) -> Vec<Arc<str>> {
     annotation.into_iter().flat_map(|names| ListEntries::of(names).counted).map(Into::into).collect()
 }
 
@@ -273,8 +273,8 @@ mod tests {
     }
 
     #[test]
-    fn names_noted_on_an_external_target_are_bounded() {
+    fn names_recorded_on_an_external_target_are_bounded() {
         let names: Vec<String> = (0..14_000).map(|i| format!("n{i}.default.lb.internal")).collect();
-        assert_eq!(noted_hostnames(Some(&names.join(","))).len(), 100);
+        assert_eq!(recorded_hostnames(Some(&names.join(","))).len(), 100);
     }
 }

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_count_up_to_100_and_253_bytes_each() {
+    fn list_is_limited_to_100_entries_of_253_bytes() {
         let name = |length: usize| "x".repeat(length);
         let text = format!(" a ,,{}, {}.,{}", name(253), name(253), name(254));
         let absolute = format!("{}.", name(253));

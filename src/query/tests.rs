@@ -73,7 +73,7 @@ fn answer(query: &[u8]) -> Message {
 }
 
 #[tokio::test]
-async fn answer_stands_in_lines_without_control_characters() {
+async fn answer_is_printed_without_control_characters() {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let mut question = parse(&["A.lb.internal"]).unwrap();
     question.server = socket.local_addr().unwrap();

@@ -12,7 +12,7 @@ pub mod observed_object;
 pub mod orphans;
 pub mod output_dir;
 pub mod reconciler;
-pub mod standing;
+pub mod states;
 pub(crate) mod status_log;
 pub(crate) mod write;
 mod write_result;

@@ -7,12 +7,12 @@ mod absence;
 mod alerts;
 pub mod check_queue;
 pub mod checks;
-mod departures;
 mod leader;
 mod leads;
 pub mod manifests;
 pub mod metrics;
 mod object;
+mod pending_deletions;
 mod sources;
 pub mod status_format;
 mod watched;
@@ -38,7 +38,7 @@ use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use super::election::Leadership;
 use super::events::link_log::Telemetry;
 use super::external_target::decision::SyncPolicy;
-use super::external_target::standing::StandingTargets;
+use super::external_target::states::ExternalTargetStates;
 use super::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
 use super::k8s::listed::{LinkLists, ListEpoch};
 use super::k8s::metrics::ApiMetrics;
@@ -52,18 +52,18 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use checks::CheckDns;
-use departures::Departures;
 use leader::Leader;
 use metrics::FailoverMetrics;
 use object::Followed;
+use pending_deletions::PendingDeletions;
 use sources::Sources;
 use watched::{Scope, ScopedEvents};
 
-/// The time between two looks at discovery: a CRD that is installed is noticed after this time.
+/// The time between two discovery requests: a CRD that is installed is noticed after this time.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of changes that are processed at once.
 const MAX_BATCH: usize = 1024;
-/// Maximum time that the first look at discovery waits until the external targets are listed.
+/// Maximum time that the first discovery request waits until the external targets are listed.
 const OWNERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
@@ -76,8 +76,8 @@ pub struct FailoverContext {
     pub selection: Arc<Selection>,
     /// The load balancers without a link.
     pub unselected: Arc<UnselectedServices>,
-    /// Tells how the external targets of led links stand.
-    pub standing: Arc<StandingTargets>,
+    /// The states of the external targets of led links.
+    pub external_target_states: Arc<ExternalTargetStates>,
     /// Requests PrometheusRules, and tells how they stand.
     pub rules: Arc<RuleRequests>,
     /// Decides which targets and DNS names are allowed.
@@ -115,7 +115,7 @@ struct FailoverController {
     events: SelectAll<ScopedEvents>,
     object_errors: ObjectErrors,
     relist_guard: RelistGuard,
-    departures: Departures,
+    pending_deletions: PendingDeletions,
     /// Log of failed discovery requests.
     error_log: ThrottledLog,
     is_forbidden_logged: bool,
@@ -129,7 +129,7 @@ struct FailoverController {
 pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = context.store.subscribe();
     let mut services = context.unselected.subscribe();
-    let mut standing = context.standing.subscribe();
+    let mut external_targets = context.external_target_states.subscribe();
     let mut rules = context.rules.subscribe();
     let mut leadership = context.leadership.clone();
     let mut links_listed = context.links_listed.clone();
@@ -148,15 +148,15 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
     let mut controller = FailoverController::new(context);
     loop {
         let is_busy = controller.drain();
-        let recheck = controller.departures.look_due();
-        let unserved = controller.departures.unserved_until();
+        let recheck = controller.pending_deletions.discovery_due();
+        let unserved = controller.pending_deletions.unserved_until();
         let confirm = controller.scopes.iter().filter_map(|scope| scope.confirm_at).min();
         let checks_due = controller.leader.checks_due();
         tokio::select! {
             () = stop.cancelled() => break,
-            _ = tick.tick() => controller.departures.look(&controller.context.client),
-            served = controller.departures.looked() => controller.on_discovery(served),
-            () = sleep_until_opt(recheck) => controller.departures.look(&controller.context.client),
+            _ = tick.tick() => controller.pending_deletions.discover(&controller.context.client),
+            served = controller.pending_deletions.discovered() => controller.on_discovery(served),
+            () = sleep_until_opt(recheck) => controller.pending_deletions.discover(&controller.context.client),
             () = sleep_until_opt(unserved) => controller.end_all_leads(),
             () = sleep_until_opt(confirm) => controller.confirm_lists(),
             Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
@@ -170,7 +170,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
                 Some(keys) => keys.iter().for_each(|key| controller.on_service(key)),
                 None => controller.on_any_service(),
             },
-            key = standing.recv() => match batch(key, &mut standing, |key| key)? {
+            key = external_targets.recv() => match batch(key, &mut external_targets, |key| key)? {
                 Some(keys) => keys.iter().for_each(|key| controller.queue(key)),
                 None => controller.queue_all(),
             },
@@ -179,10 +179,10 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
                 Err(RecvError::Lagged(_)) => controller.queue_all(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
-            () = leadership.changed() => controller.on_leadership(),
+            () = leadership.changed() => controller.refresh_term(),
             () = term.wait_for_other_term(controller.lists.term) => controller.list_anew(),
             () = rewinds.wait_for_change(controller.lists.rewinds) => controller.list_anew(),
-            Ok(()) = links_listed.changed() => controller.on_leadership(),
+            Ok(()) = links_listed.changed() => controller.refresh_term(),
             Ok(()) = hostname_policy.changed() => controller.on_any_service(),
             _ = controller.leader.to_decide.due() => {}
             _ = controller.leader.to_write.due() => {}
@@ -206,7 +206,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
 
 impl FailoverController {
     fn new(context: FailoverContext) -> Self {
-        context.metrics.forget_targets();
+        context.metrics.reset_targets();
         Self {
             scopes: Scope::of(&context.selection, &context.availability),
             lists: ListEpoch { term: context.leadership.term(), rewinds: context.rewinds.count() },
@@ -216,7 +216,7 @@ impl FailoverController {
             events: SelectAll::new(),
             object_errors: ObjectErrors::of_kind("ExternalTarget"),
             relist_guard: RelistGuard::default(),
-            departures: Departures::default(),
+            pending_deletions: PendingDeletions::default(),
             error_log: ThrottledLog::default(),
             is_forbidden_logged: false,
             leader: Leader::default(),

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use super::AlertsContext;
 use super::desired::{DesiredRule, rule_name};
 use super::fair_queue::{FairQueue, MAX_WRITES};
-use super::requests::{RuleRequest, RuleState, Wish};
+use super::requests::{RequestedRule, RuleRequest, RuleState};
 use super::rule::{GROUP_VERSION, ObservedRule, PLURAL, PrometheusRule, target_key};
 use super::write::{Outcome, PERMISSION_HINT, RuleChange, RuleWrite, RuleWriter};
 use crate::model::line_limit::LineLimit;
@@ -429,8 +429,8 @@ impl AlertsController {
         if known.is_some_and(|known| known.is_terminating) {
             return None;
         }
-        match &request.wish {
-            Wish::Rule(inputs) => {
+        match &request.rule {
+            RequestedRule::Rule(inputs) => {
                 let desired = DesiredRule::new(key, inputs);
                 let change = match known {
                     None => RuleChange::Create(Box::new(desired.object(key.name()))),
@@ -439,7 +439,7 @@ impl AlertsController {
                 };
                 Some((desired.key, change))
             }
-            Wish::NoRule { .. } => {
+            RequestedRule::NoRule { .. } => {
                 let known = known.filter(|known| known.owner_uid == request.uid)?;
                 let (uid, version) = (known.uid.to_string(), known.version.clone());
                 let rule = ServiceKey::new(key.namespace(), &rule_name(key.name()));

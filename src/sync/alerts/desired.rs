@@ -39,7 +39,7 @@ const MAX_CHANGES: u32 = 5;
 pub struct RuleInputs {
     pub uid: Uid,
     pub alerts: Alerts,
-    /// The place in `spec.sources` of the source in `spec.pin`.
+    /// The position in `spec.sources` of the source in `spec.pin`.
     pub pinned: Option<usize>,
 }
 
@@ -184,7 +184,7 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
     );
     let (preferred, wanted) = match pinned.unwrap_or_default() {
         0 => ("> 0".to_owned(), pinned),
-        place => (format!(">= 0 != {place}"), pinned),
+        position => (format!(">= 0 != {position}"), pinned),
     };
     let wanted = if wanted.is_some() { "the pinned one" } else { "the preferred one" };
     let look = format!("kubectl -n {namespace} describe externaltarget {name} tells why.");

@@ -33,13 +33,13 @@ pub enum RuleState {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RuleRequest {
     pub(super) uid: Uid,
-    pub(super) wish: Wish,
+    pub(super) rule: RequestedRule,
     /// Distinguishes different requests for the same ExternalTarget.
     pub(super) fingerprint: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Wish {
+pub(super) enum RequestedRule {
     Rule(RuleInputs),
     /// `spec.alerts` was removed, and the rule has to follow. `is_recorded` tells whether the status has still the
     /// condition AlertsReady.
@@ -50,7 +50,7 @@ pub(super) enum Wish {
 
 impl RuleRequest {
     pub(super) fn is_for_rule(&self) -> bool {
-        matches!(self.wish, Wish::Rule(_))
+        matches!(self.rule, RequestedRule::Rule(_))
     }
 }
 
@@ -77,13 +77,16 @@ impl Default for RuleRequests {
 impl RuleRequests {
     /// Requests the PrometheusRule of an ExternalTarget that has `spec.alerts`.
     pub fn want(&self, key: &ServiceKey, inputs: RuleInputs) {
-        let is_known = self.requests.get(key).is_some_and(|known| match &known.wish {
-            Wish::Rule(before) => *before == inputs,
-            Wish::NoRule { .. } => false,
+        let is_known = self.requests.get(key).is_some_and(|known| match &known.rule {
+            RequestedRule::Rule(before) => *before == inputs,
+            RequestedRule::NoRule { .. } => false,
         });
         if !is_known {
             let fingerprint = DesiredRule::new(key, &inputs).fingerprint();
-            self.set(key, RuleRequest { uid: inputs.uid.clone(), wish: Wish::Rule(inputs), fingerprint });
+            self.set(
+                key,
+                RuleRequest { uid: inputs.uid.clone(), rule: RequestedRule::Rule(inputs), fingerprint },
+            );
         }
     }
 
@@ -92,11 +95,11 @@ impl RuleRequests {
     pub fn want_none(&self, key: &ServiceKey, uid: &Uid, is_recorded: bool) {
         let known = self.requests.get(key).map(|known| Arc::clone(&known)).filter(|known| known.uid == *uid);
         let is_needed = is_recorded
-            || known.as_ref().is_some_and(|known| match known.wish {
-                Wish::Rule(_) => true,
+            || known.as_ref().is_some_and(|known| match known.rule {
+                RequestedRule::Rule(_) => true,
                 // If the condition was recorded before, the leader has removed it: no rule is left, or the permission
                 // to remove it is missing.
-                Wish::NoRule { is_recorded: was_recorded } => !was_recorded && !self.is_settled(key),
+                RequestedRule::NoRule { is_recorded: was_recorded } => !was_recorded && !self.is_settled(key),
             });
         if !is_needed {
             return self.forget(key);
@@ -104,7 +107,8 @@ impl RuleRequests {
         let mut hasher = DefaultHasher::new();
         uid.to_string().hash(&mut hasher);
         let fingerprint = hasher.finish();
-        let request = RuleRequest { uid: uid.clone(), wish: Wish::NoRule { is_recorded }, fingerprint };
+        let request =
+            RuleRequest { uid: uid.clone(), rule: RequestedRule::NoRule { is_recorded }, fingerprint };
         if known.is_none_or(|known| *known != request) {
             self.set(key, request);
         }

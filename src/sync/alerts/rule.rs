@@ -112,7 +112,7 @@ impl ObservedRule {
 
     /// Returns what is kept of the object with the name of an ExternalTarget's PrometheusRule, if it belongs to an
     /// ExternalTarget of that name, or if lb-linker has written it and it has lost its owner.
-    pub(super) fn found(object: &PrometheusRule, key: &ServiceKey) -> Option<Self> {
+    pub(super) fn for_external_target(object: &PrometheusRule, key: &ServiceKey) -> Option<Self> {
         if let Some((owner, observed)) = Self::of(object) {
             return (owner == *key).then_some(observed);
         }

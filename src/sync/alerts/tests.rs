@@ -278,7 +278,7 @@ fn object_of_another_owner_is_foreign() {
     let found = |change: &dyn Fn(&mut PrometheusRule)| {
         let mut object = stored(&desired);
         change(&mut object);
-        ObservedRule::found(&object, &web())
+        ObservedRule::for_external_target(&object, &web())
     };
     let owner = |change: fn(&mut k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference)| {
         found(&|it| change(&mut it.metadata.owner_references.as_mut().unwrap()[0]))

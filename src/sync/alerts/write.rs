@@ -94,7 +94,7 @@ impl RuleWriter {
     ) -> (u16, Result<Outcome, WriteError>) {
         let api: Api<PrometheusRule> = Api::namespaced(self.client.clone(), rule.namespace());
         let (verb, manager) = (change.verb(), Some(FIELD_MANAGER.to_owned()));
-        let present = |object: &PrometheusRule| match ObservedRule::found(object, key) {
+        let present = |object: &PrometheusRule| match ObservedRule::for_external_target(object, key) {
             Some(observed) => Outcome::Present(Box::new(observed)),
             None => Outcome::Foreign,
         };

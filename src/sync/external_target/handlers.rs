@@ -9,7 +9,7 @@ use tracing::info;
 use super::reconciler::Reconciler;
 use super::reconciler::context::ReconcilerContext;
 use super::write::removal_of;
-use crate::model::hostname_policy::{HOSTNAME, noted_hostnames};
+use crate::model::hostname_policy::{HOSTNAME, recorded_hostnames};
 use crate::model::link::{LinkChange, LinkState, Target};
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::service_key::ServiceKey;
@@ -130,17 +130,17 @@ impl Reconciler {
             let object = self.objects.get(id);
             let holder = object.and_then(|object| self.objects.owner_of(object));
             let recorded = object.filter(|_| holder.is_some()).and_then(|object| object.annotation(HOSTNAME));
-            self.context.store.set_owner(&id.name, holder.as_ref(), &noted_hostnames(recorded));
+            self.context.store.set_owner(&id.name, holder.as_ref(), &recorded_hostnames(recorded));
         }
     }
 
     /// Returns the custom hostnames recorded for a link that are still allowed.
-    pub(crate) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Arc<str>> {
+    pub(crate) fn recorded_hostnames(&self, key: &ServiceKey) -> Vec<Arc<str>> {
         let objects = self.objects.of_link(key).into_iter();
         let services = objects.filter(|object| object.id.kind == ObjectKind::Service);
         let mut recorded: Vec<Arc<str>> = Vec::new();
         // A link may have two external targets, of which one is to replace the other.
-        for name in services.flat_map(|object| noted_hostnames(object.annotation(HOSTNAME))) {
+        for name in services.flat_map(|object| recorded_hostnames(object.annotation(HOSTNAME))) {
             if !recorded.contains(&name) {
                 recorded.push(name);
             }
@@ -158,7 +158,7 @@ impl Reconciler {
             (None, Some(created)) => TargetOwner::CreatedUntil(created),
             (None, None) => TargetOwner::Unknown,
         };
-        let recorded = noted_hostnames(object.annotation(HOSTNAME));
+        let recorded = recorded_hostnames(object.annotation(HOSTNAME));
         let hostnames = self.context.hostname_policy.borrow().still_granted(holder.namespace(), recorded);
         let is_watched = self.context.selection.watches(holder.namespace());
         let last = PersistedTarget {

@@ -34,7 +34,7 @@ use super::left_out::postponed;
 use super::object_cache::{ObjectCache, object_ids};
 use super::observed_object::ObservedObject;
 use super::orphans::Orphans;
-use super::standing::Standing;
+use super::states::ExternalTargetState;
 use super::status_log::StatusLog;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
@@ -341,10 +341,10 @@ impl Reconciler {
             self.report.forget(&key);
             self.work_queue.forget(&key);
             self.adoption.forget(&key);
-            self.context.standing.set(&key, None);
+            self.context.external_target_states.set(&key, None);
             // The store has no link for an object that exists: add the link again, as the link of a gone Service.
             if self.has_removable_object(&key) {
-                self.context.store.insert_gone(&key, self.noted_hostnames(&key));
+                self.context.store.insert_gone(&key, self.recorded_hostnames(&key));
             }
             return self.update_orphans(&key);
         };
@@ -396,7 +396,7 @@ impl Reconciler {
         if let (Some(since), true) = (link.service_gone_since(), self.start_check.postpones(&key)) {
             step = postponed(step, since, policy, now);
         }
-        self.context.standing.set(&key, standing(&link, &step, actual));
+        self.context.external_target_states.set(&key, external_target_state(&link, &step, actual));
         let is_kept = |write: &Write| self.start_check.keeps(&key) && Self::removal(&link, write).is_some();
         if !matches!(step, NextStep::Conflict { .. }) {
             self.report.no_conflict(&key);
@@ -465,13 +465,13 @@ impl Reconciler {
     }
 }
 
-/// Returns how the external target of a led link stands.
-fn standing(link: &Link, step: &NextStep, actual: Actual<'_>) -> Option<Standing> {
+/// Returns the state of the external target of a led link.
+fn external_target_state(link: &Link, step: &NextStep, actual: Actual<'_>) -> Option<ExternalTargetState> {
     link.lead()?;
     match step {
-        NextStep::Conflict { why, .. } => Some(Standing::Conflict(why.clone())),
-        NextStep::Done => link.target.clone().map(Standing::At),
-        _ => current_target(actual.named?, actual.slices.iter().copied()).map(Standing::At),
+        NextStep::Conflict { why, .. } => Some(ExternalTargetState::Conflict(why.clone())),
+        NextStep::Done => link.target.clone().map(ExternalTargetState::At),
+        _ => current_target(actual.named?, actual.slices.iter().copied()).map(ExternalTargetState::At),
     }
 }
 

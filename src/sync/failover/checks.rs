@@ -153,7 +153,7 @@ impl CheckRecords {
         for check in checks {
             let known = former.iter().position(|record| record.is_of(&check.target, check.tcp_port));
             let new = || CheckRecord::new(check.target.clone(), check.tcp_port, now);
-            self.records.push(known.map_or_else(new, |place| former.swap_remove(place)));
+            self.records.push(known.map_or_else(new, |index| former.swap_remove(index)));
         }
     }
 

@@ -92,8 +92,8 @@ impl Outlook<'_> {
                 format!("source {pin} is pinned and has no target"),
             );
         }
-        let Some((place, new)) = self.new_target() else { return finding(false, "TargetAnnounced", "") };
-        let source = &self.sources[place];
+        let Some((position, new)) = self.new_target() else { return finding(false, "TargetAnnounced", "") };
+        let source = &self.sources[position];
         if !self.facts.is_waited_out(source) {
             let until = self.facts.waits_until(source);
             let message = format!("waits until {until} for {new}: {}", source.message);
@@ -105,8 +105,9 @@ impl Outlook<'_> {
     /// Returns until when a first target is waited for that passes its check.
     fn first_wait(&self) -> Option<Timestamp> {
         let (facts, spec) = (self.facts, self.facts.input.spec);
-        let offering = facts.places().filter(|place| spec.pin.is_none() && facts.offered(*place).is_some());
-        let first = offering.map(|place| facts.waits_until(&self.sources[place])).min()?;
+        let offering =
+            facts.positions().filter(|position| spec.pin.is_none() && facts.offered(*position).is_some());
+        let first = offering.map(|position| facts.waits_until(&self.sources[position])).min()?;
         let withdrawn = self.history.first().map(|last| end_of_wait(last.until, spec.max_wait));
         withdrawn.into_iter().chain([first]).max().filter(|end| *end > facts.input.now)
     }

@@ -93,7 +93,7 @@ fn begin(input: &Inputs<'_>) -> FailoverStatus {
     status.clamp_times(now);
     if status.target.is_none()
         && status.history.is_empty()
-        && let Some((target, uid)) = input.standing
+        && let Some((target, uid)) = input.present_target
     {
         let offering = || {
             let sources = input.spec.sources.iter().zip(input.offers);
@@ -129,12 +129,13 @@ impl<'a> Transition<'a> {
         let mut begun = Self { facts, current, history, moved: None, events: Vec::new() };
         begun.withdraw();
         if let Some(current) = &mut begun.current {
-            if facts.place_of(&current.source).is_none()
-                && let Some(place) = facts.places().find(|place| facts.is_offered(*place, &current.target))
+            if facts.position_of(&current.source).is_none()
+                && let Some(position) =
+                    facts.positions().find(|position| facts.is_offered(*position, &current.target))
             {
                 // The source has another name, or a further one offers the same target.
-                current.source = facts.name(place).to_owned();
-                current.uid = facts.input.offers[place].uid.clone();
+                current.source = facts.name(position).to_owned();
+                current.uid = facts.input.offers[position].uid.clone();
             }
             current.verified |= facts.is_passing(&current.target);
         }
@@ -145,10 +146,10 @@ impl<'a> Transition<'a> {
         let facts = self.facts;
         // An external target, or the status of an earlier version, may lack the uid.
         if let Some(current) = self.current.as_mut().filter(|current| current.uid.is_empty())
-            && let Some(place) = facts.place_of(&current.source)
-            && facts.is_offered(place, &current.target)
+            && let Some(position) = facts.position_of(&current.source)
+            && facts.is_offered(position, &current.target)
         {
-            current.uid = facts.input.offers[place].uid.clone();
+            current.uid = facts.input.offers[position].uid.clone();
         }
         if let Some(current) = &self.current
             && let Some(why) = facts.withdrawal(current)
@@ -167,10 +168,10 @@ impl<'a> Transition<'a> {
     }
 
     fn apply(&mut self, choice: &Choice) {
-        let Choice::Move(place, reason) = *choice else { return };
-        let Some(target) = self.facts.offered(place) else { return };
-        let source = self.facts.name(place).to_owned();
-        let uid = self.facts.input.offers[place].uid.clone();
+        let Choice::Move(position, reason) = *choice else { return };
+        let Some(target) = self.facts.offered(position) else { return };
+        let source = self.facts.name(position).to_owned();
+        let uid = self.facts.input.offers[position].uid.clone();
         if let Some(current) = self.current.as_mut().filter(|current| is_same(&current.target, target)) {
             // Another source offers the same target: nothing changes for clients.
             (current.source, current.uid) = (source, uid);
@@ -179,7 +180,7 @@ impl<'a> Transition<'a> {
         let since = self.facts.second();
         let verified = self.facts.is_passing(target);
         let new = AnnouncedTarget { source, target: target.clone(), uid, since, verified };
-        self.events.push(self.change(&new, reason));
+        self.events.push(self.change_event(&new, reason));
         // A withdrawal remains the reason of the whole change.
         self.moved = self.moved.or(Some(reason));
         if let Some(ended) = self.current.replace(new) {
@@ -187,7 +188,7 @@ impl<'a> Transition<'a> {
         }
     }
 
-    fn change(&self, new: &AnnouncedTarget, reason: MoveReason) -> FailoverEvent {
+    fn change_event(&self, new: &AnnouncedTarget, reason: MoveReason) -> FailoverEvent {
         let mut message = match &self.current {
             Some(current) => format!("{} → {}", of_source(current), of_source(new)),
             None => format!("{} is announced", of_source(new)),

@@ -27,7 +27,7 @@ pub struct Inputs<'a> {
     pub former: &'a FailoverStatus,
     /// What the external target points at, if it was written for an ExternalTarget of this name, and the uid of the
     /// Service that the target is from: empty for fixed targets, and where it isn't known.
-    pub standing: Option<(&'a Target, &'a Uid)>,
+    pub present_target: Option<(&'a Target, &'a Uid)>,
     /// Whether the external target exists and points at the target of the status.
     pub is_written: bool,
     /// Whether the Service with this uid exists and lets the namespace follow it, whatever the specification lists.
@@ -75,27 +75,27 @@ impl<'a> Facts<'a> {
         self.has_come(end_of_wait(since, wait))
     }
 
-    pub(super) fn places(&self) -> std::ops::Range<usize> {
+    pub(super) fn positions(&self) -> std::ops::Range<usize> {
         0..self.input.spec.sources.len().min(self.input.offers.len())
     }
 
-    pub(super) fn name(&self, place: usize) -> &'a str {
-        &self.input.spec.sources[place]
+    pub(super) fn name(&self, position: usize) -> &'a str {
+        &self.input.spec.sources[position]
     }
 
-    pub(super) fn place_of(&self, source: &str) -> Option<usize> {
-        self.places().find(|place| self.name(*place) == source)
+    pub(super) fn position_of(&self, source: &str) -> Option<usize> {
+        self.positions().find(|position| self.name(*position) == source)
     }
 
     /// Returns the target of a source that may be announced.
-    pub(super) fn offered(&self, place: usize) -> Option<&'a Target> {
-        let offer = self.input.offers.get(place)?;
+    pub(super) fn offered(&self, position: usize) -> Option<&'a Target> {
+        let offer = self.input.offers.get(position)?;
         let target = offer.target.as_ref().filter(|_| offer.refusal.is_none())?;
         (!(self.input.denied)(target)).then_some(target)
     }
 
-    pub(super) fn is_offered(&self, place: usize, target: &Target) -> bool {
-        self.offered(place).is_some_and(|offered| is_same(offered, target))
+    pub(super) fn is_offered(&self, position: usize, target: &Target) -> bool {
+        self.offered(position).is_some_and(|offered| is_same(offered, target))
     }
 
     /// Returns why a target must be withdrawn; `None` if it stays. A Service whose status is empty, or names a denied
@@ -116,15 +116,15 @@ impl<'a> Facts<'a> {
     /// that, or the Service of the announced target; else a tenant could let the program connect anywhere.
     pub(super) fn tcp_port(&self, target: &Target) -> Option<u16> {
         let is_of_living_source = |announced: &AnnouncedTarget| {
-            let place = self.place_of(&announced.source).filter(|_| is_same(&announced.target, target));
-            place.map(|place| &self.input.offers[place]).is_some_and(|offer| {
+            let position = self.position_of(&announced.source).filter(|_| is_same(&announced.target, target));
+            position.map(|position| &self.input.offers[position]).is_some_and(|offer| {
                 let forbidding = [RefusalReason::CheckRefused, RefusalReason::RefNotPermitted];
                 let is_refused = forbidding.into_iter().any(|reason| offer.is_refused_for(reason));
                 !is_refused && !offer.uid.is_empty() && offer.uid == announced.uid
             })
         };
         let port = self.input.spec.check.tcp_port?;
-        let is_permitted = self.places().any(|place| self.is_offered(place, target))
+        let is_permitted = self.positions().any(|position| self.is_offered(position, target))
             || self.input.former.target.as_ref().is_some_and(is_of_living_source);
         is_permitted.then_some(port)
     }

@@ -252,8 +252,8 @@ impl World {
 
     fn may_move(&self, before: &AnnouncedTarget, after: &AnnouncedTarget, reason: MoveReason) -> bool {
         let spec = &self.harness.spec;
-        let place = |name: &str| spec.sources.iter().position(|source| source == name);
-        let (from, to) = (place(&before.source), place(&after.source));
+        let position = |name: &str| spec.sources.iter().position(|source| source == name);
+        let (from, to) = (position(&before.source), position(&after.source));
         let is_listed = from.is_some();
         let pinned = spec.pin.as_deref();
         match reason {
@@ -436,10 +436,10 @@ fn random_histories_follow_the_rules() {
             world.harness.spec.failback != Failback::Manual && world.harness.spec.pin.is_none();
         if let Some(best) = world.best().filter(|_| is_automatic) {
             let current = world.harness.status.target.as_ref();
-            let place = |name: &str| world.harness.spec.sources.iter().position(|source| source == name);
+            let position = |name: &str| world.harness.spec.sources.iter().position(|source| source == name);
             // A target that works stays although its source is blank or refused.
             let stays = current.is_some_and(|current| {
-                place(&current.source).is_some_and(|kept| Some(kept) < place(best))
+                position(&current.source).is_some_and(|kept| Some(kept) < position(best))
                     && world.passes(&current.target)
             });
             let is_best = current.is_some_and(|current| current.source == *best);

@@ -35,12 +35,12 @@ pub(super) struct Outlook<'a> {
 }
 
 impl Outlook<'_> {
-    /// Returns the place of the source in use, and its new target that isn't announced.
+    /// Returns the position of the source in use, and its new target that isn't announced.
     pub(super) fn new_target(&self) -> Option<(usize, &Target)> {
         let current = self.current?;
-        let place = self.facts.place_of(&current.source)?;
-        let offered = self.facts.offered(place).filter(|offered| !is_same(offered, &current.target))?;
-        Some((place, offered))
+        let position = self.facts.position_of(&current.source)?;
+        let offered = self.facts.offered(position).filter(|offered| !is_same(offered, &current.target))?;
+        Some((position, offered))
     }
 
     /// Returns the targets to check.
@@ -60,7 +60,7 @@ impl Outlook<'_> {
             }
         };
         let awaited = |is_awaited| if is_awaited { Urgency::Awaited } else { Urgency::Routine };
-        let new = self.new_target().filter(|(place, _)| !facts.is_waited_out(&self.sources[*place]));
+        let new = self.new_target().filter(|(position, _)| !facts.is_waited_out(&self.sources[*position]));
         if let Some(current) = self.current {
             let is_new = !current.verified && facts.tally(&current.target).is_empty();
             // A held failover needs a failure after the hold began.
@@ -69,26 +69,28 @@ impl Outlook<'_> {
             let is_needed = new.is_some_and(|(_, new)| !facts.tally(new).is_empty());
             add(&current.target, held.max(awaited(is_new || is_needed)));
         }
-        for place in facts.places() {
-            let Some(target) = facts.offered(place) else { continue };
+        for position in facts.positions() {
+            let Some(target) = facts.offered(position) else { continue };
             // A target that was never checked is checked at once; the targets of a new leader are spread out.
-            let is_new = self.sources[place].state == SourceState::Pending && facts.tally(target).is_empty();
-            let is_awaited = is_new || new.is_some_and(|(new, _)| new == place) || self.may_be_next(place);
+            let is_new =
+                self.sources[position].state == SourceState::Pending && facts.tally(target).is_empty();
+            let is_awaited =
+                is_new || new.is_some_and(|(new, _)| new == position) || self.may_be_next(position);
             add(target, awaited(is_awaited));
         }
         checks
     }
 
     /// Returns whether a source is announced as soon as it passes: there is no target, or it is of a removed source.
-    fn may_be_next(&self, place: usize) -> bool {
+    fn may_be_next(&self, position: usize) -> bool {
         let pin = self.facts.input.spec.pin.as_deref();
         let is_next = match self.current {
             None => true,
             Some(current) => {
-                self.facts.place_of(&current.source).is_none()
-                    && self.sources[place].state != SourceState::Unhealthy
+                self.facts.position_of(&current.source).is_none()
+                    && self.sources[position].state != SourceState::Unhealthy
             }
         };
-        is_next && pin.is_none_or(|pin| pin == self.facts.name(place))
+        is_next && pin.is_none_or(|pin| pin == self.facts.name(position))
     }
 }

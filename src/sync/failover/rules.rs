@@ -23,7 +23,7 @@ pub(super) enum Choice {
     Stay,
     /// The announced target has failed, and the move to another source is held.
     Hold,
-    /// The target of the source at this place.
+    /// The target of the source at this position.
     Move(usize, MoveReason),
 }
 
@@ -32,22 +32,22 @@ impl Rules<'_> {
         let Some(current) = self.current else { return self.first_target() };
         let (facts, pin) = (self.facts, self.facts.input.spec.pin.as_deref());
         if let Some(pin) = pin.filter(|pin| *pin != current.source) {
-            let pinned = facts.place_of(pin).filter(|place| facts.offered(*place).is_some());
+            let pinned = facts.position_of(pin).filter(|position| facts.offered(*position).is_some());
             return move_to(pinned, MoveReason::Pinned);
         }
-        let Some(place) = facts.place_of(&current.source) else {
-            let first = self.first_in_order(|place| self.is_ready(place)).filter(|_| pin.is_none());
+        let Some(position) = facts.position_of(&current.source) else {
+            let first = self.first_in_order(|position| self.is_ready(position)).filter(|_| pin.is_none());
             return move_to(first, MoveReason::SourcesEdited);
         };
         // A pinned source is followed to its new target like any other source: once that passes a check.
-        let new = facts.offered(place).filter(|offered| !is_same(offered, &current.target));
+        let new = facts.offered(position).filter(|offered| !is_same(offered, &current.target));
         if new.is_some_and(|new| facts.is_passing(new)) {
-            return Choice::Move(place, MoveReason::TargetChanged);
+            return Choice::Move(position, MoveReason::TargetChanged);
         }
         let has_failed = facts.has_failed(&current.target);
         if has_failed
             && pin.is_none()
-            && let Some(standby) = self.healthy_except(Some(place))
+            && let Some(standby) = self.healthy_except(Some(position))
         {
             // A standby that works is better than a new target of the same source that doesn't.
             if !facts.has_come(next_move(self.history, MoveReason::FailedOver)) {
@@ -61,24 +61,25 @@ impl Rules<'_> {
             }
             return Choice::Hold;
         }
-        if new.is_some() && facts.is_waited_out(&self.sources[place]) && has_failed {
-            return Choice::Move(place, MoveReason::CutoverTimedOut);
+        if new.is_some() && facts.is_waited_out(&self.sources[position]) && has_failed {
+            return Choice::Move(position, MoveReason::CutoverTimedOut);
         }
-        if pin.is_some() { Choice::Stay } else { self.preferred(place) }
+        if pin.is_some() { Choice::Stay } else { self.preferred(position) }
     }
 
     /// Chooses a source that stands before the source in use.
-    fn preferred(&self, place: usize) -> Choice {
+    fn preferred(&self, position: usize) -> Choice {
         let facts = self.facts;
         // The former status has the order and the name before the edit. Where the new first source becomes healthy only
         // later, the move is a failback.
         let status = facts.input.former;
         let former = |name: &str| status.sources.iter().position(|source| source.name == name);
-        let current_place = status.target.as_ref().and_then(|target| former(&target.source));
+        let current_position = status.target.as_ref().and_then(|target| former(&target.source));
         let is_new_before = |before: &usize| {
-            current_place.is_some_and(|current| former(facts.name(*before)).is_none_or(|was| was > current))
+            current_position
+                .is_some_and(|current| former(facts.name(*before)).is_none_or(|was| was > current))
         };
-        let edited = (0..place).find(|before| is_new_before(before) && self.is_ready(*before));
+        let edited = (0..position).find(|before| is_new_before(before) && self.is_ready(*before));
         if edited.is_some() {
             return move_to(edited, MoveReason::SourcesEdited);
         }
@@ -89,7 +90,7 @@ impl Rules<'_> {
                 && target.is_some_and(|target| self.has_passes_in_a_row(target))
                 && facts.is_over(self.sources[*before].since, after)
         };
-        let back = (0..place).find(has_proved_itself);
+        let back = (0..position).find(has_proved_itself);
         let may_move = |_: &usize| facts.has_come(next_move(self.history, MoveReason::FailedBack));
         move_to(back.filter(may_move), MoveReason::FailedBack)
     }
@@ -105,44 +106,46 @@ impl Rules<'_> {
     fn first_target(&self) -> Choice {
         let facts = self.facts;
         if let Some(pin) = &facts.input.spec.pin {
-            let pinned = facts.place_of(pin).filter(|place| facts.offered(*place).is_some());
+            let pinned = facts.position_of(pin).filter(|position| facts.offered(*position).is_some());
             return move_to(pinned, MoveReason::Pinned);
         }
-        let is_live_link =
-            |place: &usize| facts.input.offers[*place].is_live_link && facts.offered(*place).is_some();
-        let live = facts.places().find(is_live_link);
+        let is_live_link = |position: &usize| {
+            facts.input.offers[*position].is_live_link && facts.offered(*position).is_some()
+        };
+        let live = facts.positions().find(is_live_link);
         // After a withdrawal each second without a target is an outage: a healthy source doesn't wait for others.
         let healthy = || self.healthy_except(None).filter(|_| !self.history.is_empty());
-        if let Some(place) = live.or_else(healthy) {
-            return Choice::Move(place, MoveReason::Announced);
+        if let Some(position) = live.or_else(healthy) {
+            return Choice::Move(position, MoveReason::Announced);
         }
-        let is_passing = |place| facts.offered(place).is_some_and(|target| facts.is_passing(target));
-        if let Some(place) = self.first_in_order(is_passing) {
-            return Choice::Move(place, MoveReason::Announced);
+        let is_passing = |position| facts.offered(position).is_some_and(|target| facts.is_passing(target));
+        if let Some(position) = self.first_in_order(is_passing) {
+            return Choice::Move(position, MoveReason::Announced);
         }
         let max_wait = facts.input.spec.max_wait;
         let is_over = self.history.first().is_none_or(|last| facts.is_over(last.until, max_wait));
-        let waited =
-            |place: &usize| facts.offered(*place).is_some() && facts.is_waited_out(&self.sources[*place]);
-        move_to(facts.places().find(waited).filter(|_| is_over), MoveReason::CutoverTimedOut)
+        let waited = |position: &usize| {
+            facts.offered(*position).is_some() && facts.is_waited_out(&self.sources[*position])
+        };
+        move_to(facts.positions().find(waited).filter(|_| is_over), MoveReason::CutoverTimedOut)
     }
 
     /// Returns the most preferred source that works. Each source before it has failed a check, or was waited for.
     fn first_in_order(&self, works: impl Fn(usize) -> bool) -> Option<usize> {
         let facts = self.facts;
-        let is_passed_over = |place: usize| {
-            let has_failed = facts.offered(place).is_some_and(|target| facts.tally(target).failures > 0);
-            let since = self.sources[place].since;
+        let is_passed_over = |position: usize| {
+            let has_failed = facts.offered(position).is_some_and(|target| facts.tally(target).failures > 0);
+            let since = self.sources[position].since;
             // The time in the status may be of an earlier leader, whose checks don't count.
             let began = |target| facts.tally(target).decided.unwrap_or(facts.input.now);
-            let since = facts.offered(place).map_or(since, |target| since.max(began(target)));
+            let since = facts.offered(position).map_or(since, |target| since.max(began(target)));
             has_failed || facts.is_over(since, NO_RESULT)
         };
-        for place in facts.places() {
-            if works(place) {
-                return Some(place);
+        for position in facts.positions() {
+            if works(position) {
+                return Some(position);
             }
-            if !is_passed_over(place) {
+            if !is_passed_over(position) {
                 return None;
             }
         }
@@ -150,16 +153,16 @@ impl Rules<'_> {
     }
 
     /// Returns whether a source is healthy, and passed a check of this leader within the last period.
-    fn is_ready(&self, place: usize) -> bool {
-        self.sources[place].state == SourceState::Healthy
-            && self.facts.offered(place).is_some_and(|target| self.facts.is_passing(target))
+    fn is_ready(&self, position: usize) -> bool {
+        self.sources[position].state == SourceState::Healthy
+            && self.facts.offered(position).is_some_and(|target| self.facts.is_passing(target))
     }
 
-    fn healthy_except(&self, place: Option<usize>) -> Option<usize> {
-        self.facts.places().find(|other| Some(*other) != place && self.is_ready(*other))
+    fn healthy_except(&self, position: Option<usize>) -> Option<usize> {
+        self.facts.positions().find(|other| Some(*other) != position && self.is_ready(*other))
     }
 }
 
-fn move_to(place: Option<usize>, reason: MoveReason) -> Choice {
-    place.map_or(Choice::Stay, |place| Choice::Move(place, reason))
+fn move_to(position: Option<usize>, reason: MoveReason) -> Choice {
+    position.map_or(Choice::Stay, |position| Choice::Move(position, reason))
 }

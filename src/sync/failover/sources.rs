@@ -13,21 +13,21 @@ const NOT_CHECKED_YET: &str = "not checked yet";
 
 /// Returns the status of each source while this target is announced. A new leader begins with the former states.
 pub(super) fn statuses(facts: &Facts<'_>, current: Option<&AnnouncedTarget>) -> Vec<SourceStatus> {
-    let is_standby = |place| current.is_some_and(|current| current.source != facts.name(place));
-    facts.places().map(|place| status(facts, place, is_standby(place))).collect()
+    let is_standby = |position| current.is_some_and(|current| current.source != facts.name(position));
+    facts.positions().map(|position| status(facts, position, is_standby(position))).collect()
 }
 
-fn status(facts: &Facts<'_>, place: usize, is_standby: bool) -> SourceStatus {
-    let name = facts.name(place);
+fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus {
+    let name = facts.name(position);
     let former = facts.input.former.source(name);
-    let offered = facts.offered(place);
+    let offered = facts.offered(position);
     let offers = offered.map(text_of);
     let known = former.filter(|former| former.offers == offers);
-    let (state, message) = match (offered, &facts.input.offers[place].refusal) {
+    let (state, message) = match (offered, &facts.input.offers[position].refusal) {
         (Some(target), _) => checked(facts, is_standby, target, known),
         (None, Some(Refusal { message, .. })) => (SourceState::Refused, message.clone()),
         // The target policy has changed, and `refusal` isn't updated yet.
-        (None, None) if facts.input.offers[place].target.is_some() => {
+        (None, None) if facts.input.offers[position].target.is_some() => {
             (SourceState::Refused, "the target policy denies its target".to_owned())
         }
         (None, None) => (SourceState::Pending, "offers no target".to_owned()),

@@ -45,7 +45,7 @@ pub(super) struct Harness {
     pub(super) checks: CheckRecords,
     pub(super) upstreams: UpstreamAnswers,
     pub(super) status: FailoverStatus,
-    pub(super) standing: Option<(Target, Uid)>,
+    pub(super) present_target: Option<(Target, Uid)>,
     pub(super) is_written: bool,
     /// The Services that live although no source offers them.
     pub(super) unlisted: Vec<Uid>,
@@ -79,7 +79,7 @@ impl Harness {
             checks: CheckRecords::default(),
             upstreams: UpstreamAnswers::default(),
             status: FailoverStatus::default(),
-            standing: None,
+            present_target: None,
             is_written: true,
             unlisted: Vec::new(),
             denied: Vec::new(),
@@ -141,7 +141,7 @@ impl Harness {
             checks: &self.checks,
             upstreams: &self.upstreams,
             former: &self.status,
-            standing: self.standing.as_ref().map(|(target, uid)| (target, uid)),
+            present_target: self.present_target.as_ref().map(|(target, uid)| (target, uid)),
             is_written: self.is_written,
             is_living: &|uid| {
                 let offered = self.offers.iter().filter(|offer| is_permitted(offer)).map(|offer| &offer.uid);
@@ -163,14 +163,14 @@ impl Harness {
     /// Puts the sources into this order; sources that aren't named leave the list.
     pub(super) fn reorder(&mut self, names: &[&str]) {
         self.unlisted = self.offers.iter().map(|offer| offer.uid.clone()).collect();
-        let place = |name: &&str| self.spec.sources.iter().position(|known| known == name).unwrap();
-        self.offers = names.iter().map(|name| self.offers[place(name)].clone()).collect();
+        let position = |name: &&str| self.spec.sources.iter().position(|known| known == name).unwrap();
+        self.offers = names.iter().map(|name| self.offers[position(name)].clone()).collect();
         self.edit(|spec| spec.sources = names.iter().map(|name| (*name).to_owned()).collect());
     }
 
     pub(super) fn offer(&mut self, source: &str) -> &mut Offer {
-        let place = self.spec.sources.iter().position(|name| name == source).unwrap();
-        &mut self.offers[place]
+        let position = self.spec.sources.iter().position(|name| name == source).unwrap();
+        &mut self.offers[position]
     }
 
     pub(super) fn record(&mut self, target: &str, outcomes: &[CheckOutcome]) {

@@ -44,7 +44,7 @@ struct Absence {
     /// Whether a look-up waits or is under way.
     is_asked: bool,
     /// When the last look-up ended.
-    answered: Option<Instant>,
+    ended: Option<Instant>,
     refusal: LastingRefusal,
 }
 
@@ -57,8 +57,8 @@ pub(super) struct LookUpEnd {
 
 impl Absences {
     /// Returns whether it is confirmed that the Service with this uid is gone, whose target this ExternalTarget
-    /// announces. Else queues a look-up, unless one was made within the last [`REPEAT_AFTER`].
-    pub(super) fn is_confirmed(&mut self, object: &ServiceKey, service: &ServiceKey, uid: &Uid) -> bool {
+    /// announces. Otherwise queues a look-up, unless one was made within the last [`REPEAT_AFTER`].
+    pub(super) fn confirm_gone(&mut self, object: &ServiceKey, service: &ServiceKey, uid: &Uid) -> bool {
         let missing = (service.clone(), uid.clone());
         if self.by_object.get(object) != Some(&missing) {
             self.forget(object);
@@ -66,7 +66,7 @@ impl Absences {
         }
         let absence = self.states.entry(missing.clone()).or_default();
         absence.objects.insert(object.clone());
-        let is_due = absence.answered.is_none_or(|at| at.elapsed() >= REPEAT_AFTER);
+        let is_due = absence.ended.is_none_or(|at| at.elapsed() >= REPEAT_AFTER);
         if !absence.is_confirmed && !absence.is_asked && is_due {
             absence.is_asked = true;
             self.waiting.add(missing);
@@ -79,7 +79,7 @@ impl Absences {
     pub(super) fn due(&self, object: &ServiceKey) -> Option<Instant> {
         let absence = self.states.get(self.by_object.get(object)?)?;
         let is_over = absence.is_confirmed || absence.is_asked;
-        absence.answered.filter(|_| !is_over).map(|at| at + REPEAT_AFTER)
+        absence.ended.filter(|_| !is_over).map(|at| at + REPEAT_AFTER)
     }
 
     /// Forgets an ExternalTarget, and the Services that no other one waits for.
@@ -134,7 +134,7 @@ impl Absences {
         // A Role is deleted with its namespace: if the authorizer has refused for ten minutes, the Service counts as
         // gone.
         absence.is_confirmed = is_gone.unwrap_or(absence.refusal.is_lasting());
-        absence.answered = Some(Instant::now());
+        absence.ended = Some(Instant::now());
         absence.objects.iter().cloned().collect()
     }
 }
@@ -218,11 +218,11 @@ mod tests {
     /// Returns the result of one look-up of the Service with uid `known`, and whether another one is due later.
     async fn look_up(absences: &mut Absences, client: &Client, namespace: &str) -> (bool, bool) {
         let (object, service) = (key("shop", "xt"), key(namespace, "web"));
-        absences.is_confirmed(&object, &service, &"known".into());
+        absences.confirm_gone(&object, &service, &"known".into());
         absences.start(client, &ApiAvailability::default(), &Arc::default());
         let ended = absences.ended().await.unwrap().unwrap();
         assert_eq!(absences.record(ended), std::slice::from_ref(&object));
-        (absences.is_confirmed(&object, &service, &"known".into()), absences.due(&object).is_some())
+        (absences.confirm_gone(&object, &service, &"known".into()), absences.due(&object).is_some())
     }
 
     #[tokio::test(start_paused = true)]
@@ -254,16 +254,16 @@ mod tests {
         let (mut absences, client) = (Absences::default(), api_server(service("another", "LoadBalancer")));
         let (objects, web) = ([key("shop", "a"), key("shop", "b")], key("shop", "web"));
         for object in &objects {
-            assert!(!absences.is_confirmed(object, &web, &"known".into()));
+            assert!(!absences.confirm_gone(object, &web, &"known".into()));
             absences.start(&client, &ApiAvailability::default(), &Arc::default());
         }
         assert_eq!(absences.look_ups.len(), 1);
         // Another Service is announced before the answer.
-        assert!(!absences.is_confirmed(&objects[1], &web, &"new".into()));
+        assert!(!absences.confirm_gone(&objects[1], &web, &"new".into()));
         let ended = absences.ended().await.unwrap().unwrap();
         assert_eq!(absences.record(ended), objects[..1]);
-        assert!(absences.is_confirmed(&objects[0], &web, &"known".into()));
-        assert!(!absences.is_confirmed(&objects[1], &web, &"new".into()));
+        assert!(absences.confirm_gone(&objects[0], &web, &"known".into()));
+        assert!(!absences.confirm_gone(&objects[1], &web, &"new".into()));
         objects.iter().for_each(|object| absences.forget(object));
         absences.start(&client, &ApiAvailability::default(), &Arc::default());
         assert!(timeout(REPEAT_AFTER, absences.ended()).await.unwrap().is_none(), "forgotten");

@@ -14,8 +14,8 @@ pub(super) fn request_rule(rules: &RuleRequests, object: &ObservedExternalTarget
     let (key, uid) = (&object.key, &object.uid);
     match &object.spec.alerts {
         Some(alerts) => {
-            let is_pinned = |pin: &String| object.sources().iter().position(|source| source.name == *pin);
-            let pinned = object.spec.pin.as_ref().and_then(is_pinned);
+            let position_of = |pin: &String| object.sources().iter().position(|source| source.name == *pin);
+            let pinned = object.spec.pin.as_ref().and_then(position_of);
             rules.want(key, RuleInputs { uid: uid.clone(), alerts: alerts.clone(), pinned });
         }
         None => rules.want_none(key, uid, recorded(&object.status).is_some()),
@@ -37,8 +37,8 @@ pub(super) fn add_condition(
 ) {
     let former = recorded(&object.status);
     let Some(alerts_ready) = alerts_ready(object, state, is_exported, former, now) else { return };
-    let place = after.conditions.iter().position(|condition| condition.type_ == "Ready");
-    after.conditions.insert(place.unwrap_or(after.conditions.len()), alerts_ready);
+    let position = after.conditions.iter().position(|condition| condition.type_ == "Ready");
+    after.conditions.insert(position.unwrap_or(after.conditions.len()), alerts_ready);
 }
 
 fn alerts_ready(

@@ -55,7 +55,7 @@ pub struct CheckQueue {
 
 #[derive(Debug)]
 struct Check {
-    /// The place in the order of all checks.
+    /// The position in the order of all checks.
     number: u64,
     waiters: BTreeSet<ServiceKey>,
     /// The namespace for which the check is under way; `None` while it is queued.
@@ -75,7 +75,7 @@ struct Namespaces {
 struct Namespace {
     /// The checks with a waiter of this namespace, the oldest one first.
     queued: BTreeMap<u64, Arc<CheckKey>>,
-    /// The place in the order of the namespaces, if a check is queued.
+    /// The position in the order of the namespaces, if a check is queued.
     turn: u64,
     under_way: usize,
     /// The number of its checks that have started within the last [`WINDOW`].
@@ -227,9 +227,9 @@ impl Namespaces {
     /// Returns the next namespace and its oldest check. At most six namespaces can have used their quarter (three per
     /// limit) before a limit is reached.
     fn next(&mut self) -> Option<(Arc<str>, Arc<CheckKey>)> {
-        let is_below =
-            |(_, name): &(&u64, &Arc<str>)| self.by_name.get(*name).is_some_and(Namespace::is_below);
-        let turn = *self.turns.iter().find(is_below).or_else(|| self.turns.first_key_value())?.0;
+        let has_free_share =
+            |(_, name): &(&u64, &Arc<str>)| self.by_name.get(*name).is_some_and(Namespace::has_free_share);
+        let turn = *self.turns.iter().find(has_free_share).or_else(|| self.turns.first_key_value())?.0;
         let name = self.turns.remove(&turn)?;
         let namespace = self.by_name.get_mut(&name)?;
         self.turns_given += 1;
@@ -251,7 +251,7 @@ impl Namespaces {
 }
 
 impl Namespace {
-    fn is_below(&self) -> bool {
+    fn has_free_share(&self) -> bool {
         self.under_way < MAX_UNDER_WAY / SHARES && self.starts < MAX_STARTS / SHARES
     }
 }

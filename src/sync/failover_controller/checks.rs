@@ -20,7 +20,7 @@ const MAX_CONNECTIONS: usize = 4;
 
 /// The result of a check: of DNS for a hostname, and of a connection if the check has a port.
 #[derive(Clone, Debug)]
-pub struct DnsCheck {
+pub struct TargetCheckResult {
     /// When the answers had come, before the upstreams without an answer were asked another question.
     pub at: Timestamp,
     /// One outcome for each upstream that was asked.
@@ -33,9 +33,10 @@ pub struct DnsCheck {
 
 /// Checks a hostname at each upstream, without caches. `own` are the DNS names of the ExternalTarget, to which its
 /// targets mustn't lead back.
-pub type CheckDns = Arc<dyn Fn(Hostname, Vec<Name>, Duration) -> BoxFuture<'static, DnsCheck> + Send + Sync>;
+pub type CheckDns =
+    Arc<dyn Fn(Hostname, Vec<Name>, Duration) -> BoxFuture<'static, TargetCheckResult> + Send + Sync>;
 
-impl DnsCheck {
+impl TargetCheckResult {
     /// Returns the result of a check that says nothing about the target.
     #[must_use]
     pub fn without_answer() -> Self {
@@ -47,7 +48,7 @@ impl DnsCheck {
 #[derive(Debug)]
 pub(super) struct CheckEnd {
     pub(super) key: CheckKey,
-    pub(super) result: DnsCheck,
+    pub(super) result: TargetCheckResult,
 }
 
 /// Checks a target. Returns the check and its result.
@@ -57,7 +58,7 @@ pub(super) async fn check(key: CheckKey, own: Vec<Name>, check_dns: CheckDns) ->
         Target::Addresses(addresses) => {
             let addresses = addresses.iter().take(MAX_CONNECTIONS).copied().collect();
             let at = Timestamp::now();
-            DnsCheck { at, outcomes: vec![CheckOutcome::Passed], addresses, answers: Vec::new() }
+            TargetCheckResult { at, outcomes: vec![CheckOutcome::Passed], addresses, answers: Vec::new() }
         }
     };
     let is_passed = result.outcomes.contains(&CheckOutcome::Passed);

@@ -17,11 +17,11 @@ use tracing::{error, info, warn};
 use super::absence::{Absences, LookUpEnd};
 use super::alerts::add_condition;
 use super::check_queue::{CheckKey, CheckQueue};
-use super::checks::{CheckEnd, DnsCheck, check};
+use super::checks::{CheckEnd, TargetCheckResult, check};
 use super::leads::annotations;
 use super::object::{Followed, ObservedExternalTarget};
-use super::status_format::{Published, merge_patch, own_part, read, write};
-use super::write::{StatusWrite, patch_status};
+use super::status_format::{Published, from_stored, merge_patch, own_part, to_stored};
+use super::write::{StatusWriteEnd, patch_status};
 use super::write_budget::WriteBudget;
 use super::{FailoverController, sources_of};
 use crate::api::status::ExternalTargetStatus;
@@ -34,7 +34,7 @@ use crate::sync::events::link_log::lost_hostnames_of;
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::SyncMode;
-use crate::sync::external_target::standing::Standing;
+use crate::sync::external_target::states::ExternalTargetState;
 use crate::sync::failover::checks::{CheckOutcome, CheckRecords, CheckResult};
 use crate::sync::failover::decision::{EventReason, FailoverEvent};
 use crate::sync::failover::facts::Inputs;
@@ -84,9 +84,9 @@ pub(super) struct Leader {
     pub(super) to_write: WorkQueue<ExternalTargetStatus>,
     pub(super) absences: Absences,
     pub(super) checks: JoinSet<CheckEnd>,
-    pub(super) writes: JoinSet<StatusWrite>,
+    pub(super) writes: JoinSet<StatusWriteEnd>,
     check_queue: CheckQueue,
-    decided: HashMap<ServiceKey, Decided>,
+    states: HashMap<ServiceKey, DecisionState>,
     guard: MassFailureGuard,
     upstreams: UpstreamAnswers,
     budget: WriteBudget,
@@ -97,7 +97,7 @@ pub(super) struct Leader {
     /// Whether the metrics of single ExternalTargets are exported.
     is_exported: bool,
     /// The time of the last decision.
-    now: Timestamp,
+    decided_at: Timestamp,
 }
 
 impl Default for Leader {
@@ -110,7 +110,7 @@ impl Default for Leader {
             checks: JoinSet::new(),
             writes: JoinSet::new(),
             check_queue: CheckQueue::default(),
-            decided: HashMap::new(),
+            states: HashMap::new(),
             guard: MassFailureGuard::default(),
             upstreams: UpstreamAnswers::default(),
             budget: WriteBudget::default(),
@@ -118,13 +118,13 @@ impl Default for Leader {
             refusals: RefusalLog::default(),
             is_unanswered: false,
             is_exported: true,
-            now: Timestamp::now(),
+            decided_at: Timestamp::now(),
         }
     }
 }
 
 /// What the leader knows about an ExternalTarget.
-struct Decided {
+struct DecisionState {
     /// The last decision of this term, written or not.
     status: FailoverStatus,
     /// When the last decision was made.
@@ -143,10 +143,10 @@ struct Decided {
     refusal_logged: Option<Instant>,
 }
 
-impl Decided {
+impl DecisionState {
     fn new(object: &ObservedExternalTarget) -> Self {
         Self {
-            status: read(&object.status),
+            status: from_stored(&object.status),
             last: None,
             sent: None,
             records: CheckRecords::default(),
@@ -167,25 +167,25 @@ impl Leader {
         object: &ObservedExternalTarget,
         before: Option<&ObservedExternalTarget>,
     ) {
-        let Some(decided) = self.decided.get_mut(&object.key) else { return };
-        decided.stale.take_if(|(version, _)| *version != object.version);
+        let Some(state) = self.states.get_mut(&object.key) else { return };
+        state.stale.take_if(|(version, _)| *version != object.version);
         let status = own_part(&object.status);
         let is_known = before.is_some_and(|before| own_part(&before.status) == status);
-        if !is_known && decided.sent.as_ref() != Some(&status) {
-            decided.status = read(&object.status);
-            (decided.events, decided.moved) = (Vec::new(), None);
+        if !is_known && state.sent.as_ref() != Some(&status) {
+            state.status = from_stored(&object.status);
+            (state.events, state.moved) = (Vec::new(), None);
         }
     }
 
     /// Records that an ExternalTarget has changed: earlier failures of its writes don't count any more.
     pub(super) fn changed(&mut self, key: &ServiceKey) {
-        if self.decided.get(key).is_some_and(|decided| decided.stale.is_none()) {
+        if self.states.get(key).is_some_and(|state| state.stale.is_none()) {
             self.to_write.changed(key);
         }
     }
 
     pub(super) fn forget(&mut self, key: &ServiceKey) {
-        self.decided.remove(key);
+        self.states.remove(key);
         self.check_queue.forget(key);
         self.guard.forget(key);
         self.absences.forget(key);
@@ -197,7 +197,7 @@ impl Leader {
     /// checks of a tenant that change all the time leave time for everything else.
     pub(super) fn queue(&mut self, key: &ServiceKey, all: usize) {
         let interval = DECISION_INTERVAL.saturating_mul(u32::try_from(all).unwrap_or(u32::MAX));
-        let last = self.decided.get(key).and_then(|decided| decided.last);
+        let last = self.states.get(key).and_then(|state| state.last);
         let pause = last.map(|last| interval.saturating_sub(last.elapsed())).unwrap_or_default();
         if pause.is_zero() {
             self.to_decide.add(key);
@@ -214,7 +214,7 @@ impl Leader {
 
 impl FailoverController {
     /// Begins or ends a term if leadership has changed, and queues all decisions.
-    pub(super) fn on_leadership(&mut self) {
+    pub(super) fn refresh_term(&mut self) {
         let term = match self.context.policy.sync {
             SyncMode::Off => None,
             SyncMode::On | SyncMode::Plan => self.context.leadership.current_term(),
@@ -271,7 +271,7 @@ impl FailoverController {
             let check = check(key.clone(), names, Arc::clone(&self.context.check_dns));
             self.leader.checks.spawn(async move {
                 let ended = AssertUnwindSafe(check).catch_unwind().await;
-                ended.unwrap_or_else(|_| CheckEnd { key, result: DnsCheck::without_answer() })
+                ended.unwrap_or_else(|_| CheckEnd { key, result: TargetCheckResult::without_answer() })
             });
         }
         self.leader.to_decide.has_ready()
@@ -304,27 +304,27 @@ impl FailoverController {
             return self.leader.to_decide.add_after(key.clone(), LIST_WAIT);
         }
         let (now, all) = (Timestamp::now(), self.objects.len());
-        if now < self.leader.now {
+        if now < self.leader.decided_at {
             self.leader.upstreams.forget_after(now);
         }
-        self.leader.now = now;
+        self.leader.decided_at = now;
         let policy = Arc::clone(&self.context.hostname_policy.borrow());
         let sources = sources_of(&self.context, &policy);
         let link = self.context.store.get(key);
-        let standing = self.context.standing.get(key);
-        let refusal = self.refusal(followed, link.as_deref(), standing.as_ref());
+        let external_target = self.context.external_target_states.get(key);
+        let refusal = self.refusal(followed, link.as_deref(), external_target.as_ref());
         // Drop a uid that no Service has: restored Services have new uids and may have no target yet, and the target in
         // use mustn't be withdrawn for that.
         let is_known = |uid: &Uid| sources.is_open(uid, key.namespace(), followed.services()).is_some();
-        let present = link.as_deref().and_then(Link::lead).and_then(standing_of);
+        let present = link.as_deref().and_then(Link::lead).and_then(target_of);
         let present = present.map(|(target, uid)| (target, Some(uid).filter(is_known).unwrap_or_default()));
-        let (is_written, lag_ends) = is_written(object, link.as_deref(), standing.as_ref(), now);
+        let (is_written, lag_ends) = write_progress(object, link.as_deref(), external_target.as_ref(), now);
         let spec = object.failover_spec();
         let namespace = key.namespace();
         let leader = &mut self.leader;
-        let decided = leader.decided.entry(key.clone()).or_insert_with(|| Decided::new(object));
-        decided.last = Some(Instant::now());
-        let former = decided.status.clone();
+        let state = leader.states.entry(key.clone()).or_insert_with(|| DecisionState::new(object));
+        state.last = Some(Instant::now());
+        let former = state.status.clone();
         let offers = sources.offers(object, former.target.as_ref());
         let denied = |target: &Target| {
             let fixed = former.target.as_ref().filter(|announced| announced.target == *target);
@@ -345,7 +345,7 @@ impl FailoverController {
             // Without its name it can't be looked up.
             service.is_some_and(|service| {
                 is_missing.set(true);
-                !absences.borrow_mut().is_confirmed(key, &service, uid)
+                !absences.borrow_mut().confirm_gone(key, &service, uid)
             })
         };
         let decision = leader.guard.decide(
@@ -354,10 +354,10 @@ impl FailoverController {
             &Inputs {
                 spec: &spec,
                 offers: &offers,
-                checks: &decided.records,
+                checks: &state.records,
                 upstreams: &leader.upstreams,
                 former: &former,
-                standing: present.as_ref().map(|(target, uid)| (target, uid)),
+                present_target: present.as_ref().map(|(target, uid)| (target, uid)),
                 is_written,
                 is_living: &is_living,
                 denied: &denied,
@@ -369,12 +369,12 @@ impl FailoverController {
         if !is_missing.get() {
             leader.absences.forget(key);
         }
-        decided.records.retain(&decision.checks, now);
-        decided.status = decision.status.clone();
-        decided.moved = decided.moved.or(decision.moved);
-        decided.events.extend(decision.events);
-        decided.events.drain(..decided.events.len().saturating_sub(MAX_EVENTS));
-        restore_times(&mut decided.status, &read(&object.status));
+        state.records.retain(&decision.checks, now);
+        state.status = decision.status.clone();
+        state.moved = state.moved.or(decision.moved);
+        state.events.extend(decision.events);
+        state.events.drain(..state.events.len().saturating_sub(MAX_EVENTS));
+        restore_times(&mut state.status, &from_stored(&object.status));
 
         // Checks.
         let timeout = spec.check.timeout;
@@ -386,7 +386,7 @@ impl FailoverController {
         leader.check_queue.retain(key, &decision.checks.iter().map(check_of).collect::<Vec<_>>());
         let mut wake = decision.again.into_iter().chain(lag_ends).min();
         for planned in &decision.checks {
-            let due = decided.records.next_check(planned, &spec.check, &leader.upstreams, now);
+            let due = state.records.next_check(planned, &spec.check, &leader.upstreams, now);
             let check = check_of(planned);
             if leader.check_queue.is_waiting(&check, key) {
                 continue;
@@ -415,14 +415,14 @@ impl FailoverController {
         &self,
         followed: &Followed,
         link: Option<&Link>,
-        standing: Option<&Standing>,
+        external_target: Option<&ExternalTargetState>,
     ) -> Option<Refusal> {
         let conflict = |message| Refusal { reason: RefusalReason::Conflict, message };
         let policy = self.context.hostname_policy.borrow();
         let of_names = || annotations(&followed.object, &policy, &followed.inherited).1;
         let lost = || lost_hostnames_of(link.filter(|link| link.lead().is_some())?).map(conflict);
-        let taken = || match standing {
-            Some(Standing::Conflict(why)) => Some(conflict(format!("the external target: {why}"))),
+        let taken = || match external_target {
+            Some(ExternalTargetState::Conflict(why)) => Some(conflict(format!("the external target: {why}"))),
             _ => None,
         };
         followed.object.invalid.clone().or_else(of_names).or_else(lost).or_else(taken)
@@ -433,31 +433,31 @@ impl FailoverController {
         let link = self.context.store.get(key);
         // Nothing is written while a list is incomplete: the next complete list queues a decision.
         let followed = self.objects.get(key).filter(|followed| self.may_decide(&followed.object));
-        let (Some(followed), Some(decided)) = (followed, self.leader.decided.get_mut(key)) else { return };
+        let (Some(followed), Some(state)) = (followed, self.leader.states.get_mut(key)) else { return };
         let object = &followed.object;
-        let status = &decided.status;
+        let status = &state.status;
         let link = link.as_deref().filter(|_| status.target.is_some());
         let service =
             link.map(|link| format!("{}/{}", self.context.target_namespace, link.external_target()));
         let dns_names = link.map(|link| self.context.store.dns_names(link)).unwrap_or_default();
         let published = Published { service: service.as_deref().unwrap_or_default(), dns_names: &dns_names };
-        let mut after = write(status, &published);
+        let mut after = to_stored(status, &published);
         add_condition(
             &mut after,
             object,
             self.context.rules.state(key),
             self.leader.is_exported,
-            self.leader.now,
+            self.leader.decided_at,
         );
         let before = own_part(&object.status);
         let is_ready =
             status.condition(ConditionType::Ready).is_some_and(|ready| ready.status == ConditionStatus::True);
-        let place = status
+        let position = status
             .target
             .as_ref()
             .and_then(|target| object.sources().iter().position(|source| source.name == target.source));
         if self.leader.is_exported {
-            self.context.metrics.set(key, is_ready, place);
+            self.context.metrics.set(key, is_ready, position);
         }
         if before == after {
             self.leader.to_write.succeeded(key);
@@ -465,16 +465,16 @@ impl FailoverController {
             return;
         }
         if self.context.policy.sync == SyncMode::Plan {
-            if decided.sent.as_ref() != Some(&after) {
+            if state.sent.as_ref() != Some(&after) {
                 let target = after.target.as_ref().map_or("none", |target| &*target.display);
                 info!("plan for ExternalTarget {key}: status.target → {target}");
-                decided.sent = Some(after);
+                state.sent = Some(after);
             }
-            (decided.events, decided.moved) = (Vec::new(), None);
+            (state.events, state.moved) = (Vec::new(), None);
             return;
         }
         let version = object.version.clone();
-        if let Some((_, since)) = decided.stale.as_ref().filter(|(stale, _)| *stale == version) {
+        if let Some((_, since)) = state.stale.as_ref().filter(|(stale, _)| *stale == version) {
             let remaining = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
             if !remaining.is_zero() {
                 return self.leader.to_write.add_within(key, remaining);
@@ -489,7 +489,7 @@ impl FailoverController {
             && status
                 .target
                 .as_ref()
-                .is_some_and(|target| end_of_wait(target.since, FIRST_READY) > self.leader.now);
+                .is_some_and(|target| end_of_wait(target.since, FIRST_READY) > self.leader.decided_at);
         let is_urgent = before.target != after.target
             || before.observed_generation != after.observed_generation
             || is_first_ready;
@@ -499,7 +499,7 @@ impl FailoverController {
             return self.leader.to_write.add_within(key, pause);
         }
         let patch = merge_patch(Some(&object.status), &after, &object.uid.to_string(), &version);
-        decided.sent = Some(after);
+        state.sent = Some(after);
         let Some(term) = self.leader.term else { return };
         self.leader.to_write.begin(key);
         let (client, availability) = (self.context.client.clone(), self.context.availability.clone());
@@ -512,18 +512,18 @@ impl FailoverController {
                 Ok(Err(_)) => (0, Err(WriteError::panicked())),
                 Err(not_leading) => (0, Err(not_leading.into())),
             };
-            StatusWrite { key, version, code, result }
+            StatusWriteEnd { key, version, code, result }
         });
     }
 
-    pub(super) fn written(&mut self, StatusWrite { key, version, code, result }: StatusWrite) {
+    pub(super) fn written(&mut self, StatusWriteEnd { key, version, code, result }: StatusWriteEnd) {
         self.leader.to_write.done(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.wrote("patch", "ExternalTarget", code);
         }
         match result {
             Ok(object) => {
-                let sent = self.leader.decided.get(&key).and_then(|decided| decided.sent.clone());
+                let sent = self.leader.states.get(&key).and_then(|state| state.sent.clone());
                 let known = self.objects.get(&key).map(|followed| &followed.object);
                 if known.is_some_and(|known| known.uid == object.uid && known.revision() < object.revision())
                 {
@@ -547,10 +547,10 @@ impl FailoverController {
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
                 let known = self.objects.get(&key).map(|followed| &followed.object.version);
-                if let Some(decided) = self.leader.decided.get_mut(&key)
+                if let Some(state) = self.leader.states.get_mut(&key)
                     && known == Some(&version)
                 {
-                    decided.stale = Some((version, Instant::now()));
+                    state.stale = Some((version, Instant::now()));
                 }
                 self.leader.to_write.add(&key);
             }
@@ -581,9 +581,9 @@ impl FailoverController {
 
     /// Reports what has happened since the last write of a status, and a new refusal.
     fn report_changes(&mut self, key: &ServiceKey) {
-        let Some(decided) = self.leader.decided.get_mut(key) else { return };
+        let Some(state) = self.leader.states.get_mut(key) else { return };
         let Some(followed) = self.objects.get(key) else { return };
-        if let Some(moved) = decided.moved.take() {
+        if let Some(moved) = state.moved.take() {
             self.context.metrics.switches.with_label_values(&[moved.as_str()]).inc();
             if self.leader.is_exported {
                 self.context.metrics.changed(key);
@@ -591,26 +591,26 @@ impl FailoverController {
         }
         let recorder = &self.context.telemetry.recorder;
         let regarding = || Regarding::external_target(key, &followed.object.uid);
-        for FailoverEvent { reason, message } in decided.events.drain(..) {
+        for FailoverEvent { reason, message } in state.events.drain(..) {
             let reason = reason_of(reason);
             info!("ExternalTarget {key}: {reason}: {message}");
             recorder.record(regarding(), reason, &message);
         }
-        let accepted = decided.status.condition(ConditionType::Accepted);
+        let accepted = state.status.condition(ConditionType::Accepted);
         let refused = accepted.filter(|accepted| accepted.status == ConditionStatus::False);
         let refusal = refused.map(|condition| (condition.reason.clone(), condition.message.clone()));
-        if refusal != decided.refusal {
+        if refusal != state.refusal {
             if let Some((reason, message)) = &refusal {
                 // The spec may be edited many times a second.
-                if decided.refusal_logged.is_none_or(|at| at.elapsed() >= REFUSAL_LOG_INTERVAL) {
+                if state.refusal_logged.is_none_or(|at| at.elapsed() >= REFUSAL_LOG_INTERVAL) {
                     warn!("ExternalTarget {key}: {reason}: {message}");
-                    decided.refusal_logged = Some(Instant::now());
+                    state.refusal_logged = Some(Instant::now());
                 }
                 if let Some(reason) = reason_of_refusal(reason) {
                     recorder.record(regarding(), reason, message);
                 }
             }
-            decided.refusal = refusal;
+            state.refusal = refusal;
         }
     }
 
@@ -629,9 +629,9 @@ impl FailoverController {
         };
         self.context.metrics.checks.with_label_values(&[kind, result_label]).inc();
         for waiter in leader.check_queue.done(&key) {
-            if let Some(decided) = leader.decided.get_mut(&waiter) {
+            if let Some(state) = leader.states.get_mut(&waiter) {
                 let result = CheckResult { at: result.at, outcomes: result.outcomes.clone() };
-                decided.records.record(&key.target, key.tcp_port, result, &leader.upstreams);
+                state.records.record(&key.target, key.tcp_port, result, &leader.upstreams);
             }
             leader.queue(&waiter, self.objects.len());
         }
@@ -650,7 +650,7 @@ fn is_condition_true(status: &ExternalTargetStatus, kind: &str) -> bool {
 }
 
 /// Returns the target of a lead, and the uid of the Service that has it.
-fn standing_of(lead: &Lead) -> Option<(Target, Uid)> {
+fn target_of(lead: &Lead) -> Option<(Target, Uid)> {
     match &lead.announced {
         Announcement::Target(target) => Some((target.clone(), lead.service_uid.clone())),
         Announcement::Never | Announcement::Withdrawn => None,
@@ -659,18 +659,18 @@ fn standing_of(lead: &Lead) -> Option<(Target, Uid)> {
 
 /// Returns whether the external target counts as written. Within [`WRITE_LAG`] after an announcement it does without
 /// pointing at the target; then also returns the end of that time.
-fn is_written(
+fn write_progress(
     object: &ObservedExternalTarget,
     link: Option<&Link>,
-    standing: Option<&Standing>,
+    external_target: Option<&ExternalTargetState>,
     now: Timestamp,
 ) -> (bool, Option<Timestamp>) {
-    let Some(Standing::At(target)) = standing else { return (false, None) };
+    let Some(ExternalTargetState::At(target)) = external_target else { return (false, None) };
     // The target policy of this replica may allow only some of the announced addresses.
     if link.is_some_and(|link| link.target.as_ref() == Some(target)) {
         return (true, None);
     }
-    let Some(announced) = read(&object.status).target else { return (true, None) };
+    let Some(announced) = from_stored(&object.status).target else { return (true, None) };
     let end = end_of_wait(announced.since, WRITE_LAG);
     (end > now, Some(end).filter(|end| *end > now))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::object::{Followed, FormerSource, ObservedExternalTarget};
 use super::sources::Sources;
-use super::status_format::read;
+use super::status_format::from_stored;
 use crate::model::excerpt::value;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::lead::{Announcement, Lead};
@@ -16,7 +16,7 @@ use crate::sync::failover::spec::{Refusal, RefusalReason};
 pub(super) fn lead(followed: &Followed, sources: &Sources<'_>, present: Option<&Lead>) -> Lead {
     let Followed { object, inherited, .. } = followed;
     let namespace = object.key.namespace();
-    let status = read(&object.status);
+    let status = from_stored(&object.status);
     let lead = Lead {
         uid: object.uid.clone(),
         created: object.created,

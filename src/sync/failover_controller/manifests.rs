@@ -162,9 +162,9 @@ fn choose(
         })
     };
     let in_use = |source: &Source| present.is_some_and(|present| *present.source == source.name);
-    let pinned = usable().find(|(source, ..)| pin.is_none_or(|pin| pin == source.name));
+    let preferred = usable().find(|(source, ..)| pin.is_none_or(|pin| pin == source.name));
     // Nothing moves while a pinned source has no target.
-    match pinned.or_else(|| usable().find(|(source, ..)| in_use(source))) {
+    match preferred.or_else(|| usable().find(|(source, ..)| in_use(source))) {
         Some((source, offer, target)) => {
             let service = object.service_of(source).and_then(|key| sources.service(&key, None));
             Lead {

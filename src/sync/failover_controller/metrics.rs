@@ -60,24 +60,24 @@ impl MetricGroup for FailoverMetrics {
                 &OBJECT,
             )?,
         };
-        metrics.forget_targets();
+        metrics.reset_targets();
         Ok(metrics)
     }
 }
 
 impl FailoverMetrics {
     /// Sets the numbers of ExternalTargets to 0, before they are counted from a new list.
-    pub(super) fn forget_targets(&self) {
+    pub(super) fn reset_targets(&self) {
         for state in ["verified", "unverified", "none"] {
             self.targets.with_label_values(&[state]).set(0);
         }
     }
 
-    /// Sets the metrics of one ExternalTarget. `source` is the place of the source in use.
+    /// Sets the metrics of one ExternalTarget. `source` is the position of the source in use.
     pub(super) fn set(&self, key: &ServiceKey, is_ready: bool, source: Option<usize>) {
         let labels = [key.namespace(), key.name()];
         self.ready.with_label_values(&labels).set(is_ready.into());
-        let source = source.and_then(|place| i64::try_from(place).ok()).unwrap_or(-1);
+        let source = source.and_then(|position| i64::try_from(position).ok()).unwrap_or(-1);
         self.source.with_label_values(&labels).set(source);
         self.changes.with_label_values(&labels).inc_by(0);
     }

@@ -59,38 +59,38 @@ pub struct Published<'a> {
 /// parsed are left out. If the result has no target, `status.target` tells whether the target was withdrawn or can't be
 /// parsed.
 #[must_use]
-pub fn read(status: &ExternalTargetStatus) -> FailoverStatus {
+pub fn from_stored(status: &ExternalTargetStatus) -> FailoverStatus {
     let mut sources: Vec<SourceStatus> = Vec::new();
     for source in status.sources.iter().take(MAX_SOURCES) {
         if !sources.iter().any(|known| known.name == source.name) {
-            sources.push(read_source(source));
+            sources.push(source_from_stored(source));
         }
     }
     let conditions = CONDITIONS.iter().filter_map(|(name, kind)| {
         let condition = status.conditions.iter().find(|condition| condition.type_ == *name)?;
-        Some(read_condition((*kind)?, condition))
+        Some(condition_from_stored((*kind)?, condition))
     });
     FailoverStatus {
         observed_generation: status.observed_generation.unwrap_or_default(),
-        target: status.target.as_ref().and_then(read_announced),
+        target: status.target.as_ref().and_then(announced_from_stored),
         sources,
-        history: status.history.iter().take(MAX_HISTORY).map(read_former).collect(),
+        history: status.history.iter().take(MAX_HISTORY).map(former_from_stored).collect(),
         conditions: conditions.collect(),
     }
 }
 
 /// Returns the status as the API server stores it, within the limits of its schema.
 #[must_use]
-pub fn write(status: &FailoverStatus, published: &Published<'_>) -> ExternalTargetStatus {
+pub fn to_stored(status: &FailoverStatus, published: &Published<'_>) -> ExternalTargetStatus {
     let conditions = CONDITIONS.iter().filter_map(|(name, kind)| {
-        Some(write_condition(name, status.condition((*kind)?)?, status.observed_generation))
+        Some(condition_to_stored(name, status.condition((*kind)?)?, status.observed_generation))
     });
     let dns_names = published.dns_names.iter().filter(|name| name.chars().count() <= MAX_DNS_NAME);
     ExternalTargetStatus {
         observed_generation: Some(status.observed_generation),
-        target: status.target.as_ref().map(write_announced),
-        sources: status.sources.iter().take(MAX_SOURCES).map(write_source).collect(),
-        history: status.history.iter().take(MAX_HISTORY).map(write_former).collect(),
+        target: status.target.as_ref().map(announced_to_stored),
+        sources: status.sources.iter().take(MAX_SOURCES).map(source_to_stored).collect(),
+        history: status.history.iter().take(MAX_HISTORY).map(former_to_stored).collect(),
         service: cut(published.service, MAX_SERVICE),
         dns_names: dns_names.take(MAX_DNS_NAMES).cloned().collect(),
         conditions: conditions.collect(),
@@ -114,7 +114,7 @@ pub fn merge_patch(
             conditions.push(condition.clone());
         }
     }
-    conditions.sort_by_key(|condition| place(&condition.type_));
+    conditions.sort_by_key(|condition| position(&condition.type_));
     let mut status = json!(ExternalTargetStatus { conditions, ..after.clone() });
     add_nulls(&mut status["target"], &TARGET_FIELDS);
     add_nulls(&mut status, &STATUS_FIELDS);
@@ -130,11 +130,11 @@ pub fn own_part(status: &ExternalTargetStatus) -> ExternalTargetStatus {
 }
 
 fn is_ours(condition: &StoredCondition) -> bool {
-    place(&condition.type_) < CONDITIONS.len()
+    position(&condition.type_) < CONDITIONS.len()
 }
 
-/// Returns the place of a condition in the list; unknown conditions are the last ones.
-fn place(condition: &str) -> usize {
+/// Returns the position of a condition in the list; unknown conditions are the last ones.
+fn position(condition: &str) -> usize {
     CONDITIONS.iter().position(|(name, _)| *name == condition).unwrap_or(CONDITIONS.len())
 }
 
@@ -159,27 +159,27 @@ fn second(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second().max(0)).unwrap_or_default()
 }
 
-fn read_time(time: Option<&Time>) -> Timestamp {
+fn time_from_stored(time: Option<&Time>) -> Timestamp {
     time.map_or(Timestamp::UNIX_EPOCH, |time| second(time.0))
 }
 
-fn write_time(at: Timestamp) -> Time {
+fn time_to_stored(at: Timestamp) -> Time {
     Time(second(at))
 }
 
 // === target ===
 
-fn read_announced(target: &stored::CurrentTarget) -> Option<AnnouncedTarget> {
+fn announced_from_stored(target: &stored::CurrentTarget) -> Option<AnnouncedTarget> {
     Some(AnnouncedTarget {
         source: target.source.clone(),
-        target: read_target(target)?,
+        target: target_from_stored(target)?,
         uid: target.service_uid.as_deref().unwrap_or_default().into(),
-        since: read_time(target.since.as_ref()),
+        since: time_from_stored(target.since.as_ref()),
         verified: target.verified,
     })
 }
 
-fn read_target(target: &stored::CurrentTarget) -> Option<Target> {
+fn target_from_stored(target: &stored::CurrentTarget) -> Option<Target> {
     if let Some(host) = target.hostname.as_deref().filter(|host| !host.is_empty()) {
         return Some(Target::Hostname(Hostname::from(&host_name(host).ok()?)));
     }
@@ -190,7 +190,7 @@ fn read_target(target: &stored::CurrentTarget) -> Option<Target> {
     (!addresses.is_empty()).then_some(Target::Addresses(addresses))
 }
 
-fn write_announced(announced: &AnnouncedTarget) -> stored::CurrentTarget {
+fn announced_to_stored(announced: &AnnouncedTarget) -> stored::CurrentTarget {
     let AnnouncedTarget { source, target, uid, since, verified } = announced;
     let (hostname, addresses) = match target {
         Target::Hostname(host) => (Some(host.to_string()), Vec::new()),
@@ -204,14 +204,14 @@ fn write_announced(announced: &AnnouncedTarget) -> stored::CurrentTarget {
         addresses,
         display: cut(&target.to_string(), MAX_MESSAGE),
         service_uid: (!uid.is_empty()).then(|| cut(&uid.to_string(), MAX_WORD)),
-        since: Some(write_time(*since)),
+        since: Some(time_to_stored(*since)),
         verified: *verified,
     }
 }
 
 // === sources ===
 
-fn read_source(source: &stored::SourceStatus) -> SourceStatus {
+fn source_from_stored(source: &stored::SourceStatus) -> SourceStatus {
     let state = match source.state {
         Some(stored::SourceState::Healthy) => SourceState::Healthy,
         Some(stored::SourceState::Unhealthy) => SourceState::Unhealthy,
@@ -222,12 +222,12 @@ fn read_source(source: &stored::SourceStatus) -> SourceStatus {
         name: source.name.clone(),
         state,
         offers: (!source.offers.is_empty()).then(|| source.offers.clone()),
-        since: read_time(source.since.as_ref()),
+        since: time_from_stored(source.since.as_ref()),
         message: source.message.clone(),
     }
 }
 
-fn write_source(source: &SourceStatus) -> stored::SourceStatus {
+fn source_to_stored(source: &SourceStatus) -> stored::SourceStatus {
     let state = match source.state {
         SourceState::Pending => stored::SourceState::Pending,
         SourceState::Healthy => stored::SourceState::Healthy,
@@ -238,36 +238,36 @@ fn write_source(source: &SourceStatus) -> stored::SourceStatus {
         name: cut(&source.name, MAX_LABEL),
         state: Some(state),
         offers: cut(source.offers.as_deref().unwrap_or_default(), MAX_MESSAGE),
-        since: Some(write_time(source.since)),
+        since: Some(time_to_stored(source.since)),
         message: cut(&source.message, MAX_MESSAGE),
     }
 }
 
 // === history ===
 
-fn read_former(former: &stored::FormerTarget) -> FormerTarget {
+fn former_from_stored(former: &stored::FormerTarget) -> FormerTarget {
     FormerTarget {
         source: former.source.clone(),
         display: former.display.clone(),
-        since: read_time(former.since.as_ref()),
-        until: read_time(former.until.as_ref()),
+        since: time_from_stored(former.since.as_ref()),
+        until: time_from_stored(former.until.as_ref()),
         reason: former.reason.clone(),
     }
 }
 
-fn write_former(former: &FormerTarget) -> stored::FormerTarget {
+fn former_to_stored(former: &FormerTarget) -> stored::FormerTarget {
     stored::FormerTarget {
         source: cut(&former.source, MAX_LABEL),
         display: cut(&former.display, MAX_MESSAGE),
-        since: Some(write_time(former.since)),
-        until: Some(write_time(former.until)),
+        since: Some(time_to_stored(former.since)),
+        until: Some(time_to_stored(former.until)),
         reason: cut(&former.reason, MAX_WORD),
     }
 }
 
 // === conditions ===
 
-fn read_condition(kind: ConditionType, condition: &StoredCondition) -> Condition {
+fn condition_from_stored(kind: ConditionType, condition: &StoredCondition) -> Condition {
     let status = match &*condition.status {
         "True" => ConditionStatus::True,
         "False" => ConditionStatus::False,
@@ -278,11 +278,11 @@ fn read_condition(kind: ConditionType, condition: &StoredCondition) -> Condition
         status,
         reason: condition.reason.clone(),
         message: condition.message.clone(),
-        since: read_time(Some(&condition.last_transition_time)),
+        since: time_from_stored(Some(&condition.last_transition_time)),
     }
 }
 
-fn write_condition(name: &str, condition: &Condition, generation: i64) -> StoredCondition {
+fn condition_to_stored(name: &str, condition: &Condition, generation: i64) -> StoredCondition {
     let status = match condition.status {
         ConditionStatus::True => "True",
         ConditionStatus::False => "False",
@@ -306,7 +306,7 @@ pub(super) fn condition(
         status: status.to_owned(),
         reason: cut(reason, MAX_MESSAGE),
         message: cut(message, MAX_MESSAGE),
-        last_transition_time: write_time(since),
+        last_transition_time: time_to_stored(since),
         observed_generation: Some(generation),
     }
 }

@@ -10,9 +10,9 @@ use kube::ResourceExt;
 use tracing::{debug, info, warn};
 
 use super::alerts::request_rule;
-use super::departures::after;
 use super::leads::{former_source, lead};
 use super::object::{Followed, ObservedExternalTarget};
+use super::pending_deletions::after;
 use super::write::PERMISSION_HINT;
 use super::{FailoverController, sources_of};
 use crate::api::external_target::ExternalTarget;
@@ -104,8 +104,8 @@ impl FailoverController {
             self.objects.values_mut().for_each(|followed| followed.object.version.clear());
             self.leader.absences.clear();
         }
-        self.departures.look_again(&self.context.client);
-        self.on_leadership();
+        self.pending_deletions.restart_discovery(&self.context.client);
+        self.refresh_term();
     }
 
     /// Publishes that the list of a scope is complete, or has failed.
@@ -115,7 +115,7 @@ impl FailoverController {
     }
 
     /// Publishes for all scopes that the list is complete, because the CRD isn't served, or has failed.
-    fn note_no_lists(&self, is_complete: bool) {
+    fn note_all_lists(&self, is_complete: bool) {
         (0..self.scopes.len()).for_each(|number| self.note_list(number, is_complete));
     }
 
@@ -124,8 +124,8 @@ impl FailoverController {
         match served {
             Ok(true) => {
                 self.error_log.recovered("discovery of ExternalTargets works again");
-                for (key, departure) in self.departures.served() {
-                    self.end_lead(&key, &departure.uid, departure.since);
+                for (key, deletion) in self.pending_deletions.served() {
+                    self.end_lead(&key, &deletion.uid, deletion.since);
                 }
                 let idle = |number: &usize| self.scopes[*number].end.is_none();
                 let idle: Vec<usize> = (0..self.scopes.len()).filter(idle).collect();
@@ -134,7 +134,7 @@ impl FailoverController {
             Ok(false) => {
                 self.error_log.recovered("discovery of ExternalTargets works again");
                 let has_leads = self.context.store.links().iter().any(|link| link.led.is_some());
-                let is_news = !self.departures.is_unserved() && has_leads;
+                let is_news = !self.pending_deletions.is_unserved() && has_leads;
                 for scope in &mut self.scopes {
                     scope.stop();
                     scope.is_listed = false;
@@ -146,15 +146,15 @@ impl FailoverController {
                          (--delete-delay)"
                     );
                 }
-                self.departures.unserved(self.context.policy.withdrawal_delay);
+                self.pending_deletions.unserved(self.context.policy.withdrawal_delay);
                 for key in self.objects.keys().cloned().collect::<Vec<_>>() {
                     self.forget(&key);
                 }
                 self.context.store.set_leads_known();
-                self.note_no_lists(true);
+                self.note_all_lists(true);
             }
             Err(error) => {
-                self.note_no_lists(false);
+                self.note_all_lists(false);
                 let sentence = describe(&error, "ask whether the API server serves ExternalTargets", "");
                 match &error {
                     kube::Error::Api(status) => {
@@ -223,7 +223,7 @@ impl FailoverController {
             Event::Applied(object) => {
                 let key = key_of(&object);
                 self.note_version(number, &object);
-                self.departures.forget(&key);
+                self.pending_deletions.cancel(&key);
                 // The answer to our own write may have contained a later version.
                 if let Some(object) = observed(object, &mut self.object_errors)
                     && !self.is_outdated(&object)
@@ -235,15 +235,15 @@ impl FailoverController {
                 let key = key_of(&object);
                 self.note_version(number, &object);
                 let uid = Uid::from(object.uid().unwrap_or_default().as_str());
-                let is_known = self.objects.get(&key).is_none_or(|known| known.object.uid == uid);
-                if is_known {
-                    self.departures.add(key, uid, &self.context.client);
+                let is_replaced = self.objects.get(&key).is_some_and(|known| known.object.uid != uid);
+                if !is_replaced {
+                    self.pending_deletions.add(key, uid, &self.context.client);
                 }
             }
         }
     }
 
-    /// Logs once that a permission is missing. The next look at discovery starts the watch again.
+    /// Logs once that a permission is missing. The next discovery request starts the watch again.
     fn forbidden(&mut self, number: usize, error: &WatchError) {
         let scope = &mut self.scopes[number];
         scope.stop();
@@ -284,7 +284,7 @@ impl FailoverController {
             );
         }
         for object in list.into_values().flatten() {
-            self.departures.forget(&object.key);
+            self.pending_deletions.cancel(&object.key);
             // The list may have begun before our own write.
             if !self.is_outdated(&object) {
                 self.applied(object);
@@ -294,7 +294,7 @@ impl FailoverController {
             let uid = self.objects.get(key).map(|known| known.object.uid.clone());
             let led = || self.context.store.get(key)?.led.as_ref().map(|led| led.lead.uid.clone());
             let uid = uid.or_else(led).unwrap_or_default();
-            self.departures.add(key.clone(), uid, &self.context.client);
+            self.pending_deletions.add(key.clone(), uid, &self.context.client);
         }
         self.note_list(number, true);
         self.settle_lists();
@@ -313,7 +313,7 @@ impl FailoverController {
             }
             self.context.store.set_leads_known();
         }
-        self.on_leadership();
+        self.refresh_term();
     }
 
     fn is_outdated(&self, object: &ObservedExternalTarget) -> bool {
@@ -436,7 +436,7 @@ impl FailoverController {
 
     /// Ends all leads: the API server hasn't served ExternalTargets for `--delete-delay`.
     pub(super) fn end_all_leads(&mut self) {
-        let Some(since) = self.departures.end_wait() else { return };
+        let Some(since) = self.pending_deletions.end_wait() else { return };
         for link in self.context.store.links().iter().filter(|link| link.led.is_some()) {
             if let Some(change) = self.context.store.end_lead(&link.key, None, since) {
                 self.report(&change);

@@ -16,7 +16,7 @@ pub(super) const PERMISSION_HINT: &str = "ExternalTargets need the ClusterRole o
 
 /// A write that has ended.
 #[derive(Debug)]
-pub(super) struct StatusWrite {
+pub(super) struct StatusWriteEnd {
     pub(super) key: ServiceKey,
     /// The resourceVersion that the write was based on.
     pub(super) version: String,

@@ -16,7 +16,7 @@ use lb_linker::sync::failover::facts::Inputs;
 use lb_linker::sync::failover::spec::{CheckSettings, Failback, FailoverSpec, Offer, Refusal, RefusalReason};
 use lb_linker::sync::failover::status::FailoverStatus;
 use lb_linker::sync::failover::upstream_answers::UpstreamAnswers;
-use lb_linker::sync::failover_controller::status_format::{Published, write};
+use lb_linker::sync::failover_controller::status_format::{Published, to_stored};
 use serde_json::{Value, json};
 
 use super::{EXTERNAL_TARGETS, repository};
@@ -141,7 +141,7 @@ impl Decided {
             checks: &self.checks,
             upstreams: &UpstreamAnswers::default(),
             former: &self.status,
-            standing: None,
+            present_target: None,
             is_written: self.is_written,
             is_living: &|uid| self.offers.iter().any(|offer| offer.uid == *uid),
             denied: &|_| false,
@@ -180,7 +180,7 @@ impl Decided {
             spec["pin"] = json!(pin);
         }
         let metadata = json!({"name": "web", "namespace": "shop", "generation": self.spec.generation});
-        json!({"metadata": metadata, "spec": spec, "status": write(&self.status, &published)})
+        json!({"metadata": metadata, "spec": spec, "status": to_stored(&self.status, &published)})
     }
 
     fn health(&self) -> (String, String) {

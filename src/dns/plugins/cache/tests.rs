@@ -336,7 +336,7 @@ async fn cached_servfail_has_no_extended_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn target_gets_no_expired_answer_and_no_old_absence() {
+async fn target_look_up_gets_no_stale_or_old_negative_answer() {
     let bench = CacheFixture::new("cache {\nserve_stale\n}", absence());
     assert!(bench.target(5, true).await.starts_with("NXDOMAIN ra"));
     seconds(4).await;

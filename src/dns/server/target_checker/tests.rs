@@ -463,7 +463,7 @@ async fn upstream_is_not_blamed_for_other_upstreams() {
 }
 
 #[tokio::test]
-async fn checks_take_no_look_ups_of_clients() {
+async fn checks_leave_max_concurrent_to_client_look_ups() {
     let upstream = Fake::start(|asked, _| {
         let is_checked = asked.queries[0].name().to_ascii() == "t.example.";
         (!is_checked).then(|| answer(asked, &["other.example. 60 A 192.0.2.1"]))

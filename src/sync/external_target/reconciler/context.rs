@@ -13,7 +13,7 @@ use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::decision::SyncPolicy;
 use crate::sync::external_target::left_out::Registry;
 use crate::sync::external_target::metrics::ReconcilerMetrics;
-use crate::sync::external_target::standing::StandingTargets;
+use crate::sync::external_target::states::ExternalTargetStates;
 use crate::sync::k8s::listed::LinkLists;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::k8s::rewinds::Rewinds;
@@ -24,8 +24,8 @@ use crate::sync::source::selection::Selection;
 pub struct ReconcilerContext {
     pub store: Arc<Store>,
     pub persisted: Arc<PersistedTargets>,
-    /// Tells how the external targets of led links stand.
-    pub standing: Arc<StandingTargets>,
+    /// The states of the external targets of led links.
+    pub external_target_states: Arc<ExternalTargetStates>,
     /// The storage of external targets.
     pub backend: Backend,
     /// Looks up which Services exist, regardless of the flags that select them.

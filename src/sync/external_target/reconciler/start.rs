@@ -136,7 +136,7 @@ impl Reconciler {
 
     /// Adds a link for a Service that was deleted while no lb-linker was running.
     fn adopt(&self, key: &ServiceKey) {
-        if let Some(change) = self.context.store.insert_gone(key, self.noted_hostnames(key)) {
+        if let Some(change) = self.context.store.insert_gone(key, self.recorded_hostnames(key)) {
             info!("link {}: its Service is gone, its external target is still there", change.key);
         }
     }
@@ -146,7 +146,7 @@ impl Reconciler {
         // A uid from the API server takes precedence over the recorded one.
         let known = self.context.store.get(key).filter(|link| link.is_left_out());
         let uid = known.map_or_else(|| self.recorded_uid(key), |link| link.uid.clone());
-        let (target, hostnames) = (self.recorded_target(key), self.noted_hostnames(key));
+        let (target, hostnames) = (self.recorded_target(key), self.recorded_hostnames(key));
         if let Some(change) = self.context.store.keep_left_out(key, uid, target, hostnames) {
             log_change(&self.context.telemetry, &change);
         }

@@ -33,7 +33,7 @@ fn reconciler(client: Client) -> Reconciler {
     let leadership = Leadership::unconditional();
     Reconciler::new(ReconcilerContext {
         persisted: Arc::default(),
-        standing: Arc::default(),
+        external_target_states: Arc::default(),
         store: Arc::new(Store::new(OnGone::Kept)),
         backend: Backend::Namespace {
             client: client.clone(),

@@ -420,7 +420,7 @@ fn missing_uid_is_filled_from_the_source_with_the_target() {
 // --- Nothing is announced
 
 #[test]
-fn target_of_the_own_link_is_announced_at_once() {
+fn target_of_the_live_link_is_announced_without_a_check() {
     let mut harness = Harness::new(&SOURCES);
     harness.offer("busan").is_live_link = true;
     let decision = harness.decide();
@@ -861,13 +861,13 @@ fn new_leader_continues_the_wait_for_a_failback() {
 
 #[test]
 fn object_without_status_begins_with_its_external_target() {
-    for (standing, expected) in [("b.example", "busan b.example"), ("old.example", " old.example")] {
+    for (present, expected) in [("b.example", "busan b.example"), ("old.example", " old.example")] {
         let mut harness = Harness::new(&SOURCES);
-        harness.standing = Some((target(standing), "".into()));
+        harness.present_target = Some((target(present), "".into()));
         let decision = harness.decide();
         assert_eq!((decision.moved, harness.announced().as_str()), (None, expected));
         assert_eq!(harness.condition(Ready), (False, "Unverified"));
-        harness.pass(standing);
+        harness.pass(present);
         harness.decide();
         assert_eq!(harness.condition(Ready).0, True);
     }
@@ -877,7 +877,7 @@ fn object_without_status_begins_with_its_external_target() {
 fn status_without_a_target_begins_with_the_external_target() {
     let mut harness = Harness::new(&SOURCES);
     harness.decide();
-    harness.standing = Some((target("b.example"), "busan".into()));
+    harness.present_target = Some((target("b.example"), "busan".into()));
     harness.decide_at(1);
     assert_eq!(harness.announced(), "busan b.example");
 }
@@ -885,7 +885,7 @@ fn status_without_a_target_begins_with_the_external_target() {
 #[test]
 fn standing_target_is_withdrawn_only_if_its_service_is_known() {
     // A restored Service has another uid, and may have the same target.
-    for (uid, standing, expected) in [
+    for (uid, present, expected) in [
         ("", "a.example", Some("seoul")),
         ("seoul", "a.example", Some("seoul")),
         ("gone", "a.example", Some("seoul")),
@@ -895,10 +895,10 @@ fn standing_target_is_withdrawn_only_if_its_service_is_known() {
         ("closed", "old.example", None),
     ] {
         let mut harness = Harness::new(&SOURCES);
-        harness.standing = Some((target(standing), uid.into()));
+        harness.present_target = Some((target(present), uid.into()));
         let decision = harness.decide();
         let announced = decision.status.target.as_ref();
-        assert_eq!(announced.map(|target| target.uid.to_string()).as_deref(), expected, "{uid} {standing}");
+        assert_eq!(announced.map(|target| target.uid.to_string()).as_deref(), expected, "{uid} {present}");
         let reason = expected.is_none().then_some(MoveReason::Withdrawn);
         assert_eq!((decision.moved, harness.status.is_withdrawn()), (reason, expected.is_none()), "{uid}");
         assert_eq!(harness.decide_at(10).moved, None);
@@ -908,7 +908,7 @@ fn standing_target_is_withdrawn_only_if_its_service_is_known() {
 #[test]
 fn standing_target_of_a_removed_source_is_withdrawn_later() {
     let mut harness = Harness::new(&SOURCES);
-    harness.standing = Some((target("old.example"), "old".into()));
+    harness.present_target = Some((target("old.example"), "old".into()));
     harness.unlisted = vec!["old".into()];
     harness.decide();
     assert_eq!(harness.announced(), " old.example");
@@ -1129,7 +1129,7 @@ fn target_stays_while_the_specification_is_invalid() {
     harness.unlisted = vec!["seoul".into()];
     harness.refusal = refusal(RefusalReason::InvalidSpec);
     harness.edit(|spec| spec.sources.clear());
-    harness.standing = Some((target("a.example"), "seoul".into()));
+    harness.present_target = Some((target("a.example"), "seoul".into()));
     for second in [10, 1_000] {
         assert_eq!(harness.decide_at(second).moved, None);
         assert_eq!(harness.announced(), "seoul a.example");

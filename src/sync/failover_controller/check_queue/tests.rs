@@ -187,11 +187,11 @@ impl World {
             queued.flat_map(|(_, waiters)| waiters).map(ServiceKey::namespace).collect();
         let recent = self.starts.iter().rev().take_while(|(at, _)| now < *at + WINDOW);
         let recent: Vec<&str> = recent.map(|(_, namespace)| namespace.as_str()).collect();
-        let is_below = |namespace: &&str| {
+        let has_free_share = |namespace: &&str| {
             self.under_way.values().filter(|of| of == namespace).count() < 16
                 && recent.iter().filter(|of| *of == namespace).count() < 50
         };
-        let below = queued.iter().copied().filter(is_below).collect();
+        let below = queued.iter().copied().filter(has_free_share).collect();
         (queued, below)
     }
 

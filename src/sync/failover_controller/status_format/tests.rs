@@ -135,7 +135,7 @@ impl Generator {
         let (service, names) = (self.text(MAX_SERVICE), self.number(MAX_DNS_NAMES));
         let dns_names: Vec<String> = (0..names).map(|_| self.text(MAX_DNS_NAME)).collect();
         let published = Published { service: &service, dns_names: &dns_names };
-        write(&decided, &published)
+        to_stored(&decided, &published)
     }
 
     /// Conditions of other clients and of later versions.
@@ -144,7 +144,7 @@ impl Generator {
         let kinds: Vec<_> = kinds.collect();
         kinds
             .into_iter()
-            .map(|kind| write_condition(kind, &self.condition(ConditionType::Ready), 1))
+            .map(|kind| condition_to_stored(kind, &self.condition(ConditionType::Ready), 1))
             .collect()
     }
 }
@@ -220,10 +220,10 @@ fn apply(document: &mut Value, patch: &Value) {
 fn written_status_is_read_as_it_was() {
     for seed in SEEDS {
         let status = Generator::new(seed, 0).decided();
-        let written = write(&status, &Published { service: "", dns_names: &[] });
+        let written = to_stored(&status, &Published { service: "", dns_names: &[] });
         let stored = serde_json::from_value(serde_json::to_value(&written).unwrap()).unwrap();
         assert!(written == stored, "seed {seed}");
-        assert!(read(&stored) == status, "seed {seed}");
+        assert!(from_stored(&stored) == status, "seed {seed}");
     }
 }
 
@@ -235,8 +235,8 @@ fn written_status_is_within_the_limits_of_the_schema() {
         let status = Generator::new(seed, 5).stored();
         check("status", &json!(status), &schema);
         // What was cut stays as it is.
-        let first = read(&status);
-        assert!(read(&write(&first, &Published { service: "", dns_names: &[] })) == first);
+        let first = from_stored(&status);
+        assert!(from_stored(&to_stored(&first, &Published { service: "", dns_names: &[] })) == first);
     }
 }
 
@@ -286,7 +286,7 @@ fn patch_names_each_field_of_the_schema() {
 
 #[test]
 fn conditions_have_their_order_and_a_bound() {
-    let condition = |type_: &str| StoredCondition { type_: type_.to_owned(), ..write_ready() };
+    let condition = |type_: &str| StoredCondition { type_: type_.to_owned(), ..stored_ready() };
     let list = |types: &[&str]| ExternalTargetStatus {
         conditions: types.iter().map(|type_| condition(type_)).collect(),
         ..Default::default()
@@ -307,8 +307,8 @@ fn conditions_have_their_order_and_a_bound() {
     assert_eq!(patched(&many, &["Ready"]).len(), MAX_CONDITIONS);
 }
 
-fn write_ready() -> StoredCondition {
-    write_condition("Ready", &Generator::new(0, 0).condition(ConditionType::Ready), 1)
+fn stored_ready() -> StoredCondition {
+    condition_to_stored("Ready", &Generator::new(0, 0).condition(ConditionType::Ready), 1)
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn target_is_read_in_canonical_form_or_not_at_all() {
         (json!({}), ""),
     ] {
         let status = json!({"target": stored, "history": [{"source": "seoul"}]});
-        let status = read(&serde_json::from_value(status).unwrap());
+        let status = from_stored(&serde_json::from_value(status).unwrap());
         let target = status.target.map(|target| target.target.to_string());
         assert_eq!(target.unwrap_or_default(), expected, "{stored}");
         assert_eq!(status.history.len(), 1);
@@ -356,7 +356,7 @@ fn unknown_parts_of_a_status_are_left_out() {
             ready("True", "Second"),
         ],
     });
-    let status = read(&serde_json::from_value(stored).unwrap());
+    let status = from_stored(&serde_json::from_value(stored).unwrap());
     assert_eq!((status.observed_generation, status.target), (3, None));
     let since: Timestamp = "2026-11-22T10:20:00Z".parse().unwrap();
     let source = |name: &str, state, offers: Option<&str>, since| {
@@ -369,5 +369,5 @@ fn unknown_parts_of_a_status_are_left_out() {
     let (kind, reason, message) = (ConditionType::Ready, "First".to_owned(), String::new());
     let ready = Condition { kind, status: ConditionStatus::Unknown, reason, message, since };
     assert_eq!(status.conditions, [ready]);
-    assert_eq!(read(&ExternalTargetStatus::default()), FailoverStatus::default());
+    assert_eq!(from_stored(&ExternalTargetStatus::default()), FailoverStatus::default());
 }

@@ -1,4 +1,4 @@
-//! Deleted ExternalTargets: a look at discovery tells whether the objects were deleted, or the resource itself.
+//! Missing ExternalTargets: discovery tells whether the objects were deleted, or the CRD.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -14,95 +14,95 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::k8s::discovery::is_served;
 
-/// The time between two looks at discovery while an answer is needed.
+/// The time between two discovery requests while an answer is needed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Timeout of a look at discovery.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of a discovery request.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An ExternalTarget that is missing. Discovery tells whether the object was deleted, or the CRD.
 #[derive(Debug)]
-pub(super) struct Departure {
+pub(super) struct PendingDeletion {
     pub(super) uid: Uid,
     pub(super) since: std::time::Instant,
 }
 
 #[derive(Default)]
-pub(super) struct Departures {
-    waiting: HashMap<ServiceKey, Departure>,
-    look: Option<BoxFuture<'static, kube::Result<bool>>>,
-    /// When the last look began.
+pub(super) struct PendingDeletions {
+    waiting: HashMap<ServiceKey, PendingDeletion>,
+    discovery: Option<BoxFuture<'static, kube::Result<bool>>>,
+    /// When the last discovery request was sent.
     began: Option<std::time::Instant>,
-    /// Whether the API server has answered a look.
+    /// Whether the API server has answered a discovery request.
     is_answered: bool,
     /// When the next request is due before the regular one: the last one failed, or an ExternalTarget was deleted after
     /// it was sent.
-    look_due: Option<Instant>,
+    discovery_due: Option<Instant>,
     /// Since when the API server doesn't serve ExternalTargets, and until when their last targets stay.
     unserved: Option<(std::time::Instant, Option<Instant>)>,
 }
 
-impl Departures {
-    /// Records that an ExternalTarget was deleted, and looks at discovery.
+impl PendingDeletions {
+    /// Records that an ExternalTarget is missing, and sends a discovery request.
     pub(super) fn add(&mut self, key: ServiceKey, uid: Uid, client: &Client) {
-        self.waiting.insert(key, Departure { uid, since: std::time::Instant::now() });
-        self.look(client);
+        self.waiting.insert(key, PendingDeletion { uid, since: std::time::Instant::now() });
+        self.discover(client);
     }
 
     /// Records that an ExternalTarget with this key exists.
-    pub(super) fn forget(&mut self, key: &ServiceKey) {
+    pub(super) fn cancel(&mut self, key: &ServiceKey) {
         self.waiting.remove(key);
     }
 
-    pub(super) fn look(&mut self, client: &Client) {
-        self.look_due = None;
-        if self.look.is_none() {
+    pub(super) fn discover(&mut self, client: &Client) {
+        self.discovery_due = None;
+        if self.discovery.is_none() {
             self.began = Some(std::time::Instant::now());
             let client = client.clone();
-            let look = async move {
+            let request = async move {
                 let (version, plural) = (ExternalTarget::api_version(&()), ExternalTarget::plural(&()));
                 is_served(client, &version, &plural).await
             };
-            let look = timeout(LOOK_TIMEOUT, look);
-            let answer = look.map(|answer| match answer {
+            let request = timeout(DISCOVERY_TIMEOUT, request);
+            let answer = request.map(|answer| match answer {
                 Ok(answer) => answer,
                 Err(elapsed) => Err(kube::Error::Service(elapsed.into())),
             });
-            self.look = Some(answer.boxed());
+            self.discovery = Some(answer.boxed());
         }
     }
 
-    /// Begins another look, because the answer of one under way may be from before a restore of etcd.
-    pub(super) fn look_again(&mut self, client: &Client) {
-        self.look = None;
-        self.look(client);
+    /// Sends another discovery request, because the answer to one under way may be from before a restore of etcd.
+    pub(super) fn restart_discovery(&mut self, client: &Client) {
+        self.discovery = None;
+        self.discover(client);
     }
 
-    /// Waits for the answer of a look; for ever if none is under way.
-    pub(super) async fn looked(&mut self) -> kube::Result<bool> {
-        let Some(look) = &mut self.look else { return pending().await };
-        let served = look.await;
-        self.look = None;
+    /// Waits for the answer to a discovery request; for ever if none is under way.
+    pub(super) async fn discovered(&mut self) -> kube::Result<bool> {
+        let Some(discovery) = &mut self.discovery else { return pending().await };
+        let served = discovery.await;
+        self.discovery = None;
         self.is_answered |= matches!(served, Ok(_) | Err(kube::Error::Api(_)));
         if served.is_err() && (!self.waiting.is_empty() || !self.is_answered) {
-            self.look_due = after(RETRY_INTERVAL);
+            self.discovery_due = after(RETRY_INTERVAL);
         }
         served
     }
 
     /// Returns when a discovery request is due before the regular one.
-    pub(super) fn look_due(&self) -> Option<Instant> {
-        self.look_due
+    pub(super) fn discovery_due(&self) -> Option<Instant> {
+        self.discovery_due
     }
 
     /// Processes that the API server serves ExternalTargets. Returns the ExternalTargets deleted before the request was
     /// sent; another request is due for the rest.
-    pub(super) fn served(&mut self) -> HashMap<ServiceKey, Departure> {
+    pub(super) fn served(&mut self) -> HashMap<ServiceKey, PendingDeletion> {
         self.unserved = None;
         let began = self.began;
-        let is_before = |departure: &Departure| began.is_some_and(|began| departure.since <= began);
-        let departed = self.waiting.extract_if(|_, departure| is_before(departure)).collect();
-        self.look_due = after(Duration::ZERO).filter(|_| !self.waiting.is_empty());
-        departed
+        let is_before = |deletion: &PendingDeletion| began.is_some_and(|began| deletion.since <= began);
+        let deleted = self.waiting.extract_if(|_, deletion| is_before(deletion)).collect();
+        self.discovery_due = after(Duration::ZERO).filter(|_| !self.waiting.is_empty());
+        deleted
     }
 
     /// Processes that the API server doesn't serve ExternalTargets: their last targets stay for `delay`.

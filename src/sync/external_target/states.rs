@@ -1,4 +1,4 @@
-//! How the external targets of links stand that ExternalTargets lead, as the reconciler sees them.
+//! The states of the external targets of links that ExternalTargets lead, as the reconciler sees them.
 
 use dashmap::DashMap;
 use tokio::sync::broadcast;
@@ -10,7 +10,7 @@ use crate::model::service_key::ServiceKey;
 const FEED_CAPACITY: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum ExternalTargetState {
     /// The external target points at this target.
     At(Target),
     /// Another object has the name of the external target, for this reason it isn't ours.
@@ -18,21 +18,21 @@ pub enum Standing {
 }
 
 #[derive(Debug)]
-pub struct StandingTargets {
-    states: DashMap<ServiceKey, Standing>,
+pub struct ExternalTargetStates {
+    states: DashMap<ServiceKey, ExternalTargetState>,
     feed: broadcast::Sender<ServiceKey>,
 }
 
-impl Default for StandingTargets {
+impl Default for ExternalTargetStates {
     fn default() -> Self {
         Self { states: DashMap::new(), feed: broadcast::Sender::new(FEED_CAPACITY) }
     }
 }
 
-impl StandingTargets {
-    /// Returns how the external target of a link stands; `None` if there is none, or it isn't known.
+impl ExternalTargetStates {
+    /// Returns the state of the external target of a link; `None` if there is none, or it isn't known.
     #[must_use]
-    pub fn get(&self, key: &ServiceKey) -> Option<Standing> {
+    pub fn get(&self, key: &ServiceKey) -> Option<ExternalTargetState> {
         self.states.get(key).map(|state| state.clone())
     }
 
@@ -42,7 +42,7 @@ impl StandingTargets {
         self.feed.subscribe()
     }
 
-    pub(super) fn set(&self, key: &ServiceKey, state: Option<Standing>) {
+    pub(super) fn set(&self, key: &ServiceKey, state: Option<ExternalTargetState>) {
         let before = match state.clone() {
             Some(state) => self.states.insert(key.clone(), state),
             None => self.states.remove(key).map(|(_, before)| before),
