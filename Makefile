@@ -1,14 +1,14 @@
 # For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo recording test bench bench-cluster build static rootfs image lint docs crd control-plane stubs go-programs helm promtool fuzz has-rust has-cargo-fuzz
+.PHONY: help demo recording test bench bench-cluster build static rootfs image lint docs crd control-plane stubs go-programs helm promtool previous fuzz has-rust has-cargo-fuzz
 
 # The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 # Seconds for each fuzz target.
 FUZZ_SECONDS := 60
-FUZZ_TARGETS := corefile question reply rules stream
+FUZZ_TARGETS := corefile manifest question reply rules stream watch
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -86,7 +86,10 @@ helm: ## build Helm 3 and Helm 4, for the tests of the chart (once)
 promtool: ## build promtool, and get the CRDs of the Prometheus operator, for the tests of deploy/monitoring/ (once)
 	tests/prometheus/build
 
-fuzz: has-rust has-cargo-fuzz ## fuzz Corefiles, queries, TCP streams, replies and rules, FUZZ_SECONDS=60 for each of fuzz/targets
+previous: has-rust ## build the last version without ExternalTargets, for the test of upgrades (once; needs the history of git)
+	tests/previous/build
+
+fuzz: has-rust has-cargo-fuzz ## fuzz what comes from clients, upstreams, files and the API server, FUZZ_SECONDS=60 for each of fuzz/targets
 	@for target in $(FUZZ_TARGETS); do \
 	    mkdir -p "fuzz/corpus/$$target" && \
 	    cargo fuzz run --sanitizer none "$$target" "fuzz/corpus/$$target" "fuzz/seeds/$$target" \

@@ -1,5 +1,5 @@
 //! Checks that the documentation matches the program: the tables of docs/reference.md, the paths and the folders in
-//! docs/architecture.md, the links between pages, and the length of README.md.
+//! docs/architecture.md, the tests in docs/reliability.md, the links between pages, and the length of README.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(crate) fn read(path: impl AsRef<Path>) -> String {
 }
 
 /// Returns the files below a folder with names that end in `end`, sorted.
-fn files_below(folder: &Path, end: &str) -> Vec<PathBuf> {
+pub(crate) fn files_below(folder: &Path, end: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -240,4 +240,51 @@ fn links_between_pages_lead_somewhere() {
         }
     }
     assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// Returns the full names of all tests, such as `e2e leader::dead_leader_is_succeeded_when_its_lease_has_ended`: the
+/// program (`lib` for unit tests), and the path of the test.
+fn test_names() -> BTreeSet<String> {
+    let function = Regex::new(r"#\[(?:tokio::)?test(?:\([^)]*\))?\][^{;]*?\bfn (\w+)").unwrap();
+    let mut names = BTreeSet::new();
+    for (folder, program) in [
+        ("src", "lib"),
+        ("tests/e2e", "e2e"),
+        ("tests/mutated", "mutated"),
+        ("tests/architecture", "architecture"),
+    ] {
+        let folder = root().join(folder);
+        for path in files_below(&folder, ".rs") {
+            let module = path.strip_prefix(&folder).unwrap().with_extension("");
+            let module: Vec<_> = module.iter().map(|part| part.to_str().unwrap()).collect();
+            let module: Vec<_> =
+                module.into_iter().filter(|part| *part != "main" && *part != "mod").collect();
+            let module: String = module.iter().map(|part| format!("{part}::")).collect();
+            let text = read(&path);
+            for found in function.captures_iter(&text) {
+                names.insert(format!("{program} {module}{}", &found[1]));
+                // Unit tests at the end of a file are in a module of their own.
+                names.insert(format!("{program} {module}tests::{}", &found[1]));
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn tests_named_in_the_page_of_reliability_exist() {
+    let known = test_names();
+    let name = Regex::new(r"`((?:lib|e2e|mutated|architecture) [\w:]+)`").unwrap();
+    let page = read("docs/reliability.md");
+    let named: BTreeSet<&str> =
+        name.captures_iter(&page).map(|found| found.get(1).unwrap().as_str()).collect();
+    let unknown: Vec<_> = named.iter().filter(|name| !known.contains(**name)).collect();
+    assert!(unknown.is_empty(), "docs/reliability.md names tests that don't exist: {unknown:#?}");
+    // Each row names a test.
+    for row in rows("docs/reliability.md", "## What is promised").iter().skip(1) {
+        assert!(name.is_match(&row[1]), "{row:?}");
+    }
+    for row in rows("docs/reliability.md", "## What works when what is down").iter().skip(1) {
+        assert!(name.is_match(row.last().unwrap()), "{row:?}");
+    }
 }

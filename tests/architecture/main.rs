@@ -10,7 +10,9 @@ mod monitoring;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use docs::{files_below, read, root};
 use imports::{File, files};
+use proc_macro2::{TokenStream, TokenTree};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `main.rs` and `lib.rs` come last.
@@ -139,4 +141,27 @@ fn plugins_dont_import_each_other_in_a_circle() {
     let is_in_circle = |name: &&String| reachable(&plugins, name).contains(name.as_str());
     let circle: Vec<&String> = plugins.keys().filter(is_in_circle).collect();
     assert!(circle.is_empty(), "these plugins import each other in a circle: {circle:?}");
+}
+
+/// The files that may have unsafe code: the UDP front end hands buffers to the kernel, sockets of upstreams are watched
+/// for replies alone, and jemalloc finds its settings by the name of a symbol.
+const UNSAFE_FILES: [&str; 3] = ["dns/transport/udp/batch.rs", "dns/upstream/udp_pool.rs", "main.rs"];
+
+#[test]
+fn unsafe_code_is_in_three_files_only() {
+    fn has_unsafe(tokens: TokenStream) -> bool {
+        tokens.into_iter().any(|token| match token {
+            TokenTree::Ident(word) => word == "unsafe" || word == "unsafe_code",
+            TokenTree::Group(group) => has_unsafe(group.stream()),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => false,
+        })
+    }
+    let src = root().join("src");
+    let files = files_below(&src, ".rs").into_iter();
+    let files = files.filter(|path| has_unsafe(read(path).parse().unwrap()));
+    let files: Vec<String> =
+        files.map(|path| path.strip_prefix(&src).unwrap().to_str().unwrap().to_owned()).collect();
+    assert_eq!(files, UNSAFE_FILES);
+    // Elsewhere it is an error, not a warning that a command line could allow.
+    assert!(read("Cargo.toml").contains("\nunsafe_code = \"deny\"\n"));
 }

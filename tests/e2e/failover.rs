@@ -82,9 +82,14 @@ impl Shop {
         linker
     }
 
-    /// Creates a ServiceAccount of this name with the permissions of `deploy/` and `deploy/crd/`, so that the audit log
-    /// distinguishes the replicas, and starts a replica with it.
+    /// Starts a replica with a ServiceAccount of its own.
     pub(crate) fn replica(&self, name: &str, variables: &[(&str, &str)]) -> Linker {
+        Linker::start_with(variables, self.replica_args(name))
+    }
+
+    /// Creates a ServiceAccount of this name with the permissions of `deploy/` and `deploy/crd/`, so that the audit log
+    /// distinguishes the replicas. Returns the arguments of a replica with it.
+    pub(crate) fn replica_args(&self, name: &str) -> Vec<String> {
         self.plane.kubectl(&["-n", "lb-linker", "create", "serviceaccount", name]);
         let mut objects = Vec::new();
         for file in ["10-rbac.yaml", "crd/rbac.yaml"] {
@@ -116,7 +121,7 @@ impl Shop {
         let upstream = self.upstream.resolver.address.to_string();
         let args = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--upstream", &upstream];
         let args = [&args[..], &["--identity", name, "--leader-election", "lease"]].concat();
-        Linker::start_with(variables, args)
+        args.into_iter().map(ToOwned::to_owned).collect()
     }
 
     pub(crate) async fn load_balancer(&self, namespace: &str, name: &str, host: &str) {

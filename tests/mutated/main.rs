@@ -1,23 +1,33 @@
-//! Malformed input: properties of the answers to a million nearly valid packets and to nearly valid TCP streams, and of
-//! the results for nearly valid replies of upstreams, Corefiles, and rules of *rewrite* and *template*.
+//! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated replies
+//! of upstreams, Corefiles, rules of *rewrite* and *template*, manifests, and answers of the API server.
 //!
-//! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run.
+//! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs after
+//! the other, so that the resident memory is that of one kind.
+//!
+//! For a further kind: a file with the properties, seeds, a line in `fuzz_seeds_are_up_to_date`, a test here, and a
+//! target in `fuzz/`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod corefile;
+mod links;
+mod manifest;
 mod mutate;
+mod object_seeds;
 mod question;
 mod reply;
 mod rules;
+#[path = "../e2e/harness/scale.rs"]
+mod scale;
 mod seeds;
 mod stream;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,19 +35,39 @@ use mutate::packet;
 use question::Server;
 use seeds::Seed;
 
-/// The numbers of packets for the handler and for the parser of upstreams' replies, and of Corefiles.
-const QUESTIONS: u64 = 1_000_000;
-const REPLIES: u64 = 200_000;
-const COREFILES: u64 = 30_000;
-/// The number of TCP connections.
-const STREAMS: u64 = 20_000;
-/// The number of server blocks with rules.
-const RULES: u64 = 30_000;
+/// The kinds of input, and how many of each are tried in the long and in the short form.
+const QUESTIONS: Kind = Kind { name: "queries", full: 7_000_000, short: 1_000_000 };
+const REPLIES: Kind = Kind { name: "replies of upstreams", full: 2_500_000, short: 200_000 };
+const STREAMS: Kind = Kind { name: "TCP connections", full: 500_000, short: 20_000 };
+const COREFILES: Kind = Kind { name: "Corefiles", full: 100_000, short: 30_000 };
+const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000, short: 30_000 };
+const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
+const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
+/// The growth of the resident memory, from a tenth of the inputs to the last one, that doesn't count: buffers of the
+/// allocator.
+const MEMORY_TOLERANCE_MB: f64 = 8.0;
 /// The time after which the processing of a packet counts as hung; long enough for a busy machine.
 const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The numbers of packets by outcome.
 type Tally = BTreeMap<String, u64>;
+
+/// Held by a kind of input in the long form, so that no other one runs.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A kind of input.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    full: u64,
+    short: u64,
+}
+
+impl Kind {
+    fn total(self) -> u64 {
+        scale::scaled(self.full, self.short)
+    }
+}
 
 /// Stands in `Run::current` for a worker that has finished.
 const DONE: u64 = u64::MAX;
@@ -50,6 +80,8 @@ struct Run {
     next: AtomicU64,
     /// The current packet number of each worker.
     current: Vec<AtomicU64>,
+    /// The resident memory in MB at a tenth of the packets, and at the last one.
+    memory: Mutex<[Option<f64>; 2]>,
 }
 
 impl Run {
@@ -66,6 +98,7 @@ impl Run {
             total,
             next: AtomicU64::new(0),
             current: (0..workers).map(|_| AtomicU64::new(0)).collect(),
+            memory: Mutex::default(),
         }
     }
 
@@ -83,6 +116,9 @@ impl Run {
                 return tally;
             }
             self.current[worker].store(number, Ordering::Relaxed);
+            if let Some(at) = [self.total / 10, self.total - 1].iter().position(|at| *at == number) {
+                self.memory.lock().unwrap()[at] = resident_mb();
+            }
             let (packet, which) = packet(&self.seeds, self.seed, number);
             match try_packet(&packet, which) {
                 Ok(outcome) => *tally.entry(outcome).or_default() += 1,
@@ -128,13 +164,16 @@ impl Run {
     }
 }
 
-/// Tries `total` packets made from `seeds` on all cores, and returns the outcomes. `start` creates the function that
-/// tries a packet, once per thread.
-fn try_all<T>(seeds: Vec<Seed>, total: u64, start: fn() -> T) -> Tally
+/// Tries packets of a kind, made from `seeds`, on all cores, and returns the outcomes. `start` creates the function that
+/// tries a packet, once per thread. In the long form, the resident memory must stay.
+fn try_all<T>(seeds: Vec<Seed>, kind: Kind, start: fn() -> T) -> Tally
 where
     T: FnMut(&[u8], usize) -> Result<String, String> + 'static,
 {
-    let run = Arc::new(Run::new(seeds, total));
+    let is_full = scale::scaled(true, false);
+    let _alone = is_full.then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner));
+    let begun = Instant::now();
+    let run = Arc::new(Run::new(seeds, kind.total()));
     let (sender, results) = mpsc::channel();
     for worker in 0..run.current.len() {
         let (run, sender) = (Arc::clone(&run), sender.clone());
@@ -144,11 +183,27 @@ where
     drop(sender);
     let tally = run.gather(&results);
     println!("{tally:?}");
+    if is_full && let [Some(early), Some(late)] = *run.memory.lock().unwrap() {
+        let (total, seconds) = (run.total, begun.elapsed().as_secs_f64());
+        println!(
+            "chaos: {}: {total} mutated in {seconds:.1} s, 0 panics; resident memory {early:.1} MB at a tenth, {late:.1} MB at the end",
+            kind.name
+        );
+        assert!(late <= 1.1 * early + MEMORY_TOLERANCE_MB, "{}: resident memory grows", kind.name);
+    }
     tally
 }
 
+/// Returns the resident memory of this process in MB; `None` where the system doesn't tell it.
+fn resident_mb() -> Option<f64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()? / 1024.0)
+}
+
 /// Asserts that each outcome is frequent enough, so that the first checks don't reject most packets.
-fn assert_mixed(tally: &Tally, total: u64, kinds: &[&str]) {
+fn assert_mixed(tally: &Tally, kind: Kind, kinds: &[&str]) {
+    let total = kind.total();
     for kind in kinds {
         let count = tally.get(*kind).copied().unwrap_or_default();
         assert!(count > total / 1000, "{count} of {total} are {kind}: {tally:#?}");
@@ -209,6 +264,27 @@ fn mutated_rules_give_valid_answers() {
     assert_mixed(&tally, RULES, &["wrong", "records", "empty"]);
 }
 
+#[test]
+fn mutated_manifest_is_valid_or_fails_with_a_position() {
+    let start = || {
+        let links = links::Links::start();
+        move |bytes: &[u8], _: usize| manifest::try_manifest(&links, bytes).map(str::to_owned)
+    };
+    let tally = try_all(object_seeds::manifests(), MANIFESTS, start);
+    assert_mixed(&tally, MANIFESTS, &["wrong", "nothing", "services", "external targets"]);
+}
+
+#[test]
+fn mutated_watches_and_lists_are_decoded_or_refused() {
+    let start = || {
+        let links = links::Links::start();
+        move |bytes: &[u8], chunk: usize| watch::try_watch(&links, bytes, chunk).map(str::to_owned)
+    };
+    let tally = try_all(object_seeds::watches(), WATCHES, start);
+    let kinds = ["nothing", "object", "undecodable", "bookmark", "error", "unidentified", "page"];
+    assert_mixed(&tally, WATCHES, &kinds);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -218,10 +294,12 @@ fn fuzz_seeds_are_up_to_date() {
     };
     let all = [
         ("corefile", seeds::corefiles()),
+        ("manifest", owned(object_seeds::manifests())),
         ("question", owned(seeds::questions())),
         ("reply", owned(seeds::replies())),
         ("rules", owned(seeds::rules())),
         ("stream", owned(seeds::streams())),
+        ("watch", owned(object_seeds::watches())),
     ];
     for (target, seeds) in all {
         let folder = fuzz.join(target);

@@ -10,6 +10,7 @@ use axum::http::header::USER_AGENT;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use secrecy::{ExposeSecret, SecretString};
 
 use crate::model::excerpt::{located, sentence, value};
 use tower::timeout::TimeoutLayer;
@@ -35,6 +36,11 @@ pub enum ClientError {
     InCluster(#[from] kube::config::InClusterError),
     #[error("the kubeconfig can't be used: {0}")]
     Settings(Box<kube::Error>),
+    /// kube panics at such a token.
+    #[error(
+        "the kubeconfig can't be used: its token has a character that no HTTP header can have, such as a line break"
+    )]
+    Token,
 }
 
 impl ClientError {
@@ -129,6 +135,10 @@ pub async fn connect(
     config
         .headers
         .push((USER_AGENT, HeaderValue::from_static(concat!("lb-linker/", env!("CARGO_PKG_VERSION")))));
+    let token = config.auth_info.token.as_ref().map(SecretString::expose_secret);
+    if token.is_some_and(|token| HeaderValue::try_from(token).is_err()) {
+        return Err(ClientError::Token);
+    }
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Settings(Box::new(error)))?;
     let builder = builder.with_layer(&ResponseBodyTimeoutLayer::new(READ_TIMEOUT));
     Ok(ClientConnection { client: builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build(), server })

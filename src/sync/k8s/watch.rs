@@ -27,7 +27,7 @@ use progress::{ObjectChange, WatchInput, WatchProgress, WatchStep, number};
 use wire::{Page, PageError, PageSize, WireEvent};
 
 mod progress;
-mod wire;
+pub mod wire;
 
 /// Time after which the API server ends a watch, in seconds.
 const WATCH_SECONDS: u32 = 50;

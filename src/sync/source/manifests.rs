@@ -264,9 +264,9 @@ struct ManifestFile {
 
 /// The objects of a file that are used.
 #[derive(Debug, Default)]
-struct Objects {
-    services: Vec<Service>,
-    external_targets: Vec<Arc<ExternalTarget>>,
+pub struct Objects {
+    pub services: Vec<Service>,
+    pub external_targets: Vec<Arc<ExternalTarget>>,
 }
 
 impl ManifestFiles {
@@ -492,7 +492,7 @@ fn documents<'a, T: DeserializeOwned + 'a>(
 ///
 /// # Errors
 /// Sentences that begin with file, line and column.
-fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
+pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
     let text = std::str::from_utf8(content).map_err(|error| {
         let line = content[..error.valid_up_to()].split(|byte| *byte == b'\n').count();
         vec![format!("{}:{line}:1: this line isn't UTF-8", path.display())]

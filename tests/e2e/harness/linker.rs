@@ -58,7 +58,11 @@ pub fn run_to_end_with<S: AsRef<OsStr>>(
 
 /// Returns a command for the program, without variables from the environment of the tests.
 pub(crate) fn bare() -> Command {
-    let program = std::env::var_os("LB_LINKER_TEST_PROGRAM").unwrap_or_else(|| PROGRAM.into());
+    bare_program(&std::env::var_os("LB_LINKER_TEST_PROGRAM").unwrap_or_else(|| PROGRAM.into()))
+}
+
+/// Like [`bare`], for another version of the program.
+fn bare_program(program: &OsStr) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -131,6 +135,15 @@ impl Linker {
         if args.iter().all(|arg| arg.as_ref() != "--corefile") {
             with_ports(&mut command);
         }
+        command.args(args);
+        Self::spawn(command)
+    }
+
+    /// Like [`Linker::start`], with another version of the program.
+    pub fn start_version<S: AsRef<OsStr>>(program: &Path, args: impl IntoIterator<Item = S>) -> Self {
+        let mut command = bare_program(program.as_os_str());
+        command.env("LB_LINKER_SYNC", "on");
+        with_ports(&mut command);
         command.args(args);
         Self::spawn(command)
     }

@@ -17,6 +17,7 @@ pub mod port;
 pub mod process;
 pub mod programs;
 pub mod proxy;
+pub mod scale;
 
 use std::future::Future;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! The programs that tests start: the test control plane, programs that resolve names, a program that compares records,
-//! actionlint, Helm and promtool. They are built from `tests/control-plane/`, `tests/stubs/`, `tests/go/`, `tests/helm/`
-//! and `tests/prometheus/` if they don't exist yet.
+//! actionlint, Helm, promtool and the previous version of lb-linker. They are built from `tests/control-plane/`,
+//! `tests/stubs/`, `tests/go/`, `tests/helm/`, `tests/prometheus/` and `tests/previous/` if they don't exist yet.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
@@ -102,6 +102,18 @@ pub fn prometheus() -> &'static Prometheus {
     PROMETHEUS.get_or_init(|| {
         let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/prometheus/build"));
         Prometheus { promtool: path(&answer, "PROMTOOL"), crds: path(&answer, "CRDS") }
+    })
+}
+
+/// Returns the last version of lb-linker without ExternalTargets; the first call builds it.
+///
+/// # Panics
+/// As for [`programs`].
+pub fn previous() -> &'static Path {
+    static PREVIOUS: OnceLock<PathBuf> = OnceLock::new();
+    PREVIOUS.get_or_init(|| {
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/previous/build"));
+        path(&answer, "PREVIOUS")
     })
 }
 

@@ -42,7 +42,7 @@ pub(super) enum WatchInput<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ObjectChange {
+pub enum ObjectChange {
     Added,
     Modified,
     Deleted,

@@ -35,7 +35,7 @@ const LIST_END: &str = "k8s.io/initial-events-end";
 /// A watch event as the API server sends it.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
-pub(super) enum WireEvent<K> {
+pub enum WireEvent<K> {
     Object(ObjectChange, RawDeserializeGuard<K>),
     Bookmark {
         version: String,
@@ -94,7 +94,7 @@ impl<K: DeserializeOwned> WireEvent<K> {
     }
 }
 
-pub(super) struct Events<K> {
+pub struct Events<K> {
     reader: Pin<Box<dyn AsyncBufRead + Send>>,
     /// The line read so far.
     line: Vec<u8>,
@@ -102,12 +102,16 @@ pub(super) struct Events<K> {
 }
 
 impl<K: DeserializeOwned> Events<K> {
-    pub(super) fn new(reader: impl AsyncBufRead + Send + 'static) -> Self {
+    #[must_use]
+    pub fn new(reader: impl AsyncBufRead + Send + 'static) -> Self {
         Self { reader: Box::pin(reader), line: Vec::new(), decoded: PhantomData }
     }
 
     /// Returns the next event; `None` at the end. Cancel-safe.
-    pub(super) async fn next(&mut self) -> io::Result<Option<WireEvent<K>>> {
+    ///
+    /// # Errors
+    /// If the reader fails, or a line is too long.
+    pub async fn next(&mut self) -> io::Result<Option<WireEvent<K>>> {
         loop {
             let bytes = self.reader.fill_buf().await?;
             if bytes.is_empty() {
@@ -135,11 +139,11 @@ impl<K: DeserializeOwned> Events<K> {
 
 #[derive(Debug, Deserialize)]
 #[serde(bound = "K: DeserializeOwned")]
-pub(super) struct Page<K> {
+pub struct Page<K> {
     #[serde(default)]
-    pub(super) metadata: ListMeta,
+    pub metadata: ListMeta,
     #[serde(default, deserialize_with = "null_is_none")]
-    pub(super) items: Vec<RawDeserializeGuard<K>>,
+    pub items: Vec<RawDeserializeGuard<K>>,
 }
 
 fn null_is_none<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
@@ -151,7 +155,7 @@ where
 }
 
 #[derive(Debug)]
-pub(super) enum PageError {
+pub enum PageError {
     /// The page is too large, and a smaller limit would help.
     TooLarge,
     Kube(kube::Error),
@@ -165,10 +169,10 @@ impl From<kube::Error> for PageError {
 
 impl<K: DeserializeOwned> Page<K> {
     /// Reads a page of at most `limit` objects. Returns the page and its size in bytes.
-    pub(super) async fn read(
-        reader: impl AsyncBufRead + Send,
-        limit: u32,
-    ) -> Result<(Self, usize), PageError> {
+    ///
+    /// # Errors
+    /// If the reader fails, or the page is too large or no list.
+    pub async fn read(reader: impl AsyncBufRead + Send, limit: u32) -> Result<(Self, usize), PageError> {
         let most = if limit > 1 { MAX_PAGE_BYTES } else { MAX_EVENT_BYTES };
         let mut bytes = Vec::new();
         let mut reader = std::pin::pin!(reader.take(most as u64 + 1));

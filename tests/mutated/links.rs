@@ -1,0 +1,95 @@
+//! The links of arbitrary Services and ExternalTargets, shared by the tests of manifests and of watches.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use hickory_proto::rr::Name;
+use lb_linker::api::external_target::ExternalTarget;
+use lb_linker::metrics::Metrics;
+use lb_linker::model::hostname_policy::HostnamePolicy;
+use lb_linker::model::names::is_label;
+use lb_linker::model::rejection::Rejection;
+use lb_linker::model::service_key::ServiceKey;
+use lb_linker::model::target_policy::TargetPolicy;
+use lb_linker::store::{OnGone, Store};
+use lb_linker::sync::failover_controller::manifests::ManifestLeads;
+use lb_linker::sync::k8s::service::Service;
+
+/// Maximum number of custom hostnames of a link.
+const MAX_HOSTNAMES: usize = 100;
+/// Maximum length of a message about a rejected field, in bytes.
+const MAX_MESSAGE: usize = 8192;
+
+/// A store with one zone, and what decides about the objects in it.
+pub struct Links {
+    store: Arc<Store>,
+    policy: HostnamePolicy,
+    leads: ManifestLeads,
+}
+
+impl Links {
+    pub fn start() -> Self {
+        let zones = vec![Name::from_ascii("lb.internal.").unwrap()];
+        let store = Arc::new(Store::new(OnGone::Dropped).with_zones(&zones));
+        store.set_synced();
+        let policy = HostnamePolicy {
+            targets: TargetPolicy { zones, ..Default::default() },
+            hostname_annotations: vec!["external-dns.alpha.kubernetes.io/hostname".to_owned()],
+            hostname_namespaces: ["*".to_owned()].into(),
+            ..Default::default()
+        };
+        let metrics = Metrics::new().unwrap().group().unwrap();
+        let leads = ManifestLeads::new(Arc::clone(&store), Arc::default(), Arc::default(), metrics);
+        Self { store, policy, leads }
+    }
+
+    /// Replaces all links by the links of these objects. Returns the violated property.
+    pub fn replace(
+        &self,
+        services: &[Service],
+        external_targets: &[Arc<ExternalTarget>],
+    ) -> Result<(), String> {
+        let mut observed = Vec::new();
+        let mut keys = HashSet::new();
+        for service in services {
+            let (service, rejections) = service.observe(&self.policy, &self.store);
+            for message in rejections.iter().map(Rejection::to_string) {
+                ensure(message.len() <= MAX_MESSAGE, "the message about a rejected field is short")?;
+            }
+            if is_name(&service.key) && keys.insert(service.key.clone()) {
+                observed.push(service);
+            }
+        }
+        let mut keys = HashSet::new();
+        let mut is_first = |object: &&Arc<ExternalTarget>| {
+            let namespace = object.metadata.namespace.as_deref().unwrap_or("default");
+            let key = ServiceKey::new(namespace, object.metadata.name.as_deref().unwrap_or_default());
+            is_name(&key) && keys.insert(key)
+        };
+        let external_targets: Vec<_> =
+            external_targets.iter().filter(|object| is_first(object)).cloned().collect();
+        self.store.replace(None, observed, Vec::new(), &HashSet::new());
+        self.leads.apply(&external_targets, &self.policy);
+        for link in self.store.links() {
+            let names = self.store.dns_names(&link);
+            ensure(names.len() <= MAX_HOSTNAMES + 2, "the number of a link's names is limited")?;
+            for name in names {
+                let name =
+                    Name::from_ascii(&name).map_err(|error| format!("{name:?} is no name: {error}"))?;
+                let zone = &self.policy.targets.zones[0];
+                ensure(zone.zone_of(&name), "a link's names are in the zone")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether the API server accepts the name and the namespace.
+fn is_name(key: &ServiceKey) -> bool {
+    let (namespace, name) = key.parts();
+    is_label(namespace) && is_label(name)
+}
+
+fn ensure(holds: bool, rule: &str) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(rule.to_owned()) }
+}
