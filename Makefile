@@ -1,7 +1,7 @@
 # For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo recording test bench bench-cluster build static rootfs image lint docs crd control-plane stubs go-programs helm promtool previous fuzz has-rust has-cargo-fuzz
+.PHONY: help demo recording test bench bench-cluster chaos soak build static rootfs image lint docs crd control-plane stubs go-programs helm promtool previous fuzz has-rust has-cargo-fuzz
 
 # The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -53,6 +53,17 @@ image: static rootfs ## build the image with docker, podman or buildah, and its 
 bench-cluster: build control-plane ## measure propagation and memory with a real kube-apiserver (BENCH_ONLY=propagation: one part)
 	mkdir -p target/bench && cp target/release/lb-linker target/bench/lb-linker
 	LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/bench/lb-linker" cargo bench --locked --bench cluster
+
+chaos: has-rust ## repeat faults under load, against the release build, and print what was seen (under 30 minutes)
+	tests/chaos
+
+# The copy stays the same while the hour lasts, whatever is built meanwhile.
+soak: build control-plane ## disturb two replicas at random for an hour at 2,000 queries/s (LB_LINKER_SOAK_MINUTES=60)
+	mkdir -p target/soak && cp target/release/lb-linker target/soak/lb-linker
+	cargo test --locked --test e2e --no-run
+	LB_LINKER_SOAK_MINUTES=$(or $(LB_LINKER_SOAK_MINUTES),60) \
+	    LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/soak/lb-linker" \
+	    cargo test --locked --test e2e -- --exact model::soak::soak_answers_match_the_model --nocapture
 
 lint: has-rust ## check format, lock files, lints, documentation, and the licenses and sources of dependencies
 	cargo fmt --check

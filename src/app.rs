@@ -37,6 +37,7 @@ use crate::dns::server::invalidation;
 use crate::dns::server::reload::{CheckZones, Reloader};
 use crate::dns::server::target_checker::TargetChecker;
 use crate::links::history::History;
+use crate::metrics::tasks::TaskMetrics;
 use crate::model::hostname::to_presentation;
 use crate::sync::controller::supervisor::supervise;
 use error::RunError;
@@ -65,6 +66,8 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let (mut context, queue) = ServerContext::new(Arc::clone(&store), flags.log_format.into())?;
     context.targets = Arc::new(hostname_policy.targets.clone());
     context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
+    let runtimes = vec![("dns", Handle::current()), ("sync", sync.runtime().clone())];
+    context.metrics.register(TaskMetrics::new(runtimes)?)?;
     let source = match source {
         Some(source) => Some((source, SyncMetrics::register(&context.metrics)?)),
         None => None,

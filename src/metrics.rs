@@ -2,6 +2,7 @@
 
 pub mod sharded;
 pub mod staleness;
+pub mod tasks;
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;

@@ -28,7 +28,7 @@ use tracing::{info, warn};
 
 use super::controller::backoff::Backoff;
 use super::controller::supervisor::SyncError;
-use super::k8s::errors::{ApiAvailability, ThrottledLog, describe, retry_after, root_cause};
+use super::k8s::errors::{ApiAvailability, ThrottledLog, describe, is_unreachable, retry_after, root_cause};
 use super::k8s::labels::FIELD_MANAGER;
 use crate::metrics::{MetricGroup, registered};
 use crate::sync::k8s::metrics::ApiMetrics;
@@ -410,7 +410,11 @@ impl<'a> LeaseClient<'a> {
     /// Logs the failure, and returns the pause before the next request.
     fn failed(&mut self, failure: &RequestFailure, doing: &str) -> Duration {
         self.failed = true;
-        let pause = self.pauses.next();
+        let pause = match failure {
+            // Nothing listens there, and it may be back at any time.
+            RequestFailure::Kube(error) if is_unreachable(error) => RETRY_BACKOFF.0,
+            _ => self.pauses.next(),
+        };
         let hint = match &self.election.election_config.pod {
             None => {
                 "lb-linker needs get, create and update on leases there, as the Role of deploy/ grants for the name \

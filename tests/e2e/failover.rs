@@ -169,7 +169,7 @@ impl Shop {
 }
 
 /// Installs the CRD, with the permissions of lb-linker.
-fn install(plane: &ControlPlane) {
+pub(crate) fn install(plane: &ControlPlane) {
     plane.kubectl(&["apply", "-f", deploy().join("crd").to_str().unwrap()]);
     plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
 }

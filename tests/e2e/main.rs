@@ -9,6 +9,7 @@ mod answers;
 mod api_errors;
 mod api_faults;
 mod bounds;
+mod chaos;
 mod chart;
 mod client_quota;
 mod clients;

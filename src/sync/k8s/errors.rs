@@ -1,6 +1,7 @@
 //! Logs errors of the API server: one sentence each, at a limited rate.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -306,6 +307,23 @@ impl WatchLog {
             }
         }
     }
+}
+
+/// Returns whether the connection was refused, or there is no way to the API server: nothing is there that a new attempt
+/// would burden.
+#[must_use]
+pub fn is_unreachable(error: &kube::Error) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
+            if matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable) {
+                return true;
+            }
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Returns whether the write failed because the Service of this name has another uid, which is immutable.

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::deserialize_guard::RawDeserializeGuard;
-use super::errors::retry_after;
+use super::errors::{is_unreachable, retry_after};
 use crate::metrics::staleness::LastActivity;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::errors::ObjectErrors;
@@ -539,7 +539,7 @@ where
         if !matches!(code, 401 | 403 | 404 | 429) {
             self.streams.note_failure(false, now);
         }
-        self.fail(WatchInput::ListFailed(code), WatchError::List(error))
+        self.fail(list_failed(&error), WatchError::List(error))
     }
 
     async fn next_page(&mut self) -> StepResult<K> {
@@ -566,7 +566,7 @@ where
                 return StepResult::Quiet;
             }
             Err(PageError::Kube(error)) => {
-                return self.fail(WatchInput::ListFailed(code(&error)), WatchError::List(error));
+                return self.fail(list_failed(&error), WatchError::List(error));
             }
         };
         let ListWatchState::Pages { token, items, version, count } = &mut self.state else {
@@ -598,9 +598,7 @@ where
             }
             // The answer contains the newest resourceVersion, but can't be read; a complete list can, in pages.
             Err(PageError::TooLarge) => self.on_input(WatchInput::Silence),
-            Err(PageError::Kube(error)) => {
-                self.fail(WatchInput::WatchFailed(code(&error)), WatchError::List(error))
-            }
+            Err(PageError::Kube(error)) => self.fail(watch_failed(&error), WatchError::List(error)),
         }
     }
 
@@ -616,7 +614,7 @@ where
                 self.state = ListWatchState::Watch { events, ends_at: Instant::now() + WATCH_TIMEOUT };
                 StepResult::Quiet
             }
-            Err(error) => self.fail(WatchInput::WatchFailed(code(&error)), WatchError::Watch(error)),
+            Err(error) => self.fail(watch_failed(&error), WatchError::Watch(error)),
         }
     }
 
@@ -709,6 +707,14 @@ fn pause(failures: u32) -> Duration {
         .min(RELIST_BACKOFF.1);
     // Half of the pause is random, so that many replicas don't reconnect at the same time.
     pause.mul_f64(rand::random_range(0.5..=1.0))
+}
+
+fn list_failed(error: &kube::Error) -> WatchInput<'static> {
+    if is_unreachable(error) { WatchInput::ListUnreachable } else { WatchInput::ListFailed(code(error)) }
+}
+
+fn watch_failed(error: &kube::Error) -> WatchInput<'static> {
+    if is_unreachable(error) { WatchInput::WatchUnreachable } else { WatchInput::WatchFailed(code(error)) }
 }
 
 fn code(error: &kube::Error) -> u16 {

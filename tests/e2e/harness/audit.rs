@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -39,6 +40,8 @@ pub struct AuditEvent {
     /// The name; empty for requests about several objects, and for a create without a name.
     pub name: String,
     pub code: u16,
+    /// When the response was complete, or the watch started.
+    pub completed: Timestamp,
     /// The request body, for writes.
     pub request: Option<Value>,
 }
@@ -83,6 +86,7 @@ struct Line {
     object_ref: ObjectRef,
     #[serde(default)]
     response_status: ResponseStatus,
+    stage_timestamp: Timestamp,
     request_object: Option<Value>,
 }
 
@@ -122,6 +126,7 @@ impl From<Line> for AuditEvent {
             namespace: line.object_ref.namespace,
             name: line.object_ref.name,
             code: line.response_status.code,
+            completed: line.stage_timestamp,
             request: line.request_object,
         }
     }

@@ -24,7 +24,8 @@ pub struct Linker {
     log: Arc<Mutex<Vec<String>>>,
     /// The address for DNS queries.
     pub dns: SocketAddr,
-    metrics: SocketAddr,
+    /// The address of `/metrics`.
+    pub metrics: SocketAddr,
     /// The address of `/health`.
     pub health: SocketAddr,
     ready: SocketAddr,

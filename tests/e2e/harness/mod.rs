@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod control_plane;
 pub mod data_dir;
 pub mod dns;
+pub mod faulty_link;
 pub mod forging;
 pub mod garbage_collector;
 pub mod linker;

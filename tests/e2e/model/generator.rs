@@ -57,6 +57,18 @@ impl Universe {
         Self { namespaces, without_clashes: free, groups, markers, followers }
     }
 
+    /// Returns a universe of Services whose names don't clash.
+    pub fn without_clashes(base: &str, services: usize) -> Self {
+        let namespaces = vec![base.to_owned(), format!("{base}-more")];
+        let keys = |prefix: &str, number: usize| -> Vec<ServiceKey> {
+            let key = |i: usize| ServiceKey::new(&namespaces[i % 2], &format!("{prefix}{i}"));
+            (0..number).map(key).collect()
+        };
+        let markers = namespaces.iter().map(|namespace| ServiceKey::new(namespace, "marker")).collect();
+        let (without_clashes, followers) = (keys("svc-", services), keys("follower-", 4));
+        Self { without_clashes, followers, groups: Vec::new(), markers, namespaces }
+    }
+
     pub fn keys(&self) -> BTreeSet<ServiceKey> {
         self.without_clashes
             .iter()
@@ -96,12 +108,18 @@ pub struct Generator {
     manual_changes: BTreeMap<ServiceKey, usize>,
     /// Services that must not change again before the next quiet point.
     frozen: BTreeSet<ServiceKey>,
+    /// The maximum number of manual changes of a link's objects.
+    max_manual_changes: usize,
+    /// The number of different hostnames of targets.
+    hosts: usize,
     number: usize,
 }
 
 impl Generator {
     pub fn new(seed: u64, on_delete: OnDelete) -> Self {
         Self {
+            max_manual_changes: 3,
+            hosts: usize::MAX,
             random: StdRng::seed_from_u64(seed),
             on_delete,
             planned: Model::new(on_delete),
@@ -110,6 +128,11 @@ impl Generator {
             frozen: BTreeSet::new(),
             number: 0,
         }
+    }
+
+    /// Returns a generator that changes no objects by hand, and uses each of `hosts` hostnames again and again.
+    pub fn of_services(seed: u64, hosts: usize) -> Self {
+        Self { max_manual_changes: 0, hosts, ..Self::new(seed, OnDelete::Delete) }
     }
 
     /// Returns changes of the markers, which end a batch in every namespace.
@@ -208,8 +231,10 @@ impl Generator {
             Some(balancer) => self.for_present(key, balancer, group),
         };
         let spoiled = self.manual_changes.get(key).copied().unwrap_or(0);
-        let choices: Vec<_> =
-            choices.into_iter().filter(|(_, action)| spoiled < 3 || !action.is_by_hand()).collect();
+        let choices = choices
+            .into_iter()
+            .filter(|(_, action)| spoiled < self.max_manual_changes || !action.is_by_hand());
+        let choices: Vec<_> = choices.collect();
         let action = choices.choose_weighted(&mut self.random, |(weight, _)| *weight);
         let action = action.expect("there is always something").1.clone();
         let begins = matches!(action, Action::Create | Action::Recreate)
@@ -323,10 +348,10 @@ impl Generator {
         operations.push(operation);
     }
 
-    /// Returns a hostname that hasn't been used before.
+    /// Returns a hostname that hasn't been used before, or not for `hosts` choices.
     fn host(&mut self) -> String {
         self.number += 1;
-        format!("lb-{}.example.com", self.number)
+        format!("lb-{}.example.com", self.number % self.hosts)
     }
 
     /// Returns two or three hostnames, which may include current hostnames of the load balancer.

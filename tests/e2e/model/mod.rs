@@ -16,12 +16,14 @@
 //! quiet points. A started lb-linker knows only the state in the API server: the model then starts from the existing
 //! objects, after a check that the previous process may have left these objects.
 
+pub(crate) mod disturbed;
 mod executor;
 mod generator;
 mod observe;
 mod operations;
 mod quiesce;
 mod rules;
+mod soak;
 mod suspend;
 mod world;
 

@@ -14,6 +14,10 @@ const SHORT_WATCH: Duration = Duration::from_secs(1);
 /// A watch that has lasted this long counts as healthy, and resets the failure counts.
 const HEALTHY_WATCH: Duration = Duration::from_secs(30);
 
+/// The longest step of the backoff while nothing listens at the API server's address: 2 s. The API server may be back at
+/// any time, and refused connections don't burden it.
+const UNREACHABLE_STEP: u32 = 3;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchInput<'a> {
     Listed {
@@ -24,6 +28,8 @@ pub(super) enum WatchInput<'a> {
     },
     /// A list has failed, with this HTTP code or 0.
     ListFailed(u16),
+    /// The connection for a list was refused.
+    ListUnreachable,
     /// The API server has started to answer a watch.
     WatchBegan,
     Event {
@@ -35,6 +41,8 @@ pub(super) enum WatchInput<'a> {
     Unidentified,
     /// The watch was refused, or sent an error, with this HTTP code or 0.
     WatchFailed(u16),
+    /// The connection for a watch was refused.
+    WatchUnreachable,
     WatchEnded,
     Silence,
     /// The API server's newest resourceVersion.
@@ -127,6 +135,7 @@ impl WatchProgress {
             }
             WatchInput::ListFailed(410) => self.list_again(),
             WatchInput::ListFailed(_) => WatchStep::List(self.failed()),
+            WatchInput::ListUnreachable => WatchStep::List(self.unreachable()),
             WatchInput::WatchBegan => {
                 self.began = Some(now);
                 WatchStep::Continue
@@ -159,12 +168,15 @@ impl WatchProgress {
                 self.may_be_restored = false;
                 WatchStep::Watch(0)
             }
-            WatchInput::WatchFailed(_) => {
+            WatchInput::WatchFailed(_) | WatchInput::WatchUnreachable => {
                 let short = self.end_watch(now);
                 // The API server may come back with an earlier state, so silence is suspicious again.
                 self.max_silence = MAX_SILENCE;
                 self.may_be_restored = true;
-                let pause = self.failed().max(short);
+                let pause = match input {
+                    WatchInput::WatchUnreachable => self.unreachable(),
+                    _ => self.failed().max(short),
+                };
                 self.watch(pause, now)
             }
             WatchInput::WatchEnded => {
@@ -206,6 +218,11 @@ impl WatchProgress {
 
     fn failed(&mut self) -> u32 {
         self.failures = self.failures.saturating_add(1);
+        self.failures
+    }
+
+    fn unreachable(&mut self) -> u32 {
+        self.failures = self.failures.saturating_add(1).min(UNREACHABLE_STEP);
         self.failures
     }
 
@@ -311,6 +328,25 @@ mod tests {
             BEGAN,
             (30_000, WatchInput::WatchFailed(410), WatchStep::List(1)),
         ]);
+    }
+
+    #[test]
+    fn refused_connections_back_off_for_two_seconds_at_most() {
+        let refused = |pause| (10, WatchInput::WatchUnreachable, WatchStep::AskNewest(pause));
+        let failed = |pause| (10, WatchInput::WatchFailed(503), WatchStep::AskNewest(pause));
+        run(&[
+            LISTED,
+            refused(1),
+            refused(2),
+            refused(3),
+            refused(3),
+            refused(3),
+            failed(4),
+            failed(5),
+            refused(3),
+        ]);
+        let refused = |pause| (10, WatchInput::ListUnreachable, WatchStep::List(pause));
+        run(&[refused(1), refused(2), refused(3), refused(3)]);
     }
 
     #[test]

@@ -1,0 +1,152 @@
+//! Faults again and again under load. `make chaos` runs the long forms.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rand::seq::IndexedRandom;
+
+use crate::harness::clock::Stop;
+use crate::harness::faulty_link::Strike;
+use crate::harness::scale::scaled;
+use crate::model::disturbed::load::Shared;
+use crate::model::disturbed::{Disturbed, Setup, Trouble};
+
+/// Replicas of which either can be killed.
+fn setup() -> Setup {
+    Setup {
+        services: scaled(100, 20),
+        external_targets: 2,
+        pause: Duration::from_millis(scaled(50, 20)),
+        longest: Duration::from_secs(scaled(15, 2)),
+        has_survivor: false,
+        has_clocks: false,
+        keeps_audit_log: false,
+    }
+}
+
+/// Ends the load, and returns its figures: queries, wrong answers, lost ones, and those without an address.
+fn end_load(shared: &Shared, load: JoinHandle<()>) -> (String, usize) {
+    shared.stop.store(true, Ordering::Relaxed);
+    load.join().unwrap();
+    let [asked, wrong, lost, unresolved] =
+        [&shared.asked, &shared.wrong, &shared.lost, &shared.unresolved].map(|it| it.load(Ordering::Relaxed));
+    let text = format!("{asked} queries, {wrong} wrong, {lost} lost, {unresolved} without an address");
+    (text, wrong + lost + unresolved)
+}
+
+fn longest(times: &[Duration]) -> f64 {
+    times.iter().max().expect("there are some").as_secs_f64()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_api_server_loses_no_answer() {
+    const SEED: u64 = 21;
+    let mut world = Disturbed::start(setup(), SEED).await;
+    world.round(Trouble::Nothing).await;
+    let shared = Arc::clone(&world.shared);
+    let load = world.start_load(scaled(5000, 500), SEED);
+    for _ in 0..scaled(20, 2) {
+        world.round(Trouble::ApiKill).await;
+    }
+    let (figures, failed) = end_load(&shared, load);
+    let seen = longest(&world.seen_after_return);
+    println!(
+        "chaos: API server killed {} times: {figures}; a change after its return is answered after at most {seen:.2} s",
+        world.seen_after_return.len()
+    );
+    assert_eq!(failed, 0, "{figures}");
+    assert!(scaled(seen < 5.0, true), "{:?}", world.seen_after_return);
+    world.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_leaders_lose_no_change_and_no_answer() {
+    const SEED: u64 = 22;
+    let mut world = Disturbed::start(setup(), SEED).await;
+    world.round(Trouble::Nothing).await;
+    let shared = Arc::clone(&world.shared);
+    let load = world.start_load(scaled(2000, 500), SEED);
+    for _ in 0..scaled(10, 1) {
+        world.round(Trouble::LeaderKill).await;
+    }
+    let (figures, failed) = end_load(&shared, load);
+    let took = longest(&world.take_overs);
+    println!(
+        "chaos: leader killed {} times: {} operations, all in external targets and DNS; {figures}; take-over after at \
+         most {took:.1} s",
+        world.take_overs.len(),
+        world.operations
+    );
+    assert_eq!(failed, 0, "{figures}");
+    assert!(scaled(took <= 17.0, true), "{:?}", world.take_overs);
+    world.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_stopped_with_its_clocks_writes_nothing_stale() {
+    const SEED: u64 = 23;
+    let setup = Setup { has_clocks: true, keeps_audit_log: true, ..setup() };
+    let mut world = Disturbed::start(setup, SEED).await;
+    world.round(Trouble::Nothing).await;
+    let shared = Arc::clone(&world.shared);
+    let load = world.start_load(500, SEED);
+    let stops = scaled(&[Stop::Suspend, Stop::Pause, Stop::Suspend][..], &[Stop::Suspend][..]);
+    for how in stops {
+        let time = Duration::from_secs(scaled(30, 0));
+        world.round(Trouble::LeaderSuspend(*how, time)).await;
+    }
+    let (figures, failed) = end_load(&shared, load);
+    let writes = world.audited_writes();
+    println!(
+        "chaos: leader stopped {} times: {} writes compared, {} stale, {} refused; {figures}",
+        stops.len(),
+        writes.compared,
+        writes.stale.len(),
+        writes.refused
+    );
+    assert!(writes.stale.is_empty(), "{:#?}", writes.stale);
+    assert!(writes.compared > 20, "{writes:?}");
+    assert_eq!(failed, 0, "{figures}");
+    world.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_faults_of_connections_lose_no_object() {
+    const SEED: u64 = 24;
+    let mut world = Disturbed::start(setup(), SEED).await;
+    let shared = Arc::clone(&world.shared);
+    let load = world.start_load(500, SEED);
+    let begun = Instant::now();
+    let mut rounds = 0;
+    loop {
+        let troubles = [Trouble::Cut, Trouble::Reset, Trouble::Delay, Trouble::HalfOpen];
+        let trouble = match scaled(None, Some([Trouble::Reset, Trouble::HalfOpen].get(rounds))) {
+            None if begun.elapsed() > Duration::from_secs(180) => break,
+            None => *troubles.choose(&mut world.random).expect("there are some"),
+            Some(None) => break,
+            Some(Some(trouble)) => *trouble,
+        };
+        world.round(trouble).await;
+        rounds += 1;
+    }
+    let slowest = world.slowest.as_secs_f64();
+    let mut noticed = Duration::ZERO;
+    if scaled(true, false) {
+        world.shared.with(|history| history.disturb());
+        world.replicas.iter().for_each(|replica| replica.link.strike(Strike::Silence));
+        noticed = world.time_of_change().await;
+        world.round(Trouble::Nothing).await;
+    }
+    let (figures, failed) = end_load(&shared, load);
+    println!(
+        "chaos: {rounds} random faults of connections, {} operations: {figures}; converged after at most {slowest:.1} s; \
+         silent death noticed after {:.1} s",
+        world.operations,
+        noticed.as_secs_f64()
+    );
+    assert_eq!(failed, 0, "{figures}");
+    assert!(noticed < Duration::from_secs(150), "{noticed:?}");
+    world.stop();
+}

@@ -1,0 +1,152 @@
+//! A TCP relay with faults between lb-linker and the API server. It doesn't look into TLS.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::control_plane::ControlPlane;
+
+/// What happens to bytes and to new connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkState {
+    #[default]
+    Up,
+    /// Every piece of data arrives this much later.
+    Delayed(Duration),
+    /// Connections are accepted, and nothing is ever sent or answered.
+    HalfOpen,
+}
+
+/// What happens once to the open connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strike {
+    /// Both ends are closed.
+    Cut,
+    /// Both ends are reset.
+    Reset,
+    /// Both ends stay open, and nothing is ever forwarded again.
+    Silence,
+}
+
+/// A relay to an API server. It stops on drop.
+pub struct FaultyLink {
+    _tasks: JoinSet<()>,
+    kubeconfig: PathBuf,
+    state: watch::Sender<LinkState>,
+    strike: watch::Sender<Option<Strike>>,
+    accepted: Arc<AtomicUsize>,
+}
+
+impl FaultyLink {
+    /// Starts a relay. The kubeconfig of the relay is that of a ServiceAccount.
+    pub async fn start(plane: &ControlPlane, namespace: &str, account: &str) -> Self {
+        let behind = plane.port.local();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let direct = plane.kubeconfig_for_service_account(namespace, account);
+        let mut config: Value = serde_json::from_str(&std::fs::read_to_string(&direct).unwrap()).unwrap();
+        config["clusters"][0]["cluster"]["server"] = json!(format!("https://{address}"));
+        let kubeconfig = plane.file(&format!("relay-{}.kubeconfig", address.port()));
+        std::fs::write(&kubeconfig, config.to_string()).unwrap();
+        let (state, strike) = (watch::Sender::new(LinkState::Up), watch::Sender::new(None));
+        let (states, strikes) = (state.subscribe(), strike.subscribe());
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&accepted);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                count.fetch_add(1, Ordering::Relaxed);
+                let mut strikes = strikes.clone();
+                strikes.mark_unchanged();
+                connections.spawn(relay(client, behind, states.clone(), strikes));
+                while connections.try_join_next().is_some() {}
+            }
+        });
+        Self { _tasks: tasks, kubeconfig, state, strike, accepted }
+    }
+
+    pub fn kubeconfig(&self) -> &str {
+        self.kubeconfig.to_str().unwrap()
+    }
+
+    pub fn set(&self, state: LinkState) {
+        self.state.send_replace(state);
+    }
+
+    pub fn strike(&self, strike: Strike) {
+        self.strike.send_replace(Some(strike));
+    }
+
+    /// Returns the number of connections so far.
+    pub fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
+    }
+}
+
+/// Relays a connection until it is closed or struck.
+async fn relay(
+    mut client: TcpStream,
+    behind: SocketAddr,
+    states: watch::Receiver<LinkState>,
+    mut strikes: watch::Receiver<Option<Strike>>,
+) {
+    if *states.borrow() == LinkState::HalfOpen {
+        // The connection stays dead when the relay is up again.
+        tokio::select! {
+            () = swallow(client) => {}
+            _ = strikes.changed() => {}
+        }
+        return;
+    }
+    let Ok(mut server) = TcpStream::connect(behind).await else { return };
+    let struck = {
+        let (from_client, to_client) = client.split();
+        let (from_server, to_server) = server.split();
+        tokio::select! {
+            () = forward(from_client, to_server, states.clone()) => None,
+            () = forward(from_server, to_client, states.clone()) => None,
+            _ = strikes.changed() => *strikes.borrow_and_update(),
+        }
+    };
+    match struck {
+        Some(Strike::Silence) => drop(strikes.changed().await),
+        Some(Strike::Reset) => {
+            for end in [&client, &server] {
+                let _ = SockRef::from(end).set_linger(Some(Duration::ZERO));
+            }
+        }
+        Some(Strike::Cut) | None => {}
+    }
+}
+
+async fn swallow(mut stream: TcpStream) {
+    let mut buffer = [0; 4096];
+    while let Ok(1..) = stream.read(&mut buffer).await {}
+}
+
+async fn forward(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, states: watch::Receiver<LinkState>) {
+    let mut buffer = vec![0; 65536];
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        let state = *states.borrow();
+        match state {
+            LinkState::Up => {}
+            LinkState::Delayed(delay) => tokio::time::sleep(delay).await,
+            LinkState::HalfOpen => std::future::pending().await,
+        }
+        if to.write_all(&buffer[..read]).await.is_err() {
+            return;
+        }
+    }
+}

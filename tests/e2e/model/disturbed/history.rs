@@ -1,0 +1,269 @@
+//! The states of each name with their times, and what an answer may say at a time.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::{RData, RecordType};
+
+use super::address_of;
+
+/// A state may be answered for this long after it has ended, while nothing disturbs lb-linker. From the beginning of a
+/// disturbance until all replicas have converged after it, the states just before it may be answered, too.
+pub const BOUND: Duration = Duration::from_secs(10);
+/// How long the end of an outage of the upstream may be felt.
+const AFTER_OUTAGE: Duration = Duration::from_secs(60);
+/// How long states are kept after their end.
+const KEPT: Duration = Duration::from_secs(900);
+
+/// What a name stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    Absent,
+    /// The Service is deleted, and perhaps its external target isn't.
+    Gone,
+    Pending,
+    /// An ExternalTarget that may not have announced one of its targets.
+    Announcing(Vec<String>),
+    /// Any of these hostnames.
+    Hosts(Vec<String>),
+    Ips(Vec<IpAddr>),
+}
+
+/// What an answer says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    NoName,
+    NoData,
+    Alias(String),
+    Addresses(BTreeSet<IpAddr>),
+    Other(String),
+}
+
+impl Seen {
+    /// Reads an answer, and returns whether it lacks the address of its alias.
+    pub fn of(answer: &Message, qtype: RecordType) -> (Self, bool) {
+        let code = answer.metadata.response_code;
+        let mut addresses = BTreeSet::new();
+        let mut alias = None;
+        for record in &answer.answers {
+            match &record.data {
+                RData::CNAME(target) if alias.is_none() => {
+                    alias = Some(target.0.to_ascii().trim_end_matches('.').to_owned());
+                }
+                data => match data.ip_addr() {
+                    Some(ip) => drop(addresses.insert(ip)),
+                    None => return (Self::Other(answer.to_string()), false),
+                },
+            }
+        }
+        match alias {
+            Some(host) => {
+                let right = address_of(&host, qtype);
+                if addresses.iter().any(|ip| *ip != right) {
+                    return (Self::Other(format!("a mix: {answer}")), false);
+                }
+                (Self::Alias(host), addresses.is_empty() && qtype != RecordType::CNAME)
+            }
+            None if !addresses.is_empty() => (Self::Addresses(addresses), false),
+            None => match code {
+                ResponseCode::NoError => (Self::NoData, false),
+                ResponseCode::NXDomain => (Self::NoName, false),
+                code => (Self::Other(code.to_string()), false),
+            },
+        }
+    }
+}
+
+impl State {
+    /// Returns whether an answer may say this of the state.
+    pub fn allows(&self, seen: &Seen, qtype: RecordType) -> bool {
+        match self {
+            Self::Absent => *seen == Seen::NoName,
+            Self::Gone => matches!(seen, Seen::NoName | Seen::NoData),
+            Self::Pending => *seen == Seen::NoData,
+            Self::Announcing(hosts) => match seen {
+                Seen::Alias(host) => hosts.contains(host),
+                seen => matches!(seen, Seen::NoName | Seen::NoData),
+            },
+            Self::Hosts(hosts) => matches!(seen, Seen::Alias(host) if hosts.contains(host)),
+            Self::Ips(ips) => {
+                let of_type = |ip: &&IpAddr| match qtype {
+                    RecordType::A => ip.is_ipv4(),
+                    RecordType::AAAA => ip.is_ipv6(),
+                    _ => false,
+                };
+                let ips: BTreeSet<IpAddr> = ips.iter().filter(of_type).copied().collect();
+                match seen {
+                    Seen::Addresses(seen) => *seen == ips,
+                    seen => ips.is_empty() && *seen == Seen::NoData,
+                }
+            }
+        }
+    }
+
+    fn has_target(&self) -> bool {
+        matches!(self, Self::Hosts(_) | Self::Ips(_))
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    state: State,
+    from: Instant,
+    until: Option<Instant>,
+}
+
+/// A change of a name.
+pub struct Change {
+    /// A state that is left at once.
+    pub passing: Option<State>,
+    /// Whether replicas may keep an earlier target: any recent one, because a replica that was cut off may have missed
+    /// the last ones.
+    pub keeps_targets: bool,
+    /// The state afterwards, unless it is surely that of an earlier target.
+    pub state: Option<State>,
+}
+
+/// A time with an open or a known end.
+type Period = (Instant, Option<Instant>);
+
+/// The states of all names.
+#[derive(Debug, Default)]
+pub struct History {
+    entries: Vec<Vec<Entry>>,
+    /// The beginning of a change whose outcome isn't known.
+    changing: Option<Instant>,
+    disturbances: Vec<Period>,
+    outages: Vec<Period>,
+}
+
+impl History {
+    /// Adds a name that is absent, and returns its number.
+    pub fn add(&mut self) -> usize {
+        self.entries.push(vec![Entry { state: State::Absent, from: Instant::now(), until: None }]);
+        self.entries.len() - 1
+    }
+
+    pub fn begin_change(&mut self) {
+        self.changing = Some(Instant::now());
+    }
+
+    /// Records the state of a name after the change that has begun.
+    pub fn end_change(&mut self, subject: usize, state: State) {
+        self.record(subject, Change { passing: None, keeps_targets: false, state: Some(state) });
+    }
+
+    pub fn record(&mut self, subject: usize, Change { passing, keeps_targets, state }: Change) {
+        let now = Instant::now();
+        let from = self.changing.take().expect("a change has begun");
+        let oldest = self.oldest(from);
+        let entries = &mut self.entries[subject];
+        for entry in entries.iter_mut() {
+            let is_recent = entry.until.is_none_or(|until| until >= oldest);
+            if keeps_targets && entry.state.has_target() && is_recent {
+                entry.until = None;
+            } else if entry.until.is_none() {
+                entry.until = Some(now);
+            }
+        }
+        entries.extend(passing.map(|state| Entry { state, from, until: Some(now) }));
+        entries.extend(state.map(|state| Entry { state, from, until: None }));
+        entries.retain(|entry| entry.until.is_none_or(|until| until + KEPT > now));
+    }
+
+    /// Ends a change that changes no name.
+    pub fn end_other_change(&mut self) {
+        self.changing = None;
+    }
+
+    /// Returns the present states of a name: several after a change that a replica may have missed.
+    pub fn present(&self, subject: usize) -> Vec<State> {
+        let open = self.entries[subject].iter().filter(|entry| entry.until.is_none());
+        open.map(|entry| entry.state.clone()).collect()
+    }
+
+    pub fn disturb(&mut self) {
+        self.disturbances.push((Instant::now(), None));
+    }
+
+    /// Ends the disturbances: all replicas answer the present states.
+    pub fn calm(&mut self) {
+        end(&mut self.disturbances);
+    }
+
+    pub fn begin_outage(&mut self) {
+        self.outages.push((Instant::now(), None));
+    }
+
+    pub fn end_outage(&mut self) {
+        end(&mut self.outages);
+    }
+
+    /// Returns until when answers can be judged: what happened later may not have been recorded.
+    pub fn known_until(&self) -> Instant {
+        self.changing.unwrap_or_else(Instant::now)
+    }
+
+    /// Returns the time since which states may be answered to a query of this time.
+    fn oldest(&self, sent: Instant) -> Instant {
+        let disturbed = self.disturbances.iter().rev().find(|period| reaches(period, sent, BOUND));
+        disturbed.map_or(sent, |(begun, _)| *begun).min(sent) - BOUND
+    }
+
+    /// Returns whether an answer may say this.
+    pub fn allows(
+        &self,
+        subject: usize,
+        seen: &Seen,
+        qtype: RecordType,
+        (sent, received): (Instant, Instant),
+    ) -> bool {
+        self.was_true(subject, seen, qtype, (self.oldest(sent), received))
+    }
+
+    /// Returns whether an answer could say this at some time of a period.
+    pub fn was_true(
+        &self,
+        subject: usize,
+        seen: &Seen,
+        qtype: RecordType,
+        (since, until): (Instant, Instant),
+    ) -> bool {
+        self.entries[subject].iter().any(|entry| {
+            entry.from <= until
+                && entry.until.is_none_or(|end| end >= since)
+                && entry.state.allows(seen, qtype)
+        })
+    }
+
+    /// Returns whether a query of this time may lack the address of an alias, because no upstream answered.
+    pub fn is_outage(&self, sent: Instant) -> bool {
+        self.outages.iter().rev().any(|period| reaches(period, sent, AFTER_OUTAGE))
+    }
+
+    /// Returns the states of a name in words.
+    pub fn explain(&self, subject: usize) -> String {
+        let state = |entry: &Entry| {
+            let until = entry.until.map_or("now".to_owned(), |until| format!("{:.1?} ago", until.elapsed()));
+            format!("{:?} from {:.1?} ago until {until}", entry.state, entry.from.elapsed())
+        };
+        let last = self.entries[subject].iter().rev().take(4).map(state);
+        let disturbance =
+            self.disturbances.last().map(|(begun, end)| (begun.elapsed(), end.map(|end| end.elapsed())));
+        format!("{}; disturbance: {disturbance:.1?}", last.collect::<Vec<_>>().join("; "))
+    }
+}
+
+fn reaches((begun, end): &Period, at: Instant, longer: Duration) -> bool {
+    *begun <= at && end.is_none_or(|end| end + longer >= at)
+}
+
+fn end(periods: &mut Vec<Period>) {
+    let now = Instant::now();
+    for (_, end) in periods.iter_mut() {
+        end.get_or_insert(now);
+    }
+    periods.retain(|(_, end)| end.is_none_or(|end| end + KEPT > now));
+}

@@ -1,0 +1,77 @@
+//! Everything at random for an hour: `make soak`.
+//!
+//! `LB_LINKER_SOAK_MINUTES` sets another time, and `LB_LINKER_MODEL_SEED` repeats the choices. Without the former a
+//! small world is disturbed for some seconds.
+
+mod resources;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rand::seq::IndexedRandom;
+
+use super::disturbed::history::BOUND;
+use super::disturbed::{Disturbed, Setup, Trouble};
+use super::from_env;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn soak_answers_match_the_model() {
+    let minutes = from_env("LB_LINKER_SOAK_MINUTES");
+    let size = |full, short| if minutes.is_some() { full } else { short };
+    let setup = Setup {
+        services: size(150, 20),
+        external_targets: size(10, 2),
+        pause: Duration::from_millis(100),
+        longest: Duration::from_secs(15),
+        has_survivor: true,
+        has_clocks: false,
+        keeps_audit_log: false,
+    };
+    let rate = if minutes.is_some() { 2000 } else { 200 };
+    let seed = from_env("LB_LINKER_MODEL_SEED").unwrap_or_else(|| minutes.map_or(5, |_| rand::random()));
+    println!("soak: LB_LINKER_MODEL_SEED={seed} repeats these choices");
+    let mut world = Disturbed::start(setup, seed).await;
+    let shared = Arc::clone(&world.shared);
+    let load = world.start_load(rate, seed);
+    let survivor = &world.replicas[0].linker;
+    let resources = resources::start(&shared, survivor.id(), survivor.metrics, minutes.is_some());
+    let begun = Instant::now();
+    let duration = minutes.map(|minutes| Duration::from_secs(60 * minutes));
+    let mut rounds = 0;
+    loop {
+        let trouble = match duration {
+            // Each in turn.
+            None => match [Trouble::Cut, Trouble::Reload, Trouble::Servfail].get(rounds) {
+                Some(trouble) => *trouble,
+                None => break,
+            },
+            Some(duration) if begun.elapsed() >= duration => break,
+            Some(_) => *Trouble::ALL.choose(&mut world.random).expect("there are some"),
+        };
+        world.round(trouble).await;
+        rounds += 1;
+        assert!(!load.is_finished(), "the load has ended");
+    }
+    shared.stop.store(true, Ordering::Relaxed);
+    load.join().unwrap();
+    let verdict = resources.join().unwrap();
+    let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+    let [asked, judged, wrong, lost, unresolved] =
+        [&shared.asked, &shared.judged, &shared.wrong, &shared.lost, &shared.unresolved].map(count);
+    println!(
+        "soak: {rounds} rounds, {} operations, {asked} queries, {judged} answers judged, {wrong} wrong, {lost} lost, \
+         {unresolved} without an address; slowest convergence {:.1} s; bound {} s",
+        world.operations,
+        world.slowest.as_secs_f64(),
+        BOUND.as_secs()
+    );
+    println!("soak: {:?}", world.tally);
+    println!("soak: {}", verdict.text);
+    assert_eq!(wrong, 0, "wrong answers, LB_LINKER_MODEL_SEED={seed}");
+    // On a busy machine the kernel may drop a datagram.
+    assert!(lost <= asked / 100_000, "{lost} of {asked} queries without an answer");
+    assert!(unresolved <= asked / 1000, "{unresolved} answers without an address");
+    assert!(verdict.holds, "{}", verdict.text);
+    world.stop();
+}
