@@ -39,6 +39,8 @@ use crate::dns::server::target_checker::TargetChecker;
 use crate::links::history::History;
 use crate::metrics::tasks::TaskMetrics;
 use crate::model::hostname::to_presentation;
+use crate::snapshot;
+use crate::snapshot::task::SnapshotContext;
 use crate::sync::controller::supervisor::supervise;
 use error::RunError;
 use sync_metrics::SyncMetrics;
@@ -117,6 +119,24 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         let serving = move || admin::server::serve(address, status.clone(), until.clone()).map(Ok);
         let supervisor = Arc::clone(&metrics.supervisor);
         background.spawn(supervise("the status page", stop.clone(), supervisor, serving));
+        if let (Some(path), Some((cluster, first_list))) = (flags.snapshot.clone(), source.cluster()) {
+            let context = SnapshotContext {
+                path,
+                max_age: flags.snapshot_max_age,
+                cluster,
+                selection: Arc::new(flags.selection()),
+                policy: policy.subscribe(),
+                first_list,
+                store: Arc::clone(&store),
+                staleness: Arc::clone(&metrics.staleness),
+                metrics: Arc::clone(&metrics.snapshot),
+            };
+            let until = stop.clone();
+            let keeping = move || snapshot::task::run(context.clone(), until.clone());
+            let supervisor = Arc::clone(&metrics.supervisor);
+            let keeping = supervise("the snapshot", stop.clone(), supervisor, keeping);
+            background.spawn_on(keeping, sync.runtime());
+        }
         let check_dns = check_dns(TargetChecker::new(reloader.instance.servers(), Handle::current()));
         let syncing = source.run(
             flags.clone(),

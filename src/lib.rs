@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod model;
 pub mod query;
 pub mod scan;
+pub mod snapshot;
 pub mod store;
 pub mod stub;
 pub mod sync;

@@ -7,6 +7,7 @@ mod index;
 pub mod metrics;
 pub mod names;
 mod reverse_index;
+pub mod stand_in;
 mod update;
 
 use std::collections::HashSet;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwapOption;
 use dashmap::{DashMap, DashSet};
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
@@ -32,6 +34,7 @@ use crate::model::uid::Uid;
 use index::Index;
 pub use index::{Lookup, NameSetVersion};
 use names::allocator::NameAllocator;
+use stand_in::StandIn;
 
 /// Capacity of the change feed, in changes. A subscriber that falls behind rescans all links, so a larger number only
 /// saves work.
@@ -68,6 +71,10 @@ pub struct Store {
     has_versions: AtomicBool,
     on_gone: OnGone,
     zones: RwLock<Zones>,
+    /// The links of an earlier process, until the first complete list.
+    stand_in: ArcSwapOption<StandIn>,
+    /// Counts the published links that the change feed doesn't have.
+    unfed: watch::Sender<u64>,
 }
 
 /// The origins of zones, in wire form.
@@ -95,6 +102,8 @@ impl Store {
             has_versions: AtomicBool::new(false),
             on_gone: policy,
             zones: RwLock::default(),
+            stand_in: ArcSwapOption::default(),
+            unfed: watch::Sender::new(0),
         }
     }
 
@@ -232,9 +241,10 @@ impl Store {
             self.advance_serial(None);
         }
         self.synced.send_replace(true);
-        // Cached "not ready" answers are invalid from here on.
+        // Cached "not ready" answers, and those from a snapshot, are invalid from here on.
         let _writer = self.write();
         self.index.names.increment();
+        self.replace_stand_in(None);
     }
 
     /// Marks the owners of external targets as known: every readable external target has been passed to
@@ -489,6 +499,7 @@ impl Store {
             // Only DNS uses the ports of a hostname target: subscribers of the feed need no change.
             self.advance_serial(None);
             self.publish(allocator, &Arc::new(link));
+            self.count_unfed();
             return None;
         }
         let key = link.key.clone();
@@ -522,6 +533,7 @@ impl Store {
                 if before.as_ref() == Some(&link) {
                     // Only the Service behind the lead has changed.
                     self.publish(allocator, &Arc::new(link));
+                    self.count_unfed();
                     return None;
                 }
                 link
@@ -541,12 +553,19 @@ impl Store {
     ) -> LinkChange {
         let change = LinkChange { key: key.clone(), before, after };
         self.advance_serial(None);
+        self.outdate_stand_in();
         match &mut allocator.pending_changes {
             Some(queued) => queued.push(change.clone()),
             // The send fails if there are no subscribers, which is fine.
             None => drop(self.feed.send(change.clone())),
         }
         change
+    }
+
+    /// Records that a link was published without a change for the feed.
+    fn count_unfed(&self) {
+        self.outdate_stand_in();
+        self.unfed.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     fn send_pending(&self, allocator: &mut NameAllocator) {
@@ -717,6 +736,12 @@ impl Store {
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<LinkChange> {
         self.feed.subscribe()
+    }
+
+    /// Subscribes to a counter of the published links of which the change feed tells nothing: only DNS depends on them.
+    #[must_use]
+    pub fn subscribe_unfed(&self) -> watch::Receiver<u64> {
+        self.unfed.subscribe()
     }
 
     #[must_use]

@@ -53,7 +53,7 @@ pub async fn takeover(
     dry_run: bool,
     progress: impl Fn(&str),
 ) -> Result<TakeoverReport, ClientError> {
-    let ClientConnection { client, server } =
+    let ClientConnection { client, server, .. } =
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     progress(&format!("API server {server}"));
     let selection = flags.selection();

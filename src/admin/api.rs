@@ -152,8 +152,9 @@ async fn links(
     headers: HeaderMap,
 ) -> Response {
     if !shared.0.store.is_synced() {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the load balancers haven't been read yet\n")
-            .into_response();
+        let note = shared.0.store.stand_in().map(|stand_in| format!("; DNS goes on, {stand_in}"));
+        let why = format!("the load balancers haven't been read yet{}\n", note.unwrap_or_default());
+        return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }
     // Read before the links, so that it is never newer than they are.
     let etag = shared.0.etag();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::metrics::Metrics;
 use crate::metrics::staleness::Staleness;
+use crate::snapshot::metrics::SnapshotMetrics;
 use crate::sync::controller::supervisor::SupervisorMetrics;
 use crate::sync::election::ElectionMetrics;
 use crate::sync::events::metrics::EventMetrics;
@@ -20,6 +21,7 @@ pub(super) struct SyncMetrics {
     pub(super) events: Arc<EventMetrics>,
     pub(super) failover: Arc<FailoverMetrics>,
     pub(super) reconciler: Arc<ReconcilerMetrics>,
+    pub(super) snapshot: Arc<SnapshotMetrics>,
     pub(super) staleness: Arc<Staleness>,
     pub(super) supervisor: Arc<SupervisorMetrics>,
     pub(super) watch: Arc<WatchMetrics>,
@@ -37,6 +39,7 @@ impl SyncMetrics {
             events: metrics.group()?,
             failover: metrics.group()?,
             reconciler: metrics.group()?,
+            snapshot: metrics.group()?,
             staleness: metrics.group()?,
             supervisor: metrics.group()?,
             watch: metrics.group()?,

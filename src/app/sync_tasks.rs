@@ -32,12 +32,13 @@ use crate::sync::external_target::states::ExternalTargetStates;
 use crate::sync::failover_controller::checks::CheckDns;
 use crate::sync::failover_controller::manifests::ManifestLeads;
 use crate::sync::failover_controller::{self, FailoverContext};
-use crate::sync::k8s::client::{ClientConnection, connect};
+use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::listed::{LinkLists, ListEpoch};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service_log::ServiceLog;
 use crate::sync::source::cluster::ServiceWatcher;
+use crate::sync::source::first_list::FirstList;
 use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::unselected::UnselectedServices;
@@ -51,6 +52,8 @@ pub(super) enum SyncSource {
         backend: Backend,
         election_config: Option<Box<ElectionConfig>>,
         leader: KnownLeader,
+        identity: ClusterIdentity,
+        first_list: watch::Sender<FirstList>,
     },
     Manifests {
         backend: Option<Backend>,
@@ -74,7 +77,7 @@ impl SyncSource {
             };
             return Ok(Self::Manifests { backend: flags.output.clone().map(open).transpose()? });
         }
-        let ClientConnection { client, server } =
+        let ClientConnection { client, server, identity } =
             connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
         info!("API server {server}");
         let namespace = flags.target_namespace.clone();
@@ -82,7 +85,8 @@ impl SyncSource {
         let backend =
             Backend::Namespace { client: client.clone(), availability: availability.clone(), namespace };
         let (election_config, leader) = (flags.election_config()?.map(Box::new), KnownLeader::default());
-        Ok(Self::Cluster { client, availability, backend, election_config, leader })
+        let first_list = watch::Sender::default();
+        Ok(Self::Cluster { client, availability, backend, election_config, leader, identity, first_list })
     }
 
     /// Returns where the election records the holder of the Lease.
@@ -90,6 +94,14 @@ impl SyncSource {
         match self {
             Self::Cluster { leader, .. } => leader.clone(),
             Self::Manifests { .. } => KnownLeader::default(),
+        }
+    }
+
+    /// Returns what the snapshot has to know about the cluster, and about its first list; `None` for manifests.
+    pub(super) fn cluster(&self) -> Option<(ClusterIdentity, watch::Receiver<FirstList>)> {
+        match self {
+            Self::Cluster { identity, first_list, .. } => Some((identity.clone(), first_list.subscribe())),
+            Self::Manifests { .. } => None,
         }
     }
 
@@ -223,7 +235,7 @@ impl SyncSource {
             self.backend().is_some() && flags.sync_mode() != SyncMode::Off && flags.max_deletes.is_none();
         let store = Arc::clone(store);
         match self {
-            Self::Cluster { client, availability, .. } => {
+            Self::Cluster { client, availability, first_list, .. } => {
                 if flags.sync_mode() != SyncMode::Off {
                     let context = source_annotation::SourceAnnotationContext {
                         store: Arc::clone(&store),
@@ -331,6 +343,7 @@ impl SyncSource {
                     leadership,
                     rewinds,
                     listed,
+                    first_list,
                     own_targets: Arc::default(),
                     unselected,
                 };

@@ -15,6 +15,7 @@ use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::corefile_source::CorefileSource;
+use crate::snapshot::file::check_path;
 use crate::store::{OnGone, Store};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::client::{ClientConnection, connect};
@@ -38,6 +39,9 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     check_report.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
+    if let Some(path) = &flags.snapshot {
+        check_report.input.extend(check_path(path).err().map(|error| format!("--snapshot {error}")));
+    }
     let reads_links = flags.reads_links(zones);
     let notice = if reads_links { flags.sync_notice() } else { Some(WITHOUT_LINKS) };
     check_report.lines.extend(notice.map(ToOwned::to_owned));
@@ -60,7 +64,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     } else if !reads_links {
         // Without links no permission is needed.
     } else if ask_cluster {
-        let ClientConnection { client, server } =
+        let ClientConnection { client, server, .. } =
             connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
         check_report.lines.push(format!("API server {server}"));
         let election_config = flags.election_config()?;

@@ -69,6 +69,29 @@ pub struct Flags {
     #[arg(long, value_name = "NAME", env = "LB_LINKER_CONTEXT", help_heading = "Cluster")]
     pub context: Option<String>,
 
+    /// File in which the links are kept, for DNS after a start without the API server: if it doesn't answer within 2 s, or
+    /// answers 401, 403 or 5xx, DNS answers with them until the load balancers are read. Each replica has a file of its
+    /// own [default: none]
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "LB_LINKER_SNAPSHOT",
+        conflicts_with = "manifests",
+        help_heading = "Cluster"
+    )]
+    pub snapshot: Option<PathBuf>,
+
+    /// With --snapshot: how old the links in the file may be. They age while the API server doesn't confirm them
+    #[arg(
+        long,
+        value_name = "DURATION",
+        env = "LB_LINKER_SNAPSHOT_MAX_AGE",
+        default_value = "24h",
+        value_parser = delay,
+        help_heading = "Cluster"
+    )]
+    pub snapshot_max_age: Duration,
+
     /// Namespace of the external targets
     #[arg(
         long,
@@ -307,7 +330,7 @@ pub struct Flags {
     )]
     pub health_listen: SocketAddr,
 
-    /// Address of /ready: 200 once all load balancers have been read
+    /// Address of /ready: 200 once all load balancers have been read, or while DNS answers from a snapshot
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
@@ -384,6 +407,8 @@ pub enum ConfigError {
          name (deploy/ sets them)"
     )]
     LifeOutsideAPod,
+    #[error("--snapshot-max-age 0s: no snapshot would ever be used; leave out --snapshot instead")]
+    SnapshotWithoutAge,
     /// An upstream is one of lb-linker's own listeners.
     #[error("--upstream {upstream} is lb-linker's own --listen {listen}: every query would loop")]
     OwnListener {
@@ -415,6 +440,9 @@ impl Flags {
         }
         if self.finalizer && self.max_deletes == Some(MaxDeletes::Number(0)) {
             return Err(ConfigError::FinalizerWithoutDeletes);
+        }
+        if self.snapshot_max_age.is_zero() {
+            return Err(ConfigError::SnapshotWithoutAge);
         }
         self.check_tombstone(self.zones.first())?;
         if self.client_nets.contains(&ClientNet::Any) && self.client_nets.len() > 1 {
@@ -526,6 +554,10 @@ impl Flags {
         let mut optional = |flag, value: Option<String>| flags.extend(value.map(|value| (flag, value)));
         optional("--kubeconfig", path(&self.kubeconfig));
         optional("--context", self.context.clone());
+        optional("--snapshot", path(&self.snapshot));
+        let max_age =
+            self.snapshot.as_ref().map(|_| crate::cli::parsers::duration_text(self.snapshot_max_age));
+        optional("--snapshot-max-age", max_age);
         optional("--manifests", path(&self.manifests));
         optional("--output", path(&self.output));
         optional("--service-selector", self.service_selector.as_ref().map(ToString::to_string));

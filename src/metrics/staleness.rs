@@ -68,6 +68,16 @@ impl Staleness {
         })
     }
 
+    /// Returns the time of the last sign of life of the watch that has been quiet for longest, among the watches with
+    /// these names, in one namespace or in all.
+    #[must_use]
+    pub fn least_recent(&self, names: &[&str]) -> Option<Instant> {
+        let is_one = |watch: &str| names.contains(&watch.split('/').next().unwrap_or_default());
+        let watches = self.watches.lock();
+        let signs = watches.iter().filter(|(watch, _)| is_one(watch)).filter_map(|(_, sign)| sign.upgrade());
+        signs.map(|sign| *sign.0.lock()).min()
+    }
+
     /// Sets the metric to the current ages.
     fn show(&self) {
         let mut watches = self.watches.lock();
@@ -100,5 +110,11 @@ mod tests {
         assert_eq!(shown(), 1);
         one.note();
         assert!(one.age() < 60.0);
+        let shop = staleness.watch("two/shop");
+        one.note();
+        assert_eq!(staleness.least_recent(&["two"]), Some(*shop.0.lock()));
+        assert_eq!(staleness.least_recent(&["one", "two"]), Some(*shop.0.lock()));
+        assert_eq!(staleness.least_recent(&["one", "three"]), Some(*one.0.lock()));
+        assert_eq!(staleness.least_recent(&["three"]), None);
     }
 }

@@ -137,14 +137,15 @@ fn sanitize(name: String) -> String {
     name.trim_matches('-').to_owned()
 }
 
-/// Returns the SHA-256 hash of a text in hexadecimal digits. Each version of lb-linker computes the same one.
+/// Returns the SHA-256 hash of a text, or of bytes, in hexadecimal digits. Each version of lb-linker computes the same
+/// one.
 #[must_use]
-pub fn hash_of(text: &str) -> String {
+pub fn hash_of(text: impl AsRef<[u8]>) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn cut_with_hash(name: &str, namespace: &str, service: &str, digits: usize) -> String {
-    let hash = hash_of(&format!("{namespace}/{service}"));
+    let hash = hash_of(format!("{namespace}/{service}"));
     let room = MAX_LABEL - 1 - digits;
     let prefix: String = name.chars().take(room).collect();
     format!("{}-{}", prefix.trim_end_matches('-'), &hash[..digits])

@@ -14,6 +14,7 @@ pub struct LinkMetrics {
     links: IntGaugeVec,
     names_lost: IntGauge,
     targets_refused: IntGauge,
+    snapshot_age: IntGauge,
 }
 
 impl LinkMetrics {
@@ -30,6 +31,10 @@ impl LinkMetrics {
             targets_refused: IntGauge::new(
                 "lb_linker_targets_refused",
                 "Links whose Service has an invalid or denied target in its status.",
+            )?,
+            snapshot_age: IntGauge::new(
+                "lb_linker_snapshot_age_seconds",
+                "Age of the snapshot that DNS answers with until the load balancers are read; 0 if there is none.",
             )?,
         })
     }
@@ -51,6 +56,9 @@ impl LinkMetrics {
         }
         self.targets_refused.set(refused);
         self.names_lost.set(lost);
+        // At least 1, to be told from none.
+        let age = |age: std::time::Duration| i64::try_from(age.as_secs()).unwrap_or(i64::MAX).max(1);
+        self.snapshot_age.set(self.store.stand_in().map_or(0, |stand_in| age(stand_in.age())));
         for (state, number) in count {
             self.links.with_label_values(&[state]).set(number);
         }
@@ -59,11 +67,13 @@ impl LinkMetrics {
 
 impl Collector for LinkMetrics {
     fn desc(&self) -> Vec<&Desc> {
-        [self.links.desc(), self.names_lost.desc(), self.targets_refused.desc()].concat()
+        let counts = [&self.names_lost, &self.targets_refused, &self.snapshot_age];
+        counts.into_iter().flat_map(Collector::desc).chain(self.links.desc()).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         self.count();
-        [self.links.collect(), self.names_lost.collect(), self.targets_refused.collect()].concat()
+        let counts = [&self.names_lost, &self.targets_refused, &self.snapshot_age];
+        counts.into_iter().flat_map(Collector::collect).chain(self.links.collect()).collect()
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod file_watcher;
+pub mod first_list;
 mod kept_services;
 pub mod manifests;
 pub mod metrics;

@@ -228,6 +228,8 @@ fn chart_passes_lint_and_refuses_wrong_values() {
             ("leaderElection=null", "leaderElection"),
             ("crds=null", "crds"),
             ("crds.keep=yes", "keep"),
+            ("snapshot=null", "snapshot"),
+            ("snapshot.size=1", "size"),
             ("zones=null", "zones"),
             ("zones={a#b}", "zones"),
             ("fullnameOverride=a.b", "fullnameOverride"),
@@ -315,9 +317,15 @@ fn values_set_what_they_say() {
         "--target-namespace=targets",
         "--leader-election=life",
         "--finalizer",
+        "--snapshot=/var/lib/lb-linker/links",
         "--denied-nets=10.96.0.0/12",
     ];
     assert_eq!(container["args"], json!(args));
+    assert_eq!(pod["volumes"], json!([{"name": "snapshot", "emptyDir": {"sizeLimit": "128Mi"}}]));
+    let mount = json!({"name": "snapshot", "mountPath": "/var/lib/lb-linker"});
+    assert_eq!(container["volumeMounts"], json!([mount]));
+    let without = helm.run(&["template", "a", CHART, "--set=snapshot.enabled=false"]);
+    assert!(!without.contains("snapshot") && !without.contains("volumes:"));
     assert!(container["image"].as_str().unwrap().starts_with("registry.example/lb-linker@sha256:"));
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
     assert_eq!(pod["priorityClassName"], "system-cluster-critical");
@@ -388,7 +396,8 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     assert_eq!(upgraded["replicas"], 3);
     assert!(upgraded["template"]["metadata"]["annotations"]["checksum/corefile"].is_string());
     let args = &upgraded["template"]["spec"]["containers"][0]["args"];
-    assert_eq!(*args, json!(["run", "--corefile=/etc/lb-linker/Corefile", "--sync=on", "--prune"]));
+    let snapshot = "--snapshot=/var/lib/lb-linker/links";
+    assert_eq!(*args, json!(["run", "--corefile=/etc/lb-linker/Corefile", "--sync=on", snapshot, "--prune"]));
     let corefiles =
         plane.kubectl(&["-n", "lb-linker", "get", "configmap", "lb-linker-corefile", "-o", "yaml"]);
     assert!(corefiles.contains("lb_linker lb.internal"), "{corefiles}");
@@ -410,7 +419,7 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     ]);
     let blue = plane.list("/apis/apps/v1/namespaces/lb-linker-blue/deployments");
     let args = &blue[0]["spec"]["template"]["spec"]["containers"][0]["args"];
-    assert_eq!(*args, json!(["run", "--zone=lb.internal", "--lease-name=blue-lb-linker"]));
+    assert_eq!(*args, json!(["run", "--zone=lb.internal", "--lease-name=blue-lb-linker", snapshot]));
     helm.run(&["uninstall", "blue", "--namespace=lb-linker-blue"]);
     assert_eq!(of_release(&plane, "blue"), [] as [&str; 0]);
 

@@ -47,6 +47,7 @@ mod scan;
 mod secrets;
 mod selection;
 mod sidecar;
+mod snapshot;
 mod sockets;
 mod source;
 mod status_page;

@@ -89,6 +89,9 @@ must not bring back the older image. */ -}}
 {{- if .Values.finalizer.enabled }}
 - --finalizer
 {{- end }}
+{{- if .Values.snapshot.enabled }}
+- --snapshot=/var/lib/lb-linker/links
+{{- end }}
 {{- with .Values.extraArgs }}
 {{ toYaml . }}
 {{- end }}

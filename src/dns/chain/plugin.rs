@@ -29,6 +29,11 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
         true
     }
 
+    /// Returns a remark about the answers of a ready plugin, which `/ready` shows.
+    fn note(&self) -> Option<String> {
+        None
+    }
+
     /// Discards cached data about a name, given in wire form and lower case, or about all names.
     fn invalidate(&self, _name: Option<&[u8]>) {}
 }

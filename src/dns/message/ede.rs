@@ -27,6 +27,9 @@ impl Ede {
     /// The answer is stale (RFC 8914 section 4.4).
     pub const STALE: Self =
         Self { code: 3, text: "the target can't be resolved now: this is what was known last" };
+    /// The answer is from the snapshot of an earlier process (RFC 8914 section 4.4).
+    pub const SNAPSHOT: Self =
+        Self { code: 3, text: "from a snapshot: the load balancers can't be read yet" };
     /// The target policy denies the target's addresses (RFC 8914 section 4.18).
     pub const FILTERED: Self = Self { code: 17, text: "the target has addresses that aren't followed" };
     /// A plugin denies a name that a CNAME or a record of the target leads to (RFC 8914 section 4.16).

@@ -233,7 +233,12 @@ impl Plugin for LbLinker {
     }
 
     fn is_ready(&self) -> bool {
-        self.store.is_synced()
+        self.store.is_synced() || self.store.stand_in().is_some()
+    }
+
+    fn note(&self) -> Option<String> {
+        let stand_in = if self.store.is_synced() { None } else { self.store.stand_in() };
+        stand_in.map(|stand_in| stand_in.to_string())
     }
 
     fn invalidate(&self, name: Option<&[u8]>) {
@@ -415,7 +420,8 @@ impl LbLinker {
             }
             // All services of a link have the same host, so the answer becomes empty.
             Err(denial) if answer.link.is_some() => {
-                zone.clear(&self.store, answer);
+                let store = Arc::clone(answer.snapshot.as_ref().unwrap_or(&self.store));
+                zone.clear(&store, answer);
                 Some(denial)
             }
             Err(denial) => {
@@ -430,7 +436,7 @@ impl LbLinker {
         if answer.answers.is_empty()
             && let Some(validity) = &mut reply.validity
         {
-            validity.serial = soa_position(&self.store, 0, &[], &answer.authorities);
+            validity.serial = self.serial_of(answer, 0);
         }
     }
 
@@ -443,8 +449,16 @@ impl LbLinker {
         validity.links.extend(dependencies.links);
         validity.set_names_version(dependencies.names);
         validity.replace_authority(0, None, u32::MAX);
-        validity.serial =
-            soa_position(&self.store, reply.records.answers.len(), &answer.answers, &answer.authorities);
+        validity.serial = self.serial_of(answer, reply.records.answers.len());
+    }
+
+    /// Returns where the SOA record of an answer will be in the reply, behind `start` other records; `None` if its
+    /// serial never changes, because it is that of a snapshot.
+    fn serial_of(&self, answer: &ZoneAnswer, start: usize) -> Option<Serial> {
+        if answer.snapshot.is_some() {
+            return None;
+        }
+        soa_position(&self.store, start, &answer.answers, &answer.authorities)
     }
 
     /// Adds a target's records; returns the next name if the chain leads back to a name in our zones. The response code

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
 use super::invalidation::Servers;
+use crate::dns::chain::plugin::ChainPlugin;
 use crate::dns::chain::server::Server;
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, is_fatal, is_out_of_resources, percent_of_file_limit};
 use crate::metrics::Metrics;
@@ -49,14 +50,14 @@ pub fn health() -> Router {
     Router::new().route("/health", get(|| async { "OK" }))
 }
 
-/// Returns the router of `/ready`: 200 once all plugins are ready, until then 503 with the names of the plugins that
-/// aren't.
+/// Returns the router of `/ready`: 200 once all plugins are ready, with their remarks, until then 503 with the names of
+/// the plugins that aren't.
 pub fn ready(servers: watch::Receiver<Servers>) -> Router {
     let answer = move || {
-        let waiting = not_ready(&servers.borrow());
+        let (waiting, notes) = (not_ready(&servers.borrow()), notes(&servers.borrow()));
         async move {
             if waiting.is_empty() {
-                (StatusCode::OK, "OK".to_owned())
+                (StatusCode::OK, if notes.is_empty() { "OK".to_owned() } else { notes })
             } else {
                 (StatusCode::SERVICE_UNAVAILABLE, waiting)
             }
@@ -66,12 +67,23 @@ pub fn ready(servers: watch::Receiver<Servers>) -> Router {
 }
 
 fn not_ready(servers: &[Arc<Server>]) -> String {
-    let blocks = servers.iter().flat_map(|server| server.blocks());
-    let plugins = blocks.flat_map(|(_, block)| &block.plugins);
-    let mut names: Vec<_> = plugins.filter(|plugin| !plugin.is_ready()).map(|plugin| plugin.name()).collect();
+    let waiting = plugins(servers).filter(|plugin| !plugin.is_ready());
+    let mut names: Vec<_> = waiting.map(|plugin| plugin.name()).collect();
     names.sort_unstable();
     names.dedup();
     names.join(",")
+}
+
+/// Returns the distinct remarks of the plugins.
+fn notes(servers: &[Arc<Server>]) -> String {
+    let mut notes: Vec<String> = plugins(servers).filter_map(|plugin| plugin.note()).collect();
+    notes.sort_unstable();
+    notes.dedup();
+    notes.join("\n")
+}
+
+fn plugins(servers: &[Arc<Server>]) -> impl Iterator<Item = &ChainPlugin> {
+    servers.iter().flat_map(|server| server.blocks()).flat_map(|(_, block)| &block.plugins)
 }
 
 pub fn metrics(metrics: Arc<Metrics>) -> Router {

@@ -11,8 +11,10 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
 
 use crate::model::excerpt::{located, sentence, value};
+use crate::model::names;
 use tower::timeout::TimeoutLayer;
 use tower_http::timeout::ResponseBodyTimeoutLayer;
 
@@ -66,6 +68,38 @@ impl ClientError {
 pub struct ClientConnection {
     pub client: Client,
     pub server: ApiServer,
+    pub identity: ClusterIdentity,
+}
+
+/// Maximum number of certificates of a [`ClusterIdentity`].
+const MAX_AUTHORITIES: usize = 16;
+
+/// What distinguishes a cluster from others without asking it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterIdentity {
+    /// The URL of the API server, without credentials.
+    pub server: String,
+    /// The SHA-256 hashes of the certificates of its authorities, in hexadecimal digits; none if the system's are
+    /// trusted.
+    pub authorities: Vec<String>,
+}
+
+impl ClusterIdentity {
+    fn of(config: &Config, server: &ApiServer) -> Self {
+        let certificates = config.root_cert.iter().flatten().take(MAX_AUTHORITIES);
+        let hash = |certificate: &Vec<u8>| names::hash_of(certificate);
+        Self { server: server.url.clone(), authorities: certificates.map(hash).collect() }
+    }
+
+    /// Returns whether both are the same cluster: the same address, and a common authority. While authorities are
+    /// replaced, the old and the new one are both trusted.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let is_common = |authority| other.authorities.contains(authority);
+        let none = self.authorities.is_empty() && other.authorities.is_empty();
+        self.server == other.server && (none || self.authorities.iter().any(is_common))
+    }
 }
 
 /// The API server as the log names it: `https://192.0.2.1:6443 (context "production" of /home/ann/.kube/config)`.
@@ -128,6 +162,7 @@ pub async fn connect(
         (config, Some((context, place.clone())))
     };
     let server = ApiServer::of(&config, used);
+    let identity = ClusterIdentity::of(&config, &server);
     // The reconciler retries by itself: it computes the desired state again first.
     config.default_retry = false;
     // With kube's `read_timeout` each read that has waited sets a timer to now, which wakes a thread for nothing.
@@ -141,7 +176,8 @@ pub async fn connect(
     }
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Settings(Box::new(error)))?;
     let builder = builder.with_layer(&ResponseBodyTimeoutLayer::new(READ_TIMEOUT));
-    Ok(ClientConnection { client: builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build(), server })
+    let client = builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build();
+    Ok(ClientConnection { client, server, identity })
 }
 
 /// Returns the configuration and the name of a context, by default of the current context.
@@ -170,5 +206,24 @@ mod tests {
             of("https://ann:secret@[2001:db8::1]:6443/k8s/clusters/c/", Some(("prod\n", "/k"))),
             "https://[2001:db8::1]:6443/k8s/clusters/c (context \"prod\\n\" of /k)"
         );
+    }
+
+    #[test]
+    fn cluster_is_known_by_its_address_and_a_common_authority() {
+        let identity = |server: &str, authorities: &[&str]| ClusterIdentity {
+            server: server.to_owned(),
+            authorities: authorities.iter().map(ToString::to_string).collect(),
+        };
+        let known = identity("https://10.0.0.1", &["a", "b"]);
+        assert!(known.is_same(&known) && known.is_same(&identity("https://10.0.0.1", &["b", "c"])));
+        for other in [
+            identity("https://10.0.0.2", &["a", "b"]),
+            identity("https://10.0.0.1", &["c"]),
+            identity("https://10.0.0.1", &[]),
+        ] {
+            assert!(!known.is_same(&other) && !other.is_same(&known));
+        }
+        let system = identity("https://10.0.0.1", &[]);
+        assert!(system.is_same(&system));
     }
 }

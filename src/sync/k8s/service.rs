@@ -116,7 +116,7 @@ const PREFIX: &str = "linker.hsj.com/";
 /// Maximum number of entries of `status.loadBalancer.ingress` that are read: an EndpointSlice holds no more addresses.
 pub(crate) const MAX_INGRESS: usize = 1000;
 /// The maximum TTL in seconds that a Service may request: caches keep an old target for that long.
-const MAX_TTL: u32 = 3600;
+pub(crate) const MAX_TTL: u32 = 3600;
 
 impl Service {
     /// Returns the key of the Service; the namespace is `default` if missing, as in kubectl.

@@ -35,6 +35,7 @@ use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{
     Event, RequestQuery, WatchItem, in_namespace, key_of, list_watch, readable, sleep_until_opt,
 };
+use crate::sync::source::first_list::FirstList;
 use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard};
@@ -72,6 +73,8 @@ pub struct ServiceWatcher {
     pub rewinds: Rewinds,
     /// Tracks the complete lists.
     pub listed: tokio::sync::watch::Sender<LinkLists>,
+    /// What is known about the first list, until it is complete.
+    pub first_list: tokio::sync::watch::Sender<FirstList>,
     /// The Services with a target that depends on another Service.
     pub own_targets: Arc<Mutex<OwnTargets>>,
     /// The Services that aren't selected.
@@ -211,6 +214,7 @@ impl ServiceWatcher {
                 }
             };
             let scope = &mut scopes[number];
+            self.note_first_list(&event);
             let Some(event) = scope.watch_log.log_failure(event) else {
                 // After a failure the list starts again.
                 scope.listing = false;
@@ -273,6 +277,18 @@ impl ServiceWatcher {
     /// Returns the term and the rewind count for lists that begin now.
     fn lists(&self) -> ListEpoch {
         ListEpoch { term: self.leadership.term(), rewinds: self.rewinds.count() }
+    }
+
+    /// Publishes what an item of a watch tells about the first list.
+    fn note_first_list(&self, item: &WatchItem<Service>) {
+        let state = match item {
+            Err(error) => FirstList::Failed { code: error.code() },
+            Ok(Event::Listed(_) | Event::ListEnds { .. }) => FirstList::Arriving,
+            Ok(_) => return,
+        };
+        if !self.store.is_synced() {
+            self.first_list.send_if_modified(|known| std::mem::replace(known, state) != state);
+        }
     }
 
     /// Publishes that a list is complete, or has failed.

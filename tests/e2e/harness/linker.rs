@@ -102,6 +102,24 @@ fn limited(files: usize) -> Command {
     command
 }
 
+/// Like [`bare`], in a mount namespace with a tmpfs of 64 KiB at this directory.
+fn on_small_disk(directory: &Path) -> Command {
+    let program = bare();
+    let mut command = Command::new("unshare");
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let mount = "mount -t tmpfs -o size=64k tmpfs \"$0\"; exec \"$@\"";
+    command
+        .args(["--map-root-user", "--mount", "sh", "-ec", mount])
+        .arg(directory)
+        .arg(program.get_program());
+    command
+}
+
 fn with_ports(command: &mut Command) {
     for flag in ["--listen", "--metrics-listen", "--health-listen", "--ready-listen"] {
         command.args([flag, "127.0.0.1:0"]);
@@ -152,6 +170,15 @@ impl Linker {
     /// Like [`Linker::start`], with this limit of open files.
     pub fn start_with_files<S: AsRef<OsStr>>(files: usize, args: impl IntoIterator<Item = S>) -> Self {
         let mut command = limited(files);
+        with_ports(&mut command);
+        command.args(args);
+        Self::spawn(command)
+    }
+
+    /// Like [`Linker::start`], with a tmpfs of 64 KiB at this directory, which only the process sees.
+    pub fn start_on_small_disk<S: AsRef<OsStr>>(directory: &Path, args: impl IntoIterator<Item = S>) -> Self {
+        let mut command = on_small_disk(directory);
+        command.env("LB_LINKER_SYNC", "on");
         with_ports(&mut command);
         command.args(args);
         Self::spawn(command)

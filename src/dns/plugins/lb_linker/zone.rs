@@ -25,7 +25,7 @@ use crate::dns::message::zone_set::absolute;
 use crate::dns::plugins::lb_linker::zone::lookup::{Node, ZoneQuery};
 use crate::model::link::{Link, Target};
 use crate::model::names;
-use crate::store::Store;
+use crate::store::{NameSetVersion, Store};
 use dependencies::Lookups;
 use link_names::LinkNames;
 use records::{addresses, pointers, record};
@@ -86,6 +86,8 @@ pub struct ZoneAnswer {
     pub hops: Vec<Hop>,
     /// The data that the answer depends on; `None` if the answer must not be reused.
     pub dependencies: Option<ZoneDependencies>,
+    /// The store of the snapshot that the answer is from, if it is from one.
+    pub snapshot: Option<Arc<Store>>,
 }
 
 /// A name on the way to the host of an SRV or NS record.
@@ -177,35 +179,82 @@ impl Zone {
     #[must_use]
     pub fn answer(&self, store: &Store, name: &Name, relative: &[u8], qtype: RecordType) -> ZoneAnswer {
         // Checked before the look-up: a name that is added in between must not get NXDOMAIN.
-        let synced = store.is_synced();
-        let mut lookups = Lookups::new(store);
-        let node = match &self.names {
-            ZoneKind::LinkNames(forward) => forward.find(&mut lookups, relative),
-            ZoneKind::Reverse(reverse) => reverse.find(store, name, relative),
-        };
-        if !synced && node.may_change(relative) {
-            return ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
+        let mut synced = store.is_synced();
+        let stand_in = if synced { None } else { store.stand_in() };
+        let stand_in = stand_in.map(|it| (it.store.name_set_version(), Arc::clone(&it.store)));
+        if stand_in.is_some() {
+            // The version precedes this check, so that the end of the snapshot outdates the answer.
+            synced = store.is_synced();
         }
-        let zone_query = ZoneQuery { store, name, relative, qtype };
+        let mut lookups = Lookups::new(store);
+        let node = self.find(&mut lookups, name, relative);
+        if synced || !node.may_change(relative) {
+            return self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node);
+        }
+        let known = stand_in.and_then(|(version, store)| {
+            let query = ZoneQuery { store: &store, name, relative, qtype };
+            let answer = self.answer_from_snapshot(&query, version)?;
+            Some(ZoneAnswer { snapshot: Some(Arc::clone(&store)), ..answer })
+        });
+        let not_ready =
+            || ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
+        known.unwrap_or_else(not_ready)
+    }
+
+    /// Returns the answer from the links of a snapshot; `None` for a name that the snapshot doesn't have, as that name
+    /// may exist. `version` is the version of the snapshot's names before the check that it is still in use.
+    fn answer_from_snapshot(
+        &self,
+        zone_query: &ZoneQuery<'_>,
+        version: NameSetVersion,
+    ) -> Option<ZoneAnswer> {
+        let ZoneQuery { store, name, relative, qtype } = *zone_query;
+        let mut lookups = Lookups::new(store);
+        let node = self.find(&mut lookups, name, relative);
+        let is_reverse = matches!(self.names, ZoneKind::Reverse(_));
+        let is_known = match &node {
+            Node::Apex(links) => {
+                !is_reverse || !links.is_empty() || matches!(qtype, RecordType::SOA | RecordType::NS)
+            }
+            node => node.has_data(),
+        };
+        if !is_known {
+            return None;
+        }
+        let mut answer = self.answer_with(zone_query, lookups, node);
+        answer.ede = Some(Ede::SNAPSHOT);
+        answer.dependencies.iter_mut().for_each(|dependencies| dependencies.names = Some(version.clone()));
+        Some(answer)
+    }
+
+    fn find(&self, lookups: &mut Lookups<'_>, name: &Name, relative: &[u8]) -> Node {
+        match &self.names {
+            ZoneKind::LinkNames(forward) => forward.find(lookups, relative),
+            ZoneKind::Reverse(reverse) => reverse.find(lookups.store(), name, relative),
+        }
+    }
+
+    fn answer_with(&self, zone_query: &ZoneQuery<'_>, mut lookups: Lookups<'_>, node: Node) -> ZoneAnswer {
+        let ZoneQuery { store, name, qtype, .. } = *zone_query;
         let mut answer = ZoneAnswer::new(ResponseCode::NoError);
         match node {
             Node::Nothing | Node::Reserved { exists: false } => answer.rcode = ResponseCode::NXDomain,
             Node::Empty | Node::Reserved { exists: true } => {}
-            Node::Apex(links) => self.apex(&zone_query, &mut lookups, &links, &mut answer),
+            Node::Apex(links) => self.apex(zone_query, &mut lookups, &links, &mut answer),
             Node::NameServer => {
                 answer.answers = addresses(name, self.authority.ttl, &self.authority.addresses, qtype);
             }
             Node::Link(link) => {
-                self.link(&zone_query, &mut lookups, &link, &mut answer);
+                self.link(zone_query, &mut lookups, &link, &mut answer);
                 answer.link = Some(link);
             }
             Node::Service { link, ports } => {
                 if matches!(qtype, RecordType::SRV | RecordType::ANY) {
-                    self.services(&zone_query, &mut lookups, &link, &ports, &mut answer);
+                    self.services(zone_query, &mut lookups, &link, &ports, &mut answer);
                 }
                 answer.link = Some(link);
             }
-            Node::Pointers(links) => answer.answers = self.pointers(&zone_query, &mut lookups, &links),
+            Node::Pointers(links) => answer.answers = self.pointers(zone_query, &mut lookups, &links),
         }
         // Answers of reverse zones are never reused, because links gain and lose addresses without a change of names.
         if let ZoneKind::LinkNames(_) = &self.names {
@@ -329,6 +378,7 @@ impl ZoneAnswer {
             link: None,
             hops: Vec::new(),
             dependencies: None,
+            snapshot: None,
         }
     }
 }

@@ -48,6 +48,7 @@ fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
         leadership,
         rewinds: Rewinds::default(),
         listed: tokio::sync::watch::Sender::default(),
+        first_list: tokio::sync::watch::Sender::default(),
         own_targets: Arc::default(),
         unselected: Arc::default(),
     }

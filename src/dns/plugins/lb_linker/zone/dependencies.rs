@@ -32,6 +32,10 @@ impl<'a> Lookups<'a> {
         Self { before: store.name_set_version(), store, depends_on_names: false, links: SmallVec::new() }
     }
 
+    pub(super) fn store(&self) -> &'a Store {
+        self.store
+    }
+
     pub(super) fn find(&mut self, name: &[u8], origin: &[u8]) -> Lookup {
         let found = self.store.find(name, origin);
         match &found {

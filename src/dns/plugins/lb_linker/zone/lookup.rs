@@ -47,7 +47,6 @@ impl Node {
     /// Returns whether the owner or the data of the name may change once all links are known. An unambiguous name
     /// always belongs to its Service; other names belong to the owners that external targets record.
     pub(super) fn may_change(&self, relative: &[u8]) -> bool {
-        let is_final = |link: &Link| link.target.is_some() && !link.is_gone();
         match self {
             Self::Apex(_) | Self::Empty | Self::Nothing => true,
             Self::Link(link) => !is_final(link) || !LinkNames::is_unambiguous(&link.key, relative),
@@ -55,6 +54,20 @@ impl Node {
             Self::NameServer | Self::Reserved { .. } | Self::Pointers(_) => false,
         }
     }
+
+    /// Returns whether the name belongs to a link with a target, whatever other links there are.
+    pub(super) fn has_data(&self) -> bool {
+        match self {
+            Self::Link(link) | Self::Service { link, .. } => is_final(link),
+            Self::Pointers(_) => true,
+            Self::Apex(_) | Self::NameServer | Self::Empty | Self::Nothing | Self::Reserved { .. } => false,
+        }
+    }
+}
+
+/// Returns whether the target of a link is known.
+fn is_final(link: &Link) -> bool {
+    link.target.is_some() && !link.is_gone()
 }
 
 /// Returns whether a label names a port or a protocol, not a host (RFC 8552 section 1.1).

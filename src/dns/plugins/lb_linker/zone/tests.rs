@@ -1,5 +1,6 @@
 mod reverse;
 mod services;
+mod snapshot;
 
 use std::net::IpAddr;
 

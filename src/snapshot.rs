@@ -1,0 +1,14 @@
+//! The snapshot of the links in a file: with it DNS answers after a start without the API server.
+//!
+//! A snapshot is what DNS says, and nothing else. Its links are in a store of their own (`src/store/stand_in.rs`), so
+//! nothing is written to the cluster because of it.
+
+pub(crate) mod contents;
+pub mod file;
+pub mod format;
+pub mod metrics;
+mod restore;
+mod rules;
+mod serving;
+pub mod task;
+mod writer;

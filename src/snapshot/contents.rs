@@ -1,0 +1,64 @@
+//! From links to what a snapshot keeps of them.
+
+use std::sync::Arc;
+
+use hickory_proto::rr::Name;
+
+use super::format::{SavedLead, SavedLink, SavedTarget, Settings};
+use crate::model::hostname::Hostname;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::{Link, Target};
+use crate::sync::source::selection::Selection;
+
+/// Returns what a snapshot keeps of a link.
+pub(crate) fn saved(link: &Link) -> SavedLink {
+    let texts = |texts: &[Arc<str>]| texts.iter().map(ToString::to_string).collect();
+    let (namespace, service) = link.key.parts();
+    SavedLink {
+        namespace: namespace.to_owned(),
+        service: service.to_owned(),
+        uid: link.uid.to_string(),
+        created: link.created,
+        target: link.target.as_ref().filter(|_| !link.is_gone()).and_then(saved_target),
+        ttl: link.annotations.ttl,
+        requested: texts(&link.annotations.hostnames),
+        hostnames: texts(&link.hostnames),
+        allow_from: texts(&link.annotations.allow_from),
+        ports: link.ports.to_vec(),
+        external_target: link.external_target().into_owned(),
+        lead: link.lead().map(|lead| SavedLead {
+            uid: lead.uid.to_string(),
+            source: lead.source.to_string(),
+            service_uid: lead.service_uid.to_string(),
+        }),
+    }
+}
+
+fn saved_target(target: &Target) -> Option<SavedTarget> {
+    match target {
+        Target::Hostname(host) => {
+            let text = host.to_string();
+            // The escapes of an odd name can be longer than any name.
+            (hostname(&text).as_ref() == Some(host)).then_some(SavedTarget::Hostname(text))
+        }
+        Target::Addresses(ips) => Some(SavedTarget::Addresses(ips.to_vec())),
+    }
+}
+
+/// Parses a hostname as [`saved`] writes it.
+pub(super) fn hostname(text: &str) -> Option<Hostname> {
+    let mut name = Name::from_ascii(text).ok().filter(|name| !name.is_root())?;
+    name.set_fqdn(true);
+    Some(Hostname::from(&name))
+}
+
+/// Returns the flags that a snapshot records.
+pub(crate) fn settings(selection: &Selection, policy: &HostnamePolicy) -> Settings {
+    let mut hostname_annotations = policy.hostname_annotations.clone();
+    hostname_annotations.sort_unstable();
+    Settings {
+        annotated_only: selection.annotated_only,
+        selector: selection.labels.to_string(),
+        hostname_annotations,
+    }
+}

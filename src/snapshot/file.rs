@@ -1,0 +1,170 @@
+//! The file of a snapshot. All functions block.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use nix::unistd::{AccessFlags, access};
+
+use super::format::MAX_BYTES;
+
+/// Why the file of `--snapshot` can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PathError {
+    #[error("{}: it isn't a file", path.display())]
+    NoFile { path: PathBuf },
+    #[error("{}: the directory can't be used: {error}", path.display())]
+    Directory { path: PathBuf, error: io::Error },
+    #[error("{}: it isn't a directory", path.display())]
+    NoDirectory { path: PathBuf },
+    #[error("{}: lb-linker may not create files there: {error}", path.display())]
+    NotWritable { path: PathBuf, error: io::Error },
+}
+
+/// Checks whether a snapshot can be written at this path, without writing.
+///
+/// # Errors
+/// If it can't be written.
+pub fn check_path(path: &Path) -> Result<(), PathError> {
+    if path.file_name().is_none() || fs::symlink_metadata(path).is_ok_and(|it| it.is_dir()) {
+        return Err(PathError::NoFile { path: path.to_owned() });
+    }
+    let (directory, path) = (directory_of(path), directory_of(path).to_owned());
+    let metadata = match fs::metadata(directory) {
+        Ok(metadata) => metadata,
+        Err(error) => return Err(PathError::Directory { path, error }),
+    };
+    if !metadata.is_dir() {
+        return Err(PathError::NoDirectory { path });
+    }
+    access(directory, AccessFlags::W_OK | AccessFlags::X_OK)
+        .map_err(|error| PathError::NotWritable { path, error: error.into() })
+}
+
+/// Returns the content of the file, and one byte more than a snapshot may have if the file is larger; `None` if there
+/// is no file.
+pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    // The open of a pipe would wait for a writer otherwise.
+    let opened = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
+    let file = match opened {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "it isn't a file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// Renames a damaged file, in place of an earlier one. Returns the new path.
+pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    let aside = beside(path, ".damaged");
+    fs::rename(path, &aside)?;
+    Ok(aside)
+}
+
+/// Replaces the content of the file at once: after a crash the file has either the old or the new content. After an
+/// error the file is as it was.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = beside(path, ".tmp");
+    let replaced = write_new(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
+    if replaced.is_err() {
+        // An incomplete file would take the space that the next try needs.
+        let _ = fs::remove_file(&temporary);
+    }
+    replaced?;
+    File::open(directory_of(path))?.sync_all()
+}
+
+fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // An earlier process may have ended while it wrote.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn file_is_replaced_as_a_whole_and_private() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, victim) = (directory.path().join("links"), directory.path().join("victim"));
+        fs::write(&victim, "untouched").unwrap();
+        symlink(&victim, beside(&path, ".tmp")).unwrap();
+        assert_eq!(read(&path).unwrap(), None);
+        for content in ["one", "", "another"] {
+            replace(&path, content.as_bytes()).unwrap();
+            assert_eq!(read(&path).unwrap().unwrap(), content.as_bytes());
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        }
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+        for content in ["old", "new"] {
+            fs::write(&path, content).unwrap();
+            let aside = set_aside(&path).unwrap();
+            assert_eq!(fs::read_to_string(aside).unwrap(), content);
+        }
+    }
+
+    #[test]
+    fn failed_write_leaves_the_file_as_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("links");
+        replace(&path, b"old").unwrap();
+        // Not even root can remove a directory by unlink.
+        fs::create_dir(beside(&path, ".tmp")).unwrap();
+        replace(&path, b"new").unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+    }
+
+    #[test]
+    fn unusable_paths_have_one_sentence() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        check_path(&file).unwrap();
+        check_path(Path::new("links")).unwrap();
+        for (path, expected) in [
+            (directory.path().to_owned(), "it isn't a file"),
+            (directory.path().join("none/links"), "the directory can't be used: No such file"),
+            (file.join("links"), "it isn't a directory"),
+        ] {
+            let error = check_path(&path).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn reading_is_bounded_and_waits_for_no_writer() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("links");
+        File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(read(&path).unwrap().unwrap().len(), MAX_BYTES + 1);
+        read(directory.path()).unwrap_err();
+        let pipe = directory.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        read(&pipe).unwrap_err();
+    }
+}

@@ -1,0 +1,274 @@
+//! The format of snapshots: a header with a version and a checksum, and a JSON object per line.
+//!
+//! ```text
+//! lb-linker snapshot 1 <SHA-256 of the rest, in 64 hexadecimal digits>
+//! {"taken":"2026-11-25T18:00:00Z","program":"0.1.0",…}
+//! {"namespace":"default","service":"web",…}
+//! ```
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::model::link::Port;
+use crate::model::names;
+use crate::model::rejection::{MAX_ENTRIES, MAX_ENTRY_BYTES};
+use crate::sync::k8s::client::ClusterIdentity;
+use crate::sync::k8s::service::{MAX_INGRESS, MAX_TTL};
+
+/// Maximum size of a snapshot in bytes: some 100,000 links.
+pub const MAX_BYTES: usize = 32 << 20;
+
+/// The version of the format. A snapshot of another version isn't read.
+const VERSION: &str = "1";
+const MAGIC: &str = "lb-linker snapshot ";
+/// The size of the header line in bytes: name, version, checksum, and the characters between them.
+const HEADER_BYTES: usize = MAGIC.len() + VERSION.len() + 1 + 64 + 1;
+/// Maximum number of ports of a link.
+const MAX_PORTS: usize = 1000;
+/// Maximum size in bytes of a uid, or of the name of a source.
+const MAX_TEXT_BYTES: usize = 1024;
+/// If a snapshot is too large, only the names of links with longer lines than these are kept, in bytes.
+const LINE_LIMITS: [usize; 5] = [usize::MAX, 16 << 10, 4 << 10, 1 << 10, 512];
+
+/// The links of a process, and when and under which flags they were known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    pub head: Head,
+    pub links: Vec<SavedLink>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Head {
+    /// The time at which the links were known to be current.
+    pub taken: Timestamp,
+    /// The version of the program.
+    pub program: String,
+    pub cluster: ClusterIdentity,
+    pub settings: Settings,
+    /// The serial of the zones.
+    pub serial: u64,
+}
+
+/// The flags that decide what is read, and that a link doesn't record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Settings {
+    /// `--selection annotated`.
+    pub annotated_only: bool,
+    /// `--service-selector`; empty for any.
+    pub selector: String,
+    pub hostname_annotations: Vec<String>,
+}
+
+/// What DNS needs of a link.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SavedLink {
+    pub namespace: String,
+    pub service: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub uid: String,
+    /// The rank for names, in seconds since 1970.
+    pub created: i64,
+    /// `None` if the link has none, and for a link of which only the names are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<SavedTarget>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<u32>,
+    /// The custom hostnames that the link requests.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requested: Vec<String>,
+    /// The custom hostnames that the link holds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hostnames: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allow_from: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Port>,
+    /// The name of the external target.
+    pub external_target: String,
+    /// The ExternalTarget that leads the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lead: Option<SavedLead>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SavedTarget {
+    /// As text, without the trailing dot.
+    Hostname(String),
+    Addresses(Vec<IpAddr>),
+}
+
+/// The decision of an ExternalTarget; its target is that of the link.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SavedLead {
+    pub uid: String,
+    /// The name of the source.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub source: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub service_uid: String,
+}
+
+/// Why bytes aren't a snapshot that can be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    #[error("it is larger than {} MiB", MAX_BYTES >> 20)]
+    TooLarge,
+    #[error("it doesn't begin as a snapshot of lb-linker does")]
+    NoSnapshot,
+    #[error("it has another version than {VERSION}, the one that this lb-linker reads")]
+    OtherVersion,
+    #[error("its checksum doesn't match its content")]
+    Checksum,
+    #[error("line {line}: {why}")]
+    Line { line: usize, why: String },
+}
+
+/// The bytes of a snapshot.
+#[derive(Debug)]
+pub struct Encoded {
+    pub bytes: Vec<u8>,
+    /// The number of links.
+    pub links: usize,
+    /// The number of links of which only the names are kept, because they or the snapshot would be too large.
+    pub cut: usize,
+}
+
+/// Returns a snapshot as bytes. `links` returns an iterator over the links each time it is called.
+///
+/// # Errors
+/// If the snapshot is too large, even without the contents of large links.
+pub fn encode<I: Iterator<Item = SavedLink>>(
+    head: &Head,
+    links: impl Fn() -> I,
+) -> Result<Encoded, FormatError> {
+    encode_within(MAX_BYTES, head, links)
+}
+
+fn encode_within<I: Iterator<Item = SavedLink>>(
+    max: usize,
+    head: &Head,
+    links: impl Fn() -> I,
+) -> Result<Encoded, FormatError> {
+    for limit in LINE_LIMITS {
+        let mut encoded = Encoded { bytes: vec![b' '; HEADER_BYTES], links: 0, cut: 0 };
+        write_line(&mut encoded.bytes, head)?;
+        for link in links() {
+            let start = encoded.bytes.len();
+            write_line(&mut encoded.bytes, &link)?;
+            if encoded.bytes.len() - start > limit || link.check().is_err() {
+                encoded.bytes.truncate(start);
+                encoded.cut += 1;
+                let link = link.names_only();
+                if link.check().is_err() {
+                    continue;
+                }
+                write_line(&mut encoded.bytes, &link)?;
+            }
+            encoded.links += 1;
+            if encoded.bytes.len() > max {
+                break;
+            }
+        }
+        if encoded.bytes.len() <= max {
+            let header = header(&encoded.bytes[HEADER_BYTES..]);
+            encoded.bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+            return Ok(encoded);
+        }
+    }
+    Err(FormatError::TooLarge)
+}
+
+/// Reads a snapshot.
+///
+/// # Errors
+/// If the bytes aren't exactly as [`encode`] has returned them, or exceed a limit.
+pub fn decode(bytes: &[u8]) -> Result<Snapshot, FormatError> {
+    if bytes.len() > MAX_BYTES {
+        return Err(FormatError::TooLarge);
+    }
+    let after_name = bytes.strip_prefix(MAGIC.as_bytes()).ok_or(FormatError::NoSnapshot)?;
+    if !after_name.starts_with(format!("{VERSION} ").as_bytes()) {
+        return Err(FormatError::OtherVersion);
+    }
+    let (head, body) = bytes.split_at_checked(HEADER_BYTES).ok_or(FormatError::Checksum)?;
+    if head != header(body).as_bytes() {
+        return Err(FormatError::Checksum);
+    }
+    // The line after the header is the second one of the file.
+    let mut lines = body.strip_suffix(b"\n").unwrap_or(body).split(|byte| *byte == b'\n').zip(2..);
+    let head = lines.next().ok_or(FormatError::NoSnapshot).and_then(read_line)?;
+    let link = |(text, line)| {
+        let link: SavedLink = read_line((text, line))?;
+        link.check().map_err(|why| FormatError::Line { line, why: why.to_owned() })?;
+        Ok(link)
+    };
+    Ok(Snapshot { head, links: lines.map(link).collect::<Result<_, _>>()? })
+}
+
+/// Returns the header line of a snapshot with this content.
+fn header(body: &[u8]) -> String {
+    format!("{MAGIC}{VERSION} {}\n", names::hash_of(body))
+}
+
+fn write_line(bytes: &mut Vec<u8>, value: &impl Serialize) -> Result<(), FormatError> {
+    // Only a value that JSON can't express fails here.
+    let failed = |error: io::Error| FormatError::Line { line: 0, why: error.to_string() };
+    serde_json::to_writer(&mut *bytes, value).map_err(|error| failed(error.into()))?;
+    bytes.write_all(b"\n").map_err(failed)
+}
+
+fn read_line<'a, T: Deserialize<'a>>((text, line): (&'a [u8], usize)) -> Result<T, FormatError> {
+    serde_json::from_slice(text).map_err(|error| FormatError::Line { line, why: error.to_string() })
+}
+
+// === impl SavedLink ===
+
+impl SavedLink {
+    /// Returns the link without what can be large; its default names and its external target stay with it.
+    fn names_only(self) -> Self {
+        let Self { namespace, service, created, external_target, .. } = self;
+        Self { namespace, service, created, external_target, ..Self::default() }
+    }
+
+    /// Checks the limits that the values of a cluster keep, too.
+    fn check(&self) -> Result<(), &'static str> {
+        let is_object = |name: &str| name.len() <= MAX_ENTRY_BYTES && name.split('.').all(names::is_label);
+        let are_entries = |texts: &[String]| {
+            texts.len() <= MAX_ENTRIES && texts.iter().all(|text| text.len() <= MAX_ENTRY_BYTES)
+        };
+        let lead = self.lead.iter().flat_map(|lead| [&lead.uid, &lead.source, &lead.service_uid]);
+        let mut texts = lead.chain([&self.uid]);
+        match &self.target {
+            _ if !names::is_label(&self.namespace) => Err("the namespace isn't a label"),
+            _ if !is_object(&self.service) => Err("the Service's name isn't a name"),
+            _ if !is_object(&self.external_target) => Err("the external target's name isn't a name"),
+            _ if !texts.all(|text| text.len() <= MAX_TEXT_BYTES) => Err("a text is too long"),
+            _ if ![&self.requested, &self.hostnames, &self.allow_from]
+                .into_iter()
+                .all(|it| are_entries(it)) =>
+            {
+                Err("a list of names is too long")
+            }
+            _ if self.ports.len() > MAX_PORTS => Err("there are too many ports"),
+            _ if self.ttl.is_some_and(|ttl| ttl > MAX_TTL) => Err("the TTL is too long"),
+            Some(SavedTarget::Hostname(host)) if host.len() > MAX_ENTRY_BYTES => {
+                Err("the target is too long")
+            }
+            Some(SavedTarget::Addresses(ips)) if ips.is_empty() || ips.len() > MAX_INGRESS => {
+                Err("the number of addresses is wrong")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+
+fn head(random: &mut StdRng) -> Head {
+    let text = |random: &mut StdRng| text(random);
+    Head {
+        taken: Timestamp::from_second(random.random_range(0..4_000_000_000)).unwrap(),
+        program: text(random),
+        cluster: ClusterIdentity { server: text(random), authorities: vec![text(random)] },
+        settings: Settings {
+            annotated_only: random.random(),
+            selector: text(random),
+            hostname_annotations: (0..random.random_range(0..3)).map(|_| text(random)).collect(),
+        },
+        serial: random.random(),
+    }
+}
+
+/// Returns a text with characters that JSON escapes, and others.
+fn text(random: &mut StdRng) -> String {
+    let length = random.random_range(0..20);
+    (0..length)
+        .map(|_| *['a', '1', '-', '.', '"', '\\', '\n', '\0', 'é', '☃'].choose(random).unwrap())
+        .collect()
+}
+
+fn label(random: &mut StdRng) -> String {
+    let letters = (0..random.random_range(1..20)).map(|_| random.random_range('a'..='z'));
+    letters.collect()
+}
+
+fn texts(random: &mut StdRng) -> Vec<String> {
+    (0..random.random_range(0..4)).map(|_| text(random)).collect()
+}
+
+fn link(random: &mut StdRng) -> SavedLink {
+    let target = match random.random_range(0..4) {
+        0 => None,
+        1 => Some(SavedTarget::Hostname(text(random))),
+        _ => {
+            let ip = |random: &mut StdRng| match random.random() {
+                true => IpAddr::from(random.random::<[u8; 4]>()),
+                false => IpAddr::from(random.random::<[u8; 16]>()),
+            };
+            Some(SavedTarget::Addresses((0..random.random_range(1..5)).map(|_| ip(random)).collect()))
+        }
+    };
+    let port = |random: &mut StdRng| Port {
+        name: random.random::<bool>().then(|| label(random)),
+        protocol: "UDP".to_owned(),
+        port: random.random(),
+        app_protocol: random.random::<bool>().then(|| label(random)),
+    };
+    SavedLink {
+        namespace: label(random),
+        service: format!("{}.{}", label(random), label(random)),
+        uid: text(random),
+        created: random.random(),
+        target,
+        ttl: random.random::<bool>().then(|| random.random_range(0..=MAX_TTL)),
+        requested: texts(random),
+        hostnames: texts(random),
+        allow_from: texts(random),
+        ports: (0..random.random_range(0..3)).map(|_| port(random)).collect(),
+        external_target: label(random),
+        lead: random.random::<bool>().then(|| SavedLead {
+            uid: text(random),
+            source: text(random),
+            service_uid: text(random),
+        }),
+    }
+}
+
+fn snapshot(seed: u64) -> (Snapshot, Vec<u8>) {
+    let random = &mut StdRng::seed_from_u64(seed);
+    let head = head(random);
+    let links: Vec<SavedLink> = (0..random.random_range(0..20)).map(|_| link(random)).collect();
+    let encoded = encode(&head, || links.iter().cloned()).unwrap();
+    assert_eq!((encoded.links, encoded.cut), (links.len(), 0));
+    (Snapshot { head, links }, encoded.bytes)
+}
+
+#[test]
+fn decoded_snapshot_is_the_encoded_one() {
+    for seed in 0..200 {
+        let (snapshot, bytes) = snapshot(seed);
+        assert_eq!(decode(&bytes).as_ref(), Ok(&snapshot), "seed {seed}");
+    }
+}
+
+#[test]
+fn damaged_snapshot_is_refused() {
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let random = &mut StdRng::seed_from_u64(seed);
+    let (mut original, mut bytes) = snapshot(random.random());
+    for round in 0..2_000 {
+        if round % 100 == 0 {
+            (original, bytes) = snapshot(random.random());
+        }
+        let at = random.random_range(0..bytes.len());
+        let mut damaged = bytes.clone();
+        match random.random_range(0..5) {
+            0 => damaged.truncate(at),
+            1 => damaged[at] ^= 1 << random.random_range(0..8),
+            2 => damaged[at] = random.random(),
+            3 => drop(damaged.splice(at..at, [random.random()])),
+            _ => drop(damaged.remove(at)),
+        }
+        match decode(&damaged) {
+            Ok(decoded) => assert!(damaged == bytes && decoded == original, "seed {seed}, round {round}"),
+            Err(error) => assert_ne!(damaged, bytes, "seed {seed}, round {round}: {error}"),
+        }
+    }
+}
+
+/// Returns bytes with a right header.
+fn sealed(body: &str) -> Vec<u8> {
+    [header(body.as_bytes()).as_bytes(), body.as_bytes()].concat()
+}
+
+#[test]
+fn mutated_lines_with_a_right_checksum_never_panic() {
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let random = &mut StdRng::seed_from_u64(seed);
+    let mut refused = 0;
+    for _ in 0..2_000 {
+        let mut body = snapshot(random.random()).1.split_off(HEADER_BYTES);
+        for _ in 0..random.random_range(1..4) {
+            let at = random.random_range(0..body.len());
+            body[at] = *b"{}[]\",:0-9aeE\\\n\0\xff".choose(random).unwrap();
+        }
+        refused += usize::from(decode(&[header(&body).as_bytes(), &body].concat()).is_err());
+    }
+    assert!(refused > 1_000, "{refused}");
+}
+
+#[test]
+fn other_versions_and_other_files_are_told_apart() {
+    let (_, bytes) = snapshot(1);
+    let text = String::from_utf8(bytes.clone()).unwrap();
+    let newer = text.replacen("snapshot 1 ", "snapshot 10 ", 1);
+    for (bytes, expected) in [
+        (&b""[..], FormatError::NoSnapshot),
+        (b"lb-linker snapsho", FormatError::NoSnapshot),
+        (b"apiVersion: v1\n", FormatError::NoSnapshot),
+        (newer.as_bytes(), FormatError::OtherVersion),
+        (b"lb-linker snapshot 1 ", FormatError::Checksum),
+        (&bytes[..bytes.len() - 1], FormatError::Checksum),
+        (&[bytes.as_slice(), b"\n"].concat(), FormatError::Checksum),
+        (&vec![b'x'; MAX_BYTES + 1], FormatError::TooLarge),
+    ] {
+        assert_eq!(decode(bytes), Err(expected));
+    }
+    assert!(matches!(decode(&sealed("")), Err(FormatError::Line { line: 2, .. })));
+    assert!(matches!(decode(&sealed("\n\n\n")), Err(FormatError::Line { line: 2, .. })));
+}
+
+#[test]
+fn values_beyond_the_limits_of_a_cluster_are_refused() {
+    let (Snapshot { head, .. }, _) = snapshot(1);
+    let head = serde_json::to_string(&head).unwrap();
+    let valid = SavedLink {
+        namespace: "a".to_owned(),
+        service: "b".to_owned(),
+        external_target: "c".to_owned(),
+        ..SavedLink::default()
+    };
+    let decoded = |link: &SavedLink| {
+        let text = serde_json::to_string(link).unwrap();
+        decode(&sealed(&format!("{head}\n{text}\n"))).map_err(|error| error.to_string())
+    };
+    decoded(&valid).unwrap();
+    let long = "x".repeat(MAX_ENTRY_BYTES + 1);
+    let ips = |count: usize| Some(SavedTarget::Addresses(vec![IpAddr::from([0; 4]); count]));
+    let port = Port { name: None, protocol: String::new(), port: 1, app_protocol: None };
+    for (wrong, expected) in [
+        (SavedLink { namespace: "a/b".to_owned(), ..valid.clone() }, "line 3: the namespace isn't a label"),
+        (SavedLink { service: "a/b".to_owned(), ..valid.clone() }, "the Service's name isn't a name"),
+        (SavedLink { external_target: String::new(), ..valid.clone() }, "the external target's name"),
+        (SavedLink { uid: "x".repeat(1025), ..valid.clone() }, "a text is too long"),
+        (SavedLink { requested: vec![long.clone()], ..valid.clone() }, "a list of names is too long"),
+        (SavedLink { allow_from: vec![String::new(); 101], ..valid.clone() }, "a list of names is too long"),
+        (SavedLink { ports: vec![port; 1001], ..valid.clone() }, "too many ports"),
+        (SavedLink { ttl: Some(3601), ..valid.clone() }, "the TTL is too long"),
+        (SavedLink { target: Some(SavedTarget::Hostname(long)), ..valid.clone() }, "the target is too long"),
+        (SavedLink { target: ips(0), ..valid.clone() }, "the number of addresses is wrong"),
+        (SavedLink { target: ips(1001), ..valid.clone() }, "the number of addresses is wrong"),
+    ] {
+        let error = decoded(&wrong).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+        // What is refused is never written.
+        let is_named = wrong.clone().names_only().check().is_ok();
+        let head: Head = serde_json::from_str(&head).unwrap();
+        let encoded = encode(&head, || [wrong.clone()].into_iter()).unwrap();
+        assert_eq!((encoded.links, encoded.cut), (usize::from(is_named), 1));
+        assert_eq!(decode(&encoded.bytes).unwrap().links.len(), encoded.links);
+    }
+}
+
+#[test]
+fn large_links_give_way_when_a_snapshot_is_too_large() {
+    let (Snapshot { head, .. }, _) = snapshot(1);
+    let link = |size: usize| SavedLink {
+        namespace: "a".to_owned(),
+        service: format!("s{size}"),
+        external_target: "c".to_owned(),
+        hostnames: vec!["x".repeat(250); size],
+        ttl: Some(5),
+        ..SavedLink::default()
+    };
+    let (large, small) = (link(100), link(1));
+    // 400 kB of large links, and 70 kB of small ones.
+    let links = || {
+        let large = (0..16).map(|_| large.clone());
+        large.chain((0..200).map(|_| small.clone()))
+    };
+    let encoded = encode_within(100_000, &head, links).unwrap();
+    assert_eq!((encoded.links, encoded.cut), (216, 16));
+    let decoded = decode(&encoded.bytes).unwrap();
+    assert_eq!((&decoded.links[0], decoded.links.last().unwrap()), (&large.clone().names_only(), &small));
+    let links = || (0..2_000).map(|_| small.clone());
+    assert_eq!(encode_within(100_000, &head, links).unwrap_err(), FormatError::TooLarge);
+}

@@ -1,0 +1,106 @@
+//! From a snapshot to a store, by the present flags and policies.
+
+use std::sync::Arc;
+
+use super::contents::hostname;
+use super::format::{SavedLink, SavedTarget, Snapshot};
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::lead::{Announcement, Lead};
+use crate::model::link::{Annotations, Ingress, ObservedService, Target};
+use crate::model::service_key::ServiceKey;
+use crate::store::{OnGone, Store};
+use crate::sync::source::selection::Selection;
+
+/// A store with the links of a snapshot.
+pub(super) struct Restored {
+    pub(super) store: Store,
+    /// The number of links with a target.
+    pub(super) answered: usize,
+    /// The number of links that the present flags leave out, or whose target they deny.
+    pub(super) denied: usize,
+}
+
+/// Returns the links of a snapshot as the present flags allow them.
+pub(super) fn restore(snapshot: &Snapshot, selection: &Selection, policy: &HostnamePolicy) -> Restored {
+    let store = Store::new(OnGone::Dropped).with_zones(&policy.targets.zones);
+    let store = store.with_serial(snapshot.head.serial);
+    let is_selected = |link: &&SavedLink| {
+        let namespace = &link.namespace;
+        let is_watched = selection.namespaces.is_empty() || selection.namespaces.contains(namespace);
+        is_watched && selection.target_namespace.as_ref() != Some(namespace)
+    };
+    let links: Vec<&SavedLink> = snapshot.links.iter().filter(is_selected).collect();
+    let mut denied = snapshot.links.len() - links.len();
+    let granted = |link: &SavedLink, names: &[String]| {
+        let names = names.iter().map(|name| Arc::from(&**name)).collect();
+        policy.still_granted(&link.namespace, names)
+    };
+    // First the owners of names, so that no name goes to another link than before.
+    for link in &links {
+        store.set_owner(&link.external_target, Some(&key(link)), &granted(link, &link.hostnames));
+    }
+    let mut answered = 0;
+    for link in links {
+        let target = target(link).and_then(|target| policy.targets.allowed(target));
+        denied += usize::from(target.is_none() && link.target.is_some());
+        answered += usize::from(target.is_some());
+        let annotations = Annotations {
+            ttl: link.ttl,
+            hostnames: granted(link, &link.requested).into(),
+            allow_from: link.allow_from.iter().map(|namespace| Arc::from(&**namespace)).collect(),
+        };
+        apply(&store, link, target, annotations);
+    }
+    Restored { store, answered, denied }
+}
+
+fn apply(store: &Store, link: &SavedLink, target: Option<Target>, annotations: Annotations) {
+    let (key, created) = (key(link), Some(link.created));
+    let ports = link.ports.as_slice().into();
+    if let Some(lead) = &link.lead {
+        let lead = Lead {
+            uid: lead.uid.as_str().into(),
+            created,
+            announced: target.map_or(Announcement::Withdrawn, Announcement::Target),
+            source: lead.source.as_str().into(),
+            service_uid: lead.service_uid.as_str().into(),
+            ports,
+            annotations,
+            refused: false,
+            is_provisional: false,
+        };
+        store.lead(&key, lead, None);
+        return;
+    }
+    let ingress = match target {
+        None => Ingress::default(),
+        Some(Target::Hostname(host)) => Ingress { hostnames: vec![host], addresses: Vec::new() },
+        Some(Target::Addresses(ips)) => Ingress { hostnames: Vec::new(), addresses: ips.into() },
+    };
+    store.apply(ObservedService {
+        key,
+        uid: link.uid.as_str().into(),
+        created,
+        resource_version: None,
+        ingress,
+        ports,
+        annotations,
+        refused: false,
+        has_finalizer: false,
+        persisted: None,
+    });
+}
+
+fn key(link: &SavedLink) -> ServiceKey {
+    ServiceKey::new(&link.namespace, &link.service)
+}
+
+fn target(link: &SavedLink) -> Option<Target> {
+    match link.target.as_ref()? {
+        SavedTarget::Hostname(text) => hostname(text).map(Target::Hostname),
+        SavedTarget::Addresses(ips) => Some(Target::Addresses(ips.as_slice().into())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,261 @@
+use std::collections::BTreeSet;
+
+use hickory_proto::rr::Name;
+use jiff::Timestamp;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+use crate::model::hostname::Hostname;
+use crate::model::link::{Link, Port};
+use crate::model::names;
+use crate::model::target_policy::TargetPolicy;
+use crate::snapshot::contents::saved;
+use crate::snapshot::format::{Head, Settings, decode, encode};
+use crate::store::Lookup;
+use crate::sync::k8s::client::ClusterIdentity;
+
+fn name(text: &str) -> Name {
+    Name::from_ascii(text).unwrap()
+}
+
+fn policy() -> HostnamePolicy {
+    HostnamePolicy {
+        targets: TargetPolicy { zones: vec![name("lb.internal.")], ..Default::default() },
+        hostname_namespaces: BTreeSet::from(["*".to_owned()]),
+        ..Default::default()
+    }
+}
+
+fn head() -> Head {
+    Head {
+        taken: Timestamp::UNIX_EPOCH,
+        program: String::new(),
+        cluster: ClusterIdentity::default(),
+        settings: Settings::default(),
+        serial: 77,
+    }
+}
+
+/// Returns the snapshot of a store, after it was written and read.
+fn snapshot(store: &Store) -> Snapshot {
+    let links = store.links();
+    decode(&encode(&head(), || links.iter().map(|link| saved(link))).unwrap().bytes).unwrap()
+}
+
+fn observed(key: &ServiceKey, created: i64, target: Option<Target>) -> ObservedService {
+    let ingress = match target {
+        None => Ingress::default(),
+        Some(Target::Hostname(host)) => Ingress { hostnames: vec![host], addresses: vec![] },
+        Some(Target::Addresses(ips)) => Ingress { hostnames: vec![], addresses: ips.into() },
+    };
+    ObservedService {
+        key: key.clone(),
+        uid: "u".into(),
+        created: Some(created),
+        resource_version: Some(5),
+        ingress,
+        ports: [].into(),
+        annotations: Annotations::default(),
+        refused: false,
+        has_finalizer: false,
+        persisted: None,
+    }
+}
+
+fn host(text: &str) -> Target {
+    Target::Hostname(Hostname::from(&name(text)))
+}
+
+/// Returns names that are bound to clash: few parts joined by hyphens.
+fn keys() -> Vec<ServiceKey> {
+    let parts = ["a", "a-a", "a-a-a", "b"];
+    parts.iter().flat_map(|namespace| parts.iter().map(|name| ServiceKey::new(namespace, name))).collect()
+}
+
+const HOSTNAMES: [&str; 4] = ["x.lb.internal", "a-a.lb.internal", "*.b.lb.internal", "b.a.lb.internal"];
+
+/// Returns a store with clashing names, of which some have recorded owners.
+fn store(seed: u64) -> Store {
+    let random = &mut StdRng::seed_from_u64(seed);
+    let (keys, store) = (keys(), Store::new(OnGone::Kept).with_zones([&name("lb.internal.")]));
+    for _ in 0..60 {
+        let key = keys.choose(random).unwrap();
+        let hostnames = (0..random.random_range(0..3)).map(|_| Arc::from(*HOSTNAMES.choose(random).unwrap()));
+        let hostnames: Vec<Arc<str>> = hostnames.collect::<BTreeSet<_>>().into_iter().collect();
+        match random.random_range(0..8) {
+            0 => {
+                let object = names::external_target(key.namespace(), key.name());
+                store.set_owner(&object, Some(keys.choose(random).unwrap()), &hostnames);
+            }
+            1 => drop(store.delete(key, "u", None)),
+            2 => {
+                let lead = Lead {
+                    uid: "lead".into(),
+                    created: Some(random.random_range(0..3)),
+                    announced: match random.random_range(0..3) {
+                        0 => Announcement::Never,
+                        1 => Announcement::Withdrawn,
+                        _ => Announcement::Target(host("lead.example.")),
+                    },
+                    source: "first".into(),
+                    annotations: Annotations { hostnames: hostnames.into(), ..Default::default() },
+                    ..Lead::default()
+                };
+                drop(store.lead(key, lead, Some(5)));
+            }
+            3 => drop(store.forget(key)),
+            kind => {
+                let target = (kind > 4).then(|| host(&format!("t{}.example.", random.random::<u8>())));
+                let link = observed(key, random.random_range(0..3), target);
+                let annotations = Annotations {
+                    ttl: Some(random.random_range(0..10)),
+                    hostnames: hostnames.into(),
+                    allow_from: ["b".into()].into(),
+                };
+                let ports = [Port {
+                    name: Some("web".to_owned()),
+                    protocol: "TCP".to_owned(),
+                    port: 80,
+                    app_protocol: None,
+                }];
+                drop(store.apply(ObservedService { annotations, ports: ports.into(), ..link }));
+            }
+        }
+    }
+    store
+}
+
+/// Returns what an answer depends on.
+fn shown(link: &Link) -> String {
+    let Link { key, target, annotations, ports, .. } = link;
+    let Annotations { ttl, allow_from, .. } = annotations;
+    match target {
+        None => format!("{key} without target"),
+        Some(target) => format!("{key} {target} {ttl:?} {allow_from:?} {ports:?}"),
+    }
+}
+
+#[test]
+fn restored_names_lead_to_the_same_links() {
+    for seed in 0..300 {
+        let store = store(seed);
+        let restored = restore(&snapshot(&store), &Selection::default(), &policy()).store;
+        let dotted = keys().into_iter().flat_map(|key| {
+            let (namespace, name) = key.parts();
+            [format!("{name}.{namespace}"), names::dashed_label(namespace, name)]
+        });
+        let custom = ["x", "a-a", "y.b", "z.y.b", "b.a", "nothing"].map(str::to_owned);
+        for name in dotted.chain(custom) {
+            let wire = names::wire(name.split('.').map(str::as_bytes)).unwrap();
+            let find = |store: &Store| match store.find(&wire, b"\x02lb\x08internal") {
+                Lookup::Link(link) => shown(&link),
+                other => format!("{other:?}"),
+            };
+            assert_eq!(find(&restored), find(&store), "seed {seed}: {name}");
+        }
+        assert_eq!(restored.serial(), 77);
+    }
+}
+
+#[test]
+fn contradictory_snapshot_is_restored_without_a_panic() {
+    for seed in 0..100 {
+        let random = &mut StdRng::seed_from_u64(seed);
+        let mut snapshot = snapshot(&store(seed));
+        for _ in 0..20 {
+            let Some(other) = snapshot.links.choose(random).cloned() else { break };
+            let at = random.random_range(0..snapshot.links.len());
+            let link = &mut snapshot.links[at];
+            match random.random_range(0..4) {
+                0 => link.external_target = other.external_target,
+                1 => link.hostnames = other.requested,
+                2 => link.requested = other.hostnames,
+                _ => snapshot.links.push(other),
+            }
+        }
+        let restored = restore(&snapshot, &Selection::default(), &policy());
+        assert!(restored.store.links().len() <= snapshot.links.len(), "seed {seed}");
+    }
+}
+
+#[test]
+fn decision_of_an_external_target_is_restored() {
+    let store = Store::new(OnGone::Kept);
+    let key = ServiceKey::new("shop", "web");
+    store.apply(observed(&key, 1, Some(host("service.example."))));
+    let lead = Lead {
+        uid: "lead".into(),
+        announced: Announcement::Target(host("pinned.example.")),
+        source: "second".into(),
+        service_uid: "other".into(),
+        ..Lead::default()
+    };
+    store.lead(&key, lead, None);
+    let restored = restore(&snapshot(&store), &Selection::default(), &policy());
+    assert_eq!((restored.answered, restored.denied), (1, 0));
+    let link = restored.store.get(&key).unwrap();
+    assert_eq!(link.target, Some(host("pinned.example.")));
+    let lead = link.lead().unwrap();
+    assert_eq!((&*lead.source, lead.service_uid.to_string()), ("second", "other".to_owned()));
+}
+
+#[test]
+fn present_flags_decide_what_is_restored() {
+    let store = Store::new(OnGone::Kept).with_zones([&name("lb.internal.")]);
+    let ips = |texts: &[&str]| Target::Addresses(texts.iter().map(|ip| ip.parse().unwrap()).collect());
+    for (namespace, service, target) in [
+        ("a", "cloud", host("cloud.example.")),
+        ("a", "cluster", host("web.default.svc.cluster.local.")),
+        ("a", "ips", ips(&["192.0.2.1", "10.0.0.1"])),
+        ("a", "denied", ips(&["10.0.0.2"])),
+        ("b", "other", host("other.example.")),
+        ("targets", "own", host("own.example.")),
+    ] {
+        let link = observed(&ServiceKey::new(namespace, service), 1, Some(target));
+        let hostnames = [format!("{service}.lb.internal"), format!("my.{namespace}.lb.internal")];
+        let hostnames = hostnames.iter().map(|name| Arc::from(&**name)).collect();
+        let annotations = Annotations { hostnames, ..Default::default() };
+        store.apply(ObservedService { annotations, ..link });
+    }
+    let snapshot = snapshot(&store);
+    let selection = Selection {
+        namespaces: BTreeSet::from(["a".to_owned(), "targets".to_owned()]),
+        target_namespace: Some("targets".to_owned()),
+        ..Selection::default()
+    };
+    let mut policy = policy();
+    policy.targets.cluster_domain = name("cluster.local.");
+    policy.targets.denied_nets = vec!["10.0.0.0/8".parse().unwrap()];
+    policy.hostname_namespaces.clear();
+    let restored = restore(&snapshot, &selection, &policy);
+    assert_eq!((restored.answered, restored.denied), (2, 4));
+    let target = |service: &str| restored.store.get(&ServiceKey::new("a", service)).unwrap().target.clone();
+    assert_eq!(target("cloud"), Some(host("cloud.example.")));
+    assert_eq!(target("cluster"), None);
+    assert_eq!(target("ips"), Some(ips(&["192.0.2.1"])));
+    assert_eq!(target("denied"), None);
+    assert_eq!(restored.store.links().len(), 4);
+    let cloud = restored.store.get(&ServiceKey::new("a", "cloud")).unwrap();
+    assert_eq!(*cloud.hostnames, [Arc::from("my.a.lb.internal")]);
+}
+
+#[test]
+fn odd_hostname_is_left_out_instead_of_changed() {
+    let store = Store::new(OnGone::Kept);
+    let long: &[u8] = &[7; 63];
+    let odd: [(&str, &[&[u8]]); 3] =
+        [("dot", &[b"a.b", b"example"]), ("byte", &[&[200, 0], b"example"]), ("long", &[long; 3])];
+    for (service, labels) in odd {
+        let name = Name::from_labels(labels.iter().copied()).unwrap();
+        let target = Target::Hostname(Hostname::from(&name));
+        store.apply(observed(&ServiceKey::new("a", service), 1, Some(target)));
+    }
+    let restored = restore(&snapshot(&store), &Selection::default(), &policy()).store;
+    for link in store.links() {
+        let target = restored.get(&link.key).unwrap().target.clone();
+        assert!(target == link.target || target.is_none(), "{link:?}");
+    }
+    assert_eq!(restored.get(&ServiceKey::new("a", "dot")).unwrap().target, Some(host(r"a\.b.example.")));
+}

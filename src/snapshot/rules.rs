@@ -1,0 +1,150 @@
+//! When a snapshot is used, refused, and written: pure decisions.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::format::{Head, Settings};
+use crate::model::excerpt::sentence;
+use crate::store::stand_in::Age;
+use crate::sync::k8s::client::ClusterIdentity;
+use crate::sync::source::first_list::FirstList;
+
+/// Time from the start after which a missing first list counts as no answer of the API server.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How far in the future a snapshot may be: clocks of machines differ, and are corrected.
+const MAX_FUTURE: Duration = Duration::from_secs(300);
+/// Minimum time between two writes.
+const WRITE_INTERVAL: Duration = Duration::from_secs(1);
+/// The longest time for which the time of a snapshot isn't renewed while the watches live.
+const MAX_RENEWAL: Duration = Duration::from_secs(600);
+
+/// Why a snapshot isn't used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unusable {
+    #[error("it is {} old, and at most {} are allowed (--snapshot-max-age)", Age(*.age), Age(*.max_age))]
+    TooOld { age: Duration, max_age: Duration },
+    #[error("it is from the future, by {}: a clock was wrong when it was written, or is wrong now", Age(*.0))]
+    FromTheFuture(Duration),
+    #[error("it is of another cluster: {}", sentence(.0))]
+    OtherCluster(String),
+    #[error("it was written with another --selection, --service-selector or --hostname-annotations")]
+    OtherSettings,
+}
+
+/// Returns the age of a snapshot.
+///
+/// # Errors
+/// If it is too old, or from the future by more than five minutes.
+pub(super) fn age(taken: Timestamp, now: Timestamp, max_age: Duration) -> Result<Duration, Unusable> {
+    let age = now.duration_since(taken);
+    if age.is_negative() {
+        let by = age.unsigned_abs();
+        return if by > MAX_FUTURE { Err(Unusable::FromTheFuture(by)) } else { Ok(Duration::ZERO) };
+    }
+    let age = age.unsigned_abs();
+    if age > max_age { Err(Unusable::TooOld { age, max_age }) } else { Ok(age) }
+}
+
+/// Checks whether a snapshot is of this cluster, and holds only what the present flags select. What a link itself tells
+/// is checked for each link.
+///
+/// # Errors
+/// If it isn't.
+pub(super) fn check(head: &Head, cluster: &ClusterIdentity, now: &Settings) -> Result<(), Unusable> {
+    if !head.cluster.is_same(cluster) {
+        return Err(Unusable::OtherCluster(head.cluster.server.clone()));
+    }
+    let then = &head.settings;
+    let is_within = (then.annotated_only || !now.annotated_only)
+        && (now.selector.is_empty() || now.selector == then.selector)
+        && now.hostname_annotations == then.hostname_annotations;
+    if is_within { Ok(()) } else { Err(Unusable::OtherSettings) }
+}
+
+/// Returns why there is no complete list yet, as a clause.
+pub(super) fn reason(first_list: FirstList) -> Cow<'static, str> {
+    match first_list {
+        FirstList::Awaited | FirstList::Failed { code: 0 } => "the API server doesn't answer".into(),
+        FirstList::Arriving => "the list of load balancers isn't complete yet".into(),
+        FirstList::Failed { code } => format!("the API server answers {code}").into(),
+    }
+}
+
+/// Returns the pause after a write that took this time.
+pub(super) fn pause_after(write: Duration) -> Duration {
+    write.saturating_mul(10).max(WRITE_INTERVAL)
+}
+
+/// Returns the time after which a snapshot without changes is written again, so that it doesn't age while the API
+/// server confirms that nothing has changed.
+pub(super) fn renewal(max_age: Duration) -> Duration {
+    (max_age / 4).clamp(WRITE_INTERVAL, MAX_RENEWAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).unwrap()
+    }
+
+    #[test]
+    fn snapshot_is_used_up_to_its_maximum_age() {
+        let max_age = Duration::from_secs(3600);
+        for (taken, expected) in [(0, Ok(0)), (-3600, Ok(3600)), (300, Ok(0))] {
+            assert_eq!(age(at(taken), NOW, max_age), expected.map(Duration::from_secs), "{taken}");
+        }
+        let too_old = age(at(-3601), NOW, max_age).unwrap_err();
+        let text = "it is 1 h 0 min old, and at most 1 h 0 min are allowed (--snapshot-max-age)";
+        assert_eq!(too_old.to_string(), text);
+        let future = age(at(301), NOW, max_age).unwrap_err();
+        assert_eq!(future, Unusable::FromTheFuture(Duration::from_secs(301)));
+        age(Timestamp::MIN, Timestamp::MAX, Duration::MAX).unwrap();
+        age(Timestamp::MAX, Timestamp::MIN, Duration::MAX).unwrap_err();
+    }
+
+    #[test]
+    fn snapshot_of_a_wider_selection_is_refused() {
+        let settings = |annotated_only, selector: &str| Settings {
+            annotated_only,
+            selector: selector.to_owned(),
+            ..Settings::default()
+        };
+        let usable = |then: &Settings, now: &Settings| {
+            let cluster = ClusterIdentity::default();
+            let head = Head {
+                taken: NOW,
+                program: String::new(),
+                cluster: cluster.clone(),
+                settings: then.clone(),
+                serial: 0,
+            };
+            check(&head, &cluster, now).is_ok()
+        };
+        let (all, some) = (settings(false, ""), settings(true, "a=b"));
+        for same in [&all, &some] {
+            assert!(usable(same, same));
+        }
+        assert!(usable(&some, &all));
+        assert!(!usable(&all, &some));
+        assert!(!usable(&all, &settings(false, "a=b")) && !usable(&all, &settings(true, "")));
+        let annotations = Settings { hostname_annotations: vec!["a".to_owned()], ..all.clone() };
+        assert!(!usable(&annotations, &all) && !usable(&all, &annotations));
+    }
+
+    #[test]
+    fn writes_are_rare_when_they_take_long() {
+        for (milliseconds, expected) in [(0, 1000), (100, 1000), (101, 1010), (5000, 50_000)] {
+            let pause = pause_after(Duration::from_millis(milliseconds));
+            assert_eq!(pause, Duration::from_millis(expected));
+        }
+        assert_eq!(renewal(Duration::from_secs(86_400)), MAX_RENEWAL);
+        assert_eq!(renewal(Duration::from_secs(60)), Duration::from_secs(15));
+        assert_eq!(renewal(Duration::ZERO), WRITE_INTERVAL);
+    }
+}

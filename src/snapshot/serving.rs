@@ -1,0 +1,174 @@
+//! From the start to the first complete list: reads the snapshot, and lets DNS answer with it if there is no list.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use super::contents::settings;
+use super::file;
+use super::format::{FormatError, Snapshot, decode};
+use super::restore::{Restored, restore};
+use super::rules::{self, ANSWER_TIMEOUT};
+use super::task::SnapshotContext;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::store::stand_in::{Age, StandIn};
+use crate::sync::controller::supervisor::SyncError;
+use crate::sync::k8s::watch::sleep_until_opt;
+use crate::sync::source::first_list::FirstList;
+
+/// What the file of the snapshot was found to be.
+enum Loaded {
+    Missing,
+    Snapshot(Box<Snapshot>),
+    Unreadable(io::Error),
+    Damaged {
+        why: FormatError,
+        /// The new name of the file.
+        aside: io::Result<PathBuf>,
+    },
+}
+
+/// Runs until the first list is complete.
+///
+/// # Errors
+/// If a task on another thread panics.
+pub(super) async fn until_first_list(context: &SnapshotContext) -> Result<(), SyncError> {
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let path = context.path.clone();
+    let loaded = spawn_blocking(move || load(path)).await?;
+    if let Some(snapshot) = report(context, loaded) {
+        context.metrics.links.set(i64::try_from(snapshot.links.len()).unwrap_or(i64::MAX));
+        if is_needed(context, deadline).await {
+            serve(context, *snapshot).await?;
+        }
+    }
+    context.store.synced().await;
+    Ok(())
+}
+
+fn load(path: PathBuf) -> Loaded {
+    let bytes = match file::read(&path) {
+        Ok(Some(bytes)) => bytes,
+        Ok(None) => return Loaded::Missing,
+        Err(error) => return Loaded::Unreadable(error),
+    };
+    match decode(&bytes) {
+        Ok(snapshot) => Loaded::Snapshot(Box::new(snapshot)),
+        Err(why) => Loaded::Damaged { why, aside: file::set_aside(&path) },
+    }
+}
+
+/// Returns the snapshot, or logs why there is none.
+fn report(context: &SnapshotContext, loaded: Loaded) -> Option<Box<Snapshot>> {
+    let path = context.path.display();
+    match loaded {
+        Loaded::Snapshot(snapshot) => return Some(snapshot),
+        Loaded::Missing => {}
+        Loaded::Unreadable(error) => warn!("the snapshot {path} can't be read: {error}"),
+        Loaded::Damaged { why, aside: Ok(aside) } => {
+            warn!("the snapshot {path} isn't used: {why}; the file is {} now", aside.display());
+        }
+        Loaded::Damaged { why, aside: Err(error) } => {
+            warn!("the snapshot {path} isn't used: {why}; the file can't be renamed: {error}");
+        }
+    }
+    None
+}
+
+/// Waits until the API server has refused the first list, or hasn't completed it in time. Returns `false` once the
+/// first list is complete.
+async fn is_needed(context: &SnapshotContext, deadline: Instant) -> bool {
+    let mut first_list = context.first_list.clone();
+    tokio::select! {
+        biased;
+        () = context.store.synced() => false,
+        // The sender lives as long as the source.
+        Ok(_) = first_list.wait_for(|state| state.is_refused()) => true,
+        () = sleep_until(deadline) => true,
+    }
+}
+
+/// Lets DNS answer with a snapshot until the first list is complete, or the snapshot is too old.
+async fn serve(context: &SnapshotContext, snapshot: Snapshot) -> Result<(), SyncError> {
+    let SnapshotContext { path, max_age, cluster, selection, store, .. } = context;
+    let (mut first_list, mut policy) = (context.first_list.clone(), context.policy.clone());
+    let (path, taken) = (path.display(), snapshot.head.taken);
+    let age = rules::check(&snapshot.head, cluster, &settings(selection, &policy.borrow()))
+        .and_then(|()| rules::age(taken, Timestamp::now(), *max_age));
+    let age = match age {
+        Ok(age) => age,
+        Err(why) => {
+            warn!("the snapshot {path} isn't used: {why}");
+            return Ok(());
+        }
+    };
+    let read = Instant::now();
+    let snapshot = Arc::new(snapshot);
+    let mut is_first = true;
+    loop {
+        let (current, saved) = (Arc::clone(&policy.borrow_and_update()), Arc::clone(&snapshot));
+        let watched = Arc::clone(selection);
+        let restored = spawn_blocking(move || restore(&saved, &watched, &current)).await?;
+        let Restored { store: links, answered, denied } = restored;
+        let reason = rules::reason(*first_list.borrow_and_update());
+        let stand_in = Arc::new(StandIn::new(Arc::new(links), taken, age + read.elapsed(), reason.clone()));
+        if !store.set_stand_in(Some(Arc::clone(&stand_in))) {
+            return Ok(());
+        }
+        if std::mem::take(&mut is_first) {
+            let denied = match denied {
+                0 => String::new(),
+                denied => format!(" ({denied} more are left out or denied by flags)"),
+            };
+            warn!(
+                "{reason}: DNS answers with {answered} links{denied} of the snapshot {path} of {taken}, {} old; other \
+                 names in the zones get SERVFAIL",
+                Age(stand_in.age())
+            );
+        }
+        let end = read.checked_add(max_age.saturating_sub(age));
+        if !wait(context, &stand_in, &mut first_list, &mut policy, end).await {
+            return Ok(());
+        }
+    }
+}
+
+/// Waits while DNS answers with a snapshot. Returns whether a new policy applies; `false` once the snapshot isn't used
+/// any more.
+async fn wait(
+    context: &SnapshotContext,
+    stand_in: &StandIn,
+    first_list: &mut watch::Receiver<FirstList>,
+    policy: &mut watch::Receiver<Arc<HostnamePolicy>>,
+    end: Option<Instant>,
+) -> bool {
+    let (store, path) = (&context.store, context.path.display());
+    loop {
+        tokio::select! {
+            biased;
+            () = store.synced() => {
+                info!("the load balancers are read: DNS doesn't use the snapshot {path} any more");
+                return false;
+            }
+            Ok(()) = policy.changed() => return true,
+            Ok(()) = first_list.changed() => {
+                stand_in.set_reason(rules::reason(*first_list.borrow_and_update()));
+            }
+            () = sleep_until_opt(end) => {
+                store.set_stand_in(None);
+                warn!(
+                    "the snapshot {path} is {} old and isn't used any more (--snapshot-max-age): until the load \
+                     balancers are read, names in the zones get SERVFAIL",
+                    Age(stand_in.age())
+                );
+                return false;
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The task of the snapshot: reads it at the start, lets DNS answer with it if need be, and writes it from then on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::metrics::SnapshotMetrics;
+use super::{serving, writer};
+use crate::metrics::staleness::Staleness;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::store::Store;
+use crate::sync::controller::supervisor::SyncError;
+use crate::sync::k8s::client::ClusterIdentity;
+use crate::sync::source::first_list::FirstList;
+use crate::sync::source::selection::Selection;
+
+#[derive(Clone)]
+pub struct SnapshotContext {
+    /// The file (`--snapshot`).
+    pub path: PathBuf,
+    pub max_age: Duration,
+    pub cluster: ClusterIdentity,
+    pub selection: Arc<Selection>,
+    pub policy: watch::Receiver<Arc<HostnamePolicy>>,
+    pub first_list: watch::Receiver<FirstList>,
+    /// The store of the watched links.
+    pub store: Arc<Store>,
+    pub staleness: Arc<Staleness>,
+    pub metrics: Arc<SnapshotMetrics>,
+}
+
+/// Runs until `stop`, and then finishes a pending write.
+///
+/// # Errors
+/// If a task on another thread panics.
+pub async fn run(context: SnapshotContext, stop: CancellationToken) -> Result<(), SyncError> {
+    match stop.run_until_cancelled(serving::until_first_list(&context)).await {
+        Some(served) => served?,
+        None => return Ok(()),
+    }
+    writer::run(&context, &stop).await
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+use std::fs;
+
+use hickory_proto::rr::Name;
+use jiff::Timestamp;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::*;
+use crate::model::hostname::Hostname;
+use crate::model::link::{Annotations, Ingress, ObservedService};
+use crate::model::service_key::ServiceKey;
+use crate::model::target_policy::TargetPolicy;
+use crate::snapshot::contents::saved;
+use crate::snapshot::format::{Head, Settings, Snapshot, decode, encode};
+use crate::store::OnGone;
+use crate::sync::test_support;
+
+const PATIENCE: Duration = Duration::from_secs(600);
+
+struct Setting {
+    _directory: tempfile::TempDir,
+    context: SnapshotContext,
+    policy: watch::Sender<Arc<HostnamePolicy>>,
+    first_list: watch::Sender<FirstList>,
+    stop: CancellationToken,
+}
+
+fn store() -> Arc<Store> {
+    Arc::new(Store::new(OnGone::Kept).with_zones([&zone()]))
+}
+
+fn zone() -> Name {
+    Name::from_ascii("lb.internal.").unwrap()
+}
+
+fn link(target: &str) -> ObservedService {
+    let host = Hostname::from(&Name::from_ascii(target).unwrap());
+    ObservedService {
+        key: ServiceKey::new("default", "web"),
+        uid: "u".into(),
+        created: None,
+        resource_version: None,
+        ingress: Ingress { hostnames: vec![host], addresses: vec![] },
+        ports: [].into(),
+        annotations: Annotations::default(),
+        refused: false,
+        has_finalizer: false,
+        persisted: None,
+    }
+}
+
+impl Setting {
+    /// Returns a setting with a snapshot of this age.
+    fn new(age: Option<i64>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("links");
+        if let Some(age) = age {
+            let store = store();
+            store.apply(link("old.example."));
+            let head = Head {
+                taken: Timestamp::from_second(Timestamp::now().as_second() - age).unwrap(),
+                program: String::new(),
+                cluster: ClusterIdentity::default(),
+                settings: Settings::default(),
+                serial: 7,
+            };
+            let links = store.links();
+            let encoded = encode(&head, || links.iter().map(|link| saved(link))).unwrap();
+            fs::write(&path, encoded.bytes).unwrap();
+        }
+        let targets = TargetPolicy { zones: vec![zone()], ..Default::default() };
+        let policy = watch::Sender::new(Arc::new(HostnamePolicy { targets, ..Default::default() }));
+        let first_list = watch::Sender::default();
+        let context = SnapshotContext {
+            path,
+            max_age: Duration::from_secs(3600),
+            cluster: ClusterIdentity::default(),
+            selection: Arc::default(),
+            policy: policy.subscribe(),
+            first_list: first_list.subscribe(),
+            store: store(),
+            staleness: test_support::metrics(),
+            metrics: test_support::metrics(),
+        };
+        Self { _directory: directory, context, policy, first_list, stop: CancellationToken::new() }
+    }
+
+    fn start(&self) -> JoinHandle<Result<(), SyncError>> {
+        tokio::spawn(run(self.context.clone(), self.stop.clone()))
+    }
+
+    /// Waits until something is so.
+    async fn until(&self, what: &str, is_so: impl Fn(&SnapshotContext) -> bool) {
+        let wait = async {
+            while !is_so(&self.context) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("waited in vain: {what}"));
+    }
+
+    fn written(&self) -> Option<Snapshot> {
+        decode(&fs::read(&self.context.path).ok()?).ok()
+    }
+
+    /// Returns the target in the file.
+    fn target(&self) -> Option<String> {
+        let snapshot = self.written()?;
+        let link = snapshot.links.first()?;
+        Some(format!("{:?}", link.target))
+    }
+
+    async fn end(self, task: JoinHandle<Result<(), SyncError>>) {
+        self.stop.cancel();
+        timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_is_served_when_the_list_is_refused_or_late() {
+    for (state, reason) in [
+        (FirstList::Failed { code: 403 }, "the API server answers 403"),
+        (FirstList::Failed { code: 401 }, "the API server answers 401"),
+        (FirstList::Failed { code: 503 }, "the API server answers 503"),
+        (FirstList::Failed { code: 0 }, "the API server doesn't answer"),
+        (FirstList::Failed { code: 429 }, "the API server answers 429"),
+        (FirstList::Awaited, "the API server doesn't answer"),
+        (FirstList::Arriving, "the list of load balancers isn't complete yet"),
+    ] {
+        let setting = Setting::new(Some(60));
+        setting.first_list.send_replace(state);
+        let begun = tokio::time::Instant::now();
+        let task = setting.start();
+        setting.until("a snapshot", |context| context.store.stand_in().is_some()).await;
+        assert_eq!(begun.elapsed() < Duration::from_secs(1), state.is_refused(), "{state:?}");
+        assert!(begun.elapsed() < Duration::from_secs(3));
+        let stand_in = setting.context.store.stand_in().unwrap();
+        assert_eq!(stand_in.reason(), reason);
+        assert!(stand_in.age() >= Duration::from_secs(60));
+        assert_eq!(setting.context.store.links().len(), 0);
+
+        setting.first_list.send_replace(FirstList::Failed { code: 500 });
+        setting.until("another reason", |_| stand_in.reason() == "the API server answers 500").await;
+        setting.context.store.apply(link("new.example."));
+        setting.context.store.set_synced();
+        setting.context.store.set_leads_known();
+        setting.until("a write", |_| setting.target().is_some_and(|target| target.contains("new"))).await;
+        assert!(setting.context.store.stand_in().is_none());
+        setting.end(task).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_list_needs_no_snapshot() {
+    let setting = Setting::new(Some(60));
+    setting.context.store.set_synced();
+    setting.context.store.set_leads_known();
+    let task = setting.start();
+    setting.until("a write", |_| setting.written().is_some_and(|it| it.links.is_empty())).await;
+    assert!(setting.context.store.stand_in().is_none());
+    setting.end(task).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_of_the_wrong_time_or_cluster_isnt_served() {
+    for (age, server) in [(3700, ""), (-400, ""), (60, "https://other.example")] {
+        let mut setting = Setting::new(Some(age));
+        setting.context.cluster.server = server.to_owned();
+        setting.first_list.send_replace(FirstList::Failed { code: 403 });
+        let task = setting.start();
+        sleep(Duration::from_secs(10)).await;
+        assert!(setting.context.store.stand_in().is_none(), "{age} {server}");
+        assert_eq!(setting.written().unwrap().links.len(), 1);
+        setting.end(task).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn served_snapshot_ends_at_its_maximum_age() {
+    let setting = Setting::new(Some(60));
+    let task = setting.start();
+    setting.until("a snapshot", |context| context.store.stand_in().is_some()).await;
+    sleep(Duration::from_secs(3500)).await;
+    assert!(setting.context.store.stand_in().is_some());
+    sleep(Duration::from_secs(60)).await;
+    assert!(setting.context.store.stand_in().is_none());
+    setting.end(task).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_zones_apply_to_a_served_snapshot() {
+    let setting = Setting::new(Some(60));
+    let task = setting.start();
+    setting.until("a snapshot", |context| context.store.stand_in().is_some()).await;
+    let host = Name::from_ascii("web.default.other.internal.").unwrap();
+    let find = |context: &SnapshotContext| context.store.stand_in()?.store.link_of_host(&host);
+    assert!(find(&setting.context).is_none());
+    let zones = vec![Name::from_ascii("other.internal.").unwrap()];
+    let targets = TargetPolicy { zones, ..Default::default() };
+    setting.policy.send_replace(Arc::new(HostnamePolicy { targets, ..Default::default() }));
+    setting.until("the new zone", |context| find(context).is_some()).await;
+    setting.end(task).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn damaged_snapshot_is_set_aside() {
+    let setting = Setting::new(Some(60));
+    let mut bytes = fs::read(&setting.context.path).unwrap();
+    bytes.pop();
+    fs::write(&setting.context.path, &bytes).unwrap();
+    let task = setting.start();
+    sleep(Duration::from_secs(10)).await;
+    assert!(setting.context.store.stand_in().is_none() && !setting.context.path.exists());
+    assert_eq!(fs::read(setting.context.path.with_extension("damaged")).unwrap(), bytes);
+    setting.context.store.set_synced();
+    setting.context.store.set_leads_known();
+    setting.until("a write", |_| setting.written().is_some()).await;
+    setting.end(task).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn pending_change_is_written_at_the_end() {
+    let setting = Setting::new(None);
+    setting.context.store.set_synced();
+    setting.context.store.set_leads_known();
+    let task = setting.start();
+    setting.until("a write", |_| setting.written().is_some()).await;
+    setting.context.store.apply(link("last.example."));
+    setting.stop.cancel();
+    timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
+    assert!(setting.target().unwrap().contains("last.example"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_writes_are_retried_until_one_succeeds() {
+    let setting = Setting::new(Some(60));
+    let temporary = setting.context.path.with_extension("tmp");
+    fs::create_dir(&temporary).unwrap();
+    let store = &setting.context.store;
+    store.apply(link("new.example."));
+    store.set_synced();
+    store.set_leads_known();
+    let task = setting.start();
+    setting.until("failures", |context| context.metrics.failures.get() >= 3).await;
+    assert!(setting.target().unwrap().contains("old.example"));
+    fs::remove_dir(&temporary).unwrap();
+    setting.until("a write", |_| setting.target().unwrap().contains("new.example")).await;
+    setting.end(task).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn unchanged_links_are_written_again_while_the_watch_lives() {
+    let setting = Setting::new(None);
+    let watch = setting.context.staleness.watch("load-balancers");
+    setting.context.store.set_synced();
+    setting.context.store.set_leads_known();
+    let task = setting.start();
+    setting.until("a write", |_| setting.written().is_some()).await;
+    fs::remove_file(&setting.context.path).unwrap();
+    // The watch has been silent since.
+    sleep(Duration::from_secs(3600)).await;
+    assert!(!setting.context.path.exists());
+    watch.note();
+    setting.until("a renewal", |_| setting.written().is_some()).await;
+    setting.end(task).await;
+}

@@ -1,0 +1,187 @@
+//! Writes the snapshot whenever the links have changed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use jiff::{SignedDuration, Timestamp};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::contents::{saved, settings};
+use super::file;
+use super::format::{Encoded, FormatError, Head, encode};
+use super::rules::{pause_after, renewal};
+use super::task::SnapshotContext;
+use crate::model::link::LinkChange;
+use crate::sync::controller::backoff::Backoff;
+use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
+use crate::sync::k8s::errors::ThrottledLog;
+
+/// How long the first write waits for the ExternalTargets.
+const LEADS_TIMEOUT: Duration = Duration::from_secs(60);
+/// The first and the longest pause after a failed write.
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// The watches whose last sign of life tells how current the links are.
+const WATCHES: [&str; 2] = ["load-balancers", "external-targets-watched"];
+
+/// Why a snapshot couldn't be written.
+#[derive(Debug, thiserror::Error)]
+enum WriteError {
+    #[error("{0}")]
+    Format(#[from] FormatError),
+    #[error("{0}")]
+    File(#[from] std::io::Error),
+}
+
+/// The changes of links.
+struct Changes {
+    feed: broadcast::Receiver<LinkChange>,
+    unfed: watch::Receiver<u64>,
+}
+
+impl Changes {
+    /// Waits for a change.
+    async fn next(&mut self) {
+        tokio::select! {
+            change = self.feed.recv() => match change {
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                // The store has the sender, and lives as long as this task.
+                Err(RecvError::Closed) => std::future::pending().await,
+            },
+            _ = self.unfed.changed() => {}
+        }
+    }
+
+    /// Forgets the changes so far; returns whether there are any.
+    fn drain(&mut self) -> bool {
+        let mut any = false;
+        while self.next().now_or_never().is_some() {
+            any = true;
+        }
+        any
+    }
+}
+
+/// What the task knows about its writes.
+struct Writer<'a> {
+    context: &'a SnapshotContext,
+    log: ThrottledLog,
+    backoff: Backoff,
+    /// The time at which the written links were known to be current.
+    current_at: Option<std::time::Instant>,
+    /// The time before which nothing is written.
+    not_before: Instant,
+    has_written: bool,
+    cut: usize,
+}
+
+/// Writes the snapshot until `stop`, and then once more if the links have changed since.
+///
+/// # Errors
+/// If the thread that writes panics.
+pub(super) async fn run(context: &SnapshotContext, stop: &CancellationToken) -> Result<(), SyncError> {
+    let store = &context.store;
+    let mut changes = Changes { feed: store.subscribe(), unfed: store.subscribe_unfed() };
+    // A snapshot without the decisions of ExternalTargets would take the place of one that has them.
+    let _ = stop.run_until_cancelled(timeout(LEADS_TIMEOUT, store.leads_known())).await;
+    let mut writer = Writer {
+        context,
+        log: ThrottledLog::default(),
+        backoff: Backoff::new(RETRY_BACKOFF),
+        current_at: None,
+        not_before: Instant::now(),
+        has_written: false,
+        cut: 0,
+    };
+    let mut is_pending = true;
+    loop {
+        if !is_pending {
+            tokio::select! {
+                biased;
+                () = changes.next() => {}
+                () = stop.cancelled() => return Ok(()),
+                () = sleep(renewal(context.max_age)) => if !writer.is_renewable() { continue },
+            }
+        }
+        let _ = stop.run_until_cancelled(sleep_until(writer.not_before)).await;
+        let is_last = stop.is_cancelled();
+        changes.drain();
+        tokio::select! {
+            written = writer.write() => is_pending = !written?,
+            () = async { stop.cancelled().await; sleep(SHUTDOWN_TIMEOUT).await } => {
+                warn!("the snapshot {} isn't written in time", context.path.display());
+                return Ok(());
+            }
+        }
+        if is_last {
+            return Ok(());
+        }
+    }
+}
+
+impl Writer<'_> {
+    /// Returns the time at which the links were known to be current: the last sign of life of the quietest watch.
+    fn current_at(&self) -> std::time::Instant {
+        self.context.staleness.least_recent(&WATCHES).unwrap_or_else(std::time::Instant::now)
+    }
+
+    /// Returns whether the links are known to be current at a later time than the snapshot tells.
+    fn is_renewable(&self) -> bool {
+        self.current_at.is_none_or(|written| self.current_at() > written)
+    }
+
+    /// Writes the snapshot. Returns whether it is written; if not, it is to be tried again.
+    async fn write(&mut self) -> Result<bool, SyncError> {
+        let SnapshotContext { path, cluster, selection, policy, store, metrics, .. } = self.context;
+        let (begun, current_at) = (Instant::now(), self.current_at());
+        let silence = SignedDuration::try_from(current_at.elapsed()).unwrap_or_default();
+        let head = Head {
+            // Whole seconds, for the user.
+            taken: Timestamp::from_second((Timestamp::now() - silence).as_second()).unwrap_or_default(),
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            cluster: cluster.clone(),
+            settings: settings(selection, &policy.borrow()),
+            serial: store.full_serial(),
+        };
+        let (store, file) = (Arc::clone(store), path.clone());
+        let written = spawn_blocking(move || -> Result<Encoded, WriteError> {
+            let links = store.links();
+            let encoded = encode(&head, || links.iter().map(|link| saved(link)))?;
+            file::replace(&file, &encoded.bytes)?;
+            Ok(encoded)
+        });
+        let (written, path) = (written.await?, path.display());
+        let encoded = match written {
+            Ok(encoded) => encoded,
+            Err(error) => {
+                metrics.failures.inc();
+                self.log
+                    .report(0, &format!("the snapshot {path} can't be written: {error}; it stays as it was"));
+                self.not_before = Instant::now() + self.backoff.next();
+                return Ok(false);
+            }
+        };
+        metrics.written(encoded.links);
+        self.log.recovered(&format!("the snapshot {path} is written again"));
+        if !std::mem::replace(&mut self.has_written, true) {
+            info!("links are kept in the snapshot {path}: {}, {} bytes", encoded.links, encoded.bytes.len());
+        }
+        if encoded.cut > 0 && std::mem::replace(&mut self.cut, encoded.cut) == 0 {
+            warn!(
+                "the snapshot {path} would be too large: of {} large links it has only the names, which get SERVFAIL \
+                 while DNS answers with the snapshot",
+                encoded.cut
+            );
+        }
+        self.cut = encoded.cut;
+        self.current_at = Some(current_at);
+        self.backoff = Backoff::new(RETRY_BACKOFF);
+        self.not_before = Instant::now() + pause_after(begun.elapsed());
+        Ok(true)
+    }
+}
