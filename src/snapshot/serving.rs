@@ -124,10 +124,10 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot) -> Result<(), Sync
         if std::mem::take(&mut is_first) {
             let denied = match denied {
                 0 => String::new(),
-                denied => format!(" ({denied} more are left out or denied by flags)"),
+                denied => format!(", left out or denied by flags: {denied}"),
             };
             warn!(
-                "{reason}: DNS answers with {answered} links{denied} of the snapshot {path} of {taken}, {} old; other \
+                "{reason}: DNS answers from the snapshot {path} of {taken}, {} old (links: {answered}{denied}); other \
                  names in the zones get SERVFAIL",
                 Age(stand_in.age())
             );

@@ -57,13 +57,9 @@ impl Changes {
         }
     }
 
-    /// Forgets the changes so far; returns whether there are any.
-    fn drain(&mut self) -> bool {
-        let mut any = false;
-        while self.next().now_or_never().is_some() {
-            any = true;
-        }
-        any
+    /// Forgets the changes so far.
+    fn drain(&mut self) {
+        while self.next().now_or_never().is_some() {}
     }
 }
 
@@ -88,7 +84,10 @@ pub(super) async fn run(context: &SnapshotContext, stop: &CancellationToken) -> 
     let store = &context.store;
     let mut changes = Changes { feed: store.subscribe(), unfed: store.subscribe_unfed() };
     // A snapshot without the decisions of ExternalTargets would take the place of one that has them.
-    let _ = stop.run_until_cancelled(timeout(LEADS_TIMEOUT, store.leads_known())).await;
+    let known = timeout(LEADS_TIMEOUT, store.leads_known());
+    if stop.run_until_cancelled(known).await.is_none() {
+        return Ok(());
+    }
     let mut writer = Writer {
         context,
         log: ThrottledLog::default(),
@@ -169,12 +168,15 @@ impl Writer<'_> {
         metrics.written(encoded.links);
         self.log.recovered(&format!("the snapshot {path} is written again"));
         if !std::mem::replace(&mut self.has_written, true) {
-            info!("links are kept in the snapshot {path}: {}, {} bytes", encoded.links, encoded.bytes.len());
+            let (links, size) = (encoded.links, encoded.bytes.len());
+            info!(
+                "the snapshot {path} is written now, and whenever links change; links: {links}, {size} bytes"
+            );
         }
         if encoded.cut > 0 && std::mem::replace(&mut self.cut, encoded.cut) == 0 {
             warn!(
                 "the snapshot {path} would be too large: of {} large links it has only the names, which get SERVFAIL \
-                 while DNS answers with the snapshot",
+                 while DNS answers from the snapshot",
                 encoded.cut
             );
         }

@@ -93,7 +93,7 @@ impl Setting {
     async fn until(&self, what: &str, is_so: impl Fn(&SnapshotContext) -> bool) {
         let wait = async {
             while !is_so(&self.context) {
-                sleep(Duration::from_millis(5)).await;
+                sleep(Duration::from_millis(100)).await;
             }
         };
         timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("waited in vain: {what}"));
@@ -229,6 +229,24 @@ async fn pending_change_is_written_at_the_end() {
     setting.stop.cancel();
     timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
     assert!(setting.target().unwrap().contains("last.example"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_waits_for_the_external_targets() {
+    let setting = Setting::new(Some(60));
+    setting.context.store.apply(link("new.example."));
+    setting.context.store.set_synced();
+    let task = setting.start();
+    sleep(Duration::from_secs(50)).await;
+    assert!(setting.target().unwrap().contains("old.example"));
+    setting.stop.cancel();
+    timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
+    assert!(setting.target().unwrap().contains("old.example"));
+    // They can't be read at all.
+    let setting = Setting { stop: CancellationToken::new(), ..setting };
+    let task = setting.start();
+    setting.until("a write", |_| setting.target().unwrap().contains("new.example")).await;
+    setting.end(task).await;
 }
 
 #[tokio::test(start_paused = true)]

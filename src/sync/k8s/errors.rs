@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hyper_util::client::legacy::Error as ClientError;
 use parking_lot::{Mutex, MutexGuard};
 use tracing::{info, warn};
 
@@ -309,21 +310,32 @@ impl WatchLog {
     }
 }
 
-/// Returns whether the connection was refused, or there is no way to the API server: nothing is there that a new attempt
-/// would burden.
+/// Returns whether no connection could be made, because nothing listens at the address, or a load balancer there closes
+/// the connection at once. New attempts burden no API server.
 #[must_use]
 pub fn is_unreachable(error: &kube::Error) -> bool {
+    let (mut connecting, mut closed) = (false, false);
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
-            if matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable) {
-                return true;
-            }
+        connecting |= error.downcast_ref().is_some_and(ClientError::is_connect);
+        let mut io_error: Option<&io::Error> = error.downcast_ref();
+        // The source of an error of I/O isn't the error that it wraps, but that one's source.
+        while let Some(error) = io_error {
+            closed |= is_closed(error.kind());
+            io_error = error.get_ref().and_then(|inner| inner.downcast_ref());
         }
         cause = error.source();
     }
-    false
+    connecting && closed
+}
+
+fn is_closed(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{
+        ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable,
+        UnexpectedEof,
+    };
+    let refused = [ConnectionRefused, HostUnreachable, NetworkUnreachable];
+    refused.contains(&kind) || [ConnectionAborted, ConnectionReset, UnexpectedEof].contains(&kind)
 }
 
 /// Returns whether the write failed because the Service of this name has another uid, which is immutable.
@@ -377,6 +389,23 @@ pub fn in_place(what: &str, place: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn refused_and_closed_connections_are_unreachable() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let closing = tokio::spawn(async move { drop(listener.accept().await.unwrap()) });
+        for scheme in ["https", "http"] {
+            let mut config = kube::Config::new(format!("{scheme}://{address}").parse().unwrap());
+            config.default_retry = false;
+            let client = kube::Client::try_from(config).unwrap();
+            let error = client.apiserver_version().await.unwrap_err();
+            assert!(is_unreachable(&error), "{scheme}: {error:?}");
+        }
+        closing.await.unwrap();
+        let answer = kube::Error::Api(kube::core::Status::failure("no", "InternalError").boxed());
+        assert!(!is_unreachable(&answer));
+    }
 
     #[test]
     fn recurring_error_is_logged_five_times_a_minute() {

@@ -86,6 +86,9 @@ pub(super) struct WatchProgress {
     /// Whether a request has failed since the last sign of life: the API server may have been down during a restore of
     /// etcd, and then a watch from a future resourceVersion stays silent.
     may_be_restored: bool,
+    /// Whether a connection has been refused since the last sign of life: an API server that has been started again
+    /// doesn't know older resourceVersions.
+    was_unreachable: bool,
 }
 
 impl WatchProgress {
@@ -101,6 +104,7 @@ impl WatchProgress {
             failures: 0,
             restarts: 0,
             may_be_restored: false,
+            was_unreachable: false,
         }
     }
 
@@ -200,6 +204,7 @@ impl WatchProgress {
         self.last_activity = now;
         self.failures = 0;
         self.may_be_restored = false;
+        self.was_unreachable = false;
     }
 
     fn watch(&self, pause: u32, now: Instant) -> WatchStep {
@@ -213,6 +218,9 @@ impl WatchProgress {
     }
 
     fn list_again(&mut self) -> WatchStep {
+        if self.was_unreachable {
+            self.restarts = 0;
+        }
         WatchStep::List(self.count_restart())
     }
 
@@ -222,6 +230,7 @@ impl WatchProgress {
     }
 
     fn unreachable(&mut self) -> u32 {
+        self.was_unreachable = true;
         self.failures = self.failures.saturating_add(1).min(UNREACHABLE_STEP);
         self.failures
     }
@@ -347,6 +356,24 @@ mod tests {
         ]);
         let refused = |pause| (10, WatchInput::ListUnreachable, WatchStep::List(pause));
         run(&[refused(1), refused(2), refused(3), refused(3)]);
+    }
+
+    #[test]
+    fn each_restart_of_the_api_server_costs_one_short_pause() {
+        let gone = |pause| (10, WatchInput::WatchFailed(410), WatchStep::List(pause));
+        let mut steps = vec![LISTED, BEGAN, gone(1), LISTED, BEGAN, gone(2)];
+        for _ in 0..20 {
+            steps.extend([
+                LISTED,
+                BEGAN,
+                (5000, WatchInput::WatchFailed(0), WatchStep::AskNewest(1)),
+                (10, WatchInput::WatchUnreachable, WatchStep::AskNewest(2)),
+                (10, WatchInput::Newest("100"), WatchStep::Watch(0)),
+                BEGAN,
+                gone(1),
+            ]);
+        }
+        run(&steps);
     }
 
     #[test]
