@@ -8,6 +8,8 @@ use super::upstream_flag::UpstreamSpec;
 use crate::dns::server::config::quoted;
 use crate::model::hostname::to_presentation;
 
+/// Follows files like resolv.conf, which NetworkManager and the like replace.
+const RELOAD: &str = "    reload 5s 0\n";
 /// Without `consolidate`, every query would log a line while the upstreams are unreachable.
 const ERRORS: &str = "    errors {\n        consolidate 1m .* error show_first\n    }\n";
 
@@ -60,6 +62,9 @@ impl Flags {
             *text += &prometheus;
             let nets: Vec<String> = self.client_nets.iter().map(ToString::to_string).collect();
             let _ = writeln!(text, "    clients {}", nets.join(" "));
+            if self.upstream.iter().any(|upstream| matches!(upstream, UpstreamSpec::File(_))) {
+                *text += RELOAD;
+            }
             *text += "    cache 30\n    loop\n    loadbalance\n";
             let _ = write!(
                 text,

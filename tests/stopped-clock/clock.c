@@ -1,9 +1,11 @@
 /*
- * Makes the clocks of a process stand still for a while, like a suspend or a pause of the virtual machine.
+ * Makes the clocks of a process stand still for a while, like a suspend or a pause of the virtual machine, or sets its
+ * wall clock.
  *
  * cc -shared -fPIC -o clock.so clock.c; LD_PRELOAD=./clock.so STOPPED_CLOCK=FILE program
  *
- * FILE holds two signed 64-bit numbers: the delays of CLOCK_MONOTONIC and of CLOCK_BOOTTIME in nanoseconds.
+ * FILE holds three signed 64-bit numbers: the delays of CLOCK_MONOTONIC, CLOCK_BOOTTIME and CLOCK_REALTIME in
+ * nanoseconds.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -14,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static volatile int64_t none[2];
+static volatile int64_t none[3];
 static volatile int64_t *behind = none;
 
 __attribute__((constructor)) static void begin(void) {
@@ -35,6 +37,8 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
         by = behind[0];
     else if (clock == CLOCK_BOOTTIME)
         by = behind[1];
+    else if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)
+        by = behind[2];
     if (!failed && by) {
         int64_t now = (int64_t)time->tv_sec * 1000000000 + time->tv_nsec - by;
         time->tv_sec = now / 1000000000;

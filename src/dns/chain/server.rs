@@ -23,6 +23,12 @@ use crate::dns::net::Protocol;
 /// The maximum number of look-ups for one query: a longer chain of targets is a mistake or an attack.
 pub(crate) const MAX_LOOKUPS_PER_QUERY: usize = 8;
 
+const HEADER_LENGTH: usize = 12;
+/// The longest label (RFC 1035 section 2.3.4).
+const MAX_LABEL: u8 = 63;
+/// The longest name in wire form (RFC 1035 section 2.3.4).
+const MAX_NAME: usize = 255;
+
 #[derive(Debug)]
 pub struct Server {
     /// The address in CoreDNS's notation, as in its metrics: `dns://:53`.
@@ -32,6 +38,8 @@ pub struct Server {
     /// Keyed by zone, in wire form and lower case.
     blocks: HashMap<Box<[u8]>, ServedZone>,
     longest: usize,
+    /// The zones of links of all blocks, in wire form and lower case.
+    link_zones: Vec<Box<[u8]>>,
     /// Whether a plugin can answer classes other than IN.
     other_classes: bool,
     /// Whether a panic aborts the process.
@@ -160,7 +168,21 @@ impl Server {
         let dropped = metrics.zone_metrics(&label, "dropped");
         let blocks: HashMap<Box<[u8]>, ServedZone> = blocks.iter().map(serve).collect();
         let longest = blocks.keys().map(|zone| zone.len()).max().unwrap_or_default();
-        Self { view: label.clone(), label, blocks, longest, other_classes, debug, number, dropped }
+        let link_zones = blocks.values().flat_map(|served| served.block.link_zones.all()).map(wire_name);
+        let mut link_zones: Vec<Box<[u8]>> = link_zones.collect();
+        link_zones.sort_unstable();
+        link_zones.dedup();
+        Self {
+            view: label.clone(),
+            label,
+            blocks,
+            longest,
+            link_zones,
+            other_classes,
+            debug,
+            number,
+            dropped,
+        }
     }
 
     /// Makes this server share cached answers with all servers that have the same view.
@@ -299,6 +321,29 @@ impl Server {
     #[must_use]
     pub fn is_link_name(&self, name: &Name) -> bool {
         self.blocks().any(|(_, block)| block.link_zones.contains(name))
+    }
+
+    /// Returns whether the first question of a message is about a name in a zone of links. Looks only at the labels; the
+    /// message may be malformed.
+    #[must_use]
+    pub fn asks_about_links(&self, message: &[u8]) -> bool {
+        let mut rest = message.get(HEADER_LENGTH..).unwrap_or_default();
+        rest = &rest[..rest.len().min(MAX_NAME)];
+        loop {
+            let is_zone = |zone: &[u8]| {
+                rest.get(..zone.len()).is_some_and(|name| name.eq_ignore_ascii_case(zone))
+                    && rest.get(zone.len()) == Some(&0)
+            };
+            if self.link_zones.iter().any(|zone| is_zone(zone)) {
+                return true;
+            }
+            match rest.split_first() {
+                Some((&length @ 1..=MAX_LABEL, labels)) if labels.len() >= length.into() => {
+                    rest = &labels[usize::from(length)..];
+                }
+                _ => return false,
+            }
+        }
     }
 
     /// Discards cached data about a name, or about all names.

@@ -1,8 +1,15 @@
 //! Metrics of clients' connections and datagrams.
 
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use tracing::warn;
 
 use crate::metrics::{MetricGroup, registered};
+
+/// The interval between warnings about dropped UDP queries.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The reason why a UDP query or its answer was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +45,38 @@ pub struct TransportMetrics {
     pub tcp_unread: IntCounter,
     /// UDP queries that were dropped, by `reason`: see [`DropReason`].
     udp_dropped: IntCounterVec,
+    drop_log: Mutex<DropLog>,
+}
+
+/// The UDP queries that were dropped since the last warning.
+#[derive(Debug, Default)]
+struct DropLog {
+    busy: u64,
+    queue: u64,
+    send: u64,
+    warned_at: Option<Instant>,
+}
+
+impl DropLog {
+    /// Counts dropped queries, and returns the text of a warning if one is due.
+    fn add(&mut self, reason: DropReason, number: u32, now: Instant) -> Option<String> {
+        match reason {
+            DropReason::Busy => self.busy += u64::from(number),
+            DropReason::Queue => self.queue += u64::from(number),
+            DropReason::Send => self.send += u64::from(number),
+            // Forged source addresses cause such drops; they don't mean that there are too many queries.
+            DropReason::Unreachable => return None,
+        }
+        if self.warned_at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
+            return None;
+        }
+        let Self { busy, queue, send, .. } =
+            std::mem::replace(self, Self { warned_at: Some(now), ..Self::default() });
+        Some(format!(
+            "UDP: queries dropped since the last such line: {queue} because the kernel's receive queue was full, {busy} \
+             because too many wait for an upstream, {send} because the kernel refused to send the answer"
+        ))
+    }
 }
 
 impl MetricGroup for TransportMetrics {
@@ -66,6 +105,7 @@ impl MetricGroup for TransportMetrics {
                 "TCP connections that were closed because too many big answers aren't read.",
             )?,
             udp_dropped: registered(registry, IntCounterVec::new(dropped, &["reason"]))?,
+            drop_log: Mutex::default(),
         };
         for reason in DropReason::ALL {
             metrics.udp_dropped.with_label_values(&[reason.label()]);
@@ -77,5 +117,26 @@ impl MetricGroup for TransportMetrics {
 impl TransportMetrics {
     pub fn dropped(&self, reason: DropReason, number: u32) {
         self.udp_dropped.with_label_values(&[reason.label()]).inc_by(number.into());
+        let warning = self.drop_log.lock().add(reason, number, Instant::now());
+        if let Some(warning) = warning {
+            warn!("{warning}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_are_logged_once_a_minute_with_their_number() {
+        let (mut log, start) = (DropLog::default(), Instant::now());
+        assert_eq!(log.add(DropReason::Unreachable, 9, start), None);
+        let first = log.add(DropReason::Queue, 3, start).unwrap();
+        assert!(first.contains("3 because the kernel's receive queue was full, 0 because"), "{first}");
+        assert_eq!(log.add(DropReason::Queue, 4, start + LOG_INTERVAL / 2), None);
+        assert_eq!(log.add(DropReason::Busy, 5, start + LOG_INTERVAL / 2), None);
+        let next = log.add(DropReason::Send, 1, start + LOG_INTERVAL).unwrap();
+        assert!(next.contains("4 because the kernel's receive queue was full, 5 because"), "{next}");
     }
 }

@@ -5,6 +5,7 @@ mod batch;
 mod neighbors;
 mod netlink;
 pub(crate) mod pending;
+mod queues;
 mod routes;
 mod slow_path;
 #[cfg(test)]
@@ -23,7 +24,7 @@ use std::{io, thread};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
@@ -42,7 +43,7 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 /// The maximum number of queries of a listener that wait for an upstream. Exceeds the `max_concurrent` of the built-in
 /// Corefile, so that it limits only queries that share a look-up there.
 const MAX_PENDING_QUERIES: usize = 4096;
-/// The capacity of the queue from a thread to the full handler, in queries.
+/// The capacity of each queue from a thread to the full handler, in queries.
 const QUEUE_CAPACITY: usize = 4096;
 /// The capacity of the queue of answers for a thread's response cache. A lost answer is only a missed optimization.
 const CACHE_INSERT_CAPACITY: usize = 1024;
@@ -126,7 +127,7 @@ async fn serve_with(
         let socket = Arc::new(socket);
         workers.sockets.push(Arc::clone(&socket));
         let socket = Arc::new(AnswerSocket::new(socket, Arc::clone(&unreachable), Arc::clone(&metrics)));
-        let (questions, queue) = mpsc::channel(QUEUE_CAPACITY);
+        let (senders, receivers) = queues::queues(QUEUE_CAPACITY);
         let (insert_sender, inserts) = sync_channel(CACHE_INSERT_CAPACITY);
         let full = SlowPath {
             socket: Arc::clone(&socket),
@@ -135,13 +136,12 @@ async fn serve_with(
             insert_sender,
         };
         // Unconstrained, because `serve` yields to other tasks by itself.
-        slow_paths.spawn(unconstrained(full.serve(queue)));
+        slow_paths.spawn(unconstrained(full.serve(receivers)));
         let worker = Worker {
             socket,
             handler: Arc::clone(&handler),
-            questions,
+            queues: senders,
             inserts,
-            queue_shares: ClientQuota::new(QUEUE_CAPACITY),
             pending: Arc::clone(&pending),
             stop: Arc::clone(&workers.stop),
             runtime: Handle::current(),

@@ -1,8 +1,10 @@
 //! Connects to the API server.
 
+mod following;
+
 use std::fmt;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::http::HeaderValue;
@@ -13,6 +15,7 @@ use kube::{Client, Config};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 
+use self::following::follow;
 use crate::model::excerpt::{located, sentence, value};
 use crate::model::names;
 use tower::timeout::TimeoutLayer;
@@ -131,8 +134,93 @@ impl fmt::Display for ApiServer {
     }
 }
 
+/// The files of a Pod's service account that the client uses. The address of the API server is in the environment, which
+/// doesn't change.
+const SERVICE_ACCOUNT_FILES: [&str; 2] = [
+    "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
+    "/var/run/secrets/kubernetes.io/serviceaccount/token",
+];
+
+/// Where the address and the credentials of the API server are read.
+#[derive(Clone, Debug)]
+enum ConfigSource {
+    Kubeconfig {
+        path: PathBuf,
+        context: Option<String>,
+    },
+    InCluster,
+    /// The kubeconfig of kubectl: `$KUBECONFIG` or `~/.kube/config`.
+    Default {
+        context: Option<String>,
+    },
+}
+
+/// A configuration as it was read, and the files that it consists of.
+struct LoadedConfig {
+    config: Config,
+    server: ApiServer,
+    files: Vec<PathBuf>,
+}
+
+impl ConfigSource {
+    fn new(kubeconfig: Option<PathBuf>, context: Option<String>) -> Self {
+        match kubeconfig {
+            Some(path) => Self::Kubeconfig { path, context },
+            None if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() && context.is_none() => {
+                Self::InCluster
+            }
+            None => Self::Default { context },
+        }
+    }
+
+    async fn load(&self) -> Result<LoadedConfig, ClientError> {
+        match self {
+            Self::Kubeconfig { path, context } => {
+                let place = path.display().to_string();
+                let failed = |error| ClientError::kubeconfig(&place, error);
+                let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+                let files = vec![path.clone()];
+                of_kubeconfig(kubeconfig, context.clone(), files, place.clone()).await.map_err(failed)
+            }
+            Self::InCluster => {
+                let config = Config::incluster()?;
+                let server = ApiServer::of(&config, None);
+                Ok(LoadedConfig { config, server, files: SERVICE_ACCOUNT_FILES.map(PathBuf::from).to_vec() })
+            }
+            Self::Default { context } => {
+                let variable = std::env::var_os("KUBECONFIG").filter(|paths| !paths.is_empty());
+                let place =
+                    variable.as_ref().map_or("~/.kube/config".into(), |paths| paths.to_string_lossy());
+                let failed = |error| match error {
+                    KubeconfigError::ReadConfig(error, path) if error.kind() == ErrorKind::NotFound => {
+                        ClientError::NoCluster(path.display().to_string())
+                    }
+                    KubeconfigError::FindPath => ClientError::NoCluster(place.to_string()),
+                    error => ClientError::kubeconfig(&place, error),
+                };
+                let files = match &variable {
+                    Some(paths) => std::env::split_paths(paths).collect(),
+                    None => std::env::home_dir().map(|home| home.join(".kube/config")).into_iter().collect(),
+                };
+                let kubeconfig = Kubeconfig::read().map_err(failed)?;
+                of_kubeconfig(kubeconfig, context.clone(), files, place.to_string()).await.map_err(failed)
+            }
+        }
+    }
+
+    /// Fixes the context: a later `kubectl config use-context` must not move a running process to another cluster.
+    fn fix_context(&mut self, server: &ApiServer) {
+        if let Self::Kubeconfig { context, .. } | Self::Default { context } = self
+            && context.is_none()
+        {
+            *context = server.context.as_ref().map(|(context, _)| context.clone());
+        }
+    }
+}
+
 /// Returns a client for the cluster: that of the given kubeconfig, else, if no context is given, that of the Pod of
-/// this process, else that of kubectl's default kubeconfig. Doesn't connect yet.
+/// this process, else that of kubectl's default kubeconfig. Doesn't connect yet. The client reads the configuration and
+/// its files again when they change.
 ///
 /// # Errors
 /// If there is no configuration, or none that can be used.
@@ -140,29 +228,11 @@ pub async fn connect(
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
 ) -> Result<ClientConnection, ClientError> {
-    let (mut config, used) = if let Some(path) = kubeconfig {
-        let place = path.display().to_string();
-        let failed = |error| ClientError::kubeconfig(&place, error);
-        let kubeconfig = Kubeconfig::read_from(&path).map_err(failed)?;
-        let (config, context) = of_kubeconfig(kubeconfig, context).await.map_err(failed)?;
-        (config, Some((context, place)))
-    } else if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() && context.is_none() {
-        (Config::incluster()?, None)
-    } else {
-        let place = std::env::var("KUBECONFIG").unwrap_or_else(|_| "~/.kube/config".into());
-        let failed = |error| match error {
-            KubeconfigError::ReadConfig(error, path) if error.kind() == ErrorKind::NotFound => {
-                ClientError::NoCluster(path.display().to_string())
-            }
-            KubeconfigError::FindPath => ClientError::NoCluster(place.clone()),
-            error => ClientError::kubeconfig(&place, error),
-        };
-        let kubeconfig = Kubeconfig::read().map_err(failed)?;
-        let (config, context) = of_kubeconfig(kubeconfig, context).await.map_err(failed)?;
-        (config, Some((context, place.clone())))
-    };
-    let server = ApiServer::of(&config, used);
-    let identity = ClusterIdentity::of(&config, &server);
+    follow(ConfigSource::new(kubeconfig, context)).await
+}
+
+/// Returns a client for this configuration, which it never reads again.
+fn client_of(mut config: Config) -> Result<Client, ClientError> {
     // The reconciler retries by itself: it computes the desired state again first.
     config.default_retry = false;
     // With kube's `read_timeout` each read that has waited sets a timer to now, which wakes a thread for nothing.
@@ -176,18 +246,36 @@ pub async fn connect(
     }
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Settings(Box::new(error)))?;
     let builder = builder.with_layer(&ResponseBodyTimeoutLayer::new(READ_TIMEOUT));
-    let client = builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build();
-    Ok(ClientConnection { client, server, identity })
+    Ok(builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build())
 }
 
-/// Returns the configuration and the name of a context, by default of the current context.
+/// Returns the configuration of a context, by default of the current context. `files` are those of the kubeconfig.
 async fn of_kubeconfig(
     kubeconfig: Kubeconfig,
     context: Option<String>,
-) -> Result<(Config, String), KubeconfigError> {
+    mut files: Vec<PathBuf>,
+    place: String,
+) -> Result<LoadedConfig, KubeconfigError> {
     let used = context.clone().or_else(|| kubeconfig.current_context.clone()).unwrap_or_default();
+    files.extend(files_of_context(&kubeconfig, &used));
     let options = KubeConfigOptions { context, ..Default::default() };
-    Ok((Config::from_custom_kubeconfig(kubeconfig, &options).await?, used))
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+    let server = ApiServer::of(&config, Some((used, place)));
+    Ok(LoadedConfig { config, server, files })
+}
+
+/// Returns the files that a context of a kubeconfig names: certificates, key and token.
+fn files_of_context(kubeconfig: &Kubeconfig, name: &str) -> Vec<PathBuf> {
+    let context = kubeconfig.contexts.iter().find(|context| context.name == name);
+    let Some(context) = context.and_then(|context| context.context.as_ref()) else { return Vec::new() };
+    let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster);
+    let user = kubeconfig.auth_infos.iter().find(|user| context.user.as_ref() == Some(&user.name));
+    let cluster = cluster.and_then(|cluster| cluster.cluster.as_ref());
+    let user = user.and_then(|user| user.auth_info.as_ref());
+    let authority = cluster.and_then(|cluster| cluster.certificate_authority.as_ref());
+    let credentials = user.map(|user| [&user.client_certificate, &user.client_key, &user.token_file]);
+    let credentials = credentials.into_iter().flatten().flatten();
+    authority.into_iter().chain(credentials).map(|path| Path::new(path).to_owned()).collect()
 }
 
 #[cfg(test)]
@@ -225,5 +313,29 @@ mod tests {
         }
         let system = identity("https://10.0.0.1", &[]);
         assert!(system.is_same(&system));
+    }
+
+    #[test]
+    fn files_of_the_used_context_are_followed() {
+        let kubeconfig = Kubeconfig::from_yaml(
+            "clusters:
+- {name: a, cluster: {server: https://192.0.2.1, certificate-authority: /a/ca.crt}}
+- {name: b, cluster: {server: https://192.0.2.2, certificate-authority: /b/ca.crt}}
+users:
+- {name: ann, user: {client-certificate: /ann.crt, client-key: /ann.key}}
+- {name: ben, user: {tokenFile: /ben.token}}
+contexts:
+- {name: one, context: {cluster: a, user: ann}}
+- {name: two, context: {cluster: b, user: ben}}
+",
+        )
+        .unwrap();
+        let files = |context| {
+            let files = files_of_context(&kubeconfig, context);
+            files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(files("one"), ["/a/ca.crt", "/ann.crt", "/ann.key"]);
+        assert_eq!(files("two"), ["/b/ca.crt", "/ben.token"]);
+        assert!(files("three").is_empty());
     }
 }

@@ -42,13 +42,16 @@ pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
     }
 }
 
-/// Returns the pause that the API server requests. Its Status objects repeat the header Retry-After (RFC 9110) in
-/// `details`.
+/// The longest requested pause that is respected.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
+
+/// Returns the pause that the API server requests, at most five minutes. Its Status objects repeat the header Retry-After
+/// (RFC 9110) in `details`.
 #[must_use]
 pub fn retry_after(error: &kube::Error) -> Option<Duration> {
     let kube::Error::Api(status) = error else { return None };
     let seconds = status.details.as_ref()?.retry_after_seconds;
-    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(MAX_RETRY_AFTER))
 }
 
 /// Returns the innermost error, which tells most: "Connection refused", for example.

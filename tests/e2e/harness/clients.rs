@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use axum::http::Request;
-use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionCondition,
@@ -43,22 +43,35 @@ impl ControlPlane {
 
     /// Returns a kubeconfig with the permissions of a ServiceAccount, which must exist. Its token is valid for a day.
     pub fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> PathBuf {
+        let token = self.token_for_service_account(namespace, name, None);
+        let path = self.file(&format!("{namespace}.{name}.kubeconfig"));
+        self.write_kubeconfig(&path, namespace, &token).expect("write a kubeconfig");
+        path
+    }
+
+    /// Returns a token of a ServiceAccount that is valid for a day, and only as long as this Secret exists, if one is
+    /// given.
+    pub fn token_for_service_account(&self, namespace: &str, name: &str, secret: Option<&str>) -> String {
+        let bound_object_ref = secret.map(|secret| BoundObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Secret".to_owned()),
+            name: Some(secret.to_owned()),
+            uid: None,
+        });
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
                 expiration_seconds: Some(24 * 60 * 60),
+                bound_object_ref,
                 ..TokenRequestSpec::default()
             }),
             ..TokenRequest::default()
         };
-        let token = self.with_client(async |client| {
+        self.with_client(async |client| {
             let accounts = Api::<ServiceAccount>::namespaced(client, namespace);
             let answer = accounts.create_token_request(name, &PostParams::default(), &request).await;
             let answer = answer.unwrap_or_else(|error| panic!("token for {namespace}/{name}: {error}"));
             answer.status.and_then(|status| status.token).expect("a token")
-        });
-        let path = self.file(&format!("{namespace}.{name}.kubeconfig"));
-        self.write_kubeconfig(&path, namespace, &token).expect("write a kubeconfig");
-        path
+        })
     }
 
     /// Runs `work` with a client with all permissions, and waits for it. `work` runs in a separate runtime, so that

@@ -1,4 +1,4 @@
-//! Clocks that stop for one process, as they do in a suspend or in a paused virtual machine.
+//! Clocks that stop for one process, as they do in a suspend or in a paused virtual machine, or that are set.
 //!
 //! A library that is loaded into lb-linker before libc (`tests/stopped-clock/`) sets its clocks back. Time namespaces
 //! can't do this: their offsets are fixed once the first process has entered.
@@ -41,7 +41,7 @@ impl StoppedClock {
         let mut build = Command::new(compiler);
         build.args(["-shared", "-fPIC", "-O1", "-o"]).arg(clock.library()).arg(source);
         assert!(build.status().expect("a C compiler").success(), "{source} can't be built");
-        std::fs::File::create(clock.file()).and_then(|mut file| file.write_all(&[0; 16])).expect("a file");
+        std::fs::File::create(clock.file()).and_then(|mut file| file.write_all(&[0; 24])).expect("a file");
         clock
     }
 
@@ -59,6 +59,13 @@ impl StoppedClock {
             ("LD_PRELOAD", self.library().display().to_string()),
             ("STOPPED_CLOCK", self.file().display().to_string()),
         ]
+    }
+
+    /// Sets the wall clock (CLOCK_REALTIME) this many seconds ahead of the true time, or behind if negative.
+    pub fn set_wall_clock(&self, ahead: i64) {
+        let file = OpenOptions::new().write(true).open(self.file()).expect("the file of the clock");
+        let behind = -ahead * 1_000_000_000;
+        file.write_all_at(&behind.to_ne_bytes(), 16).expect("the file of the clock can be written");
     }
 
     pub fn stop(&mut self, linker: &mut Linker) {

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -259,6 +259,27 @@ impl ControlPlane {
     /// If it is running already, or can't be started.
     pub fn start_apiserver(&self) {
         self.try_start_apiserver().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Returns the address of the API server.
+    pub fn address(&self) -> SocketAddr {
+        self.port.local()
+    }
+
+    /// Returns the certificate of the CA that has signed the API server's certificate.
+    pub fn certificate_authority(&self) -> String {
+        fs::read_to_string(self.file("certs/apiserver.crt")).expect("the API server writes its certificate")
+    }
+
+    /// Restarts the API server with another CA, certificate and key for tokens: all earlier tokens of ServiceAccounts are
+    /// invalid. Blocking.
+    ///
+    /// # Panics
+    /// If it can't be started.
+    pub fn renew_certificates(&self) {
+        self.stop_apiserver();
+        fs::remove_dir_all(self.file("certs")).expect("the certificates can be removed");
+        self.start_apiserver();
     }
 
     /// Stops API server and etcd, copies etcd's data, and starts both again. Blocking.

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -90,6 +90,11 @@ fn bare_program(program: &OsStr) -> Command {
 
 /// Like [`bare`], with this limit of open files.
 fn limited(files: usize) -> Command {
+    wrapped("ulimit -n \"$0\"", &files.to_string())
+}
+
+/// Like [`bare`], after a shell command, in which `$0` is `argument`.
+fn wrapped(before: &str, argument: &str) -> Command {
     let program = bare();
     let mut command = Command::new("sh");
     for (name, value) in program.get_envs() {
@@ -98,7 +103,7 @@ fn limited(files: usize) -> Command {
             None => command.env_remove(name),
         };
     }
-    command.args(["-ec", "ulimit -n \"$0\"; exec \"$@\"", &files.to_string()]).arg(program.get_program());
+    command.args(["-ec", &format!("{before}; exec \"$@\""), argument]).arg(program.get_program());
     command
 }
 
@@ -180,6 +185,21 @@ impl Linker {
         let mut command = on_small_disk(directory);
         command.env("LB_LINKER_SYNC", "on");
         with_ports(&mut command);
+        command.args(args);
+        Self::spawn(command)
+    }
+
+    /// Like [`Linker::start`], in this cgroup: a directory.
+    pub fn start_in_cgroup<S: AsRef<OsStr>>(cgroup: &Path, args: impl IntoIterator<Item = S>) -> Self {
+        let mut command = wrapped("echo $$ > \"$0\"/cgroup.procs", cgroup.to_str().expect("a path of ours"));
+        with_ports(&mut command);
+        command.args(args);
+        Self::spawn(command)
+    }
+
+    /// Starts lb-linker on its default ports: only in a network of its own.
+    pub fn start_on_default_ports<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Self {
+        let mut command = bare();
         command.args(args);
         Self::spawn(command)
     }
@@ -355,7 +375,14 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
 
 /// Returns the status and the body of a path, asked for with this Host header.
 pub(crate) fn get_from(address: SocketAddr, host: &str, path: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).expect("the port is open");
+    // A wildcard address is reached by the loopback address of either family.
+    let loopback = [IpAddr::from(Ipv6Addr::LOCALHOST), IpAddr::from(Ipv4Addr::LOCALHOST)];
+    let addresses = if address.ip().is_unspecified() {
+        loopback.map(|ip| SocketAddr::new(ip, address.port())).to_vec()
+    } else {
+        vec![address]
+    };
+    let mut stream = TcpStream::connect(&*addresses).expect("the port is open");
     stream.set_read_timeout(Some(EVENT_TIMEOUT)).unwrap();
     // HTTP/1.0, so that the response isn't chunked.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n").unwrap();

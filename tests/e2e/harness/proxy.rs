@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 use tempfile::NamedTempFile;
@@ -21,6 +22,10 @@ pub enum Meddling {
     Pass,
     /// Answers with this status and `reason`, without forwarding the request.
     Answer(u16, &'static str),
+    /// Answers with 429 and plain text, as API Priority and Fairness does, with the header Retry-After if it is given.
+    Throttle(Option<u32>),
+    /// Forwards the request after this time.
+    Late(Duration),
     /// Forwards the request and drops the response.
     LoseAnswer,
     /// Replaces bytes in the response by other bytes of the same length.
@@ -105,6 +110,20 @@ async fn serve(mut client: TcpStream, behind: SocketAddr, meddler: Meddler) {
         drop(client.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await);
         return;
     }
+    if let Meddling::Throttle(seconds) = meddling {
+        let retry_after = seconds.map(|seconds| format!("Retry-After: {seconds}\r\n")).unwrap_or_default();
+        let body = "Too many requests, please try again later.\n";
+        let answer = format!(
+            "HTTP/1.1 429 Too Many Requests\r\nContent-Type: text/plain; charset=utf-8\r\n{retry_after}Content-Length: \
+             {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        drop(client.write_all(answer.as_bytes()).await);
+        return;
+    }
+    if let Meddling::Late(delay) = meddling {
+        tokio::time::sleep(delay).await;
+    }
     let mut server = TcpStream::connect(behind).await.unwrap();
     let end = request.windows(2).position(|bytes| bytes == b"\r\n").unwrap() + 2;
     let closing = [&request[..end], b"Connection: close\r\n", &request[end..]].concat();
@@ -120,7 +139,7 @@ async fn serve(mut client: TcpStream, behind: SocketAddr, meddler: Meddler) {
                 0
             }
             Meddling::Garble(from, to) => garble(&mut held, from, to),
-            Meddling::Pass | Meddling::Answer(..) => 0,
+            Meddling::Pass | Meddling::Late(_) | Meddling::Throttle(_) | Meddling::Answer(..) => 0,
         };
         let rest = held.split_off(held.len() - kept);
         if client.write_all(&held).await.is_err() {

@@ -10,12 +10,12 @@ use std::task::Poll;
 use futures::future::Either;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use tokio::sync::mpsc::Receiver;
 use tokio::task::yield_now;
 
 use super::answer_socket::AnswerSocket;
 use super::batch::{BATCH_SIZE, OutgoingDatagram, send_all};
 use super::pending::{CacheInsert, Peer, PendingQuery, QueryProgress};
+use super::queues::QueueReceivers;
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{Protocol, unmapped};
 use crate::dns::transport::client_quota::ClientQuota;
@@ -33,23 +33,28 @@ pub(super) struct SlowPath {
 }
 
 impl SlowPath {
-    /// Answers queries until the sender is gone. Queries that wait for an upstream have no tasks of their own: one
-    /// wake-up handles the many answers that an upstream sends together.
-    pub(super) async fn serve(self, mut questions: Receiver<PendingQuery>) {
+    /// Answers queries until the senders are gone, queries about links first. Queries that wait for an upstream have no
+    /// tasks of their own: one wake-up handles the many answers that an upstream sends together.
+    pub(super) async fn serve(self, mut queues: QueueReceivers) {
         let mut under_way = FuturesUnordered::new();
-        let (mut asked, mut answers) =
-            (Vec::with_capacity(MAX_REPLIES_PER_TURN), Vec::with_capacity(MAX_REPLIES_PER_TURN));
-        let (mut open, mut done) = (true, 0);
-        while open || !under_way.is_empty() {
+        let buffer = || Vec::with_capacity(MAX_REPLIES_PER_TURN);
+        let (mut about_links, mut about_others) = (buffer(), buffer());
+        let mut answers = Vec::with_capacity(MAX_REPLIES_PER_TURN);
+        let (mut links_open, mut others_open, mut done) = (true, true, 0);
+        while links_open || others_open || !under_way.is_empty() {
             tokio::select! {
                 biased;
                 Some(answer) = under_way.next() => {
                     answers.extend(answer);
                     done += 1;
                 }
-                number = questions.recv_many(&mut asked, MAX_REPLIES_PER_TURN), if open => {
-                    open = number > 0;
-                    under_way.extend(asked.drain(..).map(|question| self.answer(question)));
+                number = queues.links.recv_many(&mut about_links, MAX_REPLIES_PER_TURN), if links_open => {
+                    links_open = number > 0;
+                    under_way.extend(about_links.drain(..).map(|question| self.answer(question)));
+                }
+                number = queues.other.recv_many(&mut about_others, MAX_REPLIES_PER_TURN), if others_open => {
+                    others_open = number > 0;
+                    under_way.extend(about_others.drain(..).map(|question| self.answer(question)));
                 }
             }
             // Answers that are ready by now are sent together. This doesn't wait.

@@ -14,6 +14,7 @@ use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
 use crate::dns::transport::udp::batch::{OutgoingDatagram, send_all};
 use crate::dns::transport::udp::pending::{Peer, QueryProgress};
+use crate::dns::transport::udp::queues::{QueueReceivers, queues};
 use crate::dns::transport::udp::*;
 use crate::model::link::{Ingress, ObservedService};
 use crate::store::{OnGone, Store};
@@ -97,14 +98,13 @@ async fn client_fills_at_most_half_of_the_queue() {
     let (handler, _silent) = handler().await;
     let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
     let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
-    let ((questions, mut queue), (_insert_sender, inserts)) =
-        (mpsc::channel(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
-    let queue_shares = ClientQuota::new(16);
+    let ((queues, QueueReceivers { other: mut queue, links }), (_insert_sender, inserts)) =
+        (queues(16), sync_channel(CACHE_INSERT_CAPACITY));
     let (stop, pending, runtime) = (Arc::default(), Arc::default(), Handle::current());
-    let worker = Worker { socket, handler, questions, inserts, queue_shares, pending, stop, runtime };
+    let worker = Worker { socket, handler, queues, inserts, pending, stop, runtime };
     let enqueue = |client: u8, number: usize| {
         let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, client), 53).into(), local: None, lost: 0 };
-        (0..number).for_each(|_| worker.enqueue(QueryProgress::Message(Vec::new()), peer, None));
+        (0..number).for_each(|_| worker.enqueue(false, QueryProgress::Message(Vec::new()), peer, None));
     };
     enqueue(1, 20);
     assert_eq!(queue.len(), 8);
@@ -114,6 +114,31 @@ async fn client_fills_at_most_half_of_the_queue() {
     while queue.try_recv().is_ok() {}
     enqueue(1, 20);
     assert_eq!(queue.len(), 8);
+    // Queries about links have a queue of their own.
+    assert!(links.is_empty());
+    let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, 1), 53).into(), local: None, lost: 0 };
+    worker.enqueue(true, QueryProgress::Message(Vec::new()), peer, None);
+    assert_eq!((queue.len(), links.len()), (8, 1));
+}
+
+#[tokio::test]
+async fn queries_about_links_are_told_from_other_queries() {
+    let (handler, _silent) = handler().await;
+    let server = handler.server.load_full();
+    for (name, expected) in [
+        (KNOWN, true),
+        ("WEB.Lb.Internal.", true),
+        ("lb.internal.", true),
+        (SLOW, false),
+        ("lb.internal.example.", false),
+        ("xlb.internal.", false),
+        ("internal.", false),
+        (".", false),
+    ] {
+        assert_eq!(server.asks_about_links(&question(name)), expected, "{name}");
+    }
+    let whole = question(KNOWN);
+    assert!((0..20).all(|length| !server.asks_about_links(&whole[..length])), "a part of a message");
 }
 
 #[tokio::test]
@@ -174,17 +199,16 @@ async fn icmp_error_at_the_stop_leaves_no_query_unanswered() {
         ask(&client, KNOWN).await;
     }
     let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
-    let ((questions, asked), (insert_sender, inserts)) =
-        (mpsc::channel(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
+    let ((queues, asked), (insert_sender, inserts)) =
+        (queues(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
     let (shares, own) = (ClientQuota::new(MAX_PENDING_QUERIES), Arc::clone(&socket));
     let full = SlowPath { socket: own, handler: Arc::clone(&handler), shares, insert_sender };
     let _answering = AbortOnDropHandle::new(tokio::spawn(full.serve(asked)));
     let worker = Worker {
         socket,
         handler,
-        questions,
+        queues,
         inserts,
-        queue_shares: ClientQuota::new(QUEUE_CAPACITY),
         pending: Arc::default(),
         stop: Arc::new(AtomicBool::new(true)),
         runtime: Handle::current(),

@@ -12,18 +12,17 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::Sender;
 use tokio::time::Instant;
 use tracing::{debug, error};
 
 use super::answer_socket::AnswerSocket;
 use super::batch::{self, DatagramBatch, send_all};
 use super::pending::{CacheInsert, InFlightGuard, Peer, PendingQuery, QueryProgress};
+use super::queues::QueueSenders;
 use super::{DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
 use crate::dns::chain::handler::{EncodedReply, Handler};
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_out_of_resources, unmapped};
 use crate::dns::response_cache::{Capacity, Miss, ResponseCache};
-use crate::dns::transport::client_quota::ClientQuota;
 use crate::dns::transport::metrics::DropReason;
 
 const CACHE_CAPACITY: Capacity = Capacity { sets: 4096, bytes: 8 << 20 };
@@ -37,11 +36,9 @@ pub(super) struct Worker {
     pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
     /// To the slow path.
-    pub(super) questions: Sender<PendingQuery>,
+    pub(super) queues: QueueSenders,
     /// Answers of the slow path for the response cache.
     pub(super) inserts: Receiver<CacheInsert>,
-    /// The room in `questions`: a client that sends more than the slow path can answer leaves room for other clients.
-    pub(super) queue_shares: Arc<ClientQuota>,
     /// The number of the listener's queries in the slow path.
     pub(super) pending: Arc<AtomicUsize>,
     pub(super) stop: Arc<AtomicBool>,
@@ -142,7 +139,7 @@ impl Worker {
         for CacheInsert { key, client, wire_response } in self.inserts.try_iter() {
             response_cache.insert(key, client, *wire_response, now);
         }
-        let server = self.handler.server.load().number();
+        let server = self.handler.server.load_full();
         let (mut repeated, mut anew) = (0, Duration::ZERO);
         for at in 0..number {
             let Some(peer) = batch.peer(at) else { continue };
@@ -156,27 +153,29 @@ impl Worker {
             let is_cut = batch.is_cut(at);
             let (question, out) = batch.exchange(at);
             if is_cut {
-                self.enqueue(QueryProgress::Message(question.to_vec()), peer, None);
+                self.enqueue(false, QueryProgress::Message(question.to_vec()), peer, None);
                 continue;
             }
-            let length = match response_cache.answer(question, unmapped(peer.address).ip(), server, now, out)
-            {
-                Ok(length) => {
-                    repeated += 1;
-                    Some(length)
-                }
-                Err(Miss::Outdated) => {
-                    let begun = Instant::now();
-                    let length = self.answer_anew(question, peer, response_cache, out);
-                    anew += begun.elapsed();
-                    length
-                }
-                Err(Miss::Unknown) => {
-                    let key = response_cache.last_key().map(Box::from);
-                    self.enqueue(QueryProgress::Message(question.to_vec()), peer, key);
-                    None
-                }
-            };
+            let length =
+                match response_cache.answer(question, unmapped(peer.address).ip(), server.number(), now, out)
+                {
+                    Ok(length) => {
+                        repeated += 1;
+                        Some(length)
+                    }
+                    Err(Miss::Outdated) => {
+                        let begun = Instant::now();
+                        let length = self.answer_anew(question, peer, response_cache, out);
+                        anew += begun.elapsed();
+                        length
+                    }
+                    Err(Miss::Unknown) => {
+                        let key = response_cache.last_key().map(Box::from);
+                        let is_about_links = server.asks_about_links(question);
+                        self.enqueue(is_about_links, QueryProgress::Message(question.to_vec()), peer, key);
+                        None
+                    }
+                };
             if let Some(length) = length {
                 batch.answer(at, peer.local, length);
             }
@@ -206,7 +205,8 @@ impl Worker {
         let mut answering = answering.boxed();
         // The slow path polls the future again.
         let Some(answer) = answering.as_mut().now_or_never() else {
-            self.enqueue(QueryProgress::UnderWay(answering), peer, key);
+            let is_about_links = self.handler.server.load().asks_about_links(question);
+            self.enqueue(is_about_links, QueryProgress::UnderWay(answering), peer, key);
             return None;
         };
         let EncodedReply { bytes, wire_response } = answer?;
@@ -223,13 +223,18 @@ impl Worker {
     }
 
     /// Passes a query to the slow path, if the client has quota and the queue has room.
-    pub(super) fn enqueue(&self, progress: QueryProgress, peer: Peer, key: Option<Box<[u8]>>) {
-        let share = self.queue_shares.acquire(unmapped(peer.address).ip(), 1);
-        let is_queued = share.is_some_and(|queue_share| {
+    pub(super) fn enqueue(
+        &self,
+        is_about_links: bool,
+        progress: QueryProgress,
+        peer: Peer,
+        key: Option<Box<[u8]>>,
+    ) {
+        let query = |queue_share| {
             let guard = InFlightGuard::new(&self.pending);
-            self.questions.try_send(PendingQuery { progress, peer, key, guard, queue_share }).is_ok()
-        });
-        if !is_queued {
+            PendingQuery { progress, peer, key, guard, queue_share }
+        };
+        if !self.queues.send(is_about_links, unmapped(peer.address).ip(), query) {
             self.socket.count_dropped(DropReason::Busy, 1);
         }
     }

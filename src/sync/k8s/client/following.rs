@@ -1,0 +1,242 @@
+//! A client that reads its configuration again when a file of it changes: the kubelet replaces tokens and certificates
+//! while a Pod runs, and the address of the API server may change, too.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{Request, Response, StatusCode};
+use kube::Client;
+use kube::client::Body;
+use serde_json::json;
+use sha2::{Digest, Sha512};
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
+use tower::service_fn;
+use tracing::{info, warn};
+
+use super::{
+    ApiServer, ClientConnection, ClientError, ClusterIdentity, ConfigSource, LoadedConfig, client_of,
+};
+
+/// The interval at which the files are read while requests succeed.
+const READ_INTERVAL: Duration = Duration::from_secs(10);
+/// The interval at which the files are read after a request without an answer.
+const READ_INTERVAL_AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// How long a request waits for the files: a program that returns credentials, or a file system, may hang.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A hash of a file; `None` if it can't be read.
+type FileHash = Option<[u8; 64]>;
+
+struct FollowingClient {
+    source: ConfigSource,
+    current: ArcSwap<Client>,
+    /// Whether a request had no answer since the files were read.
+    has_failed: AtomicBool,
+    state: Mutex<ReadState>,
+}
+
+/// The files as they were read last.
+struct ReadState {
+    at: Instant,
+    server: ApiServer,
+    hashes: Vec<(PathBuf, FileHash)>,
+    /// The reading that hasn't ended yet.
+    reading: Option<JoinHandle<Result<Option<NewConfig>, ClientError>>>,
+    /// The last error, which is logged once.
+    error: Option<String>,
+}
+
+/// A changed configuration.
+struct NewConfig {
+    client: Client,
+    server: ApiServer,
+    hashes: Vec<(PathBuf, FileHash)>,
+}
+
+/// Returns a client for the configuration of a source, which follows changes of the source.
+///
+/// # Errors
+/// If there is no configuration, or none that can be used.
+pub(super) async fn follow(mut source: ConfigSource) -> Result<ClientConnection, ClientError> {
+    let (LoadedConfig { config, server, .. }, hashes) = read(&source).await?;
+    source.fix_context(&server);
+    let identity = ClusterIdentity::of(&config, &server);
+    let namespace = config.default_namespace.clone();
+    let current = ArcSwap::from_pointee(client_of(config)?);
+    let state = ReadState { at: Instant::now(), server: server.clone(), hashes, reading: None, error: None };
+    let following = Arc::new(FollowingClient {
+        source,
+        current,
+        has_failed: AtomicBool::new(false),
+        state: Mutex::new(state),
+    });
+    let service = service_fn(move |request| {
+        let following = Arc::clone(&following);
+        async move { following.send(request).await }
+    });
+    Ok(ClientConnection { client: Client::new(service, namespace), server, identity })
+}
+
+impl FollowingClient {
+    async fn send(&self, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
+        let failed = self.has_failed.load(Ordering::Relaxed);
+        // A single request reads the files; the rest goes on with the present client.
+        if let Ok(state) = self.state.try_lock() {
+            self.refresh(state, if failed { READ_INTERVAL_AFTER_FAILURE } else { READ_INTERVAL }).await;
+        }
+        let again = copy(&request);
+        let client = self.current.load_full();
+        match client.send(request).await {
+            Ok(response) if response.status() == StatusCode::UNAUTHORIZED => {
+                self.refresh(self.state.lock().await, READ_INTERVAL_AFTER_FAILURE).await;
+                let newer = self.current.load_full();
+                match again {
+                    // The request had no effect, so it can be repeated.
+                    Some(again) if !Arc::ptr_eq(&client, &newer) => newer.send(again).await,
+                    _ => Ok(response),
+                }
+            }
+            Ok(response) => Ok(with_retry_after(response)),
+            Err(error) => {
+                self.has_failed.store(true, Ordering::Relaxed);
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads the files again if they were read longer ago than `interval`. If they have changed, later requests use the
+    /// new settings.
+    async fn refresh(&self, mut state: MutexGuard<'_, ReadState>, interval: Duration) {
+        if state.at.elapsed() < interval {
+            return;
+        }
+        state.at = Instant::now();
+        self.has_failed.store(false, Ordering::Relaxed);
+        let (source, known) = (self.source.clone(), state.hashes.clone());
+        // Reading may block. If the last reading hangs, there is no second one.
+        let reading = state.reading.get_or_insert_with(|| {
+            spawn_blocking(move || {
+                if known.iter().all(|(file, hash)| hash_of(file) == *hash) {
+                    return Ok(None);
+                }
+                let (LoadedConfig { config, server, .. }, hashes) =
+                    Handle::current().block_on(read(&source))?;
+                Ok(Some(NewConfig { client: client_of(config)?, server, hashes }))
+            })
+        });
+        let ended = timeout(READ_TIMEOUT, reading).await;
+        if ended.is_ok() {
+            state.reading = None;
+        }
+        let error = match ended {
+            Ok(Ok(Ok(None))) => return,
+            Ok(Ok(Ok(Some(NewConfig { client, server, hashes })))) => {
+                self.current.store(Arc::new(client));
+                if server == state.server {
+                    info!("the credentials for the API server have changed, and are used from now on");
+                } else {
+                    info!("API server {server}, because the configuration has changed");
+                }
+                (state.server, state.hashes, state.error) = (server, hashes, None);
+                return;
+            }
+            Ok(Ok(Err(error))) => error.to_string(),
+            Ok(Err(panic)) => panic.to_string(),
+            Err(_) => format!("it can't be read within {READ_TIMEOUT:?}"),
+        };
+        if state.error.as_ref() != Some(&error) {
+            warn!("the changed configuration for the API server can't be used, the previous one is: {error}");
+            state.error = Some(error);
+        }
+    }
+}
+
+/// Reads a configuration. Returns it with hashes of its files that are no newer than the configuration.
+async fn read(source: &ConfigSource) -> Result<(LoadedConfig, Vec<(PathBuf, FileHash)>), ClientError> {
+    // Only the configuration tells which files it consists of.
+    let files = source.load().await?.files;
+    let hashes =
+        files.into_iter().map(|file| (hash_of(&file), file)).map(|(hash, file)| (file, hash)).collect();
+    Ok((source.load().await?, hashes))
+}
+
+fn hash_of(file: &Path) -> FileHash {
+    std::fs::read(file).ok().map(|bytes| Sha512::digest(bytes).into())
+}
+
+fn copy(request: &Request<Body>) -> Option<Request<Body>> {
+    let body = request.body().try_clone()?;
+    let mut copy = Request::new(body);
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    *copy.extensions_mut() = request.extensions().clone();
+    Some(copy)
+}
+
+/// Moves the header Retry-After into a Status object, where [`crate::sync::k8s::errors::retry_after`] finds it: under
+/// overload (API Priority and Fairness) the API server answers 429 with plain text.
+fn with_retry_after(response: Response<Body>) -> Response<Body> {
+    let status = response.status();
+    let headers = response.headers();
+    let is_json =
+        headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+    let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse::<u32>().ok());
+    let Some(seconds) =
+        seconds.filter(|_| !is_json && (status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()))
+    else {
+        return response;
+    };
+    let message = status.canonical_reason().unwrap_or_default();
+    let body = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status.as_u16(),
+        "reason": message, "message": message, "details": {"retryAfterSeconds": seconds},
+    });
+    let (parts, _) = response.into_parts();
+    Response::from_parts(parts, Body::from(body.to_string().into_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+    use crate::sync::k8s::errors::retry_after;
+
+    async fn error_of(status: u16, headers: &[(&str, &str)], body: &str) -> Option<Duration> {
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(*name, *value);
+        }
+        let response = with_retry_after(response.body(Body::from(body.as_bytes().to_vec())).unwrap());
+        let body = axum::body::to_bytes(axum::body::Body::new(response.into_body()), 1000).await.unwrap();
+        let status = serde_json::from_slice::<Status>(&body).ok()?;
+        retry_after(&kube::Error::Api(Box::new(status)))
+    }
+
+    #[tokio::test]
+    async fn retry_after_of_plain_text_answers_is_found() {
+        let header = ("Retry-After", "7");
+        assert_eq!(error_of(429, &[header], "Too many requests").await, Some(Duration::from_secs(7)));
+        assert_eq!(error_of(503, &[header], "").await, Some(Duration::from_secs(7)));
+        assert_eq!(error_of(429, &[], "Too many requests").await, None);
+        let status = r#"{"status": "Failure", "code": 429, "details": {"retryAfterSeconds": 2}}"#;
+        let json = ("Content-Type", "application/json");
+        assert_eq!(error_of(429, &[header, json], status).await, Some(Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn copy_of_a_request_has_its_parts() {
+        let request = Request::put("/api").header("a", "b").body(Body::from(b"body".to_vec())).unwrap();
+        let copy = copy(&request).unwrap();
+        assert_eq!((copy.method().as_str(), copy.uri().path()), ("PUT", "/api"));
+        assert_eq!(copy.headers()["a"], "b");
+    }
+}
