@@ -267,3 +267,20 @@ fn end(periods: &mut Vec<Period>) {
     }
     periods.retain(|(_, end)| end.is_none_or(|end| end + KEPT > now));
 }
+
+#[test]
+fn ended_state_is_true_only_until_its_end() {
+    let mut history = History::default();
+    let subject = history.add();
+    for host in ["a", "b"] {
+        history.begin_change();
+        history.end_change(subject, State::Hosts(vec![host.to_owned()]));
+    }
+    let after = Instant::now() + Duration::from_millis(1);
+    let was_true = |host: &str, since| {
+        history.was_true(subject, &Seen::Alias(host.to_owned()), RecordType::A, (since, after))
+    };
+    assert!(was_true("b", after) && !was_true("a", after));
+    assert!(was_true("a", after - Duration::from_secs(1)));
+    assert!(!was_true("c", after - Duration::from_secs(1)));
+}
