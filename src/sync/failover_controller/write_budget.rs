@@ -63,7 +63,7 @@ impl WriteBudget {
     }
 
     /// Records an urgent write, which isn't limited. It delays the object's next write that isn't urgent, but doesn't
-    /// count for [`MAX_WRITES`].
+    /// count for `MAX_WRITES`.
     pub fn record_urgent(&mut self, key: &ServiceKey, now: Instant) {
         self.remove_old(now);
         self.last.insert(key.clone(), now);
