@@ -28,7 +28,7 @@ bench: has-rust ## measure the CPU time of a query, beside other DNS servers (ne
 	cargo bench --locked --bench queries
 
 build: has-rust ## build target/release/lb-linker
-	cargo build --locked --release --bin lb-linker
+	cargo build --locked --release --target-dir target --bin lb-linker
 
 # The host's target by name: without it, RUSTFLAGS apply to build scripts and procedural macros, too, which can't be
 # static. The paths of this machine stay out of the program, so that it is the same wherever it is built.

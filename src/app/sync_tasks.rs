@@ -52,7 +52,7 @@ pub(super) enum SyncSource {
         backend: Backend,
         election_config: Option<Box<ElectionConfig>>,
         leader: KnownLeader,
-        identity: ClusterIdentity,
+        identity: watch::Receiver<ClusterIdentity>,
         first_list: watch::Sender<FirstList>,
     },
     Manifests {
@@ -98,7 +98,7 @@ impl SyncSource {
     }
 
     /// Returns what the snapshot has to know about the cluster, and about its first list; `None` for manifests.
-    pub(super) fn cluster(&self) -> Option<(ClusterIdentity, watch::Receiver<FirstList>)> {
+    pub(super) fn cluster(&self) -> Option<(watch::Receiver<ClusterIdentity>, watch::Receiver<FirstList>)> {
         match self {
             Self::Cluster { identity, first_list, .. } => Some((identity.clone(), first_list.subscribe())),
             Self::Manifests { .. } => None,
@@ -235,7 +235,10 @@ impl SyncSource {
             self.backend().is_some() && flags.sync_mode() != SyncMode::Off && flags.max_deletes.is_none();
         let store = Arc::clone(store);
         match self {
-            Self::Cluster { client, availability, first_list, .. } => {
+            Self::Cluster { client, availability, first_list, identity, .. } => {
+                let relists = relist_at_new_address(identity.clone(), rewinds.clone());
+                let stopped = stop.clone();
+                tasks.spawn(async move { stopped.run_until_cancelled(relists).await.unwrap_or_default() });
                 if flags.sync_mode() != SyncMode::Off {
                     let context = source_annotation::SourceAnnotationContext {
                         store: Arc::clone(&store),
@@ -490,6 +493,19 @@ async fn for_each_policy<F: Future<Output = Result<(), SyncError>>>(
         tokio::select! {
             ended = run(current) => return ended,
             Ok(()) = policies.changed() => {}
+        }
+    }
+}
+
+/// Lists everything again whenever the API server has another address.
+async fn relist_at_new_address(mut identity: watch::Receiver<ClusterIdentity>, rewinds: Rewinds) {
+    let mut known = identity.borrow_and_update().server.clone();
+    // The client has the sender, and lives as long as the tasks that use it.
+    while identity.changed().await.is_ok() {
+        let server = identity.borrow_and_update().server.clone();
+        if server != known {
+            known = server;
+            rewinds.record_new_address();
         }
     }
 }

@@ -21,7 +21,6 @@ pub(crate) fn saved(link: &Link) -> SavedLink {
         created: link.created,
         target: link.target.as_ref().filter(|_| !link.is_gone()).and_then(saved_target),
         ttl: link.annotations.ttl,
-        requested: texts(&link.annotations.hostnames),
         hostnames: texts(&link.hostnames),
         allow_from: texts(&link.annotations.allow_from),
         ports: link.ports.to_vec(),

@@ -13,13 +13,13 @@ use super::format::MAX_BYTES;
 /// Why the file of `--snapshot` can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PathError {
-    #[error("{}: it isn't a file", path.display())]
+    #[error("{}: this is a directory; name a file in it", path.display())]
     NoFile { path: PathBuf },
-    #[error("{}: the directory can't be used: {error}", path.display())]
+    #[error("{}: the directory can't be used; create it, or name another one: {error}", path.display())]
     Directory { path: PathBuf, error: io::Error },
     #[error("{}: it isn't a directory", path.display())]
     NoDirectory { path: PathBuf },
-    #[error("{}: lb-linker may not create files there: {error}", path.display())]
+    #[error("{}: files can't be created in it; give the user of lb-linker write access: {error}", path.display())]
     NotWritable { path: PathBuf, error: io::Error },
 }
 
@@ -77,7 +77,9 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&temporary);
     }
     replaced?;
-    File::open(directory_of(path))?.sync_all()
+    // Without it a crash may bring the old content back. Not every file system can do it.
+    let _ = File::open(directory_of(path)).and_then(|directory| directory.sync_all());
+    Ok(())
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -147,8 +149,8 @@ mod tests {
         check_path(&file).unwrap();
         check_path(Path::new("links")).unwrap();
         for (path, expected) in [
-            (directory.path().to_owned(), "it isn't a file"),
-            (directory.path().join("none/links"), "the directory can't be used: No such file"),
+            (directory.path().to_owned(), "this is a directory"),
+            (directory.path().join("none/links"), "name another one: No such file"),
             (file.join("links"), "it isn't a directory"),
         ] {
             let error = check_path(&path).unwrap_err().to_string();

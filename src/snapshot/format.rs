@@ -79,9 +79,6 @@ pub struct SavedLink {
     pub target: Option<SavedTarget>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<u32>,
-    /// The custom hostnames that the link requests.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub requested: Vec<String>,
     /// The custom hostnames that the link holds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hostnames: Vec<String>,
@@ -251,10 +248,7 @@ impl SavedLink {
             _ if !is_object(&self.service) => Err("the Service's name isn't a name"),
             _ if !is_object(&self.external_target) => Err("the external target's name isn't a name"),
             _ if !texts.all(|text| text.len() <= MAX_TEXT_BYTES) => Err("a text is too long"),
-            _ if ![&self.requested, &self.hostnames, &self.allow_from]
-                .into_iter()
-                .all(|it| are_entries(it)) =>
-            {
+            _ if ![&self.hostnames, &self.allow_from].into_iter().all(|it| are_entries(it)) => {
                 Err("a list of names is too long")
             }
             _ if self.ports.len() > MAX_PORTS => Err("there are too many ports"),

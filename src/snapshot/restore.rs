@@ -46,7 +46,8 @@ pub(super) fn restore(snapshot: &Snapshot, selection: &Selection, policy: &Hostn
         answered += usize::from(target.is_some());
         let annotations = Annotations {
             ttl: link.ttl,
-            hostnames: granted(link, &link.requested).into(),
+            // Not names that it only requested: another link held them, which may lack here.
+            hostnames: granted(link, &link.hostnames).into(),
             allow_from: link.allow_from.iter().map(|namespace| Arc::from(&**namespace)).collect(),
         };
         apply(&store, link, target, annotations);

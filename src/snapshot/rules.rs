@@ -11,7 +11,7 @@ use crate::store::stand_in::Age;
 use crate::sync::k8s::client::ClusterIdentity;
 use crate::sync::source::first_list::FirstList;
 
-/// Time from the start after which a missing first list counts as no answer of the API server.
+/// Time from the start after which DNS answers from the snapshot if the first list isn't complete.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How far in the future a snapshot may be: clocks of machines differ, and are corrected.
 const MAX_FUTURE: Duration = Duration::from_secs(300);

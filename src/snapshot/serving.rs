@@ -36,20 +36,24 @@ enum Loaded {
 
 /// Runs until the first list is complete.
 ///
+/// Returns whether the file has decisions of ExternalTargets.
+///
 /// # Errors
 /// If a task on another thread panics.
-pub(super) async fn until_first_list(context: &SnapshotContext) -> Result<(), SyncError> {
+pub(super) async fn until_first_list(context: &SnapshotContext) -> Result<bool, SyncError> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     let path = context.path.clone();
     let loaded = spawn_blocking(move || load(path)).await?;
+    let mut has_leads = false;
     if let Some(snapshot) = report(context, loaded) {
+        has_leads = snapshot.links.iter().any(|link| link.lead.is_some());
         context.metrics.links.set(i64::try_from(snapshot.links.len()).unwrap_or(i64::MAX));
         if is_needed(context, deadline).await {
             serve(context, *snapshot).await?;
         }
     }
     context.store.synced().await;
-    Ok(())
+    Ok(has_leads)
 }
 
 fn load(path: PathBuf) -> Loaded {
@@ -70,9 +74,12 @@ fn report(context: &SnapshotContext, loaded: Loaded) -> Option<Box<Snapshot>> {
     match loaded {
         Loaded::Snapshot(snapshot) => return Some(snapshot),
         Loaded::Missing => {}
-        Loaded::Unreadable(error) => warn!("the snapshot {path} can't be read: {error}"),
+        Loaded::Unreadable(error) => warn!("the snapshot {path} can't be read, so it isn't used: {error}"),
         Loaded::Damaged { why, aside: Ok(aside) } => {
-            warn!("the snapshot {path} isn't used: {why}; the file is {} now", aside.display());
+            warn!(
+                "the snapshot {path} isn't used: {why}; it was renamed to {}, and a new one will be written",
+                aside.display()
+            );
         }
         Loaded::Damaged { why, aside: Err(error) } => {
             warn!("the snapshot {path} isn't used: {why}; the file can't be renamed: {error}");
@@ -99,7 +106,7 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot) -> Result<(), Sync
     let SnapshotContext { path, max_age, cluster, selection, store, .. } = context;
     let (mut first_list, mut policy) = (context.first_list.clone(), context.policy.clone());
     let (path, taken) = (path.display(), snapshot.head.taken);
-    let age = rules::check(&snapshot.head, cluster, &settings(selection, &policy.borrow()))
+    let age = rules::check(&snapshot.head, &cluster.borrow(), &settings(selection, &policy.borrow()))
         .and_then(|()| rules::age(taken, Timestamp::now(), *max_age));
     let age = match age {
         Ok(age) => age,
@@ -116,6 +123,10 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot) -> Result<(), Sync
         let watched = Arc::clone(selection);
         let restored = spawn_blocking(move || restore(&saved, &watched, &current)).await?;
         let Restored { store: links, answered, denied } = restored;
+        if answered == 0 && is_first {
+            info!("the snapshot {path} has no link that the flags allow, so it isn't used");
+            return Ok(());
+        }
         let reason = rules::reason(*first_list.borrow_and_update());
         let stand_in = Arc::new(StandIn::new(Arc::new(links), taken, age + read.elapsed(), reason.clone()));
         if !store.set_stand_in(Some(Arc::clone(&stand_in))) {

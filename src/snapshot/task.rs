@@ -22,7 +22,7 @@ pub struct SnapshotContext {
     /// The file (`--snapshot`).
     pub path: PathBuf,
     pub max_age: Duration,
-    pub cluster: ClusterIdentity,
+    pub cluster: watch::Receiver<ClusterIdentity>,
     pub selection: Arc<Selection>,
     pub policy: watch::Receiver<Arc<HostnamePolicy>>,
     pub first_list: watch::Receiver<FirstList>,
@@ -38,10 +38,9 @@ pub struct SnapshotContext {
 /// If a task on another thread panics.
 pub async fn run(context: SnapshotContext, stop: CancellationToken) -> Result<(), SyncError> {
     match stop.run_until_cancelled(serving::until_first_list(&context)).await {
-        Some(served) => served?,
-        None => return Ok(()),
+        Some(has_leads) => writer::run(&context, has_leads?, &stop).await,
+        None => Ok(()),
     }
-    writer::run(&context, &stop).await
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use crate::sync::k8s::errors::ThrottledLog;
 
-/// How long the first write waits for the ExternalTargets.
+/// How long the first write waits for the ExternalTargets if the file has no decisions of them.
 const LEADS_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a failed write.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -76,15 +76,25 @@ struct Writer<'a> {
     cut: usize,
 }
 
-/// Writes the snapshot until `stop`, and then once more if the links have changed since.
+/// Writes the snapshot until `stop`, and then once more if the links have changed since. `has_leads`: whether the file
+/// has decisions of ExternalTargets; then it isn't replaced before they are read.
 ///
 /// # Errors
 /// If the thread that writes panics.
-pub(super) async fn run(context: &SnapshotContext, stop: &CancellationToken) -> Result<(), SyncError> {
+pub(super) async fn run(
+    context: &SnapshotContext,
+    has_leads: bool,
+    stop: &CancellationToken,
+) -> Result<(), SyncError> {
     let store = &context.store;
     let mut changes = Changes { feed: store.subscribe(), unfed: store.subscribe_unfed() };
-    // A snapshot without the decisions of ExternalTargets would take the place of one that has them.
-    let known = timeout(LEADS_TIMEOUT, store.leads_known());
+    let known = async {
+        if has_leads {
+            store.leads_known().await;
+        } else {
+            let _ = timeout(LEADS_TIMEOUT, store.leads_known()).await;
+        }
+    };
     if stop.run_until_cancelled(known).await.is_none() {
         return Ok(());
     }
@@ -143,7 +153,7 @@ impl Writer<'_> {
             // Whole seconds, for the user.
             taken: Timestamp::from_second((Timestamp::now() - silence).as_second()).unwrap_or_default(),
             program: env!("CARGO_PKG_VERSION").to_owned(),
-            cluster: cluster.clone(),
+            cluster: cluster.borrow().clone(),
             settings: settings(selection, &policy.borrow()),
             serial: store.full_serial(),
         };

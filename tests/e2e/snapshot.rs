@@ -345,9 +345,9 @@ fn check_names_an_unusable_snapshot() {
     for (args, expected) in [
         (
             ["--snapshot", "/nonexistent/links"],
-            "--snapshot /nonexistent: the directory can't be used: No such file or directory",
+            "--snapshot /nonexistent: the directory can't be used; create it, or name another one: No such file or directory",
         ),
-        (["--snapshot", directory.path().to_str().unwrap()], ": it isn't a file"),
+        (["--snapshot", directory.path().to_str().unwrap()], ": this is a directory; name a file in it"),
         (["--snapshot-max-age", "0s"], "--snapshot-max-age 0s: no snapshot would ever be used"),
         (["--snapshot-max-age", "day"], "not a duration such as 0s, 90s, 10m or 1h30m"),
     ] {

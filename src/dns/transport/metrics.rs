@@ -74,7 +74,7 @@ impl DropLog {
             std::mem::replace(self, Self { warned_at: Some(now), ..Self::default() });
         Some(format!(
             "UDP: queries dropped since the last such line: {queue} because the kernel's receive queue was full, {busy} \
-             because too many wait for an upstream, {send} because the kernel refused to send the answer"
+             because too many wait to be answered, {send} because the kernel refused to send the answer"
         ))
     }
 }
@@ -98,7 +98,7 @@ impl MetricGroup for TransportMetrics {
             )?,
             tcp_busy: counter(
                 "lb_linker_dns_tcp_busy_total",
-                "TCP queries that failed because too many wait for an upstream.",
+                "TCP queries that failed because too many wait to be answered.",
             )?,
             tcp_unread: counter(
                 "lb_linker_dns_tcp_unread_total",

@@ -74,7 +74,7 @@ impl Setting {
         let context = SnapshotContext {
             path,
             max_age: Duration::from_secs(3600),
-            cluster: ClusterIdentity::default(),
+            cluster: watch::channel(ClusterIdentity::default()).1,
             selection: Arc::default(),
             policy: policy.subscribe(),
             first_list: first_list.subscribe(),
@@ -165,7 +165,8 @@ async fn prompt_list_needs_no_snapshot() {
 async fn snapshot_of_the_wrong_time_or_cluster_isnt_served() {
     for (age, server) in [(3700, ""), (-400, ""), (60, "https://other.example")] {
         let mut setting = Setting::new(Some(age));
-        setting.context.cluster.server = server.to_owned();
+        let identity = ClusterIdentity { server: server.to_owned(), authorities: Vec::new() };
+        setting.context.cluster = watch::channel(identity).1;
         setting.first_list.send_replace(FirstList::Failed { code: 403 });
         let task = setting.start();
         sleep(Duration::from_secs(10)).await;

@@ -443,13 +443,17 @@ impl Elector {
     }
 
     /// Records that a request failed. The next request waits for `pause` if this process doesn't lead, and for at least
-    /// `at_least` in any case.
+    /// `at_least`.
     pub(super) fn failed(&mut self, pause: Duration, at_least: Duration, now: BootInstant) {
         self.expire(now);
         if matches!(self.known, LeaseState::Absent) {
             self.known = LeaseState::Nothing;
         }
-        let pause = if self.held.is_some() { self.timing.retry.min(pause) } else { pause };
+        // A leader must renew its Lease in time, whatever pause is asked for.
+        let (pause, at_least) = match self.held {
+            Some(_) => (self.timing.retry.min(pause), (self.timing.renew / 2).min(at_least)),
+            None => (pause, at_least),
+        };
         self.is_backing_off = true;
         self.rest_until(now + pause.max(at_least));
     }

@@ -14,10 +14,12 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 use self::following::follow;
 use crate::model::excerpt::{located, sentence, value};
 use crate::model::names;
+use crate::sync::k8s::errors::credential_failure;
 use tower::timeout::TimeoutLayer;
 use tower_http::timeout::ResponseBodyTimeoutLayer;
 
@@ -39,7 +41,7 @@ pub enum ClientError {
     NoCluster(String),
     #[error("the Pod's service account can't be used: {0}")]
     InCluster(#[from] kube::config::InClusterError),
-    #[error("the kubeconfig can't be used: {0}")]
+    #[error("the kubeconfig can't be used: {}", credential_failure(&**.0).unwrap_or_else(|| .0.to_string()))]
     Settings(Box<kube::Error>),
     /// kube panics at such a token.
     #[error(
@@ -71,7 +73,8 @@ impl ClientError {
 pub struct ClientConnection {
     pub client: Client,
     pub server: ApiServer,
-    pub identity: ClusterIdentity,
+    /// The address of the API server may change.
+    pub identity: watch::Receiver<ClusterIdentity>,
 }
 
 /// Maximum number of certificates of a [`ClusterIdentity`].
@@ -102,6 +105,18 @@ impl ClusterIdentity {
         let is_common = |authority| other.authorities.contains(authority);
         let none = self.authorities.is_empty() && other.authorities.is_empty();
         self.server == other.server && (none || self.authorities.iter().any(is_common))
+    }
+
+    /// Returns whether a running process may follow the configuration from this cluster to `other`: it has the same
+    /// address, or another host but a common authority. The path of the URL distinguishes clusters behind one host.
+    fn may_become(&self, other: &Self) -> bool {
+        let path = |url: &str| {
+            let (_, rest) = url.split_once("://").unwrap_or_default();
+            rest.split_once('/').map(|(_, path)| path.to_owned())
+        };
+        let is_common = |authority| other.authorities.contains(authority);
+        self.server == other.server
+            || path(&self.server) == path(&other.server) && self.authorities.iter().any(is_common)
     }
 }
 
@@ -313,6 +328,16 @@ mod tests {
         }
         let system = identity("https://10.0.0.1", &[]);
         assert!(system.is_same(&system));
+        for (other, expected) in [
+            (identity("https://10.0.0.1", &["c"]), true),
+            (identity("https://10.0.0.2", &["b", "c"]), true),
+            (identity("https://10.0.0.2", &["c"]), false),
+            (identity("https://10.0.0.2", &[]), false),
+            (identity("https://10.0.0.2/k8s/clusters/c", &["a"]), false),
+        ] {
+            assert_eq!(known.may_become(&other), expected, "{other:?}");
+        }
+        assert!(!system.may_become(&identity("https://10.0.0.2", &[])));
     }
 
     #[test]

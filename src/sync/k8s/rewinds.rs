@@ -2,7 +2,7 @@
 //! watches have observed the restored state, and some the state before.
 
 use tokio::sync::watch;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::model::service_key::ServiceKey;
 
@@ -29,6 +29,13 @@ impl Rewinds {
              probably restored from a backup; nothing that the Service has left is removed, everything is listed anew, \
              and lb-linker follows that state"
         );
+        self.count_another();
+    }
+
+    /// Counts and logs that the API server has another address now. It is the same cluster, but another API server may
+    /// know less than the previous one.
+    pub fn record_new_address(&self) {
+        info!("everything is listed anew, because the API server has another address");
         self.count_another();
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rand::seq::IndexedRandom;
 
-use super::disturbed::history::BOUND;
+use super::disturbed::history::bound;
 use super::disturbed::{Disturbed, Setup, Trouble};
 use super::from_env;
 
@@ -64,14 +64,14 @@ async fn soak_answers_match_the_model() {
          {unresolved} without an address; slowest convergence {:.1} s; bound {} s",
         world.operations,
         world.slowest.as_secs_f64(),
-        BOUND.as_secs()
+        bound().as_secs()
     );
     println!("soak: {:?}", world.tally);
     println!("soak: {}", verdict.text);
     assert_eq!(wrong, 0, "wrong answers, LB_LINKER_MODEL_SEED={seed}");
     // On a busy machine the kernel may drop a datagram.
-    assert!(lost <= asked / 100_000, "{lost} of {asked} queries without an answer");
-    assert!(unresolved <= asked / 1000, "{unresolved} answers without an address");
+    assert!(lost <= 3 + asked / 100_000, "{lost} of {asked} queries without an answer");
+    assert!(unresolved <= 20 + asked / 1000, "{unresolved} answers without an address");
     assert!(verdict.holds, "{}", verdict.text);
     world.stop();
 }

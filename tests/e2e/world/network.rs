@@ -281,9 +281,17 @@ async fn ask_pinned(socket: &UdpSocket) -> Option<String> {
     let asked = query(WEB);
     socket.send(&asked.to_vec().unwrap()).await.ok()?;
     let mut bytes = [0; 4096];
-    let length = timeout(Duration::from_secs(1), socket.recv(&mut bytes)).await.ok()?.ok()?;
-    let answer = Message::from_vec(&bytes[..length]).ok()?;
-    Some(answer.answers.first()?.data.to_string())
+    let receive = async {
+        loop {
+            let length = socket.recv(&mut bytes).await.ok()?;
+            let answer = Message::from_vec(&bytes[..length]).ok()?;
+            // An earlier query may be answered late.
+            if answer.metadata.id == asked.metadata.id {
+                return Some(answer.answers.first()?.data.to_string());
+            }
+        }
+    };
+    timeout(Duration::from_secs(1), receive).await.ok()?
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -348,9 +356,8 @@ async fn dead_replica_behind_a_service_loses_few_answers() {
     set_endpoints(&ENDPOINTS[..1]);
     let socket = UdpSocket::bind((SERVICE, 0)).await.unwrap();
     socket.connect(service).await.unwrap();
-    for _ in 0..3 {
-        assert_eq!(ask_pinned(&socket).await.as_deref(), Some("a.example.com."));
-    }
+    let look = || async { (ask_pinned(&socket).await.as_deref() == Some("a.example.com.")).then_some(()) };
+    eventually("an answer of the first endpoint", look).await;
     set_silent(Some(ENDPOINTS[0]));
     set_endpoints(&ENDPOINTS[1..]);
     let begun = Instant::now();

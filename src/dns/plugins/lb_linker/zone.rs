@@ -179,16 +179,22 @@ impl Zone {
     #[must_use]
     pub fn answer(&self, store: &Store, name: &Name, relative: &[u8], qtype: RecordType) -> ZoneAnswer {
         // Checked before the look-up: a name that is added in between must not get NXDOMAIN.
-        let mut synced = store.is_synced();
-        let stand_in = if synced { None } else { store.stand_in() };
-        let stand_in = stand_in.map(|it| (it.store.name_set_version(), Arc::clone(&it.store)));
-        if stand_in.is_some() {
-            // The version precedes this check, so that the end of the snapshot outdates the answer.
+        let (mut synced, mut stand_in) = (store.is_synced(), None);
+        while !synced && stand_in.is_none() {
+            let present = store.stand_in();
+            let version = present.as_ref().map(|it| it.store.name_set_version());
             synced = store.is_synced();
+            // The version must precede the end of the snapshot, which outdates the answer.
+            let (Some(present), Some(version)) = (present, version) else { break };
+            if store.stand_in().is_some_and(|now| Arc::ptr_eq(&now, &present)) {
+                stand_in = Some((version, Arc::clone(&present.store)));
+            }
         }
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
-        if synced || !node.may_change(relative) {
+        let may_change = node.may_change(relative);
+        let is_incomplete = stand_in.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved));
+        if synced || !may_change && !is_incomplete {
             return self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node);
         }
         let known = stand_in.and_then(|(version, store)| {
@@ -198,7 +204,13 @@ impl Zone {
         });
         let not_ready =
             || ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
-        known.unwrap_or_else(not_ready)
+        match known {
+            Some(known) => known,
+            None if !may_change => {
+                self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node)
+            }
+            None => not_ready(),
+        }
     }
 
     /// Returns the answer from the links of a snapshot; `None` for a name that the snapshot doesn't have, as that name

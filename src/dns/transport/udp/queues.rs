@@ -9,12 +9,11 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use super::pending::PendingQuery;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 
-/// The sending end of a queue, and its room: a client that sends more than the slow path can answer leaves room for
-/// other clients.
+/// The sending end of a queue, and the quota of each client: one client can't fill the queue.
 #[derive(Debug)]
 struct QuerySender {
     queries: Sender<PendingQuery>,
-    room: Arc<ClientQuota>,
+    quota: Arc<ClientQuota>,
 }
 
 /// The sending ends of both queues.
@@ -35,7 +34,7 @@ pub(super) struct QueueReceivers {
 pub(super) fn queues(capacity: usize) -> (QueueSenders, QueueReceivers) {
     let queue = || {
         let (queries, receiver) = channel(capacity);
-        (QuerySender { queries, room: ClientQuota::new(capacity) }, receiver)
+        (QuerySender { queries, quota: ClientQuota::new(capacity) }, receiver)
     };
     let ((links, link_receiver), (other, other_receiver)) = (queue(), queue());
     (QueueSenders { links, other }, QueueReceivers { links: link_receiver, other: other_receiver })
@@ -51,6 +50,6 @@ impl QueueSenders {
         query: impl FnOnce(QuotaGuard) -> PendingQuery,
     ) -> bool {
         let queue = if is_about_links { &self.links } else { &self.other };
-        queue.room.acquire(client, 1).is_some_and(|share| queue.queries.try_send(query(share)).is_ok())
+        queue.quota.acquire(client, 1).is_some_and(|share| queue.queries.try_send(query(share)).is_ok())
     }
 }

@@ -23,6 +23,8 @@ use crate::dns::transport::metrics::DropReason;
 
 /// The maximum number of queries to read, and of answers to send, before the task yields.
 const MAX_REPLIES_PER_TURN: usize = BATCH_SIZE;
+/// The maximum number of queries about other names to read after queries about links.
+const OTHERS_PER_TURN: usize = MAX_REPLIES_PER_TURN / 8;
 
 pub(super) struct SlowPath {
     pub(super) socket: Arc<AnswerSocket>,
@@ -51,6 +53,9 @@ impl SlowPath {
                 number = queues.links.recv_many(&mut about_links, MAX_REPLIES_PER_TURN), if links_open => {
                     links_open = number > 0;
                     under_way.extend(about_links.drain(..).map(|question| self.answer(question)));
+                    // Even a queue of links that never ends leaves turns for other names.
+                    let others = std::iter::from_fn(|| queues.other.try_recv().ok()).take(OTHERS_PER_TURN);
+                    under_way.extend(others.map(|question| self.answer(question)));
                 }
                 number = queues.other.recv_many(&mut about_others, MAX_REPLIES_PER_TURN), if others_open => {
                     others_open = number > 0;

@@ -369,6 +369,10 @@ async fn failed_request_is_followed_by_the_given_pause() {
     let mut elector = leader(start);
     elector.failed(seconds(9), seconds(4), start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(4)));
+    // But a leader must renew its Lease in time.
+    let mut elector = leader(start);
+    elector.failed(seconds(9), seconds(60), start);
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(5)));
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use kube::client::Body;
 use serde_json::json;
 use sha2::{Digest, Sha512};
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 use tower::service_fn;
@@ -24,12 +24,15 @@ use super::{
     ApiServer, ClientConnection, ClientError, ClusterIdentity, ConfigSource, LoadedConfig, client_of,
 };
 
-/// The interval at which the files are read while requests succeed.
+/// The shortest time between two readings of the files; a request causes a reading.
 const READ_INTERVAL: Duration = Duration::from_secs(10);
-/// The interval at which the files are read after a request without an answer.
+/// The shortest time between two readings after a request without an answer.
 const READ_INTERVAL_AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// How long a request waits for the files: a program that returns credentials, or a file system, may hang.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The longest pause that a plain-text answer can ask for: a proxy in front of the API server may send it, too.
+const MAX_RETRY_AFTER_SECONDS: u32 = 30;
 
 /// A hash of a file; `None` if it can't be read.
 type FileHash = Option<[u8; 64]>;
@@ -40,6 +43,7 @@ struct FollowingClient {
     /// Whether a request had no answer since the files were read.
     has_failed: AtomicBool,
     state: Mutex<ReadState>,
+    identity: watch::Sender<ClusterIdentity>,
 }
 
 /// The files as they were read last.
@@ -57,6 +61,7 @@ struct ReadState {
 struct NewConfig {
     client: Client,
     server: ApiServer,
+    identity: ClusterIdentity,
     hashes: Vec<(PathBuf, FileHash)>,
 }
 
@@ -67,7 +72,7 @@ struct NewConfig {
 pub(super) async fn follow(mut source: ConfigSource) -> Result<ClientConnection, ClientError> {
     let (LoadedConfig { config, server, .. }, hashes) = read(&source).await?;
     source.fix_context(&server);
-    let identity = ClusterIdentity::of(&config, &server);
+    let (identity, receiver) = watch::channel(ClusterIdentity::of(&config, &server));
     let namespace = config.default_namespace.clone();
     let current = ArcSwap::from_pointee(client_of(config)?);
     let state = ReadState { at: Instant::now(), server: server.clone(), hashes, reading: None, error: None };
@@ -76,12 +81,13 @@ pub(super) async fn follow(mut source: ConfigSource) -> Result<ClientConnection,
         current,
         has_failed: AtomicBool::new(false),
         state: Mutex::new(state),
+        identity,
     });
     let service = service_fn(move |request| {
         let following = Arc::clone(&following);
         async move { following.send(request).await }
     });
-    Ok(ClientConnection { client: Client::new(service, namespace), server, identity })
+    Ok(ClientConnection { client: Client::new(service, namespace), server, identity: receiver })
 }
 
 impl FollowingClient {
@@ -120,6 +126,7 @@ impl FollowingClient {
         state.at = Instant::now();
         self.has_failed.store(false, Ordering::Relaxed);
         let (source, known) = (self.source.clone(), state.hashes.clone());
+        let is_hanging = state.reading.is_some();
         // Reading may block. If the last reading hangs, there is no second one.
         let reading = state.reading.get_or_insert_with(|| {
             spawn_blocking(move || {
@@ -128,17 +135,31 @@ impl FollowingClient {
                 }
                 let (LoadedConfig { config, server, .. }, hashes) =
                     Handle::current().block_on(read(&source))?;
-                Ok(Some(NewConfig { client: client_of(config)?, server, hashes }))
+                let identity = ClusterIdentity::of(&config, &server);
+                Ok(Some(NewConfig { client: client_of(config)?, server, identity, hashes }))
             })
         });
-        let ended = timeout(READ_TIMEOUT, reading).await;
+        // The first request waits for the files. If they hang, the next ones go on.
+        let wait = if is_hanging { Duration::ZERO } else { READ_TIMEOUT };
+        let ended = timeout(wait, reading).await;
         if ended.is_ok() {
             state.reading = None;
         }
+        state.at = Instant::now();
         let error = match ended {
-            Ok(Ok(Ok(None))) => return,
-            Ok(Ok(Ok(Some(NewConfig { client, server, hashes })))) => {
+            Ok(Ok(Ok(None))) => {
+                if state.error.take().is_some() {
+                    info!("the configuration for the API server is as it was before");
+                }
+                return;
+            }
+            Ok(Ok(Ok(Some(new)))) if !self.identity.borrow().may_become(&new.identity) => {
+                state.hashes = new.hashes;
+                format!("it is of another cluster, {}: restart lb-linker to use that one", new.server)
+            }
+            Ok(Ok(Ok(Some(NewConfig { client, server, identity, hashes })))) => {
                 self.current.store(Arc::new(client));
+                self.identity.send_replace(identity);
                 if server == state.server {
                     info!("the credentials for the API server have changed, and are used from now on");
                 } else {
@@ -152,7 +173,9 @@ impl FollowingClient {
             Err(_) => format!("it can't be read within {READ_TIMEOUT:?}"),
         };
         if state.error.as_ref() != Some(&error) {
-            warn!("the changed configuration for the API server can't be used, the previous one is: {error}");
+            warn!(
+                "the changed configuration for the API server isn't used, the previous one stays in force: {error}"
+            );
             state.error = Some(error);
         }
     }
@@ -189,6 +212,7 @@ fn with_retry_after(response: Response<Body>) -> Response<Body> {
     let is_json =
         headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
     let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse::<u32>().ok());
+    let seconds = seconds.map(|seconds| seconds.min(MAX_RETRY_AFTER_SECONDS));
     let Some(seconds) =
         seconds.filter(|_| !is_json && (status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()))
     else {
@@ -226,6 +250,8 @@ mod tests {
         let header = ("Retry-After", "7");
         assert_eq!(error_of(429, &[header], "Too many requests").await, Some(Duration::from_secs(7)));
         assert_eq!(error_of(503, &[header], "").await, Some(Duration::from_secs(7)));
+        let hour = ("Retry-After", "3600");
+        assert_eq!(error_of(503, &[hour], "maintenance").await, Some(Duration::from_secs(30)));
         assert_eq!(error_of(429, &[], "Too many requests").await, None);
         let status = r#"{"status": "Failure", "code": 429, "details": {"retryAfterSeconds": 2}}"#;
         let json = ("Content-Type", "application/json");

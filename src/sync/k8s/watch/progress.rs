@@ -86,8 +86,10 @@ pub(super) struct WatchProgress {
     /// Whether a request has failed since the last sign of life: the API server may have been down during a restore of
     /// etcd, and then a watch from a future resourceVersion stays silent.
     may_be_restored: bool,
-    /// Whether a connection has been refused since the last sign of life: an API server that has been started again
-    /// doesn't know older resourceVersions.
+    /// The number of connections that were refused since the last sign of life.
+    refusals: u32,
+    /// Whether a connection was refused since the last list was due: an API server that has been started again doesn't
+    /// know older resourceVersions.
     was_unreachable: bool,
 }
 
@@ -104,6 +106,7 @@ impl WatchProgress {
             failures: 0,
             restarts: 0,
             may_be_restored: false,
+            refusals: 0,
             was_unreachable: false,
         }
     }
@@ -204,7 +207,7 @@ impl WatchProgress {
         self.last_activity = now;
         self.failures = 0;
         self.may_be_restored = false;
-        self.was_unreachable = false;
+        (self.refusals, self.was_unreachable) = (0, false);
     }
 
     fn watch(&self, pause: u32, now: Instant) -> WatchStep {
@@ -218,7 +221,7 @@ impl WatchProgress {
     }
 
     fn list_again(&mut self) -> WatchStep {
-        if self.was_unreachable {
+        if std::mem::take(&mut self.was_unreachable) {
             self.restarts = 0;
         }
         WatchStep::List(self.count_restart())
@@ -231,8 +234,9 @@ impl WatchProgress {
 
     fn unreachable(&mut self) -> u32 {
         self.was_unreachable = true;
-        self.failures = self.failures.saturating_add(1).min(UNREACHABLE_STEP);
-        self.failures
+        self.refusals = self.refusals.saturating_add(1);
+        // A longer pause after other failures isn't shortened.
+        self.failures.max(self.failures.saturating_add(self.refusals).min(UNREACHABLE_STEP))
     }
 
     fn count_restart(&mut self) -> u32 {
@@ -350,9 +354,12 @@ mod tests {
             refused(3),
             refused(3),
             refused(3),
-            failed(4),
-            failed(5),
+            failed(1),
             refused(3),
+            failed(2),
+            failed(3),
+            failed(4),
+            refused(4),
         ]);
         let refused = |pause| (10, WatchInput::ListUnreachable, WatchStep::List(pause));
         run(&[refused(1), refused(2), refused(3), refused(3)]);

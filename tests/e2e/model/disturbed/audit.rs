@@ -8,9 +8,12 @@ use hickory_proto::rr::RecordType;
 use jiff::Timestamp;
 
 use super::Disturbed;
-use super::history::{BOUND, Seen};
+use super::history::Seen;
 use crate::harness::audit::AuditEvent;
 use crate::model::rules::default_name;
+
+/// A state may be written for this long after it has ended.
+const WRITE_BOUND: Duration = Duration::from_secs(10);
 
 const USER: &str = "system:serviceaccount:lb-linker:lb-linker";
 
@@ -18,7 +21,7 @@ const USER: &str = "system:serviceaccount:lb-linker:lb-linker";
 #[derive(Debug, Default)]
 pub struct AuditedWrites {
     pub compared: usize,
-    /// Writes of what hadn't been true for [`BOUND`] when the API server answered.
+    /// Writes of what hadn't been true for [`WRITE_BOUND`] when the API server answered.
     pub stale: Vec<String>,
     /// Writes that the API server refused.
     pub refused: usize,
@@ -42,7 +45,7 @@ impl Disturbed {
             }
             writes.compared += 1;
             let at = instant_of(event.completed);
-            if !self.shared.with(|history| history.was_true(*number, &seen, qtype, (at - BOUND, at))) {
+            if !self.shared.with(|history| history.was_true(*number, &seen, qtype, (at - WRITE_BOUND, at))) {
                 let states = self.shared.with(|history| history.explain(*number));
                 let since = at.elapsed();
                 writes.stale.push(format!("{} {object}: {seen:?} {since:.1?} ago; {states}", event.verb));

@@ -8,10 +8,16 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::{RData, RecordType};
 
 use super::address_of;
+use crate::harness::scale::scaled;
 
 /// A state may be answered for this long after it has ended, while nothing disturbs lb-linker. From the beginning of a
 /// disturbance until all replicas have converged after it, the states just before it may be answered, too.
-pub const BOUND: Duration = Duration::from_secs(10);
+pub fn bound() -> Duration {
+    if std::env::var_os("LB_LINKER_SOAK_MINUTES").is_some() {
+        return Duration::from_secs(10);
+    }
+    scaled(Duration::from_secs(10), Duration::from_secs(60))
+}
 /// How long the end of an outage of the upstream may be felt.
 const AFTER_OUTAGE: Duration = Duration::from_secs(60);
 /// How long states are kept after their end.
@@ -208,8 +214,8 @@ impl History {
 
     /// Returns the time since which states may be answered to a query of this time.
     fn oldest(&self, sent: Instant) -> Instant {
-        let disturbed = self.disturbances.iter().rev().find(|period| reaches(period, sent, BOUND));
-        disturbed.map_or(sent, |(begun, _)| *begun).min(sent) - BOUND
+        let disturbed = self.disturbances.iter().rev().find(|period| reaches(period, sent, bound()));
+        disturbed.map_or(sent, |(begun, _)| *begun).min(sent) - bound()
     }
 
     /// Returns whether an answer may say this.
