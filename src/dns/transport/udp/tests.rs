@@ -1,6 +1,7 @@
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
 
+use futures::FutureExt;
 use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
@@ -13,7 +14,7 @@ use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
 use crate::dns::transport::udp::batch::{OutgoingDatagram, send_all};
-use crate::dns::transport::udp::pending::{Peer, QueryProgress};
+use crate::dns::transport::udp::pending::{InFlightGuard, Peer, PendingQuery, QueryProgress};
 use crate::dns::transport::udp::queues::{QueueReceivers, queues};
 use crate::dns::transport::udp::*;
 use crate::model::link::{Ingress, ObservedService};
@@ -119,6 +120,40 @@ async fn client_fills_at_most_half_of_the_queue() {
     let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, 1), 53).into(), local: None, lost: 0 };
     worker.enqueue(true, QueryProgress::Message(Vec::new()), peer, None);
     assert_eq!((queue.len(), links.len()), (8, 1));
+}
+
+#[tokio::test]
+async fn long_queue_of_links_leaves_turns_for_other_names() {
+    let (handler, _silent) = handler().await;
+    let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
+    let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
+    let ((senders, receivers), (insert_sender, _inserts)) =
+        (queues(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
+    let full = SlowPath { socket, handler, shares: ClientQuota::new(MAX_PENDING_QUERIES), insert_sender };
+    let (order, pending) = (Arc::<parking_lot::Mutex<Vec<bool>>>::default(), Arc::default());
+    let address: SocketAddr = (Ipv4Addr::LOCALHOST, 53).into();
+    let send = |is_about_links: bool| {
+        let order = Arc::clone(&order);
+        let answering = async move {
+            order.lock().push(is_about_links);
+            None
+        };
+        let peer = Peer { address, local: None, lost: 0 };
+        senders.send(is_about_links, address.ip(), |queue_share| PendingQuery {
+            progress: QueryProgress::UnderWay(answering.boxed()),
+            peer,
+            key: None,
+            guard: InFlightGuard::new(&pending),
+            queue_share,
+        })
+    };
+    assert!((0..2000).all(|_| send(true)) && send(false));
+    drop(senders);
+    full.serve(receivers).await;
+    let order = order.lock();
+    assert_eq!(order.len(), 2001);
+    let position = order.iter().position(|is_about_links| !is_about_links).unwrap();
+    assert!(position < 200, "{position}");
 }
 
 #[tokio::test]
