@@ -69,28 +69,30 @@ struct NewConfig {
 ///
 /// # Errors
 /// If there is no configuration, or none that can be used.
-pub(super) async fn follow(mut source: ConfigSource) -> Result<ClientConnection, ClientError> {
-    let (LoadedConfig { config, server, .. }, hashes) = read(&source).await?;
-    source.fix_context(&server);
-    let (identity, receiver) = watch::channel(ClusterIdentity::of(&config, &server));
-    let namespace = config.default_namespace.clone();
-    let current = ArcSwap::from_pointee(client_of(config)?);
-    let state = ReadState { at: Instant::now(), server: server.clone(), hashes, reading: None, error: None };
-    let following = Arc::new(FollowingClient {
-        source,
-        current,
-        has_failed: AtomicBool::new(false),
-        state: Mutex::new(state),
-        identity,
-    });
+pub(super) async fn follow(source: ConfigSource) -> Result<ClientConnection, ClientError> {
+    let (following, server, namespace) = FollowingClient::open(source).await?;
+    let (identity, following) = (following.identity.subscribe(), Arc::new(following));
     let service = service_fn(move |request| {
         let following = Arc::clone(&following);
         async move { following.send(request).await }
     });
-    Ok(ClientConnection { client: Client::new(service, namespace), server, identity: receiver })
+    Ok(ClientConnection { client: Client::new(service, namespace), server, identity })
 }
 
 impl FollowingClient {
+    /// Returns a client for the configuration of a source, its API server and its namespace.
+    async fn open(mut source: ConfigSource) -> Result<(Self, ApiServer, String), ClientError> {
+        let (LoadedConfig { config, server, .. }, hashes) = read(&source).await?;
+        source.fix_context(&server);
+        let identity = watch::Sender::new(ClusterIdentity::of(&config, &server));
+        let namespace = config.default_namespace.clone();
+        let state =
+            ReadState { at: Instant::now(), server: server.clone(), hashes, reading: None, error: None };
+        let current = ArcSwap::from_pointee(client_of(config)?);
+        let (has_failed, state) = (AtomicBool::new(false), Mutex::new(state));
+        Ok((Self { source, current, has_failed, state, identity }, server, namespace))
+    }
+
     async fn send(&self, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
         let failed = self.has_failed.load(Ordering::Relaxed);
         // A single request reads the files; the rest goes on with the present client.
@@ -256,6 +258,55 @@ mod tests {
         let status = r#"{"status": "Failure", "code": 429, "details": {"retryAfterSeconds": 2}}"#;
         let json = ("Content-Type", "application/json");
         assert_eq!(error_of(429, &[header, json], status).await, Some(Duration::from_secs(2)));
+    }
+
+    /// Returns a kubeconfig with this server, and the authority in this file.
+    fn kubeconfig(server: &str, authority: &Path) -> String {
+        format!(
+            "clusters: [{{name: c, cluster: {{server: '{server}', certificate-authority: '{}'}}}}]
+users: [{{name: u, user: {{token: {}}}}}]
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+current-context: c
+",
+            authority.display(),
+            server.len()
+        )
+    }
+
+    /// Writes the certificate of a new authority.
+    fn write_authority(path: &Path) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        std::fs::write(path, params.self_signed(&key).unwrap().pem()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn another_address_is_followed_but_not_another_cluster() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config");
+        let (own, other) = (directory.path().join("own.crt"), directory.path().join("other.crt"));
+        write_authority(&own);
+        write_authority(&other);
+        std::fs::write(&path, kubeconfig("https://192.0.2.1", &own)).unwrap();
+        let source = ConfigSource::Kubeconfig { path: path.clone(), context: None };
+        let (following, ..) = FollowingClient::open(source).await.unwrap();
+        for (server, authority, expected) in [
+            ("https://192.0.2.22", &other, "https://192.0.2.1"),
+            ("https://192.0.2.22/another", &own, "https://192.0.2.1"),
+            ("https://192.0.2.22", &own, "https://192.0.2.22"),
+            // The authority may be replaced while the address stays.
+            ("https://192.0.2.22", &other, "https://192.0.2.22"),
+        ] {
+            let before = following.current.load_full();
+            std::fs::write(&path, kubeconfig(server, authority)).unwrap();
+            following.refresh(following.state.lock().await, Duration::ZERO).await;
+            assert_eq!(following.identity.borrow().server, expected, "{server}");
+            let is_kept = Arc::ptr_eq(&before, &following.current.load_full());
+            assert_eq!(is_kept, server != expected, "{server}");
+            let error = following.state.lock().await.error.clone().unwrap_or_default();
+            assert_eq!(error.contains("restart lb-linker"), is_kept, "{error}");
+        }
     }
 
     #[test]
