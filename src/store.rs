@@ -7,7 +7,7 @@ mod index;
 pub mod metrics;
 pub mod names;
 mod reverse_index;
-pub mod stand_in;
+pub mod snapshot_links;
 mod update;
 
 use std::collections::HashSet;
@@ -34,7 +34,7 @@ use crate::model::uid::Uid;
 use index::Index;
 pub use index::{Lookup, NameSetVersion};
 use names::allocator::NameAllocator;
-use stand_in::StandIn;
+use snapshot_links::SnapshotLinks;
 
 /// Capacity of the change feed, in changes. A subscriber that falls behind rescans all links, so a larger number only
 /// saves work.
@@ -72,9 +72,9 @@ pub struct Store {
     on_gone: OnGone,
     zones: RwLock<Zones>,
     /// The links of an earlier process, until the first complete list.
-    stand_in: ArcSwapOption<StandIn>,
-    /// Counts the published links that the change feed doesn't have.
-    unfed: watch::Sender<u64>,
+    snapshot_links: ArcSwapOption<SnapshotLinks>,
+    /// Counts published changes that the change feed doesn't have, because only DNS depends on them.
+    silent_updates: watch::Sender<u64>,
 }
 
 /// The origins of zones, in wire form.
@@ -102,8 +102,8 @@ impl Store {
             has_versions: AtomicBool::new(false),
             on_gone: policy,
             zones: RwLock::default(),
-            stand_in: ArcSwapOption::default(),
-            unfed: watch::Sender::new(0),
+            snapshot_links: ArcSwapOption::default(),
+            silent_updates: watch::Sender::new(0),
         }
     }
 
@@ -244,7 +244,7 @@ impl Store {
         // Cached "not ready" answers, and those from a snapshot, are invalid from here on.
         let _writer = self.write();
         self.index.names.increment();
-        self.replace_stand_in(None);
+        self.replace_snapshot_links(None);
     }
 
     /// Marks the owners of external targets as known: every readable external target has been passed to
@@ -499,7 +499,7 @@ impl Store {
             // Only DNS uses the ports of a hostname target: subscribers of the feed need no change.
             self.advance_serial(None);
             self.publish(allocator, &Arc::new(link));
-            self.count_unfed();
+            self.count_silent_update();
             return None;
         }
         let key = link.key.clone();
@@ -533,7 +533,7 @@ impl Store {
                 if before.as_ref() == Some(&link) {
                     // Only the Service behind the lead has changed.
                     self.publish(allocator, &Arc::new(link));
-                    self.count_unfed();
+                    self.count_silent_update();
                     return None;
                 }
                 link
@@ -553,7 +553,7 @@ impl Store {
     ) -> LinkChange {
         let change = LinkChange { key: key.clone(), before, after };
         self.advance_serial(None);
-        self.outdate_stand_in();
+        self.outdate_snapshot_links();
         match &mut allocator.pending_changes {
             Some(queued) => queued.push(change.clone()),
             // The send fails if there are no subscribers, which is fine.
@@ -563,9 +563,9 @@ impl Store {
     }
 
     /// Records that a link was published without a change for the feed.
-    fn count_unfed(&self) {
-        self.outdate_stand_in();
-        self.unfed.send_modify(|count| *count = count.wrapping_add(1));
+    fn count_silent_update(&self) {
+        self.outdate_snapshot_links();
+        self.silent_updates.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     fn send_pending(&self, allocator: &mut NameAllocator) {
@@ -740,8 +740,8 @@ impl Store {
 
     /// Subscribes to a counter of the published links of which the change feed tells nothing: only DNS depends on them.
     #[must_use]
-    pub fn subscribe_unfed(&self) -> watch::Receiver<u64> {
-        self.unfed.subscribe()
+    pub fn subscribe_silent_updates(&self) -> watch::Receiver<u64> {
+        self.silent_updates.subscribe()
     }
 
     #[must_use]

@@ -152,7 +152,8 @@ async fn links(
     headers: HeaderMap,
 ) -> Response {
     if !shared.0.store.is_synced() {
-        let note = shared.0.store.stand_in().map(|stand_in| format!("; DNS goes on, {stand_in}"));
+        let note =
+            shared.0.store.snapshot_links().map(|snapshot_links| format!("; DNS goes on, {snapshot_links}"));
         let why = format!("the load balancers haven't been read yet{}\n", note.unwrap_or_default());
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::format::{Head, Settings};
 use crate::model::excerpt::sentence;
-use crate::store::stand_in::Age;
+use crate::store::snapshot_links::Age;
 use crate::sync::k8s::client::ClusterIdentity;
 use crate::sync::source::first_list::FirstList;
 

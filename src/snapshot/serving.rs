@@ -17,7 +17,7 @@ use super::restore::{Restored, restore};
 use super::rules::{self, ANSWER_TIMEOUT};
 use super::task::SnapshotContext;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::store::stand_in::{Age, StandIn};
+use crate::store::snapshot_links::{Age, SnapshotLinks};
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::first_list::FirstList;
@@ -128,8 +128,9 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot) -> Result<(), Sync
             return Ok(());
         }
         let reason = rules::reason(*first_list.borrow_and_update());
-        let stand_in = Arc::new(StandIn::new(Arc::new(links), taken, age + read.elapsed(), reason.clone()));
-        if !store.set_stand_in(Some(Arc::clone(&stand_in))) {
+        let snapshot_links =
+            Arc::new(SnapshotLinks::new(Arc::new(links), taken, age + read.elapsed(), reason.clone()));
+        if !store.set_snapshot_links(Some(Arc::clone(&snapshot_links))) {
             return Ok(());
         }
         if std::mem::take(&mut is_first) {
@@ -140,11 +141,11 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot) -> Result<(), Sync
             warn!(
                 "{reason}: DNS answers from the snapshot {path} of {taken}, {} old (links: {answered}{denied}); other \
                  names in the zones get SERVFAIL",
-                Age(stand_in.age())
+                Age(snapshot_links.age())
             );
         }
         let end = read.checked_add(max_age.saturating_sub(age));
-        if !wait(context, &stand_in, &mut first_list, &mut policy, end).await {
+        if !wait(context, &snapshot_links, &mut first_list, &mut policy, end).await {
             return Ok(());
         }
     }
@@ -154,7 +155,7 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot) -> Result<(), Sync
 /// any more.
 async fn wait(
     context: &SnapshotContext,
-    stand_in: &StandIn,
+    snapshot_links: &SnapshotLinks,
     first_list: &mut watch::Receiver<FirstList>,
     policy: &mut watch::Receiver<Arc<HostnamePolicy>>,
     end: Option<Instant>,
@@ -169,14 +170,14 @@ async fn wait(
             }
             Ok(()) = policy.changed() => return true,
             Ok(()) = first_list.changed() => {
-                stand_in.set_reason(rules::reason(*first_list.borrow_and_update()));
+                snapshot_links.set_reason(rules::reason(*first_list.borrow_and_update()));
             }
             () = sleep_until_opt(end) => {
-                store.set_stand_in(None);
+                store.set_snapshot_links(None);
                 warn!(
                     "the snapshot {path} is {} old and isn't used any more (--snapshot-max-age): until the load \
                      balancers are read, names in the zones get SERVFAIL",
-                    Age(stand_in.age())
+                    Age(snapshot_links.age())
                 );
                 return false;
             }

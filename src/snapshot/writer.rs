@@ -41,7 +41,7 @@ enum WriteError {
 /// The changes of links.
 struct Changes {
     feed: broadcast::Receiver<LinkChange>,
-    unfed: watch::Receiver<u64>,
+    silent_updates: watch::Receiver<u64>,
 }
 
 impl Changes {
@@ -53,7 +53,7 @@ impl Changes {
                 // The store has the sender, and lives as long as this task.
                 Err(RecvError::Closed) => std::future::pending().await,
             },
-            _ = self.unfed.changed() => {}
+            _ = self.silent_updates.changed() => {}
         }
     }
 
@@ -87,7 +87,7 @@ pub(super) async fn run(
     stop: &CancellationToken,
 ) -> Result<(), SyncError> {
     let store = &context.store;
-    let mut changes = Changes { feed: store.subscribe(), unfed: store.subscribe_unfed() };
+    let mut changes = Changes { feed: store.subscribe(), silent_updates: store.subscribe_silent_updates() };
     let known = async {
         if has_leads {
             store.leads_known().await;

@@ -233,12 +233,12 @@ impl Plugin for LbLinker {
     }
 
     fn is_ready(&self) -> bool {
-        self.store.is_synced() || self.store.stand_in().is_some()
+        self.store.is_synced() || self.store.snapshot_links().is_some()
     }
 
     fn note(&self) -> Option<String> {
-        let stand_in = if self.store.is_synced() { None } else { self.store.stand_in() };
-        stand_in.map(|stand_in| stand_in.to_string())
+        let snapshot_links = if self.store.is_synced() { None } else { self.store.snapshot_links() };
+        snapshot_links.map(|snapshot_links| snapshot_links.to_string())
     }
 
     fn invalidate(&self, name: Option<&[u8]>) {

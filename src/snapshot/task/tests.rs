@@ -131,21 +131,21 @@ async fn snapshot_is_served_when_the_list_is_refused_or_late() {
         setting.first_list.send_replace(state);
         let begun = tokio::time::Instant::now();
         let task = setting.start();
-        setting.until("a snapshot", |context| context.store.stand_in().is_some()).await;
+        setting.until("a snapshot", |context| context.store.snapshot_links().is_some()).await;
         assert_eq!(begun.elapsed() < Duration::from_secs(1), state.is_refused(), "{state:?}");
         assert!(begun.elapsed() < Duration::from_secs(3));
-        let stand_in = setting.context.store.stand_in().unwrap();
-        assert_eq!(stand_in.reason(), reason);
-        assert!(stand_in.age() >= Duration::from_secs(60));
+        let snapshot_links = setting.context.store.snapshot_links().unwrap();
+        assert_eq!(snapshot_links.reason(), reason);
+        assert!(snapshot_links.age() >= Duration::from_secs(60));
         assert_eq!(setting.context.store.links().len(), 0);
 
         setting.first_list.send_replace(FirstList::Failed { code: 500 });
-        setting.until("another reason", |_| stand_in.reason() == "the API server answers 500").await;
+        setting.until("another reason", |_| snapshot_links.reason() == "the API server answers 500").await;
         setting.context.store.apply(link("new.example."));
         setting.context.store.set_synced();
         setting.context.store.set_leads_known();
         setting.until("a write", |_| setting.target().is_some_and(|target| target.contains("new"))).await;
-        assert!(setting.context.store.stand_in().is_none());
+        assert!(setting.context.store.snapshot_links().is_none());
         setting.end(task).await;
     }
 }
@@ -157,7 +157,7 @@ async fn prompt_list_needs_no_snapshot() {
     setting.context.store.set_leads_known();
     let task = setting.start();
     setting.until("a write", |_| setting.written().is_some_and(|it| it.links.is_empty())).await;
-    assert!(setting.context.store.stand_in().is_none());
+    assert!(setting.context.store.snapshot_links().is_none());
     setting.end(task).await;
 }
 
@@ -170,7 +170,7 @@ async fn snapshot_of_the_wrong_time_or_cluster_isnt_served() {
         setting.first_list.send_replace(FirstList::Failed { code: 403 });
         let task = setting.start();
         sleep(Duration::from_secs(10)).await;
-        assert!(setting.context.store.stand_in().is_none(), "{age} {server}");
+        assert!(setting.context.store.snapshot_links().is_none(), "{age} {server}");
         assert_eq!(setting.written().unwrap().links.len(), 1);
         setting.end(task).await;
     }
@@ -180,11 +180,11 @@ async fn snapshot_of_the_wrong_time_or_cluster_isnt_served() {
 async fn served_snapshot_ends_at_its_maximum_age() {
     let setting = Setting::new(Some(60));
     let task = setting.start();
-    setting.until("a snapshot", |context| context.store.stand_in().is_some()).await;
+    setting.until("a snapshot", |context| context.store.snapshot_links().is_some()).await;
     sleep(Duration::from_secs(3500)).await;
-    assert!(setting.context.store.stand_in().is_some());
+    assert!(setting.context.store.snapshot_links().is_some());
     sleep(Duration::from_secs(60)).await;
-    assert!(setting.context.store.stand_in().is_none());
+    assert!(setting.context.store.snapshot_links().is_none());
     setting.end(task).await;
 }
 
@@ -192,9 +192,9 @@ async fn served_snapshot_ends_at_its_maximum_age() {
 async fn changed_zones_apply_to_a_served_snapshot() {
     let setting = Setting::new(Some(60));
     let task = setting.start();
-    setting.until("a snapshot", |context| context.store.stand_in().is_some()).await;
+    setting.until("a snapshot", |context| context.store.snapshot_links().is_some()).await;
     let host = Name::from_ascii("web.default.other.internal.").unwrap();
-    let find = |context: &SnapshotContext| context.store.stand_in()?.store.link_of_host(&host);
+    let find = |context: &SnapshotContext| context.store.snapshot_links()?.store.link_of_host(&host);
     assert!(find(&setting.context).is_none());
     let zones = vec![Name::from_ascii("other.internal.").unwrap()];
     let targets = TargetPolicy { zones, ..Default::default() };
@@ -211,7 +211,7 @@ async fn damaged_snapshot_is_set_aside() {
     fs::write(&setting.context.path, &bytes).unwrap();
     let task = setting.start();
     sleep(Duration::from_secs(10)).await;
-    assert!(setting.context.store.stand_in().is_none() && !setting.context.path.exists());
+    assert!(setting.context.store.snapshot_links().is_none() && !setting.context.path.exists());
     assert_eq!(fs::read(setting.context.path.with_extension("damaged")).unwrap(), bytes);
     setting.context.store.set_synced();
     setting.context.store.set_leads_known();

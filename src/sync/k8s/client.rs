@@ -1,6 +1,6 @@
 //! Connects to the API server.
 
-mod following;
+mod reloading;
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -16,7 +16,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use self::following::follow;
+use self::reloading::reloading_client;
 use crate::model::excerpt::{located, sentence, value};
 use crate::model::names;
 use crate::sync::k8s::errors::credential_failure;
@@ -243,7 +243,7 @@ pub async fn connect(
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
 ) -> Result<ClientConnection, ClientError> {
-    follow(ConfigSource::new(kubeconfig, context)).await
+    reloading_client(ConfigSource::new(kubeconfig, context)).await
 }
 
 /// Returns a client for this configuration, which it never reads again.

@@ -179,25 +179,25 @@ impl Zone {
     #[must_use]
     pub fn answer(&self, store: &Store, name: &Name, relative: &[u8], qtype: RecordType) -> ZoneAnswer {
         // Checked before the look-up: a name that is added in between must not get NXDOMAIN.
-        let (mut synced, mut stand_in) = (store.is_synced(), None);
-        while !synced && stand_in.is_none() {
-            let present = store.stand_in();
+        let (mut synced, mut snapshot_links) = (store.is_synced(), None);
+        while !synced && snapshot_links.is_none() {
+            let present = store.snapshot_links();
             let version = present.as_ref().map(|it| it.store.name_set_version());
             synced = store.is_synced();
             // The version must precede the end of the snapshot, which outdates the answer.
             let (Some(present), Some(version)) = (present, version) else { break };
-            if store.stand_in().is_some_and(|now| Arc::ptr_eq(&now, &present)) {
-                stand_in = Some((version, Arc::clone(&present.store)));
+            if store.snapshot_links().is_some_and(|now| Arc::ptr_eq(&now, &present)) {
+                snapshot_links = Some((version, Arc::clone(&present.store)));
             }
         }
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
         let may_change = node.may_change(relative);
-        let is_incomplete = stand_in.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved));
+        let is_incomplete = snapshot_links.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved));
         if synced || !may_change && !is_incomplete {
             return self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node);
         }
-        let known = stand_in.and_then(|(version, store)| {
+        let known = snapshot_links.and_then(|(version, store)| {
             let query = ZoneQuery { store: &store, name, relative, qtype };
             let answer = self.answer_from_snapshot(&query, version)?;
             Some(ZoneAnswer { snapshot: Some(Arc::clone(&store)), ..answer })

@@ -6,20 +6,20 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::*;
-use crate::store::stand_in::StandIn;
+use crate::store::snapshot_links::SnapshotLinks;
 
-/// Returns a store before its first list, and the links that stand in.
-fn waiting(links: Vec<ObservedService>) -> (Store, Arc<StandIn>) {
+/// Returns a store before its first list, and the links of a snapshot.
+fn waiting(links: Vec<ObservedService>) -> (Store, Arc<SnapshotLinks>) {
     let snapshot = Store::new(OnGone::Dropped).with_zones([zone().origin()]).with_serial(41);
     for link in links {
         snapshot.apply(ObservedService { resource_version: None, ..link });
     }
     let reason = Cow::Borrowed("the API server doesn't answer");
     let age = Duration::from_secs(720);
-    let stand_in = Arc::new(StandIn::new(Arc::new(snapshot), Timestamp::UNIX_EPOCH, age, reason));
+    let snapshot_links = Arc::new(SnapshotLinks::new(Arc::new(snapshot), Timestamp::UNIX_EPOCH, age, reason));
     let store = Store::new(OnGone::Kept).with_zones([zone().origin()]);
-    assert!(store.set_stand_in(Some(Arc::clone(&stand_in))));
-    (store, stand_in)
+    assert!(store.set_snapshot_links(Some(Arc::clone(&snapshot_links))));
+    (store, snapshot_links)
 }
 
 fn links() -> Vec<ObservedService> {
@@ -107,15 +107,17 @@ fn is_current(answer: &ZoneAnswer) -> bool {
 
 #[test]
 fn answers_from_a_snapshot_end_with_the_first_list() {
-    type Change = fn(&Store, &Arc<StandIn>);
+    type Change = fn(&Store, &Arc<SnapshotLinks>);
     let changes: [(&str, Change); 4] = [
         ("the first list", |store, _| store.set_synced()),
-        ("the end of the snapshot", |store, _| assert!(store.set_stand_in(None))),
-        ("another snapshot", |store, stand_in| assert!(store.set_stand_in(Some(Arc::clone(stand_in))))),
+        ("the end of the snapshot", |store, _| assert!(store.set_snapshot_links(None))),
+        ("another snapshot", |store, snapshot_links| {
+            assert!(store.set_snapshot_links(Some(Arc::clone(snapshot_links))))
+        }),
         ("a watched link", |store, _| drop(store.apply(link("default", "host", &["new.example."], &[])))),
     ];
     for (what, change) in changes {
-        let (store, stand_in) = waiting(links());
+        let (store, snapshot_links) = waiting(links());
         let questions =
             ["host.default.lb.internal. CNAME", "ips-default.lb.internal. AAAA", "lb.internal. SOA"];
         let answer = |question: &str| {
@@ -125,18 +127,18 @@ fn answers_from_a_snapshot_end_with_the_first_list() {
         };
         let before = questions.map(answer);
         assert!(before.iter().all(is_current), "{what}");
-        change(&store, &stand_in);
+        change(&store, &snapshot_links);
         assert!(!before.iter().any(is_current), "{what}");
     }
 }
 
 #[test]
 fn nothing_stands_in_after_the_first_list() {
-    let (store, stand_in) = waiting(links());
+    let (store, snapshot_links) = waiting(links());
     store.apply(link("default", "host", &["new.example."], &[]));
     store.set_synced();
-    assert!(store.stand_in().is_none());
-    assert!(!store.set_stand_in(Some(stand_in)) && store.stand_in().is_none());
+    assert!(store.snapshot_links().is_none());
+    assert!(!store.set_snapshot_links(Some(snapshot_links)) && store.snapshot_links().is_none());
     assert!(ask(&store, "host-default.lb.internal. CNAME").contains("NoError | "));
     assert!(ask(&store, "ips-default.lb.internal. A").starts_with("NXDomain"));
     assert_eq!(store.links().len(), 1);
@@ -145,8 +147,8 @@ fn nothing_stands_in_after_the_first_list() {
 #[test]
 fn known_name_is_answered_while_the_first_list_replaces_the_snapshot() {
     for _ in 0..20 {
-        let (store, stand_in) = waiting(links());
-        drop(stand_in);
+        let (store, snapshot_links) = waiting(links());
+        drop(snapshot_links);
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| {
                 loop {
@@ -166,9 +168,9 @@ fn known_name_is_answered_while_the_first_list_replaces_the_snapshot() {
 
 #[test]
 fn note_says_how_old_the_snapshot_is_and_why_it_is_served() {
-    let (_, stand_in) = waiting(Vec::new());
+    let (_, snapshot_links) = waiting(Vec::new());
     let note = "serving a snapshot of 1970-01-01T00:00:00Z, 12 min old: the API server doesn't answer";
-    assert_eq!(stand_in.to_string(), note);
-    stand_in.set_reason("the API server answers 403".into());
-    assert!(stand_in.to_string().ends_with(" old: the API server answers 403"));
+    assert_eq!(snapshot_links.to_string(), note);
+    snapshot_links.set_reason("the API server answers 403".into());
+    assert!(snapshot_links.to_string().ends_with(" old: the API server answers 403"));
 }

@@ -15,18 +15,18 @@ use super::Store;
 
 /// The links of a snapshot.
 #[derive(Debug)]
-pub struct StandIn {
+pub struct SnapshotLinks {
     pub store: Arc<Store>,
     /// The time at which the links were known to be current.
     pub taken: Timestamp,
     /// The age of the links at `since`. A clock jump after `since` doesn't change their age.
     age: Duration,
     since: Instant,
-    /// Why the links aren't known, as a clause.
+    /// Why the first list isn't complete: for `/ready` and the log.
     reason: Mutex<Cow<'static, str>>,
 }
 
-impl StandIn {
+impl SnapshotLinks {
     /// Returns the links of a snapshot that has this age now.
     #[must_use]
     pub fn new(store: Arc<Store>, taken: Timestamp, age: Duration, reason: Cow<'static, str>) -> Self {
@@ -53,7 +53,7 @@ impl StandIn {
     }
 }
 
-impl fmt::Display for StandIn {
+impl fmt::Display for SnapshotLinks {
     /// Formats the note for `/ready`: `serving a snapshot of 2026-11-25T18:00:00Z, 12 min old: the API server doesn't
     /// answer`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,36 +77,36 @@ impl fmt::Display for Age {
 }
 
 impl Store {
-    /// Lets DNS answer from these links until the first complete list, or ends that. Returns whether it is done: after
-    /// the first list nothing stands in.
-    pub fn set_stand_in(&self, stand_in: Option<Arc<StandIn>>) -> bool {
+    /// Sets or removes the links that DNS answers from before the first complete list. Returns `false`, and sets nothing,
+    /// if the list is already complete.
+    pub fn set_snapshot_links(&self, snapshot_links: Option<Arc<SnapshotLinks>>) -> bool {
         let _writer = self.write();
-        if stand_in.is_some() && self.is_synced() {
+        if snapshot_links.is_some() && self.is_synced() {
             return false;
         }
-        self.replace_stand_in(stand_in);
+        self.replace_snapshot_links(snapshot_links);
         true
     }
 
-    /// Replaces the links that stand in. The caller holds the lock of writers.
-    pub(super) fn replace_stand_in(&self, stand_in: Option<Arc<StandIn>>) {
-        if let Some(before) = self.stand_in.swap(stand_in) {
+    /// Replaces the links of the snapshot. The caller holds the lock of writers.
+    pub(super) fn replace_snapshot_links(&self, snapshot_links: Option<Arc<SnapshotLinks>>) {
+        if let Some(before) = self.snapshot_links.swap(snapshot_links) {
             before.outdate();
         }
     }
 
-    /// Invalidates answers from links that stand in, because a watched link precedes them. The caller holds the lock of
-    /// writers.
-    pub(super) fn outdate_stand_in(&self) {
-        if let Some(stand_in) = &*self.stand_in.load() {
-            stand_in.outdate();
+    /// Invalidates answers from the snapshot, because a link from the watch replaces one of its links. The caller holds the
+    /// lock of writers.
+    pub(super) fn outdate_snapshot_links(&self) {
+        if let Some(snapshot_links) = &*self.snapshot_links.load() {
+            snapshot_links.outdate();
         }
     }
 
     /// Returns the links with which DNS answers until the first complete list, if there are any.
     #[must_use]
-    pub fn stand_in(&self) -> Option<Arc<StandIn>> {
-        self.stand_in.load_full()
+    pub fn snapshot_links(&self) -> Option<Arc<SnapshotLinks>> {
+        self.snapshot_links.load_full()
     }
 
     /// Returns the serial of the zone in full.
@@ -115,7 +115,7 @@ impl Store {
         self.serial.load(Ordering::Relaxed)
     }
 
-    /// Returns the store with this serial, which doesn't follow the clock.
+    /// Sets the serial of the zones, which isn't derived from the clock from then on.
     #[must_use]
     pub fn with_serial(self, serial: u64) -> Self {
         self.serial.store(serial, Ordering::Relaxed);

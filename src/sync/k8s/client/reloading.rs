@@ -37,7 +37,7 @@ const MAX_RETRY_AFTER_SECONDS: u32 = 30;
 /// A hash of a file; `None` if it can't be read.
 type FileHash = Option<[u8; 64]>;
 
-struct FollowingClient {
+struct ReloadingClient {
     source: ConfigSource,
     current: ArcSwap<Client>,
     /// Whether a request had no answer since the files were read.
@@ -69,17 +69,17 @@ struct NewConfig {
 ///
 /// # Errors
 /// If there is no configuration, or none that can be used.
-pub(super) async fn follow(source: ConfigSource) -> Result<ClientConnection, ClientError> {
-    let (following, server, namespace) = FollowingClient::open(source).await?;
-    let (identity, following) = (following.identity.subscribe(), Arc::new(following));
+pub(super) async fn reloading_client(source: ConfigSource) -> Result<ClientConnection, ClientError> {
+    let (reloading, server, namespace) = ReloadingClient::open(source).await?;
+    let (identity, reloading) = (reloading.identity.subscribe(), Arc::new(reloading));
     let service = service_fn(move |request| {
-        let following = Arc::clone(&following);
-        async move { following.send(request).await }
+        let reloading = Arc::clone(&reloading);
+        async move { reloading.send(request).await }
     });
     Ok(ClientConnection { client: Client::new(service, namespace), server, identity })
 }
 
-impl FollowingClient {
+impl ReloadingClient {
     /// Returns a client for the configuration of a source, its API server and its namespace.
     async fn open(mut source: ConfigSource) -> Result<(Self, ApiServer, String), ClientError> {
         let (LoadedConfig { config, server, .. }, hashes) = read(&source).await?;
@@ -290,7 +290,7 @@ current-context: c
         write_authority(&other);
         std::fs::write(&path, kubeconfig("https://192.0.2.1", &own)).unwrap();
         let source = ConfigSource::Kubeconfig { path: path.clone(), context: None };
-        let (following, ..) = FollowingClient::open(source).await.unwrap();
+        let (reloading, ..) = ReloadingClient::open(source).await.unwrap();
         for (server, authority, expected) in [
             ("https://192.0.2.22", &other, "https://192.0.2.1"),
             ("https://192.0.2.22/another", &own, "https://192.0.2.1"),
@@ -298,13 +298,13 @@ current-context: c
             // The authority may be replaced while the address stays.
             ("https://192.0.2.22", &other, "https://192.0.2.22"),
         ] {
-            let before = following.current.load_full();
+            let before = reloading.current.load_full();
             std::fs::write(&path, kubeconfig(server, authority)).unwrap();
-            following.refresh(following.state.lock().await, Duration::ZERO).await;
-            assert_eq!(following.identity.borrow().server, expected, "{server}");
-            let is_kept = Arc::ptr_eq(&before, &following.current.load_full());
+            reloading.refresh(reloading.state.lock().await, Duration::ZERO).await;
+            assert_eq!(reloading.identity.borrow().server, expected, "{server}");
+            let is_kept = Arc::ptr_eq(&before, &reloading.current.load_full());
             assert_eq!(is_kept, server != expected, "{server}");
-            let error = following.state.lock().await.error.clone().unwrap_or_default();
+            let error = reloading.state.lock().await.error.clone().unwrap_or_default();
             assert_eq!(error.contains("restart lb-linker"), is_kept, "{error}");
         }
     }
