@@ -269,7 +269,8 @@ async fn damaged_snapshot_is_set_aside_at_the_start() {
     let path = file.path();
     let path = path.display();
     let line = format!(
-        "the snapshot {path} isn't used: its checksum doesn't match its content; the file is {path}.damaged now"
+        "the snapshot {path} isn't used: its checksum doesn't match its content; it was renamed to {path}.damaged, and a new one \
+         will be written"
     );
     assert_eq!(linker.logged(&line), 1, "{:#?}", linker.log());
     assert_eq!(fs::read_to_string(format!("{path}.damaged")).unwrap(), damaged);

@@ -362,7 +362,7 @@ async fn kubeconfig_with_another_address_is_followed() {
     let second = Relay::start(any_port(), stage.plane.address()).await;
     // Half a file is no reason to stop.
     std::fs::write(&stage.kubeconfig, "apiVersion: v1\nclusters:\n- name: te").unwrap();
-    stage.linker.line("the changed configuration for the API server can't be used").await;
+    stage.linker.line("the changed configuration for the API server isn't used").await;
     stage.works().await;
     drop(relay.take());
     stage.linker.line("the API server can't be reached").await;

@@ -16,6 +16,9 @@ use crate::sync::k8s::discovery::is_served;
 
 /// The time between two discovery requests while an answer is needed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The number of refusals in a row (403) after which a permission counts as missing. An API server that has just started
+/// refuses everything for a moment, because it hasn't read the roles yet.
+pub(super) const REFUSALS_AT_START: u32 = 4;
 /// Timeout of a discovery request.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -34,6 +37,8 @@ pub(super) struct PendingDeletions {
     began: Option<std::time::Instant>,
     /// Whether the API server has answered a discovery request.
     is_answered: bool,
+    /// The number of failed requests in a row.
+    failures: u32,
     /// When the next request is due before the regular one: the last one failed, or an ExternalTarget was deleted after
     /// it was sent.
     discovery_due: Option<Instant>,
@@ -83,10 +88,22 @@ impl PendingDeletions {
         let served = discovery.await;
         self.discovery = None;
         self.is_answered |= matches!(served, Ok(_) | Err(kube::Error::Api(_)));
-        if served.is_err() && (!self.waiting.is_empty() || !self.is_answered) {
-            self.discovery_due = after(RETRY_INTERVAL);
+        self.failures = if served.is_err() { self.failures.saturating_add(1) } else { 0 };
+        let is_early = self.failures < REFUSALS_AT_START;
+        if served.is_err() && (!self.waiting.is_empty() || !self.is_answered || is_early) {
+            self.retry_soon();
         }
         served
+    }
+
+    /// Returns the number of failed requests in a row.
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Makes another request due before the regular one.
+    pub(super) fn retry_soon(&mut self) {
+        self.discovery_due = after(RETRY_INTERVAL);
     }
 
     /// Returns when a discovery request is due before the regular one.

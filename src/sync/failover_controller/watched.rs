@@ -12,7 +12,7 @@ use tracing::{debug, info, warn};
 use super::alerts::request_rule;
 use super::leads::{former_source, lead};
 use super::object::{Followed, ObservedExternalTarget};
-use super::pending_deletions::after;
+use super::pending_deletions::{REFUSALS_AT_START, after};
 use super::write::PERMISSION_HINT;
 use super::{FailoverController, sources_of};
 use crate::api::external_target::ExternalTarget;
@@ -46,6 +46,8 @@ pub(super) struct Scope {
     newest: Option<u64>,
     /// Whether the permission to list was missing at the last try.
     is_forbidden: bool,
+    /// The number of refused tries in a row.
+    refusals: u32,
     /// The time of the list that has to confirm a suspicious one.
     pub(super) confirm_at: Option<tokio::time::Instant>,
     /// Ends the stream of events.
@@ -63,6 +65,7 @@ impl Scope {
                 is_listed: false,
                 newest: None,
                 is_forbidden: false,
+                refusals: 0,
                 confirm_at: None,
                 end: None,
             }
@@ -160,7 +163,7 @@ impl FailoverController {
                     kube::Error::Api(status) => {
                         self.error_log.report(status.code, &sentence);
                         // Without that permission nothing is known about ExternalTargets, now and later.
-                        if status.code == 403 {
+                        if status.code == 403 && self.pending_deletions.failures() >= REFUSALS_AT_START {
                             self.context.store.set_leads_known();
                         }
                     }
@@ -247,6 +250,11 @@ impl FailoverController {
     fn forbidden(&mut self, number: usize, error: &WatchError) {
         let scope = &mut self.scopes[number];
         scope.stop();
+        scope.refusals = scope.refusals.saturating_add(1);
+        if scope.refusals < REFUSALS_AT_START {
+            self.note_list(number, false);
+            return self.pending_deletions.retry_soon();
+        }
         scope.is_forbidden = true;
         if !std::mem::replace(&mut self.is_forbidden_logged, true) {
             let why = explain_watch(error, scope.log.what(), PERMISSION_HINT);
@@ -261,7 +269,7 @@ impl FailoverController {
     fn take_list(&mut self, number: usize) {
         let list = std::mem::take(&mut self.scopes[number].list);
         let scope = &mut self.scopes[number];
-        (scope.is_listed, scope.is_forbidden) = (true, false);
+        (scope.is_listed, scope.is_forbidden, scope.refusals) = (true, false, 0);
         self.is_forbidden_logged = false;
         let links = self.context.store.links();
         let led = links.iter().filter(|link| link.led.is_some()).map(|link| link.key.clone());
