@@ -183,14 +183,14 @@ impl Writer<'_> {
                 "the snapshot {path} is written now, and whenever links change; links: {links}, {size} bytes"
             );
         }
-        if encoded.cut > 0 && std::mem::replace(&mut self.cut, encoded.cut) == 0 {
+        let cut_before = std::mem::replace(&mut self.cut, encoded.cut);
+        if encoded.cut > 0 && cut_before == 0 {
             warn!(
                 "the snapshot {path} would be too large: of {} large links it has only the names, which get SERVFAIL \
                  while DNS answers from the snapshot",
                 encoded.cut
             );
         }
-        self.cut = encoded.cut;
         self.current_at = Some(current_at);
         self.backoff = Backoff::new(RETRY_BACKOFF);
         self.not_before = Instant::now() + pause_after(begun.elapsed());

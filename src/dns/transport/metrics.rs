@@ -98,7 +98,7 @@ impl MetricGroup for TransportMetrics {
             )?,
             tcp_busy: counter(
                 "lb_linker_dns_tcp_busy_total",
-                "TCP queries that failed because too many wait to be answered.",
+                "TCP queries that failed because too many wait for an upstream.",
             )?,
             tcp_unread: counter(
                 "lb_linker_dns_tcp_unread_total",

@@ -360,8 +360,15 @@ fn is_closed(kind: io::ErrorKind) -> bool {
         ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable,
         UnexpectedEof,
     };
-    let refused = [ConnectionRefused, HostUnreachable, NetworkUnreachable];
-    refused.contains(&kind) || [ConnectionAborted, ConnectionReset, UnexpectedEof].contains(&kind)
+    matches!(
+        kind,
+        ConnectionAborted
+            | ConnectionRefused
+            | ConnectionReset
+            | HostUnreachable
+            | NetworkUnreachable
+            | UnexpectedEof
+    )
 }
 
 /// Returns whether the write failed because the Service of this name has another uid, which is immutable.

@@ -194,23 +194,20 @@ impl Zone {
         let node = self.find(&mut lookups, name, relative);
         let may_change = node.may_change(relative);
         let is_incomplete = snapshot_links.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved));
-        if synced || !may_change && !is_incomplete {
-            return self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node);
-        }
-        let known = snapshot_links.and_then(|(version, store)| {
-            let query = ZoneQuery { store: &store, name, relative, qtype };
-            let answer = self.answer_from_snapshot(&query, version)?;
-            Some(ZoneAnswer { snapshot: Some(Arc::clone(&store)), ..answer })
-        });
-        let not_ready =
-            || ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
-        match known {
-            Some(known) => known,
-            None if !may_change => {
-                self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node)
+        if !synced && (may_change || is_incomplete) {
+            let saved = snapshot_links.and_then(|(version, store)| {
+                let query = ZoneQuery { store: &store, name, relative, qtype };
+                let answer = self.answer_from_snapshot(&query, version)?;
+                Some(ZoneAnswer { snapshot: Some(Arc::clone(&store)), ..answer })
+            });
+            if let Some(saved) = saved {
+                return saved;
             }
-            None => not_ready(),
+            if may_change {
+                return ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
+            }
         }
+        self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node)
     }
 
     /// Returns the answer from the links of a snapshot; `None` for a name that the snapshot doesn't have, as that name

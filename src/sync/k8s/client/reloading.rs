@@ -12,7 +12,6 @@ use axum::http::{Request, Response, StatusCode};
 use kube::Client;
 use kube::client::Body;
 use serde_json::json;
-use sha2::{Digest, Sha512};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -23,6 +22,7 @@ use tracing::{info, warn};
 use super::{
     ApiServer, ClientConnection, ClientError, ClusterIdentity, ConfigSource, LoadedConfig, client_of,
 };
+use crate::model::names;
 
 /// The shortest time between two readings of the files; a request causes a reading.
 const READ_INTERVAL: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_RETRY_AFTER_SECONDS: u32 = 30;
 
 /// A hash of a file; `None` if it can't be read.
-type FileHash = Option<[u8; 64]>;
+type FileHash = Option<String>;
 
 struct ReloadingClient {
     source: ConfigSource,
@@ -187,13 +187,16 @@ impl ReloadingClient {
 async fn read(source: &ConfigSource) -> Result<(LoadedConfig, Vec<(PathBuf, FileHash)>), ClientError> {
     // Only the configuration tells which files it consists of.
     let files = source.load().await?.files;
-    let hashes =
-        files.into_iter().map(|file| (hash_of(&file), file)).map(|(hash, file)| (file, hash)).collect();
+    let hashed = |file: PathBuf| {
+        let hash = hash_of(&file);
+        (file, hash)
+    };
+    let hashes = files.into_iter().map(hashed).collect();
     Ok((source.load().await?, hashes))
 }
 
 fn hash_of(file: &Path) -> FileHash {
-    std::fs::read(file).ok().map(|bytes| Sha512::digest(bytes).into())
+    std::fs::read(file).ok().map(names::hash_of)
 }
 
 fn copy(request: &Request<Body>) -> Option<Request<Body>> {

@@ -145,7 +145,7 @@ fn nothing_stands_in_after_the_first_list() {
 }
 
 #[test]
-fn known_name_is_answered_while_the_first_list_replaces_the_snapshot() {
+fn known_name_is_answered_while_a_list_replaces_the_snapshot() {
     for _ in 0..20 {
         let (store, snapshot_links) = waiting(links());
         drop(snapshot_links);
