@@ -349,8 +349,8 @@ fn any_port() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kubeconfig_with_another_address_is_followed() {
+/// Starts lb-linker with a relay between it and the API server.
+async fn behind_relay() -> (Stage, Relay) {
     let relay = Cell::new(None);
     let stage = Stage::start(async |plane| {
         let started = Relay::start(any_port(), plane.address()).await;
@@ -359,12 +359,18 @@ async fn kubeconfig_with_another_address_is_followed() {
         address
     })
     .await;
+    (stage, relay.take().expect("the relay was started"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kubeconfig_with_another_address_is_followed() {
+    let (stage, relay) = behind_relay().await;
     let second = Relay::start(any_port(), stage.plane.address()).await;
     // Half a file is no reason to stop.
     std::fs::write(&stage.kubeconfig, "apiVersion: v1\nclusters:\n- name: te").unwrap();
     stage.linker.line("the changed configuration for the API server isn't used").await;
     stage.works().await;
-    drop(relay.take());
+    drop(relay);
     stage.linker.line("the API server can't be reached").await;
     let host = stage.change().await;
     let begun = Instant::now();
@@ -381,15 +387,7 @@ async fn kubeconfig_with_another_address_is_followed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_fall_silent_are_replaced() {
-    let relay = Cell::new(None);
-    let stage = Stage::start(async |plane| {
-        let started = Relay::start(any_port(), plane.address()).await;
-        let address = started.address;
-        relay.set(Some(started));
-        address
-    })
-    .await;
-    let relay = relay.take().unwrap();
+    let (stage, relay) = behind_relay().await;
     // As when the address of the Service `kubernetes` leads elsewhere: old connections are silent, new ones work.
     relay.change.send_replace(());
     let begun = Instant::now();
