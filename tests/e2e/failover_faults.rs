@@ -12,6 +12,7 @@ use hickory_proto::rr::rdata::A;
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
+use lb_linker::api::status::SourceState;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -125,7 +126,8 @@ async fn tampered_status_is_corrected_by_a_check() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", "a.example.com").await;
     let linker = shop.linker(&[]).await;
-    shop.create("web", of_web()).await;
+    let sources = json!([{"name": "seoul", "service": {"name": "web"}}]);
+    shop.create("web", json!({"sources": sources, "check": quick()})).await;
     shop.announces("web", "a.example.com").await;
     let name = "web-shop-ext";
     wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
@@ -136,11 +138,16 @@ async fn tampered_status_is_corrected_by_a_check() {
     tamper(json!({"hostname": "b.example.com", "display": "b.example.com"})).await;
     shop.announces("web", "a.example.com").await;
     answers(linker.dns, QUESTION, "a.example.com.").await;
-    // A target that the policy denies is never answered.
-    shop.upstream.kill("*");
+    // A target that the policy denies is never answered. The Service's own target isn't announced in its place while
+    // the checks of it fail.
+    shop.upstream.kill("a.example.com");
+    let is_unhealthy = || async {
+        (shop.status("web").await.sources[0].state == Some(SourceState::Unhealthy)).then_some(())
+    };
+    eventually("an unhealthy source", is_unhealthy).await;
     tamper(json!({"hostname": "db.other.svc.cluster.local", "display": "db.other.svc.cluster.local"})).await;
     answers(linker.dns, QUESTION, "No Error").await;
-    shop.upstream.revive("*");
+    shop.upstream.revive("a.example.com");
     shop.announces("web", "a.example.com").await;
     answers(linker.dns, QUESTION, "a.example.com.").await;
     wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
