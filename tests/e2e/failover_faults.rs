@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -205,6 +205,51 @@ async fn target_stays_although_a_list_lacks_its_service() {
     api.disconnect();
     shop.cluster.delete_service("shop", "lb").await;
     answers(linker.dns, QUESTION, "No Error").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn first_refusals_after_a_start_withdraw_no_name() {
+    let shop = Shop::open(&[]).await;
+    // An API server that has just started refuses requests, because it hasn't read the roles yet.
+    let (is_away, refused) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(BTreeSet::new())));
+    let (away, paths) = (Arc::clone(&is_away), Arc::clone(&refused));
+    let meddler: Meddler = Arc::new(move |line| {
+        let path = line.split(['?', ' ']).nth(1).unwrap_or_default().to_owned();
+        if away.load(Ordering::Relaxed) {
+            return Meddling::Answer(503, "ServiceUnavailable");
+        }
+        let is_read = line.starts_with("GET /apis/linker.hsj.com/");
+        let is_first = is_read && paths.lock().unwrap().insert(path);
+        if is_first { Meddling::Answer(403, "Forbidden") } else { Meddling::Pass }
+    });
+    let api = MeddledApi::start(&shop.plane, meddler).await;
+    let snapshot = tempfile::tempdir().unwrap();
+    let (path, upstream) = (snapshot.path().join("links"), shop.upstream.resolver.address.to_string());
+    let args =
+        ["--kubeconfig", api.kubeconfig(), "--upstream", &upstream, "--snapshot", path.to_str().unwrap()];
+    shop.create("web", json!({"sources": [{"name": "fixed", "hostname": "a.example.com"}]})).await;
+    let linker = Linker::start(args);
+    linker.ready().await;
+    answers(linker.dns, QUESTION, "a.example.com.").await;
+    let is_kept = || async { std::fs::read_to_string(&path).ok()?.contains("a.example.com").then_some(()) };
+    eventually("a snapshot", is_kept).await;
+    drop(linker);
+
+    is_away.store(true, Ordering::Relaxed);
+    let linker = Linker::start(args);
+    linker.ready().await;
+    stays(&[&linker], QUESTION, "a.example.com.", 1).await;
+    refused.lock().unwrap().clear();
+    is_away.store(false, Ordering::Relaxed);
+    let end = linker.line("DNS doesn't use the snapshot");
+    tokio::pin!(end);
+    while futures::poll!(&mut end).is_pending() {
+        stays(&[&linker], QUESTION, "a.example.com.", 1).await;
+    }
+    stays(&[&linker], QUESTION, "a.example.com.", 3).await;
+    let refused = refused.lock().unwrap();
+    let list = "/apis/linker.hsj.com/v1alpha1/externaltargets";
+    assert!(refused.contains("/apis/linker.hsj.com/v1alpha1") && refused.contains(list), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
