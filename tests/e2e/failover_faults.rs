@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::failover::{Shop, Upstream, quick, stays};
 use crate::harness::audit::AuditEvent;
 use crate::harness::clock::{Stop, StoppedClock};
 use crate::harness::cluster::Ingress;
-use crate::harness::dns::{FaultyUpstream, address, answers};
+use crate::harness::dns::{FaultyUpstream, address, answers, short};
 use crate::harness::eventually;
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddler, Meddling};
@@ -211,14 +211,16 @@ async fn target_stays_although_a_list_lacks_its_service() {
 async fn first_refusals_after_a_start_withdraw_no_name() {
     let shop = Shop::open(&[]).await;
     // An API server that has just started refuses requests, because it hasn't read the roles yet.
-    let (is_away, refused) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(BTreeSet::new())));
-    let (away, paths) = (Arc::clone(&is_away), Arc::clone(&refused));
+    let (is_away, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let refused = Arc::new(Mutex::new(BTreeSet::new()));
+    let (away, failing, paths) = (Arc::clone(&is_away), Arc::clone(&failed), Arc::clone(&refused));
     let meddler: Meddler = Arc::new(move |line| {
         let path = line.split(['?', ' ']).nth(1).unwrap_or_default().to_owned();
+        let is_read = line.starts_with("GET /apis/linker.hsj.com/");
         if away.load(Ordering::Relaxed) {
+            failing.fetch_add(usize::from(is_read), Ordering::Relaxed);
             return Meddling::Answer(503, "ServiceUnavailable");
         }
-        let is_read = line.starts_with("GET /apis/linker.hsj.com/");
         let is_first = is_read && paths.lock().unwrap().insert(path);
         if is_first { Meddling::Answer(403, "Forbidden") } else { Meddling::Pass }
     });
@@ -238,7 +240,9 @@ async fn first_refusals_after_a_start_withdraw_no_name() {
     is_away.store(true, Ordering::Relaxed);
     let linker = Linker::start(args);
     linker.ready().await;
-    stays(&[&linker], QUESTION, "a.example.com.", 1).await;
+    let has_failed = || async { (failed.load(Ordering::Relaxed) >= 6).then_some(()) };
+    eventually("failed requests for ExternalTargets", has_failed).await;
+    assert_eq!(short(linker.dns, QUESTION).await, "a.example.com.");
     refused.lock().unwrap().clear();
     is_away.store(false, Ordering::Relaxed);
     let end = linker.line("DNS doesn't use the snapshot");

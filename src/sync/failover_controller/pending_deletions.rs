@@ -35,10 +35,8 @@ pub(super) struct PendingDeletions {
     discovery: Option<BoxFuture<'static, kube::Result<bool>>>,
     /// When the last discovery request was sent.
     began: Option<std::time::Instant>,
-    /// Whether the API server has answered a discovery request.
-    is_answered: bool,
-    /// The number of failed requests in a row.
-    failures: u32,
+    /// The number of requests in a row that were refused (403).
+    refusals: u32,
     /// When the next request is due before the regular one: the last one failed, or an ExternalTarget was deleted after
     /// it was sent.
     discovery_due: Option<Instant>,
@@ -87,18 +85,17 @@ impl PendingDeletions {
         let Some(discovery) = &mut self.discovery else { return pending().await };
         let served = discovery.await;
         self.discovery = None;
-        self.is_answered |= matches!(served, Ok(_) | Err(kube::Error::Api(_)));
-        self.failures = if served.is_err() { self.failures.saturating_add(1) } else { 0 };
-        let is_early = self.failures < REFUSALS_AT_START;
-        if served.is_err() && (!self.waiting.is_empty() || !self.is_answered || is_early) {
+        let is_refused = matches!(&served, Err(kube::Error::Api(status)) if status.code == 403);
+        self.refusals = if is_refused { self.refusals.saturating_add(1) } else { 0 };
+        if served.is_err() && (!self.waiting.is_empty() || !self.is_forbidden()) {
             self.retry_soon();
         }
         served
     }
 
-    /// Returns the number of failed requests in a row.
-    pub(super) fn failures(&self) -> u32 {
-        self.failures
+    /// Returns whether the permission for discovery counts as missing.
+    pub(super) fn is_forbidden(&self) -> bool {
+        self.refusals >= REFUSALS_AT_START
     }
 
     /// Makes another request due before the regular one.

@@ -163,7 +163,7 @@ impl FailoverController {
                     kube::Error::Api(status) => {
                         self.error_log.report(status.code, &sentence);
                         // Without that permission nothing is known about ExternalTargets, now and later.
-                        if status.code == 403 && self.pending_deletions.failures() >= REFUSALS_AT_START {
+                        if self.pending_deletions.is_forbidden() {
                             self.context.store.set_leads_known();
                         }
                     }
@@ -202,6 +202,7 @@ impl FailoverController {
             return self.forbidden(number, error);
         }
         let Some(event) = self.scopes[number].log.log_failure(item) else {
+            self.scopes[number].refusals = 0;
             return self.note_list(number, false);
         };
         match event {
