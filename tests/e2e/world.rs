@@ -134,7 +134,8 @@ async fn replaced_resolv_conf_is_followed() {
     follow(2).await;
     // Written in place, empty in between.
     std::fs::write(&file, "").unwrap();
-    linker.line("the previous one stays in force").await;
+    linker.line("the new configuration from the flags can't be applied").await;
+    with_corefile.line("the new Corefile can't be applied").await;
     resolves_by(linker.dns, 2).await;
     std::fs::write(&file, text(3)).unwrap();
     follow(3).await;

@@ -38,6 +38,14 @@ impl CorefileSource {
         path.map_or_else(|| Self::BuiltIn(built_in()), Self::File)
     }
 
+    /// Returns what the log calls the source.
+    pub(crate) fn noun(&self) -> &'static str {
+        match self {
+            Self::File(_) => "Corefile",
+            Self::BuiltIn(_) => "configuration from the flags",
+        }
+    }
+
     /// Reads the Corefile and its imports.
     pub(crate) fn read(&self) -> Result<LoadedCorefile, CorefileError> {
         match self {

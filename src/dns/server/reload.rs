@@ -165,7 +165,7 @@ impl Reloader {
                     *known = zones;
                     changed
                 });
-                info!("the Corefile is in force again: {summary}");
+                info!("the {} is in force again: {summary}", self.origin.noun());
                 self.metrics.version.reset();
                 self.metrics.version.with_label_values(&["sha512", &hash]).set(1);
                 self.last = Ok(hash);
@@ -174,7 +174,10 @@ impl Reloader {
                 let problem = problem.to_string();
                 if requested || self.last.as_ref().err() != Some(&problem) {
                     self.metrics.failed.inc();
-                    error!("the new Corefile can't be applied, the previous one stays in force: {problem}");
+                    error!(
+                        "the new {} can't be applied, the previous one stays in force: {problem}",
+                        self.origin.noun()
+                    );
                 }
                 self.last = Err(problem);
             }
