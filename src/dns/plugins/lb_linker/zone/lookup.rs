@@ -59,9 +59,7 @@ impl Node {
     /// has it with the same target: an ExternalTarget, or an external target, may be read before its Service.
     pub(super) fn is_incomplete(&self, saved: &Store) -> bool {
         let (Self::Link(link) | Self::Service { link, .. }) = self else { return false };
-        let is_provisional = link.lead().is_some_and(|lead| lead.is_provisional);
-        link.lead().is_some()
-            && saved.get(&link.key).is_some_and(|saved| is_provisional || saved.target == link.target)
+        link.lead().is_some() && saved.get(&link.key).is_some_and(|saved| saved.target == link.target)
     }
 
     /// Returns whether the name belongs to a link with a target, whatever other links there are.
