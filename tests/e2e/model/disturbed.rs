@@ -7,7 +7,7 @@ pub mod load;
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -82,6 +82,8 @@ pub enum Trouble {
     /// The leader is stopped for this time, and so are its clocks.
     LeaderSuspend(Stop, Duration),
     LeaseRelease,
+    /// A replica is killed and starts again while the API server is away.
+    StartWithoutApi,
     Reload,
     Servfail,
     SilentUpstream,
@@ -89,7 +91,7 @@ pub enum Trouble {
 
 impl Trouble {
     /// All but those of the clocks.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Nothing,
         Self::Cut,
         Self::Reset,
@@ -101,6 +103,7 @@ impl Trouble {
         Self::LeaderKill,
         Self::LeaderStop,
         Self::LeaseRelease,
+        Self::StartWithoutApi,
         Self::Reload,
         Self::Servfail,
         Self::SilentUpstream,
@@ -183,6 +186,10 @@ impl Replica {
         self.linker.ready().await;
     }
 
+    fn snapshot(&self) -> PathBuf {
+        self.directory.path().join("links")
+    }
+
     fn leads(&self) -> bool {
         self.linker.metric("lb_linker_leader") == Some(1.0)
     }
@@ -198,7 +205,9 @@ fn run(link: &FaultyLink, directory: &Path, name: &str, clock: Option<&StoppedCl
     let corefile = ["--corefile", corefile.to_str().unwrap(), "--service-selector", &selector];
     let deletion = ["--delete-delay", "0s", "--max-deletes", "unlimited"];
     let election = ["--leader-election", "lease", "--identity", name];
-    Linker::start_with(&variables, [args, corefile, deletion, election].concat())
+    let snapshot = directory.join("links");
+    let snapshot = ["--snapshot", snapshot.to_str().unwrap()];
+    Linker::start_with(&variables, [&args[..], &corefile, &deletion, &election, &snapshot].concat())
 }
 
 fn write_corefile(directory: &Path, upstream: &str, cache: u32, more_zones: &str) {
@@ -248,8 +257,8 @@ pub struct Disturbed {
     pub operations: usize,
     /// The longest time until everything had converged after a round.
     pub slowest: Duration,
-    /// The times from a change just after a return of the API server until all replicas answered it.
-    pub seen_after_return: Vec<Duration>,
+    /// The times from a return of the API server until everything had converged.
+    pub converged_after_return: Vec<Duration>,
     /// The times from the end of a leader until the next one led.
     pub take_overs: Vec<Duration>,
 }
@@ -290,7 +299,7 @@ impl Disturbed {
             tally: BTreeMap::new(),
             operations: 0,
             slowest: Duration::ZERO,
-            seen_after_return: Vec::new(),
+            converged_after_return: Vec::new(),
             take_overs: Vec::new(),
             setup,
             plane,
@@ -353,6 +362,17 @@ impl Disturbed {
     async fn mark(&mut self) {
         let marks = self.generator.mark(&self.universe);
         self.execute(&marks).await;
+    }
+
+    /// Starts the API server, and changes a target in each namespace. Records how long it takes from then until the replicas
+    /// answer the present states, and the external targets are those of the model.
+    async fn return_api_server(&mut self, trouble: Trouble) {
+        block_in_place(|| self.plane.start_apiserver());
+        let returned = Instant::now();
+        self.executor.cluster = self.plane.cluster().await;
+        self.mark().await;
+        self.wait_for_convergence(trouble).await;
+        self.converged_after_return.push(returned.elapsed());
     }
 
     /// Changes a target, and returns how long it takes until all replicas answer the new one.
@@ -438,10 +458,21 @@ impl Disturbed {
                     _ => self.plane.kill_apiserver(),
                 });
                 tokio::time::sleep(pause).await;
-                block_in_place(|| self.plane.start_apiserver());
-                self.executor.cluster = self.plane.cluster().await;
-                let seen = self.time_of_change().await;
-                self.seen_after_return.push(seen);
+                self.return_api_server(trouble).await;
+            }
+            Trouble::StartWithoutApi => {
+                let victim = if self.setup.has_survivor { 1 } else { self.random.random_range(0..2) };
+                let pause = Duration::from_millis(self.random.random_range(0..5000));
+                let snapshot = self.replicas[victim].snapshot();
+                eventually("a snapshot", || async { snapshot.exists().then_some(()) }).await;
+                self.shared.replicas.lock().unwrap()[victim] = None;
+                // The load notices it.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                block_in_place(|| self.plane.stop_apiserver());
+                self.replicas[victim].linker.kill();
+                self.start_anew(victim).await;
+                tokio::time::sleep(pause).await;
+                self.return_api_server(trouble).await;
             }
             Trouble::LeaderKill | Trouble::LeaderStop | Trouble::LeaderSuspend(..) => {
                 // While a replica leads that isn't restarted, its follower is.
@@ -512,8 +543,7 @@ impl Disturbed {
             self.take_overs.push(since.elapsed());
         }
         let Trouble::LeaderSuspend(how, duration) = trouble else {
-            self.replicas[victim].start_anew().await;
-            self.shared.replicas.lock().unwrap()[victim] = Some(self.replicas[victim].linker.dns);
+            self.start_anew(victim).await;
             if self.setup.has_survivor {
                 // So that the leader isn't the same replica for ever.
                 self.release_lease().await;
@@ -528,6 +558,13 @@ impl Disturbed {
         clock.as_mut().expect("it has clocks").go_on(linker, how);
         let follower = &self.replicas[victim];
         eventually("the former leader to follow", || async { (!follower.leads()).then_some(()) }).await;
+    }
+
+    /// Starts a replica that has ended, and lets the load ask it.
+    async fn start_anew(&mut self, number: usize) {
+        self.shared.with(history::History::begin_start);
+        self.replicas[number].start_anew().await;
+        self.shared.replicas.lock().unwrap()[number] = Some(self.replicas[number].linker.dns);
     }
 
     /// Takes the Lease from its holder, as a user of kubectl can.
@@ -584,7 +621,7 @@ impl Disturbed {
     }
 
     /// Waits until the replicas answer the present states, and the external targets are those of the model.
-    async fn converge(&mut self, trouble: Trouble) {
+    async fn wait_for_convergence(&self, trouble: Trouble) {
         let begun = Instant::now();
         let mut pauses = PollPauses::new();
         loop {
@@ -600,6 +637,12 @@ impl Disturbed {
             );
             pauses.next().await;
         }
+    }
+
+    /// Waits for convergence, and then expects more of ExternalTargets.
+    async fn converge(&mut self, trouble: Trouble) {
+        let begun = Instant::now();
+        self.wait_for_convergence(trouble).await;
         self.slowest = self.slowest.max(begun.elapsed());
         // ExternalTargets that are announced have a target from now on.
         for (i, (number, exists)) in self.external_targets.iter().enumerate() {

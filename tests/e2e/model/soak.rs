@@ -42,7 +42,9 @@ async fn soak_answers_match_the_model() {
     loop {
         let trouble = match duration {
             // Each in turn.
-            None => match [Trouble::Cut, Trouble::Reload, Trouble::Servfail].get(rounds) {
+            None => match [Trouble::Cut, Trouble::Reload, Trouble::Servfail, Trouble::StartWithoutApi]
+                .get(rounds)
+            {
                 Some(trouble) => *trouble,
                 None => break,
             },

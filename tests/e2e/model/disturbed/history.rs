@@ -20,6 +20,8 @@ pub fn bound() -> Duration {
 }
 /// How long the end of an outage of the upstream may be felt.
 const AFTER_OUTAGE: Duration = Duration::from_secs(60);
+/// How long after a change a snapshot may lack it.
+const SNAPSHOT_DELAY: Duration = Duration::from_secs(5);
 /// How long states are kept after their end.
 const KEPT: Duration = Duration::from_secs(900);
 
@@ -143,6 +145,8 @@ pub struct History {
     changing: Option<Instant>,
     disturbances: Vec<Period>,
     outages: Vec<Period>,
+    /// From the start of a replica until all replicas have converged.
+    starts: Vec<Period>,
 }
 
 impl History {
@@ -194,9 +198,15 @@ impl History {
         self.disturbances.push((Instant::now(), None));
     }
 
-    /// Ends the disturbances: all replicas answer the present states.
+    /// Ends the disturbances and the starts: all replicas answer the present states.
     pub fn calm(&mut self) {
         end(&mut self.disturbances);
+        end(&mut self.starts);
+    }
+
+    /// Records that a replica starts, which may answer from a snapshot: names that aren't in it get SERVFAIL.
+    pub fn begin_start(&mut self) {
+        self.starts.push((Instant::now(), None));
     }
 
     pub fn begin_outage(&mut self) {
@@ -226,7 +236,24 @@ impl History {
         qtype: RecordType,
         (sent, received): (Instant, Instant),
     ) -> bool {
-        self.was_true(subject, seen, qtype, (self.oldest(sent), received))
+        let period = (self.oldest(sent), received);
+        self.was_true(subject, seen, qtype, period)
+            || *seen == Seen::Other(ResponseCode::ServFail.to_string())
+                && self.may_lack(subject, sent, period)
+    }
+
+    /// Returns whether the name may be missing in the snapshot of a replica that has started: it had no target at some time
+    /// of the period, or has one for a few seconds only.
+    fn may_lack(&self, subject: usize, sent: Instant, (since, until): (Instant, Instant)) -> bool {
+        let Some((begun, _)) = self.starts.iter().rev().find(|start| reaches(start, sent, Duration::ZERO))
+        else {
+            return false;
+        };
+        self.entries[subject].iter().any(|entry| {
+            let is_new = entry.from + SNAPSHOT_DELAY > *begun;
+            let is_within = entry.from <= until && entry.until.is_none_or(|end| end >= since);
+            is_within && (is_new || !entry.state.has_target())
+        })
     }
 
     /// Returns whether an answer could say this at some time of a period.
