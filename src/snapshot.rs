@@ -7,7 +7,7 @@ pub(crate) mod contents;
 pub mod file;
 pub mod format;
 pub mod metrics;
-mod restore;
+pub mod restore;
 mod rules;
 mod serving;
 pub mod task;

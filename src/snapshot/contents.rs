@@ -25,6 +25,7 @@ pub(crate) fn saved(link: &Link) -> SavedLink {
         allow_from: texts(&link.annotations.allow_from),
         ports: link.ports.to_vec(),
         external_target: link.external_target().into_owned(),
+        is_cut: false,
         lead: link.lead().map(|lead| SavedLead {
             uid: lead.uid.to_string(),
             source: lead.source.to_string(),

@@ -52,10 +52,12 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::new(ErrorKind::InvalidInput, "it isn't a file"));
     }
-    let mut bytes = Vec::new();
+    let size = usize::try_from(metadata.len()).unwrap_or(MAX_BYTES).min(MAX_BYTES);
+    let mut bytes = Vec::with_capacity(size + 1);
     file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
 }

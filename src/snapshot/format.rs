@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::model::excerpt;
 use crate::model::link::Port;
 use crate::model::names;
 use crate::model::rejection::{MAX_ENTRIES, MAX_ENTRY_BYTES};
@@ -88,6 +89,9 @@ pub struct SavedLink {
     pub ports: Vec<Port>,
     /// The name of the external target.
     pub external_target: String,
+    /// Whether only the names are kept, because the link or the snapshot would be too large.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_cut: bool,
     /// The ExternalTarget that leads the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lead: Option<SavedLead>,
@@ -223,7 +227,8 @@ fn write_line(bytes: &mut Vec<u8>, value: &impl Serialize) -> Result<(), FormatE
 }
 
 fn read_line<'a, T: Deserialize<'a>>((text, line): (&'a [u8], usize)) -> Result<T, FormatError> {
-    serde_json::from_slice(text).map_err(|error| FormatError::Line { line, why: error.to_string() })
+    serde_json::from_slice(text)
+        .map_err(|error| FormatError::Line { line, why: excerpt::sentence(&error.to_string()).to_string() })
 }
 
 // === impl SavedLink ===
@@ -232,7 +237,7 @@ impl SavedLink {
     /// Returns the link without what can be large; its default names and its external target stay with it.
     fn names_only(self) -> Self {
         let Self { namespace, service, created, external_target, .. } = self;
-        Self { namespace, service, created, external_target, ..Self::default() }
+        Self { namespace, service, created, external_target, is_cut: true, ..Self::default() }
     }
 
     /// Checks the limits that the values of a cluster keep, too.

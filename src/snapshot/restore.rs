@@ -12,27 +12,33 @@ use crate::store::{OnGone, Store};
 use crate::sync::source::selection::Selection;
 
 /// A store with the links of a snapshot.
-pub(super) struct Restored {
-    pub(super) store: Store,
+#[derive(Debug)]
+pub struct Restored {
+    pub store: Store,
     /// The number of links with a target.
-    pub(super) answered: usize,
+    pub answered: usize,
     /// The number of links that the present flags leave out, or whose target they deny.
-    pub(super) denied: usize,
+    pub denied: usize,
 }
 
-/// Returns the links of a snapshot as the present flags allow them.
-pub(super) fn restore(snapshot: &Snapshot, selection: &Selection, policy: &HostnamePolicy) -> Restored {
+/// Returns the links of a snapshot as the present flags allow them. Takes the snapshot, so that each link is freed once it
+/// is in the store.
+#[must_use]
+pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolicy) -> Restored {
     let store = Store::new(OnGone::Dropped).with_zones(&policy.targets.zones);
     let store = store.with_serial(snapshot.head.serial);
-    let is_selected = |link: &&SavedLink| {
+    let is_selected = |link: &SavedLink| {
         let namespace = &link.namespace;
-        let is_watched = selection.namespaces.is_empty() || selection.namespaces.contains(namespace);
-        is_watched && selection.target_namespace.as_ref() != Some(namespace)
+        selection.namespaces.is_empty() || selection.namespaces.contains(namespace)
     };
-    let links: Vec<&SavedLink> = snapshot.links.iter().filter(is_selected).collect();
-    let mut denied = snapshot.links.len() - links.len();
+    let all = snapshot.links.len();
+    // A link of which only the names are kept may lack a hostname below a wildcard of another link.
+    let is_cut = snapshot.links.iter().any(|link| link.is_cut);
+    let links: Vec<SavedLink> = snapshot.links.into_iter().filter(is_selected).collect();
+    let mut denied = all - links.len();
     let granted = |link: &SavedLink, names: &[String]| {
-        let names = names.iter().map(|name| Arc::from(&**name)).collect();
+        let names = names.iter().filter(|name| !is_cut || !name.starts_with("*."));
+        let names = names.map(|name| Arc::from(&**name)).collect();
         policy.still_granted(&link.namespace, names)
     };
     // First the owners of names, so that no name goes to another link than before.
@@ -41,16 +47,16 @@ pub(super) fn restore(snapshot: &Snapshot, selection: &Selection, policy: &Hostn
     }
     let mut answered = 0;
     for link in links {
-        let target = target(link).and_then(|target| policy.targets.allowed(target));
+        let target = target(&link).and_then(|target| policy.targets.allowed(target));
         denied += usize::from(target.is_none() && link.target.is_some());
         answered += usize::from(target.is_some());
         let annotations = Annotations {
             ttl: link.ttl,
             // Not names that it only requested: another link held them, which may lack here.
-            hostnames: granted(link, &link.hostnames).into(),
+            hostnames: granted(&link, &link.hostnames).into(),
             allow_from: link.allow_from.iter().map(|namespace| Arc::from(&**namespace)).collect(),
         };
-        apply(&store, link, target, annotations);
+        apply(&store, &link, target, annotations);
     }
     Restored { store, answered, denied }
 }

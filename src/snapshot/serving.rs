@@ -25,13 +25,19 @@ use crate::sync::source::first_list::FirstList;
 /// What the file of the snapshot was found to be.
 enum Loaded {
     Missing,
-    Snapshot(Box<Snapshot>),
+    Snapshot(ReadSnapshot),
     Unreadable(io::Error),
     Damaged {
         why: FormatError,
         /// The new name of the file.
         aside: io::Result<PathBuf>,
     },
+}
+
+/// A snapshot, and its bytes.
+struct ReadSnapshot {
+    bytes: Vec<u8>,
+    snapshot: Snapshot,
 }
 
 /// Runs until the first list is complete.
@@ -45,11 +51,11 @@ pub(super) async fn until_first_list(context: &SnapshotContext) -> Result<bool, 
     let path = context.path.clone();
     let loaded = spawn_blocking(move || load(path)).await?;
     let mut has_leads = false;
-    if let Some(snapshot) = report(context, loaded) {
+    if let Some(ReadSnapshot { bytes, snapshot }) = report(context, loaded) {
         has_leads = snapshot.links.iter().any(|link| link.lead.is_some());
         context.metrics.links.set(i64::try_from(snapshot.links.len()).unwrap_or(i64::MAX));
         if is_needed(context, deadline).await {
-            serve(context, *snapshot).await?;
+            serve(context, snapshot, bytes).await?;
         }
     }
     context.store.synced().await;
@@ -63,16 +69,16 @@ fn load(path: PathBuf) -> Loaded {
         Err(error) => return Loaded::Unreadable(error),
     };
     match decode(&bytes) {
-        Ok(snapshot) => Loaded::Snapshot(Box::new(snapshot)),
+        Ok(snapshot) => Loaded::Snapshot(ReadSnapshot { bytes, snapshot }),
         Err(why) => Loaded::Damaged { why, aside: file::set_aside(&path) },
     }
 }
 
 /// Returns the snapshot, or logs why there is none.
-fn report(context: &SnapshotContext, loaded: Loaded) -> Option<Box<Snapshot>> {
+fn report(context: &SnapshotContext, loaded: Loaded) -> Option<ReadSnapshot> {
     let path = context.path.display();
     match loaded {
-        Loaded::Snapshot(snapshot) => return Some(snapshot),
+        Loaded::Snapshot(read) => return Some(read),
         Loaded::Missing => {}
         Loaded::Unreadable(error) => warn!("the snapshot {path} can't be read, so it isn't used: {error}"),
         Loaded::Damaged { why, aside: Ok(aside) } => {
@@ -101,8 +107,9 @@ async fn is_needed(context: &SnapshotContext, deadline: Instant) -> bool {
     }
 }
 
-/// Lets DNS answer with a snapshot until the first list is complete, or the snapshot is too old.
-async fn serve(context: &SnapshotContext, snapshot: Snapshot) -> Result<(), SyncError> {
+/// Lets DNS answer with a snapshot until the first list is complete, or the snapshot is too old. `bytes` are those of the
+/// snapshot: its links take several times the memory, and aren't kept beside the store.
+async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) -> Result<(), SyncError> {
     let SnapshotContext { path, max_age, cluster, selection, store, .. } = context;
     let (mut first_list, mut policy) = (context.first_list.clone(), context.policy.clone());
     let (path, taken) = (path.display(), snapshot.head.taken);
@@ -116,13 +123,24 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot) -> Result<(), Sync
         }
     };
     let read = Instant::now();
-    let snapshot = Arc::new(snapshot);
+    let bytes = Arc::new(bytes);
+    let mut decoded = Some(snapshot);
     let mut is_first = true;
     loop {
-        let (current, saved) = (Arc::clone(&policy.borrow_and_update()), Arc::clone(&snapshot));
-        let watched = Arc::clone(selection);
-        let restored = spawn_blocking(move || restore(&saved, &watched, &current)).await?;
-        let Restored { store: links, answered, denied } = restored;
+        let (current, watched) = (Arc::clone(&policy.borrow_and_update()), Arc::clone(selection));
+        let (decoded, bytes) = (decoded.take(), Arc::clone(&bytes));
+        let restored = spawn_blocking(move || {
+            let snapshot = decoded.map_or_else(|| decode(&bytes), Ok)?;
+            Ok::<_, FormatError>(restore(snapshot, &watched, &current))
+        });
+        let Restored { store: links, answered, denied } = match restored.await? {
+            Ok(restored) => restored,
+            Err(why) => {
+                store.set_snapshot_links(None);
+                warn!("the snapshot {path} isn't used: {why}");
+                return Ok(());
+            }
+        };
         if answered == 0 && is_first {
             info!("the snapshot {path} has no link that the flags allow, so it isn't used");
             return Ok(());

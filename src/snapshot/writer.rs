@@ -22,7 +22,8 @@ use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use crate::sync::k8s::errors::ThrottledLog;
 
-/// How long the first write waits for the ExternalTargets if the file has no decisions of them.
+/// How long the first write waits for the ExternalTargets if the file has no decisions of them. If it has, a warning tells
+/// after this time that nothing is written.
 const LEADS_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a failed write.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -89,10 +90,13 @@ pub(super) async fn run(
     let store = &context.store;
     let mut changes = Changes { feed: store.subscribe(), silent_updates: store.subscribe_silent_updates() };
     let known = async {
-        if has_leads {
+        let is_late = timeout(LEADS_TIMEOUT, store.leads_known()).await.is_err();
+        if is_late && has_leads {
+            let path = context.path.display();
+            warn!(
+                "the snapshot {path} isn't written, because it has decisions of ExternalTargets, which can't be read yet"
+            );
             store.leads_known().await;
-        } else {
-            let _ = timeout(LEADS_TIMEOUT, store.leads_known()).await;
         }
     };
     if stop.run_until_cancelled(known).await.is_none() {

@@ -1,5 +1,5 @@
 //! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated replies
-//! of upstreams, Corefiles, rules of *rewrite* and *template*, manifests, and answers of the API server.
+//! of upstreams, Corefiles, rules of *rewrite* and *template*, manifests, answers of the API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs after
 //! the other, so that the resident memory is that of one kind.
@@ -20,6 +20,7 @@ mod rules;
 #[path = "../e2e/harness/scale.rs"]
 mod scale;
 mod seeds;
+mod snapshot;
 mod stream;
 mod watch;
 
@@ -42,6 +43,7 @@ const STREAMS: Kind = Kind { name: "TCP connections", full: 500_000, short: 20_0
 const COREFILES: Kind = Kind { name: "Corefiles", full: 100_000, short: 30_000 };
 const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000, short: 30_000 };
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
+const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 };
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
 /// The growth of the resident memory, from a tenth of the inputs to the last one, that doesn't count: buffers of the
 /// allocator.
@@ -285,6 +287,13 @@ fn mutated_watches_and_lists_are_decoded_or_refused() {
     assert_mixed(&tally, WATCHES, &kinds);
 }
 
+#[test]
+fn mutated_snapshots_are_restored_or_refused() {
+    let start = || |bytes: &[u8], _: usize| snapshot::try_snapshot(bytes).map(str::to_owned);
+    let tally = try_all(object_seeds::snapshots(), SNAPSHOTS, start);
+    assert_mixed(&tally, SNAPSHOTS, &["no snapshot", "wrong line", "no links", "links"]);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -298,6 +307,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("question", owned(seeds::questions())),
         ("reply", owned(seeds::replies())),
         ("rules", owned(seeds::rules())),
+        ("snapshot", owned(object_seeds::snapshots())),
         ("stream", owned(seeds::streams())),
         ("watch", owned(object_seeds::watches())),
     ];

@@ -1,6 +1,7 @@
-//! Seeds of the mutations of manifests, and of the API server's answers.
+//! Seeds of the mutations of manifests, of the API server's answers, and of snapshots.
 
 use super::seeds::Seed;
+use super::snapshot::sealed;
 
 const SERVICE: &str = r#"apiVersion: v1
 kind: Service
@@ -139,4 +140,44 @@ pub fn watches() -> Vec<Seed> {
         ("page-without-version", page("ServiceList", "", "[]")),
     ];
     texts.map(|(name, text)| (name, text.into_bytes())).into()
+}
+
+/// Returns snapshots.
+pub fn snapshots() -> Vec<Seed> {
+    let head = r#"{"taken":"2026-11-25T18:00:00Z","program":"0.1.0","cluster":{"server":"https://10.0.0.1/","authorities":["ab"]},"settings":{"annotatedOnly":false,"selector":"","hostnameAnnotations":[]},"serial":7}"#;
+    let link = |name: &str, rest: &str| {
+        format!(
+            r#"{{"namespace":"shop","service":"{name}","uid":"u","created":1764093600,"externalTarget":"{name}-shop-ext"{rest}}}"#
+        )
+    };
+    let target = r#","target":{"hostname":"web-4fb5d0.lb.example-cloud.com"}"#;
+    let hostname = link("web", target);
+    let settings = link(
+        "set",
+        &format!(
+            r#"{target},"ttl":30,"hostnames":["www.lb.internal","*.any.lb.internal"],"allowFrom":["*"]"#
+        ),
+    );
+    let addresses = link(
+        "ips",
+        r#","target":{"addresses":["192.0.2.10","2001:db8::1"]},"ports":[{"name":"https","protocol":"TCP","port":443,"appProtocol":null}]"#,
+    );
+    let decided = link("xt", &format!(r#"{target},"lead":{{"uid":"x","source":"busan","serviceUid":"s"}}"#));
+    let denied = link("own", r#","target":{"hostname":"db.other.svc.cluster.local"}"#);
+    let chained = link("chain", r#","target":{"hostname":"web.shop.lb.internal"}"#);
+    let several =
+        [&hostname, &settings, &addresses, &decided, &denied, &chained].map(String::as_str).join("\n");
+    let texts = [
+        ("nothing", String::new()),
+        ("hostname", hostname.clone()),
+        ("settings", settings),
+        ("addresses", addresses),
+        ("external-target", decided),
+        ("denied", denied),
+        ("twice", format!("{hostname}\n{hostname}")),
+        ("names-only", link("large", "")),
+        ("wrong", link("wrong", r#","ttl":-1"#)),
+        ("several", several),
+    ];
+    texts.map(|(name, text)| (name, sealed(format!("{head}\n{text}\n").trim_end().as_bytes()))).into()
 }

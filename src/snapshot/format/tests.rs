@@ -65,6 +65,7 @@ fn link(random: &mut StdRng) -> SavedLink {
         allow_from: texts(random),
         ports: (0..random.random_range(0..3)).map(|_| port(random)).collect(),
         external_target: label(random),
+        is_cut: random.random(),
         lead: random.random::<bool>().then(|| SavedLead {
             uid: text(random),
             source: text(random),

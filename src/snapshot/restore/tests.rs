@@ -141,7 +141,7 @@ fn shown(link: &Link) -> String {
 fn restored_names_lead_to_the_same_links() {
     for seed in 0..100 {
         let store = store(seed);
-        let restored = restore(&snapshot(&store), &Selection::default(), &policy()).store;
+        let restored = restore(snapshot(&store), &Selection::default(), &policy()).store;
         let dotted = keys().into_iter().flat_map(|key| {
             let (namespace, name) = key.parts();
             [format!("{name}.{namespace}"), names::dashed_label(namespace, name)]
@@ -174,8 +174,9 @@ fn contradictory_snapshot_is_restored_without_a_panic() {
                 _ => snapshot.links.push(other),
             }
         }
-        let restored = restore(&snapshot, &Selection::default(), &policy());
-        assert!(restored.store.links().len() <= snapshot.links.len(), "seed {seed}");
+        let saved = snapshot.links.len();
+        let restored = restore(snapshot, &Selection::default(), &policy());
+        assert!(restored.store.links().len() <= saved, "seed {seed}");
     }
 }
 
@@ -192,7 +193,7 @@ fn decision_of_an_external_target_is_restored() {
         ..Lead::default()
     };
     store.lead(&key, lead, None);
-    let restored = restore(&snapshot(&store), &Selection::default(), &policy());
+    let restored = restore(snapshot(&store), &Selection::default(), &policy());
     assert_eq!((restored.answered, restored.denied), (1, 0));
     let link = restored.store.get(&key).unwrap();
     assert_eq!(link.target, Some(host("pinned.example.")));
@@ -228,14 +229,16 @@ fn present_flags_decide_what_is_restored() {
     policy.targets.cluster_domain = name("cluster.local.");
     policy.targets.denied_nets = vec!["10.0.0.0/8".parse().unwrap()];
     policy.hostname_namespaces.clear();
-    let restored = restore(&snapshot, &selection, &policy);
-    assert_eq!((restored.answered, restored.denied), (2, 4));
+    let restored = restore(snapshot, &selection, &policy);
+    assert_eq!((restored.answered, restored.denied), (3, 3));
     let target = |service: &str| restored.store.get(&ServiceKey::new("a", service)).unwrap().target.clone();
     assert_eq!(target("cloud"), Some(host("cloud.example.")));
     assert_eq!(target("cluster"), None);
     assert_eq!(target("ips"), Some(ips(&["192.0.2.1"])));
     assert_eq!(target("denied"), None);
-    assert_eq!(restored.store.links().len(), 4);
+    assert_eq!(restored.store.links().len(), 5);
+    // Load balancers in the target namespace are selected as well.
+    assert!(restored.store.get(&ServiceKey::new("targets", "own")).unwrap().target.is_some());
     let cloud = restored.store.get(&ServiceKey::new("a", "cloud")).unwrap();
     assert_eq!(*cloud.hostnames, [Arc::from("my.a.lb.internal")]);
 }
@@ -251,10 +254,33 @@ fn odd_hostname_is_left_out_instead_of_changed() {
         let target = Target::Hostname(Hostname::from(&name));
         store.apply(observed(&ServiceKey::new("a", service), 1, Some(target)));
     }
-    let restored = restore(&snapshot(&store), &Selection::default(), &policy()).store;
+    let restored = restore(snapshot(&store), &Selection::default(), &policy()).store;
     for link in store.links() {
         let target = restored.get(&link.key).unwrap().target.clone();
         assert!(target == link.target || target.is_none(), "{link:?}");
     }
     assert_eq!(restored.get(&ServiceKey::new("a", "dot")).unwrap().target, Some(host(r"a\.b.example.")));
+}
+
+#[test]
+fn cut_link_removes_the_wildcards_of_a_snapshot() {
+    let saved = |service: &str, hostname: &str| SavedLink {
+        namespace: "a".to_owned(),
+        service: service.to_owned(),
+        uid: "u".to_owned(),
+        target: Some(SavedTarget::Hostname(format!("{service}.example"))),
+        hostnames: vec![hostname.to_owned()],
+        external_target: format!("{service}-a-ext"),
+        ..SavedLink::default()
+    };
+    let names = |is_cut: bool| {
+        let cut = SavedLink { target: None, hostnames: Vec::new(), is_cut, ..saved("large", "") };
+        let links = vec![saved("wild", "*.y.lb.internal"), saved("plain", "z.lb.internal"), cut];
+        let restored = restore(Snapshot { head: head(), links }, &Selection::default(), &policy()).store;
+        ["wild", "plain"]
+            .map(|service| restored.get(&ServiceKey::new("a", service)).unwrap().hostnames.to_vec())
+    };
+    // `x.y.lb.internal` may be a name of the link that was cut.
+    assert_eq!(names(true), [vec![], vec![Arc::from("z.lb.internal")]]);
+    assert_eq!(names(false), [vec![Arc::from("*.y.lb.internal")], vec![Arc::from("z.lb.internal")]]);
 }
