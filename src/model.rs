@@ -3,9 +3,9 @@
 pub mod excerpt;
 pub mod hostname;
 pub mod hostname_policy;
-pub mod lead;
 pub(crate) mod line_limit;
 pub mod link;
+pub mod link_override;
 pub mod names;
 pub mod persisted_target;
 pub mod rejection;

@@ -52,7 +52,7 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
         Err(error) => notices.push(error.explain("")),
     }
     // Without ExternalTargets, their CRD may be missing. They may be in another namespace than the Services.
-    if scope.store.links().iter().any(|link| link.led.is_some()) {
+    if scope.store.links().iter().any(|link| link.overridden.is_some()) {
         match list(client, "ExternalTargets", None).await {
             Ok(external_targets) => objects.external_targets = external_targets,
             Err(error) => notices.push(error.explain("")),

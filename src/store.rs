@@ -23,11 +23,11 @@ use ipnet::IpNet;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::{broadcast, watch};
 
-use crate::model::lead::{Lead, Led};
 use crate::model::link::{
     Annotations, LastQueried, Link, LinkChange, LinkState, ObservedService, RANK_NEVER_OBSERVED,
     RANK_WITHOUT_CREATION_TIME, Superseded, Target,
 };
+use crate::model::link_override::{LinkOverride, OverriddenLink};
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -61,7 +61,7 @@ pub struct Store {
     synced: watch::Sender<bool>,
     owners_known: watch::Sender<bool>,
     /// Whether the ExternalTargets are listed, or can't be.
-    leads_known: watch::Sender<bool>,
+    overrides_known: watch::Sender<bool>,
     /// Services that exist but can't be decoded.
     unreadable: DashSet<ServiceKey>,
     serial: AtomicU64,
@@ -95,7 +95,7 @@ impl Store {
             feed: broadcast::Sender::new(FEED_CAPACITY),
             synced: watch::Sender::new(false),
             owners_known: watch::Sender::new(false),
-            leads_known: watch::Sender::new(false),
+            overrides_known: watch::Sender::new(false),
             unreadable: DashSet::new(),
             serial: AtomicU64::new(0),
             serial_offset: AtomicU64::new(0),
@@ -163,7 +163,7 @@ impl Store {
     ) -> Option<LinkChange> {
         let mut allocator = self.write();
         let was_unreadable = self.unreadable.remove(key).is_some();
-        let Some(service) = self.service(key) else {
+        let Some(service) = self.service_link(key) else {
             let link = self.get(key);
             // The Service couldn't be decoded, but its external target may still exist.
             return was_unreadable.then(|| self.record_change(&mut allocator, key, link.clone(), link));
@@ -255,8 +255,8 @@ impl Store {
     }
 
     /// Records that the ExternalTargets are listed, or that they can't be: without their CRD, or without a permission.
-    pub fn set_leads_known(&self) {
-        self.leads_known.send_replace(true);
+    pub fn set_overrides_known(&self) {
+        self.overrides_known.send_replace(true);
     }
 
     /// Applies an external target of an earlier process that was observed later than its Service. A pending Service
@@ -264,7 +264,7 @@ impl Store {
     pub fn apply_persisted_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
         let mut allocator = self.write();
         let blank = |link: &Arc<Link>| !link.is_gone() && !link.is_left_out() && link.target.is_none();
-        let link = self.service(key).filter(blank)?;
+        let link = self.service_link(key).filter(blank)?;
         let kept = match last.target {
             // Without a recorded uid the external target may be that of the link's predecessor.
             Some(target) if last.owner == TargetOwner::Uid(link.uid.clone()) => {
@@ -288,7 +288,7 @@ impl Store {
     /// Records that a Service isn't selected, perhaps because of a flag, and the contents of its external target: adds
     /// a link in [`LinkState::LeftOut`], or changes the link of a Service that this process has never observed. `uid`
     /// is the Service's, or empty if unknown. Returns `None` if nothing changes, and for a link that an ExternalTarget
-    /// leads.
+    /// overrides.
     pub fn keep_left_out(
         &self,
         key: &ServiceKey,
@@ -319,7 +319,7 @@ impl Store {
     /// Records that the Service of a link in [`LinkState::LeftOut`] is gone since the given time.
     pub fn delete_left_out(&self, key: &ServiceKey, since: Instant) -> Option<LinkChange> {
         let mut allocator = self.write();
-        self.service(key).filter(|link| link.is_left_out())?;
+        self.service_link(key).filter(|link| link.is_left_out())?;
         self.mark_gone(&mut allocator, key, since)
     }
 
@@ -338,7 +338,7 @@ impl Store {
         hostnames: Vec<Arc<str>>,
     ) -> Option<LinkChange> {
         let mut allocator = self.write();
-        if let Some(link) = self.service(key) {
+        if let Some(link) = self.service_link(key) {
             let known = !link.is_gone() || link.uid == *uid && link.has_finalizer == has_finalizer;
             if known || uid.is_empty() {
                 return None;
@@ -346,7 +346,7 @@ impl Store {
             let waiting = Link { uid: uid.into(), has_finalizer, ..Link::clone(&link) };
             return self.set_service(&mut allocator, key, Some(waiting));
         }
-        // A led link needs a gone Service only for its finalizer.
+        // An overridden link needs a gone Service only for its finalizer.
         if self.unreadable.contains(key) || uid.is_empty() && self.links.contains_key(key) {
             return None;
         }
@@ -364,26 +364,31 @@ impl Store {
     pub fn set_has_finalizer(&self, key: &ServiceKey, uid: &str, has_finalizer: bool) -> Option<LinkChange> {
         let mut allocator = self.write();
         let link =
-            self.service(key).filter(|link| link.uid == *uid && link.has_finalizer != has_finalizer)?;
+            self.service_link(key).filter(|link| link.uid == *uid && link.has_finalizer != has_finalizer)?;
         let changed = Link { has_finalizer, ..Link::clone(&link) };
         self.set_service(&mut allocator, key, Some(changed))
     }
 
-    /// Forgets a link that is gone or left out, and frees its names. A led link only forgets its gone Service.
+    /// Forgets a link that is gone or left out, and frees its names. An overridden link only forgets its gone Service.
     pub fn forget(&self, key: &ServiceKey) -> Option<LinkChange> {
         let mut allocator = self.write();
-        self.service(key).filter(|link| link.is_gone() || link.is_left_out())?;
+        self.service_link(key).filter(|link| link.is_gone() || link.is_left_out())?;
         self.set_service(&mut allocator, key, None)
     }
 
-    /// Gives the link of a key to an ExternalTarget, or updates its lead. The Service of the same name is followed
-    /// beside it, and gets the link back when the lead ends. The names of the link stay. Returns `None` if nothing
+    /// Gives the link of a key to an ExternalTarget, or updates its override. The Service of the same name is followed
+    /// beside it, and gets the link back when the override ends. The names of the link stay. Returns `None` if nothing
     /// changes.
-    pub fn lead(&self, key: &ServiceKey, lead: Lead, resource_version: Option<u64>) -> Option<LinkChange> {
+    pub fn set_override(
+        &self,
+        key: &ServiceKey,
+        by: LinkOverride,
+        resource_version: Option<u64>,
+    ) -> Option<LinkChange> {
         let mut allocator = self.write();
         let before = self.get(key);
-        let service = before.as_ref().and_then(Link::service).cloned();
-        let link = Led { lead, service }.link(key, before.as_deref());
+        let service_link = before.as_ref().and_then(Link::service_link).cloned();
+        let link = OverriddenLink { by, service_link }.link(key, before.as_deref());
         if resource_version.is_some() {
             self.advance_serial(resource_version);
         }
@@ -393,20 +398,20 @@ impl Store {
         Some(self.upsert(&mut allocator, before, link))
     }
 
-    /// Ends the lead over a link because its ExternalTarget is gone since the given time. The Service of the same name
-    /// gets the link back; without that Service the link is that of a deleted Service.
-    pub fn end_lead(
+    /// Ends the override of a link because its ExternalTarget is gone since the given time. The Service of the same
+    /// name gets the link back; without that Service the link is that of a deleted Service.
+    pub fn end_override(
         &self,
         key: &ServiceKey,
         resource_version: Option<u64>,
         since: Instant,
     ) -> Option<LinkChange> {
         let mut allocator = self.write();
-        let link = self.get(key).filter(|link| link.led.is_some())?;
+        let link = self.get(key).filter(|link| link.overridden.is_some())?;
         if resource_version.is_some() {
             self.advance_serial(resource_version);
         }
-        let after = match link.service().filter(|service| !service.is_gone()) {
+        let after = match link.service_link().filter(|service| !service.is_gone()) {
             Some(service) => service.returned(&link),
             None if self.on_gone == OnGone::Dropped => return Some(self.remove(&mut allocator, &link)),
             None => link.ended(since),
@@ -441,7 +446,7 @@ impl Store {
         let before = self.get(&key);
         // All maps share the key of the first link.
         let key = before.as_ref().map_or(key, |link| link.key.clone());
-        let known = before.as_ref().and_then(Link::service).cloned();
+        let known = before.as_ref().and_then(Link::service_link).cloned();
         // A recreated Service doesn't inherit the target of its predecessor.
         let same = known.as_ref().filter(|link| {
             let is_it = link.uid == uid || link.is_left_out() && link.uid.is_empty();
@@ -483,7 +488,7 @@ impl Store {
             external_target_override: known.as_ref().and_then(|link| link.external_target_override.clone()),
             last_queried: known.as_ref().map_or_else(LastQueried::default, |link| link.last_queried.clone()),
             outdated: Superseded::default(),
-            led: None,
+            overridden: None,
             key,
         };
         if resource_version.is_some() {
@@ -494,8 +499,8 @@ impl Store {
         }
         let other_ports =
             |known: &Arc<Link>| Link { ports: link.ports.clone(), ..Link::clone(known) } == link;
-        let is_led = before.is_some_and(|link| link.led.is_some());
-        if named && !is_led && known.as_ref().is_some_and(other_ports) {
+        let is_overridden = before.is_some_and(|link| link.overridden.is_some());
+        if named && !is_overridden && known.as_ref().is_some_and(other_ports) {
             // Only DNS uses the ports of a hostname target: subscribers of the feed need no change.
             self.advance_serial(None);
             self.publish(allocator, &Arc::new(link));
@@ -512,11 +517,12 @@ impl Store {
         key: &ServiceKey,
         since: Instant,
     ) -> Option<LinkChange> {
-        let service = self.service(key)?;
+        let service = self.service_link(key)?;
         self.set_service(allocator, key, (self.on_gone == OnGone::Kept).then(|| service.ended(since)))
     }
 
-    /// Sets or removes the link of a Service. If an ExternalTarget leads the link, the Service stays behind the lead.
+    /// Sets or removes the link of a Service. If an ExternalTarget overrides the link, the Service stays behind the
+    /// override.
     fn set_service(
         &self,
         allocator: &mut NameAllocator,
@@ -524,14 +530,17 @@ impl Store {
         service: Option<Link>,
     ) -> Option<LinkChange> {
         let before = self.get(key);
-        let led = before.as_ref().and_then(|before| before.led.as_deref());
-        let link = match (led, service) {
-            (Some(led), service) => {
-                let led = Led { lead: led.lead.clone(), service: service.map(Arc::new) };
-                let link = led.link(key, before.as_deref());
-                let before = before.as_deref().map(|before| Link { led: link.led.clone(), ..before.clone() });
+        let overridden = before.as_ref().and_then(|before| before.overridden.as_deref());
+        let link = match (overridden, service) {
+            (Some(overridden), service) => {
+                let overridden =
+                    OverriddenLink { by: overridden.by.clone(), service_link: service.map(Arc::new) };
+                let link = overridden.link(key, before.as_deref());
+                let before = before
+                    .as_deref()
+                    .map(|before| Link { overridden: link.overridden.clone(), ..before.clone() });
                 if before.as_ref() == Some(&link) {
-                    // Only the Service behind the lead has changed.
+                    // Only the Service behind the override has changed.
                     self.publish(allocator, &Arc::new(link));
                     self.count_silent_update();
                     return None;
@@ -617,10 +626,10 @@ impl Store {
         self.links.get(key).map(|link| Arc::clone(&link))
     }
 
-    /// Returns the link of the Service of a key, also while an ExternalTarget leads the link of the key.
+    /// Returns the link of the Service of a key, also while an ExternalTarget overrides the link of the key.
     #[must_use]
-    pub fn service(&self, key: &ServiceKey) -> Option<Arc<Link>> {
-        self.get(key)?.service().cloned()
+    pub fn service_link(&self, key: &ServiceKey) -> Option<Arc<Link>> {
+        self.get(key)?.service_link().cloned()
     }
 
     /// Returns whether an external target is labelled for this Service.
@@ -654,9 +663,9 @@ impl Store {
         self.links.iter().map(|link| Arc::clone(&link)).collect()
     }
 
-    /// Returns the links of all Services, also behind a lead.
+    /// Returns the links of all Services, also behind an override.
     fn services(&self) -> Vec<Arc<Link>> {
-        self.links.iter().filter_map(|link| link.service().cloned()).collect()
+        self.links.iter().filter_map(|link| link.service_link().cloned()).collect()
     }
 
     /// Looks up a DNS name, given as the part below its zone and the zone's origin, both in the wire form of
@@ -681,7 +690,7 @@ impl Store {
         let Some(wire) = crate::model::names::wire(host.iter()) else { return Lookup::Nothing };
         let zones = self.zones();
         // A zone must end at a label boundary: the part of the name below it consists of whole labels.
-        let in_zone = |zone: &&[u8]| wire.strip_suffix(*zone).is_some_and(is_whole);
+        let in_zone = |zone: &&[u8]| wire.strip_suffix(*zone).is_some_and(ends_at_label_boundary);
         match zones.iter().map(|zone| &**zone).filter(in_zone).max_by_key(|zone| zone.len()) {
             Some(zone) => self.find(&wire[..wire.len() - zone.len()], zone),
             None => Lookup::Nothing,
@@ -766,14 +775,14 @@ impl Store {
     }
 
     #[must_use]
-    pub fn are_leads_known(&self) -> bool {
-        *self.leads_known.borrow()
+    pub fn are_overrides_known(&self) -> bool {
+        *self.overrides_known.borrow()
     }
 
-    /// Waits until it is known which links ExternalTargets lead.
-    pub async fn leads_known(&self) {
+    /// Waits until it is known which links ExternalTargets override.
+    pub async fn overrides_known(&self) {
         // The sender lives as long as `self`: waiting can't fail.
-        let _ = self.leads_known.subscribe().wait_for(|known| *known).await;
+        let _ = self.overrides_known.subscribe().wait_for(|known| *known).await;
     }
 
     /// Returns the serial of the zone: the low 32 bits of the newest version (RFC 1982 arithmetic).
@@ -785,7 +794,7 @@ impl Store {
 }
 
 /// Returns whether bytes in wire form end at a label boundary.
-fn is_whole(mut labels: &[u8]) -> bool {
+fn ends_at_label_boundary(mut labels: &[u8]) -> bool {
     while let Some((length, rest)) = labels.split_first() {
         match rest.get(usize::from(*length)..) {
             Some(rest) => labels = rest,

@@ -76,7 +76,7 @@ impl LinkReader {
         let read = async {
             store.synced().await;
             store.owners_known().await;
-            store.leads_known().await;
+            store.overrides_known().await;
         };
         match timeout(READ_TIMEOUT, read).await {
             Ok(()) => Ok(reader),

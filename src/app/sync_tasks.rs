@@ -30,7 +30,7 @@ use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler;
 use crate::sync::external_target::states::ExternalTargetStates;
 use crate::sync::failover_controller::checks::CheckDns;
-use crate::sync::failover_controller::manifests::ManifestLeads;
+use crate::sync::failover_controller::manifests::ManifestOverrides;
 use crate::sync::failover_controller::{self, FailoverContext};
 use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect};
 use crate::sync::k8s::errors::ApiAvailability;
@@ -197,7 +197,7 @@ impl SyncSource {
         let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
         let listed = ListEpoch { term, rewinds: rewinds.count() };
         let listed = LinkLists::new(&selection.namespaces, listed);
-        let (listed, leads_listed) = (watch::Sender::new(listed.clone()), watch::Sender::new(listed));
+        let (listed, overrides_listed) = (watch::Sender::new(listed.clone()), watch::Sender::new(listed));
         let persisted = Arc::<PersistedTargets>::default();
         let (unselected, external_target_states) =
             (Arc::<UnselectedServices>::default(), Arc::<ExternalTargetStates>::default());
@@ -218,7 +218,7 @@ impl SyncSource {
                 leadership: leadership.clone(),
                 rewinds: rewinds.clone(),
                 links_listed: listed.subscribe(),
-                leads_listed: leads_listed.subscribe(),
+                overrides_listed: overrides_listed.subscribe(),
             };
             let reconciler_stop = stop.clone();
             let reconciler =
@@ -290,7 +290,7 @@ impl SyncSource {
                         staleness: Arc::clone(&metrics.staleness),
                         leadership: leadership.clone(),
                         rewinds: rewinds.clone(),
-                        leads_listed: leads_listed.subscribe(),
+                        overrides_listed: overrides_listed.subscribe(),
                     };
                     let (until, name) = (stop.clone(), "the PrometheusRules");
                     let alerts = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
@@ -323,7 +323,7 @@ impl SyncSource {
                     leadership: leadership.clone(),
                     rewinds: rewinds.clone(),
                     links_listed: listed.subscribe(),
-                    leads_listed,
+                    overrides_listed,
                 };
                 let (until, name) = (stop.clone(), "the ExternalTargets");
                 let failover = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
@@ -360,7 +360,7 @@ impl SyncSource {
                 ));
             }
             Self::Manifests { .. } => {
-                let leads = ManifestLeads::new(
+                let overrides = ManifestOverrides::new(
                     Arc::clone(&store),
                     Arc::clone(&unselected),
                     Arc::clone(&selection),
@@ -374,7 +374,7 @@ impl SyncSource {
                     store,
                     persisted,
                     unselected,
-                    apply_leads: Arc::new(move |objects, policy| leads.apply(objects, policy)),
+                    apply_overrides: Arc::new(move |objects, policy| overrides.apply(objects, policy)),
                     telemetry,
                     files: Arc::default(),
                     keeps_unlisted,

@@ -11,8 +11,8 @@ const UNKNOWN_HISTORY: &str = "<unknown>: run this command in a Pod of lb-linker
 pub fn detail(link: &LinkView, now: i64) -> Vec<String> {
     let created = link.created.map(|created| format!("{created} ({} ago)", age(now - created.as_second())));
     let none = || "<none>".to_owned();
-    let subject = match &link.lead {
-        Some(lead) => format!("Led by:           {lead}"),
+    let subject = match &link.overridden_by {
+        Some(by) => format!("Led by:           {by}"),
         None => format!("Service:          {}/{}", link.namespace, link.service),
     };
     let mut lines = vec![subject, format!("State:            {}", link.state)];

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::OutputFormat;
 use super::detail::detail;
 use super::table::{TableOptions, table};
-use super::view::{LeadKind, LeadView, LinkView};
+use super::view::{LinkView, OverrideKind, OverrideView};
 
 /// The links in JSON and YAML.
 #[derive(Serialize)]
@@ -48,8 +48,8 @@ pub fn render(
 
 /// Returns the resource and the name of the object that a link belongs to.
 fn name(link: &LinkView) -> String {
-    let resource = match &link.lead {
-        Some(LeadView { kind: LeadKind::ExternalTarget, .. }) => "externaltarget.linker.hsj.com",
+    let resource = match &link.overridden_by {
+        Some(OverrideView { kind: OverrideKind::ExternalTarget, .. }) => "externaltarget.linker.hsj.com",
         None => "service",
     };
     format!("{resource}/{}", link.service)

@@ -67,7 +67,7 @@ fn cell(link: &LinkView, column: &str, now: i64) -> String {
             let is_pending = link.state == ViewState::Pending;
             if is_pending { "<pending>" } else { NONE }.to_owned()
         }),
-        "LED BY" => link.lead.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string),
+        "LED BY" => link.overridden_by.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string),
         "EXTERNAL TARGET" => link.external_target.clone(),
         "STATE" => link.state.to_string(),
         "AGE" => link.created.map_or_else(|| UNKNOWN.to_owned(), |created| age(now - created.as_second())),

@@ -31,8 +31,8 @@ pub struct LinkView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<Cow<'static, str>>,
     /// The ExternalTarget that the link belongs to; `None` if it belongs to the Service.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lead: Option<LeadView>,
+    #[serde(default, rename = "lead", skip_serializing_if = "Option::is_none")]
+    pub overridden_by: Option<OverrideView>,
     /// When the Service was created, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<Timestamp>,
@@ -57,8 +57,8 @@ impl LinkView {
 
 /// The object that a link belongs to, of the same name, if that isn't the Service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeadView {
-    pub kind: LeadKind,
+pub struct OverrideView {
+    pub kind: OverrideKind,
     pub namespace: String,
     pub name: String,
     /// The name of the source in use, if there is one.
@@ -67,11 +67,11 @@ pub struct LeadView {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LeadKind {
+pub enum OverrideKind {
     ExternalTarget,
 }
 
-impl fmt::Display for LeadView {
+impl fmt::Display for OverrideView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ExternalTarget {}/{}", self.namespace, self.name)?;
         match &self.source {
@@ -149,18 +149,18 @@ fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> LinkView {
         external_target: format!("{target_namespace}/{}", link.external_target()),
         state,
         reason: reason.map(Cow::Borrowed),
-        lead: lead_of(link),
+        overridden_by: override_of(link),
         created: link.created_at().and_then(|created| Timestamp::from_second(created).ok()),
         history: None,
     }
 }
 
 /// Returns the ExternalTarget that a link belongs to: from its first target on, and before if there is no Service.
-fn lead_of(link: &Arc<Link>) -> Option<LeadView> {
+fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
     let (namespace, name) = link.key.parts();
-    let source = link.lead().map(|lead| lead.source.to_string()).filter(|source| !source.is_empty());
-    (link.lead().is_some() || link.service().is_none()).then(|| LeadView {
-        kind: LeadKind::ExternalTarget,
+    let source = link.active_override().map(|by| by.source.to_string()).filter(|source| !source.is_empty());
+    (link.active_override().is_some() || link.service_link().is_none()).then(|| OverrideView {
+        kind: OverrideKind::ExternalTarget,
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         source,
@@ -177,17 +177,20 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
         }
         LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
         LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
-        LinkState::Recreated(_) if link.lead().is_some_and(|lead| lead.refused) => {
+        LinkState::Recreated(_) if link.active_override().is_some_and(|by| by.refused) => {
             (ViewState::Refused, Some("the target of the ExternalTarget isn't allowed"))
         }
-        LinkState::Recreated(_) if link.lead().is_some() => {
+        LinkState::Recreated(_) if link.active_override().is_some() => {
             (ViewState::Pending, Some("the target of the ExternalTarget is withdrawn"))
         }
         LinkState::Recreated(_) => {
             (ViewState::Pending, Some("the Service was recreated, and has no target yet"))
         }
         LinkState::Live
-            if link.led.as_ref().is_some_and(|led| led.service.is_none() && link.target.is_none()) =>
+            if link
+                .overridden
+                .as_ref()
+                .is_some_and(|overridden| overridden.service_link.is_none() && link.target.is_none()) =>
         {
             (ViewState::Pending, Some("no source of the ExternalTarget has a usable target yet"))
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::hostname::Hostname;
-use crate::model::lead::Led;
+use crate::model::link_override::OverriddenLink;
 use crate::model::names;
 use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
@@ -206,7 +206,7 @@ pub enum LinkState {
     /// The Service exists, but its status has no allowed target any more: the link keeps the last one.
     Stale,
     /// The Service was deleted and recreated, and has no target yet. An existing external target is that of the earlier
-    /// Service, which was gone at this time at the latest. Or an ExternalTarget leads the link, and its target was
+    /// Service, which was gone at this time at the latest. Or an ExternalTarget overrides the link, and its target was
     /// withdrawn at this time.
     Recreated(Instant),
     /// The Service isn't selected, perhaps because of a flag: the target is that of the existing external target, and
@@ -235,15 +235,16 @@ pub struct Link {
     pub ports: Arc<[Port]>,
     /// The custom hostnames that the link holds: other links may hold some of the requested ones.
     pub hostnames: Box<[Arc<str>]>,
-    /// The Service's uid; empty if unknown. For a led link that of the Service of the same name.
+    /// The Service's uid; empty if unknown. For an overridden link that of the Service of the same name.
     pub uid: Uid,
     /// When a Service with this key was first created, in seconds since 1970, as far as known. A name that no link
     /// owns goes to the oldest of the Services that request it.
     pub created: i64,
-    /// The name of the external target, if it isn't the default name.
+    /// The name of the external target, if it isn't the default name. No ExternalTarget decides it: see `overridden`.
     pub(crate) external_target_override: Option<Arc<str>>,
-    /// The lead, if the link belongs to an ExternalTarget: boxed because few links have one.
-    pub led: Option<Box<Led>>,
+    /// The override by an ExternalTarget, if there is one, and the link of the Service itself. Boxed because few links
+    /// have it.
+    pub overridden: Option<Box<OverriddenLink>>,
 }
 
 /// Whether a link is outdated. A clone of an outdated link isn't outdated.
@@ -280,7 +281,7 @@ impl Link {
             has_finalizer: false,
             state: LinkState::Live,
             external_target_override: None,
-            led: None,
+            overridden: None,
             last_queried: LastQueried::default(),
             outdated: Superseded::default(),
             key,
@@ -328,8 +329,8 @@ impl Link {
     }
 
     /// Returns the time since which the Service of the external target is gone: the link's Service, or its predecessor
-    /// of the same name if the recreated Service has no target yet. `None` if that Service isn't gone. For a led link
-    /// the time since which its target is withdrawn.
+    /// of the same name if the recreated Service has no target yet. `None` if that Service isn't gone. For an
+    /// overridden link the time since which its target is withdrawn.
     #[must_use]
     pub fn service_gone_since(&self) -> Option<Instant> {
         match self.state {
@@ -395,7 +396,9 @@ impl fmt::Display for LinkChange {
         let side = |link: Option<&Link>| match link {
             None => "none".to_owned(),
             Some(Link { state: LinkState::Gone(_), .. }) => "gone".to_owned(),
-            Some(link @ Link { target: None, .. }) if link.lead().is_some() => "withdrawn".to_owned(),
+            Some(link @ Link { target: None, .. }) if link.active_override().is_some() => {
+                "withdrawn".to_owned()
+            }
             Some(Link { state: LinkState::Recreated(_), .. }) => "pending (recreated)".to_owned(),
             Some(Link { target: None, .. }) => "pending".to_owned(),
             Some(Link { target: Some(target), state: LinkState::LeftOut, .. }) => {

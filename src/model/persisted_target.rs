@@ -17,7 +17,7 @@ pub struct PersistedTarget {
     /// Whether lb-linker removes the external target when its Service is gone.
     pub is_ours: bool,
     /// The uid of the ExternalTarget that the external target was written for, if it was written for one.
-    pub led_by: Option<Uid>,
+    pub overridden_by: Option<Uid>,
 }
 
 impl PersistedTarget {
@@ -64,8 +64,13 @@ mod tests {
     fn unrecorded_owner_matches_any_service_and_has_no_uid() {
         let owner = TargetOwner::Unknown;
         assert!(owner.matches(&"2".into(), None));
-        let last =
-            PersistedTarget { target: None, owner, hostnames: Box::default(), is_ours: true, led_by: None };
+        let last = PersistedTarget {
+            target: None,
+            owner,
+            hostnames: Box::default(),
+            is_ours: true,
+            overridden_by: None,
+        };
         assert!(last.uid().is_empty());
     }
 }

@@ -183,7 +183,7 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
     let owners = owners_of_hostnames(store);
     let sources = hostnames_of_sources(&objects.external_targets, store);
     // A fixed target is text that a tenant chooses: no cloud controller has set it.
-    let is_of_service = |link: &Arc<Link>| link.lead().is_none_or(|lead| !lead.service_uid.is_empty());
+    let is_of_service = |link: &Arc<Link>| link.active_override().is_none_or(|by| !by.service_uid.is_empty());
     let of_services = owners.iter().filter(|(_, links)| links.iter().any(is_of_service));
     let domains: HashSet<&str> = of_services.filter_map(|(hostname, _)| domain(hostname)).collect();
     let (mut scan, mut candidates) = (Scan::default(), Vec::new());
@@ -202,7 +202,7 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
                     service: service_name,
                     external_name,
                     load_balancer: owner.key.to_string(),
-                    is_external_target: owner.lead().is_some(),
+                    is_external_target: owner.active_override().is_some(),
                     needs_allow_from: !is_allowed,
                     allowed: owner.annotations.allow_from.iter().map(ToString::to_string).collect(),
                     version: service.metadata.resource_version.clone(),
@@ -268,8 +268,10 @@ fn hostnames_of_sources(
         let former = status.history.iter().map(|former| &former.display);
         fixed.chain(offered).chain(former).for_each(|hostname| add(hostname, &key));
     }
-    for link in store.links().iter().filter(|link| link.lead().is_some()) {
-        if let Some(Target::Hostname(hostname)) = link.service().and_then(|service| service.target.as_ref()) {
+    for link in store.links().iter().filter(|link| link.active_override().is_some()) {
+        if let Some(Target::Hostname(hostname)) =
+            link.service_link().and_then(|service| service.target.as_ref())
+        {
             add(&hostname.to_string(), &link.key);
         }
     }

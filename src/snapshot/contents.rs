@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 
-use super::format::{SavedLead, SavedLink, SavedTarget, Settings};
+use super::format::{SavedLink, SavedOverride, SavedTarget, Settings};
 use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, Target};
@@ -26,10 +26,10 @@ pub(crate) fn saved(link: &Link) -> SavedLink {
         ports: link.ports.to_vec(),
         external_target: link.external_target().into_owned(),
         is_cut: false,
-        lead: link.lead().map(|lead| SavedLead {
-            uid: lead.uid.to_string(),
-            source: lead.source.to_string(),
-            service_uid: lead.service_uid.to_string(),
+        overridden_by: link.active_override().map(|by| SavedOverride {
+            uid: by.uid.to_string(),
+            source: by.source.to_string(),
+            service_uid: by.service_uid.to_string(),
         }),
     }
 }

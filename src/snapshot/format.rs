@@ -92,9 +92,9 @@ pub struct SavedLink {
     /// Whether only the names are kept, because the link or the snapshot would be too large.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_cut: bool,
-    /// The ExternalTarget that leads the link.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lead: Option<SavedLead>,
+    /// The ExternalTarget that overrides the link.
+    #[serde(default, rename = "lead", skip_serializing_if = "Option::is_none")]
+    pub overridden_by: Option<SavedOverride>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,7 +108,7 @@ pub enum SavedTarget {
 /// The decision of an ExternalTarget; its target is that of the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct SavedLead {
+pub struct SavedOverride {
     pub uid: String,
     /// The name of the source.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -246,8 +246,8 @@ impl SavedLink {
         let are_entries = |texts: &[String]| {
             texts.len() <= MAX_ENTRIES && texts.iter().all(|text| text.len() <= MAX_ENTRY_BYTES)
         };
-        let lead = self.lead.iter().flat_map(|lead| [&lead.uid, &lead.source, &lead.service_uid]);
-        let mut texts = lead.chain([&self.uid]);
+        let by = self.overridden_by.iter().flat_map(|by| [&by.uid, &by.source, &by.service_uid]);
+        let mut texts = by.chain([&self.uid]);
         match &self.target {
             _ if !names::is_label(&self.namespace) => Err("the namespace isn't a label"),
             _ if !is_object(&self.service) => Err("the Service's name isn't a name"),

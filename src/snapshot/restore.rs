@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::contents::hostname;
 use super::format::{SavedLink, SavedTarget, Snapshot};
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::lead::{Announcement, Lead};
 use crate::model::link::{Annotations, Ingress, ObservedService, Target};
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
 use crate::sync::source::selection::Selection;
@@ -64,19 +64,19 @@ pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolic
 fn apply(store: &Store, link: &SavedLink, target: Option<Target>, annotations: Annotations) {
     let (key, created) = (key(link), Some(link.created));
     let ports = link.ports.as_slice().into();
-    if let Some(lead) = &link.lead {
-        let lead = Lead {
-            uid: lead.uid.as_str().into(),
+    if let Some(by) = &link.overridden_by {
+        let link_override = LinkOverride {
+            uid: by.uid.as_str().into(),
             created,
             announced: target.map_or(Announcement::Withdrawn, Announcement::Target),
-            source: lead.source.as_str().into(),
-            service_uid: lead.service_uid.as_str().into(),
+            source: by.source.as_str().into(),
+            service_uid: by.service_uid.as_str().into(),
             ports,
             annotations,
             refused: false,
             is_provisional: false,
         };
-        store.lead(&key, lead, None);
+        store.set_override(&key, link_override, None);
         return;
     }
     let ingress = match target {

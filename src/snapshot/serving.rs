@@ -50,16 +50,16 @@ pub(super) async fn until_first_list(context: &SnapshotContext) -> Result<bool, 
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     let path = context.path.clone();
     let loaded = spawn_blocking(move || load(path)).await?;
-    let mut has_leads = false;
+    let mut has_overrides = false;
     if let Some(ReadSnapshot { bytes, snapshot }) = report(context, loaded) {
-        has_leads = snapshot.links.iter().any(|link| link.lead.is_some());
+        has_overrides = snapshot.links.iter().any(|link| link.overridden_by.is_some());
         context.metrics.links.set(i64::try_from(snapshot.links.len()).unwrap_or(i64::MAX));
         if is_needed(context, deadline).await {
             serve(context, snapshot, bytes).await?;
         }
     }
     context.store.synced().await;
-    Ok(has_leads)
+    Ok(has_overrides)
 }
 
 fn load(path: PathBuf) -> Loaded {

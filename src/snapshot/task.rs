@@ -38,7 +38,7 @@ pub struct SnapshotContext {
 /// If a task on another thread panics.
 pub async fn run(context: SnapshotContext, stop: CancellationToken) -> Result<(), SyncError> {
     match stop.run_until_cancelled(serving::until_first_list(&context)).await {
-        Some(has_leads) => writer::run(&context, has_leads?, &stop).await,
+        Some(has_overrides) => writer::run(&context, has_overrides?, &stop).await,
         None => Ok(()),
     }
 }

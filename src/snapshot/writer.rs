@@ -24,7 +24,7 @@ use crate::sync::k8s::errors::ThrottledLog;
 
 /// How long the first write waits for the ExternalTargets if the file has no decisions of them. If it has, a warning tells
 /// after this time that nothing is written.
-const LEADS_TIMEOUT: Duration = Duration::from_secs(60);
+const OVERRIDES_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a failed write.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The watches whose last sign of life tells how current the links are.
@@ -77,26 +77,26 @@ struct Writer<'a> {
     cut: usize,
 }
 
-/// Writes the snapshot until `stop`, and then once more if the links have changed since. `has_leads`: whether the file
-/// has decisions of ExternalTargets; then it isn't replaced before they are read.
+/// Writes the snapshot until `stop`, and then once more if the links have changed since. `has_overrides`: whether the
+/// file has decisions of ExternalTargets; then it isn't replaced before they are read.
 ///
 /// # Errors
 /// If the thread that writes panics.
 pub(super) async fn run(
     context: &SnapshotContext,
-    has_leads: bool,
+    has_overrides: bool,
     stop: &CancellationToken,
 ) -> Result<(), SyncError> {
     let store = &context.store;
     let mut changes = Changes { feed: store.subscribe(), silent_updates: store.subscribe_silent_updates() };
     let known = async {
-        let is_late = timeout(LEADS_TIMEOUT, store.leads_known()).await.is_err();
-        if is_late && has_leads {
+        let is_late = timeout(OVERRIDES_TIMEOUT, store.overrides_known()).await.is_err();
+        if is_late && has_overrides {
             let path = context.path.display();
             warn!(
                 "the snapshot {path} isn't written, because it has decisions of ExternalTargets, which can't be read yet"
             );
-            store.leads_known().await;
+            store.overrides_known().await;
         }
     };
     if stop.run_until_cancelled(known).await.is_none() {

@@ -164,7 +164,7 @@ mod tests {
                                 owner: written_for,
                                 hostnames: Box::default(),
                                 is_ours: true,
-                                led_by: None,
+                                overridden_by: None,
                             },
                         );
                     }

@@ -11,7 +11,7 @@ use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::*;
 
-mod lead;
+mod link_override;
 
 fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> ObservedService {
     ObservedService {
@@ -91,7 +91,13 @@ fn blank_status_keeps_the_target_of_the_same_service_only() {
 
 fn last(host: &str, written_for: TargetOwner) -> PersistedTarget {
     let target = Some(Target::Hostname(self::host(host)));
-    PersistedTarget { target, owner: written_for, hostnames: Box::default(), is_ours: true, led_by: None }
+    PersistedTarget {
+        target,
+        owner: written_for,
+        hostnames: Box::default(),
+        is_ours: true,
+        overridden_by: None,
+    }
 }
 
 fn noted(uid: &str) -> TargetOwner {

@@ -53,7 +53,7 @@ pub struct AlertsContext {
     /// Counts restores of etcd to an earlier revision.
     pub rewinds: Rewinds,
     /// The namespaces with a complete list of ExternalTargets.
-    pub leads_listed: watch::Receiver<LinkLists>,
+    pub overrides_listed: watch::Receiver<LinkLists>,
 }
 
 /// Keeps PrometheusRules until `stop` is cancelled.
@@ -63,7 +63,7 @@ pub struct AlertsContext {
 pub async fn run(context: AlertsContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut requests = context.rules.subscribe_requests();
     let mut leadership = context.leadership.clone();
-    let mut leads_listed = context.leads_listed.clone();
+    let mut overrides_listed = context.overrides_listed.clone();
     let mut tick = interval(DISCOVERY_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut controller = AlertsController::new(context);
@@ -84,7 +84,7 @@ pub async fn run(context: AlertsContext, stop: CancellationToken) -> Result<(), 
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             () = leadership.changed() => controller.on_leadership(),
-            Ok(()) = leads_listed.changed() => controller.queue_all(),
+            Ok(()) = overrides_listed.changed() => controller.queue_all(),
             _ = controller.work_queue.due() => {}
             () = sleep_until_opt(write_due) => {}
             Some(ended) = controller.writes.join_next() => controller.written(ended?),

@@ -53,7 +53,7 @@ pub enum Reason {
     RemovalHeld,
     /// A flag leaves the Service out, but its external target stays.
     LeftOut,
-    /// An ExternalTarget leads the link of the Service.
+    /// An ExternalTarget overrides the link of the Service.
     Led,
     /// The target of an ExternalTarget has failed, and another source replaces it.
     FailedOver,
@@ -156,13 +156,13 @@ impl Regarding {
         Self { kind: RegardingKind::ExternalTarget, ..Self::new(key, &uid.to_string()) }
     }
 
-    /// Returns the Service of a link, or the ExternalTarget that leads it; `None` if this process has never observed
-    /// the object.
+    /// Returns the Service of a link, or the ExternalTarget that overrides it; `None` if this process has never
+    /// observed the object.
     #[must_use]
     pub fn of(link: &Link) -> Option<Self> {
         let Link { key, uid, .. } = link;
-        match link.lead() {
-            Some(lead) => Some(Self::external_target(key, &lead.uid)),
+        match link.active_override() {
+            Some(by) => Some(Self::external_target(key, &by.uid)),
             None => (!uid.is_empty()).then(|| Self::new(key, &uid.to_string())),
         }
     }

@@ -8,10 +8,10 @@ mod alerts;
 pub mod check_queue;
 pub mod checks;
 mod leader;
-mod leads;
 pub mod manifests;
 pub mod metrics;
 mod object;
+mod overrides;
 mod pending_deletions;
 mod sources;
 pub mod status_format;
@@ -76,7 +76,7 @@ pub struct FailoverContext {
     pub selection: Arc<Selection>,
     /// The load balancers without a link.
     pub unselected: Arc<UnselectedServices>,
-    /// The states of the external targets of led links.
+    /// The states of the external targets of overridden links.
     pub external_target_states: Arc<ExternalTargetStates>,
     /// Requests PrometheusRules, and tells how they stand.
     pub rules: Arc<RuleRequests>,
@@ -101,7 +101,7 @@ pub struct FailoverContext {
     /// The namespaces with a complete list of load balancers.
     pub links_listed: watch::Receiver<LinkLists>,
     /// Tracks the complete lists of ExternalTargets.
-    pub leads_listed: watch::Sender<LinkLists>,
+    pub overrides_listed: watch::Sender<LinkLists>,
 }
 
 struct FailoverController {
@@ -157,7 +157,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             _ = tick.tick() => controller.pending_deletions.discover(&controller.context.client),
             served = controller.pending_deletions.discovered() => controller.on_discovery(served),
             () = sleep_until_opt(recheck) => controller.pending_deletions.discover(&controller.context.client),
-            () = sleep_until_opt(unserved) => controller.end_all_leads(),
+            () = sleep_until_opt(unserved) => controller.end_all_overrides(),
             () = sleep_until_opt(confirm) => controller.confirm_lists(),
             Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
                 controller.on_watch_item(number, item);
@@ -227,7 +227,7 @@ impl FailoverController {
     fn on_service(&mut self, key: &ServiceKey) {
         let concerned: Vec<ServiceKey> = self.by_service.get(key).into_iter().flatten().cloned().collect();
         for object in &concerned {
-            self.lead(object);
+            self.set_override(object);
             self.queue(object);
         }
         self.queue(key);
@@ -236,7 +236,7 @@ impl FailoverController {
     /// Looks at all sources again: changes were missed, or another policy decides about them.
     fn on_any_service(&mut self) {
         for key in self.objects.keys().cloned().collect::<Vec<_>>() {
-            self.lead(&key);
+            self.set_override(&key);
         }
         self.queue_all();
     }

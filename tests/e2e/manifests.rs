@@ -606,7 +606,7 @@ fn links_of_manifests_tell_the_external_target() {
         String::from_utf8(output.stdout).unwrap()
     };
     let table = links(&["-o", "wide"]);
-    for (name, led_by, reason) in [
+    for (name, overridden_by, reason) in [
         (
             "waiting",
             "ExternalTarget default/waiting",
@@ -616,7 +616,7 @@ fn links_of_manifests_tell_the_external_target() {
     ] {
         let row = table.lines().find(|line| line.contains(&format!(" {name} "))).unwrap();
         let cells: Vec<&str> = row.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
-        assert_eq!(cells[cells.len() - 2..], [led_by, reason], "{table}");
+        assert_eq!(cells[cells.len() - 2..], [overridden_by, reason], "{table}");
     }
     assert!(links(&["web"]).starts_with("Led by:           ExternalTarget default/web, source fixed\n"));
     assert!(links(&["-o", "name"]).contains("externaltarget.linker.hsj.com/web\n"));

@@ -27,7 +27,7 @@ use crate::recreation::wait_for_external_target;
 
 const REPLICAS: usize = 3;
 const SERVICES: usize = 20;
-/// The Service whose link an ExternalTarget leads elsewhere.
+/// The Service whose link an ExternalTarget moves to another target.
 const MOVED: usize = 1;
 /// The time after which a query counts as lost; long enough for a busy machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -206,7 +206,7 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
     assert_eq!(after_upgrade, []);
     assert_eq!(external_targets(&shop).await, at_first);
 
-    // One ExternalTarget keeps the target of its Service, one leads elsewhere, one has no Service.
+    // One ExternalTarget keeps the target of its Service, one has another target, one has no Service.
     let own = |service: usize| json!({"name": "own", "service": {"name": format!("svc-{service}")}});
     let fixed = json!({"name": "fixed", "hostname": "moved.example.com"});
     shop.create("svc-0", json!({"sources": [own(0)]})).await;
@@ -223,7 +223,7 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
         service.annotations().contains_key("linker.hsj.com/external-target-uid").then_some(())
     })
     .await;
-    let led = external_targets(&shop).await;
+    let decided = external_targets(&shop).await;
     let written = writes(&shop, 0).len();
 
     let old = replace_all(&shop, &load, new, &Version { prefix: "back", ..older }).await;
@@ -238,7 +238,7 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
     assert_eq!(back.len(), 1, "{back:#?}");
     assert!(back[0].0.starts_with("back-") && back[0].2 == target(MOVED), "{back:#?}");
     let now = external_targets(&shop).await;
-    for (name, (uid, spec)) in &led {
+    for (name, (uid, spec)) in &decided {
         assert_eq!(&now[name].0, uid, "{name}");
         assert!(now[name].1 == *spec || *name == target(MOVED), "{name}: {}", now[name].1);
     }
@@ -270,7 +270,7 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
     }
     let _again = Version { program: None, prefix: "again" }.start(&shop, 0).await;
     wait_for_external_target(&shop.cluster, "external-targets", &target(MOVED), "moved.example.com").await;
-    assert_eq!(external_targets(&shop).await, led);
+    assert_eq!(external_targets(&shop).await, decided);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,7 +12,7 @@ use lb_linker::model::rejection::Rejection;
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::model::target_policy::TargetPolicy;
 use lb_linker::store::{OnGone, Store};
-use lb_linker::sync::failover_controller::manifests::ManifestLeads;
+use lb_linker::sync::failover_controller::manifests::ManifestOverrides;
 use lb_linker::sync::k8s::service::Service;
 
 /// Maximum number of custom hostnames of a link.
@@ -24,7 +24,7 @@ const MAX_MESSAGE: usize = 8192;
 pub struct Links {
     store: Arc<Store>,
     policy: HostnamePolicy,
-    leads: ManifestLeads,
+    overrides: ManifestOverrides,
 }
 
 impl Links {
@@ -39,8 +39,8 @@ impl Links {
             ..Default::default()
         };
         let metrics = Metrics::new().unwrap().group().unwrap();
-        let leads = ManifestLeads::new(Arc::clone(&store), Arc::default(), Arc::default(), metrics);
-        Self { store, policy, leads }
+        let overrides = ManifestOverrides::new(Arc::clone(&store), Arc::default(), Arc::default(), metrics);
+        Self { store, policy, overrides }
     }
 
     /// Replaces all links by the links of these objects. Returns the violated property.
@@ -69,7 +69,7 @@ impl Links {
         let external_targets: Vec<_> =
             external_targets.iter().filter(|object| is_first(object)).cloned().collect();
         self.store.replace(None, observed, Vec::new(), &HashSet::new());
-        self.leads.apply(&external_targets, &self.policy);
+        self.overrides.apply(&external_targets, &self.policy);
         for link in self.store.links() {
             let names = self.store.dns_names(&link);
             ensure(names.len() <= MAX_HOSTNAMES + 2, "the number of a link's names is limited")?;

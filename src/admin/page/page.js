@@ -39,8 +39,8 @@ function targetText(target) {
   return target ? element("span", { textContent: target }) : element("span", { className: "none", textContent: "none" });
 }
 
-function leadText(lead) {
-  return `${lead.kind} ${lead.namespace}/${lead.name}${lead.source ? `, source ${lead.source}` : ""}`;
+function overrideText(override) {
+  return `${override.kind} ${override.namespace}/${override.name}${override.source ? `, source ${override.source}` : ""}`;
 }
 
 // A text with the age of a time, which `refreshAges` keeps up to date.
@@ -111,7 +111,7 @@ function keepingFocus(parent, name, replace) {
 function matches(link) {
   if (chosenState && link.state !== chosenState) return false;
   const words = by("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const text = [keyOf(link), link.target || "", link.externalTarget, link.lead ? leadText(link.lead) : "", ...link.dnsNames].join(" ").toLowerCase();
+  const text = [keyOf(link), link.target || "", link.externalTarget, link.lead ? overrideText(link.lead) : "", ...link.dnsNames].join(" ").toLowerCase();
   return words.every((word) => text.includes(word));
 }
 
@@ -145,7 +145,7 @@ function detail(link) {
     ...(link.reason ? [["reason", link.reason]] : []),
     ["DNS names", element("ol", {}, link.dnsNames.map((name) => element("li", { textContent: name })))],
     ["external target", link.externalTarget],
-    ...(link.lead ? [["led by", leadText(link.lead)]] : []),
+    ...(link.lead ? [["led by", overrideText(link.lead)]] : []),
     ["changes", history.length ? element("ol", {}, history) : "none since this replica has started"],
   ];
   return element("tr", { className: "detail" }, [element("td", { colSpan: 6 }, [element("dl", {}, terms(pairs))])]);

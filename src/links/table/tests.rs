@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::*;
 use crate::links::OutputFormat;
 use crate::links::output::render;
-use crate::links::view::{LeadKind, LeadView, LinkEvent};
+use crate::links::view::{LinkEvent, OverrideKind, OverrideView};
 
 const NOW: i64 = 1_700_000_000;
 
@@ -26,7 +26,7 @@ fn links() -> Vec<LinkView> {
         external_target: format!("external-targets/{service}-{namespace}-ext"),
         state,
         reason: reason.map(Cow::Borrowed),
-        lead: None,
+        overridden_by: None,
         created: age.and_then(|seconds| Timestamp::from_second(seconds).ok()),
         history: None,
     };
@@ -121,13 +121,13 @@ History:
 
 #[test]
 fn link_of_an_external_target_is_shown_as_such() {
-    let lead = LeadView {
-        kind: LeadKind::ExternalTarget,
+    let overridden_by = OverrideView {
+        kind: OverrideKind::ExternalTarget,
         namespace: "default".to_owned(),
         name: "my-sample-lb".to_owned(),
         source: Some("busan".to_owned()),
     };
-    let links = [LinkView { lead: Some(lead), ..links().swap_remove(0) }];
+    let links = [LinkView { overridden_by: Some(overridden_by), ..links().swap_remove(0) }];
     let text = |format, is_detail| render(&links, format, is_detail, NOW, options()).unwrap();
     assert!(
         text(None, true)

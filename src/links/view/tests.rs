@@ -4,8 +4,8 @@ use hickory_proto::rr::Name;
 
 use super::*;
 use crate::model::hostname::Hostname;
-use crate::model::lead::{Announcement, Lead};
 use crate::model::link::{Annotations, Ingress, ObservedService, Target};
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::store::OnGone;
 
@@ -57,7 +57,7 @@ fn ready_link_has_its_names_and_its_target() {
         external_target: "external-targets/web-shop-ext".to_owned(),
         state: ViewState::Ready,
         reason: None,
-        lead: None,
+        overridden_by: None,
         created: Timestamp::from_second(1_700_000_000).ok(),
         history: None,
     };
@@ -108,10 +108,10 @@ fn link_of_an_external_target_tells_its_source() {
     let key = ServiceKey::new("shop", "web");
     let shown = || {
         let link = all(&store).swap_remove(0);
-        let lead = link.lead.as_ref().map(ToString::to_string).unwrap_or_default();
-        (lead, link.state, link.reason.map(|reason| reason.to_string()).unwrap_or_default())
+        let by = link.overridden_by.as_ref().map(ToString::to_string).unwrap_or_default();
+        (by, link.state, link.reason.map(|reason| reason.to_string()).unwrap_or_default())
     };
-    store.lead(&key, Lead::default(), None);
+    store.set_override(&key, LinkOverride::default(), None);
     let waiting = "no source of the ExternalTarget has a usable target yet".to_owned();
     assert_eq!(shown(), ("ExternalTarget shop/web".to_owned(), ViewState::Pending, waiting));
     // The Service keeps the link until the ExternalTarget has a target.
@@ -119,15 +119,15 @@ fn link_of_an_external_target_tells_its_source() {
     assert_eq!(shown(), (String::new(), ViewState::Ready, String::new()));
     let host = Hostname::from(&Name::from_ascii("b.example.").unwrap());
     let announced = Announcement::Target(Target::Hostname(host));
-    let lead = Lead { announced, source: "busan".into(), ..Lead::default() };
-    store.lead(&key, lead, None);
-    let led = "ExternalTarget shop/web, source busan".to_owned();
-    assert_eq!(shown(), (led, ViewState::Ready, String::new()));
-    let withdrawn = Lead { announced: Announcement::Withdrawn, ..Lead::default() };
-    store.lead(&key, withdrawn.clone(), None);
+    let link_override = LinkOverride { announced, source: "busan".into(), ..LinkOverride::default() };
+    store.set_override(&key, link_override, None);
+    let by = "ExternalTarget shop/web, source busan".to_owned();
+    assert_eq!(shown(), (by, ViewState::Ready, String::new()));
+    let withdrawn = LinkOverride { announced: Announcement::Withdrawn, ..LinkOverride::default() };
+    store.set_override(&key, withdrawn.clone(), None);
     let reason = "the target of the ExternalTarget is withdrawn".to_owned();
     assert_eq!(shown(), ("ExternalTarget shop/web".to_owned(), ViewState::Pending, reason));
-    store.lead(&key, Lead { refused: true, ..withdrawn }, None);
+    store.set_override(&key, LinkOverride { refused: true, ..withdrawn }, None);
     let reason = "the target of the ExternalTarget isn't allowed".to_owned();
     assert_eq!(shown(), ("ExternalTarget shop/web".to_owned(), ViewState::Refused, reason));
 }

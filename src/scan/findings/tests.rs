@@ -3,8 +3,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::hostname::Hostname;
-use crate::model::lead::{Announcement, Lead};
 use crate::model::link::{Annotations, Ingress, ObservedService};
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::OnGone;
 
 /// Returns a store with these load balancers: namespace, name, hostname or address, and the allowed namespaces.
@@ -169,12 +169,12 @@ fn endpoints_with_an_address_of_a_load_balancer_are_found() {
 fn hostnames_of_external_targets_are_found() {
     let store = store(&[("shop", "web", "a.lb.example", &[]), ("dr", "web", "b.lb.example", &[])]);
     let announced = Hostname::from(&Name::from_ascii("lb.fixed.example.").unwrap());
-    let lead = Lead {
+    let link_override = LinkOverride {
         announced: Announcement::Target(Target::Hostname(announced)),
         annotations: Annotations { allow_from: [Arc::from("app")].into(), ..Annotations::default() },
-        ..Lead::default()
+        ..LinkOverride::default()
     };
-    store.lead(&ServiceKey::new("shop", "web"), lead, None);
+    store.set_override(&ServiceKey::new("shop", "web"), link_override, None);
     let object = json!({
         "apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
         "metadata": {"namespace": "shop", "name": "web"},

@@ -91,19 +91,19 @@ fn store(seed: u64) -> Store {
             }
             1 => drop(store.delete(key, "u", None)),
             2 => {
-                let lead = Lead {
-                    uid: "lead".into(),
+                let link_override = LinkOverride {
+                    uid: "override".into(),
                     created: Some(random.random_range(0..3)),
                     announced: match random.random_range(0..3) {
                         0 => Announcement::Never,
                         1 => Announcement::Withdrawn,
-                        _ => Announcement::Target(host("lead.example.")),
+                        _ => Announcement::Target(host("override.example.")),
                     },
                     source: "first".into(),
                     annotations: Annotations { hostnames: hostnames.into(), ..Default::default() },
-                    ..Lead::default()
+                    ..LinkOverride::default()
                 };
-                drop(store.lead(key, lead, Some(5)));
+                drop(store.set_override(key, link_override, Some(5)));
             }
             3 => drop(store.forget(key)),
             kind => {
@@ -185,20 +185,20 @@ fn decision_of_an_external_target_is_restored() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("shop", "web");
     store.apply(observed(&key, 1, Some(host("service.example."))));
-    let lead = Lead {
-        uid: "lead".into(),
+    let link_override = LinkOverride {
+        uid: "override".into(),
         announced: Announcement::Target(host("pinned.example.")),
         source: "second".into(),
         service_uid: "other".into(),
-        ..Lead::default()
+        ..LinkOverride::default()
     };
-    store.lead(&key, lead, None);
+    store.set_override(&key, link_override, None);
     let restored = restore(snapshot(&store), &Selection::default(), &policy());
     assert_eq!((restored.answered, restored.denied), (1, 0));
     let link = restored.store.get(&key).unwrap();
     assert_eq!(link.target, Some(host("pinned.example.")));
-    let lead = link.lead().unwrap();
-    assert_eq!((&*lead.source, lead.service_uid.to_string()), ("second", "other".to_owned()));
+    let by = link.active_override().unwrap();
+    assert_eq!((&*by.source, by.service_uid.to_string()), ("second", "other".to_owned()));
 }
 
 #[test]

@@ -143,7 +143,7 @@ async fn snapshot_is_served_when_the_list_is_refused_or_late() {
         setting.until("another reason", |_| snapshot_links.reason() == "the API server answers 500").await;
         setting.context.store.apply(link("new.example."));
         setting.context.store.set_synced();
-        setting.context.store.set_leads_known();
+        setting.context.store.set_overrides_known();
         setting.until("a write", |_| setting.target().is_some_and(|target| target.contains("new"))).await;
         assert!(setting.context.store.snapshot_links().is_none());
         setting.end(task).await;
@@ -154,7 +154,7 @@ async fn snapshot_is_served_when_the_list_is_refused_or_late() {
 async fn prompt_list_needs_no_snapshot() {
     let setting = Setting::new(Some(60));
     setting.context.store.set_synced();
-    setting.context.store.set_leads_known();
+    setting.context.store.set_overrides_known();
     let task = setting.start();
     setting.until("a write", |_| setting.written().is_some_and(|it| it.links.is_empty())).await;
     assert!(setting.context.store.snapshot_links().is_none());
@@ -214,7 +214,7 @@ async fn damaged_snapshot_is_set_aside() {
     assert!(setting.context.store.snapshot_links().is_none() && !setting.context.path.exists());
     assert_eq!(fs::read(setting.context.path.with_extension("damaged")).unwrap(), bytes);
     setting.context.store.set_synced();
-    setting.context.store.set_leads_known();
+    setting.context.store.set_overrides_known();
     setting.until("a write", |_| setting.written().is_some()).await;
     setting.end(task).await;
 }
@@ -223,7 +223,7 @@ async fn damaged_snapshot_is_set_aside() {
 async fn pending_change_is_written_at_the_end() {
     let setting = Setting::new(None);
     setting.context.store.set_synced();
-    setting.context.store.set_leads_known();
+    setting.context.store.set_overrides_known();
     let task = setting.start();
     setting.until("a write", |_| setting.written().is_some()).await;
     setting.context.store.apply(link("last.example."));
@@ -258,7 +258,7 @@ async fn failed_writes_are_retried_until_one_succeeds() {
     let store = &setting.context.store;
     store.apply(link("new.example."));
     store.set_synced();
-    store.set_leads_known();
+    store.set_overrides_known();
     let task = setting.start();
     setting.until("failures", |context| context.metrics.failures.get() >= 3).await;
     assert!(setting.target().unwrap().contains("old.example"));
@@ -272,7 +272,7 @@ async fn unchanged_links_are_written_again_while_the_watch_lives() {
     let setting = Setting::new(None);
     let watch = setting.context.staleness.watch("load-balancers");
     setting.context.store.set_synced();
-    setting.context.store.set_leads_known();
+    setting.context.store.set_overrides_known();
     let task = setting.start();
     setting.until("a write", |_| setting.written().is_some()).await;
     fs::remove_file(&setting.context.path).unwrap();

@@ -12,7 +12,7 @@ fn link(state: ViewState, names: &[&str], target: Option<&str>) -> LinkView {
         external_target: "external-targets/web-shop-ext".to_owned(),
         state,
         reason: None::<Cow<'static, str>>,
-        lead: None,
+        overridden_by: None,
         created: None,
         history: None,
     }

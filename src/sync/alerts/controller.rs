@@ -360,7 +360,7 @@ impl AlertsController {
         };
         // An earlier list may contain another specification.
         let at = ListEpoch { term: self.term.unwrap_or_default(), rewinds: self.context.rewinds.count() };
-        if !self.context.leads_listed.borrow().covers(key.namespace(), at) {
+        if !self.context.overrides_listed.borrow().covers(key.namespace(), at) {
             return Access::Unknown;
         }
         match (&scope.forbidden, self.is_served) {

@@ -192,21 +192,21 @@ pub struct SyncPolicy {
 
 #[must_use]
 pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> NextStep {
-    if link.lead().is_some_and(|lead| lead.is_provisional) {
+    if link.active_override().is_some_and(|by| by.is_provisional) {
         return NextStep::Done;
     }
     let step = target_step(link, actual, policy, now);
-    let is_led = link.lead().is_some();
+    let is_overridden = link.active_override().is_some();
     let settled = match (&step, link.is_gone()) {
         (NextStep::Done, false) | (NextStep::Forget, true) => true,
         // The Service of that name mustn't wait for the ExternalTarget.
-        (NextStep::Wait(_) | NextStep::Conflict { .. }, false) => is_led,
+        (NextStep::Wait(_) | NextStep::Conflict { .. }, false) => is_overridden,
         // An external target that stays after the end of its Service is as it should be.
         (NextStep::Done, true) => policy.on_delete != OnDelete::Delete,
         _ => false,
     };
     // A living Service should have the finalizer; a gone Service, or one beside an ExternalTarget, should not.
-    let is_wrong = link.has_finalizer == (link.is_gone() || is_led);
+    let is_wrong = link.has_finalizer == (link.is_gone() || is_overridden);
     if policy.finalizer && settled && is_wrong && !link.uid.is_empty() {
         let (service, uid, add) = (link.key.clone(), link.uid.to_string().into(), !link.has_finalizer);
         return NextStep::Write(Write::Finalizer { service, uid, add });
@@ -233,8 +233,8 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
                     Desired::tombstone(link, &policy.tombstone)
                 }
                 OnDelete::Tombstone | OnDelete::Delete => {
-                    let is_led = link.lead().is_some();
-                    let delay = if is_led { policy.withdrawal_delay } else { policy.delete_delay };
+                    let is_overridden = link.active_override().is_some();
+                    let delay = if is_overridden { policy.withdrawal_delay } else { policy.delete_delay };
                     return match since.checked_add(delay) {
                         Some(due) if due > now => NextStep::Wait(due),
                         Some(_) => remove(kind, metadata),

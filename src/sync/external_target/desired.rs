@@ -140,14 +140,14 @@ fn slice<'a>(
 }
 
 /// Returns the metadata of an external target. They record the custom hostnames of the link, so that it keeps them
-/// after a restart, and the uid of its Service, because a recreated Service has another target. For a led link they
-/// record the uids of the Service in use and of the ExternalTarget.
+/// after a restart, and the uid of its Service, because a recreated Service has another target. For an overridden
+/// link they record the uids of the Service in use and of the ExternalTarget.
 fn service_metadata(link: &Link) -> ObjectMeta {
     let hostnames = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
     let uid =
         |annotation: &str, uid: &Uid| (!uid.is_empty()).then(|| (annotation.to_owned(), uid.to_string()));
-    let service = uid(SERVICE_UID, link.lead().map_or(&link.uid, |lead| &lead.service_uid));
-    let external_target = link.lead().and_then(|lead| uid(EXTERNAL_TARGET_UID, &lead.uid));
+    let service = uid(SERVICE_UID, link.active_override().map_or(&link.uid, |by| &by.service_uid));
+    let external_target = link.active_override().and_then(|by| uid(EXTERNAL_TARGET_UID, &by.uid));
     let recorded: BTreeMap<String, String> =
         hostnames.into_iter().chain(service).chain(external_target).collect();
     ObjectMeta {
@@ -184,16 +184,16 @@ pub fn service_differs(actual: &Service, desired: &Service) -> bool {
     // The API server keeps a trailing dot that another client has written.
     let name = |spec: &Spec| spec.external_name.as_deref().map(|name| name.trim_end_matches('.').to_owned());
     let ip = |spec: &Spec| spec.cluster_ip.clone().filter(|ip| !ip.is_empty());
-    let lead = desired.annotation(EXTERNAL_TARGET_UID);
+    let overridden_by = desired.annotation(EXTERNAL_TARGET_UID);
     let other_uid = match (actual.annotation(SERVICE_UID), desired.annotation(SERVICE_UID)) {
         (Some(actual), Some(desired)) => actual != desired,
-        (actual, desired) if lead.is_some() => actual != desired,
+        (actual, desired) if overridden_by.is_some() => actual != desired,
         // A missing uid annotation alone causes no write: another client may have written the object.
         _ => false,
     };
     lacks_labels(&actual.metadata, &desired.metadata)
         || actual.annotation(HOSTNAME) != desired.annotation(HOSTNAME)
-        || actual.annotation(EXTERNAL_TARGET_UID) != lead
+        || actual.annotation(EXTERNAL_TARGET_UID) != overridden_by
         || other_uid
         || actual.spec.type_ != desired.spec.type_
         || name(&actual.spec) != name(&desired.spec)
@@ -272,9 +272,10 @@ pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Valu
     match desired {
         Object::Service(service) => {
             metadata["annotations"][HOSTNAME] = service.annotation(HOSTNAME).into();
-            let (uid, lead) = (service.annotation(SERVICE_UID), service.annotation(EXTERNAL_TARGET_UID));
-            metadata["annotations"][EXTERNAL_TARGET_UID] = lead.into();
-            if uid.or(lead).is_some() {
+            let (uid, overridden_by) =
+                (service.annotation(SERVICE_UID), service.annotation(EXTERNAL_TARGET_UID));
+            metadata["annotations"][EXTERNAL_TARGET_UID] = overridden_by.into();
+            if uid.or(overridden_by).is_some() {
                 metadata["annotations"][SERVICE_UID] = uid.into();
             }
             let Spec { type_, external_name, cluster_ip, ports, .. } = &service.spec;

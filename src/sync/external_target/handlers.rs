@@ -166,7 +166,7 @@ impl Reconciler {
             owner: written_for,
             hostnames: hostnames.into(),
             is_ours: self.is_own_object(&holder, object.has_our_field_manager),
-            led_by: object.annotation(EXTERNAL_TARGET_UID).filter(|_| is_watched).map(Uid::from),
+            overridden_by: object.annotation(EXTERNAL_TARGET_UID).filter(|_| is_watched).map(Uid::from),
         };
         let ReconcilerContext { store, persisted, telemetry, .. } = &self.context;
         log_changes(telemetry, persisted.record(store, &holder, last));

@@ -71,7 +71,8 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
     let mut events = context.backend.events(&context.staleness);
     let (leadership, rewinds) = (context.leadership.clone(), context.rewinds.clone());
     let mut leader_status = context.leadership.clone();
-    let (mut links_listed, mut leads_listed) = (context.links_listed.clone(), context.leads_listed.clone());
+    let (mut links_listed, mut overrides_listed) =
+        (context.links_listed.clone(), context.overrides_listed.clone());
     let mut hostname_policy = context.hostname_policy.clone();
     hostname_policy.mark_unchanged();
     let mut reconciler = Reconciler::new(context);
@@ -105,7 +106,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             Ok(()) = hostname_policy.changed() => events = reconciler.take_policy(),
             () = leader_status.changed() => reconciler.on_leader_status(),
             Ok(()) = links_listed.changed() => reconciler.resume_writing(),
-            Ok(()) = leads_listed.changed() => reconciler.resume_writing(),
+            Ok(()) = overrides_listed.changed() => reconciler.resume_writing(),
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
             _ = reconciler.work_queue.due() => {}
             () = reconciler.breakers.due(), if reconciler.work_queue.has_capacity() => {
@@ -217,13 +218,13 @@ impl Reconciler {
 
     /// Returns whether writes may be made: by the leader, after everything has been listed in its term and since the
     /// last restore of etcd. A failed list of load balancers delays only the links of its namespace, a failed list of
-    /// ExternalTargets only the links that ExternalTargets lead.
+    /// ExternalTargets only the links that ExternalTargets override.
     pub(crate) fn may_write(&self) -> bool {
         self.context.leadership.current_term() == Some(self.term)
             && self.listed_in_term.len() == self.listed.len()
             && self.rewinds == self.context.rewinds.count()
             && self.context.links_listed.borrow().is_settled(self.lists())
-            && self.context.leads_listed.borrow().is_settled(self.lists())
+            && self.context.overrides_listed.borrow().is_settled(self.lists())
     }
 
     /// Returns the term and the rewind count of the lists that writes are based on.
@@ -244,9 +245,9 @@ impl Reconciler {
             let listed = self.context.links_listed.borrow().of(namespace);
             is_deletion_reported(link) && listed.is_none_or(|listed| listed.rewinds == self.rewinds)
         };
-        let is_lead_listed =
-            link.led.is_none() || self.context.leads_listed.borrow().covers(namespace, self.lists());
-        self.may_write() && is_lead_listed && (self.are_links_listed(namespace) || is_gone())
+        let is_override_listed = link.overridden.is_none()
+            || self.context.overrides_listed.borrow().covers(namespace, self.lists());
+        self.may_write() && is_override_listed && (self.are_links_listed(namespace) || is_gone())
     }
 
     /// Queues all links when writes may be made again, as at the beginning of a term.
@@ -465,9 +466,9 @@ impl Reconciler {
     }
 }
 
-/// Returns the state of the external target of a led link.
+/// Returns the state of the external target of an overridden link.
 fn external_target_state(link: &Link, step: &NextStep, actual: Actual<'_>) -> Option<ExternalTargetState> {
-    link.lead()?;
+    link.active_override()?;
     match step {
         NextStep::Conflict { why, .. } => Some(ExternalTargetState::Conflict(why.clone())),
         NextStep::Done => link.target.clone().map(ExternalTargetState::At),

@@ -1,4 +1,4 @@
-//! The states of the external targets of links that ExternalTargets lead, as the reconciler sees them.
+//! The states of the external targets of links that ExternalTargets override, as the reconciler sees them.
 
 use dashmap::DashMap;
 use tokio::sync::broadcast;

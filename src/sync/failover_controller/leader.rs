@@ -18,15 +18,15 @@ use super::absence::{Absences, LookUpEnd};
 use super::alerts::add_condition;
 use super::check_queue::{CheckKey, CheckQueue};
 use super::checks::{CheckEnd, TargetCheckResult, check};
-use super::leads::annotations;
 use super::object::{Followed, ObservedExternalTarget};
+use super::overrides::annotations;
 use super::status_format::{Published, from_stored, merge_patch, own_part, to_stored};
 use super::write::{StatusWriteEnd, patch_status};
 use super::write_budget::WriteBudget;
 use super::{FailoverController, sources_of};
 use crate::api::status::ExternalTargetStatus;
-use crate::model::lead::{Announcement, Lead};
 use crate::model::link::{Link, Target};
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::controller::work_queue::{CONFLICT_TIMEOUT, WorkQueue};
@@ -288,9 +288,10 @@ impl FailoverController {
     fn may_decide(&self, object: &ObservedExternalTarget) -> bool {
         let Some(term) = self.leader.term else { return false };
         let epoch = ListEpoch { term, rewinds: self.context.rewinds.count() };
-        let (listed, leads) = (self.context.links_listed.borrow(), self.context.leads_listed.borrow());
-        leads.is_settled(epoch)
-            && leads.covers(object.key.namespace(), epoch)
+        let (listed, overrides) =
+            (self.context.links_listed.borrow(), self.context.overrides_listed.borrow());
+        overrides.is_settled(epoch)
+            && overrides.covers(object.key.namespace(), epoch)
             && self.context.store.is_synced()
             && self.context.store.are_owners_known()
             && object.services().all(|service| listed.covers(service.namespace(), epoch))
@@ -316,7 +317,7 @@ impl FailoverController {
         // Drop a uid that no Service has: restored Services have new uids and may have no target yet, and the target in
         // use mustn't be withdrawn for that.
         let is_known = |uid: &Uid| sources.is_open(uid, key.namespace(), followed.services()).is_some();
-        let present = link.as_deref().and_then(Link::lead).and_then(target_of);
+        let present = link.as_deref().and_then(Link::active_override).and_then(target_of);
         let present = present.map(|(target, uid)| (target, Some(uid).filter(is_known).unwrap_or_default()));
         let (is_written, lag_ends) = write_progress(object, link.as_deref(), external_target.as_ref(), now);
         let spec = object.failover_spec();
@@ -420,7 +421,7 @@ impl FailoverController {
         let conflict = |message| Refusal { reason: RefusalReason::Conflict, message };
         let policy = self.context.hostname_policy.borrow();
         let of_names = || annotations(&followed.object, &policy, &followed.inherited).1;
-        let lost = || lost_hostnames_of(link.filter(|link| link.lead().is_some())?).map(conflict);
+        let lost = || lost_hostnames_of(link.filter(|link| link.active_override().is_some())?).map(conflict);
         let taken = || match external_target {
             Some(ExternalTargetState::Conflict(why)) => Some(conflict(format!("the external target: {why}"))),
             _ => None,
@@ -649,10 +650,10 @@ fn is_condition_true(status: &ExternalTargetStatus, kind: &str) -> bool {
     status.conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
-/// Returns the target of a lead, and the uid of the Service that has it.
-fn target_of(lead: &Lead) -> Option<(Target, Uid)> {
-    match &lead.announced {
-        Announcement::Target(target) => Some((target.clone(), lead.service_uid.clone())),
+/// Returns the target of an override, and the uid of the Service that has it.
+fn target_of(by: &LinkOverride) -> Option<(Target, Uid)> {
+    match &by.announced {
+        Announcement::Target(target) => Some((target.clone(), by.service_uid.clone())),
         Announcement::Never | Announcement::Withdrawn => None,
     }
 }

@@ -9,15 +9,15 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tracing::info;
 
-use super::leads::{annotations, former_source, lead};
 use super::metrics::FailoverMetrics;
 use super::object::{Followed, ObservedExternalTarget};
+use super::overrides::{annotations, former_source, link_override};
 use super::sources::Sources;
 use crate::api::external_target::{ExternalTarget, Source};
 use crate::model::excerpt::sentence;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::lead::{Announcement, Lead};
 use crate::model::link::{Annotations, Link, LinkChange, Target};
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::failover::spec::Offer;
@@ -26,8 +26,8 @@ use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::unselected::UnselectedServices;
 
-/// The leads of the ExternalTargets of manifests.
-pub struct ManifestLeads {
+/// The overrides by the ExternalTargets of manifests.
+pub struct ManifestOverrides {
     store: Arc<Store>,
     unselected: Arc<UnselectedServices>,
     selection: Arc<Selection>,
@@ -42,7 +42,7 @@ struct Known {
     object_errors: ObjectErrors,
 }
 
-impl ManifestLeads {
+impl ManifestOverrides {
     #[must_use]
     pub fn new(
         store: Arc<Store>,
@@ -56,7 +56,8 @@ impl ManifestLeads {
     }
 
     fn report(&self, change: &LinkChange) {
-        let source_of = |link: &Option<Arc<Link>>| Some(Arc::clone(&link.as_ref()?.lead()?.source));
+        let source_of =
+            |link: &Option<Arc<Link>>| Some(Arc::clone(&link.as_ref()?.active_override()?.source));
         let source = source_of(&change.after).filter(|source| !source.is_empty());
         if let Some(source) = source.filter(|source| source_of(&change.before).as_ref() != Some(source))
             && self.store.is_synced()
@@ -65,8 +66,8 @@ impl ManifestLeads {
         }
     }
 
-    /// Applies the leads of these ExternalTargets, of which no two have the same name, and ends all other leads. Returns
-    /// the changes of links.
+    /// Applies the overrides by these ExternalTargets, of which no two have the same name, and ends all other
+    /// overrides. Returns the changes of links.
     pub fn apply(&self, objects: &[Arc<ExternalTarget>], policy: &HostnamePolicy) -> Vec<LinkChange> {
         // No checks are made.
         let tcp_check_namespaces = BTreeSet::new();
@@ -94,13 +95,13 @@ impl ManifestLeads {
             let inherited = known.inherited.get(&key).cloned().unwrap_or_default();
             let mut followed = Followed { object, inherited, former_source: None };
             followed.former_source = former_source(&followed, &sources);
-            let present = self.store.get(&key).and_then(|link| link.lead().cloned());
-            let (lead, error) = decide(&followed, &sources, present.as_ref());
+            let present = self.store.get(&key).and_then(|link| link.active_override().cloned());
+            let (link_override, error) = decide(&followed, &sources, present.as_ref());
             known.object_errors.set(&key, error);
             let is_verified = followed.object.status.target.as_ref().is_some_and(|target| target.verified);
-            let state = if is_target(&lead) { usize::from(!is_verified) } else { 2 };
+            let state = if is_target(&link_override) { usize::from(!is_verified) } else { 2 };
             numbers[state].1 += 1;
-            if let Some(change) = self.store.lead(&key, lead, None) {
+            if let Some(change) = self.store.set_override(&key, link_override, None) {
                 self.report(&change);
                 changes.push(change);
             }
@@ -108,11 +109,13 @@ impl ManifestLeads {
         }
         known.inherited.retain(|key, _| keys.contains(key));
         known.object_errors.retain(|key| keys.contains(key));
-        for link in self.store.links().iter().filter(|link| link.led.is_some() && !keys.contains(&link.key)) {
+        for link in
+            self.store.links().iter().filter(|link| link.overridden.is_some() && !keys.contains(&link.key))
+        {
             if self.store.is_synced() {
                 info!("ExternalTarget {}: its manifest is gone", link.key);
             }
-            changes.extend(self.store.end_lead(&link.key, None, Instant::now()));
+            changes.extend(self.store.end_override(&link.key, None, Instant::now()));
         }
         for (state, number) in numbers {
             self.metrics.targets.with_label_values(&[state]).set(number);
@@ -121,34 +124,39 @@ impl ManifestLeads {
     }
 }
 
-/// Returns the lead of an ExternalTarget, and what of it can't be used. `present` is the lead so far.
-fn decide(followed: &Followed, sources: &Sources<'_>, present: Option<&Lead>) -> (Lead, Option<String>) {
+/// Returns the override by an ExternalTarget, and what of it can't be used. `present` is the override so far.
+fn decide(
+    followed: &Followed,
+    sources: &Sources<'_>,
+    present: Option<&LinkOverride>,
+) -> (LinkOverride, Option<String>) {
     let object = &followed.object;
-    let lead = lead(followed, sources, None);
+    let link_override = link_override(followed, sources, None);
     let refused_name = annotations(object, sources.policy, &followed.inherited).1;
     let mut errors: Vec<String> = refused_name.into_iter().map(|refusal| refusal.message).collect();
-    let lead = match lead.announced {
+    let link_override = match link_override.announced {
         Announcement::Never => {
             let offers = sources.offers(object, present.and_then(announced).as_ref());
             errors.extend(offers.iter().filter_map(|offer| Some(offer.refusal.as_ref()?.message.clone())));
-            choose(followed, sources, &offers, present, lead)
+            choose(followed, sources, &offers, present, link_override)
         }
-        Announcement::Withdrawn | Announcement::Target(_) => lead,
+        Announcement::Withdrawn | Announcement::Target(_) => link_override,
     };
-    if lead.refused {
+    if link_override.refused {
         errors.push("the target in its status isn't allowed".to_owned());
     }
-    (lead, (!errors.is_empty()).then(|| errors.join("; ")))
+    (link_override, (!errors.is_empty()).then(|| errors.join("; ")))
 }
 
-/// Returns the lead to the pinned source, or else to the first source that has a target. `lead` has no target.
+/// Returns the override to the pinned source, or else to the first source that has a target. `link_override` has no
+/// target.
 fn choose(
     followed: &Followed,
     sources: &Sources<'_>,
     offers: &[Offer],
-    present: Option<&Lead>,
-    lead: Lead,
-) -> Lead {
+    present: Option<&LinkOverride>,
+    link_override: LinkOverride,
+) -> LinkOverride {
     let object = &followed.object;
     let pin = object.spec.pin.as_deref();
     let usable = || {
@@ -167,32 +175,32 @@ fn choose(
     match preferred.or_else(|| usable().find(|(source, ..)| in_use(source))) {
         Some((source, offer, target)) => {
             let service = object.service_of(source).and_then(|key| sources.service(&key, None));
-            Lead {
+            LinkOverride {
                 announced: Announcement::Target(target),
                 source: source.name.as_str().into(),
                 service_uid: offer.uid.clone(),
                 ports: service.map(|service| service.ports).unwrap_or_default(),
-                ..lead
+                ..link_override
             }
         }
-        None if present.is_some() => Lead { announced: Announcement::Withdrawn, ..lead },
-        None => lead,
+        None if present.is_some() => LinkOverride { announced: Announcement::Withdrawn, ..link_override },
+        None => link_override,
     }
 }
 
 /// Returns the target that a Service keeps while its status is blank.
-fn kept(source: &Source, offer: &Offer, present: &Lead) -> Option<Target> {
+fn kept(source: &Source, offer: &Offer, present: &LinkOverride) -> Option<Target> {
     let Announcement::Target(target) = &present.announced else { return None };
     let is_known = *present.source == source.name || present.is_provisional && !offer.uid.is_empty();
     let is_kept = source.service.is_some() && is_known && present.service_uid == offer.uid;
     is_kept.then(|| target.clone())
 }
 
-fn is_target(lead: &Lead) -> bool {
-    matches!(lead.announced, Announcement::Target(_))
+fn is_target(by: &LinkOverride) -> bool {
+    matches!(by.announced, Announcement::Target(_))
 }
 
-fn announced(present: &Lead) -> Option<AnnouncedTarget> {
+fn announced(present: &LinkOverride) -> Option<AnnouncedTarget> {
     let Announcement::Target(target) = &present.announced else { return None };
     Some(AnnouncedTarget {
         source: present.source.to_string(),

@@ -76,7 +76,7 @@ impl Sources<'_> {
                 annotations: service.annotations.clone(),
             });
         }
-        SourceService::of_link(&*self.store.service(key)?)
+        SourceService::of_link(&*self.store.service_link(key)?)
     }
 
     /// Returns whether the Service with this uid lets the namespace follow it; `None` if there is no such Service. It is
@@ -99,7 +99,7 @@ impl Sources<'_> {
             return Some(service.key.clone());
         }
         let links = self.store.links();
-        let mut services = links.iter().filter_map(Link::service);
+        let mut services = links.iter().filter_map(Link::service_link);
         services.find(|service| service.uid == *uid && !service.is_gone()).map(|service| service.key.clone())
     }
 
@@ -160,7 +160,7 @@ impl Sources<'_> {
         }
         let own_link = (*key == object.key).then(|| self.store.get(key)).flatten();
         let is_live_link =
-            own_link.is_some_and(|link| link.lead().is_none() && link.target == service.target);
+            own_link.is_some_and(|link| link.active_override().is_none() && link.target == service.target);
         let allowed = service.target.as_ref().map(|target| self.check(target, namespace)).transpose();
         let refusal = match allowed {
             Ok(_) if service.is_refused => "its status names a target that isn't allowed".to_owned(),

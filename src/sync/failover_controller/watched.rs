@@ -10,14 +10,14 @@ use kube::ResourceExt;
 use tracing::{debug, info, warn};
 
 use super::alerts::request_rule;
-use super::leads::{former_source, lead};
 use super::object::{Followed, ObservedExternalTarget};
+use super::overrides::{former_source, link_override};
 use super::pending_deletions::{REFUSALS_AT_START, after};
 use super::write::PERMISSION_HINT;
 use super::{FailoverController, sources_of};
 use crate::api::external_target::ExternalTarget;
-use crate::model::lead::Lead;
 use crate::model::link::{Link, LinkChange};
+use crate::model::link_override::LinkOverride;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::events::link_log::log_change;
@@ -114,7 +114,7 @@ impl FailoverController {
     /// Publishes that the list of a scope is complete, or has failed.
     fn note_list(&self, number: usize, is_complete: bool) {
         let namespace = self.scopes[number].namespace.as_deref();
-        self.context.leads_listed.send_if_modified(|all| all.note(namespace, self.lists, is_complete));
+        self.context.overrides_listed.send_if_modified(|all| all.note(namespace, self.lists, is_complete));
     }
 
     /// Publishes for all scopes that the list is complete, because the CRD isn't served, or has failed.
@@ -128,7 +128,7 @@ impl FailoverController {
             Ok(true) => {
                 self.error_log.recovered("discovery of ExternalTargets works again");
                 for (key, deletion) in self.pending_deletions.served() {
-                    self.end_lead(&key, &deletion.uid, deletion.since);
+                    self.end_override(&key, &deletion.uid, deletion.since);
                 }
                 let idle = |number: &usize| self.scopes[*number].end.is_none();
                 let idle: Vec<usize> = (0..self.scopes.len()).filter(idle).collect();
@@ -136,8 +136,8 @@ impl FailoverController {
             }
             Ok(false) => {
                 self.error_log.recovered("discovery of ExternalTargets works again");
-                let has_leads = self.context.store.links().iter().any(|link| link.led.is_some());
-                let is_news = !self.pending_deletions.is_unserved() && has_leads;
+                let has_overrides = self.context.store.links().iter().any(|link| link.overridden.is_some());
+                let is_news = !self.pending_deletions.is_unserved() && has_overrides;
                 for scope in &mut self.scopes {
                     scope.stop();
                     scope.is_listed = false;
@@ -153,7 +153,7 @@ impl FailoverController {
                 for key in self.objects.keys().cloned().collect::<Vec<_>>() {
                     self.forget(&key);
                 }
-                self.context.store.set_leads_known();
+                self.context.store.set_overrides_known();
                 self.note_all_lists(true);
             }
             Err(error) => {
@@ -164,7 +164,7 @@ impl FailoverController {
                         self.error_log.report(status.code, &sentence);
                         // Without that permission nothing is known about ExternalTargets, now and later.
                         if self.pending_deletions.is_forbidden() {
-                            self.context.store.set_leads_known();
+                            self.context.store.set_overrides_known();
                         }
                     }
                     _ => self.context.availability.report(&root_cause(&error)),
@@ -273,8 +273,8 @@ impl FailoverController {
         (scope.is_listed, scope.is_forbidden, scope.refusals) = (true, false, 0);
         self.is_forbidden_logged = false;
         let links = self.context.store.links();
-        let led = links.iter().filter(|link| link.led.is_some()).map(|link| link.key.clone());
-        let known: HashSet<ServiceKey> = self.objects.keys().cloned().chain(led).collect();
+        let overridden = links.iter().filter(|link| link.overridden.is_some()).map(|link| link.key.clone());
+        let known: HashSet<ServiceKey> = self.objects.keys().cloned().chain(overridden).collect();
         let missing: HashSet<ServiceKey> = known
             .iter()
             .filter(|key| self.scopes[number].contains(key) && !list.contains_key(*key))
@@ -301,8 +301,10 @@ impl FailoverController {
         }
         for key in missing.difference(&kept) {
             let uid = self.objects.get(key).map(|known| known.object.uid.clone());
-            let led = || self.context.store.get(key)?.led.as_ref().map(|led| led.lead.uid.clone());
-            let uid = uid.or_else(led).unwrap_or_default();
+            let of_override = || {
+                self.context.store.get(key)?.overridden.as_ref().map(|overridden| overridden.by.uid.clone())
+            };
+            let uid = uid.or_else(of_override).unwrap_or_default();
             self.pending_deletions.add(key.clone(), uid, &self.context.client);
         }
         self.note_list(number, true);
@@ -316,11 +318,11 @@ impl FailoverController {
     }
 
     fn settle_lists(&mut self) {
-        if self.is_listed() && !self.context.store.are_leads_known() {
+        if self.is_listed() && !self.context.store.are_overrides_known() {
             if !self.objects.is_empty() {
                 info!("ready: ExternalTargets: {}", self.objects.len());
             }
-            self.context.store.set_leads_known();
+            self.context.store.set_overrides_known();
         }
         self.refresh_term();
     }
@@ -346,11 +348,11 @@ impl FailoverController {
         let (inherited, former_source) = match before.filter(|_| is_same) {
             Some(before) => (before.inherited, before.former_source),
             // The external target records the DNS names that a Service had that is gone by now.
-            None => (self.present(&key).map(|lead| lead.annotations).unwrap_or_default(), None),
+            None => (self.present(&key).map(|by| by.annotations).unwrap_or_default(), None),
         };
         self.context.metrics.targets.with_label_values(&[state(&object)]).inc();
         self.objects.insert(key.clone(), Followed { object, inherited, former_source });
-        self.lead(&key);
+        self.set_override(&key);
         self.index(&key);
         if let Some(followed) = self.objects.get(&key) {
             request_rule(&self.context.rules, &followed.object);
@@ -360,9 +362,9 @@ impl FailoverController {
         self.queue(&key);
     }
 
-    /// Returns the present lead over the link of a key. An ExternalTarget that has lost its status begins with it.
-    pub(super) fn present(&self, key: &ServiceKey) -> Option<Lead> {
-        self.context.store.get(key)?.lead().cloned()
+    /// Returns the present override of the link of a key. An ExternalTarget that has lost its status begins with it.
+    pub(super) fn present(&self, key: &ServiceKey) -> Option<LinkOverride> {
+        self.context.store.get(key)?.active_override().cloned()
     }
 
     fn index(&mut self, key: &ServiceKey) {
@@ -388,7 +390,7 @@ impl FailoverController {
     }
 
     /// Gives the link of an ExternalTarget what its status says.
-    pub(super) fn lead(&mut self, key: &ServiceKey) {
+    pub(super) fn set_override(&mut self, key: &ServiceKey) {
         let present = self.present(key);
         let Some(followed) = self.objects.get_mut(key) else { return };
         let policy = Arc::clone(&self.context.hostname_policy.borrow());
@@ -400,7 +402,7 @@ impl FailoverController {
         }
         let former = former_source(followed, &sources);
         let before = std::mem::replace(&mut followed.former_source, former);
-        let lead = lead(followed, &sources, present.as_ref());
+        let link_override = link_override(followed, &sources, present.as_ref());
         let version = followed.object.revision();
         if before != followed.former_source {
             let before = before.map(|before| before.key);
@@ -409,7 +411,7 @@ impl FailoverController {
             }
             self.index(key);
         }
-        if let Some(change) = self.context.store.lead(key, lead, version) {
+        if let Some(change) = self.context.store.set_override(key, link_override, version) {
             self.report(&change);
         }
     }
@@ -420,11 +422,12 @@ impl FailoverController {
             return debug!("{change}");
         }
         log_change(&self.context.telemetry, change);
-        let is_led = |link: &Option<Arc<Link>>| link.as_ref().is_some_and(|link| link.lead().is_some());
-        let service = change.after.as_ref().and_then(|link| link.service().cloned());
+        let is_overridden =
+            |link: &Option<Arc<Link>>| link.as_ref().is_some_and(|link| link.active_override().is_some());
+        let service = change.after.as_ref().and_then(|link| link.service_link().cloned());
         if let Some(service) = service.filter(|service| !service.uid.is_empty() && !service.is_gone())
-            && is_led(&change.after)
-            && !is_led(&change.before)
+            && is_overridden(&change.after)
+            && !is_overridden(&change.before)
         {
             let note = format!("ExternalTarget {} leads the link of this Service from now on", change.key);
             let regarding = Regarding::new(&change.key, &service.uid.to_string());
@@ -432,28 +435,28 @@ impl FailoverController {
         }
     }
 
-    /// Ends the lead of an ExternalTarget that is deleted.
-    fn end_lead(&mut self, key: &ServiceKey, uid: &Uid, since: Instant) {
+    /// Ends the override by an ExternalTarget that is deleted.
+    fn end_override(&mut self, key: &ServiceKey, uid: &Uid, since: Instant) {
         if self.objects.get(key).is_some_and(|known| known.object.uid != *uid) {
             return;
         }
         self.forget(key);
-        if let Some(change) = self.context.store.end_lead(key, None, since) {
+        if let Some(change) = self.context.store.end_override(key, None, since) {
             self.report(&change);
         }
     }
 
-    /// Ends all leads: the API server hasn't served ExternalTargets for `--delete-delay`.
-    pub(super) fn end_all_leads(&mut self) {
+    /// Ends all overrides: the API server hasn't served ExternalTargets for `--delete-delay`.
+    pub(super) fn end_all_overrides(&mut self) {
         let Some(since) = self.pending_deletions.end_wait() else { return };
-        for link in self.context.store.links().iter().filter(|link| link.led.is_some()) {
-            if let Some(change) = self.context.store.end_lead(&link.key, None, since) {
+        for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
+            if let Some(change) = self.context.store.end_override(&link.key, None, since) {
                 self.report(&change);
             }
         }
     }
 
-    /// Forgets an ExternalTarget; its lead stays.
+    /// Forgets an ExternalTarget; its override stays.
     fn forget(&mut self, key: &ServiceKey) {
         if let Some(followed) = self.objects.remove(key) {
             self.unindex(&followed);

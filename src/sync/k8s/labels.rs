@@ -19,7 +19,7 @@ pub const SOURCE: &str = "linker.hsj.com/source";
 /// The annotation that holds the uid of the Service whose target an external target has.
 pub const SERVICE_UID: &str = "linker.hsj.com/service-uid";
 
-/// The annotation that holds the uid of the ExternalTarget that leads the link.
+/// The annotation that holds the uid of the ExternalTarget that overrides the link.
 pub const EXTERNAL_TARGET_UID: &str = "linker.hsj.com/external-target-uid";
 
 /// The label with the Service of an EndpointSlice.

@@ -371,7 +371,7 @@ impl ServiceWatcher {
         // apart. After a restore of etcd no such LIST is sent: a missing Service counts as deleted.
         if self.store.is_synced() && !rewound {
             for key in missing {
-                if let Some(link) = self.store.service(&key).filter(|_| !retained.contains(&key)) {
+                if let Some(link) = self.store.service_link(&key).filter(|_| !retained.contains(&key)) {
                     retained.insert(key.clone());
                     leaving.start_check(Deleted { key, uid: link.uid.to_string(), version });
                 }
@@ -381,8 +381,8 @@ impl ServiceWatcher {
         changes.extend(self.store.replace(namespace, seen, unreadable, &retained));
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_terminating(&key, &uid, true);
         changes.extend(terminating.into_iter().filter_map(insert));
-        // The change feed has no changes of Services behind a lead.
-        for link in self.store.links().iter().filter(|link| link.led.is_some()) {
+        // The change feed has no changes of Services whose link is overridden.
+        for link in self.store.links().iter().filter(|link| link.overridden.is_some()) {
             self.unselected.changed(&link.key);
         }
         changes
@@ -434,9 +434,9 @@ impl ServiceWatcher {
     fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
         let apply = |service: &Service| {
-            let (key, before) = (service.key(), self.store.service(&service.key()));
+            let (key, before) = (service.key(), self.store.service_link(&service.key()));
             let change = self.store.apply(self.observe(service, object_errors));
-            if change.is_none() && self.store.service(&key) != before {
+            if change.is_none() && self.store.service_link(&key) != before {
                 self.unselected.changed(&key);
             }
             change
@@ -476,10 +476,10 @@ impl ServiceWatcher {
             let was_deleted = other_services.leaving.forget(&key);
             let observed = self.observe(&service, &mut other_services.object_errors);
             let ended = was_deleted.then(|| self.end_if_blank(&observed)).flatten();
-            let before = self.store.service(&key);
+            let before = self.store.service_link(&key);
             let applied = self.store.apply(self.persisted.attach(&self.store, observed));
-            // The change feed has no changes of Services behind a lead.
-            if applied.is_none() && self.store.service(&key) != before {
+            // The change feed has no changes of Services whose link is overridden.
+            if applied.is_none() && self.store.service_link(&key) != before {
                 self.unselected.changed(&key);
             }
             return log_changes(&self.telemetry, ended.into_iter().chain(applied));
@@ -528,7 +528,7 @@ impl ServiceWatcher {
 
     /// Returns whether a Service has a link that isn't gone.
     fn is_followed(&self, Deleted { key, uid, .. }: &Deleted) -> bool {
-        self.store.service(key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
+        self.store.service_link(key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
     }
 
     /// Applies the membership of a Service that has left the watch.
@@ -633,7 +633,7 @@ impl PartialList {
 async fn wait_for_owners(store: &Store, deadline: &mut Option<Instant>) {
     let known = async {
         store.owners_known().await;
-        store.leads_known().await;
+        store.overrides_known().await;
     };
     let deadline = *deadline.get_or_insert_with(|| Instant::now() + OWNERS_TIMEOUT);
     // After the timeout DNS starts without them: the API server may answer one list and not the other.

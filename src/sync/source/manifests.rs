@@ -50,9 +50,10 @@ const EXTERNAL_TARGET: &str = "ExternalTarget";
 /// Maximum number of errors that are reported of a file.
 const MAX_ERRORS: usize = 20;
 
-/// Applies the leads of these ExternalTargets, of which no two have the same name, and ends all other leads. Returns the
-/// changes of links.
-pub type ApplyLeads = Arc<dyn Fn(&[Arc<ExternalTarget>], &HostnamePolicy) -> Vec<LinkChange> + Send + Sync>;
+/// Applies the overrides by these ExternalTargets, of which no two have the same name, and ends all other overrides.
+/// Returns the changes of links.
+pub type ApplyOverrides =
+    Arc<dyn Fn(&[Arc<ExternalTarget>], &HostnamePolicy) -> Vec<LinkChange> + Send + Sync>;
 
 #[derive(Clone)]
 pub struct ManifestSource {
@@ -65,7 +66,7 @@ pub struct ManifestSource {
     pub persisted: Arc<PersistedTargets>,
     /// The load balancers without a link.
     pub unselected: Arc<UnselectedServices>,
-    pub apply_leads: ApplyLeads,
+    pub apply_overrides: ApplyOverrides,
     pub telemetry: Telemetry,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
@@ -92,7 +93,7 @@ impl ManifestSource {
                     for (key, uid, since) in kept.take_expired(Instant::now()) {
                         log_changes(&self.telemetry, self.store.delete_since(&key, &uid, None, since));
                     }
-                    log_changes(&self.telemetry, self.apply_leads());
+                    log_changes(&self.telemetry, self.apply_overrides());
                     continue;
                 }
             }
@@ -130,7 +131,7 @@ impl ManifestSource {
                 log_changes(&self.telemetry, changes);
             } else {
                 self.persisted.on_first_list(&self.store, self.keeps_unlisted);
-                self.store.set_leads_known();
+                self.store.set_overrides_known();
                 self.store.set_synced();
                 log_first_list(&self.store, &self.telemetry, &changes);
                 let external_targets = self.files.lock().external_targets(&self.selection).len();
@@ -144,31 +145,31 @@ impl ManifestSource {
     /// Applies a complete list of Services, and the ExternalTargets.
     fn take_list(&self, list: Vec<ObservedService>, kept: &KeptServices) -> Vec<LinkChange> {
         let kept: HashSet<ServiceKey> = kept.keys().cloned().collect();
-        let led = self.files.lock().external_targets(&self.selection);
+        let overriding = self.files.lock().external_targets(&self.selection);
         let listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
-        let led = led.iter().map(|object| external_targets::key(object));
+        let overriding = overriding.iter().map(|object| external_targets::key(object));
         let replaced: HashSet<ServiceKey> =
-            led.filter(|key| !kept.contains(key) && !listed.contains(key)).collect();
+            overriding.filter(|key| !kept.contains(key) && !listed.contains(key)).collect();
         // A Service that an ExternalTarget replaces leaves after it, so that the link is never without a target.
         let staying = kept.union(&replaced).cloned().collect();
         let mut changes = self.store.replace(None, list, Vec::new(), &staying);
-        changes.extend(self.apply_leads());
-        let replaced = replaced.iter().filter_map(|key| self.store.service(key));
+        changes.extend(self.apply_overrides());
+        let replaced = replaced.iter().filter_map(|key| self.store.service_link(key));
         let replaced: Vec<Arc<Link>> =
             replaced.filter(|service| !service.is_gone() && !service.is_left_out()).collect();
         if !replaced.is_empty() {
             let delete =
                 |service: &Arc<Link>| self.store.delete(&service.key, &service.uid.to_string(), None);
             changes.extend(replaced.iter().filter_map(delete));
-            changes.extend(self.apply_leads());
+            changes.extend(self.apply_overrides());
         }
         changes
     }
 
     /// Gives the links of ExternalTargets their targets, after each change of a Service.
-    fn apply_leads(&self) -> Vec<LinkChange> {
+    fn apply_overrides(&self) -> Vec<LinkChange> {
         let objects = self.files.lock().external_targets(&self.selection);
-        (self.apply_leads)(&objects, &self.hostname_policy)
+        (self.apply_overrides)(&objects, &self.hostname_policy)
     }
 
     /// Keeps the links of Services that the files contain and the flags don't select any more, and ends those of
@@ -179,7 +180,7 @@ impl ManifestSource {
             let key = service.key();
             let is_followed =
                 |link: &Arc<Link>| link.uid == *service.uid() && !link.is_gone() && !link.is_left_out();
-            if !self.store.service(&key).is_some_and(|link| is_followed(&link)) {
+            if !self.store.service_link(&key).is_some_and(|link| is_followed(&link)) {
                 continue;
             }
             match self.selection.membership(service) {

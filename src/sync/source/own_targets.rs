@@ -188,7 +188,7 @@ impl OwnTargets {
     pub(crate) fn changed(&mut self, hostname_policy: &HostnamePolicy, store: &Store) -> Vec<Service> {
         let mut changed = Vec::new();
         for key in std::mem::take(&mut self.due) {
-            if store.service(&key).is_none_or(|link| link.is_gone()) {
+            if store.service_link(&key).is_none_or(|link| link.is_gone()) {
                 self.forget(&key);
                 continue;
             }

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 
 use super::relist_guard::are_most;
-use crate::model::lead::{Announcement, Lead};
 use crate::model::link::{Annotations, LinkChange, ObservedService, Target};
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -26,8 +26,8 @@ impl PersistedTargets {
         key: &ServiceKey,
         last: PersistedTarget,
     ) -> Option<LinkChange> {
-        if let Some(uid) = &last.led_by {
-            return lead_provisionally(store, key, uid, &last);
+        if let Some(uid) = &last.overridden_by {
+            return override_provisionally(store, key, uid, &last);
         }
         if store.is_synced() {
             return store.apply_persisted_target(key, last);
@@ -38,7 +38,7 @@ impl PersistedTargets {
 
     /// Moves the external target of a Service that has no link yet into the observation.
     pub(crate) fn attach(&self, store: &Store, observed: ObservedService) -> ObservedService {
-        if store.service(&observed.key).is_some() {
+        if store.service_link(&observed.key).is_some() {
             return observed;
         }
         let persisted = self.0.lock().remove(&observed.key);
@@ -78,23 +78,23 @@ impl PersistedTargets {
 }
 
 /// Lets DNS answer as the external target of an ExternalTarget points, until the ExternalTargets are listed.
-fn lead_provisionally(
+fn override_provisionally(
     store: &Store,
     key: &ServiceKey,
     uid: &Uid,
     last: &PersistedTarget,
 ) -> Option<LinkChange> {
-    let is_led = || store.get(key).is_some_and(|link| link.lead().is_some());
-    let target = last.target.clone().filter(|_| !store.are_leads_known() && !is_led())?;
-    let lead = Lead {
+    let is_overridden = || store.get(key).is_some_and(|link| link.active_override().is_some());
+    let target = last.target.clone().filter(|_| !store.are_overrides_known() && !is_overridden())?;
+    let link_override = LinkOverride {
         uid: uid.clone(),
         announced: Announcement::Target(target),
         service_uid: last.uid(),
         annotations: Annotations { hostnames: (*last.hostnames).into(), ..Annotations::default() },
         is_provisional: true,
-        ..Lead::default()
+        ..LinkOverride::default()
     };
-    store.lead(key, lead, None)
+    store.set_override(key, link_override, None)
 }
 
 #[cfg(test)]
@@ -132,7 +132,13 @@ mod tests {
 
     fn recorded(is_ours: bool) -> PersistedTarget {
         let owner = TargetOwner::Uid("1".into());
-        PersistedTarget { target: Some(target()), owner, hostnames: Box::default(), is_ours, led_by: None }
+        PersistedTarget {
+            target: Some(target()),
+            owner,
+            hostnames: Box::default(),
+            is_ours,
+            overridden_by: None,
+        }
     }
 
     /// Returns a store after the first complete list. Of five external targets, one has a listed Service, one has an

@@ -64,7 +64,7 @@ impl AnnotatedService {
         policy: &SyncPolicy,
     ) -> Decision {
         // A withdrawn target of an ExternalTarget is that of a deleted load balancer.
-        let is_withdrawn = |link: &Link| link.led.is_some() && link.service_gone_since().is_some();
+        let is_withdrawn = |link: &Link| link.overridden.is_some() && link.service_gone_since().is_some();
         let Some(link) = link.filter(|link| !link.is_gone() && !is_withdrawn(link)) else {
             let moves = policy.on_delete == OnDelete::Tombstone && self.moves_to_tombstone(link, gone);
             return if moves { self.unless_it_says(policy.tombstone.clone()) } else { Decision::Leave };
@@ -127,8 +127,8 @@ mod tests {
 
     use super::*;
     use crate::model::hostname::Hostname;
-    use crate::model::lead::{Announcement, Lead, Led};
     use crate::model::link::LinkState;
+    use crate::model::link_override::{Announcement, LinkOverride, OverriddenLink};
     use crate::sync::test_support;
 
     fn policy(on_delete: OnDelete) -> SyncPolicy {
@@ -232,8 +232,8 @@ mod tests {
     #[test]
     fn withdrawn_target_is_that_of_a_deleted_load_balancer() {
         let annotations = link(None, &["app"]).annotations;
-        let lead = Lead { announced: Announcement::Withdrawn, annotations, ..Lead::default() };
-        let withdrawn = Led { lead, service: None }.link(&ServiceKey::new("shop", "web"), None);
+        let by = LinkOverride { announced: Announcement::Withdrawn, annotations, ..LinkOverride::default() };
+        let withdrawn = OverriddenLink { by, service_link: None }.link(&ServiceKey::new("shop", "web"), None);
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         let moved = Decision::Write("deleted.lb.internal".to_owned());
         assert_eq!(other.decide(Some(&withdrawn), None, &policy(OnDelete::Tombstone)), moved);

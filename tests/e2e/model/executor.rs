@@ -123,11 +123,11 @@ impl Executor {
                     services.delete(&name, &DeleteParams::default()).await.unwrap();
                 }
             }
-            Action::Follow { source, lead } => {
+            Action::Follow { source, target } => {
                 let source = format!("{}/{}", source.namespace(), source.name());
                 let follower = json!({"metadata": {"name": name,
                         "annotations": {"linker.hsj.com/source": source}},
-                    "spec": {"type": "ExternalName", "externalName": lead}});
+                    "spec": {"type": "ExternalName", "externalName": target}});
                 drop(cluster.create_service(namespace, follower).await);
             }
             Action::Unfollow => cluster.delete_service(namespace, name).await,

@@ -205,7 +205,7 @@ impl Generator {
             } else {
                 let source =
                     universe.without_clashes.choose(&mut self.random).expect("there are some").clone();
-                Action::Follow { source, lead: self.host() }
+                Action::Follow { source, target: self.host() }
             };
             // A follower is created or deleted at most once between two quiet points.
             if self.frozen.insert(key.clone()) {

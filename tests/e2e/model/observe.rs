@@ -55,8 +55,8 @@ pub async fn observe(cluster: &Cluster, target: &str, followers: &[ServiceKey]) 
     }
     for key in followers {
         let follower = cluster.get_service(key.namespace(), key.name()).await.expect("the follower exists");
-        let lead = follower.spec.and_then(|spec| spec.external_name).unwrap_or_default();
-        observed.followers.insert(key.clone(), lead);
+        let target = follower.spec.and_then(|spec| spec.external_name).unwrap_or_default();
+        observed.followers.insert(key.clone(), target);
     }
     observed
 }
@@ -79,8 +79,8 @@ pub fn owner(object: &impl ResourceExt) -> Option<ServiceKey> {
 fn front(service: &Service) -> TargetService {
     let spec = service.spec.clone().unwrap_or_default();
     let odd = || {
-        let lead = spec.external_name.clone().filter(|_| spec.type_.as_deref() == Some("ExternalName"));
-        TargetService::Other(format!("{:?} {spec:?}", service.labels()), lead)
+        let target = spec.external_name.clone().filter(|_| spec.type_.as_deref() == Some("ExternalName"));
+        TargetService::Other(format!("{:?} {spec:?}", service.labels()), target)
     };
     if service.labels().len() != 3 || spec.selector.is_some() || service.metadata.deletion_timestamp.is_some()
     {

@@ -62,7 +62,7 @@ pub enum Action {
     // ExternalName Services outside of the target namespace; `key` is the follower.
     Follow {
         source: ServiceKey,
-        lead: String,
+        target: String,
     },
     Unfollow,
 }

@@ -232,7 +232,7 @@ impl Model {
         let mut wrong = Vec::new();
         for key in self.followers.keys().cloned().collect::<Vec<_>>() {
             checked.followers += 1;
-            let lead = self.lead(&key);
+            let required = self.required_target(&key);
             let now = observed.followers.get(&key).cloned().unwrap_or_default();
             let follower = self.followers.get_mut(&key).expect("it is one of them");
             // Watches aren't ordered relative to each other, so lb-linker may still write an earlier target of the
@@ -244,10 +244,12 @@ impl Model {
             if self.on_delete == OnDelete::Tombstone && gone {
                 follower.allowed_targets.push(TOMBSTONE.to_owned());
             }
-            let right = lead.as_ref().map_or(follower.allowed_targets.contains(&now), |lead| *lead == now);
+            let right = required
+                .as_ref()
+                .map_or(follower.allowed_targets.contains(&now), |required| *required == now);
             if !right {
                 let may = &follower.allowed_targets;
-                wrong.push(format!("{key} leads to {now}, should lead to {lead:?} and may to {may:?}"));
+                wrong.push(format!("{key} leads to {now}, should lead to {required:?} and may to {may:?}"));
             }
             follower.allowed_targets = vec![now];
         }

@@ -154,8 +154,8 @@ impl Model {
                     self.note(key, shape);
                 }
             }
-            Action::Follow { source, lead } => {
-                let follower = Follower { source: source.clone(), allowed_targets: vec![lead.clone()] };
+            Action::Follow { source, target } => {
+                let follower = Follower { source: source.clone(), allowed_targets: vec![target.clone()] };
                 self.followers.insert(key.clone(), follower);
             }
             Action::Unfollow => drop(self.followers.remove(key)),
@@ -240,7 +240,7 @@ impl Model {
                 self.note_end(&key);
             }
         }
-        self.note_leads();
+        self.note_required_targets();
     }
 
     /// Records the possible external target of a deleted Service.
@@ -257,14 +257,14 @@ impl Model {
         if !self.running {
             return;
         }
-        self.note_lead(key);
+        self.note_follower_target(key);
         let known = self.links.get(key);
         let Some(balancer) = self.balancers.get(key).filter(|balancer| balancer.is_selected()) else {
             if known.is_some_and(|link| !link.gone) {
                 let link = self.links.get_mut(key).expect("it is known");
                 (link.gone, link.recreated, link.target) = (true, false, None);
                 self.recently_deleted.insert(key.clone());
-                self.note_lead(key);
+                self.note_follower_target(key);
                 self.note_end(key);
             }
             return;
@@ -282,12 +282,12 @@ impl Model {
         };
         let shape = link.target.as_ref().map(|target| ExternalTarget::of(target, link.port));
         self.links.insert(key.clone(), link);
-        self.note_lead(key);
+        self.note_follower_target(key);
         self.note_now(key);
         if let Some(shape) = shape {
             self.note(key, shape);
         }
-        self.note_leads();
+        self.note_required_targets();
     }
 
     /// Records the manual deletion of a link's external target and EndpointSlices.
@@ -343,26 +343,26 @@ impl Model {
     }
 
     /// Records the target for a link's followers, whether or not they may follow the link.
-    fn note_lead(&mut self, key: &ServiceKey) {
+    fn note_follower_target(&mut self, key: &ServiceKey) {
         let Some(link) = self.links.get(key) else { return };
-        let lead = match &link.target {
+        let target = match &link.target {
             None => (link.gone && self.on_delete == OnDelete::Tombstone).then(|| TOMBSTONE.to_owned()),
             Some(target) => target.follower_target(),
         };
-        self.possible_follower_targets.entry(key.clone()).or_default().extend(lead);
+        self.possible_follower_targets.entry(key.clone()).or_default().extend(target);
     }
 
     /// Records the current target for each follower.
-    fn note_leads(&mut self) {
-        let leads: Vec<_> =
-            self.followers.keys().filter_map(|key| Some((key.clone(), self.lead(key)?))).collect();
-        for (key, lead) in leads {
-            self.followers.get_mut(&key).expect("it is one of them").allowed_targets.push(lead);
+    fn note_required_targets(&mut self) {
+        let required: Vec<_> =
+            self.followers.keys().filter_map(|key| Some((key.clone(), self.required_target(key)?))).collect();
+        for (key, target) in required {
+            self.followers.get_mut(&key).expect("it is one of them").allowed_targets.push(target);
         }
     }
 
     /// Returns the required target of a follower, if its source determines one.
-    pub(super) fn lead(&self, key: &ServiceKey) -> Option<String> {
+    pub(super) fn required_target(&self, key: &ServiceKey) -> Option<String> {
         let source = &self.followers.get(key)?.source;
         let followable = source.namespace() == key.namespace()
             || self.balancers.get(source).is_some_and(|balancer| balancer.followable);

@@ -272,7 +272,7 @@ impl World<'_> {
                         owner: TargetOwner::Uid("u".into()),
                         hostnames: Box::default(),
                         is_ours: true,
-                        led_by: None,
+                        overridden_by: None,
                     },
                 );
                 format!("{key} was at 192.0.2.10")

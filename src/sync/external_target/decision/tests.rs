@@ -5,8 +5,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use crate::model::hostname::Hostname;
-use crate::model::lead::{Announcement, Lead, Led};
 use crate::model::link::{LinkState, Port, Target};
+use crate::model::link_override::{Announcement, LinkOverride, OverriddenLink};
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::external_target::decision::*;
@@ -225,17 +225,22 @@ fn missing_uid_annotation_causes_no_write_but_another_uid_does() {
     assert_eq!(message, "patch Service web-default-ext", "the target now belongs to the recreated Service");
 }
 
-/// Returns the link, led by an ExternalTarget that uses a Service with this uid.
-fn led(link: Link, service_uid: &str) -> Link {
+/// Returns the link, overridden by an ExternalTarget that uses a Service with this uid.
+fn overridden(link: Link, service_uid: &str) -> Link {
     let announced = link.target.clone().map_or(Announcement::Withdrawn, Announcement::Target);
-    let lead = Lead { uid: "xt".into(), announced, service_uid: service_uid.into(), ..Lead::default() };
-    Link { led: Some(Led { lead, service: None }.into()), ..link }
+    let by = LinkOverride {
+        uid: "xt".into(),
+        announced,
+        service_uid: service_uid.into(),
+        ..LinkOverride::default()
+    };
+    Link { overridden: Some(OverriddenLink { by, service_link: None }.into()), ..link }
 }
 
 #[test]
-fn external_target_of_a_led_link_records_both_uids() {
-    let (own, from_dr) = (host("a.example."), led(host("a.example."), "dr"));
-    let fixed = led(host("a.example."), "");
+fn external_target_of_an_overridden_link_records_both_uids() {
+    let (own, from_dr) = (host("a.example."), overridden(host("a.example."), "dr"));
+    let fixed = overridden(host("a.example."), "");
     let recorded = |link: &Link| {
         let object = service(link, &policy());
         assert_eq!(step(link, Some(&object)), NextStep::Done);
@@ -262,12 +267,12 @@ fn external_target_of_a_led_link_records_both_uids() {
 }
 
 #[test]
-fn finalizer_is_taken_off_the_service_of_a_led_link() {
+fn finalizer_is_taken_off_the_service_of_an_overridden_link() {
     let policy = SyncPolicy { finalizer: true, ..policy() };
     let now = Instant::now();
-    let (led, object) = (led(host("a.example."), "dr"), object("a.example."));
-    let bound = Link { has_finalizer: true, ..led.clone() };
-    let object = Service { metadata: service(&led, &policy).metadata, ..object };
+    let (overridden, object) = (overridden(host("a.example."), "dr"), object("a.example."));
+    let bound = Link { has_finalizer: true, ..overridden.clone() };
+    let object = Service { metadata: service(&overridden, &policy).metadata, ..object };
     let step = |link: &Link, named| {
         let actual = Actual { named, ..Default::default() };
         next_step(link, actual, &policy, now)
@@ -275,7 +280,7 @@ fn finalizer_is_taken_off_the_service_of_a_led_link() {
     let service = ServiceKey::new("default", "web");
     let removed = NextStep::Write(Write::Finalizer { service, uid: "u".to_owned().into(), add: false });
     assert_eq!(step(&bound, Some(&object)), removed);
-    assert_eq!(step(&led, Some(&object)), NextStep::Done, "no finalizer is added");
+    assert_eq!(step(&overridden, Some(&object)), NextStep::Done, "no finalizer is added");
     assert_eq!(show(step(&bound, None)), "create Service web-default-ext", "the target comes first");
     // Neither the delay of a withdrawn target nor a foreign object holds the Service.
     let withdrawn = Link { target: None, state: LinkState::Recreated(now), ..bound.clone() };
@@ -289,7 +294,7 @@ fn finalizer_is_taken_off_the_service_of_a_led_link() {
     foreign.metadata.labels = None;
     foreign.spec.type_ = Some("ClusterIP".to_owned());
     assert_eq!(step(&bound, Some(&foreign)), removed);
-    assert!(matches!(step(&led, Some(&foreign)), NextStep::Conflict { .. }));
+    assert!(matches!(step(&overridden, Some(&foreign)), NextStep::Conflict { .. }));
     let unknown = Link { uid: "".into(), ..bound };
     assert_eq!(step(&unknown, Some(&object)), NextStep::Done);
 }

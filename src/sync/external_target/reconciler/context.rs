@@ -24,7 +24,7 @@ use crate::sync::source::selection::Selection;
 pub struct ReconcilerContext {
     pub store: Arc<Store>,
     pub persisted: Arc<PersistedTargets>,
-    /// The states of the external targets of led links.
+    /// The states of the external targets of overridden links.
     pub external_target_states: Arc<ExternalTargetStates>,
     /// The storage of external targets.
     pub backend: Backend,
@@ -50,5 +50,5 @@ pub struct ReconcilerContext {
     /// The namespaces with a complete list of load balancers.
     pub links_listed: watch::Receiver<LinkLists>,
     /// The namespaces with a complete list of ExternalTargets.
-    pub leads_listed: watch::Receiver<LinkLists>,
+    pub overrides_listed: watch::Receiver<LinkLists>,
 }

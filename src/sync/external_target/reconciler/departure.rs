@@ -125,11 +125,11 @@ impl GoneCheck {
     }
 }
 
-/// Returns whether a write of a link depends on the end of its Service. The target of a led link is withdrawn by the
-/// status of its ExternalTarget, and the Service of the same name may exist.
+/// Returns whether a write of a link depends on the end of its Service. The target of an overridden link is withdrawn
+/// by the status of its ExternalTarget, and the Service of the same name may exist.
 fn needs_confirmation(link: &Link, write: &Write) -> bool {
     let adds_finalizer = matches!(write, Write::Finalizer { add: true, .. });
-    link.service_gone_since().is_some() && link.lead().is_none() && !adds_finalizer
+    link.service_gone_since().is_some() && link.active_override().is_none() && !adds_finalizer
 }
 
 /// Returns whether a watch or a list of this process has reported the deletion of a link's Service. The report stays
@@ -189,7 +189,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::model::lead::{Announcement, Lead, Led};
+    use crate::model::link_override::{Announcement, LinkOverride, OverriddenLink};
 
     fn departure(successor: Option<&str>) -> GoneCheck {
         let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn withdrawn_target_of_a_led_link_needs_no_look_up() {
+    fn withdrawn_target_of_an_overridden_link_needs_no_look_up() {
         let since = LinkState::Recreated(Instant::now());
         let recreated = Link { state: since, ..Link::new(ServiceKey::new("shop", "web"), "u") };
         let finalizer =
@@ -246,12 +246,13 @@ mod tests {
         assert!(needs_confirmation(&recreated, &finalizer(false)));
         assert!(!needs_confirmation(&recreated, &finalizer(true)));
         let announced = Announcement::Withdrawn;
-        let lead = Led { lead: Lead { announced, ..Lead::default() }, service: None };
-        let withdrawn = Link { led: Some(lead.into()), ..recreated.clone() };
+        let overridden =
+            OverriddenLink { by: LinkOverride { announced, ..LinkOverride::default() }, service_link: None };
+        let withdrawn = Link { overridden: Some(overridden.into()), ..recreated.clone() };
         assert!(!needs_confirmation(&withdrawn, &finalizer(false)));
         assert!(
             needs_confirmation(&withdrawn.ended(Instant::now()), &finalizer(false)),
-            "the lead has ended"
+            "the override has ended"
         );
     }
 

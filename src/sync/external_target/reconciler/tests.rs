@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::*;
-use crate::model::lead::{Announcement, Lead};
 use crate::model::link::Target;
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::{OnGone, Store};
 use crate::sync::election::Leadership;
 use crate::sync::election::term::TERM;
@@ -50,7 +50,7 @@ fn reconciler(client: Client) -> Reconciler {
         staleness: test_support::metrics(),
         rewinds: Rewinds::default(),
         links_listed: watch::Sender::new(lists(leadership.term(), 0)).subscribe(),
-        leads_listed: watch::Sender::new(lists(leadership.term(), 0)).subscribe(),
+        overrides_listed: watch::Sender::new(lists(leadership.term(), 0)).subscribe(),
         leadership,
     })
 }
@@ -128,7 +128,7 @@ async fn no_write_between_a_rewind_and_new_lists() {
     let term = reconciler.term;
     let links_listed = watch::Sender::new(lists(term, 0));
     reconciler.context.links_listed = links_listed.subscribe();
-    reconciler.context.leads_listed = links_listed.subscribe();
+    reconciler.context.overrides_listed = links_listed.subscribe();
     list(&mut reconciler);
     assert!(reconciler.may_write());
     // The watch of external targets notices the restore.
@@ -340,7 +340,7 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     let (now, before) = (ListEpoch { term, rewinds: 0 }, ListEpoch { term: term - 1, rewinds: 0 });
     let links_listed = watch::Sender::new(all.clone());
     reconciler.context.links_listed = links_listed.subscribe();
-    reconciler.context.leads_listed = links_listed.subscribe();
+    reconciler.context.overrides_listed = links_listed.subscribe();
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     assert!(reconciler.may_write_for(&link));
@@ -375,30 +375,30 @@ async fn unlisted_namespace_delays_only_its_own_links() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn led_links_are_written_after_a_list_of_this_term() {
+async fn overridden_links_are_written_after_a_list_of_this_term() {
     let (mut reconciler, requests) = denied();
     let (term, link) = (reconciler.term, load_balancer(&reconciler, "web"));
     let (now, before) = (ListEpoch { term, rewinds: 0 }, ListEpoch { term: term - 1, rewinds: 0 });
-    let mut leads = LinkLists::new(&BTreeSet::new(), before);
-    let leads_listed = watch::Sender::new(leads.clone());
-    reconciler.context.leads_listed = leads_listed.subscribe();
+    let mut overrides = LinkLists::new(&BTreeSet::new(), before);
+    let overrides_listed = watch::Sender::new(overrides.clone());
+    reconciler.context.overrides_listed = overrides_listed.subscribe();
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
-    assert!(!reconciler.may_write(), "an ExternalTarget may lead any link");
+    assert!(!reconciler.may_write(), "an ExternalTarget may override any link");
     reconciler.queue_all();
     run_for(&mut reconciler, 60).await;
     assert_eq!(requests.load(Ordering::Relaxed), 0);
 
     let announced = Announcement::Target(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
-    let lead = Lead { uid: "xt".into(), announced, ..Lead::default() };
-    reconciler.context.store.lead(&ServiceKey::new("shop", "api"), lead, None);
-    let led = reconciler.context.store.get(&ServiceKey::new("shop", "api")).unwrap();
-    leads.note(None, now, false);
-    leads_listed.send_replace(leads.clone());
-    assert!(reconciler.may_write_for(&link) && !reconciler.may_write_for(&led), "the list has failed");
-    leads.note(None, now, true);
-    leads_listed.send_replace(leads);
-    assert!(reconciler.may_write_for(&led));
+    let link_override = LinkOverride { uid: "xt".into(), announced, ..LinkOverride::default() };
+    reconciler.context.store.set_override(&ServiceKey::new("shop", "api"), link_override, None);
+    let overridden = reconciler.context.store.get(&ServiceKey::new("shop", "api")).unwrap();
+    overrides.note(None, now, false);
+    overrides_listed.send_replace(overrides.clone());
+    assert!(reconciler.may_write_for(&link) && !reconciler.may_write_for(&overridden), "the list has failed");
+    overrides.note(None, now, true);
+    overrides_listed.send_replace(overrides);
+    assert!(reconciler.may_write_for(&overridden));
 }
 
 #[tokio::test(start_paused = true)]

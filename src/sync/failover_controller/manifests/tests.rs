@@ -8,7 +8,7 @@ use crate::store::OnGone;
 use crate::sync::test_support::metrics;
 
 struct Manifests {
-    leads: ManifestLeads,
+    overrides: ManifestOverrides,
     policy: HostnamePolicy,
 }
 
@@ -18,7 +18,7 @@ impl Manifests {
         store.set_synced();
         let (unselected, selection) = (Arc::default(), Arc::default());
         Self {
-            leads: ManifestLeads::new(Arc::new(store), unselected, selection, metrics()),
+            overrides: ManifestOverrides::new(Arc::new(store), unselected, selection, metrics()),
             policy: HostnamePolicy::default(),
         }
     }
@@ -26,7 +26,7 @@ impl Manifests {
     /// Sets the target of a Service, which lets namespace shop follow it; `None` for a blank status.
     fn service(&self, namespace: &str, name: &str, host: Option<&str>) {
         let hostnames = host.map(|host| Hostname::from(&Name::from_ascii(format!("{host}.")).unwrap()));
-        self.leads.store.apply(ObservedService {
+        self.overrides.store.apply(ObservedService {
             key: ServiceKey::new(namespace, name),
             uid: format!("{namespace}/{name}").as_str().into(),
             created: None,
@@ -45,7 +45,7 @@ impl Manifests {
     }
 
     fn delete(&self, namespace: &str, name: &str) {
-        self.leads.store.delete(&ServiceKey::new(namespace, name), &format!("{namespace}/{name}"), None);
+        self.overrides.store.delete(&ServiceKey::new(namespace, name), &format!("{namespace}/{name}"), None);
     }
 
     /// Applies ExternalTarget shop/web with this spec and status, and returns the changes of links.
@@ -56,23 +56,23 @@ impl Manifests {
     }
 
     fn apply(&self, objects: &[Arc<ExternalTarget>]) -> Vec<String> {
-        let changes = self.leads.apply(objects, &self.policy);
+        let changes = self.overrides.apply(objects, &self.policy);
         changes.iter().map(ToString::to_string).collect()
     }
 
     fn link(&self) -> Option<Arc<Link>> {
-        self.leads.store.get(&ServiceKey::new("shop", "web"))
+        self.overrides.store.get(&ServiceKey::new("shop", "web"))
     }
 
     /// Returns the source in use and the target of shop/web.
     fn target(&self) -> (String, String) {
         let link = self.link().unwrap();
         let target = link.target.as_ref().map(ToString::to_string).unwrap_or_default();
-        (link.lead().map(|lead| lead.source.to_string()).unwrap_or_default(), target)
+        (link.active_override().map(|by| by.source.to_string()).unwrap_or_default(), target)
     }
 
     fn error(&self) -> Option<String> {
-        self.leads.known.lock().object_errors.of(&ServiceKey::new("shop", "web")).map(str::to_owned)
+        self.overrides.known.lock().object_errors.of(&ServiceKey::new("shop", "web")).map(str::to_owned)
     }
 }
 
@@ -161,7 +161,7 @@ fn end_of_an_external_target_gives_the_link_back() {
     manifests.service("shop", "web", Some("a.example"));
     manifests.web(&with("pin", json!("fixed")), Value::Null);
     assert_eq!(manifests.apply(&[]), ["link shop/web: lb.example.com → a.example"]);
-    assert!(manifests.link().unwrap().led.is_none());
+    assert!(manifests.link().unwrap().overridden.is_none());
     manifests.web(&with("pin", json!("fixed")), Value::Null);
     manifests.delete("shop", "web");
     manifests.apply(&[]);
@@ -174,7 +174,7 @@ fn lost_sources_withdraw_and_missing_sources_wait() {
     let spec = json!({"sources": [{"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}}]});
     manifests.web(&spec, Value::Null);
     let link = manifests.link().unwrap();
-    assert!(link.target.is_none() && link.led.is_some() && link.lead().is_none());
+    assert!(link.target.is_none() && link.overridden.is_some() && link.active_override().is_none());
     let refused = "source busan: no LoadBalancer Service shop-dr/web lets namespace shop follow it";
     assert_eq!(manifests.error().unwrap(), refused);
     // The Service of the same name, which isn't a source, keeps its link until the first target.

@@ -27,7 +27,7 @@ fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
     let store = Arc::new(Store::new(OnGone::Dropped));
     store.set_zones(&zones);
     store.set_owners_known();
-    store.set_leads_known();
+    store.set_overrides_known();
     let leadership = Leadership::unconditional();
     ServiceWatcher {
         client: Client::new(service, "default"),

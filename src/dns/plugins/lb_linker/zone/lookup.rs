@@ -59,7 +59,8 @@ impl Node {
     /// has it with the same target: an ExternalTarget, or an external target, may be read before its Service.
     pub(super) fn is_incomplete(&self, saved: &Store) -> bool {
         let (Self::Link(link) | Self::Service { link, .. }) = self else { return false };
-        link.lead().is_some() && saved.get(&link.key).is_some_and(|saved| saved.target == link.target)
+        link.active_override().is_some()
+            && saved.get(&link.key).is_some_and(|saved| saved.target == link.target)
     }
 
     /// Returns whether the name belongs to a link with a target, whatever other links there are.

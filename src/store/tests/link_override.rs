@@ -1,19 +1,19 @@
 use super::*;
-use crate::model::lead::Announcement;
+use crate::model::link_override::Announcement;
 
 fn hosts(name: &str) -> Option<Target> {
     Some(Target::Hostname(host(name)))
 }
 
-fn lead_to(name: &str) -> Lead {
+fn override_to(name: &str) -> LinkOverride {
     let announced = hosts(name).map_or(Announcement::Never, Announcement::Target);
-    Lead { uid: "xt".into(), created: Some(50), announced, ..Lead::default() }
+    LinkOverride { uid: "xt".into(), created: Some(50), announced, ..LinkOverride::default() }
 }
 
-/// Returns a lead with the custom hostname of [`young`].
-fn asking_lead(name: &str) -> Lead {
+/// Returns an override with the custom hostname of [`young`].
+fn asking_override(name: &str) -> LinkOverride {
     let annotations = Annotations { hostnames: texts(&["shop.lb.internal"]), ..Annotations::default() };
-    Lead { annotations, ..lead_to(name) }
+    LinkOverride { annotations, ..override_to(name) }
 }
 
 fn texts(all: &[&str]) -> Arc<[Arc<str>]> {
@@ -39,35 +39,38 @@ fn takeover_and_return_keep_all_names() {
     assert_eq!(names(), expected);
 
     let set = store.name_set_version();
-    let change = store.lead(&key, asking_lead("c.example."), None).unwrap();
+    let change = store.set_override(&key, asking_override("c.example."), None).unwrap();
     assert_eq!(change.to_string(), "link y-z/x: b.example → c.example");
-    let led = store.get(&key).unwrap();
-    assert_eq!((led.external_target(), &led.hostnames), (before.external_target(), &before.hostnames));
-    assert_eq!((led.created, &led.uid, names()), (20, &"2".into(), expected.clone()));
-    assert!(before.is_outdated() && !led.is_outdated());
-    assert!(store.lead(&key, asking_lead("c.example."), None).is_none());
+    let overridden = store.get(&key).unwrap();
+    assert_eq!(
+        (overridden.external_target(), &overridden.hostnames),
+        (before.external_target(), &before.hostnames)
+    );
+    assert_eq!((overridden.created, &overridden.uid, names()), (20, &"2".into(), expected.clone()));
+    assert!(before.is_outdated() && !overridden.is_outdated());
+    assert!(store.set_override(&key, asking_override("c.example."), None).is_none());
 
     let mut feed = store.subscribe();
-    let change = store.end_lead(&key, None, Instant::now()).unwrap();
+    let change = store.end_override(&key, None, Instant::now()).unwrap();
     assert_eq!(change.to_string(), "link y-z/x: c.example → b.example");
     assert_eq!(feed.try_recv().unwrap().to_string(), change.to_string());
     assert!(feed.try_recv().is_err(), "the Service gets the link back in one change");
     assert_eq!((store.get(&key).unwrap(), names()), (before, expected));
     assert!(set.is_current(), "no name has appeared or vanished");
-    assert!(store.end_lead(&key, None, Instant::now()).is_none());
+    assert!(store.end_override(&key, None, Instant::now()).is_none());
 }
 
 #[test]
-fn service_under_a_lead_never_changes_the_target() {
+fn service_of_an_overridden_link_never_changes_the_target() {
     for on_gone in [OnGone::Kept, OnGone::Dropped] {
         let (store, web) = (Store::new(on_gone), key("web"));
         store.set_synced();
-        store.lead(&web, lead_to("c.example."), None);
+        store.set_override(&web, override_to("c.example."), None);
         let check = |uid: &str, is_gone: Option<bool>| {
             let link = store.get(&web).unwrap();
             assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
             assert_eq!((link.state, &link.uid), (LinkState::Live, &uid.into()));
-            assert_eq!(store.service(&web).map(|service| service.is_gone()), is_gone);
+            assert_eq!(store.service_link(&web).map(|service| service.is_gone()), is_gone);
             let living: HashSet<_> =
                 is_gone.filter(|is_gone| !is_gone).map(|_| web.clone()).into_iter().collect();
             assert_eq!(store.missing_from([].into_iter(), None), (living.len(), living));
@@ -79,9 +82,9 @@ fn service_under_a_lead_never_changes_the_target() {
         assert!(store.apply(seen("default", "web", "1", &["a.example."])).is_none());
         assert!(store.apply(with_port(81, seen("default", "web", "1", &["a.example."]))).is_none());
         store.apply(seen("default", "web", "1", &[]));
-        assert_eq!(store.service(&web).unwrap().state, LinkState::Stale);
+        assert_eq!(store.service_link(&web).unwrap().state, LinkState::Stale);
         store.apply(seen("default", "web", "2", &[]));
-        assert!(matches!(store.service(&web).unwrap().state, LinkState::Recreated(_)));
+        assert!(matches!(store.service_link(&web).unwrap().state, LinkState::Recreated(_)));
         check("2", Some(false));
         assert!(store.delete(&web, "1", None).is_none());
         let is_kept = on_gone == OnGone::Kept;
@@ -104,7 +107,7 @@ fn service_under_a_lead_never_changes_the_target() {
 #[test]
 fn finalizer_is_that_of_the_service_of_the_same_name() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
-    store.lead(&web, Lead { service_uid: "dr".into(), ..lead_to("c.example.") }, None);
+    store.set_override(&web, LinkOverride { service_uid: "dr".into(), ..override_to("c.example.") }, None);
     let finalizer = || {
         let link = store.get(&web).unwrap();
         (link.has_finalizer, link.uid.to_string())
@@ -122,10 +125,11 @@ fn finalizer_is_that_of_the_service_of_the_same_name() {
 fn withdrawn_target_is_that_of_a_gone_service_for_sync() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     store.apply(seen("default", "web", "1", &["a.example."]));
-    store.lead(&web, lead_to("c.example."), None);
-    let withdrawn = Lead { announced: Announcement::Withdrawn, refused: true, ..lead_to("c.example.") };
+    store.set_override(&web, override_to("c.example."), None);
+    let withdrawn =
+        LinkOverride { announced: Announcement::Withdrawn, refused: true, ..override_to("c.example.") };
     let before = Instant::now();
-    let change = store.lead(&web, withdrawn.clone(), None).unwrap();
+    let change = store.set_override(&web, withdrawn.clone(), None).unwrap();
     assert_eq!(change.to_string(), "link default/web: c.example → withdrawn");
     let since = outlived_since(&store).unwrap();
     assert!(since >= before);
@@ -133,40 +137,48 @@ fn withdrawn_target_is_that_of_a_gone_service_for_sync() {
     assert!(store.get(&web).unwrap().refused);
     // Neither the Service nor another version of the ExternalTarget starts the delay again.
     store.apply(seen("default", "web", "2", &["b.example."]));
-    store.lead(&web, Lead { created: Some(7), ..withdrawn }, None);
+    store.set_override(&web, LinkOverride { created: Some(7), ..withdrawn }, None);
     assert!(store.forget(&web).is_none(), "the link stays");
     assert_eq!(outlived_since(&store), Some(since));
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
-    store.lead(&web, lead_to("d.example."), None);
+    store.set_override(&web, override_to("d.example."), None);
     assert_eq!(outlived_since(&store), None);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("d.example"));
 
     // The external target of a Service that is gone already is not kept longer.
-    store.end_lead(&web, None, Instant::now());
+    store.end_override(&web, None, Instant::now());
     store.delete(&web, "2", None);
     let gone = outlived_since(&store);
-    store.lead(&web, Lead { announced: Announcement::Withdrawn, ..lead_to("c.example.") }, None);
+    store.set_override(
+        &web,
+        LinkOverride { announced: Announcement::Withdrawn, ..override_to("c.example.") },
+        None,
+    );
     assert_eq!(outlived_since(&store), gone);
 }
 
 #[test]
-fn end_of_a_lead_without_a_living_service_is_like_its_deletion() {
+fn override_without_living_service_ends_like_a_deleted_service() {
     for (is_withdrawn, has_service) in [(false, false), (false, true), (true, false), (true, true)] {
         let (store, web) = (Store::new(OnGone::Kept), key("web"));
         if has_service {
             store.apply(ObservedService { has_finalizer: true, ..seen("default", "web", "1", &[]) });
             store.delete(&web, "1", None);
         }
-        let lead = asking_lead("c.example.");
-        store.lead(&web, lead.clone(), None);
+        let link_override = asking_override("c.example.");
+        store.set_override(&web, link_override.clone(), None);
         if is_withdrawn {
-            store.lead(&web, Lead { announced: Announcement::Withdrawn, ..lead }, None);
+            store.set_override(
+                &web,
+                LinkOverride { announced: Announcement::Withdrawn, ..link_override },
+                None,
+            );
         }
         let (withdrawn, before) = (outlived_since(&store), Instant::now());
         assert_eq!(withdrawn.is_some(), is_withdrawn);
-        store.end_lead(&web, None, Instant::now()).unwrap();
+        store.end_override(&web, None, Instant::now()).unwrap();
         let link = store.get(&web).unwrap();
-        assert!(link.is_gone() && link.lead().is_none() && !link.was_never_seen());
+        assert!(link.is_gone() && link.active_override().is_none() && !link.was_never_seen());
         let since = link.service_gone_since().unwrap();
         assert!(withdrawn.map_or(since >= before, |withdrawn| since == withdrawn));
         assert_eq!(
@@ -178,9 +190,9 @@ fn end_of_a_lead_without_a_living_service_is_like_its_deletion() {
         assert_eq!(leads(&store, "shop"), "");
     }
     let (store, web) = (Store::new(OnGone::Dropped), key("web"));
-    store.lead(&web, lead_to("c.example."), None);
+    store.set_override(&web, override_to("c.example."), None);
     assert_eq!(
-        store.end_lead(&web, None, Instant::now()).unwrap().to_string(),
+        store.end_override(&web, None, Instant::now()).unwrap().to_string(),
         "link default/web: forgotten"
     );
     assert_eq!(target(&store, &["web-default"]), None);
@@ -190,9 +202,9 @@ fn end_of_a_lead_without_a_living_service_is_like_its_deletion() {
 fn pending_service_gets_the_link_back_without_the_target() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     store.apply(seen("default", "web", "1", &[]));
-    store.lead(&web, lead_to("c.example."), None);
+    store.set_override(&web, override_to("c.example."), None);
     let before = Instant::now();
-    store.end_lead(&web, None, Instant::now());
+    store.end_override(&web, None, Instant::now());
     assert!(outlived_since(&store).unwrap() >= before, "the external target isn't that of the Service");
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
     store.apply(seen("default", "web", "1", &["a.example."]));
@@ -200,7 +212,7 @@ fn pending_service_gets_the_link_back_without_the_target() {
 }
 
 #[test]
-fn settings_of_a_led_link_are_those_of_the_lead() {
+fn settings_of_an_overridden_link_are_those_of_the_override() {
     let (store, web) = (store_with_zone(), key("web"));
     let annotations =
         |name| Annotations { ttl: Some(9), hostnames: texts(&[name]), allow_from: texts(&["team"]) };
@@ -208,7 +220,11 @@ fn settings_of_a_led_link_are_those_of_the_lead() {
         ObservedService { annotations: annotations("own.lb.internal"), ..seen("default", "web", "1", &[]) };
     store.apply(service);
     assert_eq!(leads(&store, "own"), "web");
-    store.lead(&web, Lead { annotations: annotations("xt.lb.internal"), ..lead_to("c.example.") }, None);
+    store.set_override(
+        &web,
+        LinkOverride { annotations: annotations("xt.lb.internal"), ..override_to("c.example.") },
+        None,
+    );
     assert_eq!(["own", "xt"].map(|name| leads(&store, name)), ["", "web"].map(str::to_owned));
     store.delete(&web, "1", None);
     assert_eq!(store.get(&web).unwrap().annotations, annotations("xt.lb.internal"));
@@ -218,14 +234,14 @@ fn settings_of_a_led_link_are_those_of_the_lead() {
 #[test]
 fn service_keeps_the_link_before_the_first_target() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
-    let never = Lead { announced: Announcement::Never, ..lead_to("c.example.") };
-    store.lead(&web, never.clone(), None);
+    let never = LinkOverride { announced: Announcement::Never, ..override_to("c.example.") };
+    store.set_override(&web, never.clone(), None);
     let link = store.get(&web).unwrap();
-    assert_eq!((&link.target, link.state, link.lead()), (&None, LinkState::Live, None));
+    assert_eq!((&link.target, link.state, link.active_override()), (&None, LinkState::Live, None));
     assert!(link.service_gone_since().is_none(), "nothing was withdrawn");
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
-    store.lead(&web, lead_to("c.example."), None);
+    store.set_override(&web, override_to("c.example."), None);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
 }
 
@@ -233,8 +249,8 @@ fn service_keeps_the_link_before_the_first_target() {
 fn rank_is_that_of_the_older_of_service_and_external_target() {
     let web = key("web");
     let service = |created| ObservedService { created, ..seen("default", "web", "1", &[]) };
-    let lead = |created| Lead { created, ..lead_to("c.example.") };
-    for (service_created, lead_created, expected) in
+    let link_override = |created| LinkOverride { created, ..override_to("c.example.") };
+    for (service_created, override_created, expected) in
         [(Some(20), Some(50), 20), (Some(70), Some(50), 50), (Some(20), None, 20), (None, Some(50), i64::MIN)]
     {
         for is_service_first in [true, false] {
@@ -242,19 +258,23 @@ fn rank_is_that_of_the_older_of_service_and_external_target() {
             if is_service_first {
                 store.apply(service(service_created));
             }
-            store.lead(&web, lead(lead_created), None);
+            store.set_override(&web, link_override(override_created), None);
             store.apply(service(service_created));
-            assert_eq!(store.get(&web).unwrap().created, expected, "{service_created:?} {lead_created:?}");
-            store.end_lead(&web, None, Instant::now());
+            assert_eq!(
+                store.get(&web).unwrap().created,
+                expected,
+                "{service_created:?} {override_created:?}"
+            );
+            store.end_override(&web, None, Instant::now());
             assert_eq!(store.get(&web).unwrap().created, service_created.unwrap_or(i64::MIN));
         }
     }
     // The Service was gone before the start of this process.
     let store = Store::new(OnGone::Kept);
     store.insert_gone(&web, vec![]);
-    store.lead(&web, lead(Some(50)), None);
+    store.set_override(&web, link_override(Some(50)), None);
     assert_eq!(store.get(&web).unwrap().created, 50);
-    store.lead(&web, lead(None), None);
+    store.set_override(&web, link_override(None), None);
     assert!(!store.get(&web).unwrap().was_never_seen());
 }
 
@@ -263,31 +283,31 @@ fn left_out_service_gets_the_link_back() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     store.keep_left_out(&web, "1".into(), hosts("a.example."), vec![]);
     let before = store.get(&web).unwrap();
-    store.lead(&web, lead_to("c.example."), None);
+    store.set_override(&web, override_to("c.example."), None);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
-    store.end_lead(&web, None, Instant::now());
+    store.end_override(&web, None, Instant::now());
     assert_eq!(store.get(&web).unwrap(), before);
 }
 
 #[test]
-fn external_target_of_a_lead_restores_only_its_own_service() {
+fn external_target_of_an_override_restores_only_its_service() {
     for (written_for, expected) in [("1", Some("a.example")), ("dr", None), ("", None)] {
         let (store, web) = (Store::new(OnGone::Kept), key("web"));
-        store.lead(&web, lead_to("a.example."), None);
+        store.set_override(&web, override_to("a.example."), None);
         store.apply(seen("default", "web", "1", &[]));
         store.set_synced();
         store.apply_persisted_target(&web, last("a.example.", noted(written_for)));
-        let service = store.service(&web).unwrap();
+        let service = store.service_link(&web).unwrap();
         assert_eq!(service.target.as_ref().map(ToString::to_string).as_deref(), expected, "{written_for}");
     }
 }
 
 #[test]
-fn lead_advances_the_serial() {
+fn override_advances_the_serial() {
     let store = Store::new(OnGone::Kept).with_versions();
-    store.lead(&key("web"), lead_to("c.example."), Some(7));
+    store.set_override(&key("web"), override_to("c.example."), Some(7));
     assert_eq!(store.serial(), 7);
-    store.end_lead(&key("web"), Some(9), Instant::now());
+    store.end_override(&key("web"), Some(9), Instant::now());
     assert_eq!(store.serial(), 9);
 }
 
@@ -298,8 +318,8 @@ fn readers_find_a_target_during_takeover_and_return() {
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| {
             for _ in 0..1_000 {
-                store.lead(&web, lead_to("b.example."), None);
-                store.end_lead(&web, None, Instant::now());
+                store.set_override(&web, override_to("b.example."), None);
+                store.end_override(&web, None, Instant::now());
             }
         });
         while !writing.is_finished() {
@@ -309,7 +329,7 @@ fn readers_find_a_target_during_takeover_and_return() {
     });
 }
 
-/// A link without the parts that differ between a store with leads and one without: times, and whether a Service
+/// A link without the parts that differ between a store with overrides and one without: times, and whether a Service
 /// without a target has a predecessor.
 fn comparable(link: &Link) -> Link {
     let epoch = *EPOCH;
@@ -328,9 +348,9 @@ fn side(link: &Link) -> Link {
     Link { hostnames: Box::default(), external_target_override: None, ..comparable(link) }
 }
 
-fn random_lead(random: &mut StdRng, step: usize, hostnames: Vec<Arc<str>>) -> Lead {
+fn random_override(random: &mut StdRng, step: usize, hostnames: Vec<Arc<str>>) -> LinkOverride {
     let mut maybe = || random.random_bool(0.5);
-    Lead {
+    LinkOverride {
         uid: "xt".into(),
         created: maybe().then_some(1),
         announced: match maybe() {
@@ -343,33 +363,37 @@ fn random_lead(random: &mut StdRng, step: usize, hostnames: Vec<Arc<str>>) -> Le
             hostnames: hostnames.into(),
             allow_from: texts(&["team"]),
         },
-        ..Lead::default()
+        ..LinkOverride::default()
     }
 }
 
-/// Checks a led link against its lead and the link that the Service has in a store without leads.
-fn check_led(link: &Link, lead: &Lead, plain: Option<&Arc<Link>>, context: &str) {
+/// Checks an overridden link against its override and the link that the Service has in a store without overrides.
+fn check_overridden(link: &Link, link_override: &LinkOverride, plain: Option<&Arc<Link>>, context: &str) {
     let announced = link.target.clone().map_or(Announcement::Withdrawn, Announcement::Target);
-    assert_eq!((announced, link.lead()), (lead.announced.clone(), Some(lead)), "{context}");
+    assert_eq!(
+        (announced, link.active_override()),
+        (link_override.announced.clone(), Some(link_override)),
+        "{context}"
+    );
     assert_eq!(link.service_gone_since().is_some(), link.target.is_none(), "{context}");
     assert!(!link.is_gone() && !link.was_never_seen(), "{context}");
     let uid = plain.map_or_else(String::new, |plain| plain.uid.to_string());
     assert_eq!(link.uid.to_string(), uid, "{context}");
     assert_eq!(link.has_finalizer, plain.is_some_and(|plain| plain.has_finalizer), "{context}");
-    assert_eq!(link.annotations, lead.annotations, "{context}");
+    assert_eq!(link.annotations, link_override.annotations, "{context}");
 }
 
 #[test]
-fn random_leads_leave_no_trace_after_their_end() {
+fn random_overrides_leave_no_trace_after_their_end() {
     for (seed, on_gone) in (0..40).zip([OnGone::Kept, OnGone::Dropped].into_iter().cycle()) {
         let mut random = StdRng::seed_from_u64(seed);
         let zone = Name::from_ascii("lb.internal.").unwrap();
         let [store, plain] = [(); 2].map(|()| Store::new(on_gone).with_zones([&zone]));
         let both = [&store, &plain];
         let mut living: HashMap<ServiceKey, ObservedService> = HashMap::new();
-        let mut leading: HashMap<ServiceKey, Lead> = HashMap::new();
+        let mut overrides: HashMap<ServiceKey, LinkOverride> = HashMap::new();
         let end = |key: &ServiceKey| {
-            store.end_lead(key, None, Instant::now()).unwrap();
+            store.end_override(key, None, Instant::now()).unwrap();
             // Without a living Service the external target is removed, and the link is forgotten.
             if store.get(key).is_none_or(|link| link.is_gone()) {
                 both.iter().for_each(|store| drop(store.forget(key)));
@@ -417,12 +441,12 @@ fn random_leads_leave_no_trace_after_their_end() {
                     }
                 }
                 9..11 => {
-                    let lead = random_lead(&mut random, step, hostnames);
-                    store.lead(&key, lead.clone(), None);
-                    leading.insert(key, lead);
+                    let link_override = random_override(&mut random, step, hostnames);
+                    store.set_override(&key, link_override.clone(), None);
+                    overrides.insert(key, link_override);
                 }
                 _ => {
-                    if leading.remove(&key).is_some() {
+                    if overrides.remove(&key).is_some() {
                         end(&key);
                     }
                 }
@@ -432,19 +456,21 @@ fn random_leads_leave_no_trace_after_their_end() {
                 both.iter().flat_map(|store| store.links()).map(|link| link.key.clone()).collect();
             for key in keys {
                 let (link, plain) = (store.get(&key), plain.get(&key));
-                let service = store.service(&key);
+                let service = store.service_link(&key);
                 assert_eq!(
                     service.as_deref().map(side),
                     plain.as_deref().map(side),
                     "{context}: Service {key}"
                 );
-                match leading.get(&key) {
-                    Some(lead) => check_led(&link.unwrap(), lead, plain.as_ref(), &context),
-                    None => assert!(link.unwrap().lead().is_none(), "{context}"),
+                match overrides.get(&key) {
+                    Some(link_override) => {
+                        check_overridden(&link.unwrap(), link_override, plain.as_ref(), &context)
+                    }
+                    None => assert!(link.unwrap().active_override().is_none(), "{context}"),
                 }
             }
         }
-        leading.keys().for_each(end);
+        overrides.keys().for_each(end);
         let links = |store: &Store| {
             let links = store.links().into_iter();
             links.map(|link| (link.key.clone(), comparable(&link))).collect::<HashMap<_, _>>()

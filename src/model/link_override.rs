@@ -1,4 +1,4 @@
-//! The lead of an ExternalTarget over the link of the Service with the same namespace and name.
+//! What an ExternalTarget says for the link of the Service with the same namespace and name, and the overridden link.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,9 +20,9 @@ pub enum Announcement {
     Target(Target),
 }
 
-/// The state of an ExternalTarget, as far as its link depends on it.
+/// What an ExternalTarget says for the link of the Service with the same namespace and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lead {
+pub struct LinkOverride {
     pub uid: Uid,
     /// `metadata.creationTimestamp` in seconds since 1970, if the source has one.
     pub created: Option<i64>,
@@ -41,35 +41,35 @@ pub struct Lead {
     pub is_provisional: bool,
 }
 
-/// A lead, and the Service beside it.
+/// An override, and the link of the Service beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Led {
-    pub lead: Lead,
-    /// The link that the Service of the same name would have without the lead. Never a led link.
-    pub service: Option<Arc<Link>>,
+pub struct OverriddenLink {
+    pub by: LinkOverride,
+    /// The link that the Service of the same name would have without the override. Never an overridden link.
+    pub service_link: Option<Arc<Link>>,
 }
 
-impl Led {
-    /// Returns the link that an ExternalTarget leads. `before` is the previous link of the key.
+impl OverriddenLink {
+    /// Returns the link that an ExternalTarget overrides. `before` is the previous link of the key.
     pub(crate) fn link(self, key: &ServiceKey, before: Option<&Link>) -> Link {
-        let Self { lead, service } = &self;
-        let service = service.as_deref();
+        let Self { by, service_link } = &self;
+        let service = service_link.as_deref();
         let withdrawn = || before.and_then(Link::service_gone_since).unwrap_or_else(Instant::now);
         // The older of both, so that the rank doesn't depend on which of them was observed first.
         let rank = service.map(|service| service.created).filter(|rank| *rank != RANK_NEVER_OBSERVED);
         let empty = Link::new(before.map_or(key, |before| &before.key).clone(), "");
         let link = Link {
             uid: service.map(|service| service.uid.clone()).unwrap_or_default(),
-            created: rank.into_iter().chain(lead.created).min().unwrap_or(RANK_WITHOUT_CREATION_TIME),
+            created: rank.into_iter().chain(by.created).min().unwrap_or(RANK_WITHOUT_CREATION_TIME),
             target: None,
-            ports: Arc::clone(&lead.ports),
-            annotations: lead.annotations.clone(),
-            refused: lead.refused,
+            ports: Arc::clone(&by.ports),
+            annotations: by.annotations.clone(),
+            refused: by.refused,
             has_finalizer: service.is_some_and(|service| service.has_finalizer),
             state: LinkState::Live,
             ..before.map_or(empty, Link::clone)
         };
-        let link = match (&lead.announced, service) {
+        let link = match (&by.announced, service) {
             (Announcement::Target(target), _) => Link { target: Some(target.clone()), ..link },
             (Announcement::Withdrawn, _) => Link { state: LinkState::Recreated(withdrawn()), ..link },
             (Announcement::Never, None) => link,
@@ -82,43 +82,46 @@ impl Led {
                 ..link
             },
         };
-        Link { led: Some(self.into()), ..link }
+        Link { overridden: Some(self.into()), ..link }
     }
 }
 
 impl Link {
-    /// Returns the link of the Service itself, which differs from the link while an ExternalTarget leads it.
+    /// Returns the link of the Service itself, which differs from the link while an ExternalTarget overrides it.
     #[must_use]
-    pub fn service(self: &Arc<Self>) -> Option<&Arc<Self>> {
-        self.led.as_ref().map_or(Some(self), |led| led.service.as_ref())
+    pub fn service_link(self: &Arc<Self>) -> Option<&Arc<Self>> {
+        self.overridden.as_ref().map_or(Some(self), |overridden| overridden.service_link.as_ref())
     }
 
-    /// Returns the lead, if an ExternalTarget leads the link: from its first target on.
+    /// Returns the override, if an ExternalTarget has announced a target for the link: from its first target on.
     #[must_use]
-    pub fn lead(&self) -> Option<&Lead> {
-        self.led.as_ref().map(|led| &led.lead).filter(|lead| lead.announced != Announcement::Never)
+    pub fn active_override(&self) -> Option<&LinkOverride> {
+        self.overridden
+            .as_ref()
+            .map(|overridden| &overridden.by)
+            .filter(|by| by.announced != Announcement::Never)
     }
 
-    /// Returns the link without target after the end of its Service, or of its lead.
+    /// Returns the link without target after the end of its Service, or of its override.
     pub(crate) fn ended(&self, since: Instant) -> Self {
         // The external target may be that of a predecessor: count the delay from the end of the predecessor.
         let since = self.service_gone_since().map_or(since, |outlived| outlived.min(since));
-        Self { target: None, refused: false, led: None, state: LinkState::Gone(since), ..self.clone() }
+        Self { target: None, refused: false, overridden: None, state: LinkState::Gone(since), ..self.clone() }
     }
 
-    /// Returns the link of a living Service after the end of the lead over `led`.
-    pub(crate) fn returned(&self, led: &Self) -> Self {
+    /// Returns the link of a living Service after the end of the override of `overridden`.
+    pub(crate) fn returned(&self, overridden: &Self) -> Self {
         let state = match self.target {
             // The external target is still that of the ExternalTarget.
-            None if led.lead().is_some() => {
-                LinkState::Recreated(led.service_gone_since().unwrap_or_else(Instant::now))
+            None if overridden.active_override().is_some() => {
+                LinkState::Recreated(overridden.service_gone_since().unwrap_or_else(Instant::now))
             }
             _ => self.state,
         };
         Self {
             state,
-            external_target_override: led.external_target_override.clone(),
-            last_queried: led.last_queried.clone(),
+            external_target_override: overridden.external_target_override.clone(),
+            last_queried: overridden.last_queried.clone(),
             ..self.clone()
         }
     }

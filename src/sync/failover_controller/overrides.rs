@@ -7,53 +7,61 @@ use super::sources::Sources;
 use super::status_format::from_stored;
 use crate::model::excerpt::value;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::lead::{Announcement, Lead};
 use crate::model::link::Annotations;
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::uid::Uid;
 use crate::sync::failover::spec::{Refusal, RefusalReason};
 
-/// Returns the lead of an ExternalTarget. `present` is the lead so far, which the external target may have given.
-pub(super) fn lead(followed: &Followed, sources: &Sources<'_>, present: Option<&Lead>) -> Lead {
+/// Returns the override by an ExternalTarget. `present` is the override so far, which the external target may have
+/// given.
+pub(super) fn link_override(
+    followed: &Followed,
+    sources: &Sources<'_>,
+    present: Option<&LinkOverride>,
+) -> LinkOverride {
     let Followed { object, inherited, .. } = followed;
     let namespace = object.key.namespace();
     let status = from_stored(&object.status);
-    let lead = Lead {
+    let link_override = LinkOverride {
         uid: object.uid.clone(),
         created: object.created,
         annotations: annotations(object, sources.policy, inherited).0,
-        ..Lead::default()
+        ..LinkOverride::default()
     };
     if let Some(announced) = &status.target {
         let is_fixed = announced.uid.is_empty();
         let Some(target) = sources.allowed(&announced.target, is_fixed, namespace) else {
-            return Lead { announced: Announcement::Withdrawn, refused: true, ..lead };
+            return LinkOverride { announced: Announcement::Withdrawn, refused: true, ..link_override };
         };
         let mut services = followed.services().filter_map(|key| sources.service(&key, None));
         let in_use = services.find(|service| service.uid == announced.uid).map(|service| service.ports);
         // The Service may not be listed yet.
         let same = present.filter(|present| present.service_uid == announced.uid);
         let ports = in_use.or_else(|| Some(Arc::clone(&same?.ports)));
-        return Lead {
+        return LinkOverride {
             announced: Announcement::Target(target),
             source: announced.source.as_str().into(),
             service_uid: announced.uid.clone(),
             ports: ports.unwrap_or_default(),
-            ..lead
+            ..link_override
         };
     }
     if object.status.target.is_some() {
         // A target that this version can't read.
-        return Lead { announced: Announcement::Withdrawn, refused: true, ..lead };
+        return LinkOverride { announced: Announcement::Withdrawn, refused: true, ..link_override };
     }
     if status.is_withdrawn() {
-        return Lead { announced: Announcement::Withdrawn, ..lead };
+        return LinkOverride { announced: Announcement::Withdrawn, ..link_override };
     }
     match present.filter(|present| matches!(present.announced, Announcement::Target(_))) {
         // The external target stands until the leader has decided.
-        Some(standing) => {
-            Lead { uid: lead.uid, created: lead.created, is_provisional: true, ..standing.clone() }
-        }
-        None => lead,
+        Some(standing) => LinkOverride {
+            uid: link_override.uid,
+            created: link_override.created,
+            is_provisional: true,
+            ..standing.clone()
+        },
+        None => link_override,
     }
 }
 
