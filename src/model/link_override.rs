@@ -1,4 +1,5 @@
-//! What an ExternalTarget says for the link of the Service with the same namespace and name, and the overridden link.
+//! The override of a link: an ExternalTarget replaces the target and the settings of the Service with the same namespace
+//! and name.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,22 +10,22 @@ use crate::model::link::{
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
-/// What an ExternalTarget announces.
+/// The target that an ExternalTarget announces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Announcement {
     /// Nothing yet: the Service of the same name keeps the link.
     #[default]
-    Never,
+    NotYet,
     /// The last target was withdrawn, or this replica's target policy denies it.
     Withdrawn,
     Target(Target),
 }
 
-/// What an ExternalTarget says for the link of the Service with the same namespace and name.
+/// What replaces the target and the settings of a link, from an ExternalTarget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkOverride {
     pub uid: Uid,
-    /// `metadata.creationTimestamp` in seconds since 1970, if the source has one.
+    /// `metadata.creationTimestamp` of the ExternalTarget in seconds since 1970, if it is known.
     pub created: Option<i64>,
     pub announced: Announcement,
     /// The name of the source in use; empty if it isn't known.
@@ -35,9 +36,10 @@ pub struct LinkOverride {
     pub ports: Arc<[Port]>,
     /// The settings of the spec. Those of the Service of the same name replace omitted ones while it is a source.
     pub annotations: Annotations,
-    /// Whether the target policy denies the announced target.
+    /// Whether the target policy denies the announced target, or this version can't read it.
     pub refused: bool,
-    /// Whether only the external target is known, but not the ExternalTarget: then nothing is written for the link.
+    /// Whether the target isn't from a status: the ExternalTarget isn't read yet, or its status is empty. Then nothing is
+    /// written for the link.
     pub is_provisional: bool,
 }
 
@@ -72,8 +74,8 @@ impl OverriddenLink {
         let link = match (&by.announced, service) {
             (Announcement::Target(target), _) => Link { target: Some(target.clone()), ..link },
             (Announcement::Withdrawn, _) => Link { state: LinkState::Recreated(withdrawn()), ..link },
-            (Announcement::Never, None) => link,
-            (Announcement::Never, Some(service)) => Link {
+            (Announcement::NotYet, None) => link,
+            (Announcement::NotYet, Some(service)) => Link {
                 target: service.target.clone(),
                 ports: Arc::clone(&service.ports),
                 annotations: service.annotations.clone(),
@@ -93,13 +95,13 @@ impl Link {
         self.overridden.as_ref().map_or(Some(self), |overridden| overridden.service_link.as_ref())
     }
 
-    /// Returns the override, if an ExternalTarget has announced a target for the link: from its first target on.
+    /// Returns the override once its ExternalTarget has announced a target, also after that target was withdrawn.
     #[must_use]
     pub fn active_override(&self) -> Option<&LinkOverride> {
         self.overridden
             .as_ref()
             .map(|overridden| &overridden.by)
-            .filter(|by| by.announced != Announcement::Never)
+            .filter(|by| by.announced != Announcement::NotYet)
     }
 
     /// Returns the link without target after the end of its Service, or of its override.

@@ -25,7 +25,7 @@ pub(crate) fn saved(link: &Link) -> SavedLink {
         allow_from: texts(&link.annotations.allow_from),
         ports: link.ports.to_vec(),
         external_target: link.external_target().into_owned(),
-        is_cut: false,
+        lacks_hostnames: false,
         overridden_by: link.active_override().map(|by| SavedOverride {
             uid: by.uid.to_string(),
             source: by.source.to_string(),

@@ -31,7 +31,8 @@ const HEADER_BYTES: usize = MAGIC.len() + VERSION.len() + 1 + 64 + 1;
 const MAX_PORTS: usize = 1000;
 /// Maximum size in bytes of a uid, or of the name of a source.
 const MAX_TEXT_BYTES: usize = 1024;
-/// If a snapshot is too large, only the names of links with longer lines than these are kept, in bytes.
+/// Limits of the length of a link's line in bytes, tried in order until the snapshot fits. Of a link with a longer line only
+/// the default names are kept.
 const LINE_LIMITS: [usize; 5] = [usize::MAX, 16 << 10, 4 << 10, 1 << 10, 512];
 
 /// The links of a process, and when and under which flags they were known.
@@ -75,7 +76,7 @@ pub struct SavedLink {
     pub uid: String,
     /// The rank for names, in seconds since 1970.
     pub created: i64,
-    /// `None` if the link has none, and for a link of which only the names are kept.
+    /// `None` if the link has none, and for a link of which only the default names are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<SavedTarget>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,11 +90,11 @@ pub struct SavedLink {
     pub ports: Vec<Port>,
     /// The name of the external target.
     pub external_target: String,
-    /// Whether only the names are kept, because the link or the snapshot would be too large.
+    /// Whether custom hostnames of the link aren't kept, because it exceeds a limit, or the snapshot would be too large.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_cut: bool,
+    pub lacks_hostnames: bool,
     /// The ExternalTarget that overrides the link.
-    #[serde(default, rename = "lead", skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overridden_by: Option<SavedOverride>,
 }
 
@@ -105,7 +106,7 @@ pub enum SavedTarget {
     Addresses(Vec<IpAddr>),
 }
 
-/// The decision of an ExternalTarget; its target is that of the link.
+/// The ExternalTarget that has chosen the target of the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct SavedOverride {
@@ -138,7 +139,7 @@ pub struct Encoded {
     pub bytes: Vec<u8>,
     /// The number of links.
     pub links: usize,
-    /// The number of links of which only the names are kept, because they or the snapshot would be too large.
+    /// The number of links of which only the default names are kept.
     pub cut: usize,
 }
 
@@ -236,8 +237,9 @@ fn read_line<'a, T: Deserialize<'a>>((text, line): (&'a [u8], usize)) -> Result<
 impl SavedLink {
     /// Returns the link without what can be large; its default names and its external target stay with it.
     fn names_only(self) -> Self {
-        let Self { namespace, service, created, external_target, .. } = self;
-        Self { namespace, service, created, external_target, is_cut: true, ..Self::default() }
+        let Self { namespace, service, created, external_target, hostnames, .. } = self;
+        let lacks_hostnames = !hostnames.is_empty();
+        Self { namespace, service, created, external_target, lacks_hostnames, ..Self::default() }
     }
 
     /// Checks the limits that the values of a cluster keep, too.

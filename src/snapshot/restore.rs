@@ -32,12 +32,12 @@ pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolic
         selection.namespaces.is_empty() || selection.namespaces.contains(namespace)
     };
     let all = snapshot.links.len();
-    // A link of which only the names are kept may lack a hostname below a wildcard of another link.
-    let is_cut = snapshot.links.iter().any(|link| link.is_cut);
+    // Such a hostname may lie below a wildcard of another link.
+    let lacks_hostnames = snapshot.links.iter().any(|link| link.lacks_hostnames);
     let links: Vec<SavedLink> = snapshot.links.into_iter().filter(is_selected).collect();
     let mut denied = all - links.len();
     let granted = |link: &SavedLink, names: &[String]| {
-        let names = names.iter().filter(|name| !is_cut || !name.starts_with("*."));
+        let names = names.iter().filter(|name| !lacks_hostnames || !name.starts_with("*."));
         let names = names.map(|name| Arc::from(&**name)).collect();
         policy.still_granted(&link.namespace, names)
     };

@@ -17,7 +17,7 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_FUTURE: Duration = Duration::from_secs(300);
 /// Minimum time between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest time for which the time of a snapshot isn't renewed while the watches live.
+/// Longest pause between two writes while the watches live.
 const MAX_RENEWAL: Duration = Duration::from_secs(600);
 
 /// Why a snapshot isn't used.
@@ -47,8 +47,8 @@ pub(super) fn age(taken: Timestamp, now: Timestamp, max_age: Duration) -> Result
     if age > max_age { Err(Unusable::TooOld { age, max_age }) } else { Ok(age) }
 }
 
-/// Checks whether a snapshot is of this cluster, and holds only what the present flags select. What a link itself tells
-/// is checked for each link.
+/// Checks whether a snapshot is of this cluster, and was written with flags that select no more than the present ones.
+/// Namespaces and targets are checked for each link, by `restore`.
 ///
 /// # Errors
 /// If it isn't.

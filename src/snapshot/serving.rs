@@ -22,7 +22,7 @@ use crate::sync::controller::supervisor::SyncError;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::first_list::FirstList;
 
-/// What the file of the snapshot was found to be.
+/// The result of reading the file.
 enum Loaded {
     Missing,
     Snapshot(ReadSnapshot),
@@ -42,7 +42,7 @@ struct ReadSnapshot {
 
 /// Runs until the first list is complete.
 ///
-/// Returns whether the file has decisions of ExternalTargets.
+/// Returns whether the file has targets that ExternalTargets have chosen.
 ///
 /// # Errors
 /// If a task on another thread panics.
@@ -107,8 +107,8 @@ async fn is_needed(context: &SnapshotContext, deadline: Instant) -> bool {
     }
 }
 
-/// Lets DNS answer with a snapshot until the first list is complete, or the snapshot is too old. `bytes` are those of the
-/// snapshot: its links take several times the memory, and aren't kept beside the store.
+/// Lets DNS answer with a snapshot until the first list is complete, or the snapshot is too old. `bytes` is the encoded
+/// snapshot. It is decoded again for each new policy, because the decoded links take several times the memory.
 async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) -> Result<(), SyncError> {
     let SnapshotContext { path, max_age, cluster, selection, store, .. } = context;
     let (mut first_list, mut policy) = (context.first_list.clone(), context.policy.clone());
@@ -142,7 +142,7 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
             }
         };
         if answered == 0 && is_first {
-            info!("the snapshot {path} has no link that the flags allow, so it isn't used");
+            warn!("the snapshot {path} isn't used: it has no link with a target that the flags allow");
             return Ok(());
         }
         let reason = rules::reason(*first_list.borrow_and_update());

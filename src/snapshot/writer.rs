@@ -22,12 +22,12 @@ use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use crate::sync::k8s::errors::ThrottledLog;
 
-/// How long the first write waits for the ExternalTargets if the file has no decisions of them. If it has, a warning tells
-/// after this time that nothing is written.
+/// How long the first write waits for the ExternalTargets if the file has no targets that they have chosen. Otherwise a
+/// warning tells after this time that nothing is written.
 const OVERRIDES_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a failed write.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// The watches whose last sign of life tells how current the links are.
+/// The links are as current as the one of these watches that has been silent for longest.
 const WATCHES: [&str; 2] = ["load-balancers", "external-targets-watched"];
 
 /// Why a snapshot couldn't be written.
@@ -78,7 +78,8 @@ struct Writer<'a> {
 }
 
 /// Writes the snapshot until `stop`, and then once more if the links have changed since. `has_overrides`: whether the
-/// file has decisions of ExternalTargets; then it isn't replaced before they are read.
+/// file has targets that ExternalTargets have chosen; then it isn't replaced before the ExternalTargets are listed, or
+/// known not to be readable.
 ///
 /// # Errors
 /// If the thread that writes panics.
@@ -94,7 +95,8 @@ pub(super) async fn run(
         if is_late && has_overrides {
             let path = context.path.display();
             warn!(
-                "the snapshot {path} isn't written, because it has decisions of ExternalTargets, which can't be read yet"
+                "the snapshot {path} isn't written yet: it has targets that ExternalTargets have chosen, and the ExternalTargets \
+                 can't be read"
             );
             store.overrides_known().await;
         }
@@ -190,8 +192,8 @@ impl Writer<'_> {
         let cut_before = std::mem::replace(&mut self.cut, encoded.cut);
         if encoded.cut > 0 && cut_before == 0 {
             warn!(
-                "the snapshot {path} would be too large: of {} large links it has only the names, which get SERVFAIL \
-                 while DNS answers from the snapshot",
+                "the snapshot {path} has only the default names of {} links, because they or the snapshot would be too \
+                 large: their names get SERVFAIL while DNS answers from it",
                 encoded.cut
             );
         }

@@ -162,11 +162,13 @@ pub fn snapshots() -> Vec<Seed> {
         "ips",
         r#","target":{"addresses":["192.0.2.10","2001:db8::1"]},"ports":[{"name":"https","protocol":"TCP","port":443,"appProtocol":null}]"#,
     );
-    let decided = link("xt", &format!(r#"{target},"lead":{{"uid":"x","source":"busan","serviceUid":"s"}}"#));
+    let decided =
+        link("xt", &format!(r#"{target},"overriddenBy":{{"uid":"x","source":"busan","serviceUid":"s"}}"#));
     let denied = link("own", r#","target":{"hostname":"db.other.svc.cluster.local"}"#);
     let chained = link("chain", r#","target":{"hostname":"web.shop.lb.internal"}"#);
+    let cut = link("large", r#","lacksHostnames":true"#);
     let several =
-        [&hostname, &settings, &addresses, &decided, &denied, &chained].map(String::as_str).join("\n");
+        [&hostname, &settings, &addresses, &decided, &denied, &chained, &cut].map(String::as_str).join("\n");
     let texts = [
         ("nothing", String::new()),
         ("hostname", hostname.clone()),
@@ -175,7 +177,7 @@ pub fn snapshots() -> Vec<Seed> {
         ("external-target", decided),
         ("denied", denied),
         ("twice", format!("{hostname}\n{hostname}")),
-        ("names-only", link("large", "")),
+        ("names-only", cut.clone()),
         ("wrong", link("wrong", r#","ttl":-1"#)),
         ("several", several),
     ];

@@ -60,6 +60,7 @@ fn restored(snapshot: &Snapshot) -> Result<&'static str, String> {
         hostname_namespaces: ["*".to_owned()].into(),
         ..Default::default()
     };
+    let lacks_hostnames = snapshot.links.iter().any(|link| link.lacks_hostnames);
     let restored = restore(snapshot.clone(), &Selection::default(), &policy);
     ensure(restored.answered + restored.denied <= snapshot.links.len(), "each link is counted once")?;
     let links = restored.store.links();
@@ -72,6 +73,8 @@ fn restored(snapshot: &Snapshot) -> Result<&'static str, String> {
             )?;
         }
         let names = restored.store.dns_names(link);
+        let has_wildcard = names.iter().any(|name| name.starts_with('*'));
+        ensure(!has_wildcard || !lacks_hostnames, "no wildcard hides a hostname that isn't kept")?;
         ensure(names.len() <= MAX_HOSTNAMES + 2, "the number of a link's names is limited")?;
         for name in names {
             let name = Name::from_ascii(&name).map_err(|error| format!("{name:?} is no name: {error}"))?;

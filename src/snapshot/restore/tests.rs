@@ -95,7 +95,7 @@ fn store(seed: u64) -> Store {
                     uid: "override".into(),
                     created: Some(random.random_range(0..3)),
                     announced: match random.random_range(0..3) {
-                        0 => Announcement::Never,
+                        0 => Announcement::NotYet,
                         1 => Announcement::Withdrawn,
                         _ => Announcement::Target(host("override.example.")),
                     },
@@ -263,7 +263,7 @@ fn odd_hostname_is_left_out_instead_of_changed() {
 }
 
 #[test]
-fn cut_link_removes_the_wildcards_of_a_snapshot() {
+fn missing_hostnames_end_the_wildcards_of_a_snapshot() {
     let saved = |service: &str, hostname: &str| SavedLink {
         namespace: "a".to_owned(),
         service: service.to_owned(),
@@ -273,8 +273,8 @@ fn cut_link_removes_the_wildcards_of_a_snapshot() {
         external_target: format!("{service}-a-ext"),
         ..SavedLink::default()
     };
-    let names = |is_cut: bool| {
-        let cut = SavedLink { target: None, hostnames: Vec::new(), is_cut, ..saved("large", "") };
+    let names = |lacks_hostnames: bool| {
+        let cut = SavedLink { target: None, hostnames: Vec::new(), lacks_hostnames, ..saved("large", "") };
         let links = vec![saved("wild", "*.y.lb.internal"), saved("plain", "z.lb.internal"), cut];
         let restored = restore(Snapshot { head: head(), links }, &Selection::default(), &policy()).store;
         ["wild", "plain"]

@@ -6,7 +6,7 @@ fn hosts(name: &str) -> Option<Target> {
 }
 
 fn override_to(name: &str) -> LinkOverride {
-    let announced = hosts(name).map_or(Announcement::Never, Announcement::Target);
+    let announced = hosts(name).map_or(Announcement::NotYet, Announcement::Target);
     LinkOverride { uid: "xt".into(), created: Some(50), announced, ..LinkOverride::default() }
 }
 
@@ -234,7 +234,7 @@ fn settings_of_an_overridden_link_are_those_of_the_override() {
 #[test]
 fn service_keeps_the_link_before_the_first_target() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
-    let never = LinkOverride { announced: Announcement::Never, ..override_to("c.example.") };
+    let never = LinkOverride { announced: Announcement::NotYet, ..override_to("c.example.") };
     store.set_override(&web, never.clone(), None);
     let link = store.get(&web).unwrap();
     assert_eq!((&link.target, link.state, link.active_override()), (&None, LinkState::Live, None));

@@ -654,7 +654,7 @@ fn is_condition_true(status: &ExternalTargetStatus, kind: &str) -> bool {
 fn target_of(by: &LinkOverride) -> Option<(Target, Uid)> {
     match &by.announced {
         Announcement::Target(target) => Some((target.clone(), by.service_uid.clone())),
-        Announcement::Never | Announcement::Withdrawn => None,
+        Announcement::NotYet | Announcement::Withdrawn => None,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What DNS and the external target have from an ExternalTarget: the link follows the status, on every replica.
+//! From the status of an ExternalTarget to the override of its link. Each replica does this, not only the leader.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::uid::Uid;
 use crate::sync::failover::spec::{Refusal, RefusalReason};
 
-/// Returns the override by an ExternalTarget. `present` is the override so far, which the external target may have
-/// given.
+/// Returns the override by an ExternalTarget. `present` is the current override of the link, which is from the external
+/// target while the ExternalTarget isn't read.
 pub(super) fn link_override(
     followed: &Followed,
     sources: &Sources<'_>,
@@ -54,7 +54,7 @@ pub(super) fn link_override(
         return LinkOverride { announced: Announcement::Withdrawn, ..link_override };
     }
     match present.filter(|present| matches!(present.announced, Announcement::Target(_))) {
-        // The external target stands until the leader has decided.
+        // The status has no target yet: keep that of the external target until the leader decides.
         Some(standing) => LinkOverride {
             uid: link_override.uid,
             created: link_override.created,

@@ -13,9 +13,11 @@ use crate::api::external_target::ExternalTarget;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::k8s::discovery::is_served;
+use crate::sync::k8s::errors::retry_after;
 
-/// The time between two discovery requests while an answer is needed.
+/// The shortest and the longest time between two discovery requests while an answer is needed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of refusals in a row (403) after which a permission counts as missing. An API server that has just started
 /// refuses everything for a moment, because it hasn't read the roles yet.
 pub(super) const REFUSALS_AT_START: u32 = 4;
@@ -37,6 +39,8 @@ pub(super) struct PendingDeletions {
     began: Option<std::time::Instant>,
     /// The number of requests in a row that were refused (403).
     refusals: u32,
+    /// The number of requests in a row that failed otherwise.
+    failures: u32,
     /// When the next request is due before the regular one: the last one failed, or an ExternalTarget was deleted after
     /// it was sent.
     discovery_due: Option<Instant>,
@@ -87,8 +91,12 @@ impl PendingDeletions {
         self.discovery = None;
         let is_refused = matches!(&served, Err(kube::Error::Api(status)) if status.code == 403);
         self.refusals = if is_refused { self.refusals.saturating_add(1) } else { 0 };
-        if served.is_err() && (!self.waiting.is_empty() || !self.is_forbidden()) {
-            self.retry_soon();
+        self.failures = if is_refused || served.is_ok() { 0 } else { self.failures.saturating_add(1) };
+        if let Err(error) = &served
+            && (!self.waiting.is_empty() || !self.is_forbidden())
+        {
+            let pause = RETRY_INTERVAL.saturating_mul(self.failures.max(1)).min(MAX_RETRY_INTERVAL);
+            self.discovery_due = after(retry_after(error).unwrap_or(pause));
         }
         served
     }

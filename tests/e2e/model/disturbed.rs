@@ -373,6 +373,7 @@ impl Disturbed {
         self.mark().await;
         self.wait_for_convergence(trouble).await;
         self.converged_after_return.push(returned.elapsed());
+        self.shared.with(history::History::end_starts);
     }
 
     /// Changes a target, and returns how long it takes until all replicas answer the new one.
@@ -562,7 +563,7 @@ impl Disturbed {
 
     /// Starts a replica that has ended, and lets the load ask it.
     async fn start_anew(&mut self, number: usize) {
-        self.shared.with(history::History::begin_start);
+        self.shared.with(|history| history.begin_start(number));
         self.replicas[number].start_anew().await;
         self.shared.replicas.lock().unwrap()[number] = Some(self.replicas[number].linker.dns);
     }

@@ -193,7 +193,8 @@ impl Zone {
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
         let may_change = node.may_change(relative);
-        let is_incomplete = snapshot_links.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved));
+        let is_incomplete =
+            snapshot_links.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved, qtype));
         if !synced && (may_change || is_incomplete) {
             let saved = snapshot_links.and_then(|(version, store)| {
                 let query = ZoneQuery { store: &store, name, relative, qtype };

@@ -145,8 +145,8 @@ pub struct History {
     changing: Option<Instant>,
     disturbances: Vec<Period>,
     outages: Vec<Period>,
-    /// From the start of a replica until all replicas have converged.
-    starts: Vec<Period>,
+    /// From the start of a replica until all replicas have converged, by replica.
+    starts: [Vec<Period>; 2],
 }
 
 impl History {
@@ -198,15 +198,20 @@ impl History {
         self.disturbances.push((Instant::now(), None));
     }
 
-    /// Ends the disturbances and the starts: all replicas answer the present states.
+    /// Ends the disturbances: all replicas answer the present states.
     pub fn calm(&mut self) {
         end(&mut self.disturbances);
-        end(&mut self.starts);
+        self.end_starts();
     }
 
     /// Records that a replica starts, which may answer from a snapshot: names that aren't in it get SERVFAIL.
-    pub fn begin_start(&mut self) {
-        self.starts.push((Instant::now(), None));
+    pub fn begin_start(&mut self, replica: usize) {
+        self.starts[replica].push((Instant::now(), None));
+    }
+
+    /// Records that no replica answers from a snapshot.
+    pub fn end_starts(&mut self) {
+        self.starts.iter_mut().for_each(end);
     }
 
     pub fn begin_outage(&mut self) {
@@ -228,32 +233,32 @@ impl History {
         disturbed.map_or(sent, |(begun, _)| *begun).min(sent) - bound()
     }
 
-    /// Returns whether an answer may say this.
+    /// Returns whether an answer of a replica may say this.
     pub fn allows(
         &self,
         subject: usize,
         seen: &Seen,
         qtype: RecordType,
+        replica: usize,
         (sent, received): (Instant, Instant),
     ) -> bool {
-        let period = (self.oldest(sent), received);
-        self.was_true(subject, seen, qtype, period)
+        self.was_true(subject, seen, qtype, (self.oldest(sent), received))
             || *seen == Seen::Other(ResponseCode::ServFail.to_string())
-                && self.may_lack(subject, sent, period)
+                && self.may_lack(subject, replica, sent)
     }
 
-    /// Returns whether the name may be missing in the snapshot of a replica that has started: it had no target at some time
-    /// of the period, or has one for a few seconds only.
-    fn may_lack(&self, subject: usize, sent: Instant, (since, until): (Instant, Instant)) -> bool {
-        let Some((begun, _)) = self.starts.iter().rev().find(|start| reaches(start, sent, Duration::ZERO))
-        else {
+    /// Returns whether the name may be missing in the snapshot of a replica that has started: it didn't have a target during
+    /// all of the seconds before the start.
+    fn may_lack(&self, subject: usize, replica: usize, sent: Instant) -> bool {
+        let starts = self.starts[replica].iter().rev();
+        let Some((begun, _)) = starts.into_iter().find(|start| reaches(start, sent, Duration::ZERO)) else {
             return false;
         };
-        self.entries[subject].iter().any(|entry| {
-            let is_new = entry.from + SNAPSHOT_DELAY > *begun;
-            let is_within = entry.from <= until && entry.until.is_none_or(|end| end >= since);
-            is_within && (is_new || !entry.state.has_target())
-        })
+        let since = *begun - SNAPSHOT_DELAY;
+        let before = |entry: &&Entry| entry.from <= *begun && entry.until.is_none_or(|end| end >= since);
+        let mut before = self.entries[subject].iter().filter(before).peekable();
+        let is_new = before.peek().is_none_or(|first| first.from > since);
+        is_new || before.any(|entry| !entry.state.has_target())
     }
 
     /// Returns whether an answer could say this at some time of a period.

@@ -136,7 +136,7 @@ impl Load {
             self.receive();
             self.judge();
         }
-        // Each query is answered, or counts as lost.
+        // Each query to the last sockets is answered, or counts as lost.
         while self.sockets.iter().flatten().any(|socket| !socket.order.is_empty()) {
             thread::sleep(STEP);
             self.receive();
@@ -215,7 +215,7 @@ impl Load {
             if lacks_address && !name.starts_with("xt-") && !history.is_outage(sent) {
                 shared.count(&shared.unresolved);
             }
-            if history.allows(*subject, &seen, *qtype, (sent, received)) {
+            if history.allows(*subject, &seen, *qtype, replica, (sent, received)) {
                 continue;
             }
             if shared.wrong.fetch_add(1, Ordering::Relaxed) < PRINTED {

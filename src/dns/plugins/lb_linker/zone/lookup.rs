@@ -56,11 +56,15 @@ impl Node {
     }
 
     /// Returns whether the link of the name lacks what its Service says, such as ports and TTL, and the link of a snapshot
-    /// has it with the same target: an ExternalTarget, or an external target, may be read before its Service.
-    pub(super) fn is_incomplete(&self, saved: &Store) -> bool {
+    /// has it: an ExternalTarget, or an external target, may be read before its Service. A different target is newer than
+    /// that of the snapshot, but must not deny SRV records.
+    pub(super) fn is_incomplete(&self, saved: &Store, qtype: RecordType) -> bool {
         let (Self::Link(link) | Self::Service { link, .. }) = self else { return false };
         link.active_override().is_some()
-            && saved.get(&link.key).is_some_and(|saved| saved.target == link.target)
+            && saved.get(&link.key).is_some_and(|saved| {
+                let lacks_ports = link.ports.is_empty() && !saved.ports.is_empty();
+                saved.target == link.target || lacks_ports && qtype == RecordType::SRV
+            })
     }
 
     /// Returns whether the name belongs to a link with a target, whatever other links there are.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::*;
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::snapshot_links::SnapshotLinks;
 
 /// Returns a store before its first list, and the links of a snapshot.
@@ -97,6 +98,29 @@ fn watched_link_precedes_the_snapshot() {
     store.apply(link("default", "host", &["new.example."], &[]));
     let answer = "NoError | host.default.lb.internal. 5 IN CNAME new.example. |  | ";
     assert_eq!(ask(&store, "host.default.lb.internal. CNAME"), answer);
+}
+
+#[test]
+fn newer_override_precedes_the_snapshot_except_in_srv_answers() {
+    let overridden = |ip: &str, question: &str| {
+        let (store, _snapshot_links) = waiting(links());
+        let announced = Announcement::Target(Target::Addresses([ip.parse().unwrap()].into()));
+        let by = LinkOverride { announced, is_provisional: true, ..LinkOverride::default() };
+        store.set_override(&ServiceKey::new("default", "ips"), by, None);
+        ask(&store, question)
+    };
+    let answer =
+        |prefix: &str, ip: &str| format!("NoError{prefix} | ips.default.lb.internal. 5 IN A {ip} |  | ");
+    assert_eq!(overridden("192.0.2.9", "ips.default.lb.internal. A"), answer("", "192.0.2.9"));
+    assert_eq!(overridden("192.0.2.1", "ips.default.lb.internal. A"), answer(" EDE 3", "192.0.2.1"));
+    // The ports are those of a Service that isn't listed yet.
+    for ip in ["192.0.2.9", "192.0.2.1"] {
+        let services = overridden(ip, "ips.default.lb.internal. SRV");
+        assert!(
+            services.starts_with("NoError EDE 3 | ips.default.lb.internal. 5 IN SRV 0 100 80 "),
+            "{services}"
+        );
+    }
 }
 
 /// Returns whether an answer may be reused.
