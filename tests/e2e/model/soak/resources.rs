@@ -15,6 +15,9 @@ const BASE: usize = 10;
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     memory: usize,
+    /// The part of the resident memory that isn't pages of the program's file, in KiB. The program's pages become resident
+    /// when code runs for the first time.
+    anonymous: usize,
     files: usize,
     threads: usize,
     tasks: usize,
@@ -31,6 +34,7 @@ impl Sample {
         let tasks = page.lines().filter_map(|line| line.strip_prefix("lb_linker_tasks{")?.rsplit(' ').next());
         Self {
             memory: field("VmRSS"),
+            anonymous: field("RssAnon"),
             files: std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count(),
             threads: field("Threads"),
             tasks: tasks.filter_map(|number| number.parse::<f64>().ok()).sum::<f64>() as usize,
@@ -59,12 +63,12 @@ pub fn start(shared: &Arc<Shared>, pid: u32, metrics: SocketAddr, prints: bool) 
             }
             let sample = Sample::of(pid, metrics);
             samples.push(sample);
-            let Sample { memory, files, threads, tasks } = sample;
+            let Sample { memory, anonymous, files, threads, tasks } = sample;
             let count = |counter: &std::sync::atomic::AtomicUsize| counter.load(Ordering::Relaxed);
             if prints {
                 println!(
                     "soak: minute {:3}: {:8} queries, {} wrong, {} lost, {} without an address; \
-                     {memory} KiB resident, {files} files, {threads} threads, {tasks} tasks",
+                     {memory} KiB resident ({anonymous} anonymous), {files} files, {threads} threads, {tasks} tasks",
                     samples.len(),
                     count(&shared.asked),
                     count(&shared.wrong),
@@ -90,9 +94,12 @@ fn judge(samples: &[Sample], last: Sample) -> Verdict {
     let memory = last.memory as f64 / samples[BASE - 1].memory as f64;
     let mut holds = memory <= 1.1;
     let mut text = format!(
-        "resident memory {} KiB at minute {BASE}, {} KiB at the end: {memory:.2} times (at most 1.10)",
+        "resident memory {} KiB at minute {BASE}, {} KiB at the end: {memory:.2} times (at most 1.10); of it anonymous \
+         {} and {} KiB",
         samples[BASE - 1].memory,
-        last.memory
+        last.memory,
+        samples[BASE - 1].anonymous,
+        last.anonymous
     );
     for name in ["open files", "threads", "tasks"] {
         let field = match name {
