@@ -2,6 +2,8 @@
 
 #![no_main]
 
+#[path = "../../tests/mutated/links.rs"]
+mod links;
 #[path = "../../tests/mutated/snapshot.rs"]
 mod snapshot;
 

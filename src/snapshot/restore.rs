@@ -36,14 +36,14 @@ pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolic
     let lacks_hostnames = snapshot.links.iter().any(|link| link.lacks_hostnames);
     let links: Vec<SavedLink> = snapshot.links.into_iter().filter(is_selected).collect();
     let mut denied = all - links.len();
-    let granted = |link: &SavedLink, names: &[String]| {
-        let names = names.iter().filter(|name| !lacks_hostnames || !name.starts_with("*."));
+    let granted = |link: &SavedLink| {
+        let names = link.hostnames.iter().filter(|name| !lacks_hostnames || !name.starts_with("*."));
         let names = names.map(|name| Arc::from(&**name)).collect();
         policy.still_granted(&link.namespace, names)
     };
     // First the owners of names, so that no name goes to another link than before.
     for link in &links {
-        store.set_owner(&link.external_target, Some(&key(link)), &granted(link, &link.hostnames));
+        store.set_owner(&link.external_target, Some(&key(link)), &granted(link));
     }
     let mut answered = 0;
     for link in links {
@@ -53,7 +53,7 @@ pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolic
         let annotations = Annotations {
             ttl: link.ttl,
             // Not names that it only requested: another link held them, which may lack here.
-            hostnames: granted(&link, &link.hostnames).into(),
+            hostnames: granted(&link).into(),
             allow_from: link.allow_from.iter().map(|namespace| Arc::from(&**namespace)).collect(),
         };
         apply(&store, &link, target, annotations);

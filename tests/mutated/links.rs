@@ -71,17 +71,20 @@ impl Links {
         self.store.replace(None, observed, Vec::new(), &HashSet::new());
         self.overrides.apply(&external_targets, &self.policy);
         for link in self.store.links() {
-            let names = self.store.dns_names(&link);
-            ensure(names.len() <= MAX_HOSTNAMES + 2, "the number of a link's names is limited")?;
-            for name in names {
-                let name =
-                    Name::from_ascii(&name).map_err(|error| format!("{name:?} is no name: {error}"))?;
-                let zone = &self.policy.targets.zones[0];
-                ensure(zone.zone_of(&name), "a link's names are in the zone")?;
-            }
+            check_names(&self.store.dns_names(&link), &self.policy.targets.zones[0])?;
         }
         Ok(())
     }
+}
+
+/// Checks the names of a link. Returns the violated property.
+pub fn check_names(names: &[String], zone: &Name) -> Result<(), String> {
+    ensure(names.len() <= MAX_HOSTNAMES + 2, "the number of a link's names is limited")?;
+    for name in names {
+        let name = Name::from_ascii(name).map_err(|error| format!("{name:?} is no name: {error}"))?;
+        ensure(zone.zone_of(&name), "a link's names are in the zone")?;
+    }
+    Ok(())
 }
 
 /// Returns whether the API server accepts the name and the namespace.

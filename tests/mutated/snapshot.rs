@@ -9,12 +9,12 @@ use lb_linker::snapshot::format::{FormatError, Snapshot, decode, encode};
 use lb_linker::snapshot::restore::restore;
 use lb_linker::sync::source::selection::Selection;
 
+use crate::links::check_names;
+
 /// The beginning of a snapshot, up to the checksum.
 const BEGINNING: &[u8] = b"lb-linker snapshot 1 ";
 /// Maximum length of an error, in bytes.
 const MAX_ERROR: usize = 1024;
-/// Maximum number of custom hostnames of a link.
-const MAX_HOSTNAMES: usize = 100;
 
 /// Reads the bytes as a snapshot, and once more with the right checksum, so that mutations reach the lines after it.
 /// Returns what becomes of the bytes with the right checksum, or the violated property.
@@ -75,11 +75,7 @@ fn restored(snapshot: &Snapshot) -> Result<&'static str, String> {
         let names = restored.store.dns_names(link);
         let has_wildcard = names.iter().any(|name| name.starts_with('*'));
         ensure(!has_wildcard || !lacks_hostnames, "no wildcard hides a hostname that isn't kept")?;
-        ensure(names.len() <= MAX_HOSTNAMES + 2, "the number of a link's names is limited")?;
-        for name in names {
-            let name = Name::from_ascii(&name).map_err(|error| format!("{name:?} is no name: {error}"))?;
-            ensure(zone.zone_of(&name), "a link's names are in the zone")?;
-        }
+        check_names(&names, &zone)?;
     }
     Ok(if links.is_empty() { "no links" } else { "links" })
 }
