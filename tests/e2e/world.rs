@@ -439,7 +439,8 @@ async fn jumps_of_the_wall_clock_delay_no_failover() {
         for linker in [&a, &b] {
             answers(linker.dns, "web.shop.lb.internal. CNAME", &format!("{}.", HOSTS[at])).await;
         }
-        println!("chaos: wall clock at {ahead:+} s: failover in {:.1?}", begun.elapsed());
+        let leader = if b.logged("leading now") == 0 { "a, whose clock this is" } else { "b" };
+        println!("chaos: wall clock at {ahead:+} s: failover in {:.1?}, led by {leader}", begun.elapsed());
         shop.upstream.revive(HOSTS[1 - at]);
         let condition = shop.condition("web", "Ready", "True").await;
         assert_eq!(condition, "TargetVerified");
