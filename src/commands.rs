@@ -15,11 +15,11 @@ pub const FAILED: u8 = 1;
 /// The exit code for invalid flags and files.
 pub const BAD_INPUT: u8 = 2;
 
-/// The log of commands that only read: nothing about single Services, because their states tell it.
+/// The log filter of `links`, `scan` and `stub`: nothing about single Services, because the output shows their states.
 const READING_LOG: &str = "warn,lb_linker::sync::k8s::service_log=error,lb_linker::sync::events=error,\
     lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
-/// Asks a question on the terminal. Returns whether the answer begins with y.
+/// Prints a question to stderr. Returns whether the answer on stdin begins with y or Y.
 pub fn confirm(question: &str) -> bool {
     let _ = write!(std::io::stderr(), "{question} [y/N] ");
     let mut answer = String::new();
@@ -27,7 +27,7 @@ pub fn confirm(question: &str) -> bool {
         && answer.trim_start().to_ascii_lowercase().starts_with('y')
 }
 
-/// Starts the log of a command that only reads: nothing but what keeps it from reading.
+/// Starts the log of `links`, `scan` or `stub` on stderr: warnings and errors about reading the cluster.
 pub fn log_warnings() {
     let warnings = tracing_subscriber::fmt().with_env_filter(READING_LOG).with_writer(std::io::stderr);
     warnings.with_target(false).with_ansi(std::io::stderr().is_terminal()).init();

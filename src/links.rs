@@ -12,7 +12,7 @@ use serde::Deserialize;
 /// The output of `lb-linker links`, as in kubectl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputFormat {
-    /// The table with the reasons and all DNS names.
+    /// The table with all DNS names, the ExternalTargets and the reasons.
     Wide,
     Json,
     Yaml,

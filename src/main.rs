@@ -195,7 +195,7 @@ fn for_takeover(flag: &str) -> bool {
     .contains(&flag)
 }
 
-/// Returns whether `links` uses a flag. It accepts all other flags of `run`, too.
+/// Returns whether `links` uses a flag. `links` accepts all other flags of `run`, too.
 fn for_links(flag: &str) -> bool {
     [
         "service",
@@ -224,14 +224,14 @@ fn for_links(flag: &str) -> bool {
     .contains(&flag)
 }
 
-/// Returns whether `scan` uses a flag. It accepts all other flags of `run`, too.
+/// Returns whether `scan` uses a flag. `scan` accepts all other flags of `run`, too.
 fn for_scan(flag: &str) -> bool {
     let own = ["namespace", "output_format", "apply", "yes", "upstream"].contains(&flag);
     own || for_links(flag)
         && !["service", "all_namespaces", "watch", "admin_listen", "manifests"].contains(&flag)
 }
 
-/// Returns whether `stub` uses a flag. It accepts all other flags of `run`, too.
+/// Returns whether `stub` uses a flag. `stub` accepts all other flags of `run`, too.
 fn for_stub(flag: &str) -> bool {
     let own = ["resolver", "apply", "remove", "verify", "yes", "service"].contains(&flag);
     own || for_links(flag)

@@ -217,8 +217,8 @@ fn record_text(record: &Record) -> String {
     )
 }
 
-/// Formats data that isn't decoded: texts in quotes, types that hickory-proto knows as it does, and all other data as
-/// hexadecimal digits (RFC 3597 section 5).
+/// Formats data that isn't decoded: TXT as quoted strings, other types in the format of hickory-proto if it knows them,
+/// and all other data as hexadecimal digits (RFC 3597 section 5).
 fn opaque_text(rtype: RecordType, data: &[u8]) -> String {
     let known = || {
         let length = Restrict::new(u16::try_from(data.len()).ok()?);
@@ -258,7 +258,8 @@ fn parse_server(text: &str) -> Option<SocketAddr> {
     text.parse().ok().or_else(without_port)
 }
 
-/// Returns the answer by UDP; `None` if it is truncated. Other packets are ignored, because they may be forged.
+/// Returns the answer by UDP; `None` if it is truncated. Packets that don't match the query are ignored: they may be
+/// forged.
 async fn by_udp(server: SocketAddr, query: &[u8]) -> Result<Option<WireMessage>, QueryError> {
     let io_error = |source| QueryError::Io { server, source };
     let any: IpAddr =

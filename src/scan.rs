@@ -37,7 +37,7 @@ pub struct ScanScope<'a> {
 /// Searches the cluster. Reads only.
 ///
 /// # Errors
-/// If the Services can't be listed. Endpoints that can't be listed become a notice.
+/// If the Services can't be listed. An error about EndpointSlices, Endpoints or ExternalTargets becomes a notice.
 pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
     let ScanScope { client, namespace, .. } = scope;
     let services = list(client, "Services", *namespace).await?;
@@ -51,7 +51,8 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
         Ok(endpoints) => objects.endpoints = endpoints,
         Err(error) => notices.push(error.explain("")),
     }
-    // Without ExternalTargets, their CRD may be missing. They may be in another namespace than the Services.
+    // Without an override, the CRD of ExternalTargets may be missing. ExternalTargets may be in other namespaces than
+    // the searched Services.
     if scope.store.links().iter().any(|link| link.overridden.is_some()) {
         match list(client, "ExternalTargets", None).await {
             Ok(external_targets) => objects.external_targets = external_targets,
@@ -79,7 +80,8 @@ async fn list<K: Resource<DynamicType = ()> + DeserializeOwned>(
     Ok(all)
 }
 
-/// Returns the candidates whose hostname doesn't exist, or for which no resolver has answered.
+/// Returns the candidates whose hostname doesn't exist, or for which no resolver answers NOERROR or NXDOMAIN.
+/// Ordered by namespace and name.
 async fn stale(candidates: Vec<Candidate>, resolvers: &[SocketAddr]) -> Vec<Stale> {
     let looked_up = futures::stream::iter(candidates).map(|candidate| async move {
         let dns = look_up(&candidate.external_name, resolvers).await;
@@ -96,7 +98,7 @@ async fn stale(candidates: Vec<Candidate>, resolvers: &[SocketAddr]) -> Vec<Stal
     stale
 }
 
-/// Returns what DNS says of a hostname; `None` if it exists.
+/// Returns `NXDOMAIN`, or why DNS doesn't tell whether a hostname exists; `None` if it exists.
 async fn look_up(hostname: &str, resolvers: &[SocketAddr]) -> Option<String> {
     let Ok(mut name) = Name::from_ascii(hostname) else { return Some("not a DNS name".to_owned()) };
     name.set_fqdn(true);

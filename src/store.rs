@@ -73,7 +73,7 @@ pub struct Store {
     zones: RwLock<Zones>,
     /// The links of an earlier process, until the first complete list.
     snapshot_links: ArcSwapOption<SnapshotLinks>,
-    /// Counts published changes that the change feed doesn't have, because only DNS depends on them.
+    /// Counts published changes that the change feed doesn't have: only DNS and the snapshot depend on them.
     silent_updates: watch::Sender<u64>,
 }
 
@@ -175,8 +175,8 @@ impl Store {
         self.mark_gone(&mut allocator, key, since)
     }
 
-    /// Returns the number of links of watched Services, and the links in `namespace` (`None`: in all namespaces) that
-    /// the list lacks.
+    /// Returns the number of links of watched Services in all namespaces, and the keys of those in `namespace` (`None`:
+    /// in all namespaces) that the list lacks.
     #[must_use]
     pub fn missing_from<'a>(
         &self,
@@ -241,7 +241,7 @@ impl Store {
             self.advance_serial(None);
         }
         self.synced.send_replace(true);
-        // Cached "not ready" answers, and those from a snapshot, are invalid from here on.
+        // Reused answers from before the first list, and those from a snapshot, are invalid from here on.
         let _writer = self.write();
         self.index.names.increment();
         self.replace_snapshot_links(None);
@@ -260,7 +260,8 @@ impl Store {
     }
 
     /// Applies an external target of an earlier process that was observed later than its Service. A pending Service
-    /// takes the target if the external target was written for that Service.
+    /// takes the target if the external target was written for that Service, and counts as recreated if it was written
+    /// for a predecessor.
     pub fn apply_persisted_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
         let mut allocator = self.write();
         let blank = |link: &Arc<Link>| !link.is_gone() && !link.is_left_out() && link.target.is_none();
@@ -399,7 +400,7 @@ impl Store {
     }
 
     /// Ends the override of a link because its ExternalTarget is gone since the given time. The Service of the same
-    /// name gets the link back; without that Service the link is that of a deleted Service.
+    /// name gets the link back; without that Service the link is that of a deleted Service: see [`OnGone`].
     pub fn end_override(
         &self,
         key: &ServiceKey,
@@ -638,7 +639,7 @@ impl Store {
         self.write().owns_object(key)
     }
 
-    /// Returns the links whose external target has this name.
+    /// Returns the keys of the links whose external target has this name.
     #[must_use]
     pub fn claimants(&self, external_target: &str) -> Vec<ServiceKey> {
         let mut keys = self.write().claimants(external_target);
@@ -651,7 +652,8 @@ impl Store {
         self.unreadable.contains(key)
     }
 
-    /// Returns whether the Service has a link, or exists but can't be decoded.
+    /// Returns whether a Service or an ExternalTarget with this key has a link, or the Service exists but can't be
+    /// decoded.
     #[must_use]
     pub fn contains(&self, key: &ServiceKey) -> bool {
         self.links.contains_key(key) || self.unreadable.contains(key)
@@ -747,7 +749,8 @@ impl Store {
         self.feed.subscribe()
     }
 
-    /// Subscribes to a counter of the published links of which the change feed tells nothing: only DNS depends on them.
+    /// Subscribes to a counter of the published changes that the change feed doesn't have: only DNS and the snapshot
+    /// depend on them.
     #[must_use]
     pub fn subscribe_silent_updates(&self) -> watch::Receiver<u64> {
         self.silent_updates.subscribe()

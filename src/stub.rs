@@ -26,7 +26,7 @@ pub struct Forwarding {
 }
 
 impl Forwarding {
-    /// Returns the address that is forwarded to, with the port unless it is 53.
+    /// Returns the address that is forwarded to, with the port unless it is 53; empty without an address.
     #[must_use]
     pub fn upstream(&self) -> String {
         self.addresses.first().map_or_else(String::new, |address| endpoint(*address, self.port))

@@ -101,7 +101,7 @@ zone:
     )
 }
 
-/// The number of answers that the caches of dnsdist, Unbound and dnsmasq hold.
+/// The number of answers that the caches of dnsdist and dnsmasq hold.
 pub const CACHED: usize = 10_000;
 
 /// Returns dnsdist's configuration: one thread, with or without a cache of packets.

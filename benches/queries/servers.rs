@@ -143,8 +143,8 @@ impl Ports {
     }
 }
 
-/// Reserves a port on 127.0.0.2 for a server on 127.0.0.1 that doesn't set SO_REUSEPORT: NSD with one process, dnsmasq. The
-/// kernel then assigns the port to no socket that is bound to every address.
+/// Reserves a port on 127.0.0.2 for a server on 127.0.0.1 that doesn't set SO_REUSEPORT: NSD with one process, dnsmasq.
+/// The kernel then assigns the port to no socket that is bound to every address.
 fn take_beside() -> io::Result<(SocketAddr, (UdpSocket, TcpListener))> {
     let reserve = || -> io::Result<_> {
         let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;

@@ -73,7 +73,7 @@ impl Bound {
         let ratios = |rounds: &[(&Sample, &Sample)]| {
             Spread::of(rounds.iter().map(|(of, by)| of.saturated.cpu / by.saturated.cpu))
         };
-        // Without counted rounds, report the ratio of the others.
+        // Without counted rounds, report the ratio of the undisturbed rounds, or of all rounds.
         let spread = ratios(&counted).or_else(|| ratios(&calm)).or_else(|| ratios(&rounds))?;
         let verdict = match (calm.is_empty(), counted.is_empty()) {
             (true, _) => "not known",

@@ -32,8 +32,8 @@ pub(super) const LINKS_PATH: &str = "/api/links";
 
 const JSON: &str = "application/json";
 
-/// The headers of every answer: a browser runs no script but that of the page, keeps the page out of frames of other
-/// sites, and doesn't keep it.
+/// The headers of every answer: a browser runs no script but that of the page, shows the page in no frame, and uses a
+/// stored answer only after asking again.
 const HEADERS: [(HeaderName, &str); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -100,7 +100,7 @@ impl Status {
         }
     }
 
-    /// Returns the links that a filter selects; those of one name with their history.
+    /// Returns the links that a filter selects, with their history if the filter has the name of a Service.
     fn links(&self, filter: &LinkFilter) -> LinkListing {
         let mut items = views(&self.store, &self.target_namespace, filter);
         if filter.service.is_some() {
@@ -139,7 +139,7 @@ pub fn router(status: Status) -> Router {
         .layer(from_fn(check_host))
 }
 
-/// The status, and the permit to list all links: one list at a time, as it takes processor time and memory.
+/// The status, and the permit to list links: one list at a time, because a list takes processor time and memory.
 type Shared = Arc<(Status, Semaphore)>;
 
 async fn instance(State(shared): State<Shared>) -> Response {
@@ -157,7 +157,7 @@ async fn links(
         let why = format!("the load balancers haven't been read yet{}\n", note.unwrap_or_default());
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }
-    // Read before the links, so that it is never newer than they are.
+    // Read before the links, so that the ETag is never newer than the links.
     let etag = shared.0.etag();
     if headers.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == etag.as_bytes()) {
         return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();

@@ -31,16 +31,16 @@ pub struct InstanceClient {
     etag: Option<String>,
 }
 
-/// Why an instance didn't tell its links.
+/// The reason why the links of an instance can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nothing listens at the address.
+    /// Nothing listens at the address, or the connection timed out.
     #[error("there is no lb-linker: {0}")]
     Unreachable(io::Error),
-    /// The connection failed, or another program answered.
+    /// The connection failed, no answer came in time, or the answer isn't one of lb-linker.
     #[error("it isn't an lb-linker's --admin-listen: {0}")]
     Foreign(String),
-    /// The instance has refused the request, and says why.
+    /// The load balancers haven't been read yet: the text of a 503.
     #[error("{0}")]
     Refused(String),
 }

@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use super::api::{Status, router};
 use crate::dns::server::probes;
 
-/// Serves the status page until `stop`. Without a port, or after a failure, everything else goes on.
+/// Serves the status page until `stop`. Logs a warning and returns if the address can't be bound or the listener fails.
 pub async fn serve(address: SocketAddr, status: Status, stop: CancellationToken) {
     let served = async {
         let listener = TcpListener::bind(address).await?;

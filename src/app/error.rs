@@ -28,7 +28,7 @@ pub enum RunError {
     /// `lb-linker links` couldn't read the load balancers in time.
     #[error("the load balancers weren't read within {} s: see the warnings above", .0.as_secs())]
     LinksNotRead(Duration),
-    /// A running lb-linker didn't tell its links.
+    /// The links of a running lb-linker can't be read.
     #[error("lb-linker at {address} (--admin-listen): {error}")]
     Instance { address: SocketAddr, error: InstanceError },
 }

@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Store;
 
-/// The time in which all load balancers have to be read.
+/// The time in which all load balancers, external targets and ExternalTargets have to be read.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A store that is kept in step with its source until this is dropped.

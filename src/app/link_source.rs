@@ -14,7 +14,7 @@ use crate::links::LinkFilter;
 use crate::links::view::{LinkView, views};
 use crate::model::link::LinkChange;
 
-/// The interval between two questions to a running lb-linker.
+/// The interval between two requests to a running lb-linker.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A source of the links that a filter selects.
@@ -24,7 +24,7 @@ pub struct LinkSource {
 }
 
 enum Origin {
-    /// A running lb-linker, with the links of the first answer.
+    /// A running lb-linker, with the links of its last answer.
     Instance {
         address: SocketAddr,
         client: InstanceClient,
@@ -39,7 +39,8 @@ enum Origin {
 }
 
 impl LinkSource {
-    /// Opens the lb-linker at `--admin-listen`, unless a flag names a cluster or manifests; without one, the cluster.
+    /// Opens the lb-linker at `--admin-listen`. If no lb-linker answers there, or a flag names a cluster or manifests,
+    /// opens the cluster or the manifests.
     ///
     /// # Errors
     /// If the flags can't be used, or the links can't be read.
@@ -54,7 +55,7 @@ impl LinkSource {
                         listing.map(|listing| (listing.instance, listing.items)).unwrap_or_default();
                     return Ok(Self { filter, origin: Origin::Instance { address, client, name, links } });
                 }
-                // Without an lb-linker here, and if another program has its port, the cluster is asked.
+                // No lb-linker answers at the address: the cluster is asked.
                 Err(ClientError::Unreachable(_) | ClientError::Foreign(_)) => {}
                 Err(error @ ClientError::Refused(_)) => return Err(RunError::Instance { address, error }),
             }
@@ -74,7 +75,7 @@ impl LinkSource {
         }
     }
 
-    /// Returns the links at present.
+    /// Returns the present links, or those of the last answer of the running lb-linker.
     #[must_use]
     pub fn links(&self) -> Vec<LinkView> {
         match &self.origin {

@@ -227,7 +227,7 @@ impl SyncSource {
                 });
             tasks.spawn(writers.track_future(reconciler));
         } else {
-            // No external targets are read, so the store must not wait for the owners of names that they record.
+            // No external targets are read, so no source waits for the owners that external targets record.
             store.set_owners_known();
         }
         // With --max-deletes the user allows external targets to be deleted.

@@ -62,7 +62,8 @@ async fn check(
     TargetCheckResult { at, outcomes, addresses, answers }
 }
 
-/// Asks an upstream that hasn't answered for the top-level domain of the name, which only a resolver that works knows.
+/// Queries the top-level domain of the name at an upstream that gave the check no answer. An answer shows that the
+/// resolver works.
 async fn probe(
     checker: &TargetChecker,
     name: &Name,

@@ -25,8 +25,8 @@ use crate::sync::source::manifests;
 const WITHOUT_EXTERNAL_TARGETS: &str =
     "ExternalTargets aren't used, because their CRD isn't installed: deploy/crd/";
 
-/// Checks flags and files without opening a port, and with `ask_cluster` asks the API server whether each required
-/// permission is granted.
+/// Checks flags and files without opening a port. With `ask_cluster`, also asks the API server whether each required
+/// permission is granted, tries a dry-run creation, and looks for the objects of another instance.
 ///
 /// # Errors
 /// If the flags can't be used at all.

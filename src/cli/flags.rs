@@ -58,7 +58,7 @@ pub enum SelectionMode {
     Annotated,
 }
 
-/// The flags of `run`, `check` and `takeover`.
+/// The flags of all commands except `query` and `completion`.
 #[derive(Clone, Debug, Args)]
 pub struct Flags {
     /// Kubeconfig of the cluster [default: in a Pod its service account, else the file that kubectl uses]
@@ -365,7 +365,7 @@ pub struct Flags {
     pub log_format: LogFormat,
 }
 
-/// Errors of combinations of flags that are valid one by one.
+/// Flags that are valid one by one, but not in combination, or whose file can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// `none` is combined with other upstreams.

@@ -23,7 +23,7 @@ pub(crate) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
         .ok_or("not an address and port such as 127.0.0.1:53, [::1]:53 or :53")
 }
 
-/// As [`listen`], for addresses that only this machine, or this Pod, can reach.
+/// Parses an address like [`listen`], and accepts only loopback addresses.
 pub(crate) fn loopback_listen(text: &str) -> Result<SocketAddr, &'static str> {
     let address = listen(text).ok().filter(|address| address.ip().is_loopback());
     address.ok_or("not a loopback address and port such as 127.0.0.1:8053 or [::1]:8053")
@@ -56,7 +56,8 @@ pub(crate) fn domain(text: &str) -> Result<Name, &'static str> {
     Ok(name)
 }
 
-/// Parses a network or a single address. An IPv4-mapped network becomes the IPv4 network.
+/// Parses a network or a single address. An IPv4-mapped network becomes the IPv4 network. An address that looks like a
+/// network without its length is refused.
 pub(crate) fn net(text: &str) -> Result<IpNet, &'static str> {
     const WRONG: &str = "not a network such as 192.0.2.0/24 or 2001:db8::/32";
     if let Ok(net) = text.parse::<IpNet>() {

@@ -39,7 +39,7 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
     if shown.is_empty() {
         let _ = writeln!(std::io::stderr(), "no load balancer found");
     }
-    // EPIPE: stdout may be closed (`| head`).
+    // EPIPE ends the command without an error: stdout may be closed (`| head`).
     let print = |text: &str| write!(std::io::stdout(), "{text}").is_ok();
     let mut is_open = print(&text);
     if shown.is_empty() && is_detail {

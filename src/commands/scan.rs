@@ -18,7 +18,8 @@ pub enum ScanOutput {
     Json,
 }
 
-/// Prints what a scan finds. With `apply`, also annotates Services, after a question unless it is `Some(true)`.
+/// Prints what a scan finds. With `Some(false)` in `apply`, then annotates Services after a question; with
+/// `Some(true)`, without a question.
 pub async fn scan_cluster(
     flags: Flags,
     namespace: Option<String>,

@@ -128,7 +128,8 @@ async fn write_steps(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
     code
 }
 
-/// Asks all resolvers for a name of each zone. Without all objects of the cluster DNS, resolvers may be missing.
+/// Asks all resolvers for a name of each zone. `is_complete`: whether all objects of the cluster DNS could be read. If
+/// not, resolvers may be missing.
 async fn verify_zones(
     flags: Flags,
     dns: &ClusterDns,

@@ -3,7 +3,7 @@
 use super::age::age;
 use super::view::{LinkEvent, LinkView};
 
-/// The history of a link that was read from the API server.
+/// Printed instead of the history if the link wasn't read from a running lb-linker.
 const UNKNOWN_HISTORY: &str = "<unknown>: run this command in a Pod of lb-linker (kubectl -n lb-linker exec deployment/lb-linker -- /lb-linker links …)";
 
 /// Returns the lines about a link. `now` is in seconds since 1970.

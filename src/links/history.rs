@@ -23,7 +23,7 @@ const MAX_EVENTS_PER_LINK: usize = 16;
 pub struct History {
     started: Timestamp,
     events: Mutex<HashMap<ServiceKey, VecDeque<LinkEvent>>>,
-    /// The number of changes of the store that were seen.
+    /// The number of processed changes and rescans.
     version: AtomicU64,
 }
 
@@ -41,8 +41,8 @@ impl History {
         self.started
     }
 
-    /// Returns a number that grows with each change of the store. A caller that reads it before the links can tell later
-    /// whether they may have changed.
+    /// Returns a number that grows with each recorded change of the store. A caller that reads the number before the
+    /// links can tell later whether the links may have changed.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -62,7 +62,7 @@ impl History {
     ) -> impl Future<Output = ()> + Send {
         let mut changes = store.subscribe();
         async move {
-            // Changes before this call, if an earlier recording has ended.
+            // Adds the changes between the end of an earlier recording and this call.
             self.rescan(&store, Timestamp::now());
             while let Some(change) = stop.run_until_cancelled(changes.recv()).await {
                 match change {
@@ -80,7 +80,7 @@ impl History {
             (_, None) => {
                 events.remove(&change.key);
             }
-            // Services that are older than this process haven't changed at its start.
+            // The first observation of a Service that is older than this process isn't a change.
             (None, Some(after)) if !self.is_new(after) => {}
             (before, Some(after)) => {
                 let (before, after) =

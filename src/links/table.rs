@@ -6,9 +6,9 @@ use super::view::{LinkView, ViewState};
 /// What the table shows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TableOptions {
-    /// Whether the links are of several namespaces.
+    /// Adds the column of the namespaces.
     pub with_namespace: bool,
-    /// Adds the reasons and all DNS names.
+    /// Adds all DNS names, the ExternalTargets and the reasons.
     pub wide: bool,
     /// Colours the states for a terminal.
     pub color: bool,

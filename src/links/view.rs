@@ -55,7 +55,7 @@ impl LinkView {
     }
 }
 
-/// The object that a link belongs to, of the same name, if that isn't the Service.
+/// The object that a link belongs to instead of the Service. Both have the same namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OverrideView {
     pub kind: OverrideKind,
@@ -92,20 +92,21 @@ pub struct LinkEvent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ViewState {
-    /// DNS answers with the target that the Service's status names.
+    /// DNS answers with the target that the status of the Service or of the ExternalTarget names.
     Ready,
     /// Ready, but another link has one of the link's names.
     Conflict,
-    /// There is no target yet.
+    /// There is no target yet, or the ExternalTarget has withdrawn it.
     Pending,
     /// The status names only targets that aren't allowed, and there was no other target before; or the target policy
     /// denies the target of the ExternalTarget.
     Refused,
     /// The status names no allowed target any more; DNS answers with the last one.
     Kept,
-    /// A flag leaves the Service out since the start, together with more than half of all; its external target is kept.
+    /// A flag leaves the Service out since the start, and more than half of all external targets with it. The external
+    /// target is kept.
     LeftOut,
-    /// The Service is gone; its external target is removed after the delay.
+    /// The Service is gone; `--on-delete` decides what happens to its external target.
     Gone,
     /// The link is removed. Only in the output of `--watch`.
     Removed,
@@ -155,7 +156,8 @@ fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> LinkView {
     }
 }
 
-/// Returns the ExternalTarget that a link belongs to: from its first target on, and before if there is no Service.
+/// Returns the ExternalTarget that a link belongs to: once the ExternalTarget has announced a target, or if no Service
+/// has the link's name.
 fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
     let (namespace, name) = link.key.parts();
     let source = link.active_override().map(|by| by.source.to_string()).filter(|source| !source.is_empty());

@@ -68,8 +68,8 @@ impl Staleness {
         })
     }
 
-    /// Returns the time of the last sign of life of the watch that has been quiet for longest, among the watches with
-    /// these names, in one namespace or in all.
+    /// Returns the earliest last activity of the watches with these names, for one namespace or for all; `None` without
+    /// such a watch.
     #[must_use]
     pub fn least_recent(&self, names: &[&str]) -> Option<Instant> {
         let is_one = |watch: &str| names.contains(&watch.split('/').next().unwrap_or_default());

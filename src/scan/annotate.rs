@@ -14,7 +14,8 @@ use crate::sync::k8s::service::{ALLOW_FROM, Service};
 /// Not lb-linker's own field manager, which marks what a running lb-linker has written.
 const FIELD_MANAGER: &str = "lb-linker-scan";
 
-/// Sets the annotations; `progress` gets a line for each Service. Returns what has failed.
+/// Lets load balancers and ExternalTargets allow the namespaces, then annotates the Services. `progress` gets a line
+/// for each changed object. Returns a sentence for each failure.
 pub async fn annotate(client: &Client, exact: &[Exact], progress: impl Fn(&str)) -> Vec<String> {
     let mut problems = Vec::new();
     for (load_balancer, Grant { is_external_target, namespaces }) in allow_from(exact) {
@@ -39,7 +40,7 @@ pub async fn annotate(client: &Client, exact: &[Exact], progress: impl Fn(&str))
     problems
 }
 
-/// Adds namespaces to those that a load balancer allows. Returns the new value of the annotation.
+/// Adds namespaces to the annotation [`ALLOW_FROM`] of a load balancer. Returns the new value of the annotation.
 async fn allow(client: &Client, load_balancer: &str, namespaces: &[&str]) -> Result<String, String> {
     let (namespace, name) = load_balancer.split_once('/').unwrap_or_default();
     let services: Api<Service> = Api::namespaced(client.clone(), namespace);
@@ -58,8 +59,9 @@ async fn allow(client: &Client, load_balancer: &str, namespaces: &[&str]) -> Res
     Ok(text)
 }
 
-/// Adds namespaces to `spec.allowFrom` of an ExternalTarget. `namespaces` has those, too, that the Service of the same name
-/// allows, which don't apply any more once the spec has the field. Returns the new value, with commas.
+/// Adds namespaces to `spec.allowFrom` of an ExternalTarget. Once the spec has this field, the annotation of the
+/// Service of the same name doesn't apply any more; therefore `namespaces` has the namespaces of that annotation, too.
+/// Returns the new value, separated by commas.
 async fn allow_in_spec(client: &Client, key: &str, namespaces: &[&str]) -> Result<String, String> {
     let (namespace, name) = key.split_once('/').unwrap_or_default();
     let objects: Api<ExternalTarget> = Api::namespaced(client.clone(), namespace);

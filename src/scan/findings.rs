@@ -1,4 +1,4 @@
-//! Which objects name a load balancer. Pure functions.
+//! Finds the objects that name a load balancer. Pure functions.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -19,22 +19,23 @@ use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::labels::{SERVICE_NAME, SOURCE};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, null_is_default};
 
-/// The labels that a domain of a cloud's load balancers has at least, so that `com` isn't one.
+/// The minimum number of labels of a domain of load balancers, so that `com` isn't such a domain.
 const MIN_DOMAIN_LABELS: usize = 2;
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Scan {
-    /// ExternalName Services whose hostname no load balancer has and that is missing in DNS, but lies in the domain of
-    /// this cluster's load balancers.
+    /// ExternalName Services with a hostname in a domain of this cluster's load balancers. No load balancer has the
+    /// hostname now, and DNS says that it doesn't exist, or doesn't tell.
     pub probable: Vec<Stale>,
-    /// ExternalName Services whose hostname exactly one load balancer has now.
+    /// ExternalName Services whose hostname exactly one load balancer or ExternalTarget has now. A fixed target of an
+    /// ExternalTarget counts only for Services of its namespace.
     pub exact: Vec<Exact>,
     /// ExternalName Services whose hostname several load balancers have now.
     pub ambiguous: Vec<Ambiguous>,
-    /// ExternalName Services with the hostname of a source of an ExternalTarget that isn't in use, or with a former
-    /// target of an ExternalTarget.
+    /// ExternalName Services with the hostname of a source, or of a former target, of an ExternalTarget, and neither
+    /// `exact` nor `ambiguous`: the source isn't in use, or is a fixed target in another namespace.
     pub sources: Vec<SourceName>,
     /// Objects with the address of a load balancer.
     pub addresses: Vec<AddressOf>,
@@ -85,8 +86,7 @@ pub struct Ambiguous {
     pub load_balancers: Vec<String>,
 }
 
-/// An ExternalName Service with a hostname to which the names of ExternalTargets may lead, or have led, but don't lead
-/// now.
+/// An ExternalName Service with the hostname of a source, or of a former target, of ExternalTargets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceName {
@@ -97,7 +97,7 @@ pub struct SourceName {
     pub external_targets: Vec<String>,
 }
 
-/// An object without a selector that has an address of a load balancer.
+/// An EndpointSlice or Endpoints of a Service without a selector, with an address of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressOf {
@@ -177,7 +177,8 @@ impl Resource for Endpoints {
     }
 }
 
-/// Returns what is certain, and the candidates that DNS has to decide about.
+/// Returns the findings that need no DNS look-up, and the candidates for [`Scan::probable`]. Leaves `probable` and
+/// `notices` empty.
 #[must_use]
 pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, Vec<Candidate>) {
     let owners = owners_of_hostnames(store);
@@ -278,8 +279,8 @@ fn hostnames_of_sources(
     found
 }
 
-/// Returns the hostname of an ExternalName Service that was written by hand: it isn't an external target, doesn't become
-/// one by its name, and doesn't follow a load balancer yet.
+/// Returns the hostname of an ExternalName Service that was written by hand: the Service isn't an external target,
+/// doesn't become one by its name, and doesn't follow a load balancer yet. `None` for any other Service.
 fn hand_made_name(service: &Service, store: &Store, target_namespace: &str) -> Option<String> {
     let key = service.key();
     let is_adopted = key.namespace() == target_namespace && !store.claimants(key.name()).is_empty();
@@ -299,7 +300,7 @@ fn domain(hostname: &str) -> Option<&str> {
 }
 
 fn addresses(objects: &Objects, store: &Store, target_namespace: &str) -> Vec<AddressOf> {
-    // The API server allows endpoints of Services with a selector only by mistake; controllers write those.
+    // Controllers write the endpoints of Services with a selector.
     let with_selector: BTreeSet<ServiceKey> = objects
         .services
         .iter()

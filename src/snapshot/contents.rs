@@ -1,4 +1,4 @@
-//! From links to what a snapshot keeps of them.
+//! Converts links, and the flags, to the form that a snapshot keeps.
 
 use std::sync::Arc;
 
@@ -38,14 +38,14 @@ fn saved_target(target: &Target) -> Option<SavedTarget> {
     match target {
         Target::Hostname(host) => {
             let text = host.to_string();
-            // The escapes of an odd name can be longer than any name.
+            // Unusual characters are escaped; such a text can't always be parsed to the same name.
             (hostname(&text).as_ref() == Some(host)).then_some(SavedTarget::Hostname(text))
         }
         Target::Addresses(ips) => Some(SavedTarget::Addresses(ips.to_vec())),
     }
 }
 
-/// Parses a hostname as [`saved`] writes it.
+/// Parses a hostname as [`saved`] writes it; `None` for the root and for invalid names.
 pub(super) fn hostname(text: &str) -> Option<Hostname> {
     let mut name = Name::from_ascii(text).ok().filter(|name| !name.is_root())?;
     name.set_fqdn(true);

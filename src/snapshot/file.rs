@@ -43,8 +43,8 @@ pub fn check_path(path: &Path) -> Result<(), PathError> {
         .map_err(|error| PathError::NotWritable { path, error: error.into() })
 }
 
-/// Returns the content of the file, and one byte more than a snapshot may have if the file is larger; `None` if there
-/// is no file.
+/// Returns the content of the file; `None` if there is no file. Of a file larger than [`MAX_BYTES`] only the first
+/// `MAX_BYTES` + 1 bytes are read, which `decode` refuses.
 pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // The open of a pipe would wait for a writer otherwise.
     let opened = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
@@ -62,15 +62,15 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Renames a damaged file, in place of an earlier one. Returns the new path.
+/// Appends `.damaged` to the name of a file, and replaces an earlier file of that name. Returns the new path.
 pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let aside = beside(path, ".damaged");
     fs::rename(path, &aside)?;
     Ok(aside)
 }
 
-/// Replaces the content of the file at once: after a crash the file has either the old or the new content. After an
-/// error the file is as it was.
+/// Replaces the content of the file atomically: after a crash the file has either the old or the new content. After an
+/// error the file is unchanged.
 pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = beside(path, ".tmp");
     let replaced = write_new(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
@@ -79,7 +79,7 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&temporary);
     }
     replaced?;
-    // Without it a crash may bring the old content back. Not every file system can do it.
+    // Without this sync a crash may bring the old content back. Not every file system can sync a directory.
     let _ = File::open(directory_of(path)).and_then(|directory| directory.sync_all());
     Ok(())
 }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_paths_have_one_sentence() {
+    fn unusable_paths_are_refused_with_a_reason() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();

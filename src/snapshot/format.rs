@@ -31,8 +31,8 @@ const HEADER_BYTES: usize = MAGIC.len() + VERSION.len() + 1 + 64 + 1;
 const MAX_PORTS: usize = 1000;
 /// Maximum size in bytes of a uid, or of the name of a source.
 const MAX_TEXT_BYTES: usize = 1024;
-/// Limits of the length of a link's line in bytes, tried in order until the snapshot fits. Of a link with a longer line only
-/// the default names are kept.
+/// Limits of the length of a link's line in bytes, tried in order until the snapshot fits. Of a link with a longer line
+/// only the default names are kept.
 const LINE_LIMITS: [usize; 5] = [usize::MAX, 16 << 10, 4 << 10, 1 << 10, 512];
 
 /// The links of a process, and when and under which flags they were known.
@@ -74,9 +74,9 @@ pub struct SavedLink {
     pub service: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
-    /// The rank for names, in seconds since 1970.
+    /// The time of creation in seconds since 1970, which decides which link gets a name.
     pub created: i64,
-    /// `None` if the link has none, and for a link of which only the default names are kept.
+    /// `None` if the link has no target that can be kept, and for a link of which only the default names are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<SavedTarget>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,7 +90,8 @@ pub struct SavedLink {
     pub ports: Vec<Port>,
     /// The name of the external target.
     pub external_target: String,
-    /// Whether custom hostnames of the link aren't kept, because it exceeds a limit, or the snapshot would be too large.
+    /// Whether custom hostnames of the link aren't kept, because the link exceeds a limit, or the snapshot would be too
+    /// large.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lacks_hostnames: bool,
     /// The ExternalTarget that overrides the link.
@@ -125,7 +126,7 @@ pub enum FormatError {
     TooLarge,
     #[error("it doesn't begin as a snapshot of lb-linker does")]
     NoSnapshot,
-    #[error("it has another version than {VERSION}, the one that this lb-linker reads")]
+    #[error("its format isn't version {VERSION}, and this lb-linker reads no other version")]
     OtherVersion,
     #[error("its checksum doesn't match its content")]
     Checksum,
@@ -139,7 +140,7 @@ pub struct Encoded {
     pub bytes: Vec<u8>,
     /// The number of links.
     pub links: usize,
-    /// The number of links of which only the default names are kept.
+    /// The number of links of which only the default names are kept, or nothing if these names are invalid.
     pub cut: usize,
 }
 
@@ -242,7 +243,7 @@ impl SavedLink {
         Self { namespace, service, created, external_target, lacks_hostnames, ..Self::default() }
     }
 
-    /// Checks the limits that the values of a cluster keep, too.
+    /// Checks limits that also hold for links from the API server. Returns the limit that is exceeded, as a clause.
     fn check(&self) -> Result<(), &'static str> {
         let is_object = |name: &str| name.len() <= MAX_ENTRY_BYTES && name.split('.').all(names::is_label);
         let are_entries = |texts: &[String]| {

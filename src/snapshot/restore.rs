@@ -1,4 +1,4 @@
-//! From a snapshot to a store, by the present flags and policies.
+//! Restores the links of a snapshot into a store, as the present flags and policies allow.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ pub struct Restored {
     pub denied: usize,
 }
 
-/// Returns the links of a snapshot as the present flags allow them. Takes the snapshot, so that each link is freed once it
-/// is in the store.
+/// Returns the links of a snapshot as the present flags allow them. Takes the snapshot, so that each link is freed once
+/// it is in the store.
 #[must_use]
 pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolicy) -> Restored {
     let store = Store::new(OnGone::Dropped).with_zones(&policy.targets.zones);
@@ -32,7 +32,7 @@ pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolic
         selection.namespaces.is_empty() || selection.namespaces.contains(namespace)
     };
     let all = snapshot.links.len();
-    // Such a hostname may lie below a wildcard of another link.
+    // A hostname that the snapshot lacks may lie below a wildcard of another link: no wildcard is restored then.
     let lacks_hostnames = snapshot.links.iter().any(|link| link.lacks_hostnames);
     let links: Vec<SavedLink> = snapshot.links.into_iter().filter(is_selected).collect();
     let mut denied = all - links.len();
@@ -52,7 +52,8 @@ pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolic
         answered += usize::from(target.is_some());
         let annotations = Annotations {
             ttl: link.ttl,
-            // Not names that it only requested: another link held them, which may lack here.
+            // Only the hostnames that the link held. A requested hostname may have been held by another link, which
+            // may be missing here.
             hostnames: granted(&link).into(),
             allow_from: link.allow_from.iter().map(|namespace| Arc::from(&**namespace)).collect(),
         };

@@ -47,8 +47,8 @@ pub(super) fn age(taken: Timestamp, now: Timestamp, max_age: Duration) -> Result
     if age > max_age { Err(Unusable::TooOld { age, max_age }) } else { Ok(age) }
 }
 
-/// Checks whether a snapshot is of this cluster, and was written with flags that select no more than the present ones.
-/// Namespaces and targets are checked for each link, by `restore`.
+/// Checks whether a snapshot is of this cluster, and was written with flags that select no more than the present ones,
+/// and with the same `--hostname-annotations`. `restore` checks the namespace and the target of each link.
 ///
 /// # Errors
 /// If it isn't.
@@ -72,7 +72,7 @@ pub(super) fn reason(first_list: FirstList) -> Cow<'static, str> {
     }
 }
 
-/// Returns the pause after a write that took this time.
+/// Returns the pause after a write that took this time: ten times as long, and at least [`WRITE_INTERVAL`].
 pub(super) fn pause_after(write: Duration) -> Duration {
     write.saturating_mul(10).max(WRITE_INTERVAL)
 }

@@ -94,8 +94,8 @@ fn report(context: &SnapshotContext, loaded: Loaded) -> Option<ReadSnapshot> {
     None
 }
 
-/// Waits until the API server has refused the first list, or hasn't completed it in time. Returns `false` once the
-/// first list is complete.
+/// Returns `true` once the API server has refused the first list, or hasn't completed it until `deadline`; `false` once
+/// the first list is complete.
 async fn is_needed(context: &SnapshotContext, deadline: Instant) -> bool {
     let mut first_list = context.first_list.clone();
     tokio::select! {

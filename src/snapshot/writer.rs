@@ -1,4 +1,4 @@
-//! Writes the snapshot whenever the links have changed.
+//! Writes the snapshot whenever the links have changed, and periodically while the watches live.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,12 @@ use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use crate::sync::k8s::errors::ThrottledLog;
 
-/// How long the first write waits for the ExternalTargets if the file has no targets that they have chosen. Otherwise a
-/// warning tells after this time that nothing is written.
+/// How long the first write waits for the ExternalTargets if the file has no targets that ExternalTargets have chosen.
+/// If it has such targets, the write waits without limit, and a warning is logged after this time.
 const OVERRIDES_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a failed write.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// The links are as current as the one of these watches that has been silent for longest.
+/// The watches of the links: the links are as current as the watch that has been silent for longest.
 const WATCHES: [&str; 2] = ["load-balancers", "external-targets-watched"];
 
 /// Why a snapshot couldn't be written.
@@ -64,7 +64,7 @@ impl Changes {
     }
 }
 
-/// What the task knows about its writes.
+/// The state of the writes.
 struct Writer<'a> {
     context: &'a SnapshotContext,
     log: ThrottledLog,
@@ -192,8 +192,8 @@ impl Writer<'_> {
         let cut_before = std::mem::replace(&mut self.cut, encoded.cut);
         if encoded.cut > 0 && cut_before == 0 {
             warn!(
-                "the snapshot {path} has only the default names of {} links, because they or the snapshot would be too \
-                 large: their names get SERVFAIL while DNS answers from it",
+                "the snapshot {path} has only the default names of {} links, because these links or the snapshot would be \
+                 too large: the names of these links get SERVFAIL while DNS answers from the snapshot",
                 encoded.cut
             );
         }

@@ -56,7 +56,7 @@ impl LinkMetrics {
         }
         self.targets_refused.set(refused);
         self.names_lost.set(lost);
-        // At least 1, to be told from none.
+        // At least 1: 0 means that there is no snapshot.
         let age = |age: std::time::Duration| i64::try_from(age.as_secs()).unwrap_or(i64::MAX).max(1);
         self.snapshot_age
             .set(self.store.snapshot_links().map_or(0, |snapshot_links| age(snapshot_links.age())));

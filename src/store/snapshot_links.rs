@@ -109,13 +109,13 @@ impl Store {
         self.snapshot_links.load_full()
     }
 
-    /// Returns the serial of the zone in full.
+    /// Returns all 64 bits of the serial of the zone: see [`Store::serial`].
     #[must_use]
     pub fn full_serial(&self) -> u64 {
         self.serial.load(Ordering::Relaxed)
     }
 
-    /// Sets the serial of the zones, which isn't derived from the clock from then on.
+    /// Returns the store with this serial of its zones. The serial is never derived from the clock.
     #[must_use]
     pub fn with_serial(self, serial: u64) -> Self {
         self.serial.store(serial, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Writes the changes of the ConfigMaps of the cluster DNS.
+//! Writes a change of a ConfigMap of the cluster DNS.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Patch, PatchParams, PostParams};

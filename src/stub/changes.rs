@@ -22,7 +22,7 @@ const BACKUP: &str = ".before-lb-linker";
 pub(super) const OPERATOR_SERVER: &str = "lb-linker";
 /// What node-cache replaces by the address of CoreDNS.
 const CLUSTER_DNS_PLACEHOLDER: &str = "__PILLAR__CLUSTER__DNS__";
-/// What mounts the ConfigMaps of CoreDNS.
+/// The workload that mounts the ConfigMaps of CoreDNS, for kubectl.
 const DEPLOYMENT: &str = "deployment coredns";
 /// The number of equal lines around a change that a diff shows.
 const CONTEXT: usize = 2;
@@ -86,7 +86,7 @@ pub fn to_apply(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
                 steps.extend(core_dns(dns, forwarding));
             }
             Part::Resolver(Resolver::NodeLocal) => steps.extend(node_local(dns, forwarding)),
-            // Its ConfigMaps are the parts CoreDNS and NodeLocal.
+            // The ConfigMaps of kubespray belong to the parts CoreDNS and NodeLocal.
             Part::Resolver(Resolver::Kubespray) => {}
             Part::Resolver(
                 Resolver::GkeKubeDns | Resolver::OpenShift | Resolver::Dnsmasq | Resolver::SystemdResolved,
@@ -195,7 +195,7 @@ fn steps_to_remove(map: &ConfigMap, before: &str, zones: &[String]) -> Result<Ve
     let backup = value(map, &format!("{COREFILE}{BACKUP}"));
     let mut steps = Vec::new();
     if corefile.has_ours() || backup.is_some() {
-        // A final line break that was missing is missing again.
+        // The value before the first change may have had no final line break.
         let former = backup.filter(|backup| backup.trim_end() == removed.trim_end());
         let after = former.map_or(removed, ToOwned::to_owned);
         let restart = restart(&corefile, &workload(map));
@@ -211,7 +211,7 @@ fn steps_to_remove(map: &ConfigMap, before: &str, zones: &[String]) -> Result<Ve
     Ok(steps)
 }
 
-/// Returns the lines of a change as `diff` prints them.
+/// Returns the lines of a change as `diff` prints them, below the name of the key and above a note about the backup.
 #[must_use]
 pub fn diff(change: &Change) -> Vec<String> {
     let of = |text: &Option<String>| -> Vec<String> {
@@ -362,7 +362,7 @@ pub(super) fn cluster_dns(dns: &ClusterDns, node_local: &Corefile<'_>) -> Vec<St
     upstream.chain([CLUSTER_DNS_PLACEHOLDER.to_owned()]).collect()
 }
 
-/// Returns `kube-system/coredns:Corefile`, for positions in it.
+/// Returns the file name of a key in messages, such as `kube-system/coredns:Corefile`.
 pub(super) fn place(map: &ConfigMap, key: &str) -> String {
     format!("{KUBE_SYSTEM}/{}:{key}", name(map))
 }
@@ -378,7 +378,8 @@ pub(super) fn config_map(name: &str) -> ConfigMap {
     ConfigMap { metadata, ..ConfigMap::default() }
 }
 
-/// Returns what mounts the ConfigMap, for kubectl: the DaemonSet of NodeLocal DNSCache has the name of its ConfigMap.
+/// Returns the workload that mounts the ConfigMap, for kubectl: the DaemonSet of NodeLocal DNSCache has the name of its
+/// ConfigMap.
 fn workload(map: &ConfigMap) -> String {
     if name(map) == COREDNS { DEPLOYMENT.to_owned() } else { format!("daemonset {}", name(map)) }
 }

@@ -19,12 +19,12 @@ use crate::sync::k8s::errors::describe;
 const OWN_LABEL: &str = "app.kubernetes.io/name=lb-linker";
 /// The label of nodes of EKS Auto Mode.
 const EKS_AUTO_MODE: &str = "eks.amazonaws.com/compute-type=auto";
-/// The number of nodes that are looked at.
+/// The maximum number of nodes that are listed.
 const NODES: u32 = 50;
-/// The number of Services with lb-linker's label that are looked at.
+/// The maximum number of Services with lb-linker's label that are listed.
 const OWN_SERVICES: u32 = 50;
 
-/// The reason why the cluster's DNS can't be read.
+/// The reason why lb-linker's Service can't be found.
 #[derive(Debug, thiserror::Error)]
 pub enum StubError {
     #[error("{0}")]
@@ -46,7 +46,7 @@ impl StubError {
     }
 }
 
-/// Finds lb-linker's Service; `name` is `<namespace>/<name>`.
+/// Finds lb-linker's Service by this namespace and name (`--service`), or else by lb-linker's label.
 ///
 /// # Errors
 /// If no suitable Service is found, several are, or Services can't be listed.
@@ -84,7 +84,8 @@ pub async fn forwarding(
     }
 }
 
-/// Returns the UDP port for DNS of a Service with a cluster IP: port 53, or the port named `dns`.
+/// Returns the UDP port for DNS of a Service: port 53, or the port named `dns`; `None` without such a port, or without
+/// a cluster IP.
 fn dns_port(service: &Service) -> Option<u16> {
     cluster_ips(service).next()?;
     let ports = service.spec.as_ref()?.ports.iter().flatten();
@@ -93,8 +94,8 @@ fn dns_port(service: &Service) -> Option<u16> {
     port.port.try_into().ok()
 }
 
-/// Reads the objects of the cluster DNS. Returns them with sentences about what couldn't be read. Deployments and nodes
-/// are read only if `with_workloads`.
+/// Reads the objects of the cluster DNS. Returns them with sentences about what couldn't be read. Deployments (GKE) and
+/// nodes (GKE, EKS) are read only if `with_workloads`.
 pub async fn read(client: &Client, with_workloads: bool) -> (ClusterDns, Vec<String>) {
     let mut reader = Reader { client, notices: Vec::new() };
     let mut dns = ClusterDns::default();
@@ -116,7 +117,7 @@ pub async fn read(client: &Client, with_workloads: bool) -> (ClusterDns, Vec<Str
         dns.deployments.extend(reader.get::<Deployment>(KUBE_DNS, "").await);
     }
     if with_workloads && (is_gke || dns.server_version.contains("-eks-")) {
-        // EKS Auto Mode needs one node only, but that may be any.
+        // On EKS, a single node of Auto Mode matters, and may be beyond the limit without the label selector.
         let params = if is_gke { ListParams::default() } else { ListParams::default().labels(EKS_AUTO_MODE) };
         let nodes = Api::<Node>::all(client.clone()).list(&params.limit(NODES)).await;
         dns.nodes.extend(reader.or_notice(nodes, "list nodes", "").into_iter().flatten());

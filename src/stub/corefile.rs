@@ -20,7 +20,7 @@ pub struct Corefile<'a> {
     file: Arc<Path>,
     text: &'a str,
     blocks: Vec<BlockSource>,
-    /// The first and the last line between the markers, these included; from 1.
+    /// The line numbers of the two markers, from 1.
     ours: Option<(usize, usize)>,
 }
 
@@ -29,14 +29,14 @@ pub struct Corefile<'a> {
 pub struct ZoneBlock {
     pub zone: String,
     pub line: usize,
-    /// Where the block forwards all names of the zone to; empty if it doesn't.
+    /// The upstreams to which the block forwards all names of the zone; empty if it doesn't forward them.
     pub upstreams: Vec<String>,
     /// Whether lb-linker has added the block.
     pub is_ours: bool,
 }
 
 impl<'a> Corefile<'a> {
-    /// Parses a Corefile, without the files that it imports. `name` stands in errors.
+    /// Parses a Corefile, without the files that it imports. `name` is the file name in errors.
     ///
     /// # Errors
     /// If the syntax or the markers are wrong.
@@ -112,7 +112,7 @@ impl<'a> Corefile<'a> {
     /// Returns the text with these lines instead of lb-linker's present ones, or at the end.
     ///
     /// # Errors
-    /// If the result isn't the former Corefile with one more block.
+    /// If the result isn't the former Corefile with this block instead of lb-linker's present block.
     pub fn with(&self, lines: &str) -> Result<String, CorefileError> {
         let (before, after) = self.without_ours();
         let text = if self.ours.is_some() || before.is_empty() || before.ends_with('\n') {
@@ -135,7 +135,7 @@ impl<'a> Corefile<'a> {
         Ok(text)
     }
 
-    /// Checks that only a block as lb-linker makes it stands between the markers.
+    /// Checks that one block stands between the markers, and has only directives that lb-linker writes.
     fn check_ours(&self) -> Result<(), CorefileError> {
         let Some((first, _)) = self.ours else { return Ok(()) };
         let mut blocks = self.blocks.iter().filter(|block| self.is_ours(block));
@@ -151,7 +151,7 @@ impl<'a> Corefile<'a> {
         }
     }
 
-    /// Checks that a changed text has the blocks of other origin, and these.
+    /// Checks that a changed text has exactly the blocks `added` and those of the Corefile that aren't lb-linker's.
     fn check(&self, text: &str, added: &[BlockSource]) -> Result<(), CorefileError> {
         let changed = parse(&self.file, text, &WITHOUT_FILES)?;
         let foreign = self.blocks.iter().filter(|block| !self.is_ours(block));
@@ -210,7 +210,7 @@ const WITHOUT_FILES: FileSources<'static> = FileSources {
     glob: &|_| Vec::new(),
 };
 
-/// Returns the lines from the first marker to the last one.
+/// Returns the line numbers of the two markers, from 1; `None` without markers.
 fn markers(file: &Arc<Path>, text: &str) -> Result<Option<(usize, usize)>, CorefileError> {
     let is_marker = |line: &str, marker: &str| line.trim() == marker;
     let of = |marker: &str| -> Vec<usize> {

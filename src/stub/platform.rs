@@ -1,4 +1,4 @@
-//! Which DNS a cluster has, by its objects. Pure functions.
+//! Recognizes the DNS of a cluster by the cluster's objects. Pure functions.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ pub const KUBE_SYSTEM: &str = "kube-system";
 /// The key of a Corefile in a ConfigMap.
 pub const COREFILE: &str = "Corefile";
 pub const COREDNS: &str = "coredns";
-/// The ConfigMap whose keys `*.server` the Corefile of AKS and k3s imports.
+/// The ConfigMap with the keys `*.server`, which the Corefiles of AKS and k3s import.
 pub const COREDNS_CUSTOM: &str = "coredns-custom";
 /// The ConfigMap of NodeLocal DNSCache, in its own manifest and with kubespray.
 pub const NODE_LOCAL: [&str; 2] = ["node-local-dns", "nodelocaldns"];
@@ -144,7 +144,7 @@ impl ClusterDns {
         if self.deployments.iter().any(is_stopped) {
             return vec![cloud_dns];
         }
-        // With Cloud DNS, kube-dns usually runs on: no object tells which of them Pods use.
+        // With Cloud DNS, kube-dns usually keeps running: no object tells which of the two Pods use.
         vec![Part::Resolver(Resolver::GkeKubeDns), cloud_dns]
     }
 }

@@ -45,7 +45,7 @@ pub fn report(dns: &ClusterDns, forwarding: &Forwarding, wanted: Option<Resolver
     report.iter().flat_map(|line| wrapped(line)).collect()
 }
 
-/// Breaks a line of text at [`WIDTH`]. Indented lines are code, and stay as they are.
+/// Breaks a line of text at [`WIDTH`]. Indented lines are code, and aren't broken.
 fn wrapped(line: &str) -> Vec<String> {
     if line.is_empty() || line.starts_with(' ') {
         return vec![line.to_owned()];
@@ -214,7 +214,7 @@ fn local_dns(forwarding: &Forwarding) -> Vec<String> {
             .to_owned(),
         String::new(),
     ];
-    // Without the braces around it.
+    // Only the indented lines: the outer braces are in the file already.
     section.extend(zones.lines().filter(|line| line.starts_with(' ')).map(|line| format!("  {line}")));
     section.extend([
         String::new(),
@@ -316,7 +316,7 @@ fn kubespray(forwarding: &Forwarding) -> Vec<String> {
         section.push(format!("    {server}_external_zones:"));
         section.push(format!("      - zones: [{zones}]"));
         section.push(format!("        nameservers: [\"{}\"]", forwarding.upstream()));
-        // The playbook always writes the plugin *cache*, and CoreDNS refuses 0.
+        // The playbook always writes the plugin *cache*, and CoreDNS refuses a TTL of 0 there.
         section.push("        cache: 5".to_owned());
     }
     section

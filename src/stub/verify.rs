@@ -94,7 +94,8 @@ pub fn tiers(dns: &ClusterDns, forwarding: &Forwarding, resolv_conf: &str) -> Ve
     tiers
 }
 
-/// Returns the name in a zone that the resolvers are asked for: that of the first link with a target, else the zone.
+/// Returns the name in a zone that the resolvers are asked for, with its type and target: a DNS name of the first ready
+/// link with a name in the zone, or else the zone itself.
 #[must_use]
 pub fn expected(links: &[LinkView], zone: &Name) -> Expected {
     let of_link = links.iter().filter(|link| link.state == ViewState::Ready).find_map(|link| {
@@ -204,8 +205,9 @@ fn address(server: SocketAddr) -> String {
     if server.port() == DNS_PORT { server.ip().to_string() } else { server.to_string() }
 }
 
-/// Returns what in the configuration of the cluster DNS is wrong: zones that are forwarded to an address that
-/// lb-linker's Service doesn't have; and, if `with_missing`, because a resolver answers wrongly, zones without a block.
+/// Returns a sentence for each error in the configuration of the cluster DNS: a Corefile that can't be parsed, and a
+/// zone that is forwarded to an address that lb-linker's Service doesn't have. If `with_missing`, also for each zone
+/// without a block: that is an error only if a resolver answers wrongly.
 #[must_use]
 pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: bool) -> Vec<String> {
     let mut wrong = Vec::new();

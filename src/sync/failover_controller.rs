@@ -59,7 +59,7 @@ use pending_deletions::PendingDeletions;
 use sources::Sources;
 use watched::{Scope, ScopedEvents};
 
-/// The time between two discovery requests: a CRD that is installed is noticed after this time.
+/// The time between two discovery requests: a newly installed CRD is noticed within this time.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of changes that are processed at once.
 const MAX_BATCH: usize = 1024;
@@ -107,7 +107,7 @@ pub struct FailoverContext {
 struct FailoverController {
     context: FailoverContext,
     objects: HashMap<ServiceKey, Followed>,
-    /// The ExternalTargets that have each Service as a source.
+    /// For each Service the ExternalTargets that have it as a source or announce its target.
     by_service: HashMap<ServiceKey, HashSet<ServiceKey>>,
     scopes: Vec<Scope>,
     /// The term and the rewind count of the present lists.
@@ -233,7 +233,7 @@ impl FailoverController {
         self.queue(key);
     }
 
-    /// Looks at all sources again: changes were missed, or another policy decides about them.
+    /// Processes all sources again: changes were missed, or the hostname policy has changed.
     fn on_any_service(&mut self) {
         for key in self.objects.keys().cloned().collect::<Vec<_>>() {
             self.set_override(&key);
@@ -254,7 +254,8 @@ impl FailoverController {
     }
 }
 
-/// Returns the keys of a received change and of the changes that wait behind it, each once; `None` if changes were missed.
+/// Returns the keys of a received change and of the changes that wait behind it, each once; `None` if changes were
+/// missed.
 ///
 /// # Errors
 /// If the feed has ended.
@@ -278,7 +279,7 @@ fn batch<T: Clone>(
     Ok(Some(keys))
 }
 
-/// Returns where sources are looked up. `policy` is the present one.
+/// Returns where sources are looked up. `policy` is the current hostname policy.
 fn sources_of<'a>(context: &'a FailoverContext, policy: &'a HostnamePolicy) -> Sources<'a> {
     Sources {
         store: &context.store,

@@ -1,5 +1,5 @@
-//! Checks the layout of `src`: the order of the folders, the size of import cycles, the imports between plugins, and the
-//! crates that each folder may use.
+//! Checks the layout of `src`: the order of the folders, the size of import cycles, the imports between plugins, the
+//! crates that each folder may use, and the files with unsafe code.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

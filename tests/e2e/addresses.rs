@@ -92,7 +92,7 @@ async fn addresses_that_no_slice_may_hold_are_left_out() {
         slice_holds(&cluster, &target, &format!("{object}-ipv4"), more.as_ref().map(std::slice::from_ref))
             .await;
         slice_holds(&cluster, &target, &format!("{object}-ipv6"), None).await;
-        // DNS answers all of them.
+        // DNS answers these addresses, too.
         let answer = short(linker.dns, &format!("{service}-{namespace}.lb.internal. AAAA")).await;
         assert_eq!(answer, "::1 fe80::1 ff02::1");
     }

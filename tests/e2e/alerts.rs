@@ -188,7 +188,7 @@ async fn rule_is_written_kept_and_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn alerts_removed_without_a_leader_are_followed_later() {
+async fn next_leader_removes_the_rule_of_removed_alerts() {
     let shop = Shop::open(&["alerts"]).await;
     apply_crds(&shop.plane);
     let mut linker = shop.linker(&[]).await;
@@ -335,7 +335,7 @@ async fn object_of_another_client_is_left_alone() {
     shop.rules().delete("lb-linker-web", &DeleteParams::default()).await.unwrap();
     shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
 
-    // A client that reverts the writes again and again is slowed down to.
+    // While another client reverts the writes again and again, lb-linker slows them down.
     let is_filled = |rule: &Value| !alerts_of(rule).is_empty();
     let emptied = Patch::Merge(json!({"spec": {"groups": [{"name": "mine", "rules": []}]}}));
     for _ in 0..11 {
@@ -503,7 +503,7 @@ fn change_of_the_leader_neither_resolves_nor_fires_alerts() {
         ("26m", &[]),
     ];
     fires(&inputs, &gap, &expected);
-    // A Ready one stays quiet, also with the former leader's series for a while.
+    // A Ready ExternalTarget fires no alert, also while the series of the former leader are still there.
     let overlap = [("ready", "a", "1x9 0x2 stale"), ("ready", "b", "_x9 1x60"), ("source", "b", "0x60")];
     fires(&inputs, &overlap, &[("12m", &[]), ("30m", &[])]);
 }

@@ -26,7 +26,8 @@ fn setup() -> Setup {
     }
 }
 
-/// Ends the load, and returns its figures: queries, wrong answers, lost ones, and those without an address.
+/// Ends the load, and returns its figures as text, and the number of failures: wrong answers, and lost queries and
+/// answers without an address, as far as they aren't tolerated.
 fn end_load(shared: &Shared, load: JoinHandle<()>) -> (String, usize) {
     shared.stop.store(true, Ordering::Relaxed);
     load.join().unwrap();

@@ -95,7 +95,7 @@ fn sorted(mut objects: Vec<Value>) -> Vec<Value> {
 fn chart_with_default_values_equals_deploy() {
     let mut expected =
         [deploy().to_owned(), deploy().join("crd")].map(|path| crate::deploy::objects(&path)).concat();
-    // --create-namespace creates it.
+    // Helm's --create-namespace creates the namespace lb-linker.
     expected.retain(|object| object["kind"] != "Namespace" || object["metadata"]["name"] != "lb-linker");
     let expected = sorted(expected);
     for helm in without_cluster() {
@@ -103,7 +103,7 @@ fn chart_with_default_values_equals_deploy() {
         for object in &mut rendered {
             assert_eq!(object["metadata"]["labels"]["app.kubernetes.io/managed-by"], "Helm");
             without_helm(object);
-            // An annotation that was the only one.
+            // Indexing inserts null if there are no annotations.
             let annotations = &mut object["metadata"]["annotations"];
             if annotations.as_object().is_none_or(serde_json::Map::is_empty) {
                 object["metadata"].as_object_mut().unwrap().remove("annotations");
@@ -291,7 +291,7 @@ fn released_chart_installs_its_image_unless_another_is_named() {
 }
 
 #[test]
-fn values_set_what_they_say() {
+fn chart_values_appear_in_the_rendered_objects() {
     let helm = &without_cluster()[1];
     let objects = helm.template(&[
         "--set=image.repository=registry.example/lb-linker,image.digest=sha256:\
@@ -403,7 +403,7 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     assert!(corefiles.contains("lb_linker lb.internal"), "{corefiles}");
     helm.run(&["rollback", "lb-linker", "1", "--namespace", "lb-linker"]);
     assert_eq!(deployment(), installed);
-    // A CRD that was left out stays, and is taken over again.
+    // The CRD stays when `crds.enabled=false` leaves it out, and the next upgrade takes it over again.
     helm.run(&[&upgrade[..], &["--set=crds.enabled=false"]].concat());
     plane.kubectl(&["get", "crd", "externaltargets.linker.hsj.com"]);
     helm.run(&upgrade);

@@ -29,7 +29,7 @@ const MAX_CONCURRENT: usize = 1000;
 const OTHER_FILES: usize = 60;
 /// Time after which a client repeats a query.
 const RETRY: Duration = Duration::from_secs(5);
-/// Time after which a query without an answer was lost.
+/// Time after which a query without an answer counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(10);
 
 /// Names in this zone are never answered by TCP, and get truncated answers by UDP.

@@ -331,7 +331,7 @@ fn completion_knows_commands_and_flags() {
     for word in ["links", "takeover", "query", "--target-namespace", "--watch"] {
         assert!(script.contains(word), "{word}");
     }
-    // bash reads it, and completes.
+    // bash reads the script, and completes `link`.
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("completion");
     std::fs::write(&file, script).unwrap();

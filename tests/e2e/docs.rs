@@ -122,8 +122,8 @@ const EXTERNAL_TARGETS: &str = "docs/external-targets.md";
 
 /// First words of the blocks that are run: programs, and the setting of a variable.
 const RUN: [&str; 6] = ["VARIABLE=", "cat", "kubectl", "helm", "lb-linker", "target/debug/lb-linker"];
-/// First words of the other blocks. `make`, `cargo` and `git` are for a checkout, the next need nodes or a server that
-/// still runs, and the rest are parts of files, and output.
+/// First words of the other blocks. `make`, `cargo` and `git` are for a checkout; `cosign`, `curl`, `dig` and `docker`
+/// need a release, nodes or a server that still runs; the rest are parts of files, and output.
 const NOT_RUN: [&str; 19] = [
     "Service:",
     "make",
@@ -159,7 +159,7 @@ fn pages() -> Vec<String> {
     docs.filter(|page| page.ends_with(".md")).chain(others.map(str::to_owned)).collect()
 }
 
-/// Returns the indented blocks of a page, with their first words; `VARIABLE=` if it sets a variable.
+/// Returns the indented blocks of a page, with their first words; `VARIABLE=` if the first word sets a variable.
 fn blocks(page: &str) -> Vec<(String, String)> {
     let text = fs::read_to_string(repository().join(page)).unwrap();
     let mut in_fence = false;

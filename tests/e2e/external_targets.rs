@@ -480,7 +480,7 @@ async fn links_and_scan_know_external_targets() {
     let spec = json!({"sources": [{"name": "a", "hostname": current}], "allowFrom": ["elsewhere"]});
     create(&api, "web", spec.clone()).await.unwrap();
     create(&api, "waiting", spec).await.unwrap();
-    // Services of other namespaces follow targets of Services only.
+    // A Service of another namespace may follow the ExternalTarget only while its target is that of a Service.
     let status = json!({"target": {"source": "a", "hostname": current, "display": current, "serviceUID": "of-a"},
         "history": [{"source": "a", "display": former}]});
     patch_status(&api, "web", status).await;

@@ -20,7 +20,7 @@ use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, deploy, eventually};
 use crate::recreation::wait_for_external_target;
 
-/// Upstream resolvers whose names can be switched off.
+/// An upstream resolver whose names can be switched off.
 pub(crate) struct Upstream {
     pub(crate) resolver: FaultyUpstream,
     pub(crate) dead: Arc<Mutex<HashSet<String>>>,
@@ -351,9 +351,8 @@ async fn failed_target_is_replaced_until_it_works_again() {
     assert_eq!(shop.condition("web", "Degraded", "True").await, "FailedOver");
     assert!(shop.plane.event_reasons("shop").contains(&"FailedOver".to_owned()));
 
-    // A revoked grant withdraws the target at once; seoul doesn't work.
     shop.upstream.revive("seoul.example.com");
-    // The brake allows a move back a minute after the failover.
+    // A failback is allowed a minute after the failover.
     shop.announces("web", "seoul.example.com").await;
     println!("failed back after {:?}", killed.elapsed());
     shop.upstream.kill("*");
@@ -362,7 +361,7 @@ async fn failed_target_is_replaced_until_it_works_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn withdrawn_and_deleted_targets_are_those_of_deleted_services() {
+async fn revoked_grant_and_deletion_remove_the_external_target() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop-dr", "web", "busan.example.com").await;
     let grant = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "shop"}}});
@@ -406,7 +405,7 @@ async fn target_stays_when_the_status_is_lost() {
     answers(linker.dns, question, "b.example.com.").await;
     let unpin = Patch::Merge(json!({"spec": {"pin": null}}));
     shop.targets().patch("web", &PatchParams::default(), &unpin).await.unwrap();
-    // No check can help.
+    // All checks fail, because the resolver answers SERVFAIL.
     shop.upstream.kill("*");
     let lost = Patch::Merge(json!({"status": null}));
     shop.targets().patch_status("web", &PatchParams::default(), &lost).await.unwrap();
@@ -424,7 +423,7 @@ async fn targets_outlive_the_crd_and_a_missing_permission() {
     wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
     let uid = shop.uid_of_external_target(name).await;
 
-    // Without the permission to list ExternalTargets, DNS answers as the external target points.
+    // Without the permission to list ExternalTargets, DNS answers the hostname of the external target.
     linker.stop();
     shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-crd"]);
     let linker = shop.linker(&["--delete-delay", "5s"]).await;

@@ -59,8 +59,8 @@ async fn leader_suspended_in_a_cutover_writes_no_stale_status() {
     assert_no_stale_status(Some(Stop::Suspend)).await;
 }
 
-/// Stops a leader while a target is waited for, lets another replica announce two further targets, and continues the
-/// first one.
+/// Stops a leader while it waits for a target, lets another replica announce two further targets, and continues the
+/// stopped leader.
 async fn assert_no_stale_status(how: Option<Stop>) {
     let shop = Shop::open(&["new.example.com"]).await;
     shop.load_balancer("shop", "web", "old.example.com").await;
@@ -138,8 +138,8 @@ async fn tampered_status_is_corrected_by_a_check() {
     tamper(json!({"hostname": "b.example.com", "display": "b.example.com"})).await;
     shop.announces("web", "a.example.com").await;
     answers(linker.dns, QUESTION, "a.example.com.").await;
-    // A target that the policy denies is never answered. The Service's own target isn't announced in its place while
-    // the checks of it fail.
+    // A target that the policy denies is never answered. While the checks of the Service's own target fail, that target
+    // isn't announced instead.
     shop.upstream.kill("a.example.com");
     let is_unhealthy = || async {
         (shop.status("web").await.sources[0].state == Some(SourceState::Unhealthy)).then_some(())

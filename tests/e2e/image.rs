@@ -166,7 +166,7 @@ fn serve_names(socket: UdpSocket) {
     });
 }
 
-/// Returns the arguments, the environment of a Pod with these addresses, and the user of the Deployment.
+/// Returns the arguments of the Deployment, the environment of a Pod on this host, and the Pod's security context.
 fn deployed(plane: &ControlPlane) -> (Vec<String>, Vec<(String, String)>, Value) {
     let text = fs::read_to_string(deploy().join("20-deployment.yaml")).unwrap();
     let deployment: Value = serde_saphyr::from_str(&text).unwrap();
@@ -322,7 +322,7 @@ fn install_yaml_is_deploy_with_another_image() {
 #[test]
 fn workflows_pass_actionlint() {
     let mut actionlint = Command::new(&go_programs().actionlint);
-    // Their findings would depend on whether these programs are there.
+    // The findings would depend on whether shellcheck and pyflakes are installed.
     actionlint.args(["-shellcheck=", "-pyflakes=", "-no-color"]).current_dir(ROOT);
     for entry in fs::read_dir(Path::new(ROOT).join(".github/workflows")).unwrap() {
         let path = entry.unwrap().path();

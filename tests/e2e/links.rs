@@ -52,7 +52,7 @@ async fn links_lists_what_lb_linker_would_serve() {
     assert_eq!(rows[2][..5], ["pending", &name("pending"), "<pending>", &external("pending"), "Pending"]);
     assert_eq!(rows[3][..5], ["web", &name("web"), "a.example.com", &external("web"), "Ready"]);
     assert!(rows[3][5].ends_with('s') && rows.len() == 4, "{table}");
-    // The state tells that the target is refused.
+    // The column STATE shows the refusal, so no log line repeats it.
     let errors = text(&output.stderr);
     assert!(!errors.contains(&namespace), "{errors}");
 
@@ -97,7 +97,7 @@ fn links_of(linker: SocketAddr, arguments: &[&str]) -> Output {
 }
 
 #[tokio::test]
-async fn running_lb_linker_tells_its_links_and_their_history() {
+async fn links_of_a_running_lb_linker_have_a_history() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("told").await;
     let linker = Linker::in_cluster(plane, &target, &["--watch-namespaces", &namespace]);

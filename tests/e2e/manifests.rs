@@ -382,7 +382,8 @@ async fn deselected_service_is_kept_and_opted_out_service_ends() {
     answers(linker.dns, "kept-default.lb.internal. CNAME", "Non-Existent Domain").await;
 }
 
-/// An ExternalTarget with sources seoul, the Service of the same name, and fixed.
+/// An ExternalTarget with two sources: `seoul`, the Service with the name of the ExternalTarget, and `fixed`, a
+/// hostname.
 fn external_target(name: &str, more: &str) -> String {
     format!(
         "apiVersion: linker.hsj.com/v1alpha1\nkind: ExternalTarget\nmetadata: {{name: {name}}}\nspec:\n  sources:\n  \
@@ -552,7 +553,7 @@ async fn broken_external_target_keeps_its_last_content() {
         .await;
     assert_eq!(short(linker.dns, "web-default.lb.internal. CNAME").await, "lb.example.com.");
     drop(linker);
-    // At the start it is an error.
+    // At the start, a broken manifest is an error.
     let output = run_to_end(["--manifests", directory.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]);
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{errors}");

@@ -1,5 +1,5 @@
-//! deploy/monitoring/: the alerts by promtool, the objects on a real API server with the CRDs of the Prometheus operator,
-//! and alerts and dashboard with the metrics of a running lb-linker.
+//! deploy/monitoring/: the alerts by promtool, the objects on a real API server with the CRDs of the Prometheus
+//! operator, and alerts and dashboard with the metrics of a running lb-linker.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -128,12 +128,12 @@ impl Scrapes {
         self.1 += 1;
     }
 
-    /// Returns whether there are samples of a metric,.
+    /// Returns whether there are samples of a metric.
     fn has(&self, metric: &str) -> bool {
         self.0.keys().any(|series| series.split('{').next() == Some(metric))
     }
 
-    /// Returns the series for promtool, with each scrape repeated.
+    /// Returns the series for promtool, with each scrape `repeated` times.
     fn input_series(&self, repeated: usize) -> Value {
         let series = self.0.iter().map(|(series, values)| {
             let mut values = values.clone();
@@ -177,7 +177,7 @@ struct Stage {
     _upstream: CoreDns,
 }
 
-/// The load balancers of the stage. The first two are in order in the end.
+/// The load balancers of the stage. [`Stage::mend`] keeps the first two.
 const SERVICES: [&str; 10] =
     ["web", "stale", "pending", "failing", "refused", "taken", "first", "second", "barred", "filtered"];
 
@@ -235,7 +235,7 @@ impl Stage {
         for name in ["web", "failing", "filtered", "pending"] {
             ask_udp(self.linker.dns, &query(&format!("{name}.{}.lb.internal. A", self.namespace))).await;
         }
-        // The second answer comes from the cache, and the third client isn't in --client-nets.
+        // The second answer comes from the cache. The client of the last queries isn't in --client-nets.
         let outside = query("a.example.com. AAAA");
         ask_udp(self.linker.dns, &outside).await;
         ask_udp(self.linker.dns, &outside).await;

@@ -32,7 +32,7 @@ async fn external_targets_resolve_without_any_replica() {
     let restarted = CoreDns::of_cluster(plane).await;
     answers(restarted.address, &question("web"), "a.example.com. 192.0.2.10").await;
     answers(restarted.address, &question("ips"), "192.0.2.77").await;
-    // They stay as they are until a replica runs again.
+    // The external targets stay as they are until a replica runs again.
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
     assert_eq!(short(restarted.address, &question("web")).await, "a.example.com. 192.0.2.10");
     let linker = Linker::in_cluster(plane, &target, &args);
@@ -54,7 +54,7 @@ async fn cluster_dns_answers_with_one_of_two_replicas_silent() {
     let question = format!("web-{namespace}.lb.internal. CNAME");
     answers(dns.address, &question, "a.example.com.").await;
 
-    // A node that is gone answers nothing, not even that its ports are closed.
+    // A dead node sends nothing, not even ICMP errors about closed ports.
     replicas[0].signal(Signal::SIGSTOP);
     for _ in 0..20 {
         assert_eq!(short(dns.address, &question).await, "a.example.com.");

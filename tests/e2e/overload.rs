@@ -113,7 +113,7 @@ async fn overloaded_api_server_delays_writes_and_no_answer() {
     let meddler = {
         let (is_overloaded, requests) = (Arc::clone(&is_overloaded), Arc::clone(&requests));
         move |line: &str| {
-            // Open watches survive an overload.
+            // The overload doesn't affect watches.
             if !is_overloaded.load(Ordering::Relaxed) || line.contains("watch=true") {
                 return Meddling::Pass;
             }
@@ -158,7 +158,7 @@ async fn overloaded_api_server_delays_writes_and_no_answer() {
          lines while it lasted, all written {:.1?} after its end",
         over.elapsed()
     );
-    // Five lines a minute at most for each kind of request and each code, and five ends.
+    // At most five lines a minute about each kind of request and HTTP code, and as many about the end of the errors.
     let is_change = |line: &&String| line.contains(" INFO link ") || line.contains(" INFO external target ");
     let about_it = linker.log().iter().skip(lines).filter(|line| !is_change(line)).count();
     assert!(about_it <= scaled(80, 40), "{about_it}: {:#?}", linker.log());
@@ -224,7 +224,7 @@ async fn exhausted_files_stop_neither_zone_nor_watch() {
     client.gets_answers(50).await;
     cluster.set_ingress(&namespace, "svc-0", &[Ingress::Hostname("three.example.com")]).await;
     answers(linker.dns, &format!("{} CNAME", name(0)), "three.example.com.").await;
-    // Longer than a watch lasts, so that lb-linker needs a new one.
+    // In the long form this is longer than a watch lasts, so that lb-linker needs a new watch.
     sleep(scaled(Duration::from_secs(90), Duration::from_secs(5))).await;
     client.gets_answers(50).await;
     let exhausted = linker.log().len();
@@ -252,8 +252,8 @@ async fn exhausted_files_stop_neither_zone_nor_watch() {
     );
 }
 
-/// Sends queries without waiting for answers until it is dropped: a thread, because the runtime of the test also runs
-/// the client that is measured.
+/// Sends queries without waiting for answers until it is dropped. Each client is a thread, because the runtime of the
+/// test also runs the client that is measured.
 struct Flood {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicUsize>,
@@ -261,7 +261,8 @@ struct Flood {
 }
 
 impl Flood {
-    /// Starts clients with an address each; client `i` sends `name(i, number)` for increasing numbers.
+    /// Starts clients with an address each; client `i` sends `name(i, number)` for increasing numbers, and pauses for
+    /// 10 ms after each `burst` queries.
     fn start(
         clients: u8,
         burst: usize,
@@ -324,7 +325,8 @@ async fn flood_of_lookups_is_shed_before_zone_answers() {
     client.gets_answers(20).await;
 
     let (clients, burst) = scaled((8, 60), (3, 10));
-    // More clients than share `max_concurrent`, each with different names that no upstream answers.
+    // Each client sends different names that no upstream answers, so that the look-ups exceed the clients' shares of
+    // `max_concurrent`.
     let flood =
         Flood::start(clients, burst, linker.dns, |client, number| format!("n{number}.of{client}.{SILENT} A"));
     let begun = Instant::now();
@@ -398,8 +400,8 @@ impl MemoryCgroup {
         None
     }
 
-    /// Returns the line with the number of processes that the kernel has killed for lack of memory, and the largest use in
-    /// bytes.
+    /// Returns the line with the number of processes that the kernel has killed for lack of memory, and the largest use
+    /// in bytes.
     fn oom_kills_and_peak(&self) -> (String, String) {
         let read = |name: &str| std::fs::read_to_string(self.path.join(name)).unwrap_or_default();
         let line =

@@ -9,7 +9,7 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::{Linker, run_to_end};
 use crate::source::{start_own_cluster, wait_for_target};
 
-/// The namespaces with hand-made Services: four in each.
+/// The number of namespaces with hand-made Services: four in each.
 const NAMESPACES: usize = 10;
 
 /// Starts a DNS server for which no name exists, except `alive.lb.example-cloud.com`.
@@ -87,7 +87,7 @@ async fn scan_finds_hand_made_services_and_lets_them_follow() {
     let (plane, cluster) = start_own_cluster().await;
     let (dns, _directory) = start_dns();
     let (exact, stale) = create_hand_made(&cluster, &plane).await;
-    // Neither is about a load balancer of this cluster.
+    // Neither of these Services names a load balancer of this cluster.
     for (name, external_name) in [("elsewhere", "db.example.net"), ("alive", "alive.lb.example-cloud.com")] {
         let spec = json!({"type": "ExternalName", "externalName": external_name});
         cluster.create_service("team-0", json!({"metadata": {"name": name}, "spec": spec})).await;

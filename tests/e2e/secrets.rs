@@ -97,7 +97,7 @@ fn errors_about_credentials_dont_repeat_them() {
 fn secrets(kubeconfig: &Path, key: &Path) -> Vec<String> {
     let config = std::fs::read_to_string(kubeconfig).unwrap();
     let tokens = config.split(|letter: char| !letter.is_ascii_alphanumeric() && !"._-".contains(letter));
-    // The signature of a JSON Web Token alone could be completed to the token.
+    // Only the signature of a JSON Web Token is secret: the other parts can be guessed.
     let tokens = tokens.filter(|word| word.starts_with("eyJ")).filter_map(|token| token.rsplit('.').next());
     let key = std::fs::read_to_string(key).unwrap();
     let lines = key.lines().filter(|line| !line.starts_with("-----"));

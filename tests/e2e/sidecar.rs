@@ -36,7 +36,7 @@ async fn corefile_without_lb_linker_needs_no_cluster() {
     let home = tempfile::tempdir().unwrap();
     let corefile = home.path().join("Corefile");
     write_corefile(&corefile, &upstream, "cache 30");
-    // Neither a kubeconfig in the home directory nor a Pod's variables.
+    // There is neither a kubeconfig in the home directory nor a variable of a Pod.
     let environment = [("HOME", home.path().to_str().unwrap())];
     let args = ["--corefile", corefile.to_str().unwrap()];
     let checked = run_to_end_with(&environment, [&["check"], &args[..]].concat());
@@ -157,7 +157,7 @@ async fn annotated_pod_gets_the_sidecar_from_the_policy() {
     assert!(checked.status.success(), "{text}: {}", String::from_utf8_lossy(&checked.stderr));
     assert!(text.contains("lb.internal {") && text.contains("forward . 10.96.0.53"), "{text}");
 
-    // What the Pod has already stays.
+    // Fields that the Pod already has stay.
     let sysctl = json!({"name": "net.ipv4.tcp_syncookies", "value": "1"});
     let unprivileged = json!({"name": "net.ipv4.ip_unprivileged_port_start", "value": "53"});
     let has_sysctl = create("true", json!({"securityContext": {"sysctls": [unprivileged]}}));

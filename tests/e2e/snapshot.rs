@@ -87,7 +87,7 @@ async fn ask_until(linker: &Linker, question: &'static str, expected: [&'static 
 enum Absence {
     /// It refuses connections.
     Stopped,
-    /// It accepts connections.
+    /// It accepts connections, and doesn't answer.
     Silent,
 }
 
@@ -121,7 +121,7 @@ async fn start_without_api_server(absence: Absence) {
     assert_eq!(fs::metadata(file.path()).unwrap().mode() & 0o777, 0o600);
     drop(linker);
 
-    // What happens meanwhile isn't known yet.
+    // The next lb-linker can't learn of these changes before the API server answers.
     shop.cluster.set_ingress("shop", "web", &[Ingress::Hostname("new.example.com")]).await;
     shop.cluster.delete_service("shop", "old").await;
     match absence {

@@ -65,7 +65,7 @@ impl Page {
     }
 }
 
-/// The texts of the rows of links.
+/// The names of the Services in the rows of links.
 const ROWS: &str = "[...document.querySelectorAll('tr.link')].map((row) => row.children[1].textContent)";
 
 #[tokio::test]

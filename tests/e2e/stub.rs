@@ -221,7 +221,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
         let row = out.lines().find(|line| line.starts_with(tier)).unwrap_or_else(|| panic!("{out}"));
         assert!(row.contains(" 169.254.20.10 ") && row.contains(" lb-1.example.com "), "{out}");
     }
-    // A new target is answered at once: no tier has a cache.
+    // A new target is answered at once: no tier caches the names of lb.internal.
     cluster.set_ingress("shop", "web", &[Ingress::Hostname("lb-2.example.com")]).await;
     wait_for_answer(LB_LINKER[0], "lb-2.example.com.").await;
     assert_eq!(short(dns(NODE_LOCAL), &format!("{NAME} A")).await, "lb-2.example.com.");
@@ -252,7 +252,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     let (code, out, err) = text(&stub(&pod, &["--verify"]));
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
 
-    // Also after lb-linker was uninstalled.
+    // The blocks can be removed also after lb-linker was uninstalled.
     plane.kubectl(&["-n", "lb-linker", "delete", "service", "lb-linker"]);
     let (code, out, err) = text(&stub(&admin, &["--remove", "--yes"]));
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
@@ -295,7 +295,7 @@ async fn imported_block_is_created_and_removed() {
     ]);
     let block = data(&plane, "coredns-custom")["lb-linker.server"].as_str().unwrap().to_owned();
     assert!(block.contains(&format!("    forward . {address}\n")), "{block}");
-    // lb-linker reads it with its import, as CoreDNS does.
+    // `lb-linker check` reads the block through the import, as CoreDNS does.
     fs::create_dir(&custom).unwrap();
     fs::write(custom.join("lb-linker.server"), &block).unwrap();
     let path = directory.path().join("Corefile");
@@ -308,7 +308,7 @@ async fn imported_block_is_created_and_removed() {
 }
 
 #[tokio::test]
-async fn managed_and_changed_config_maps_are_left_alone() {
+async fn config_maps_managed_by_another_program_are_left_alone() {
     let plane = ControlPlane::start(Options::default());
     let admin = plane.admin_kubeconfig();
     let (code, _, err) = text(&stub(&admin, &["--apply", "--yes"]));
@@ -329,7 +329,7 @@ async fn managed_and_changed_config_maps_are_left_alone() {
         "{err}"
     );
     plane.kubectl(&["-n", "kube-system", "delete", "configmap", "coredns"]);
-    // A field manager tells it, too.
+    // A field manager, too, shows that the ConfigMap is managed.
     plane.kubectl_stdin(
         &["apply", "--server-side", "--field-manager=argocd-controller", "-f", "-"],
         &config_map("coredns", json!({"Corefile": corefile_text})).to_string(),

@@ -222,7 +222,7 @@ async fn clients_see_a_new_target_through_each_cache() {
             });
         }
         if rounds.is_some() {
-            // Until each cache is filled again and again, at times of its own.
+            // Meanwhile the clients that wait fill each cache several times.
             sleep(LONG_TTL * 2 + LONG_TTL.mul_f64(spread(round))).await;
         }
         let begin = Instant::now();

@@ -97,7 +97,7 @@ impl Server {
     }
 }
 
-/// Returns a DNS client for [`client_config`], with a certificate if `with_certificate` is set.
+/// Returns a TLS client for DNS with [`client_config`], and with a certificate if `with_certificate` is set.
 fn connector(
     certificates: &Certificates,
     version: &'static SupportedProtocolVersion,
@@ -108,8 +108,8 @@ fn connector(
     Arc::new(config).into()
 }
 
-/// Returns the configuration of a TLS client that trusts the CA, uses this TLS version, and presents the certificate
-/// `own`.
+/// Returns the configuration of a TLS client that trusts the CA, uses this TLS version, and presents the certificate of
+/// `own`, if given.
 pub(crate) fn client_config(
     certificates: &Certificates,
     version: &'static SupportedProtocolVersion,

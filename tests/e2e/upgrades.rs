@@ -158,7 +158,7 @@ async fn external_targets(shop: &Shop) -> BTreeMap<String, (String, Value)> {
     services.into_iter().map(entry).collect()
 }
 
-/// Returns the writes of external targets and of their EndpointSlices, except those before.
+/// Returns the writes of external targets and of their EndpointSlices, without the first `before` ones.
 fn writes(shop: &Shop, before: usize) -> Vec<AuditEvent> {
     let is_write = |event: &AuditEvent| {
         event.is_write()

@@ -145,7 +145,7 @@ async fn replaced_resolv_conf_is_followed() {
     follow(1).await;
 }
 
-/// A token of lb-linker that is valid as long as the Secret of this name exists, and the CA.
+/// Creates a Secret. Returns a token of lb-linker that is valid as long as the Secret exists, and the CA, as files.
 async fn credentials(plane: &ControlPlane, secret: &str) -> Vec<(&'static str, String)> {
     let secrets: Api<Secret> = Api::namespaced(plane.admin_client().await, "lb-linker");
     let object = serde_json::from_value(json!({"metadata": {"name": secret}})).unwrap();
@@ -167,7 +167,7 @@ fn kubeconfig(server: SocketAddr, mounted: &Mounted) -> String {
     .to_string()
 }
 
-/// Makes a token invalid.
+/// Deletes a Secret, which makes its token invalid.
 async fn revoke(plane: &ControlPlane, secret: &str) {
     let secrets: Api<Secret> = Api::namespaced(plane.admin_client().await, "lb-linker");
     secrets.delete(secret, &DeleteParams::default()).await.unwrap();
@@ -185,7 +185,8 @@ struct Stage {
 }
 
 impl Stage {
-    /// Starts lb-linker with a kubeconfig that names mounted files, and this address of the API server if it is given.
+    /// Starts lb-linker with a kubeconfig that names mounted files, and the address that `server` returns for the
+    /// control plane.
     async fn start(server: impl AsyncFnOnce(&ControlPlane) -> SocketAddr) -> Self {
         let plane = ControlPlane::start(Options::default());
         apply_deploy(&plane);
@@ -223,7 +224,7 @@ impl Stage {
         host
     }
 
-    /// Waits until a change is answered and written. Returns how long both took.
+    /// Changes the load balancer, and waits until the change is answered and written. Returns how long both took.
     async fn works(&self) -> [Duration; 2] {
         let begun = Instant::now();
         let host = self.change().await;
@@ -315,7 +316,7 @@ async fn rotated_certificate_of_a_listener_is_served() {
 /// A TCP relay to the API server.
 struct Relay {
     address: SocketAddr,
-    /// Each change applies to the connections that are open then: at first they fall silent, then they are closed.
+    /// The first change silences the connections that are open then, the second one closes them.
     change: watch::Sender<()>,
     _task: AbortOnDropHandle<()>,
 }
@@ -431,8 +432,8 @@ async fn jumps_of_the_wall_clock_delay_no_failover() {
     for ahead in scaled(&all[..], &all[2..4]) {
         clock.set_wall_clock(*ahead);
         let begun = Instant::now();
-        // The present target ends, and the other one is announced: the third failover in two minutes has to wait for their
-        // end.
+        // The present target fails, and the other one is announced. The third failover waits until two minutes after
+        // the first one.
         shop.upstream.kill(HOSTS[at]);
         at = 1 - at;
         shop.announces("web", HOSTS[at]).await;

@@ -1,8 +1,9 @@
-//! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated replies
-//! of upstreams, Corefiles, rules of *rewrite* and *template*, manifests, answers of the API server, and snapshots.
+//! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated
+//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, manifests, answers of the API server, and
+//! snapshots.
 //!
-//! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs after
-//! the other, so that the resident memory is that of one kind.
+//! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
+//! after the other, so that the resident memory is that of one kind.
 //!
 //! For a further kind: a file with the properties, seeds, a line in `fuzz_seeds_are_up_to_date`, a test here, and a
 //! target in `fuzz/`.
@@ -45,8 +46,8 @@ const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000,
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
 const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 };
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
-/// The growth of the resident memory, from a tenth of the inputs to the last one, that doesn't count: buffers of the
-/// allocator.
+/// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
+/// has buffers.
 const MEMORY_TOLERANCE_MB: f64 = 8.0;
 /// The time after which the processing of a packet counts as hung; long enough for a busy machine.
 const HANG_TIMEOUT: Duration = Duration::from_secs(60);
@@ -54,7 +55,7 @@ const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 /// The numbers of packets by outcome.
 type Tally = BTreeMap<String, u64>;
 
-/// Held by a kind of input in the long form, so that no other one runs.
+/// Held in the long form while a kind of input runs, so that no other kind runs at the same time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A kind of input.
@@ -82,7 +83,7 @@ struct Run {
     next: AtomicU64,
     /// The current packet number of each worker.
     current: Vec<AtomicU64>,
-    /// The resident memory in MB at a tenth of the packets, and at the last one.
+    /// The resident memory in MiB at a tenth of the packets, and at the last one.
     memory: Mutex<[Option<f64>; 2]>,
 }
 
@@ -166,8 +167,8 @@ impl Run {
     }
 }
 
-/// Tries packets of a kind, made from `seeds`, on all cores, and returns the outcomes. `start` creates the function that
-/// tries a packet, once per thread. In the long form, the resident memory must stay.
+/// Tries packets of a kind, made from `seeds`, on all cores, and returns the outcomes. `start` creates the function
+/// that tries a packet, once per thread. In the long form, the resident memory mustn't grow.
 fn try_all<T>(seeds: Vec<Seed>, kind: Kind, start: fn() -> T) -> Tally
 where
     T: FnMut(&[u8], usize) -> Result<String, String> + 'static,
@@ -188,7 +189,7 @@ where
     if is_full && let [Some(early), Some(late)] = *run.memory.lock().unwrap() {
         let (total, seconds) = (run.total, begun.elapsed().as_secs_f64());
         println!(
-            "chaos: {}: {total} mutated in {seconds:.1} s, 0 panics; resident memory {early:.1} MB at a tenth, {late:.1} MB at the end",
+            "chaos: {}: {total} mutated in {seconds:.1} s, 0 panics; resident memory {early:.1} MiB at a tenth, {late:.1} MiB at the end",
             kind.name
         );
         assert!(late <= 1.1 * early + MEMORY_TOLERANCE_MB, "{}: resident memory grows", kind.name);
@@ -196,7 +197,7 @@ where
     tally
 }
 
-/// Returns the resident memory of this process in MB; `None` where the system doesn't tell it.
+/// Returns the resident memory of this process in MiB; `None` on a system without /proc.
 fn resident_mb() -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

@@ -1,5 +1,5 @@
-//! Properties of the decoder of snapshots, and of the links that they restore, for arbitrary bytes, shared by the property
-//! test and the fuzz target.
+//! Properties of the decoder of snapshots, and of the links that they restore, for arbitrary bytes, shared by the
+//! property test and the fuzz target.
 
 use hickory_proto::rr::Name;
 use lb_linker::model::hostname_policy::HostnamePolicy;

@@ -41,8 +41,8 @@ impl StreamServer {
         Self { address, runtime }
     }
 
-    /// Sends the bytes, in two parts of which `split` is a length, ends the sending direction, and reads all answers.
-    /// Returns the kind of outcome, or the violated property.
+    /// Sends the bytes in two parts, of which the first has `split % (bytes.len() + 1)` bytes, ends the sending
+    /// direction, and reads all answers. Returns the kind of outcome, or the violated property.
     pub fn try_stream(&self, bytes: &[u8], split: usize) -> Result<&'static str, String> {
         let answers = self.runtime.block_on(async {
             timeout(ANSWER_TIMEOUT, self.exchange(bytes, split % (bytes.len() + 1))).await
@@ -67,8 +67,8 @@ impl StreamServer {
     }
 }
 
-/// Splits a stream into its messages (RFC 1035 section 4.2.2). Returns the rest, too: an incomplete message, or one that
-/// is longer than `limit`.
+/// Splits a stream into its messages (RFC 1035 section 4.2.2). Returns the rest, too: it begins with an incomplete
+/// message, or with one that is longer than `limit`.
 fn frames(mut bytes: &[u8], limit: usize) -> (Vec<&[u8]>, &[u8]) {
     let mut all = Vec::new();
     while let Some((length, rest)) = bytes.split_first_chunk() {

@@ -1,5 +1,5 @@
-//! Properties of the decoder of the API server's answers, watches and lists, for arbitrary bytes, shared by the property
-//! test and the fuzz target.
+//! Properties of the decoder of the API server's answers, watches and lists, for arbitrary bytes, shared by the
+//! property test and the fuzz target.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const MAX_ERROR: usize = 1024;
 const PAGE: u32 = 500;
 
 /// Reads the bytes as a watch and as a list, of Services and of ExternalTargets, in chunks of any size, and makes links
-/// of the objects. Returns the kind of the last event, or the violated property.
+/// of the objects. Returns `page` or the kind of the last event, or the violated property.
 pub fn try_watch(links: &Links, bytes: &[u8], chunk: usize) -> Result<&'static str, String> {
     let rule = |rule: String| format!("{rule}\n{}", String::from_utf8_lossy(bytes));
     check(links, bytes, chunk % 64 + 1).map_err(rule)
@@ -102,7 +102,7 @@ fn kind<K>(event: &WireEvent<K>) -> Result<&'static str, String> {
     })
 }
 
-/// Checks that the error of an object doesn't repeat the object.
+/// Checks that the error of an undecodable object is short.
 fn short(invalid: &InvalidObject) -> Result<(), String> {
     ensure(invalid.error.len() <= MAX_ERROR, "the error of an object is short")
 }

@@ -188,7 +188,7 @@ async fn unchanged_links_are_not_sent_again() {
 }
 
 #[tokio::test]
-async fn other_zones_are_a_change_of_the_links() {
+async fn changed_zones_change_the_etag() {
     let api = Api::new();
     api.store.set_synced();
     let before = api.status().etag();
@@ -197,7 +197,7 @@ async fn other_zones_are_a_change_of_the_links() {
 }
 
 #[tokio::test]
-async fn instance_tells_who_leads() {
+async fn instance_has_leadership_zones_and_start() {
     let api = Api::new();
     let status = api.status();
     status.election.leader.set(1);

@@ -98,7 +98,7 @@ fn own_listener_as_upstream_is_refused() {
         assert!(matches!(flags.upstreams(), Err(ConfigError::OwnListener { .. })), "{listen} {upstream}");
     }
     assert!(flags(&["--listen=:5301", "--upstream=127.0.0.1:5302"]).upstreams().is_ok());
-    // A command that doesn't listen may ask it.
+    // A command without listeners may ask an upstream with the address of `--listen`.
     let flags_of_scan = flags(&["--upstream=127.0.0.53,tls://192.0.2.1,none"]);
     assert_eq!(flags_of_scan.resolvers().unwrap(), ["127.0.0.53:53".parse().unwrap()]);
     assert!(flags(&["--listen=:53", "--upstream=192.0.2.1"]).upstreams().is_ok());

@@ -52,7 +52,7 @@ pub enum Purpose {
         /// Whether a cached answer may be used; otherwise only a cached failure is.
         cached: bool,
     },
-    /// To check a target: caches neither answer nor store the answer.
+    /// To check a target: no cache answers the query or stores its answer.
     Check(Arc<TargetCheck>),
 }
 
@@ -135,7 +135,6 @@ impl Request {
             checking_disabled: self.metadata.checking_disabled,
             authentic_data: self.metadata.authentic_data,
             dnssec_ok: self.dnssec_ok(),
-            // All clients that wait for the same target share one look-up, so the look-up has no client's limit.
         }
     }
 }

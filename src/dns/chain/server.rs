@@ -205,7 +205,6 @@ impl Server {
             reply.metadata.response_code = ResponseCode::BADVERS;
             return Some(reply);
         }
-        // Zone transfers, and record types that describe a message, are refused.
         if let Some(rcode) = never_answered(request.query.query_type()) {
             return Some(server.refuse(request, rcode));
         }
@@ -396,7 +395,7 @@ fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
 }
 
 /// Returns the rcode for a query type that lb-linker never answers: a zone transfer, the type of a record that
-/// describes a message (RFC 6891 section 6.1.1, RFC 8945 section 5.1, RFC 2930 section 2), or an obsolete type (MAILB,
+/// describes a message (RFC 6891 section 6.1.1, RFC 8945 section 4.1, RFC 2930 section 2), or an obsolete type (MAILB,
 /// MAILA).
 fn never_answered(qtype: RecordType) -> Option<ResponseCode> {
     const TKEY: u16 = 249;

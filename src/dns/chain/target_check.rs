@@ -32,7 +32,7 @@ pub enum TargetOutcome {
     Resolved(Vec<IpAddr>),
     /// The hostname has no allowed address.
     Failed(String),
-    /// The upstream has sent no usable answer. Never the outcome of a check without an upstream.
+    /// The upstream has sent no usable answer. Never part of an [`UpstreamResult`] without an upstream.
     NoAnswer(String),
     /// No query was sent, because of a limit of lb-linker itself or a changed configuration. Says nothing about the
     /// target.
@@ -174,12 +174,12 @@ impl TargetCheck {
         progress.is_asked = false;
     }
 
-    /// Records the outcome if the query has no answer.
+    /// Records the outcome of a check that ends without an answer to judge.
     pub(crate) fn end(&self, outcome: TargetOutcome) {
         self.progress.lock().outcome = Some(outcome);
     }
 
-    /// Waits for something on the way of the check, which explains a late end.
+    /// Awaits a future, and records what the check waits for: [`Self::late`] reports it.
     pub(crate) async fn wait_for<T>(&self, wait: Wait, future: impl Future<Output = T>) -> T {
         let begun = Instant::now();
         self.progress.lock().wait = wait;
@@ -194,7 +194,7 @@ impl TargetCheck {
 
     /// Returns the outcome if the upstream is silent until the deadline.
     pub(crate) fn no_reply(&self) -> TargetOutcome {
-        // An upstream needs time for an answer.
+        // After a long wait for its turn, the query may have been sent too late for an answer.
         if self.progress.lock().queued > self.timeout / 2 {
             return Self::not_in_turn();
         }

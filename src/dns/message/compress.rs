@@ -1,6 +1,6 @@
 //! Writes messages with compressed names (RFC 1035 section 4.1.4).
 //!
-//! hickory-proto stops compressing after some hundred names, so that a long reply could outgrow 64 KiB on its way.
+//! hickory-proto stops compressing after some hundred names, so a long reply that it encodes could exceed 64 KiB.
 
 use std::collections::HashMap;
 

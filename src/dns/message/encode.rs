@@ -21,8 +21,9 @@ pub use typed::RecordOffsets;
 /// Encodes a response in at most `limit` bytes, but always with the header, the question and OPT. Also returns the
 /// offsets of the records.
 ///
-/// Sets TC if records of the answer or the authority section don't fit. Additional records may be left out without TC
-/// (RFC 2181 section 9). The texts of extended errors are left out if records don't fit beside them (RFC 8914 section 2).
+/// Sets TC if records of the answer section don't fit, or records of the authority section of a reply without answers.
+/// Other records may be left out without TC (RFC 2181 section 9). The texts of extended errors are left out if records
+/// don't fit beside them (RFC 8914 section 3).
 ///
 /// # Errors
 /// If a record can't be encoded at any size.

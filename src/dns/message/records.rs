@@ -124,7 +124,8 @@ impl Records {
         WireMessage::of_sections(metadata, self, question, extended_errors).map(Arc::new)
     }
 
-    /// Returns whether the reply is in wire form, and its answer section doesn't fit into this number of bytes.
+    /// Returns whether the reply is in wire form, and exceeds this number of bytes even without authority and
+    /// additional section.
     #[must_use]
     pub fn has_longer_answer_than(&self, bytes: u16) -> bool {
         self.wire.as_ref().is_some_and(|wire| wire.message.length(Section::Answer) > usize::from(bytes))
@@ -187,9 +188,10 @@ impl Records {
         }
     }
 
-    /// Shuffles the addresses in wire form. Returns their number, 0 for a reply without addresses and MX records. Returns
-    /// `None`, and changes nothing, unless the answer section is CNAME records followed by addresses of one name, the
-    /// authority section has no addresses, and the additional section is empty.
+    /// Shuffles the addresses of a reply in wire form, and returns their number, 0 if the reply has neither addresses
+    /// nor MX records. Returns `None`, and changes nothing, if the reply isn't in wire form, or if it has addresses or
+    /// MX records, and the answer section isn't CNAME records followed by addresses of one name and one family, the
+    /// authority section has addresses, or the additional section isn't empty.
     pub fn shuffle_wire(&mut self) -> Option<usize> {
         let wire = self.wire.as_mut()?;
         let message = wire.message_until_last();

@@ -5,7 +5,7 @@ use hickory_proto::op::ResponseCode;
 use super::header::{HEADER, question};
 use super::wire::{WireError, WireMessage};
 
-/// What a message from an upstream is to a query.
+/// The result of matching a message from an upstream with a query.
 #[derive(Debug)]
 pub enum UpstreamReply {
     /// An answer, or an error response of the upstream.
@@ -90,8 +90,8 @@ mod tests {
                 UpstreamReply::Answer(_) => "answer",
                 UpstreamReply::Truncated(Some(_)) => "truncated",
                 UpstreamReply::Truncated(None) => "cut",
-                UpstreamReply::Malformed(_) => "garbled",
-                UpstreamReply::Mismatch => "foreign",
+                UpstreamReply::Malformed(_) => "malformed",
+                UpstreamReply::Mismatch => "mismatch",
             }
         };
         assert_eq!(with(&|_| {}), "answer");
@@ -103,12 +103,12 @@ mod tests {
             reply.extend([0xc0, 12, 0]);
         };
         assert_eq!(with(&cut), "cut", "TC in the middle of a record");
-        assert_eq!(with(&|reply| reply[7] = 1), "garbled");
-        assert_eq!(with(&|reply| reply[0] ^= 1), "foreign", "id");
-        assert_eq!(with(&|reply| reply[2] &= 0x7f), "foreign", "a query");
-        assert_eq!(with(&|reply| reply[2] |= 0x10), "foreign", "opcode");
-        assert_eq!(with(&|reply| reply[13] = b'b'), "foreign", "name");
-        assert_eq!(with(&|reply| *reply.iter_mut().nth_back(2).unwrap() = 28), "foreign", "type");
+        assert_eq!(with(&|reply| reply[7] = 1), "malformed");
+        assert_eq!(with(&|reply| reply[0] ^= 1), "mismatch", "id");
+        assert_eq!(with(&|reply| reply[2] &= 0x7f), "mismatch", "a query");
+        assert_eq!(with(&|reply| reply[2] |= 0x10), "mismatch", "opcode");
+        assert_eq!(with(&|reply| reply[13] = b'b'), "mismatch", "name");
+        assert_eq!(with(&|reply| *reply.iter_mut().nth_back(2).unwrap() = 28), "mismatch", "type");
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
         badvers.extend([0, 0, 41, 4, 208, 1, 0, 0, 0, 0, 0]);
         assert!(matches!(parse_reply(&sent, &badvers), UpstreamReply::Mismatch));
         (badvers[3], badvers[11]) = (2, 1);
-        assert!(matches!(parse_reply(&sent, &badvers), UpstreamReply::Mismatch), "18 is no SERVFAIL");
+        assert!(matches!(parse_reply(&sent, &badvers), UpstreamReply::Mismatch), "rcode 18 isn't SERVFAIL");
         // The OPT record can't be read, so the full rcode is unknown.
         let mut cut = bare.clone();
         (cut[3], cut[7]) = (2, 1);

@@ -81,8 +81,8 @@ enum Rewrite {
     /// Only for the spelling, and only if the message doesn't grow: the owner of a record equals the question's name, but
     /// isn't a pointer to it.
     Spelling,
-    /// The OPT record precedes other records, names are compressed that mustn't be (RFC 3597 section 4), or a record is
-    /// removed.
+    /// The OPT record precedes other records, a name is compressed that mustn't be compressed (RFC 3597 section 4), or
+    /// a record is removed.
     Necessary,
 }
 
@@ -124,7 +124,7 @@ impl WireMessage {
         })
     }
 
-    /// Validates and indexes a message with this question, given in wire form; it is empty for a reply without a question.
+    /// Validates and indexes a message. `question` is its question in wire form, empty for a reply without a question.
     fn index(message: &[u8], question: &[u8]) -> Result<(Self, Rewrite), WireError> {
         let Header { mut metadata, counts } =
             Header::read(&mut BinDecoder::new(message)).map_err(|_| WireError::Question)?;
@@ -195,7 +195,7 @@ impl WireMessage {
             *section_end = u16::try_from(records.len()).map_err(|_| WireError::Cut)?;
             *section_length = u32::try_from(length).unwrap_or(u32::MAX);
         }
-        // Octets after the last record are no part of the message.
+        // Octets after the last record aren't part of the message.
         let end = records.last().map_or(question_end, |record| usize::from(record.end));
         if opt_start.is_some_and(|start| start < end) {
             rewrite = Rewrite::Necessary;
@@ -436,7 +436,8 @@ impl WireMessage {
     }
 
     /// Returns the message with its addresses in random order, and their number; `None` if the answer section isn't
-    /// CNAME records followed by addresses of one name, or if another section has addresses.
+    /// CNAME records followed by addresses of one name and one family, if the authority section has addresses, or if
+    /// the additional section isn't empty.
     pub(super) fn with_shuffled_addresses(&self) -> Option<(Self, usize)> {
         let answers = self.records_in(Section::Answer);
         let first = answers.iter().position(|record| is_address(self.rtype(record))).unwrap_or(answers.len());
@@ -455,7 +456,8 @@ impl WireMessage {
         Some((shuffled, addresses.len()))
     }
 
-    /// Decodes the records. With `spelling`, names that equal the question's name, or end in it, get this spelling.
+    /// Decodes the records. With `spelling`, the question's name gets this spelling, and with it the names that are
+    /// compressed by a pointer into the question.
     ///
     /// A record whose data hickory-proto can't represent exactly becomes `RData::Unknown` with the same data; names in
     /// it are then written without compression.
@@ -492,7 +494,7 @@ impl WireMessage {
         }
     }
 
-    /// Passes the parts of a record's data; `bytes` are those of the message, perhaps with another spelling.
+    /// Passes the parts of a record's data to `part`; `bytes` are those of the message, perhaps with another spelling.
     fn read_rdata(
         &self,
         bytes: &[u8],
@@ -548,7 +550,7 @@ impl From<WireRecord> for RecordOffset {
 }
 
 /// Returns whether no octet of a range changes when the message is passed on. The fixed fields of a record count as
-/// changing because of the TTL, and records with addresses because they are shuffled.
+/// changing because of the TTL, and the data of address records because addresses are shuffled.
 fn never_changes(message: &[u8], records: &[WireRecord], question_end: usize, range: Range<usize>) -> bool {
     if range.end <= question_end {
         return true;

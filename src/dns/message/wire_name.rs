@@ -29,8 +29,8 @@ pub(super) struct MalformedName {
     pub(super) has_pointer: bool,
 }
 
-/// Reads the name at an offset, and passes its labels to `label`. A pointer must lead backwards, behind the header, and
-/// the labels there must end before the part of the name with the pointer. `is_stable` returns whether octets never
+/// Reads the name at an offset, and passes its labels to `label`. A pointer must lead backwards, not into the header,
+/// and the labels there must end before the part of the name with the pointer. `is_stable` returns whether octets never
 /// change; a name that continues in other octets, such as a TTL, is malformed.
 ///
 /// # Errors
@@ -157,7 +157,7 @@ pub(super) fn read_rdata(
 ) -> Result<RdataForm, MalformedName> {
     const CUT: MalformedName = MalformedName { has_pointer: false };
     let mut form = RdataForm { length: range.len(), has_forbidden_pointer: false };
-    // Names don't continue behind the data.
+    // Names don't continue after the data.
     let message = message.get(..range.end).ok_or(CUT)?;
     let Some(fields) = name_fields(rtype) else {
         part(RdataPart::Octets(&message[range.start..]));
@@ -233,7 +233,7 @@ mod tests {
         const SOA: u16 = 6;
         let message = [&[0; HEADER][..], b"\x01a\x00\xc0\x0c\x40"].concat();
         let malformed = read_rdata(&message, SOA, 15..18, |_| true, |_| {}).unwrap_err();
-        assert!(malformed.has_pointer, "that of the name before");
+        assert!(malformed.has_pointer, "the first name has a pointer");
     }
 
     #[test]

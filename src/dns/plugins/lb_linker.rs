@@ -452,8 +452,8 @@ impl LbLinker {
         validity.serial = self.serial_of(answer, reply.records.answers.len());
     }
 
-    /// Returns where the SOA record of an answer will be in the reply, behind `start` other records; `None` if its
-    /// serial never changes, because it is that of a snapshot.
+    /// Returns where the SOA record of an answer will be in the reply, after `start` other records; `None` without an
+    /// SOA record, or if its serial never changes, because it is that of a snapshot.
     fn serial_of(&self, answer: &ZoneAnswer, start: usize) -> Option<Serial> {
         if answer.snapshot.is_some() {
             return None;
@@ -687,8 +687,8 @@ impl TargetAnswer {
     }
 }
 
-/// Returns whether records of a type are looked up behind a link for every client: a bare CNAME is of no use to a stub
-/// resolver. Other types are only for clients that may query names outside the zones.
+/// Returns whether records of a type are looked up at the targets of links for every client: a CNAME alone is of no use
+/// to a stub resolver. Other types are only for clients that may query names outside the zones.
 fn is_for_every_client(qtype: RecordType) -> bool {
     matches!(qtype, RecordType::A | RecordType::AAAA | RecordType::HTTPS | RecordType::SVCB)
 }

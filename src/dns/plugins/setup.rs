@@ -31,7 +31,7 @@ use crate::store::metrics::LinkMetrics;
 #[derive(Clone, Debug)]
 pub struct ServerContext {
     pub store: Arc<Store>,
-    /// Which addresses of a link's target may be in answers.
+    /// The policy for names and addresses in answers for targets of links.
     pub targets: Arc<TargetPolicy>,
     pub stale_caches: StaleCaches,
     pub upstream_sockets: Arc<SocketBudget>,
@@ -140,8 +140,8 @@ impl HttpKind {
 // === impl ServerContext ===
 
 impl ServerContext {
-    /// Returns a context with metrics of its own and a policy that allows all targets, and the queue of the lines that
-    /// its blocks log.
+    /// Returns a context with metrics of its own and the default target policy, and the queue of the lines that its
+    /// blocks log.
     ///
     /// # Errors
     /// Fails if two metrics have the same name.

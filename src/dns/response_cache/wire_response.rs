@@ -86,7 +86,7 @@ impl WireResponse {
             // RFC 1035 section 3.3.13: an SOA record ends with five 32-bit numbers, of which the serial is the first.
             Some((record.end - 20, serial.store))
         });
-        // A shuffle must also choose from the records that were truncated.
+        // The full handler shuffles before it truncates; a reuse could only shuffle the records that fit.
         if validity.shuffled && offsets.sections[0].len() < reply.records.count(Section::Answer) {
             return None;
         }

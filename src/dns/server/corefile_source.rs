@@ -38,7 +38,7 @@ impl CorefileSource {
         path.map_or_else(|| Self::BuiltIn(built_in()), Self::File)
     }
 
-    /// Returns what the log calls the source.
+    /// Returns the name of the source in log lines.
     pub(crate) fn noun(&self) -> &'static str {
         match self {
             Self::File(_) => "Corefile",

@@ -33,10 +33,10 @@ impl TargetChecker {
         Self { servers, dns }
     }
 
-    /// Checks a hostname without caches, at each upstream of the blocks that a client's chase would take. Listeners with
-    /// different blocks may have different results for an upstream. There is always a result. `own` are the fully
-    /// qualified DNS names of the ExternalTarget that has the hostname: the hostname fails if it is, or leads to, one of
-    /// these names.
+    /// Checks a hostname without caches, at each upstream of the blocks that a client's chase would take. Returns at
+    /// least one result; listeners with different blocks may have different results for an upstream. `own` are the
+    /// fully qualified DNS names of the ExternalTarget that has the hostname: the hostname fails if it is, or leads to,
+    /// one of these names.
     pub async fn check(&self, name: &Name, own: &[Name], timeout: Duration) -> Vec<UpstreamResult> {
         let own: Arc<[Name]> = own.into();
         let checks = self.views().into_iter().map(|(server, links)| {
@@ -68,8 +68,8 @@ impl TargetChecker {
         results
     }
 
-    /// Asks an upstream that a check of `name` has asked for the address of another name, without caches. Returns
-    /// whether an answer has come that a client's chase accepts: not SERVFAIL or REFUSED, for example.
+    /// Asks `upstream`, which a check of `name` has asked before, for the A record of the name `other`, without caches.
+    /// Returns whether an answer has come that a client's chase accepts: not SERVFAIL or REFUSED, for example.
     pub async fn is_answering(
         &self,
         name: &Name,
@@ -106,7 +106,7 @@ impl TargetChecker {
     }
 }
 
-/// Returns whether two results are the same, also if the upstream has sent its addresses in another order.
+/// Returns whether two results are the same. The addresses aren't compared: an upstream may send them in another order.
 fn is_same(one: &UpstreamResult, other: &UpstreamResult) -> bool {
     let are_resolved =
         || [one, other].into_iter().all(|result| matches!(result.outcome, TargetOutcome::Resolved(_)));

@@ -14,7 +14,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// The reason why a UDP query or its answer was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// Too many queries wait for an upstream.
+    /// Too many queries wait for an upstream, or for the full handler: all clients' queries or those of this client.
     Busy,
     /// The receive buffer of the kernel was full.
     Queue,

@@ -17,7 +17,8 @@ use rustls::{
 };
 use serde::Deserialize;
 
-/// The protocol's ALPN identifier, as registered at IANA. A client that offers only other protocols isn't a DNS client.
+/// The ALPN identifier of DNS over TLS, as registered at IANA. A client that offers only other protocols isn't a DNS
+/// client.
 const ALPN: &[u8] = b"dot";
 
 #[derive(Debug, thiserror::Error)]
@@ -111,8 +112,9 @@ pub fn config(
     Ok(Arc::new(config))
 }
 
-/// Returns the configuration of a TLS server: its certificate with the intermediate certificates, and its key. If
-/// clients are verified, their certificates must be issued by `ca`, or by a CA of the system.
+/// Returns the configuration of a TLS server. `certificate` contains the certificate, followed by the intermediate
+/// certificates. If clients are verified, their certificates must be issued by `ca`; without `ca`, by a CA of the
+/// system.
 ///
 /// # Errors
 /// If a file can't be used.

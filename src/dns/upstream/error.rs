@@ -126,7 +126,7 @@ pub enum ForwardError {
     /// No upstream has answered in time, or none is reachable; has the text of the last error.
     #[error("{0}")]
     NoAnswer(Arc<str>),
-    /// No upstream has answered yet, and the look-up continues.
+    /// No upstream has answered in time. The look-up of a client's query continues, that of a check has ended.
     #[error("no upstream has answered yet")]
     Late,
     /// Too many look-ups are under way. The beginning of the text equals CoreDNS's.
@@ -149,7 +149,7 @@ impl ForwardError {
     }
 }
 
-/// Returns an addition to the text for a client that holds its full share.
+/// Returns an addition to the text for a client that holds its full share of `own` look-ups; empty if `own` is 0.
 pub(crate) fn share(own: usize) -> String {
     if own == 0 {
         return String::new();

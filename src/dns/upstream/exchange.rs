@@ -223,7 +223,8 @@ impl Attempt<'_> {
 
     /// Sends the query by UDP, first from an idle socket if there is one, and repeats it until an answer comes. Each
     /// repetition has another port and another id: several servers may share an address, and the network maps each port
-    /// to one of them, which may be dead. The client may still accept a late answer.
+    /// to one of them, which may be dead. After `reply_timeout` the query isn't repeated any more, but an answer is
+    /// accepted until the deadline.
     async fn by_udp(
         &self,
         bytes: &[u8],

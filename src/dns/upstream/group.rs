@@ -115,7 +115,7 @@ impl UpstreamGroup {
     /// more.
     ///
     /// # Errors
-    /// If no upstream has answered in time.
+    /// If no upstream has answered in time, no upstream can be asked, or no socket is free.
     pub async fn ask(
         &self,
         question: &QueryKey,
@@ -183,8 +183,8 @@ impl UpstreamGroup {
         self.upstreams.load().iter().find(|upstream| upstream.endpoint.address == address).cloned()
     }
 
-    /// Sends the query of a check to one upstream, even if the upstream is down, when fewer checks of the upstream are
-    /// under way than its limit.
+    /// Sends the query of a check to one upstream, even if the upstream is down. Waits first until the number of checks
+    /// of the upstream that are under way is below its limit.
     ///
     /// # Errors
     /// If there is no answer: [`ForwardError::Late`] if the upstream is silent until the deadline.

@@ -43,7 +43,8 @@ pub(crate) struct Upstream {
     max_fails: u32,
     check: HealthCheck,
     checks: Mutex<Option<AbortOnDropHandle<()>>>,
-    /// The look-ups for checks of targets. Each upstream has its own, so that a silent one doesn't delay the others.
+    /// The limit of look-ups for checks of targets. Each upstream has its own limit, so that a silent upstream doesn't
+    /// delay checks of other upstreams.
     pub(crate) target_checks: Arc<Semaphore>,
 }
 

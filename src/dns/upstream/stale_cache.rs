@@ -20,7 +20,7 @@ const MAX_BYTES: usize = 64 << 20;
 
 const AGE_TOLERANCE: Duration = Duration::from_secs(1);
 
-/// How long an answer that leads back into a zone of links isn't replaced by another one.
+/// How long an answer isn't replaced by an answer that leads back into a zone of links.
 const LOOP_HOLD_OFF: Duration = Duration::from_secs(5);
 
 /// The TTL of a stale answer, in seconds (RFC 8767 section 4).
@@ -44,7 +44,7 @@ struct CachedReply {
 /// The last good answer for a target.
 #[derive(Clone, Debug)]
 pub struct StaleEntry {
-    /// The unmodified answer.
+    /// The answer with the TTLs that it was stored with; without DNSSEC records if the query doesn't have DO.
     pub reply: Arc<Reply>,
     /// Whether the last look-up has failed.
     pub failing: bool,
@@ -69,8 +69,9 @@ impl StaleCache {
         }
     }
 
-    /// Stores an answer that leads from a target back into a zone of links, unless a younger one than `LOOP_HOLD_OFF`
-    /// is stored. Such an answer may have no records of the queried type, because these are in the zone of links.
+    /// Stores an answer that leads from a target back into a zone of links, unless an answer younger than
+    /// `LOOP_HOLD_OFF` is stored. Such an answer may have no records of the queried type, because these are in the zone
+    /// of links.
     pub fn remember_back_to_zone(&self, key: &QueryKey, reply: &Arc<Reply>) {
         let is_young = |known: &CachedReply| known.since.elapsed() < LOOP_HOLD_OFF;
         if key.is_relevant() && !self.0.get(key).is_some_and(|known| is_young(&known)) {

@@ -19,7 +19,7 @@ fn head(random: &mut StdRng) -> Head {
     }
 }
 
-/// Returns a text with characters that JSON escapes, and others.
+/// Returns a text, in which some characters are escaped in JSON.
 fn text(random: &mut StdRng) -> String {
     let length = random.random_range(0..20);
     (0..length)
@@ -117,7 +117,7 @@ fn damaged_snapshot_is_refused() {
     }
 }
 
-/// Returns bytes with a right header.
+/// Returns the body after the header that belongs to it.
 fn sealed(body: &str) -> Vec<u8> {
     [header(body.as_bytes()).as_bytes(), body.as_bytes()].concat()
 }
@@ -203,7 +203,7 @@ fn values_beyond_the_limits_of_a_cluster_are_refused() {
 }
 
 #[test]
-fn large_links_give_way_when_a_snapshot_is_too_large() {
+fn large_links_are_cut_when_a_snapshot_is_too_large() {
     let (Snapshot { head, .. }, _) = snapshot(1);
     let link = |size: usize| SavedLink {
         namespace: "a".to_owned(),

@@ -68,7 +68,7 @@ fn host(text: &str) -> Target {
     Target::Hostname(Hostname::from(&name(text)))
 }
 
-/// Returns names that are bound to clash: few parts joined by hyphens.
+/// Returns Services whose default names clash: these join namespace and name with hyphens.
 fn keys() -> Vec<ServiceKey> {
     let parts = ["a", "a-a", "a-a-a", "b"];
     parts.iter().flat_map(|namespace| parts.iter().map(|name| ServiceKey::new(namespace, name))).collect()
@@ -263,7 +263,7 @@ fn odd_hostname_is_left_out_instead_of_changed() {
 }
 
 #[test]
-fn missing_hostnames_end_the_wildcards_of_a_snapshot() {
+fn wildcards_arent_restored_if_hostnames_are_missing() {
     let saved = |service: &str, hostname: &str| SavedLink {
         namespace: "a".to_owned(),
         service: service.to_owned(),

@@ -50,7 +50,7 @@ fn link(target: &str) -> ObservedService {
 }
 
 impl Setting {
-    /// Returns a setting with a snapshot of this age.
+    /// Returns a setting with a snapshot of this age in seconds, or without a snapshot.
     fn new(age: Option<i64>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("links");
@@ -89,7 +89,7 @@ impl Setting {
         tokio::spawn(run(self.context.clone(), self.stop.clone()))
     }
 
-    /// Waits until something is so.
+    /// Waits until `is_so` returns `true`; `what` describes it in the panic message.
     async fn until(&self, what: &str, is_so: impl Fn(&SnapshotContext) -> bool) {
         let wait = async {
             while !is_so(&self.context) {
@@ -233,7 +233,7 @@ async fn pending_change_is_written_at_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn snapshot_waits_for_the_external_targets() {
+async fn first_write_waits_for_the_external_targets() {
     let setting = Setting::new(Some(60));
     setting.context.store.apply(link("new.example."));
     setting.context.store.set_synced();
@@ -243,7 +243,7 @@ async fn snapshot_waits_for_the_external_targets() {
     setting.stop.cancel();
     timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
     assert!(setting.target().unwrap().contains("old.example"));
-    // They can't be read at all.
+    // The ExternalTargets stay unread: after a minute the snapshot is written without them.
     let setting = Setting { stop: CancellationToken::new(), ..setting };
     let task = setting.start();
     setting.until("a write", |_| setting.target().unwrap().contains("new.example")).await;

@@ -27,7 +27,7 @@ fn young() -> ObservedService {
 }
 
 #[test]
-fn takeover_and_return_keep_all_names() {
+fn override_and_its_end_keep_all_names() {
     let store = store_with_zone();
     store.apply(ObservedService { created: Some(10), ..seen("z", "x-y", "1", &["a.example."]) });
     store.apply(young());
@@ -122,7 +122,7 @@ fn finalizer_is_that_of_the_service_of_the_same_name() {
 }
 
 #[test]
-fn withdrawn_target_is_that_of_a_gone_service_for_sync() {
+fn withdrawn_target_counts_as_gone_since_its_withdrawal() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     store.apply(seen("default", "web", "1", &["a.example."]));
     store.set_override(&web, override_to("c.example."), None);
@@ -290,7 +290,7 @@ fn left_out_service_gets_the_link_back() {
 }
 
 #[test]
-fn external_target_of_an_override_restores_only_its_service() {
+fn persisted_target_restores_only_the_service_with_its_uid() {
     for (written_for, expected) in [("1", Some("a.example")), ("dr", None), ("", None)] {
         let (store, web) = (Store::new(OnGone::Kept), key("web"));
         store.set_override(&web, override_to("a.example."), None);
@@ -312,7 +312,7 @@ fn override_advances_the_serial() {
 }
 
 #[test]
-fn readers_find_a_target_during_takeover_and_return() {
+fn readers_find_a_target_while_overrides_start_and_end() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     store.apply(seen("default", "web", "1", &["a.example."]));
     std::thread::scope(|scope| {
@@ -329,8 +329,8 @@ fn readers_find_a_target_during_takeover_and_return() {
     });
 }
 
-/// A link without the parts that differ between a store with overrides and one without: times, and whether a Service
-/// without a target has a predecessor.
+/// Returns a link without the parts that differ between a store with overrides and one without: times, and whether a
+/// Service without a target has a predecessor.
 fn comparable(link: &Link) -> Link {
     let epoch = *EPOCH;
     let state = match link.state {
@@ -343,7 +343,7 @@ fn comparable(link: &Link) -> Link {
 
 static EPOCH: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
 
-/// The part of a Service's link that no name depends on.
+/// Returns a link of [`comparable`] without its custom hostnames and the name of its external target.
 fn side(link: &Link) -> Link {
     Link { hostnames: Box::default(), external_target_override: None, ..comparable(link) }
 }

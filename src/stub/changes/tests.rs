@@ -12,7 +12,7 @@ fn changes(steps: Vec<Step>) -> Vec<Change> {
     steps.into_iter().map(change).collect()
 }
 
-/// Returns the cluster after the changes, as the API server would.
+/// Returns the cluster with the ConfigMaps that the API server has after the changes.
 fn after(mut dns: ClusterDns, changes: &[Change]) -> ClusterDns {
     for change in changes {
         if dns.config_map(&change.config_map).is_none() {
@@ -109,14 +109,14 @@ fn missing_final_line_break_is_restored() {
 }
 
 #[test]
-fn remove_names_a_block_without_markers() {
+fn remove_reports_a_block_without_markers() {
     let mut dns = recorded("kubeadm");
     let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
     corefile.push_str("lb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n");
     let text = "kube-system/coredns:Corefile:24: the block of zone lb.internal has no marker lines of lb-linker around \
                 it: remove it by hand";
     assert_eq!(to_remove(&dns, &forwarding().zones), [Step::Refused(text.to_owned())]);
-    // An upgrade of kubeadm drops comments; the kept value is removed all the same.
+    // An upgrade by kubeadm drops comments, and so the markers; the backup is removed even so.
     let data = dns.config_maps[0].data.as_mut().unwrap();
     data.insert("Corefile.before-lb-linker".to_owned(), "former".to_owned());
     let steps = to_remove(&dns, &forwarding().zones);
@@ -139,7 +139,7 @@ fn restart_names_the_workload_without_reload() {
 }
 
 #[test]
-fn zone_gets_a_second_block_nowhere() {
+fn zone_with_a_block_gets_no_second_block() {
     let forwarding =
         Forwarding { zones: vec!["a.internal".to_owned(), "b.internal".to_owned()], ..forwarding() };
     let right = "a.internal {\n    forward . 10.96.77.7\n}\n";
@@ -187,7 +187,7 @@ fn config_map_without_a_corefile_is_refused() {
 }
 
 #[test]
-fn node_local_block_has_its_siblings_bind_and_no_cache() {
+fn node_local_block_copies_bind_and_has_no_cache() {
     let dns = recorded("nodelocal");
     let [_, change] = &changes(to_apply(&dns, &forwarding()))[..] else { panic!() };
     let added = change.after.as_ref().unwrap().strip_prefix(change.before.as_ref().unwrap()).unwrap();
@@ -197,7 +197,7 @@ fn node_local_block_has_its_siblings_bind_and_no_cache() {
 }
 
 #[test]
-fn hand_made_blocks_are_left_alone() {
+fn hand_made_blocks_arent_changed() {
     let with = |name: &str, map: &str, key: &str, text: &str| {
         let mut dns = recorded(name);
         let map = dns.config_maps.iter_mut().find(|it| it.metadata.name.as_deref() == Some(map)).unwrap();

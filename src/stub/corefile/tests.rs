@@ -37,7 +37,7 @@ fn former_block_is_replaced_where_it_stands() {
 }
 
 #[test]
-fn block_takes_port_and_addresses_of_its_siblings() {
+fn block_takes_port_and_bind_of_the_root_block() {
     let text = "cluster.local:1053 {\n    bind 192.0.2.1\n}\n.:1053 {\n    bind 169.254.20.10 10.96.0.10\n    bind fd00::a\n}\n";
     let corefile = Corefile::parse(NAME, text).unwrap();
     let expected = "# BEGIN lb-linker stub\nlb.internal:1053 {\n    bind 169.254.20.10 10.96.0.10 fd00::a\n    errors\n    \
@@ -53,7 +53,7 @@ fn block_takes_port_and_addresses_of_its_siblings() {
 }
 
 #[test]
-fn corefiles_that_would_change_are_refused() {
+fn corefiles_with_wrong_braces_or_markers_are_refused() {
     for (text, expected) in [
         // Without braces the block would become a part of the only block.
         (".:53\nforward . /etc/resolv.conf\n", ":2:1: a block at this place would change other blocks"),

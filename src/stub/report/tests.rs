@@ -9,8 +9,8 @@ fn page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/stub.md")
 }
 
-/// Returns the page with what is printed for each recorded cluster or resolver, in the code block behind the comment
-/// that names it.
+/// Returns the page with the printed report in the code block after each comment `output`, and the names of clusters
+/// and resolvers in these comments.
 fn with_output(page: &str) -> (String, Vec<String>) {
     let (mut text, mut names, mut rest) = (String::new(), Vec::new(), page);
     while let Some((before, after)) = rest.split_once("<!-- output: ") {

@@ -12,7 +12,7 @@ use super::times::later;
 use super::upstream_answers::UpstreamAnswers;
 use crate::model::link::Target;
 
-/// The time between two checks of a target that is waited for.
+/// The time between two checks of a target while a decision waits for the result.
 const AWAITED: Duration = Duration::from_secs(2);
 
 /// The time between two checks of a target while it isn't decided whether it has failed.
@@ -24,7 +24,7 @@ pub enum CheckOutcome {
     Passed,
     /// The target doesn't work: NXDOMAIN, no allowed address, or no connection.
     Failed(String),
-    /// The upstream has sent SERVFAIL or no reply.
+    /// The upstream has sent no reply, or none that can be used, such as SERVFAIL, REFUSED or a referral.
     NoAnswer {
         upstream: SocketAddr,
         message: String,
@@ -33,7 +33,7 @@ pub enum CheckOutcome {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckResult {
-    /// When the check ended.
+    /// When the upstreams had answered or timed out. The connection came after that.
     pub at: Timestamp,
     /// One outcome for each upstream, and one for a failed connection.
     pub outcomes: Vec<CheckOutcome>,
@@ -77,8 +77,8 @@ pub(super) struct CheckTally<'a> {
 // === impl CheckResult ===
 
 impl CheckResult {
-    /// Returns whether the check passed: at each upstream that answers. `None` if no upstream answers. A missing answer
-    /// is a failure once the upstream has answered another question.
+    /// Returns `Ok` if the check passed at each upstream that answered, or the message of the first failure; `None` if
+    /// no upstream answered. A missing answer is a failure once that upstream has answered another question.
     fn verdict(&self, target: &Target, upstreams: &UpstreamAnswers) -> Option<Result<(), &str>> {
         let mut verdict = None;
         for outcome in &self.outcomes {
@@ -108,8 +108,8 @@ impl CheckRecord {
         self.tcp_port == tcp_port && is_same(&self.target, target)
     }
 
-    /// Records a result. From now on it is settled whether a missing answer of the former one is a failure: otherwise
-    /// all results of an outage of the upstreams would become failures at its end.
+    /// Records a result. From now on it is settled whether a missing answer in the former result is a failure:
+    /// otherwise all results of an outage of the upstreams would become failures when the outage ends.
     fn record(&mut self, result: CheckResult, upstreams: &UpstreamAnswers) {
         let CheckTally { passes, failures, decided, message, .. } = self.tally(upstreams);
         let message = message.map(str::to_owned);
@@ -147,7 +147,7 @@ impl CheckRecord {
 // === impl CheckRecords ===
 
 impl CheckRecords {
-    /// Keeps the records of these checks alone, and begins the missing ones.
+    /// Removes the records of all other checks, and begins a record at `now` for each check without one.
     pub fn retain(&mut self, checks: &[PlannedCheck], now: Timestamp) {
         let mut former = std::mem::take(&mut self.records);
         for check in checks {
@@ -157,9 +157,9 @@ impl CheckRecords {
         }
     }
 
-    /// Records the result of a check; ignored if the target isn't checked any more. After a missing answer, ask the
-    /// upstream about another name first, and record its answer in `upstreams`: a pass at another upstream counts at
-    /// once.
+    /// Records the result of a check; ignored if the target isn't checked any more at this port. If an answer is
+    /// missing, first ask that upstream about another name, and record its answer in `upstreams`: otherwise a pass at
+    /// another upstream makes the check a pass.
     pub fn record(
         &mut self,
         target: &Target,
@@ -231,7 +231,8 @@ impl CheckTally<'_> {
         self.decided.is_some_and(|at| at <= now) && self.end_of_pass(settings).is_some_and(|end| now < end)
     }
 
-    /// Returns when the pass of the newest decided check is too old.
+    /// Returns when the newest pass becomes too old for [`Self::passed_recently`]; `None` if a failure came after it,
+    /// or if there is no pass.
     pub(super) fn end_of_pass(&self, settings: &CheckSettings) -> Option<Timestamp> {
         let limit = settings.period.saturating_add(settings.timeout).saturating_add(Duration::from_nanos(1));
         self.decided.filter(|_| self.passes > 0).map(|at| later(at, limit))
@@ -271,7 +272,7 @@ mod tests {
         CheckOutcome::NoAnswer { upstream: upstream(number), message: "SERVFAIL".to_owned() }
     }
 
-    /// The records of one target with these results, one each ten seconds.
+    /// The records of one target with these results, one every ten seconds.
     fn records(results: &[&[CheckOutcome]]) -> CheckRecords {
         let mut records = CheckRecords::default();
         records.retain(&[routine(HOST)], at(0));

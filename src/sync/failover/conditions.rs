@@ -48,7 +48,7 @@ impl Outlook<'_> {
         }
     }
 
-    /// A new leader keeps the former condition until it has results of its own.
+    /// A new leader keeps the former condition until it has enough results of its own, or its checks are late.
     fn resolved(&self) -> Finding {
         let Some(current) = self.current else { return finding(false, "NoTarget", "no target is announced") };
         let (facts, settings) = (self.facts, &self.facts.input.spec.check);
@@ -102,7 +102,8 @@ impl Outlook<'_> {
         finding(false, CUTOVER_TIMED_OUT, format!("{} stays: {new}: {}", current.target, source.message))
     }
 
-    /// Returns until when a first target is waited for that passes its check.
+    /// Returns the end of the wait for a first target that passes its check; `None` if no source offers a target, a
+    /// source is pinned, or the wait is over.
     fn first_wait(&self) -> Option<Timestamp> {
         let (facts, spec) = (self.facts, self.facts.input.spec);
         let offering =

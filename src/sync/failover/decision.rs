@@ -25,9 +25,10 @@ pub struct FailoverDecision {
     /// Why the announced target changed, if it changed.
     pub moved: Option<MoveReason>,
     pub events: Vec<FailoverEvent>,
-    /// Whether the announced target has failed its checks and another source replaces it, or would if it weren't held.
+    /// Whether the announced target has failed its checks and another source replaces it, or would if the failover
+    /// weren't held.
     pub fails_over: bool,
-    /// When the newest check failed, if the formerly announced target has failed.
+    /// The time of the newest failure of the formerly announced target, if that target has failed.
     pub failed_at: Option<Timestamp>,
     /// The targets to check from now on.
     pub checks: Vec<PlannedCheck>,
@@ -76,7 +77,7 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     let status = FailoverStatus { observed_generation, target: current, sources, history, conditions };
     events.extend(vain_waits(&former, &status, moved));
     if moved == Some(MoveReason::Withdrawn) && status.target.is_none() {
-        // DNS answers without a target.
+        // No target replaces the withdrawn one: DNS answers with NODATA.
         events.iter_mut().for_each(|event| event.reason = EventReason::NoHealthySource);
     }
     let fails_over = choice == Choice::Hold || moved == Some(MoveReason::FailedOver);
@@ -85,8 +86,8 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     FailoverDecision { moved, events, fails_over, failed_at, checks, again: facts.next(), status }
 }
 
-/// Returns the status with which a decision begins. An object without a status begins with what its external target
-/// points at.
+/// Returns the status with which a decision begins. A status that has neither a target nor a history begins with the
+/// target of the external target.
 fn begin(input: &Inputs<'_>) -> FailoverStatus {
     let mut status = input.former.clone();
     let now = whole_second(input.now);
@@ -133,7 +134,7 @@ impl<'a> Transition<'a> {
                 && let Some(position) =
                     facts.positions().find(|position| facts.is_offered(*position, &current.target))
             {
-                // The source has another name, or a further one offers the same target.
+                // The source was renamed, or another source offers the same target.
                 current.source = facts.name(position).to_owned();
                 current.uid = facts.input.offers[position].uid.clone();
             }
@@ -210,7 +211,8 @@ fn of_source(announced: &AnnouncedTarget) -> String {
     if source.is_empty() { target.to_string() } else { format!("{source} {target}") }
 }
 
-/// Reports a wait for a target that has just ended in vain.
+/// Returns the Events of a decision that keeps the target: the wait for a new target has just timed out, or the target
+/// has just failed while no other source is healthy.
 fn vain_waits(
     former: &FailoverStatus,
     status: &FailoverStatus,

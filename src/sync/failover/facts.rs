@@ -16,8 +16,8 @@ use crate::model::uid::Uid;
 /// The inputs of a decision.
 pub struct Inputs<'a> {
     pub spec: &'a FailoverSpec,
-    /// What each source of the specification offers, in the same order. They must be listed before: an absent Service
-    /// withdraws its target.
+    /// What each source of the specification offers, in the same order. Decide only after the Services are listed: the
+    /// target of an absent Service is withdrawn.
     pub offers: &'a [Offer],
     pub checks: &'a CheckRecords,
     pub upstreams: &'a UpstreamAnswers,
@@ -41,7 +41,7 @@ pub struct Inputs<'a> {
     pub now: Timestamp,
 }
 
-/// The inputs, and the waits that aren't over: the rules have to look again when one ends.
+/// The inputs, and the earliest end of a wait that isn't over: then the decision must be made again.
 pub(super) struct Facts<'a> {
     pub(super) input: &'a Inputs<'a>,
     next: Cell<Option<Timestamp>>,
@@ -57,7 +57,7 @@ impl<'a> Facts<'a> {
         whole_second(self.input.now)
     }
 
-    /// Returns when the first wait is over that isn't over yet.
+    /// Returns the earliest end of a wait that isn't over.
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.next.get()
     }
@@ -87,7 +87,8 @@ impl<'a> Facts<'a> {
         self.positions().find(|position| self.name(*position) == source)
     }
 
-    /// Returns the target of a source that may be announced.
+    /// Returns the target that a source offers; `None` if the source is refused, or the target policy denies the
+    /// target.
     pub(super) fn offered(&self, position: usize) -> Option<&'a Target> {
         let offer = self.input.offers.get(position)?;
         let target = offer.target.as_ref().filter(|_| offer.refusal.is_none())?;
@@ -112,8 +113,9 @@ impl<'a> Facts<'a> {
         self.input.checks.tally(target, self.tcp_port(target), self.input.upstreams)
     }
 
-    /// Returns the port that a check of a target connects to. Only a source that offers the target gives the right to
-    /// that, or the Service of the announced target; else a tenant could let the program connect anywhere.
+    /// Returns the port that a check of a target connects to; `None` if only DNS is checked. A port needs a source that
+    /// offers the target, or the Service of the announced target: otherwise a tenant could make lb-linker connect to
+    /// any address.
     pub(super) fn tcp_port(&self, target: &Target) -> Option<u16> {
         let is_of_living_source = |announced: &AnnouncedTarget| {
             let position = self.position_of(&announced.source).filter(|_| is_same(&announced.target, target));
@@ -134,13 +136,14 @@ impl<'a> Facts<'a> {
         matches!(target, Target::Hostname(_)) || self.tcp_port(target).is_some()
     }
 
-    /// Returns whether a target passes its checks: the last one passed within the last period.
+    /// Returns whether a target passes its checks: the newest pass or failure is a pass, at most one period plus one
+    /// timeout ago. A target that isn't checked passes.
     pub(super) fn is_passing(&self, target: &Target) -> bool {
         let settings = &self.input.spec.check;
         !self.is_checked(target) || self.tally(target).passed_recently(settings, self.input.now)
     }
 
-    /// Notes when a target that passes its checks doesn't any more, without a further pass.
+    /// Notes when the newest pass of a target becomes too old.
     pub(super) fn note_end_of_pass(&self, target: &Target) {
         let end = self.tally(target).end_of_pass(&self.input.spec.check);
         if let Some(end) = end.filter(|_| self.is_checked(target)) {
@@ -157,14 +160,15 @@ impl<'a> Facts<'a> {
             && !self.is_late(target)
     }
 
-    /// Returns whether a check is late: two periods have gone by without a pass or a failure.
+    /// Returns whether a check is late: two periods and one timeout have gone by without a pass or a failure.
     pub(super) fn is_late(&self, target: &Target) -> bool {
         let settings = &self.input.spec.check;
         let limit = settings.period.saturating_mul(2).saturating_add(settings.timeout);
         self.tally(target).decided.is_some_and(|at| self.has_come(later(at, limit)))
     }
 
-    /// Returns until when the target that a source offers is waited for: `maxWaitSeconds`, unless it is unhealthy.
+    /// Returns the end of the wait for the target that a source offers: `maxWaitSeconds` after it was offered. The wait
+    /// for an unhealthy source is over.
     pub(super) fn waits_until(&self, source: &SourceStatus) -> Timestamp {
         match source.state {
             SourceState::Unhealthy => Timestamp::MIN,
@@ -172,7 +176,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Returns whether the target that a source offers was waited for `maxWaitSeconds`.
+    /// Returns whether the wait for the target that a source offers is over.
     pub(super) fn is_waited_out(&self, source: &SourceStatus) -> bool {
         self.has_come(self.waits_until(source))
     }

@@ -9,10 +9,10 @@ use super::times::end_of_wait;
 use crate::api::status::MAX_HISTORY;
 
 /// The minimum time between an automatic move between sources and the next one, unless both are failovers: a source
-/// that flips moves at most once a minute, while a second failure may follow the first one at once.
+/// that flips causes at most one move a minute, while a second failover may follow the first one at once.
 const MOVE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The minimum time between an automatic move and the second next one.
+/// The minimum time between the first and the third of three automatic moves.
 const TWO_MOVES_INTERVAL: Duration = Duration::from_secs(120);
 
 pub(super) fn push(

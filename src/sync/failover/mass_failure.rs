@@ -1,4 +1,5 @@
-//! Holds failovers that too many ExternalTargets want at once: more likely the checks are wrong than the targets.
+//! Holds failovers if too many ExternalTargets would fail over at once: more likely the checks are wrong than the
+//! targets.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,13 +19,13 @@ const ALLOWED_DIVISOR: usize = 5;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// The maximum number of decisions at once.
+/// The maximum number of successive decisions in one call of [`MassFailureGuard::decide`].
 const MAX_ROUNDS: usize = 3;
 
-/// Time after which a check has to fail again before a held failover is made.
+/// The minimum time between the start of a hold and the failed check that confirms the failover.
 const CONFIRM_AFTER: Duration = Duration::from_secs(30);
 
-/// The failovers of all ExternalTargets of the last minute, wanted or made. Withdrawals aren't among them.
+/// The failovers that were due or made within the last minute, and all held ones. Withdrawals aren't among them.
 #[derive(Debug, Default)]
 pub struct MassFailureGuard(HashMap<ServiceKey, Intent>);
 
@@ -32,17 +33,18 @@ pub struct MassFailureGuard(HashMap<ServiceKey, Intent>);
 #[derive(Debug)]
 struct Intent {
     since: Timestamp,
-    /// When it was last wanted or made.
+    /// When the failover was last due or made.
     last: Timestamp,
     is_allowed: bool,
 }
 
 impl MassFailureGuard {
-    /// Decides about one of `all` ExternalTargets. A failover that too many want is held: then the decision plans
-    /// checks of the failed target, and the first one that fails after 30 s confirms the failover.
+    /// Decides about one of `all` ExternalTargets. If too many would fail over, the failover is held: the decision
+    /// plans checks of the failed target, and the first check that fails 30 s or more after the start of the hold
+    /// confirms the failover.
     ///
-    /// After a change of the target it decides again, with the decided status as the former one. Then `moved` is the
-    /// reason of the first change.
+    /// After a change of the target the decision is made again, with the decided status as the former one. Then `moved`
+    /// is the reason of the first change, and `events` has the Events of all changes.
     pub fn decide(&mut self, key: &ServiceKey, all: usize, inputs: &Inputs<'_>) -> FailoverDecision {
         let mut decision = self.decide_once(key, all, inputs);
         let mut before = inputs.former.target.clone();
@@ -69,22 +71,24 @@ impl MassFailureGuard {
             self.forget(key);
             return decision;
         };
-        // Without a healthy source nothing is wanted; when one is healthy again, a held failover doesn't wait anew.
+        // Without a healthy source no failover is due. A held failover doesn't wait anew when a source is healthy
+        // again.
         if !decision.fails_over || self.is_allowed(key, all, failed_at, inputs.now) {
             return decision;
         }
         decide(&Inputs { is_failover_held: true, ..*inputs })
     }
 
-    /// Forgets a failover that isn't wanted any more, or whose ExternalTarget was deleted. One that was made still
-    /// counts.
+    /// Forgets a held failover: the target hasn't failed any more, or the ExternalTarget was deleted. A failover that
+    /// was allowed still counts.
     pub fn forget(&mut self, key: &ServiceKey) {
         if self.0.get(key).is_some_and(|intent| !intent.is_allowed) {
             self.0.remove(key);
         }
     }
 
-    /// Returns whether a failover may be made: too few ExternalTargets want one, or a check has failed again.
+    /// Returns whether a failover may be made: few enough are due or made, a check has failed again, or this failover
+    /// was allowed before.
     fn is_allowed(&mut self, key: &ServiceKey, all: usize, failed_at: Timestamp, now: Timestamp) -> bool {
         let is_recent = |intent: &Intent| elapsed(intent.last, now) < WINDOW;
         // Later times are from before the clock was set back.
@@ -138,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn second_look_that_disagrees_ends_the_hold() {
+    fn forgotten_hold_begins_anew() {
         let mut guard = MassFailureGuard::default();
         assert_eq!(held(&mut guard, 0..4, 10, 0), 1);
         guard.forget(&key(3));
@@ -167,7 +171,8 @@ mod tests {
         assert_eq!(held(&mut guard, 3..4, 10, 30), 0);
     }
 
-    /// Decides about an ExternalTarget whose target fails and whose other source passes, or not.
+    /// Returns whether an ExternalTarget fails over whose target `fails`, or not, and whose other source `passes`, or
+    /// not.
     fn moves(guard: &mut MassFailureGuard, number: usize, second: i64, fails: bool, passes: bool) -> bool {
         let mut harness = Harness::settled(&[("seoul", "a.example"), ("busan", "b.example")]);
         harness.now = at(second);

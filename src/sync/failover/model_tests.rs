@@ -35,7 +35,7 @@ const TARGETS: [&str; 8] = [
 enum Health {
     Works,
     Fails,
-    /// SERVFAIL of the second upstream, while the first one resolves it.
+    /// The first upstream resolves the hostname, the second one sends SERVFAIL.
     HalfServfail,
     /// No upstream answers.
     Silence,
@@ -97,7 +97,7 @@ impl World {
         NAMES.choose(&mut self.random).unwrap()
     }
 
-    /// Changes something that the program can't foresee.
+    /// Makes a random change: of an offer, a target, the upstreams, the policy, the specification or the leader.
     fn disturb(&mut self) {
         let (name, of) = (self.chosen(), *TARGETS.choose(&mut self.random).unwrap());
         let offer = self.offers.get_mut(name).unwrap();
@@ -281,7 +281,8 @@ impl World {
         }
     }
 
-    /// Returns whether this leader has seen no failure of a target for as long as the failback waits.
+    /// Returns whether this leader has seen no `failureThreshold` failures of a target in a row within the last
+    /// `failback.afterSeconds`.
     fn was_healthy_long_enough(&self, target: &Target) -> bool {
         let Failback::Automatic { after } = self.harness.spec.failback else { return false };
         let results = self.seen.get(&target.to_string()).map_or(&[][..], |seen| seen);
@@ -325,8 +326,8 @@ impl World {
         failures.count() >= self.harness.spec.check.failure_threshold as usize
     }
 
-    /// Lets time pass until `until`, with each check and each decision when it is due. A decision is made at other
-    /// times, too: before the last one asks for it, nothing may change.
+    /// Lets time pass until `until`, with each check and each decision when it is due. A decision at a random time
+    /// before the next one is due must change nothing.
     fn run(&mut self, until: Timestamp) {
         loop {
             let decision = self.decide();
@@ -364,13 +365,13 @@ impl World {
             assert_eq!(
                 self.harness.peek().status,
                 decision.status,
-                "{context}: the decision changes between two looks"
+                "{context}: the decision changes before the next one is due"
             );
             self.harness.now = now;
         }
     }
 
-    /// The most preferred source that works.
+    /// Returns the most preferred source that works.
     fn best(&self) -> Option<&String> {
         let works = |name: &&String| {
             let offer = &self.offers[name.as_str()];
@@ -412,7 +413,7 @@ fn random_histories_follow_the_rules() {
             let wait = Duration::from_millis(world.random.random_range(0..wait));
             let (before, silent) = (world.moves.len(), world.silent);
             world.run(later(world.harness.now, wait));
-            // Silence longer than two periods: only what isn't the health of a target moves anything.
+            // Later than two periods after the last answer of an upstream, no move may be caused by results of checks.
             let limit = world.harness.spec.check.period * 2 + Duration::from_secs(2);
             let is_of_health = |(at, reason): &&(Timestamp, MoveReason)| {
                 let failover =
@@ -450,7 +451,7 @@ fn random_histories_follow_the_rules() {
     assert_eq!(reasons.len(), 8, "some rule was never used: {reasons:?}");
 }
 
-/// Two sources at rest, with these settings of the failback.
+/// Two healthy sources, the first of which is announced. A failback waits `after` seconds.
 fn two_sources(after: u64) -> World {
     let mut world = World::new(0);
     let harness = Harness::new(&[("seoul", ""), ("busan", "")]);
@@ -514,7 +515,7 @@ fn servfail_at_one_upstream_is_a_failure() {
 }
 
 #[test]
-fn new_hostname_is_announced_within_four_seconds() {
+fn new_hostname_is_announced_within_two_seconds() {
     let mut world = two_sources(300);
     world.health.insert("new.example", Health::Fails);
     world.offers.get_mut("seoul").unwrap().target = Some(target("new.example"));

@@ -35,7 +35,8 @@ pub(super) struct Outlook<'a> {
 }
 
 impl Outlook<'_> {
-    /// Returns the position of the source in use, and its new target that isn't announced.
+    /// Returns the position of the source in use, and its new target; `None` if it offers none but the announced
+    /// target.
     pub(super) fn new_target(&self) -> Option<(usize, &Target)> {
         let current = self.current?;
         let position = self.facts.position_of(&current.source)?;
@@ -71,7 +72,8 @@ impl Outlook<'_> {
         }
         for position in facts.positions() {
             let Some(target) = facts.offered(position) else { continue };
-            // A target that was never checked is checked at once; the targets of a new leader are spread out.
+            // A new target is checked at once. After a change of the leader, the checks of known targets are spread
+            // out.
             let is_new =
                 self.sources[position].state == SourceState::Pending && facts.tally(target).is_empty();
             let is_awaited =
@@ -81,7 +83,8 @@ impl Outlook<'_> {
         checks
     }
 
-    /// Returns whether a source is announced as soon as it passes: there is no target, or it is of a removed source.
+    /// Returns whether a source may be announced as soon as its target passes: no target is announced, or the announced
+    /// one is of a removed source.
     fn may_be_next(&self, position: usize) -> bool {
         let pin = self.facts.input.spec.pin.as_deref();
         let is_next = match self.current {

@@ -39,7 +39,7 @@ impl Rules<'_> {
             let first = self.first_in_order(|position| self.is_ready(position)).filter(|_| pin.is_none());
             return move_to(first, MoveReason::SourcesEdited);
         };
-        // A pinned source is followed to its new target like any other source: once that passes a check.
+        // The new target of a pinned source is announced like that of any other source: once it passes a check.
         let new = facts.offered(position).filter(|offered| !is_same(offered, &current.target));
         if new.is_some_and(|new| facts.is_passing(new)) {
             return Choice::Move(position, MoveReason::TargetChanged);
@@ -67,11 +67,11 @@ impl Rules<'_> {
         if pin.is_some() { Choice::Stay } else { self.preferred(position) }
     }
 
-    /// Chooses a source that stands before the source in use.
+    /// Chooses a source that stands before the source in use, if one may replace it.
     fn preferred(&self, position: usize) -> Choice {
         let facts = self.facts;
-        // The former status has the order and the name before the edit. Where the new first source becomes healthy only
-        // later, the move is a failback.
+        // The former status has the order of the sources, and the name of the source in use, before the edit. If the
+        // new first source becomes healthy only later, the move is a failback.
         let status = facts.input.former;
         let former = |name: &str| status.sources.iter().position(|source| source.name == name);
         let current_position = status.target.as_ref().and_then(|target| former(&target.source));
@@ -113,7 +113,8 @@ impl Rules<'_> {
             facts.input.offers[*position].is_live_link && facts.offered(*position).is_some()
         };
         let live = facts.positions().find(is_live_link);
-        // After a withdrawal each second without a target is an outage: a healthy source doesn't wait for others.
+        // After a withdrawal each second without a target is an outage: a healthy source is announced without a wait
+        // for more preferred ones.
         let healthy = || self.healthy_except(None).filter(|_| !self.history.is_empty());
         if let Some(position) = live.or_else(healthy) {
             return Choice::Move(position, MoveReason::Announced);
@@ -130,7 +131,8 @@ impl Rules<'_> {
         move_to(facts.positions().find(waited).filter(|_| is_over), MoveReason::CutoverTimedOut)
     }
 
-    /// Returns the most preferred source that works. Each source before it has failed a check, or was waited for.
+    /// Returns the most preferred source that works. Each source before it has failed a check, or has had no result for
+    /// [`NO_RESULT`].
     fn first_in_order(&self, works: impl Fn(usize) -> bool) -> Option<usize> {
         let facts = self.facts;
         let is_passed_over = |position: usize| {
@@ -152,7 +154,7 @@ impl Rules<'_> {
         None
     }
 
-    /// Returns whether a source is healthy, and passed a check of this leader within the last period.
+    /// Returns whether a source is healthy, and its target passes the checks of this leader ([`Facts::is_passing`]).
     fn is_ready(&self, position: usize) -> bool {
         self.sources[position].state == SourceState::Healthy
             && self.facts.offered(position).is_some_and(|target| self.facts.is_passing(target))

@@ -26,7 +26,7 @@ fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus 
     let (state, message) = match (offered, &facts.input.offers[position].refusal) {
         (Some(target), _) => checked(facts, is_standby, target, known),
         (None, Some(Refusal { message, .. })) => (SourceState::Refused, message.clone()),
-        // The target policy has changed, and `refusal` isn't updated yet.
+        // Only `denied` refuses the target, which the caller determines apart from `refusal`.
         (None, None) if facts.input.offers[position].target.is_some() => {
             (SourceState::Refused, "the target policy denies its target".to_owned())
         }
@@ -36,8 +36,8 @@ fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus 
     SourceStatus { name: name.to_owned(), state, offers, since, message: cut(message) }
 }
 
-/// Returns a target as text that differs for different targets, whatever the order of addresses: where some addresses
-/// aren't shown, it ends in a hash of all.
+/// Returns a target as text: the same text for the same addresses in any order, another text for another target. If
+/// some addresses aren't shown, the text ends in a hash of all.
 fn text_of(target: &Target) -> String {
     let Target::Addresses(addresses) = target else { return target.to_string() };
     let mut addresses = addresses.clone();
@@ -48,9 +48,9 @@ fn text_of(target: &Target) -> String {
     if is_whole { text } else { format!("{text} ({})", &hash_of(&all)[..HASH_DIGITS[0]]) }
 }
 
-/// Returns the state of a source that offers a target. As for load balancers of clouds, the first pass makes a new
-/// target healthy, and `successThreshold` counts on the way back from unhealthy. Clouds announce hostnames before they
-/// resolve: a new target of the source in use, and each target while none is announced, is pending for
+/// Returns the state and the message of a source that offers a target. As for load balancers of clouds, the first pass
+/// makes a new target healthy, and `successThreshold` counts on the way back from unhealthy. Clouds announce hostnames
+/// before they resolve: a new target of the source in use, and each target while none is announced, is pending for
 /// `maxWaitSeconds`.
 fn checked(
     facts: &Facts<'_>,

@@ -9,7 +9,7 @@ use crate::model::uid::Uid;
 pub struct FailoverSpec {
     /// `metadata.generation`.
     pub generation: i64,
-    /// The names of the sources, the preferred one first. They are distinct and not empty.
+    /// The distinct, nonempty names of the sources, the preferred one first. None if the specification is invalid.
     pub sources: Vec<String>,
     pub check: CheckSettings,
     /// `cutover.maxWaitSeconds`: how long a new target is waited for.
@@ -44,7 +44,7 @@ pub enum Failback {
 pub struct Offer {
     /// The uid of the Service; empty for fixed targets, and where there is no Service.
     pub uid: Uid,
-    /// The target; `None` while the load balancer is pending.
+    /// The target; `None` while the load balancer is pending, and without a permitted Service.
     pub target: Option<Target>,
     /// Why the source can't be used.
     pub refusal: Option<Refusal>,
@@ -83,7 +83,7 @@ pub enum RefusalReason {
     RefNotPermitted,
     /// The target policy denies the offered target.
     TargetRefused,
-    /// The check that the specification asks for isn't permitted.
+    /// The Service lacks the TCP port of the check, or the namespace may not check fixed targets by TCP.
     CheckRefused,
     /// The hostname policy denies a custom hostname.
     HostnameRefused,

@@ -1,5 +1,5 @@
-//! The status of an ExternalTarget: the last decision, and all that a new leader knows about earlier ones. All times are
-//! whole seconds.
+//! The status of an ExternalTarget: the last decision, and all that a new leader knows about earlier ones. All times
+//! are whole seconds.
 
 use jiff::Timestamp;
 
@@ -26,7 +26,8 @@ pub struct AnnouncedTarget {
     pub target: Target,
     pub uid: Uid,
     pub since: Timestamp,
-    /// Whether a check of the target has passed.
+    /// Whether a check of the target has passed, or the target wasn't checked because it consists of addresses without
+    /// a port.
     pub verified: bool,
 }
 
@@ -34,7 +35,7 @@ pub struct AnnouncedTarget {
 pub struct SourceStatus {
     pub name: String,
     pub state: SourceState,
-    /// The offered target, as text.
+    /// The offered target as text; `None` if the source is refused.
     pub offers: Option<String>,
     /// When the state or the offered target changed last.
     pub since: Timestamp,
@@ -57,7 +58,7 @@ pub struct FormerTarget {
     pub display: String,
     pub since: Timestamp,
     pub until: Timestamp,
-    /// Why it ended: a [`MoveReason`], or a text of a newer program.
+    /// Why it ended: a [`MoveReason`], or a text of a newer version.
     pub reason: String,
 }
 
@@ -68,7 +69,7 @@ pub enum MoveReason {
     Announced,
     /// The source names another target, which has passed a check.
     TargetChanged,
-    /// The source names another target, which was waited for in vain.
+    /// A new or a first target hasn't passed a check within `maxWaitSeconds` and is announced unverified.
     CutoverTimedOut,
     FailedOver,
     FailedBack,
@@ -135,8 +136,8 @@ pub(super) fn cut(mut message: String) -> String {
     message
 }
 
-/// Gives the conditions that have the written status the written times, too: a condition that changed and returned
-/// between two writes hasn't changed.
+/// Sets the time of each decided condition whose status equals the written one to the written time: a condition that
+/// changed and returned between two writes hasn't changed.
 pub fn restore_times(decided: &mut FailoverStatus, written: &FailoverStatus) {
     for condition in &mut decided.conditions {
         let known = written.condition(condition.kind).filter(|known| known.status == condition.status);

@@ -47,7 +47,7 @@ pub(super) struct Harness {
     pub(super) status: FailoverStatus,
     pub(super) present_target: Option<(Target, Uid)>,
     pub(super) is_written: bool,
-    /// The Services that live although no source offers them.
+    /// The uids of further existing Services, which needn't be sources.
     pub(super) unlisted: Vec<Uid>,
     pub(super) denied: Vec<Target>,
     pub(super) refusal: Option<Refusal>,
@@ -56,8 +56,8 @@ pub(super) struct Harness {
 }
 
 impl Harness {
-    /// An ExternalTarget with these sources, by name and offered target; `""` offers none. The
-    /// settings are the ones that the program assumes.
+    /// An ExternalTarget with these sources, by name and offered target; `""` offers none. The settings are the
+    /// defaults of the API.
     pub(super) fn new(sources: &[(&str, &str)]) -> Self {
         let check = CheckSettings {
             period: Duration::from_secs(30),
@@ -89,7 +89,8 @@ impl Harness {
         }
     }
 
-    /// An ExternalTarget whose sources have passed two checks, so that the first source is announced.
+    /// An ExternalTarget whose sources have passed three checks, the last one at second 0. The first source is
+    /// announced.
     pub(super) fn settled(sources: &[(&str, &str)]) -> Self {
         let mut harness = Self::new(sources);
         for second in [-60, -30, 0] {
@@ -190,7 +191,7 @@ impl Harness {
         self.record(target, &[CheckOutcome::Failed("NXDOMAIN".to_owned())]);
     }
 
-    /// Lets a check fail as often as `failureThreshold` says.
+    /// Lets a check fail three times, the default of `failureThreshold`.
     pub(super) fn fail_thrice(&mut self, target: &str) {
         (0..3).for_each(|_| self.fail(target));
     }
@@ -217,7 +218,7 @@ impl Harness {
     }
 }
 
-/// What a Service of this name offers.
+/// The offer of a Service with this uid; the target `""` is none.
 pub(super) fn offer(name: &str, target: &str) -> Offer {
     let target = (!target.is_empty()).then(|| self::target(target));
     Offer { uid: Uid::from(name), target, ..Offer::default() }

@@ -18,7 +18,7 @@ pub(super) fn later(at: Timestamp, by: Duration) -> Timestamp {
     at.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
-/// Returns when a wait is over that began at a time of the status. One second more, because that time is rounded down:
+/// Returns the end of a wait that began at a time of the status. One second is added because that time is rounded down:
 /// no wait is shorter than the specification says.
 pub(crate) fn end_of_wait(since: Timestamp, wait: Duration) -> Timestamp {
     later(since, wait.saturating_add(Duration::from_secs(1)))

@@ -11,7 +11,8 @@ use crate::model::hostname::Hostname;
 #[derive(Debug, Default)]
 pub struct UpstreamAnswers(HashMap<SocketAddr, LastAnswers>);
 
-/// The last answers of an upstream for two different names: enough to know the last one for any other name.
+/// The last answers of an upstream for two different names: enough to know the last answer for a name other than a
+/// given one.
 #[derive(Debug)]
 struct LastAnswers {
     newest: (Hostname, Timestamp),
@@ -19,10 +20,10 @@ struct LastAnswers {
 }
 
 impl UpstreamAnswers {
-    /// Records an answer other than SERVFAIL.
+    /// Records an answer that can be used: SERVFAIL and REFUSED, for example, are no answers.
     pub fn record(&mut self, upstream: SocketAddr, question: &Hostname, at: Timestamp) {
         let answer = (question.clone(), at);
-        // A later time is from before the clock was set back.
+        // A recorded time later than `at` is from before the clock was set back.
         let known = self.0.get_mut(&upstream).filter(|last| last.newest.1 <= at);
         let Some(last) = known else {
             self.0.insert(upstream, LastAnswers { newest: answer, other: None });

@@ -20,7 +20,7 @@ use crate::sync::source::selection::{Membership, Selection};
 
 /// Maximum number of concurrent look-ups.
 const MAX_LOOK_UPS: usize = 8;
-/// The time between two look-ups of a Service, while the API server refuses them or the Service exists.
+/// The time between two look-ups of a Service, while they fail or the Service exists.
 const REPEAT_AFTER: Duration = Duration::from_secs(5);
 
 /// A Service that the watch lacks, and its uid.
@@ -56,8 +56,9 @@ pub(super) struct LookUpEnd {
 }
 
 impl Absences {
-    /// Returns whether it is confirmed that the Service with this uid is gone, whose target this ExternalTarget
-    /// announces. Otherwise queues a look-up, unless one was made within the last [`REPEAT_AFTER`].
+    /// Returns whether a look-up has confirmed that the Service with this uid is gone; the ExternalTarget `object`
+    /// announces its target. Otherwise queues a look-up, unless one is queued, under way, or ended within the last
+    /// [`REPEAT_AFTER`].
     pub(super) fn confirm_gone(&mut self, object: &ServiceKey, service: &ServiceKey, uid: &Uid) -> bool {
         let missing = (service.clone(), uid.clone());
         if self.by_object.get(object) != Some(&missing) {
@@ -75,14 +76,15 @@ impl Absences {
         absence.is_confirmed
     }
 
-    /// Returns when the Service that an ExternalTarget waits for may be looked up again.
+    /// Returns when the Service that an ExternalTarget waits for may be looked up again; `None` if no look-up has
+    /// ended, another one is queued or under way, or the Service is gone.
     pub(super) fn due(&self, object: &ServiceKey) -> Option<Instant> {
         let absence = self.states.get(self.by_object.get(object)?)?;
         let is_over = absence.is_confirmed || absence.is_asked;
         absence.ended.filter(|_| !is_over).map(|at| at + REPEAT_AFTER)
     }
 
-    /// Forgets an ExternalTarget, and the Services that no other one waits for.
+    /// Forgets an ExternalTarget, and its Service if no other ExternalTarget waits for it.
     pub(super) fn forget(&mut self, object: &ServiceKey) {
         let Some(missing) = self.by_object.remove(object) else { return };
         if let Some(absence) = self.states.get_mut(&missing) {
@@ -139,7 +141,7 @@ impl Absences {
     }
 }
 
-/// The Services to look up. Namespaces take turns, so that one with many of them delays no other.
+/// The Services to look up. Namespaces take turns, so that a namespace with many look-ups delays no other namespace.
 #[derive(Default)]
 struct Turns {
     by_namespace: BTreeMap<String, VecDeque<Missing>>,
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn service_is_gone_only_if_the_api_server_lacks_it() {
+    async fn service_with_another_uid_or_type_is_gone() {
         for (uid, kind, expected) in [
             ("known", "LoadBalancer", false),
             ("known", "ClusterIP", true),

@@ -26,8 +26,8 @@ fn recorded(status: &ExternalTargetStatus) -> Option<&Condition> {
     status.conditions.iter().find(|condition| condition.type_ == ALERTS_READY)
 }
 
-/// Adds the condition AlertsReady to the status that the leader writes: what is known about the PrometheusRule by now,
-/// or the condition that the object has. `is_exported` is whether the metrics are exported that the alerts need.
+/// Adds the condition AlertsReady to the status that the leader writes: from the state of the PrometheusRule, or, while
+/// that isn't known, as the object has it. `is_exported` tells whether the metrics that the alerts need are exported.
 pub(super) fn add_condition(
     after: &mut ExternalTargetStatus,
     object: &ObservedExternalTarget,
@@ -50,7 +50,8 @@ fn alerts_ready(
 ) -> Option<Condition> {
     use RuleState::{Absent, Conflict, Forbidden, NotInstalled, Refused, Written};
     if object.spec.alerts.is_none() {
-        // Without the permission a written rule may remain: keep the condition, so that its removal is tried again.
+        // Without the permission a written rule may remain: keep the condition, so that the removal of the
+        // rule is tried again.
         let is_over = |former: &&Condition| match state {
             Some(Absent | NotInstalled) => true,
             Some(Forbidden(_)) => former.status != "True",
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn condition_tells_how_the_rule_stands() {
+    fn condition_reports_the_state_of_the_rule() {
         for (state, status, reason) in [
             (RuleState::Written, "True", "RuleWritten"),
             (RuleState::NotInstalled, "False", "PrometheusRuleNotInstalled"),
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn condition_goes_with_the_rule() {
+    fn condition_is_removed_after_the_rule() {
         assert_eq!(made(false, Some(&former()), None), Some(former()));
         for state in [RuleState::Absent, RuleState::NotInstalled] {
             assert_eq!(made(false, Some(&former()), Some(state)), None);

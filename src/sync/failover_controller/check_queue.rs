@@ -1,5 +1,5 @@
-//! The checks that wait for their turn, and those under way. Equal checks of several ExternalTargets are made once.
-//! Namespaces take turns, so that a namespace with many checks delays no other.
+//! The checks that wait for their turn, and the checks under way. Equal checks of several ExternalTargets are made
+//! once. Namespaces take turns, so that a namespace with many checks delays no other namespace.
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +19,8 @@ const MAX_UNDER_WAY: usize = 64;
 /// The maximum number of checks that start within [`WINDOW`].
 const MAX_STARTS: usize = 200;
 const WINDOW: Duration = Duration::from_secs(1);
-/// A namespace has a quarter of both limits; more only while no namespace with less than its quarter has a queued check.
+/// A namespace has a quarter of both limits; more only while no namespace with less than its quarter has a queued
+/// check.
 const SHARES: usize = 4;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +86,7 @@ struct Namespace {
 // === impl CheckQueue ===
 
 impl CheckQueue {
-    /// Queues a check, unless an equal one is queued or under way.
+    /// Adds a waiter to a check, and queues the check unless it is queued or under way.
     pub fn add(&mut self, key: CheckKey, waiter: ServiceKey) {
         let key = self.checks.get_key_value(&key).map_or_else(|| Arc::new(key), |(key, _)| Arc::clone(key));
         let check = self.checks.entry(Arc::clone(&key)).or_insert_with(|| {
@@ -93,7 +94,7 @@ impl CheckQueue {
             Check { number: self.checks_added, waiters: BTreeSet::new(), started_for: None }
         });
         if check.started_for.is_none() {
-            // Also if another namespace has queued it: its own turn may come first.
+            // Also if another namespace has queued the check: the turn of the waiter's namespace may come first.
             self.namespaces.add(waiter.namespace(), check.number, &key);
         }
         check.waiters.insert(waiter.clone());
@@ -123,7 +124,8 @@ impl CheckQueue {
         Some(CheckKey::clone(&key))
     }
 
-    /// Returns when [`Self::next`] has a check; `None` if nothing is queued, or if one under way must end first.
+    /// Returns when [`Self::next`] has a check; `None` if nothing is queued, or if a check under way must end
+    /// first.
     #[must_use]
     pub fn due(&self, now: Instant) -> Option<Instant> {
         if self.namespaces.turns.is_empty() || self.under_way >= MAX_UNDER_WAY {
@@ -133,7 +135,7 @@ impl CheckQueue {
         Some(first.map_or(now, |(at, _)| now.max(*at + WINDOW)))
     }
 
-    /// Ends a check that is under way, and returns its waiters.
+    /// Ends a check, and returns its waiters; none if the check isn't under way.
     pub fn done(&mut self, key: &CheckKey) -> Vec<ServiceKey> {
         let is_under_way = self.checks.get(key).is_some_and(|check| check.started_for.is_some());
         let Some(check) = is_under_way.then(|| self.checks.remove(key)).flatten() else { return Vec::new() };
@@ -147,7 +149,7 @@ impl CheckQueue {
         check.waiters.into_iter().collect()
     }
 
-    /// Removes a waiter, and the queued checks that no other one waits for.
+    /// Removes a waiter, and the queued checks that have no other waiter.
     pub fn forget(&mut self, waiter: &ServiceKey) {
         for key in self.waiters.remove(waiter).into_iter().flatten() {
             self.leave(&key, waiter);
@@ -168,7 +170,7 @@ impl CheckQueue {
         }
     }
 
-    /// Removes a waiter from the queued checks that aren't among these.
+    /// Removes a waiter from the queued checks that aren't `wanted`.
     pub fn retain(&mut self, waiter: &ServiceKey, wanted: &[CheckKey]) {
         let Some(waiting) = self.waiters.get(waiter) else { return };
         let is_queued =
@@ -224,8 +226,8 @@ impl Namespaces {
         self.update(name, |_| ());
     }
 
-    /// Returns the next namespace and its oldest check. At most six namespaces can have used their quarter (three per
-    /// limit) before a limit is reached.
+    /// Returns the next namespace and its oldest check. The search is short: at most six namespaces can have used their
+    /// quarter (three per limit) before a limit is reached.
     fn next(&mut self) -> Option<(Arc<str>, Arc<CheckKey>)> {
         let has_free_share =
             |(_, name): &(&u64, &Arc<str>)| self.by_name.get(*name).is_some_and(Namespace::has_free_share);

@@ -1,4 +1,4 @@
-//! Checks of targets: DNS through a function of the wiring, because `sync` doesn't use `dns`; TCP here.
+//! Checks of targets: DNS through a function from `src/app`, because `sync` doesn't use `dns`; TCP here.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,18 +21,21 @@ const MAX_CONNECTIONS: usize = 4;
 /// The result of a check: of DNS for a hostname, and of a connection if the check has a port.
 #[derive(Clone, Debug)]
 pub struct TargetCheckResult {
-    /// When the answers had come, before the upstreams without an answer were asked another question.
+    /// When the answers had come, before upstreams without an answer were asked another question and before connections
+    /// were made.
     pub at: Timestamp,
-    /// One outcome for each upstream that was asked.
+    /// For a hostname one outcome for each upstream that was asked, for addresses one pass; and one more if no address
+    /// accepts a connection.
     pub outcomes: Vec<CheckOutcome>,
-    /// The first addresses that the target policy allows.
+    /// The addresses to connect to. For a hostname the first ones of each upstream's answer that the target policy
+    /// allows.
     pub addresses: Vec<IpAddr>,
     /// The upstreams that have answered, with the question and the time.
     pub answers: Vec<(SocketAddr, Hostname, Timestamp)>,
 }
 
-/// Checks a hostname at each upstream, without caches. `own` are the DNS names of the ExternalTarget, to which its
-/// targets mustn't lead back.
+/// Checks a hostname at each upstream, without caches, with a timeout. The names are the DNS names of the
+/// ExternalTargets that wait for the check: the hostname mustn't lead back to them.
 pub type CheckDns =
     Arc<dyn Fn(Hostname, Vec<Name>, Duration) -> BoxFuture<'static, TargetCheckResult> + Send + Sync>;
 
@@ -70,7 +73,7 @@ pub(super) async fn check(key: CheckKey, own: Vec<Name>, check_dns: CheckDns) ->
     CheckEnd { key, result }
 }
 
-/// Connects to the addresses in parallel, and closes the connections.
+/// Connects to the first [`MAX_CONNECTIONS`] addresses in parallel, and closes the connections.
 ///
 /// # Errors
 /// If no address accepts a connection: the error of the first one.

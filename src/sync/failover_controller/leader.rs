@@ -52,11 +52,11 @@ use crate::sync::k8s::refusals::RefusalLog;
 
 /// Maximum number of concurrent writes of statuses.
 const MAX_WRITES: usize = 16;
-/// The time that the external target has to follow a new target before the ExternalTarget isn't Ready.
+/// How long the external target may lag behind a new target before the ExternalTarget isn't Ready any more.
 const WRITE_LAG: Duration = Duration::from_secs(10);
-/// The time after an announcement in which a status with Ready isn't delayed.
+/// The time after an announcement in which a change of Ready to True is written at once.
 const FIRST_READY: Duration = Duration::from_secs(60);
-/// The time after which an ExternalTarget is looked at again whose sources aren't all listed yet.
+/// The time after which a decision that waits for a complete list is tried again.
 const LIST_WAIT: Duration = Duration::from_secs(5);
 /// The longest timer: wall clock times are compared again after it, because the clock may have been set.
 const MAX_TIMER: Duration = Duration::from_secs(60);
@@ -64,19 +64,19 @@ const MAX_TIMER: Duration = Duration::from_secs(60);
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of decisions before other tasks have a turn.
 const MAX_DECISIONS: usize = 64;
-/// Multiplied by the number of ExternalTargets: the shortest time between two decisions about the same ExternalTarget.
-/// So there are at most 2,000 decisions a second.
+/// Multiplied by the number of ExternalTargets: the shortest time between two decisions about the same ExternalTarget
+/// after changes of objects and check results. So these cause at most 2,000 decisions a second.
 const DECISION_INTERVAL: Duration = Duration::from_micros(500);
-/// Maximum number of changes that are reported after a write of the status; the newest ones count.
+/// Maximum number of changes that are reported after a write of the status: the newest ones.
 const MAX_EVENTS: usize = 16;
 /// Maximum number of ExternalTargets with metrics of their own.
 const MAX_METRICS: usize = 1000;
-/// Maximum number with which they get metrics again.
+/// Maximum number of ExternalTargets at which their metrics are exported again.
 const MAX_METRICS_AGAIN: usize = 950;
 
 /// The state of a term of leadership.
 pub(super) struct Leader {
-    /// The term; `None` while another replica leads.
+    /// The term; `None` while this replica doesn't lead, and with `--sync off`.
     pub(super) term: Option<u64>,
     /// The ExternalTargets to decide about. Slow and refused writes don't delay decisions.
     pub(super) to_decide: WorkQueue<()>,
@@ -125,11 +125,11 @@ impl Default for Leader {
 
 /// What the leader knows about an ExternalTarget.
 struct DecisionState {
-    /// The last decision of this term, written or not.
+    /// The last decision of this term, written or not; before it, and after another client's change, the stored status.
     status: FailoverStatus,
     /// When the last decision was made.
     last: Option<Instant>,
-    /// The status that was sent last.
+    /// The status that was sent last; with `--sync plan` the one that was logged last.
     sent: Option<ExternalTargetStatus>,
     records: CheckRecords,
     /// The resourceVersion for which the API server has returned a conflict, and since when.
@@ -160,8 +160,8 @@ impl DecisionState {
 }
 
 impl Leader {
-    /// Processes a new version of an ExternalTarget, or the first one. If another client has changed the status,
-    /// decisions begin with that.
+    /// Processes a new version of an ExternalTarget. If another client has changed the status, the next decision begins
+    /// with the changed status.
     pub(super) fn observed(
         &mut self,
         object: &ObservedExternalTarget,
@@ -177,7 +177,8 @@ impl Leader {
         }
     }
 
-    /// Records that an ExternalTarget has changed: earlier failures of its writes don't count any more.
+    /// Records that an ExternalTarget has changed: earlier failures of its writes don't count any more, unless the API
+    /// server has returned a conflict for this version.
     pub(super) fn changed(&mut self, key: &ServiceKey) {
         if self.states.get(key).is_some_and(|state| state.stale.is_none()) {
             self.to_write.changed(key);
@@ -193,8 +194,8 @@ impl Leader {
         self.to_write.forget(key);
     }
 
-    /// Queues a decision about one of `all` ExternalTargets. If it was decided just now, the decision waits: Services and
-    /// checks of a tenant that change all the time leave time for everything else.
+    /// Queues a decision about one of `all` ExternalTargets. If the last decision about it is recent, the new one
+    /// waits: a tenant whose objects change all the time doesn't delay the work of other tenants.
     pub(super) fn queue(&mut self, key: &ServiceKey, all: usize) {
         let interval = DECISION_INTERVAL.saturating_mul(u32::try_from(all).unwrap_or(u32::MAX));
         let last = self.states.get(key).and_then(|state| state.last);
@@ -227,7 +228,7 @@ impl FailoverController {
         self.queue_all();
     }
 
-    /// Begins or ends to export metrics of single ExternalTargets, by their number.
+    /// Starts or stops exporting metrics of single ExternalTargets, depending on the number of ExternalTargets.
     pub(super) fn limit_metrics(&mut self) {
         let max = if self.leader.is_exported { MAX_METRICS } else { MAX_METRICS_AGAIN };
         let is_exported = self.objects.len() <= max;
@@ -245,8 +246,8 @@ impl FailoverController {
         self.queue_all();
     }
 
-    /// Decides about queued ExternalTargets, and starts look-ups, checks and writes, up to their limits. Returns whether
-    /// decisions remain.
+    /// Decides about queued ExternalTargets, and starts look-ups, checks and writes, up to their limits. Returns
+    /// whether decisions remain, apart from retries.
     pub(super) fn drain(&mut self) -> bool {
         for _ in 0..MAX_DECISIONS {
             let Some(key) = self.leader.to_decide.next() else { break };
@@ -284,7 +285,7 @@ impl FailoverController {
         names.iter().filter_map(|name| Name::from_ascii(format!("{name}.")).ok()).collect()
     }
 
-    /// Returns whether everything is listed that decisions about an ExternalTarget depend on.
+    /// Returns whether this replica leads, and all lists that a decision about this ExternalTarget needs are complete.
     fn may_decide(&self, object: &ObservedExternalTarget) -> bool {
         let Some(term) = self.leader.term else { return false };
         let epoch = ListEpoch { term, rewinds: self.context.rewinds.count() };
@@ -343,7 +344,8 @@ impl FailoverController {
             let named = || object.service_named(&announced?.source);
             let service = seen.map(|seen| seen.key.clone()).or_else(named);
             let service = service.filter(|service| sources.selection.watches(service.namespace()));
-            // Without its name it can't be looked up.
+            // A Service without a known name, or in a namespace that isn't watched, can't be looked up: it counts as
+            // gone.
             service.is_some_and(|service| {
                 is_missing.set(true);
                 !absences.borrow_mut().confirm_gone(key, &service, uid)
@@ -377,7 +379,6 @@ impl FailoverController {
         state.events.drain(..state.events.len().saturating_sub(MAX_EVENTS));
         restore_times(&mut state.status, &from_stored(&object.status));
 
-        // Checks.
         let timeout = spec.check.timeout;
         let check_of = |planned: &PlannedCheck| CheckKey {
             target: planned.target.clone(),
@@ -432,7 +433,7 @@ impl FailoverController {
     /// Writes the decided status, unless the API server has it.
     fn publish(&mut self, key: &ServiceKey) {
         let link = self.context.store.get(key);
-        // Nothing is written while a list is incomplete: the next complete list queues a decision.
+        // Nothing is written until the lists of this term are complete: each complete list queues a decision.
         let followed = self.objects.get(key).filter(|followed| self.may_decide(&followed.object));
         let (Some(followed), Some(state)) = (followed, self.leader.states.get_mut(key)) else { return };
         let object = &followed.object;
@@ -484,7 +485,8 @@ impl FailoverController {
         if let Some(pause) = self.leader.to_write.throttled_for(key, &after) {
             return self.leader.to_write.add_within(key, pause);
         }
-        // `kubectl wait` and GitOps tools wait for a new ExternalTarget. Afterwards only changes of targets are urgent.
+        // Urgent are a changed target, a changed spec, and Ready becoming True soon after a move: `kubectl wait` and
+        // GitOps tools wait for these.
         let is_first_ready = is_ready
             && !is_condition_true(&before, "Ready")
             && status
@@ -532,15 +534,14 @@ impl FailoverController {
                 }
                 self.leader.to_write.succeeded(&key);
                 if std::mem::take(&mut self.leader.is_unanswered) {
-                    // The API server answers again.
                     self.leader.to_write.resume();
                 }
                 if let Some(sent) = sent
                     && let Some(pause) = self.leader.to_write.record_write(&key, &sent)
                 {
                     warn!(
-                        "ExternalTarget {key}: another client changes the status that is written; it is written again, \
-                         and then not before {pause:.0?} have passed"
+                        "ExternalTarget {key}: another client changes the written status; it was written again, and \
+                         the next write is made after {pause:.0?}"
                     );
                 }
                 self.report_changes(&key);
@@ -650,7 +651,7 @@ fn is_condition_true(status: &ExternalTargetStatus, kind: &str) -> bool {
     status.conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
-/// Returns the target of an override, and the uid of the Service that has it.
+/// Returns the target of an override, and the uid of the Service that has it; `None` if no target is announced.
 fn target_of(by: &LinkOverride) -> Option<(Target, Uid)> {
     match &by.announced {
         Announcement::Target(target) => Some((target.clone(), by.service_uid.clone())),
@@ -658,8 +659,8 @@ fn target_of(by: &LinkOverride) -> Option<(Target, Uid)> {
     }
 }
 
-/// Returns whether the external target counts as written. Within [`WRITE_LAG`] after an announcement it does without
-/// pointing at the target; then also returns the end of that time.
+/// Returns whether the external target counts as written: it exists and points at the target of the link. Within
+/// [`WRITE_LAG`] after an announcement it may point at another target; then the end of that time is returned, too.
 fn write_progress(
     object: &ObservedExternalTarget,
     link: Option<&Link>,
@@ -686,7 +687,7 @@ fn reason_of(reason: EventReason) -> Reason {
     }
 }
 
-/// Returns the Event's reason for a reason of the condition Accepted.
+/// Returns the Event's reason for a reason of the condition Accepted; `None` for other texts.
 fn reason_of_refusal(reason: &str) -> Option<Reason> {
     Some(match RefusalReason::ALL.into_iter().find(|known| known.as_str() == reason)? {
         RefusalReason::RefNotPermitted => Reason::RefNotPermitted,

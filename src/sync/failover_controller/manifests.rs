@@ -1,5 +1,6 @@
-//! ExternalTargets of manifests. Without an API server there is no status to write and no leader that checks: a status in
-//! the manifest is the decision, and without one the first source that has a target is in use.
+//! ExternalTargets of manifests. Without an API server there is no status to write and no leader that checks: a status
+//! in the manifest is the decision. Without one the pinned source is in use, or without a pin the first source that
+//! has a target.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -84,7 +85,7 @@ impl ManifestOverrides {
         let mut numbers = [("verified", 0), ("unverified", 0), ("none", 0)];
         for object in objects {
             let mut object = ObservedExternalTarget::new(ExternalTarget::clone(object));
-            // What only a check would need isn't refused.
+            // No source is refused because of a check that isn't made.
             object.spec.check = None;
             let key = object.key.clone();
             if object.has_own_service()
@@ -124,7 +125,8 @@ impl ManifestOverrides {
     }
 }
 
-/// Returns the override by an ExternalTarget, and what of it can't be used. `present` is the override so far.
+/// Returns the override by an ExternalTarget, and an error about the parts that can't be used. `present` is the
+/// override so far.
 fn decide(
     followed: &Followed,
     sources: &Sources<'_>,
@@ -143,13 +145,13 @@ fn decide(
         Announcement::Withdrawn | Announcement::Target(_) => link_override,
     };
     if link_override.refused {
-        errors.push("the target in its status isn't allowed".to_owned());
+        errors.push("the target in its status isn't allowed or can't be read".to_owned());
     }
     (link_override, (!errors.is_empty()).then(|| errors.join("; ")))
 }
 
-/// Returns the override to the pinned source, or else to the first source that has a target. `link_override` has no
-/// target.
+/// Returns the override to the pinned source, or without a pin to the first source that has a target. If there is none,
+/// the source in use stays, or the target is withdrawn. `link_override` has no target.
 fn choose(
     followed: &Followed,
     sources: &Sources<'_>,

@@ -12,8 +12,8 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::uid::Uid;
 use crate::sync::failover::spec::{Refusal, RefusalReason};
 
-/// Returns the override by an ExternalTarget. `present` is the current override of the link, which is from the external
-/// target while the ExternalTarget isn't read.
+/// Returns the override by an ExternalTarget. `present` is the current override of the link: until the ExternalTarget
+/// is read, it comes from the external target.
 pub(super) fn link_override(
     followed: &Followed,
     sources: &Sources<'_>,
@@ -54,7 +54,7 @@ pub(super) fn link_override(
         return LinkOverride { announced: Announcement::Withdrawn, ..link_override };
     }
     match present.filter(|present| matches!(present.announced, Announcement::Target(_))) {
-        // The status has no target yet: keep that of the external target until the leader decides.
+        // The status has no target yet, or is lost: keep the present target until the leader decides.
         Some(standing) => LinkOverride {
             uid: link_override.uid,
             created: link_override.created,
@@ -82,8 +82,8 @@ pub(super) fn former_source(followed: &Followed, sources: &Sources<'_>) -> Optio
     sources.key_of(&uid).map(|key| FormerSource { key, uid }).or(known)
 }
 
-/// Returns the settings of an ExternalTarget, and why some of its DNS names are denied. Settings that the spec omits are
-/// those of the Service of the same name while it is a source.
+/// Returns the settings of an ExternalTarget, and why the first of its denied custom hostnames is denied. Settings that
+/// the spec omits are those of the Service of the same name while it is a source.
 pub(super) fn annotations(
     object: &ObservedExternalTarget,
     policy: &HostnamePolicy,

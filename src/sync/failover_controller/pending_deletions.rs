@@ -15,16 +15,16 @@ use crate::model::uid::Uid;
 use crate::sync::k8s::discovery::is_served;
 use crate::sync::k8s::errors::retry_after;
 
-/// The shortest and the longest time between two discovery requests while an answer is needed.
+/// The first and the longest pause after a failed discovery request, unless the API server requests another one.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// The number of refusals in a row (403) after which a permission counts as missing. An API server that has just started
-/// refuses everything for a moment, because it hasn't read the roles yet.
+/// The number of refusals in a row (403) after which a permission counts as missing. An API server that has just
+/// started refuses everything for a moment, because it hasn't read the roles yet.
 pub(super) const REFUSALS_AT_START: u32 = 4;
 /// Timeout of a discovery request.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An ExternalTarget that is missing. Discovery tells whether the object was deleted, or the CRD.
+/// An ExternalTarget that is missing.
 #[derive(Debug)]
 pub(super) struct PendingDeletion {
     pub(super) uid: Uid,
@@ -41,15 +41,15 @@ pub(super) struct PendingDeletions {
     refusals: u32,
     /// The number of requests in a row that failed otherwise.
     failures: u32,
-    /// When the next request is due before the regular one: the last one failed, or an ExternalTarget was deleted after
-    /// it was sent.
+    /// When the next request is due before the regular one: the last one failed, a list was refused, or an
+    /// ExternalTarget was deleted after the last one was sent.
     discovery_due: Option<Instant>,
     /// Since when the API server doesn't serve ExternalTargets, and until when their last targets stay.
     unserved: Option<(std::time::Instant, Option<Instant>)>,
 }
 
 impl PendingDeletions {
-    /// Records that an ExternalTarget is missing, and sends a discovery request.
+    /// Records that an ExternalTarget is missing, and sends a discovery request unless one is under way.
     pub(super) fn add(&mut self, key: ServiceKey, uid: Uid, client: &Client) {
         self.waiting.insert(key, PendingDeletion { uid, since: std::time::Instant::now() });
         self.discover(client);
@@ -78,13 +78,13 @@ impl PendingDeletions {
         }
     }
 
-    /// Sends another discovery request, because the answer to one under way may be from before a restore of etcd.
+    /// Sends a new discovery request. The answer to the one under way may be from before the term or a restore of etcd.
     pub(super) fn restart_discovery(&mut self, client: &Client) {
         self.discovery = None;
         self.discover(client);
     }
 
-    /// Waits for the answer to a discovery request; for ever if none is under way.
+    /// Waits for the answer to a discovery request; forever if none is under way.
     pub(super) async fn discovered(&mut self) -> kube::Result<bool> {
         let Some(discovery) = &mut self.discovery else { return pending().await };
         let served = discovery.await;

@@ -79,8 +79,8 @@ impl Sources<'_> {
         SourceService::of_link(&*self.store.service_link(key)?)
     }
 
-    /// Returns whether the Service with this uid lets the namespace follow it; `None` if there is no such Service. It is
-    /// looked for among the `likely` Services first.
+    /// Returns whether the Service with this uid lets the namespace follow it; `None` if there is no such Service. The
+    /// `likely` Services are searched first.
     pub(super) fn is_open(
         &self,
         uid: &Uid,

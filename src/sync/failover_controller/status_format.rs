@@ -24,7 +24,7 @@ use crate::sync::failover::status::{
 };
 use crate::sync::k8s::service::host_name;
 
-/// The condition that tells whether the PrometheusRule of `spec.alerts` is written.
+/// The condition that tells whether the PrometheusRule of `spec.alerts` is written, and its metrics are exported.
 pub(super) const ALERTS_READY: &str = "AlertsReady";
 
 /// The conditions in their order. A condition that no decision contains has no type.
@@ -56,8 +56,8 @@ pub struct Published<'a> {
 }
 
 /// Returns the status as decisions use it. Other clients and other versions may have written it: values that can't be
-/// parsed are left out. If the result has no target, `status.target` tells whether the target was withdrawn or can't be
-/// parsed.
+/// parsed are left out or become defaults. If the result has no target although `status.target` is set, that target
+/// can't be parsed.
 #[must_use]
 pub fn from_stored(status: &ExternalTargetStatus) -> FailoverStatus {
     let mut sources: Vec<SourceStatus> = Vec::new();
@@ -121,7 +121,7 @@ pub fn merge_patch(
     json!({"metadata": {"uid": uid, "resourceVersion": resource_version}, "status": status})
 }
 
-/// Returns the part of a status that this program writes: without other conditions.
+/// Returns the part of a status that lb-linker writes: without the conditions of other clients.
 #[must_use]
 pub fn own_part(status: &ExternalTargetStatus) -> ExternalTargetStatus {
     let mut own = status.clone();

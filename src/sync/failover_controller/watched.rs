@@ -44,7 +44,7 @@ pub(super) struct Scope {
     is_listed: bool,
     /// The newest resourceVersion of a list or an event. An older list shows that etcd was restored.
     newest: Option<u64>,
-    /// Whether the permission to list was missing at the last try.
+    /// Whether the permission to list counts as missing: at least [`REFUSALS_AT_START`] tries in a row were refused.
     is_forbidden: bool,
     /// The number of refused tries in a row.
     refusals: u32,
@@ -111,13 +111,13 @@ impl FailoverController {
         self.refresh_term();
     }
 
-    /// Publishes that the list of a scope is complete, or has failed.
+    /// Publishes that the list of a scope is complete, or that it has failed.
     fn note_list(&self, number: usize, is_complete: bool) {
         let namespace = self.scopes[number].namespace.as_deref();
         self.context.overrides_listed.send_if_modified(|all| all.note(namespace, self.lists, is_complete));
     }
 
-    /// Publishes for all scopes that the list is complete, because the CRD isn't served, or has failed.
+    /// Publishes for all scopes that the list is complete, because the CRD isn't served, or that discovery has failed.
     fn note_all_lists(&self, is_complete: bool) {
         (0..self.scopes.len()).for_each(|number| self.note_list(number, is_complete));
     }
@@ -162,7 +162,7 @@ impl FailoverController {
                 match &error {
                     kube::Error::Api(status) => {
                         self.error_log.report(status.code, &sentence);
-                        // Without that permission nothing is known about ExternalTargets, now and later.
+                        // Without the permission for discovery, ExternalTargets are never listed.
                         if self.pending_deletions.is_forbidden() {
                             self.context.store.set_overrides_known();
                         }
@@ -247,7 +247,8 @@ impl FailoverController {
         }
     }
 
-    /// Logs once that a permission is missing. The next discovery request starts the watch again.
+    /// Stops the watch of a scope until the next discovery request. From the fourth refusal in a row on the permission
+    /// counts as missing, which is logged once.
     fn forbidden(&mut self, number: usize, error: &WatchError) {
         let scope = &mut self.scopes[number];
         scope.stop();
@@ -259,7 +260,7 @@ impl FailoverController {
         scope.is_forbidden = true;
         if !std::mem::replace(&mut self.is_forbidden_logged, true) {
             let why = explain_watch(error, scope.log.what(), PERMISSION_HINT);
-            warn!("{why}; until then their external targets stay as they are");
+            warn!("{why}; until the permission is granted, their external targets stay as they are");
         }
         self.note_list(number, false);
         self.settle_lists();
@@ -286,8 +287,8 @@ impl FailoverController {
         scope.confirm_at = after(CONFIRM_AFTER).filter(|_| !kept.is_empty());
         if !kept.is_empty() {
             warn!(
-                "{} of {} ExternalTargets are missing from a new list of the API server: their absence is ignored until \
-                 a second list, {CONFIRM_AFTER:?} later, confirms it",
+                "{} of {} ExternalTargets are missing from a new list of the API server: their absence is ignored \
+                 until a second list, {CONFIRM_AFTER:?} later, confirms it",
                 kept.len(),
                 known.len()
             );
@@ -347,7 +348,7 @@ impl FailoverController {
         self.leader.observed(&object, before.as_ref().filter(|_| is_same).map(|before| &before.object));
         let (inherited, former_source) = match before.filter(|_| is_same) {
             Some(before) => (before.inherited, before.former_source),
-            // The external target records the DNS names that a Service had that is gone by now.
+            // The external target records the DNS names of a Service that may be gone by now.
             None => (self.present(&key).map(|by| by.annotations).unwrap_or_default(), None),
         };
         self.context.metrics.targets.with_label_values(&[state(&object)]).inc();
@@ -479,7 +480,8 @@ fn state(object: &ObservedExternalTarget) -> &'static str {
     }
 }
 
-/// Returns the object, or reports why it can't be read: then it counts as it was.
+/// Returns the object, or reports why it can't be read: then the version that was read last stays. Also reports an
+/// invalid spec.
 fn observed(
     object: RawDeserializeGuard<ExternalTarget>,
     object_errors: &mut ObjectErrors,

@@ -11,7 +11,7 @@ use crate::sync::external_target::backend::{WriteError, WriteRequest, failed};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 
-/// The manifest that grants the permission to write.
+/// Names the manifest that grants the permissions for ExternalTargets.
 pub(super) const PERMISSION_HINT: &str = "ExternalTargets need the ClusterRole of deploy/crd/";
 
 /// A write that has ended.

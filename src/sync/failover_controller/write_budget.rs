@@ -24,8 +24,8 @@ pub struct WriteBudget {
     last: HashMap<ServiceKey, Instant>,
     /// The writes within the last [`WINDOW`] that aren't urgent.
     counted: VecDeque<(Instant, Box<str>)>,
-    /// The namespaces that wait, and until when they count as waiting. Two different namespaces are enough: at least one
-    /// of them isn't the namespace that asks.
+    /// The namespaces that wait, and until when they count as waiting. Two different namespaces are enough: at least
+    /// one of them isn't the namespace of the next write.
     waiting: VecDeque<(Instant, Box<str>)>,
 }
 
@@ -125,13 +125,13 @@ mod tests {
     }
 
     #[test]
-    fn twenty_writes_are_made_in_a_second() {
+    fn at_most_twenty_writes_are_made_in_a_second() {
         let (mut budget, start) = (WriteBudget::default(), Instant::now());
         (0..100).for_each(|number| budget.record_urgent(&key("urgent", number), start));
         assert_eq!(take_all(&mut budget, "shop", 0, start), (20, SECOND));
         let later = start + SECOND / 4;
         assert_eq!(take_all(&mut budget, "shop", 20, later), (0, SECOND * 3 / 4));
-        assert_eq!(take_all(&mut budget, "shop", 20, start + SECOND), (20, SECOND), "no other one waits");
+        assert_eq!(take_all(&mut budget, "shop", 20, start + SECOND), (20, SECOND), "nothing else waits");
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
         now += SECOND / 2;
         assert_eq!(take_all(&mut budget, "busy", 25, now), (0, SECOND / 2));
         now = start + 2 * SECOND;
-        assert_eq!(take_all(&mut budget, "busy", 25, now).0, 20, "no other one waits any more");
+        assert_eq!(take_all(&mut budget, "busy", 25, now).0, 20, "no other namespace waits any more");
     }
 
     #[test]

@@ -124,7 +124,7 @@ async fn metrics_are_served_by_tls_as_by_coredns() {
     }
 }
 
-/// CoreDNS reads the files at each connection, and stops `/metrics` if a reload fails.
+/// Tests lb-linker only: CoreDNS reads the files at each connection, and stops `/metrics` if a reload fails.
 #[tokio::test]
 async fn reload_renews_the_certificate_and_keeps_the_block() {
     if Program::subject() == Program::CoreDns {

@@ -89,7 +89,7 @@ fn run(plane: &ControlPlane, commands: &str) -> String {
     text
 }
 
-/// Returns the words of each line, without ages.
+/// Returns the words of each line, with `AGE` for each age.
 fn words(output: &str) -> Vec<String> {
     let age = Regex::new(r"^\d+[smhd](\d+[smh])?$").unwrap();
     let word = |word: &str| if age.is_match(word) { "AGE".to_owned() } else { word.to_owned() };
@@ -97,8 +97,8 @@ fn words(output: &str) -> Vec<String> {
     output.lines().map(line).collect()
 }
 
-/// Runs commands until they print what the page shows. The first checks of standby sources, and the writes of the
-/// results, may take some seconds.
+/// Runs commands, and checks that they print what the page shows. Repeats `kubectl get`, because the first checks of
+/// standby sources, and the writes of the results, may take some seconds.
 async fn run_step(plane: &ControlPlane, step: &Step) {
     let is_read = step.commands.lines().all(|line| line.starts_with("kubectl get "));
     let (deadline, mut pauses) = (Instant::now() + EVENT_TIMEOUT, PollPauses::new());

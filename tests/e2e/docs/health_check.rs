@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use super::{EXTERNAL_TARGETS, repository};
 
 /// Runs a script as Argo CD does: `obj` is the object, and of the libraries only the basic one and `table` are open.
-/// Argo CD has Lua 5.1, which the later versions understand here.
+/// Argo CD has Lua 5.1; a later version runs this script, too.
 const RUNNER: &str = r#"
 local basic = {
   obj = obj, table = table, ipairs = ipairs, pairs = pairs, next = next, type = type,
@@ -87,7 +87,7 @@ struct Decided {
 }
 
 impl Decided {
-    /// A new one, of which only seoul offers a target.
+    /// Returns a new ExternalTarget, of which only the source seoul offers a target.
     fn new() -> Self {
         let check = CheckSettings {
             period: Duration::from_secs(30),
@@ -116,7 +116,7 @@ impl Decided {
         new
     }
 
-    /// Both sources offer targets that have passed two checks; seoul is announced.
+    /// Returns an ExternalTarget whose two sources offer targets that have passed two checks; seoul is announced.
     fn settled() -> Self {
         let mut settled = Self::new();
         settled.offer(1, "b.example");
@@ -316,7 +316,7 @@ fn held_failover_is_degraded() {
 }
 
 #[test]
-fn conditions_of_other_versions_are_progressing() {
+fn unknown_or_missing_conditions_are_progressing() {
     let mut object = Decided::settled().object();
     for condition in object["status"]["conditions"].as_array_mut().unwrap() {
         if condition["type"] == "Ready" {

@@ -1,5 +1,5 @@
-//! ExternalTargets that are refused, and the answer. The reader of manifests and the API server must give the same one:
-//! the unit tests of `src/api/validation.rs` and an end-to-end test use this table.
+//! ExternalTargets that are refused, with the error. The reader of manifests and the API server must give the same
+//! error: tests of both use this table.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ const HOSTNAME: &str = "must be a DNS name in lower case, with a dot in it and n
 const ONE_KIND: &str = "exactly one of service, hostname and addresses must be given";
 const ALERT_LABELS: &str = "labels of alerts are Prometheus label names, without templates in their values";
 
-/// Returns a spec with one source, and further fields.
+/// Returns a spec with one source and this field.
 fn with(field: &str, value: Value) -> Value {
     json!({"sources": [{"name": "a", "hostname": "a.example"}], field: value})
 }

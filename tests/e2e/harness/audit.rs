@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Logs writes with their bodies, other requests without, and no requests of the API server to itself.
+/// Logs writes with their bodies, and other requests without. Leaves out requests of the API server to itself, and
+/// requests without a resource, except the discovery of two API groups.
 pub(super) const POLICY: &str = r#"{
   "apiVersion": "audit.k8s.io/v1",
   "kind": "Policy",

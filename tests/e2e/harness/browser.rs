@@ -44,7 +44,7 @@ impl Browser {
             "--disable-background-networking",
             "--disable-dev-shm-usage",
             "--hide-scrollbars",
-            // Nothing but this machine.
+            // The browser reaches only 127.0.0.1.
             "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
             // The browser ends with ChromeDriver.
             "--remote-debugging-pipe",
@@ -106,7 +106,7 @@ impl Browser {
         std::fs::write(path, picture.0).unwrap();
     }
 
-    /// Returns the errors in the browser's console, such as scripts that the page's policy has refused.
+    /// Returns all entries of the browser's console, such as the error about a script that the page's policy refuses.
     pub fn console_errors(&self) -> Vec<String> {
         let log = self.post("/se/log", &json!({"type": "browser"}));
         log.as_array().into_iter().flatten().map(ToString::to_string).collect()

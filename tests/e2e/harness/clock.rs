@@ -1,7 +1,7 @@
-//! Clocks that stop for one process, as they do in a suspend or in a paused virtual machine, or that are set.
+//! Clocks of one process that stop, as in a suspend or in a paused virtual machine, and a wall clock that jumps.
 //!
-//! A library that is loaded into lb-linker before libc (`tests/stopped-clock/`) sets its clocks back. Time namespaces
-//! can't do this: their offsets are fixed once the first process has entered.
+//! A library that is loaded into lb-linker before libc (`tests/stopped-clock/`) shifts the clocks that lb-linker reads.
+//! Time namespaces can't do this: their offsets are fixed once the first process has entered.
 
 use std::fs::OpenOptions;
 use std::io::Write;

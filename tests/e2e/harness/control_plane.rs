@@ -1,7 +1,8 @@
 //! A kube-apiserver with etcd as child processes on loopback, with RBAC and an audit log.
 //!
-//! There is no controller-manager, except where a test starts one: namespaces are never deleted completely, objects aren't garbage-collected, and
-//! namespaces get no default ServiceAccount. Therefore tests share a control plane and use their own namespaces.
+//! There is no controller-manager, except where a test starts one: namespaces are never deleted completely, objects
+//! aren't garbage-collected, and namespaces get no default ServiceAccount. Therefore tests share a control plane and
+//! use their own namespaces.
 
 use std::fs::{self, File};
 use std::io;
@@ -87,8 +88,8 @@ impl ControlPlane {
     fn start_once(plane: &'static AtExit, end: extern "C" fn()) -> &'static Self {
         let started = plane.get_or_init(|| {
             let started = Self::try_start(Options::default());
-            // SAFETY: `end` has the type that atexit requires and doesn't unwind. It runs in `exit`, after which no test
-            // is waited for, and uses only what a static holds or what it creates itself.
+            // SAFETY: `end` has the type that atexit requires and doesn't unwind. It runs in `exit`, after which no
+            // test is waited for, and uses only what a static holds or what it creates itself.
             #[allow(unsafe_code)]
             let registered = unsafe { nix::libc::atexit(end) };
             assert_eq!(registered, 0, "atexit takes at least 32 functions");
@@ -271,8 +272,8 @@ impl ControlPlane {
         fs::read_to_string(self.file("certs/apiserver.crt")).expect("the API server writes its certificate")
     }
 
-    /// Restarts the API server with another CA, certificate and key for tokens: all earlier tokens of ServiceAccounts are
-    /// invalid. Blocking.
+    /// Restarts the API server with another CA, certificate and key for tokens: all earlier tokens of ServiceAccounts
+    /// are invalid. Blocking.
     ///
     /// # Panics
     /// If it can't be started.
@@ -327,8 +328,8 @@ impl ControlPlane {
         self.start_apiserver();
     }
 
-    /// Returns all requests so far, except those of the API server to itself. A request is logged when it completes,
-    /// perhaps a moment after its answer arrives.
+    /// Returns all requests so far, except those that [`audit::POLICY`] leaves out. A request is logged when it
+    /// completes, perhaps a moment after its answer arrives.
     pub fn audit_events(&self) -> Vec<AuditEvent> {
         audit::read(&self.file("audit.log"))
     }

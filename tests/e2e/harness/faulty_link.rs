@@ -21,7 +21,7 @@ use super::control_plane::ControlPlane;
 pub enum LinkState {
     #[default]
     Up,
-    /// Every piece of data arrives this much later.
+    /// Data arrives later, by at least this time.
     Delayed(Duration),
     /// Connections are accepted, and nothing is ever sent or answered.
     HalfOpen,
@@ -48,7 +48,7 @@ pub struct FaultyLink {
 }
 
 impl FaultyLink {
-    /// Starts a relay. The kubeconfig of the relay is that of a ServiceAccount.
+    /// Starts a relay, with a kubeconfig of this ServiceAccount.
     pub async fn start(plane: &ControlPlane, namespace: &str, account: &str) -> Self {
         let behind = plane.port.local();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

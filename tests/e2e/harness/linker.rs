@@ -172,7 +172,7 @@ impl Linker {
         Self::spawn(command)
     }
 
-    /// Like [`Linker::start`], with this limit of open files.
+    /// Like [`Linker::start_bare`], with this limit of open files and no variables.
     pub fn start_with_files<S: AsRef<OsStr>>(files: usize, args: impl IntoIterator<Item = S>) -> Self {
         let mut command = limited(files);
         with_ports(&mut command);
@@ -189,7 +189,7 @@ impl Linker {
         Self::spawn(command)
     }
 
-    /// Like [`Linker::start`], in this cgroup: a directory.
+    /// Like [`Linker::start_bare`], in the cgroup with this directory and without variables.
     pub fn start_in_cgroup<S: AsRef<OsStr>>(cgroup: &Path, args: impl IntoIterator<Item = S>) -> Self {
         let mut command = wrapped("echo $$ > \"$0\"/cgroup.procs", cgroup.to_str().expect("a path of ours"));
         with_ports(&mut command);

@@ -47,9 +47,10 @@ use load::{Shared, Subject};
 
 const TARGETS: &str = "external-targets";
 const NAMESPACE: &str = "soak";
-/// The number of hostnames of load balancers. All are used within some minutes, so that the caches of their answers are full
-/// when `make soak` begins to compare the memory.
+/// The number of hostnames of load balancers. All are used within some minutes, so that the caches of their answers are
+/// full when `make soak` begins to compare the memory.
 const HOSTS: usize = 200;
+
 /// A setup of replicas.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -57,9 +58,9 @@ pub struct Setup {
     pub external_targets: usize,
     /// The pause between two operations.
     pub pause: Duration,
-    /// The longest time for which connections are delayed or half-open.
+    /// The longest time for which connections stay delayed or half-open after the last operation of a round.
     pub longest: Duration,
-    /// Whether replica 0 is never restarted. Otherwise the leader is killed, whichever it is.
+    /// Whether replica 0 is never restarted. Otherwise the leader is killed, whichever replica it is.
     pub has_survivor: bool,
     /// Whether the clocks of the replicas can be stopped.
     pub has_clocks: bool,
@@ -117,7 +118,7 @@ impl Trouble {
     }
 }
 
-/// Returns the address of every hostname at the upstream.
+/// Returns the address of a hostname at the upstream.
 pub(crate) fn address_of(host: &str, qtype: RecordType) -> IpAddr {
     let hash =
         host.bytes().fold(2_166_136_261_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(16_777_619));
@@ -162,7 +163,7 @@ async fn upstream(state: &Arc<Mutex<UpstreamState>>) -> FaultyUpstream {
     .await
 }
 
-/// A replica and its way to the API server. Replica 0 is never restarted.
+/// A replica and its way to the API server.
 pub struct Replica {
     name: &'static str,
     pub link: FaultyLink,
@@ -219,7 +220,7 @@ fn write_corefile(directory: &Path, upstream: &str, cache: u32, more_zones: &str
     std::fs::write(directory.join("Corefile"), corefile).unwrap();
 }
 
-/// Starts a control plane, if wanted with an audit log that stays small.
+/// Starts a control plane. Its audit log stays small, unless it is to be kept as a whole.
 fn control_plane(keeps_audit_log: bool) -> ControlPlane {
     let small = ["--audit-log-maxsize=10", "--audit-log-maxbackup=1"].map(ToOwned::to_owned);
     let args = if keeps_audit_log { Vec::new() } else { small.to_vec() };
@@ -327,7 +328,8 @@ impl Disturbed {
         of_services.chain(of_targets).collect()
     }
 
-    /// Makes a batch of operations during this trouble, ends it, and waits until everything has converged.
+    /// Executes a batch of operations. This trouble begins amid the batch, and ends after it. Waits until everything
+    /// has converged.
     pub async fn round(&mut self, trouble: Trouble) {
         *self.tally.entry(format!("{trouble:?}")).or_default() += 1;
         let operations = self.generator.batch(&self.universe, false).operations;
@@ -365,8 +367,8 @@ impl Disturbed {
         self.execute(&marks).await;
     }
 
-    /// Starts the API server, and changes a target in each namespace. Records how long it takes from then until the replicas
-    /// answer the present states, and the external targets are those of the model.
+    /// Starts the API server, and changes a target in each namespace. Records the time from the start until the
+    /// replicas answer the present states, and the external targets are those of the model.
     async fn return_api_server(&mut self, trouble: Trouble) {
         block_in_place(|| self.plane.start_apiserver());
         let returned = Instant::now();
@@ -468,7 +470,7 @@ impl Disturbed {
                 let snapshot = self.replicas[victim].snapshot();
                 eventually("a snapshot", || async { snapshot.exists().then_some(()) }).await;
                 self.shared.replicas.lock().unwrap()[victim] = None;
-                // The load notices it.
+                // By then the load sends no more queries to the replica.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 block_in_place(|| self.plane.stop_apiserver());
                 self.replicas[victim].linker.kill();
@@ -477,13 +479,13 @@ impl Disturbed {
                 self.return_api_server(trouble).await;
             }
             Trouble::LeaderKill | Trouble::LeaderStop | Trouble::LeaderSuspend(..) => {
-                // While a replica leads that isn't restarted, its follower is.
+                // With a survivor, replica 1 is killed or stopped, also while it is the follower.
                 let leader = usize::from(self.replicas[1].leads());
                 let victim = if self.setup.has_survivor { 1 } else { leader };
                 *self.tally.entry(format!("{trouble:?} of the leader")).or_default() +=
                     usize::from(victim == leader);
                 self.shared.replicas.lock().unwrap()[victim] = None;
-                // The load notices it.
+                // By then the load sends no more queries to the replica.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 let Replica { linker, clock, .. } = &mut self.replicas[victim];
                 match (trouble, clock) {
@@ -536,7 +538,8 @@ impl Disturbed {
         }
     }
 
-    /// Waits for the next leader unless a replica is never restarted, and lets the replica that is away come back.
+    /// Starts or continues the replica that is away. If it led and both replicas can be killed, waits for the next
+    /// leader first.
     async fn return_replica(&mut self, trouble: Trouble) {
         let (victim, since, led) = self.away.take().expect("a replica is away");
         if led && !self.setup.has_survivor {
@@ -646,7 +649,7 @@ impl Disturbed {
         let begun = Instant::now();
         self.wait_for_convergence(trouble).await;
         self.slowest = self.slowest.max(begun.elapsed());
-        // ExternalTargets that are announced have a target from now on.
+        // An ExternalTarget for which all replicas answer a target must have one from now on.
         for (i, (number, exists)) in self.external_targets.iter().enumerate() {
             let present = self.shared.with(|history| history.present(*number));
             if let ([State::Announcing(hosts)], true) = (&present[..], exists) {

@@ -1,7 +1,7 @@
-//! Everything at random for an hour: `make soak`.
+//! Random operations and disturbances for an hour: `make soak`.
 //!
-//! `LB_LINKER_SOAK_MINUTES` sets another time, and `LB_LINKER_MODEL_SEED` repeats the choices. Without the former a
-//! small world is disturbed for some seconds.
+//! `LB_LINKER_SOAK_MINUTES` is the duration; without it, a small world has four disturbances.
+//! `LB_LINKER_MODEL_SEED` repeats the choices.
 
 mod resources;
 
@@ -41,7 +41,7 @@ async fn soak_answers_match_the_model() {
     let mut rounds = 0;
     loop {
         let trouble = match duration {
-            // Each in turn.
+            // One disturbance of each kind.
             None => match [Trouble::Cut, Trouble::Reload, Trouble::Servfail, Trouble::StartWithoutApi]
                 .get(rounds)
             {

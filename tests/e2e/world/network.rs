@@ -147,7 +147,7 @@ async fn returning_interface_is_used_without_a_restart() {
         cluster.set_ingress("default", "web", &[Ingress::Hostname(&host)]).await;
         let end = Instant::now() + scaled(Duration::from_secs(20), Duration::from_secs(2));
         while Instant::now() < end {
-            // What is known is answered on what is left.
+            // Links are still answered on the loopback interface.
             assert_ne!(short(linker.dns, WEB).await, "Server Failure");
             sleep(Duration::from_millis(100)).await;
         }
@@ -204,7 +204,7 @@ fn set_endpoints(endpoints: &[&str]) {
     ));
 }
 
-/// Drops all packets to an endpoint, as after the death of its node.
+/// Drops all packets to an endpoint, as after the death of its node. With `None`, no packets are dropped.
 fn set_silent(endpoint: Option<&str>) {
     let rule = endpoint.map(|ip| format!("ip daddr {ip} drop")).unwrap_or_default();
     nft(&format!(

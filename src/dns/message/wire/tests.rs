@@ -11,7 +11,7 @@ use crate::dns::message::reply::Reply;
 
 const NOERROR: [u8; 2] = [0x81, 0x80];
 
-/// A message about `a.example. A` in the making. The name is at 12, and `example.` at 14.
+/// Builds a message with the question `a.example. A`. The name is at 12, and `example.` at 14.
 struct Builder {
     bytes: Vec<u8>,
 }
@@ -173,7 +173,7 @@ fn mutated_messages_are_refused_or_decode_completely() {
 }
 
 #[test]
-fn names_that_end_in_the_question_get_the_clients_spelling() {
+fn pointers_into_the_question_get_the_clients_spelling() {
     let message = Builder::new().answer(b"\xc0\x0c", 5, b"\x01b\xc0\x0e").parse().unwrap();
     let spelled = Name::from_ascii("A.exAMPLE.").unwrap();
     let [record] = &message.decode(Some(&spelled)).answers[..] else { panic!() };
@@ -261,7 +261,7 @@ fn malformed_data_changes_no_other_record() {
 }
 
 #[test]
-fn message_written_anew_is_no_longer_than_before() {
+fn rewrite_expands_only_the_target_of_the_srv_record() {
     let mut builder = Builder::new();
     for number in 0..3000_u16 {
         let label = format!("\x03{number:03x}").into_bytes();

@@ -17,7 +17,7 @@ use crate::dns::upstream::sharded_cache::ShardedCache;
 /// CoreDNS's default capacity of each of the two parts.
 const MAX_ENTRIES: usize = 9984;
 /// The maximum size of each part in bytes at the default capacity; a higher capacity raises it in proportion. CoreDNS
-/// limits only the number of answers, and a 64 KB answer takes a megabyte.
+/// limits only the number of answers, and each may have 64 KiB.
 const MAX_BYTES: usize = 32 << 20;
 /// CoreDNS's bounds of TTLs, in seconds.
 const MIN_TTL: u32 = 5;

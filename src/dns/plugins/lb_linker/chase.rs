@@ -32,7 +32,7 @@ pub struct CnameChain {
 pub enum ChainEnd {
     /// The last name has records of the queried type, or the upstream answered that it has none.
     Final(ResponseCode),
-    /// The chain leads to this name, which the upstream isn't authoritative for.
+    /// The chain leads to this name in our zones.
     BackToOurZone(Name),
     /// The chain leads to a name that the target policy or a plugin denies.
     Denied,

@@ -69,7 +69,7 @@ impl MetricGroup for Denials {
 
 impl Denials {
     /// Counts an answer from which records are left out, also each time it is reused, and sets its extended DNS error.
-    /// The answer of a check is no answer to a client, and isn't counted.
+    /// Answers of checks aren't counted, because no client gets them.
     pub(super) fn count(&self, request: &Request, reply: &mut Reply, denial: Denial) {
         reply.ede = Some(denial.ede());
         if request.is_check() {

@@ -40,7 +40,8 @@ type FamilyResult = (Option<SocketAddr>, TargetOutcome);
 impl LbLinker {
     /// Checks a hostname at each upstream of the *forward* line that a client's chase of it would ask, without caches.
     /// The hostname passes at an upstream if the upstream has an allowed address of either family. It fails if it is, or
-    /// leads to, one of the names `own` of the ExternalTarget that the check is for.
+    /// leads to, one of the names `own` of the ExternalTarget that the check is for. Returns a result for each
+    /// upstream, or one result without an upstream.
     pub async fn check_target(
         &self,
         server: &Arc<Server>,
@@ -62,8 +63,9 @@ impl LbLinker {
         merged(&v4, &v6)
     }
 
-    /// Asks an upstream of the *forward* line that a client's chase of `name` would ask for the address of another
-    /// name. Returns whether an answer has come that a client's chase accepts; `None` if the upstream wasn't asked.
+    /// Asks `upstream` for the A record of the name `other`, if a client's chase of `name` would ask this upstream.
+    /// Returns whether an answer has come that a client's chase accepts, `Some(false)` also at the timeout; `None` if
+    /// the upstream can't be asked.
     pub async fn probe_upstream(
         &self,
         server: &Arc<Server>,
@@ -219,7 +221,8 @@ fn failed(why: &str) -> CheckEnd {
     CheckEnd::Outcome(TargetOutcome::Failed(why.to_owned()))
 }
 
-/// Limits the message. Without an upstream, a missing answer is a failure, because no upstream can be at fault.
+/// Limits the length of the message. Without an upstream, a missing answer is a failure, because no upstream can be at
+/// fault.
 fn bounded_outcome(upstream: Option<SocketAddr>, outcome: TargetOutcome) -> TargetOutcome {
     match outcome {
         TargetOutcome::Resolved(addresses) => TargetOutcome::Resolved(addresses),

@@ -86,7 +86,7 @@ pub struct ZoneAnswer {
     pub hops: Vec<Hop>,
     /// The data that the answer depends on; `None` if the answer must not be reused.
     pub dependencies: Option<ZoneDependencies>,
-    /// The store of the snapshot that the answer is from, if it is from one.
+    /// The store of the snapshot, if the answer is from a snapshot.
     pub snapshot: Option<Arc<Store>>,
 }
 
@@ -184,7 +184,8 @@ impl Zone {
             let present = store.snapshot_links();
             let version = present.as_ref().map(|it| it.store.name_set_version());
             synced = store.is_synced();
-            // The version must precede the end of the snapshot, which outdates the answer.
+            // The version is read before this check: the end of the snapshot changes the version, so that the answer is
+            // outdated.
             let (Some(present), Some(version)) = (present, version) else { break };
             if store.snapshot_links().is_some_and(|now| Arc::ptr_eq(&now, &present)) {
                 snapshot_links = Some((version, Arc::clone(&present.store)));

@@ -96,7 +96,7 @@ pub(super) fn read(setup: &mut Setup<'_>, word: &Token) -> Result<Option<HttpTls
         serde_saphyr::from_slice(&text).map_err(|error| word.error(located(&place.to_string(), &error)))?;
     let tls = web.and_then(|web| web.tls_server_config).unwrap_or_default();
     let error = |message: &str| word.error(format!("{place}: {message}"));
-    // As in CoreDNS, a file comes before the text of the same object.
+    // As in CoreDNS, a file takes precedence over the text of the same object.
     let mut pem = |path: &Option<String>, text: &Option<String>| match (path.as_deref(), text.as_deref()) {
         (None | Some(""), None | Some("")) => Ok(None),
         (None | Some(""), Some(text)) => Ok(Some((file.clone(), text.as_bytes().to_owned()))),
@@ -134,7 +134,7 @@ pub(super) fn read(setup: &mut Setup<'_>, word: &Token) -> Result<Option<HttpTls
         .map_err(|error| word.error(error.to_string()))?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.ignore_client_order = tls.prefer_server_cipher_suites.unwrap_or(true);
-    // The block doesn't depend on these files: a renewed certificate keeps its cache.
+    // These files don't belong to the block's fingerprint: the block keeps its cache when the certificate is renewed.
     let files = setup.builder.files_read.split_off(known);
     Ok(Some(HttpTls { files, config: Arc::new(config) }))
 }

@@ -1,4 +1,4 @@
-//! A fake upstream, for the tests of what asks upstreams.
+//! A fake upstream, for tests of code that queries upstreams.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -18,7 +18,7 @@ fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
 }
 
-/// Returns the answer with those of the records whose type is queried, and the CNAMEs.
+/// Returns an answer with the records of the queried type, and the CNAME records.
 fn answer(asked: &Message, records: &[&str]) -> Message {
     let mut answer = error(asked, ResponseCode::NoError);
     let qtype = asked.queries[0].query_type();
@@ -310,7 +310,7 @@ async fn failure_without_an_upstream_does_not_outrank_silence() {
     }
 }
 
-/// Returns the checker of a listener with links and no other block, and of a listener with another block, too.
+/// Returns the checker of two listeners: one has only the block of the links, the other one also has `block`.
 fn checker_of_views(block: &str) -> (TargetChecker, watch::Sender<Servers>) {
     let with_block = TestServer::corefile(&format!("{LINKS}. {{\n{block}\n}}\n"));
     let without = links_alone();
@@ -318,7 +318,7 @@ fn checker_of_views(block: &str) -> (TargetChecker, watch::Sender<Servers>) {
     (TargetChecker::new(current, Handle::current()), servers)
 }
 
-/// Returns a listener that has no block beside that of the links.
+/// Returns a server with the block of the links alone.
 fn links_alone() -> TestServer {
     let context = TestServer::corefile(&LINKS.replace(" {", ":5353 {"));
     let store = &context.shared.store;
@@ -329,7 +329,7 @@ fn links_alone() -> TestServer {
 }
 
 #[tokio::test]
-async fn view_without_recursion_says_nothing() {
+async fn view_without_recursion_does_not_decide_the_outcome() {
     let (only_links, _servers) = checker(links_alone().server);
     for host in ["t.example.", "web.default.lb.internal."] {
         let results = check(&only_links, host, &[]).await;
@@ -343,7 +343,7 @@ async fn view_without_recursion_says_nothing() {
 }
 
 #[tokio::test]
-async fn aborted_check_says_nothing() {
+async fn aborted_check_counts_as_not_asked() {
     let dns = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let handle = dns.handle().clone();
     dns.shutdown_background();
@@ -428,7 +428,7 @@ async fn refusal_behind_a_link_is_no_answer() {
 }
 
 #[tokio::test]
-async fn names_of_unknown_links_say_nothing() {
+async fn names_of_unknown_links_count_as_not_asked() {
     let upstream = with(&["t.example. 60 CNAME web.default.lb.internal."]).await;
     let context = TestServer::corefile(&format!("{LINKS}. {{\n{}\n}}\n", forward(&[&upstream])));
     let (checker, _servers) = checker(Arc::clone(&context.server));
@@ -608,7 +608,7 @@ async fn upstream_that_is_down_is_asked() {
 }
 
 #[tokio::test]
-async fn exceeded_limit_says_nothing_about_the_target() {
+async fn exceeded_limit_counts_as_not_asked() {
     let silent = Fake::silent().await;
     let (checker, _context) = checker_of(&format!("{} {{\nmax_concurrent 1\n}}", forward(&[&silent])));
     let results = check_within(&checker, "t.example.", &[&silent], Duration::from_secs(1)).await;

@@ -170,7 +170,7 @@ impl Session {
         Ok(())
     }
 
-    /// Processes queries as long as there are complete ones and the client reads the answers.
+    /// Processes queries as long as there are complete queries and the client reads the answers.
     async fn take_queries(&mut self) -> io::Result<()> {
         while self.may_take() {
             let Some(Unanswered { message, key }) = self.answer_known()? else { break };

@@ -1,5 +1,5 @@
-//! The slow path of a socket: the full handler answers the queries that its thread can't answer from the response
-//! cache.
+//! The slow path of a socket: the full handler answers the queries that the socket's thread can't answer from the
+//! response cache.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -53,7 +53,7 @@ impl SlowPath {
                 number = queues.links.recv_many(&mut about_links, MAX_REPLIES_PER_TURN), if links_open => {
                     links_open = number > 0;
                     under_way.extend(about_links.drain(..).map(|question| self.answer(question)));
-                    // Even a queue of links that never ends leaves turns for other names.
+                    // Other names get turns even if the queue of links never becomes empty.
                     let others = std::iter::from_fn(|| queues.other.try_recv().ok()).take(OTHERS_PER_TURN);
                     under_way.extend(others.map(|question| self.answer(question)));
                 }

@@ -157,7 +157,7 @@ async fn long_queue_of_links_leaves_turns_for_other_names() {
 }
 
 #[tokio::test]
-async fn queries_about_links_are_told_from_other_queries() {
+async fn only_names_in_link_zones_are_about_links() {
     let (handler, _silent) = handler().await;
     let server = handler.server.load_full();
     for (name, expected) in [
@@ -177,7 +177,7 @@ async fn queries_about_links_are_told_from_other_queries() {
 }
 
 #[tokio::test]
-async fn refused_answers_are_counted_and_delay_no_other_answer() {
+async fn answers_that_the_kernel_refuses_are_counted_and_skipped() {
     let (handler, _silent) = handler().await;
     let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
     let client = client(1, socket.local_addr().unwrap()).await;

@@ -1,4 +1,4 @@
-//! Each row of the specification's table of decisions.
+//! Tests of the table of decisions in docs/external-targets.md, and of the checks and conditions that follow.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn urgencies(harness: &Harness) -> Vec<Urgency> {
     harness.peek().checks.iter().map(|check| check.urgency).collect()
 }
 
-/// Seoul, which is in use, names another target.
+/// The source in use, seoul, names another target.
 fn cutover() -> Harness {
     let mut harness = Harness::settled(&SOURCES[..1]);
     harness.offer("seoul").target = Some(target("new.example"));
@@ -224,7 +224,7 @@ fn sources_are_awaited_while_the_source_in_use_is_removed() {
 }
 
 #[test]
-fn second_failure_is_followed_at_once_and_a_third_waits() {
+fn second_failover_comes_at_once_and_a_third_one_waits() {
     let mut harness = failed_over();
     harness.now = at(15);
     harness.pass("c.example");
@@ -386,7 +386,7 @@ fn fixed_target_isnt_withdrawn_by_an_edit_of_its_source() {
 }
 
 #[test]
-fn deleted_service_withdraws_its_target_from_any_source() {
+fn target_of_a_deleted_service_is_withdrawn_after_an_edit() {
     let edits: [(&str, Change); 3] = [
         ("removed", |harness| harness.reorder(&["fixed"])),
         ("renamed", |harness| harness.edit(|spec| spec.sources[0] = "incheon".to_owned())),
@@ -481,7 +481,7 @@ fn first_target_is_announced_unverified_after_the_wait() {
 }
 
 #[test]
-fn withdrawn_target_is_waited_for_anew() {
+fn wait_for_a_first_target_begins_anew_after_a_withdrawal() {
     let mut harness = Harness::settled(&SOURCES[..2]);
     harness.now = at(1000);
     harness.fail_thrice("b.example");
@@ -543,7 +543,7 @@ fn source_without_results_is_passed_over_after_30_s() {
 }
 
 #[test]
-fn new_leader_passes_no_unchecked_source_over() {
+fn new_leader_waits_30_s_for_an_unchecked_source() {
     let mut harness = Harness::new(&SOURCES[..2]);
     harness.decide();
     harness.restart();
@@ -711,7 +711,7 @@ fn new_target_of_a_pinned_source_is_waited_for() {
 }
 
 #[test]
-fn edited_sources_move_only_to_a_healthy_one_before() {
+fn edited_sources_move_only_to_a_healthy_preferred_source() {
     for (order, healthy, expected) in [
         (&["busan", "seoul", "fixed"][..], true, "busan b.example"),
         (&["busan", "seoul", "fixed"][..], false, "seoul a.example"),
@@ -776,7 +776,7 @@ fn renamed_source_in_use_keeps_its_target() {
 }
 
 #[test]
-fn source_renamed_and_put_behind_moves_to_the_one_before() {
+fn source_in_use_that_is_renamed_and_moved_back_is_replaced() {
     let mut harness = Harness::settled(&SOURCES[..2]);
     harness.spec.failback = Failback::Manual;
     harness.reorder(&["busan", "seoul"]);
@@ -883,7 +883,7 @@ fn status_without_a_target_begins_with_the_external_target() {
 }
 
 #[test]
-fn standing_target_is_withdrawn_only_if_its_service_is_known() {
+fn present_target_is_withdrawn_only_if_its_service_is_known() {
     // A restored Service has another uid, and may have the same target.
     for (uid, present, expected) in [
         ("", "a.example", Some("seoul")),
@@ -891,7 +891,7 @@ fn standing_target_is_withdrawn_only_if_its_service_is_known() {
         ("gone", "a.example", Some("seoul")),
         // No Service with the recorded uid is known.
         ("", "old.example", Some("")),
-        // It exists, and doesn't allow the namespace any more.
+        // The Service is known, and doesn't allow the namespace any more.
         ("closed", "old.example", None),
     ] {
         let mut harness = Harness::new(&SOURCES);
@@ -906,7 +906,7 @@ fn standing_target_is_withdrawn_only_if_its_service_is_known() {
 }
 
 #[test]
-fn standing_target_of_a_removed_source_is_withdrawn_later() {
+fn present_target_is_withdrawn_once_its_service_is_deleted() {
     let mut harness = Harness::new(&SOURCES);
     harness.present_target = Some((target("old.example"), "old".into()));
     harness.unlisted = vec!["old".into()];
@@ -1069,7 +1069,7 @@ fn other_addresses_that_arent_shown_are_another_target() {
 }
 
 #[test]
-fn order_of_addresses_makes_no_other_target() {
+fn addresses_in_another_order_are_the_same_target() {
     for (port, others) in [(None, "192.0.2.2,192.0.2.1"), (Some(443), "2001:db8::1,192.0.2.1")] {
         let mut harness = Harness::new(&[("fixed", "192.0.2.1,192.0.2.2"), ("seoul", others)]);
         harness.spec.check.tcp_port = port;
@@ -1158,7 +1158,7 @@ fn condition_that_returns_before_a_write_keeps_its_time() {
 }
 
 #[test]
-fn object_is_ready_only_while_its_external_target_stands() {
+fn object_is_ready_only_while_its_external_target_exists() {
     let mut harness = Harness::settled(&SOURCES);
     assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
     let since = harness.status.condition(Ready).unwrap().since;

@@ -52,13 +52,13 @@ fn equal_checks_are_made_once() {
     let started: Vec<_> = std::iter::from_fn(|| queue.next(now)).collect();
     assert_eq!(started.len(), 3);
     queue.add(check("a"), waiter("z"));
-    assert_eq!(queue.next(now), None, "it is under way");
+    assert_eq!(queue.next(now), None, "the check is under way");
     assert!(queue.is_waiting(&check("a"), &waiter("z")) && !queue.is_waiting(&with_port, &waiter("z")));
     assert_eq!(queue.done(&check("a")), ["x", "y", "z"].map(waiter));
     assert_eq!(queue.done(&check("a")), []);
     assert!(!queue.is_waiting(&check("a"), &waiter("z")));
     queue.add(check("a"), waiter("z"));
-    assert_eq!(queue.done(&check("a")), [], "it is queued");
+    assert_eq!(queue.done(&check("a")), [], "the check is only queued");
     assert_eq!(queue.next(now), Some(check("a")));
 }
 

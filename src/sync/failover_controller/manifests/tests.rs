@@ -150,7 +150,7 @@ fn status_is_the_decision() {
     let denied = json!({"target": {"source": "fixed", "addresses": ["127.0.0.1"]}});
     manifests.web(&spec(), denied);
     assert_eq!(manifests.target(), pair("", ""));
-    assert_eq!(manifests.error().unwrap(), "the target in its status isn't allowed");
+    assert_eq!(manifests.error().unwrap(), "the target in its status isn't allowed or can't be read");
     manifests.web(&spec(), json!({}));
     assert_eq!((manifests.target(), manifests.error()), (pair("seoul", "a.example"), None));
 }

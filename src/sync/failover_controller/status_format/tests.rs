@@ -8,7 +8,7 @@ use regex::Regex;
 use super::*;
 use crate::api::crd::external_targets;
 
-/// The statuses of the random tests; a failure prints its seed.
+/// The seeds of the random statuses; a failed test prints its seed.
 const SEEDS: std::ops::Range<u64> = 0..100;
 
 /// The last second that a time can have.
@@ -29,7 +29,7 @@ impl Generator {
 
     fn number(&mut self, most: usize) -> usize {
         let most = most + self.excess;
-        // Both ends are more interesting than the middle.
+        // More often the limits than a number between them.
         match self.random.random_range(0..4) {
             0 => 0,
             1 => most,
@@ -197,7 +197,7 @@ fn check(path: &str, value: &Value, schema: &Value) {
     assert_eq!(schema["type"], kind, "{path}: {value}");
 }
 
-/// Applies a merge patch (RFC 7386).
+/// Applies a merge patch (RFC 7396).
 fn apply(document: &mut Value, patch: &Value) {
     let Value::Object(fields) = patch else {
         *document = patch.clone();

@@ -21,7 +21,8 @@ const USER: &str = "system:serviceaccount:lb-linker:lb-linker";
 #[derive(Debug, Default)]
 pub struct AuditedWrites {
     pub compared: usize,
-    /// Writes of what hadn't been true for [`WRITE_BOUND`] when the API server answered.
+    /// Writes of a state that the Service didn't have at any time of the last [`WRITE_BOUND`] before the API server
+    /// answered.
     pub stale: Vec<String>,
     /// Writes that the API server refused.
     pub refused: usize,

@@ -11,14 +11,14 @@ use super::address_of;
 use crate::harness::scale::scaled;
 
 /// A state may be answered for this long after it has ended, while nothing disturbs lb-linker. From the beginning of a
-/// disturbance until all replicas have converged after it, the states just before it may be answered, too.
+/// disturbance until this long after all replicas have converged, the states just before it may be answered, too.
 pub fn bound() -> Duration {
     if std::env::var_os("LB_LINKER_SOAK_MINUTES").is_some() {
         return Duration::from_secs(10);
     }
     scaled(Duration::from_secs(10), Duration::from_secs(60))
 }
-/// How long the end of an outage of the upstream may be felt.
+/// How long after an outage of the upstream answers may lack an address.
 const AFTER_OUTAGE: Duration = Duration::from_secs(60);
 /// How long after a change a snapshot may lack it.
 const SNAPSHOT_DELAY: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ pub enum State {
     /// The Service is deleted, and perhaps its external target isn't.
     Gone,
     Pending,
-    /// An ExternalTarget that may not have announced one of its targets.
+    /// An ExternalTarget with these hostnames. Perhaps none of them is announced yet.
     Announcing(Vec<String>),
     /// Any of these hostnames.
     Hosts(Vec<String>),
@@ -130,7 +130,7 @@ pub struct Change {
     /// Whether replicas may keep an earlier target: any recent one, because a replica that was cut off may have missed
     /// the last ones.
     pub keeps_targets: bool,
-    /// The state afterwards, unless it is surely that of an earlier target.
+    /// The state afterwards; `None` if an earlier target is surely kept.
     pub state: Option<State>,
 }
 
@@ -227,7 +227,7 @@ impl History {
         self.changing.unwrap_or_else(Instant::now)
     }
 
-    /// Returns the time since which states may be answered to a query of this time.
+    /// Returns the earliest end of a state that may still be answered to a query of this time.
     fn oldest(&self, sent: Instant) -> Instant {
         let disturbed = self.disturbances.iter().rev().find(|period| reaches(period, sent, bound()));
         disturbed.map_or(sent, |(begun, _)| *begun).min(sent) - bound()
@@ -247,8 +247,8 @@ impl History {
                 && self.may_lack(subject, replica, sent)
     }
 
-    /// Returns whether the name may be missing in the snapshot of a replica that has started: it didn't have a target during
-    /// all of the seconds before the start.
+    /// Returns whether the name may be missing in the snapshot of a replica that has started: at some time of the
+    /// [`SNAPSHOT_DELAY`] before the start it had no target.
     fn may_lack(&self, subject: usize, replica: usize, sent: Instant) -> bool {
         let starts = self.starts[replica].iter().rev();
         let Some((begun, _)) = starts.into_iter().find(|start| reaches(start, sent, Duration::ZERO)) else {

@@ -40,7 +40,7 @@ pub struct Shared {
     pub judged: AtomicUsize,
     pub wrong: AtomicUsize,
     pub lost: AtomicUsize,
-    /// Answers that lack an address although the upstream answers.
+    /// Answers for names of Services that lack an address although the upstream answers.
     pub unresolved: AtomicUsize,
     pub stop: AtomicBool,
 }
@@ -144,7 +144,7 @@ impl Load {
         self.judge();
     }
 
-    /// Follows the addresses of the replicas.
+    /// Replaces the sockets of replicas with another address.
     fn connect(&mut self) {
         let replicas = *self.shared.replicas.lock().unwrap();
         for (socket, server) in self.sockets.iter_mut().zip(replicas) {
@@ -199,7 +199,7 @@ impl Load {
         }
     }
 
-    /// Judges the answers of which all possible states are known.
+    /// Judges the answers that were received before [`History::known_until`].
     fn judge(&mut self) {
         let shared = &self.shared;
         let history = shared.history.lock().unwrap();

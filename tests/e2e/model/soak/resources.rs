@@ -15,8 +15,8 @@ const BASE: usize = 10;
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     memory: usize,
-    /// The part of the resident memory that isn't pages of the program's file, in KiB. The program's pages become resident
-    /// when code runs for the first time.
+    /// The anonymous part of the resident memory in KiB. Pages of the program's file aren't part of it: they become
+    /// resident when code runs for the first time.
     anonymous: usize,
     files: usize,
     threads: usize,

@@ -55,9 +55,10 @@ impl Node {
         }
     }
 
-    /// Returns whether the link of the name lacks what its Service says, such as ports and TTL, and the link of a snapshot
-    /// has it: an ExternalTarget, or an external target, may be read before its Service. A different target is newer than
-    /// that of the snapshot, but must not deny SRV records.
+    /// Returns whether the link of the name has an override but perhaps no data of its Service, such as ports and TTL,
+    /// and the link of a snapshot has these data: an ExternalTarget, or the external target that an earlier process
+    /// wrote, may be read before the Service. If the targets differ, that of the override is newer and is used, except
+    /// in SRV answers, which would lack the ports.
     pub(super) fn is_incomplete(&self, saved: &Store, qtype: RecordType) -> bool {
         let (Self::Link(link) | Self::Service { link, .. }) = self else { return false };
         link.active_override().is_some()

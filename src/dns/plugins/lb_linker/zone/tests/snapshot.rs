@@ -32,7 +32,7 @@ fn links() -> Vec<ObservedService> {
             asking(&["x.lb.internal", "*.y.lb.internal"], link("default", "ask", &[], &["192.0.2.7"])),
         ),
         link("default", "pending", &[], &[]),
-        // Both have the short name `a-a-a`, which the older one owns: it has no target.
+        // Both Services have the short name `a-a-a`. The older Service owns it, and has no target.
         ObservedService { created: Some(1), ..link("a", "a-a", &[], &[]) },
         ObservedService { created: Some(2), ..link("a-a", "a", &["b.example."], &[]) },
     ]
@@ -42,7 +42,7 @@ const SERVFAIL: &str = "ServFail EDE 14 |  |  | ";
 const SOA: &str = "lb.internal. 5 IN SOA ns.dns.lb.internal. hostmaster.lb.internal. 41 7200 1800 86400 5";
 
 #[test]
-fn known_names_are_answered_with_ede_3_and_others_fail() {
+fn known_names_get_ede_3_and_unknown_names_get_servfail() {
     let (store, _stand_in) = waiting(links());
     for (question, expected) in [
         (
@@ -61,7 +61,7 @@ fn known_names_are_answered_with_ede_3_and_others_fail() {
         ("a.a-a.lb.internal. CNAME", "NoError EDE 3 | a.a-a.lb.internal. 5 IN CNAME b.example. |  | "),
         ("lb.internal. SOA", &format!("NoError EDE 3 | {SOA} |  | ")),
         ("lb.internal. A", &format!("NoError EDE 3 |  | {SOA} | ")),
-        // These may exist by now, or may have a target.
+        // These names may exist by now, or may have a target.
         ("new-default.lb.internal. A", SERVFAIL),
         ("pending-default.lb.internal. A", SERVFAIL),
         ("a-a-a.lb.internal. A", SERVFAIL),
@@ -157,7 +157,7 @@ fn answers_from_a_snapshot_end_with_the_first_list() {
 }
 
 #[test]
-fn nothing_stands_in_after_the_first_list() {
+fn snapshot_is_not_used_after_the_first_list() {
     let (store, snapshot_links) = waiting(links());
     store.apply(link("default", "host", &["new.example."], &[]));
     store.set_synced();
