@@ -22,8 +22,8 @@ pub fn external_targets() -> CustomResourceDefinition {
     crd
 }
 
-/// Removes what schemars adds for its own purposes, from a schema and those of its fields:
-/// - `nullable`: a missing field has no other form;
+/// Removes what schemars adds for its own purposes, from a schema and the schemas of its fields:
+/// - `nullable`: a field without a value is omitted, and isn't `null`;
 /// - `default`: the API server would store it in each object, which then differs from what the user applied;
 /// - `title`: the name of the Rust type;
 /// - the line breaks of comments, inside of paragraphs.
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use crate::api::external_target::{Alerts, Check, Cutover, Failback};
 
-    /// Calls `look` with each schema below a schema, and its path.
+    /// Calls `look` with a schema and each schema below it, and the path of each.
     fn walk(path: &str, schema: &Value, look: &mut impl FnMut(&str, &Value)) {
         look(path, schema);
         for (name, field) in schema["properties"].as_object().into_iter().flatten() {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_lists_and_maps_are_bounded() {
+    fn texts_lists_maps_and_integers_are_bounded() {
         schemas(|path, schema| {
             let limit = match schema["type"].as_str() {
                 Some("string") if schema["format"] == "date-time" || schema.get("enum").is_some() => return,

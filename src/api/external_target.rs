@@ -105,8 +105,8 @@ pub struct ExternalTargetSpec {
     #[schemars(length(max = MAX_LABEL))]
     pub pin: Option<String>,
     /// Further DNS names of the target, in the zones of lb-linker: 100 at most. The first label may be a *. An empty
-    /// list means none. If this field is missing, those of the annotation linker.hsj.com/hostname of the Service with the name of the
-    /// ExternalTarget apply while that Service is a source.
+    /// list means none. If this field is missing, those of the annotation linker.hsj.com/hostname of the Service with
+    /// the name of the ExternalTarget apply while that Service is a source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "rules::hostnames_schema")]
     pub hostnames: Option<Vec<String>>,
@@ -117,9 +117,9 @@ pub struct ExternalTargetSpec {
     #[schemars(range(min = TTL_SECONDS.0, max = TTL_SECONDS.1))]
     pub ttl_seconds: Option<i32>,
     /// The namespaces whose Services may follow this target by the annotation linker.hsj.com/source: 100 at most, or *
-    /// for all. Services of the namespace of the ExternalTarget always may. An empty list means none. If this field is missing, the annotation
-    /// linker.hsj.com/allow-from of the Service with the name of the ExternalTarget applies while that Service is a
-    /// source.
+    /// for all. Services of the namespace of the ExternalTarget always may. An empty list means none. If this field is
+    /// missing, the annotation linker.hsj.com/allow-from of the Service with the name of the ExternalTarget applies
+    /// while that Service is a source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "rules::namespaces_schema")]
     pub allow_from: Option<Vec<String>>,
@@ -199,8 +199,8 @@ pub struct Check {
     #[schemars(range(min = THRESHOLD.0, max = THRESHOLD.1))]
     pub success_threshold: Option<i32>,
     /// The TCP port, from 1 to 65535, at which one of the first four addresses of a target must accept a connection. A
-    /// Service that is a source must have this TCP port. Sources with a hostname or addresses are checked at it only where
-    /// --tcp-check-namespaces of lb-linker lists the namespace. If this field is missing, only DNS is checked.
+    /// Service that is a source must have this TCP port. Sources with a hostname or addresses are checked at it only
+    /// where --tcp-check-namespaces of lb-linker lists the namespace. If this field is missing, only DNS is checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = TCP_PORT.0, max = TCP_PORT.1))]
     pub tcp_port: Option<i32>,
@@ -289,7 +289,7 @@ pub struct Alerts {
     pub failed_over_for_seconds: Option<i32>,
 }
 
-// === What is assumed where a field is missing ===
+// === values of missing fields ===
 
 impl Check {
     #[must_use]
@@ -344,7 +344,7 @@ impl Alerts {
     }
 }
 
-/// Returns the value of a field that isn't negative, or the assumed one.
+/// Returns the value of a field, or `assumed` if the field is missing or negative.
 fn number(value: Option<i32>, assumed: u32) -> u32 {
     value.and_then(|value| u32::try_from(value).ok()).unwrap_or(assumed)
 }

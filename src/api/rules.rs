@@ -98,7 +98,8 @@ pub(super) const ALERT_LABELS: FieldRule = FieldRule::new(
     "labels of alerts are Prometheus label names, without templates in their values",
 );
 
-/// Alertmanager tells alerts apart by their labels: no tenant may give its alerts those of another one.
+/// Alertmanager distinguishes alerts by their labels: the alerts of one tenant must not have the labels of another
+/// tenant's alerts.
 pub(super) const OWN_LABELS: FieldRule = FieldRule::new(
     "self.all(name, !(name in ['alertname', 'cluster', 'external_target', 'external_target_namespace']))",
     "alertname, cluster, external_target and external_target_namespace are set by lb-linker",
@@ -113,9 +114,8 @@ pub(super) const OBJECT_LABELS: FieldRule = FieldRule::new(
 
 // === Schemas ===
 
-/// Adds a rule to a schema.
 fn with_rule(mut schema: Schema, rule: impl Into<Rule>) -> Schema {
-    // A rule is an object, and so is the schema.
+    // Fails only if the rule can't be serialized.
     let _ = validate(&mut schema, rule);
     schema
 }
@@ -151,12 +151,12 @@ fn labels_schema(max_length: usize) -> Schema {
     json_schema!({"type": "object", "maxProperties": MAX_LABELS, "additionalProperties": value})
 }
 
-/// The modes that this version knows.
+/// The modes of this version.
 pub(super) fn failback_mode_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "enum": ["Automatic", "Manual"]})
 }
 
-/// The times that Kubernetes writes: the format `date-time` alone takes offsets that aren't times.
+/// Times in UTC, as Kubernetes writes them: the format `date-time` alone also accepts invalid offsets.
 pub(super) fn time_schema(_: &mut SchemaGenerator) -> Schema {
     let pattern = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,9})?Z$";
     json_schema!({"type": "string", "format": "date-time", "pattern": pattern})

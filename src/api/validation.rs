@@ -15,7 +15,7 @@ use crate::model::excerpt::value;
 use crate::model::names::{MAX_LABEL, is_label};
 
 /// A field of an ExternalTarget that breaks a rule. The message is that of the API server, which puts the value before
-/// it; of control characters the API server prints the characters themselves.
+/// the message and doesn't escape control characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct InvalidField {
@@ -208,7 +208,7 @@ impl Checker {
     }
 }
 
-/// Parses an address as CEL does, which takes no IPv4-mapped IPv6 address.
+/// Parses an address as CEL does, which rejects IPv4-mapped IPv6 addresses.
 fn parse_address(text: &str) -> Option<IpAddr> {
     text.parse().ok().filter(|ip: &IpAddr| ip.to_canonical() == *ip)
 }

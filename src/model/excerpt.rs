@@ -18,13 +18,13 @@ pub struct Excerpt<'a> {
     quoted: bool,
 }
 
-/// Returns a value, such as that of an annotation, in quotes and with at most 100 bytes.
+/// Returns a value, such as that of an annotation, in quotes: at most 100 bytes of it, counted before escaping.
 #[must_use]
 pub fn value(text: &str) -> Excerpt<'_> {
     Excerpt { text, most: MAX_VALUE_BYTES, quoted: true }
 }
 
-/// Returns the message of another program, such as an error, with at most 600 bytes.
+/// Returns the message of another program, such as an error: at most 600 bytes of it, counted before escaping.
 #[must_use]
 pub fn sentence(text: &str) -> Excerpt<'_> {
     Excerpt { text, most: MAX_SENTENCE_BYTES, quoted: false }
@@ -86,7 +86,7 @@ pub fn examples<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     text
 }
 
-/// The maximum number of Services or orphans in one log message: about one screen.
+/// The maximum number of Services in a list for the user, one a line: about one screen.
 pub(crate) const MAX_LINES: usize = 20;
 
 #[cfg(test)]

@@ -69,8 +69,8 @@ impl HostnamePolicy {
         (granted, unusable)
     }
 
-    /// Checks a further DNS name of an object, in lower case. Returns whether it differs from its default names, which
-    /// need no request.
+    /// Checks a DNS name, in lower case, that an object requests. Returns `false` for a default name of the object,
+    /// which needs no request.
     ///
     /// # Errors
     /// The reason why the name is denied.

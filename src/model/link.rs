@@ -220,7 +220,8 @@ pub enum LinkState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub key: ServiceKey,
-    /// The target of the Service; `None` while the load balancer is pending, and once the Service is gone.
+    /// The target of the Service, or of the ExternalTarget that overrides the link; `None` while the load balancer is
+    /// pending, and once the Service is gone or the target withdrawn.
     pub target: Option<Target>,
     pub annotations: Annotations,
     pub last_queried: LastQueried,

@@ -1,5 +1,5 @@
-//! The override of a link: an ExternalTarget replaces the target and the settings of the Service with the same namespace
-//! and name.
+//! The override of a link: an ExternalTarget replaces the target and the settings of the Service with the same
+//! namespace and name.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,8 +38,8 @@ pub struct LinkOverride {
     pub annotations: Annotations,
     /// Whether the target policy denies the announced target, or this version can't read it.
     pub refused: bool,
-    /// Whether the target isn't from a status: the ExternalTarget isn't read yet, or its status is empty. Then nothing is
-    /// written for the link.
+    /// Whether the target isn't from a status: the ExternalTarget isn't read yet, or its status is empty. Then nothing
+    /// is written for the link.
     pub is_provisional: bool,
 }
 
@@ -57,7 +57,8 @@ impl OverriddenLink {
         let Self { by, service_link } = &self;
         let service = service_link.as_deref();
         let withdrawn = || before.and_then(Link::service_gone_since).unwrap_or_else(Instant::now);
-        // The older of both, so that the rank doesn't depend on which of them was observed first.
+        // The older creation time of Service and ExternalTarget, so that the rank doesn't depend on which of them was
+        // observed first.
         let rank = service.map(|service| service.created).filter(|rank| *rank != RANK_NEVER_OBSERVED);
         let empty = Link::new(before.map_or(key, |before| &before.key).clone(), "");
         let link = Link {

@@ -1,4 +1,4 @@
-//! What an external target tells about its link after a restart.
+//! The data about a link that its external target keeps over a restart.
 
 use std::sync::Arc;
 

@@ -59,7 +59,7 @@ pub struct AlertsContext {
 /// Keeps PrometheusRules until `stop` is cancelled.
 ///
 /// # Errors
-/// If a feed ends, which never should happen.
+/// If a feed ends or a task panics, which should never happen.
 pub async fn run(context: AlertsContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut requests = context.rules.subscribe_requests();
     let mut leadership = context.leadership.clone();

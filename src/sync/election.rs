@@ -58,7 +58,7 @@ pub struct ElectionConfig {
 pub struct ElectionMetrics {
     /// 1 while this process may write external targets.
     pub leader: IntGauge,
-    /// 1 if a leader writes external targets: without one an alert is due.
+    /// 1 if the leader writes external targets: then an alert fires while no replica leads.
     pub sync_enabled: IntGauge,
 }
 
@@ -411,7 +411,7 @@ impl<'a> LeaseClient<'a> {
     fn failed(&mut self, failure: &RequestFailure, doing: &str) -> Duration {
         self.failed = true;
         let pause = match failure {
-            // Nothing listens there, and it may be back at any time.
+            // The API server may be back at any time, and refused connections cost it nothing.
             RequestFailure::Kube(error) if is_unreachable(error) => RETRY_BACKOFF.0,
             _ => self.pauses.next(),
         };

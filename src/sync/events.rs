@@ -59,7 +59,7 @@ pub enum Reason {
     FailedOver,
     /// A preferred source of an ExternalTarget works again and is in use.
     FailedBack,
-    /// A new target was waited for in vain.
+    /// The new target hasn't passed a check within `spec.cutover.maxWaitSeconds`.
     CutoverTimedOut,
     /// The target of an ExternalTarget has failed, and no source can replace it.
     NoHealthySource,
@@ -143,7 +143,7 @@ pub struct Regarding {
 }
 
 impl Regarding {
-    /// Returns a Service.
+    /// Returns the reference to a Service.
     #[must_use]
     pub fn new(key: &ServiceKey, uid: &str) -> Self {
         let (namespace, name) = key.parts();
@@ -200,7 +200,7 @@ impl Recorder {
         Self(None)
     }
 
-    /// Records an Event, unless the queue has no room for its namespace.
+    /// Records an Event if this replica leads. The Event is dropped if the queue has no room for its namespace.
     pub fn record(&self, regarding: Regarding, reason: Reason, note: &str) {
         let Some(queue) = &self.0 else { return };
         let Some(term) = queue.leadership.held() else { return };
@@ -208,7 +208,8 @@ impl Recorder {
         queue.push(QueuedEvent { event_key, at: Timestamp::now(), term });
     }
 
-    /// Records an Event about the Service of a link, if this process has observed the Service.
+    /// Records an Event about the Service of a link, or about the ExternalTarget that overrides the link, if this
+    /// process has observed that object.
     pub fn about(&self, link: &Link, reason: Reason, note: &str) {
         if let Some(regarding) = Regarding::of(link) {
             self.record(regarding, reason, note);

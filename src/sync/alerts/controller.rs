@@ -31,10 +31,10 @@ use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::refusals::RefusalLog;
 use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, in_namespace, key_of, list_watch, readable};
 
-/// The time between two looks at discovery while PrometheusRules can't be watched. A permission that is missing is tried
-/// again, too.
+/// The interval of discovery requests while PrometheusRules can't be watched. Each successful one also starts the
+/// watches again that were forbidden.
 pub(super) const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
-/// The time between two tries for a name that another client's object has.
+/// The pause before another try while another client's object, or an object that is being deleted, has the name.
 const CONFLICT_RETRY: Duration = Duration::from_secs(30);
 
 /// Maximum number of lines per minute about writes that another client reverts.
@@ -86,9 +86,9 @@ pub(super) struct AlertsController {
     rules: HashMap<ServiceKey, ObservedRule>,
     scopes: Vec<Scope>,
     pub(super) events: SelectAll<ScopedEvents>,
-    /// Whether discovery was asked in this term.
+    /// Whether discovery was asked since the beginning of the term, or since the last tick without open requests.
     has_looked: bool,
-    /// Whether the API server serves PrometheusRules, by the last answer of discovery in this term.
+    /// Whether the API server serves PrometheusRules, by the last answer of discovery since the same time.
     is_served: Option<bool>,
     pub(super) looks: JoinSet<kube::Result<bool>>,
     /// Each key has the fingerprint of its last written request.
@@ -153,7 +153,7 @@ impl AlertsController {
         self.stop_watching();
         self.context.rules.forget_states();
         (self.has_looked, self.is_served) = (false, None);
-        // Writes of the former term end without an effect on this one.
+        // Aborts the writes of the former term.
         self.writes = JoinSet::new();
         (self.work_queue, self.fair_queue) = (WorkQueue::new(MAX_WRITES), FairQueue::default());
         self.planned.clear();
@@ -191,7 +191,7 @@ impl AlertsController {
         }
     }
 
-    /// Asks discovery, unless a question is under way.
+    /// Sends a discovery request, unless one is under way.
     fn look(&mut self) {
         self.has_looked = true;
         if self.looks.is_empty() {
@@ -405,7 +405,8 @@ impl AlertsController {
                 }
                 let is_terminating = self.rules.get(key).is_some_and(|known| known.is_terminating);
                 match request.is_for_rule() {
-                    // Another client's finalizer holds the object. The watch doesn't select it without our label.
+                    // Another client's finalizer holds the object. If that client has removed our label, the watch
+                    // doesn't report the deletion, so try to create the object again later.
                     true if is_terminating => {
                         self.rules.remove(key);
                         return self.work_queue.add_after(key.clone(), CONFLICT_RETRY);

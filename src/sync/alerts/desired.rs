@@ -60,8 +60,8 @@ pub fn spec(key: &ServiceKey, inputs: &RuleInputs) -> Value {
     DesiredRule::new(key, inputs).object(key.name()).spec
 }
 
-/// Returns the name of the PrometheusRule of an ExternalTarget with this name. A name that would be too long is cut, and
-/// ends in a hash.
+/// Returns the name of the PrometheusRule of an ExternalTarget with this name. A name that would be too long is cut,
+/// and ends in a hash.
 pub(crate) fn rule_name(name: &str) -> String {
     let whole = format!("{PREFIX}{name}");
     if whole.len() <= MAX_NAME {
@@ -72,7 +72,8 @@ pub(crate) fn rule_name(name: &str) -> String {
     format!("{}-{hash}", cut.trim_end_matches(['-', '.']))
 }
 
-/// Returns the name of the ExternalTarget whose PrometheusRule has this name, if the name isn't cut.
+/// Returns the name of the ExternalTarget whose PrometheusRule has this name. A cut name yields the name of no
+/// ExternalTarget.
 pub(super) fn target_name(rule: &str) -> Option<&str> {
     rule.strip_prefix(PREFIX)
 }
@@ -160,7 +161,7 @@ impl DesiredRule {
     }
 }
 
-/// Returns a name as the value of a label, which is shorter than the longest name.
+/// Returns a name, cut to the maximum length of the value of a label.
 fn label_value(name: &str) -> String {
     let cut: String = name.chars().take(MAX_LABEL).collect();
     cut.trim_end_matches(['-', '.']).to_owned()
@@ -255,7 +256,7 @@ fn labels_of(alerts: &Alerts, severity: &str) -> BTreeMap<String, String> {
     labels
 }
 
-/// Returns a duration of Prometheus.
+/// Returns a duration in the syntax of Prometheus.
 fn duration(wait: Duration) -> String {
     match wait.as_secs() {
         0 => "0s".to_owned(),

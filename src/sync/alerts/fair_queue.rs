@@ -1,4 +1,4 @@
-//! The ExternalTargets that wait for a write: namespaces take turns, and writes keep a distance.
+//! The ExternalTargets that wait for a write: namespaces take turns, and there is a minimum time between two writes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl FairQueue {
         }
     }
 
-    /// Returns when the next write may begin; `None` if none waits, or one has to end first.
+    /// Returns when the next write may begin; `None` if no key waits, or another write has to end first.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         let is_any_free = self.waiting.keys().any(|namespace| self.is_free(namespace));
         is_any_free.then(|| self.next_at.unwrap_or(now))
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_namespace_leaves_writes_to_the_rest() {
+    fn slow_namespace_leaves_writes_to_other_namespaces() {
         let (mut queue, mut now) = (FairQueue::default(), Instant::now());
         for number in 0..9 {
             for namespace in ["a", "b", "c"] {

@@ -1,4 +1,5 @@
-//! Which ExternalTargets have a PrometheusRule, and how it stands: shared by the controllers of both.
+//! The requests for PrometheusRules and the states of these PrometheusRules. The controller of ExternalTargets sets the
+//! requests, the controller of PrometheusRules the states.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::model::uid::Uid;
 /// Capacity of the feeds. A subscriber that falls behind has to look at all ExternalTargets.
 const FEED_CAPACITY: usize = 1024;
 
-/// How the PrometheusRule of an ExternalTarget stands.
+/// The state of the PrometheusRule of an ExternalTarget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleState {
     Written,
@@ -41,7 +42,7 @@ pub(super) struct RuleRequest {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RequestedRule {
     Rule(RuleInputs),
-    /// `spec.alerts` was removed, and the rule has to follow. `is_recorded` tells whether the status has still the
+    /// `spec.alerts` was removed, so the rule has to be removed. `is_recorded` tells whether the status still has the
     /// condition AlertsReady.
     NoRule {
         is_recorded: bool,
@@ -91,7 +92,7 @@ impl RuleRequests {
     }
 
     /// Requests that an ExternalTarget without `spec.alerts` has no PrometheusRule, if it may have one: it had
-    /// `spec.alerts` before, or its status has still the condition AlertsReady.
+    /// `spec.alerts` before, or its status still has the condition AlertsReady.
     pub fn want_none(&self, key: &ServiceKey, uid: &Uid, is_recorded: bool) {
         let known = self.requests.get(key).map(|known| Arc::clone(&known)).filter(|known| known.uid == *uid);
         let is_needed = is_recorded
@@ -114,7 +115,8 @@ impl RuleRequests {
         }
     }
 
-    /// Forgets an ExternalTarget that is deleted: the garbage collector removes its PrometheusRule.
+    /// Forgets an ExternalTarget that has no PrometheusRule, or that is deleted: then the garbage collector removes its
+    /// PrometheusRule.
     pub fn forget(&self, key: &ServiceKey) {
         self.states.remove(key);
         if self.requests.remove(key).is_some() {
@@ -123,7 +125,7 @@ impl RuleRequests {
         }
     }
 
-    /// Returns how the PrometheusRule of an ExternalTarget stands; `None` if that isn't known yet.
+    /// Returns the state of the PrometheusRule of an ExternalTarget; `None` if the state isn't known yet.
     #[must_use]
     pub fn state(&self, key: &ServiceKey) -> Option<RuleState> {
         let fingerprint = self.requests.get(key)?.fingerprint;
@@ -131,7 +133,7 @@ impl RuleRequests {
         (state.0 == fingerprint).then(|| state.1.clone())
     }
 
-    /// Subscribes to the keys of ExternalTargets whose PrometheusRule stands in another way than before.
+    /// Subscribes to the keys of ExternalTargets whose PrometheusRule has a new state.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {
         self.answered.subscribe()
@@ -154,7 +156,7 @@ impl RuleRequests {
         self.requests.iter().map(|request| request.key().clone()).collect()
     }
 
-    /// Returns whether a rule is wanted, or has perhaps to be removed.
+    /// Returns whether a rule is wanted, or may have to be removed.
     pub(super) fn is_any_open(&self) -> bool {
         let mut without_rule = Vec::new();
         for request in &self.requests {
@@ -163,16 +165,16 @@ impl RuleRequests {
             }
             without_rule.push(request.key().clone());
         }
-        // Afterwards, because no map may be locked while it is read again.
+        // After the loop: reading a DashMap during an iteration over it may deadlock.
         without_rule.iter().any(|key| !self.is_settled(key))
     }
 
-    /// Returns whether an ExternalTarget has certainly no PrometheusRule.
+    /// Returns whether it is known that an ExternalTarget has no PrometheusRule.
     fn is_settled(&self, key: &ServiceKey) -> bool {
         matches!(self.state(key), Some(RuleState::Absent | RuleState::NotInstalled))
     }
 
-    /// Records how the PrometheusRule of an ExternalTarget stands after this request.
+    /// Records the state of the PrometheusRule of an ExternalTarget for the request with this fingerprint.
     pub(super) fn answer(&self, key: &ServiceKey, fingerprint: u64, state: RuleState) {
         if self.requests.get(key).is_none_or(|request| request.fingerprint != fingerprint) {
             return;
@@ -183,7 +185,7 @@ impl RuleRequests {
         }
     }
 
-    /// Forgets all states: this replica doesn't lead any more.
+    /// Forgets all states: a term begins or ends.
     pub(super) fn forget_states(&self) {
         self.states.clear();
     }

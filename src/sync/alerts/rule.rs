@@ -91,8 +91,8 @@ pub(super) struct ObservedRule {
 }
 
 impl ObservedRule {
-    /// Returns the key of the ExternalTarget that the object belongs to, and what is kept of the object; `None` if no
-    /// ExternalTarget controls it that has this PrometheusRule.
+    /// Returns the key of the ExternalTarget that the object belongs to, and what is kept of the object; `None` if
+    /// the object isn't the PrometheusRule of an ExternalTarget that controls it.
     pub(super) fn of(object: &PrometheusRule) -> Option<(ServiceKey, Self)> {
         let metadata = &object.metadata;
         let owner =
@@ -126,7 +126,7 @@ impl ObservedRule {
     fn new(object: &PrometheusRule, owner_uid: Uid, has_exact_owner: bool) -> Self {
         let metadata = &object.metadata;
         let rule_labels = metadata.annotations.as_ref().and_then(|all| all.get(RULE_LABELS));
-        // A longer one isn't ours, and is replaced.
+        // A longer annotation wasn't written by lb-linker, and is replaced.
         let rule_labels = rule_labels.filter(|names| names.len() <= MAX_RULE_LABELS);
         let names = rule_labels.iter().flat_map(|names| names.split(',')).take(MAX_LABELS);
         let names = names.chain([RULE_MANAGED_BY.0, RULE_OWNER]);
@@ -150,7 +150,7 @@ impl ObservedRule {
     }
 }
 
-/// Returns the key of the ExternalTarget whose PrometheusRule has this key.
+/// Returns the key of the ExternalTarget whose PrometheusRule has this key. See [`target_name`].
 pub(super) fn target_key(rule: &ServiceKey) -> Option<ServiceKey> {
     Some(ServiceKey::new(rule.namespace(), target_name(rule.name())?))
 }

@@ -1,4 +1,4 @@
-//! PrometheusRules as they should be, and how changes of other clients are told from them.
+//! Tests of desired PrometheusRules, and of the detection of changes by other clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -106,7 +106,7 @@ fn object_belongs_to_the_external_target() {
 }
 
 #[test]
-fn waits_are_those_of_the_spec_or_the_assumed_ones() {
+fn for_durations_are_those_of_the_spec_or_the_assumed_ones() {
     for (alerts, not_ready, failed_over) in [
         (json!({}), "5m", "15m"),
         (json!({"notReadyForSeconds": 0, "failedOverForSeconds": 86400}), "0s", "24h"),

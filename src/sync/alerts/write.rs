@@ -12,7 +12,7 @@ use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::watch::{RequestQuery, find};
 
-/// The manifest that grants the permissions.
+/// The hint on the manifest that grants the permissions.
 pub(super) const PERMISSION_HINT: &str = "spec.alerts needs the ClusterRole of deploy/alerts/";
 
 /// A write of the PrometheusRule of an ExternalTarget.
@@ -59,7 +59,7 @@ pub(super) struct RuleWrite {
     pub(super) result: Result<Outcome, WriteError>,
 }
 
-/// Where writes go.
+/// Sends writes to the API server while this replica leads.
 #[derive(Clone)]
 pub(super) struct RuleWriter {
     pub(super) client: Client,

@@ -1,4 +1,5 @@
-//! Queue of the Services that a controller has to reconcile, with retries, timers and writes under way.
+//! Queue of the Services or ExternalTargets that a controller has to reconcile, with retries, timers and writes under
+//! way.
 //!
 //! As in client-go a key is queued once, however often it is added, and isn't taken while a write for it is under way.
 
@@ -20,8 +21,8 @@ const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duratio
 /// up to the second value: at most 20 retries a second for up to 600 keys, and each key every 30 s beyond.
 const RETRY_PAUSE_PER_FAILING_LINK: (Duration, Duration) =
     (Duration::from_millis(50), Duration::from_secs(30));
-/// The number of keys, refused because of a limit of their namespace, that are retried when the write of another such
-/// key succeeds. So the number of retries doubles with each success.
+/// The number of keys, refused because of a limit of the target namespace, that are retried when the write of another
+/// such key succeeds. So the number of retries doubles with each success.
 const MAX_RELEASED_AT_ONCE: usize = 2;
 /// The number of consecutive writes for an unchanged key above which another client is suspected of reverting them.
 const MAX_UNTHROTTLED_WRITES: u32 = 10;
@@ -37,7 +38,7 @@ pub(crate) const CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of keys for which an empty queue keeps its memory.
 const MAX_IDLE_CAPACITY: usize = 1024;
 
-/// Queue of Services. `A` is the desired state that a write sets: two writes for an equal state count as repeated.
+/// Queue of keys. `A` is the desired state that a write sets: two writes for an equal state count as repeated.
 #[derive(Debug)]
 pub(crate) struct WorkQueue<A> {
     max_writes: usize,
@@ -50,7 +51,7 @@ pub(crate) struct WorkQueue<A> {
     timers: DelayQueue<ServiceKey>,
     timer_of: HashMap<ServiceKey, delay_queue::Key>,
     failures: HashMap<ServiceKey, FailedWrites>,
-    /// Keys of `failures` that were refused for a limit of their namespace.
+    /// Keys of `failures` that were refused because of a limit of the target namespace.
     limited: BTreeSet<ServiceKey>,
     throttles: HashMap<ServiceKey, DriftThrottle<A>>,
     /// The time of the next removal of old `throttles`.
@@ -285,7 +286,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.failures.contains_key(key) && self.timer_of.contains_key(key)
     }
 
-    /// Records after [`Self::add_refused`] that the reason is a limit of the namespace, such as a quota.
+    /// Records after [`Self::add_refused`] that the reason is a limit of the target namespace, such as a quota.
     pub(crate) fn mark_limited(&mut self, key: &ServiceKey) {
         self.limited.insert(key.clone());
     }
@@ -296,8 +297,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.limited.remove(key);
     }
 
-    /// Forgets the failed writes of a key. If they were refused because of a limit of the namespace, queues some of the
-    /// other keys that were refused for such a reason.
+    /// Forgets the failed writes of a key. If they were refused because of a limit of the target namespace, queues some
+    /// of the other keys that were refused for such a reason.
     pub(crate) fn succeeded_and_release(&mut self, key: &ServiceKey) {
         let was_limited = self.limited.contains(key);
         self.succeeded(key);

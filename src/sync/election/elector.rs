@@ -61,7 +61,7 @@ pub(super) enum ElectionStep {
 }
 
 impl ElectionStep {
-    /// Returns the verb of this step, for the log.
+    /// Returns the verb of this step, for logs and metrics.
     pub(super) fn verb(&self) -> &'static str {
         match self {
             Self::Wait(_) => "wait for",
@@ -106,7 +106,7 @@ enum LeaseState {
     /// No Lease exists, and no replica relies on one.
     Absent,
     There(Box<ObservedLease>),
-    /// The Lease was deleted. Its holder may not know that yet.
+    /// The Lease was deleted. Its holder may not have observed that yet.
     Vanished(Box<ObservedLease>),
 }
 
@@ -442,8 +442,8 @@ impl Elector {
         self.rest_until(now + pause);
     }
 
-    /// Records that a request failed. The next request waits for `pause` if this process doesn't lead, and for at least
-    /// `at_least`.
+    /// Records that a request failed. The next request waits for the longer of `pause` and `at_least`. For a leader
+    /// both are limited.
     pub(super) fn failed(&mut self, pause: Duration, at_least: Duration, now: BootInstant) {
         self.expire(now);
         if matches!(self.known, LeaseState::Absent) {

@@ -74,7 +74,7 @@ fn lost(link: &Link) -> Vec<Arc<str>> {
     link.annotations.hostnames.iter().filter(|name| !link.hostnames.contains(name)).cloned().collect()
 }
 
-/// Logs the first list as a single line: a line per link would bury everything else.
+/// Logs the first list as a single line, and a line for each link that lacks requested DNS names.
 pub(crate) fn log_first_list(store: &Store, telemetry: &Telemetry, changes: &[LinkChange]) {
     for change in changes {
         debug!("{change}");

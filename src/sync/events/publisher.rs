@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn rejected_event_delays_no_other() {
+    async fn rejected_event_delays_no_other_event() {
         let denied = "events.events.k8s.io \"web.1\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' \
                       denied request: events.events.k8s.io is forbidden: User \"x\" cannot create resource \"events\"";
         let (recorder, mut requests, metrics, _tasks) =

@@ -23,7 +23,7 @@ use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 /// Writes that the API server refuses together: verb, kind, and for load balancers the namespace.
 pub(crate) type WriteClass = (&'static str, ObjectKind, Option<Arc<str>>);
 
-/// One write to the target namespace.
+/// One write of an external target or EndpointSlice, or of the finalizer of a load balancer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
     /// Create this object.
@@ -175,7 +175,8 @@ pub struct SyncPolicy {
     pub on_delete: OnDelete,
     /// Time between the end of a Service and the removal of its external target.
     pub delete_delay: Duration,
-    /// The same for the withdrawn target of an ExternalTarget, which no finalizer keeps.
+    /// Time between the withdrawal of an ExternalTarget's target and the removal of the external target. Unlike
+    /// `delete_delay` it isn't zero with `--finalizer`.
     pub withdrawal_delay: Duration,
     /// Whether a load balancer stays until its external target is gone.
     pub finalizer: bool,

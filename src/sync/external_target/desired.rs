@@ -105,8 +105,8 @@ fn headless(link: &Link) -> Service {
     }
 }
 
-/// Returns whether the API server accepts an address in an EndpointSlice. The target policy denies most of the others,
-/// unless a flag allows them; then only DNS answers them.
+/// Returns whether the API server accepts an address in an EndpointSlice. Most addresses that it rejects are also
+/// denied by the target policy; if a flag allows them, they are only in DNS answers.
 fn fits_slice(ip: &IpAddr) -> bool {
     let is_special = match ip {
         IpAddr::V4(ip) => ip.is_link_local() || matches!(ip.octets(), [224, 0, 0, _]),
@@ -247,7 +247,7 @@ impl Stamp {
         }
     }
 
-    /// Returns the JSON merge patch (RFC 7386) that sets only these annotations, with its precondition.
+    /// Returns the JSON merge patch (RFC 7396) that sets only these annotations, with its precondition.
     #[must_use]
     pub fn patch(&self, only: &Precondition) -> Value {
         json!({"metadata": {
@@ -258,9 +258,9 @@ impl Stamp {
     }
 }
 
-/// Returns the JSON merge patch (RFC 7386) that sets all fields that are ours, and removes the fields that the
-/// desired object must not have.
-/// It includes its precondition: the API server refuses it for another uid (422) and another resourceVersion (409).
+/// Returns the JSON merge patch (RFC 7396) that sets all fields that are ours, and removes the fields that the desired
+/// object must not have. The patch includes its precondition: the API server refuses it for another uid (422) and
+/// another resourceVersion (409).
 #[must_use]
 pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Value {
     let mut metadata = json!({

@@ -214,8 +214,8 @@ impl Reconciler {
         }
     }
 
-    /// Adopts the external targets of gone Services, and updates the orphans. `begins` is whether this is the
-    /// start.
+    /// Checks the external targets, adds links for external targets without a Service, and updates the orphans.
+    /// `begins` is whether this is the start.
     pub(crate) fn restore_deleted(&mut self, begins: bool) {
         let unknown = self.objects.links().filter(|key| !self.context.store.contains(key));
         let mut keys: BTreeSet<ServiceKey> = unknown.collect();

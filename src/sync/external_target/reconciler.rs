@@ -59,10 +59,10 @@ use start_check::StartCheck;
 
 /// Maximum number of concurrent writes: each takes a connection, and the API server has other clients, too.
 const MAX_WRITES: usize = 16;
-/// Runs until `stop`; then lets the writes under way end.
+/// Runs until `stop` is cancelled, and then waits for the writes under way, for at most `SHUTDOWN_TIMEOUT`.
 ///
 /// # Errors
-/// If the objects can't be watched any more.
+/// If a watch or the change feed ends, or a task panics.
 pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = context.store.subscribe();
     if stop.run_until_cancelled(context.leadership.settled()).await.is_none() {
@@ -143,7 +143,8 @@ pub(crate) struct Reconciler {
     pub(crate) rewinds: u64,
     /// The kinds of objects listed in `term`: another leader may have changed objects since earlier lists.
     pub(crate) listed_in_term: HashSet<ObjectKind>,
-    /// Links that haven't been reconciled since the start. Conflicts found in that first pass cause no Event.
+    /// Links that haven't been reconciled since the start, or since writes were resumed. Conflicts found in that first
+    /// pass cause no Event.
     initial_pass: HashSet<ServiceKey>,
     pub(crate) writes: JoinSet<WriteEnd>,
     pub(crate) work_queue: WorkQueue<Arc<Link>>,

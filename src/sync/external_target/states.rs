@@ -13,7 +13,7 @@ const FEED_CAPACITY: usize = 1024;
 pub enum ExternalTargetState {
     /// The external target points at this target.
     At(Target),
-    /// Another object has the name of the external target, for this reason it isn't ours.
+    /// An object that isn't ours has the name of the external target. Contains the reason why it isn't ours.
     Conflict(String),
 }
 

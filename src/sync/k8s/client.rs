@@ -80,7 +80,7 @@ pub struct ClientConnection {
 /// Maximum number of certificates of a [`ClusterIdentity`].
 const MAX_AUTHORITIES: usize = 16;
 
-/// What distinguishes a cluster from others without asking it.
+/// Identifies a cluster without a request to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterIdentity {
@@ -98,8 +98,8 @@ impl ClusterIdentity {
         Self { server: server.url.clone(), authorities: certificates.map(hash).collect() }
     }
 
-    /// Returns whether both are the same cluster: the same address, and a common authority. While authorities are
-    /// replaced, the old and the new one are both trusted.
+    /// Returns whether both are the same cluster: the same address, and a common authority, or no authority in either.
+    /// While authorities are replaced, the old and the new one are both trusted.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let is_common = |authority| other.authorities.contains(authority);
@@ -149,8 +149,8 @@ impl fmt::Display for ApiServer {
     }
 }
 
-/// The files of a Pod's service account that the client uses. The address of the API server is in the environment, which
-/// doesn't change.
+/// The files of a Pod's service account that the client uses. The address of the API server is in the environment,
+/// which doesn't change.
 const SERVICE_ACCOUNT_FILES: [&str; 2] = [
     "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
     "/var/run/secrets/kubernetes.io/serviceaccount/token",
@@ -246,7 +246,7 @@ pub async fn connect(
     reloading_client(ConfigSource::new(kubeconfig, context)).await
 }
 
-/// Returns a client for this configuration, which it never reads again.
+/// Returns a client for this configuration. The client never reads the configuration again.
 fn client_of(mut config: Config) -> Result<Client, ClientError> {
     // The reconciler retries by itself: it computes the desired state again first.
     config.default_retry = false;

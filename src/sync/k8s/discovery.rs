@@ -6,7 +6,7 @@ use kube::Client;
 /// Returns whether the API server serves the resource `plural` of an API group and version.
 ///
 /// # Errors
-/// If there is no answer, or another one than the list of resources or 404.
+/// If there is no answer, or the answer is neither the list of resources nor 404.
 pub(crate) async fn is_served(client: Client, group_version: &str, plural: &str) -> kube::Result<bool> {
     match client.list_api_group_resources(group_version).await {
         Ok(list) => Ok(serves(&list, plural)),

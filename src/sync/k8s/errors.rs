@@ -19,8 +19,8 @@ use crate::sync::k8s::service_log::ServiceLog;
 /// Minimum time between two log lines about the same error.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Returns one sentence about a failed request. `doing` completes "can't …"; `hint` names the manifest that grants the
-/// permission.
+/// Returns one sentence about a failed request. `doing` completes "can't …"; `hint` names the manifest that grants
+/// the permission.
 #[must_use]
 pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
     match error {
@@ -46,8 +46,8 @@ pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
 /// The longest requested pause that is respected.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
-/// Returns the pause that the API server requests, at most five minutes. Its Status objects repeat the header Retry-After
-/// (RFC 9110) in `details`.
+/// Returns the pause that the API server requests, at most five minutes. Its Status objects repeat the header
+/// Retry-After (RFC 9110 section 10.2.3) in `details`.
 #[must_use]
 pub fn retry_after(error: &kube::Error) -> Option<Duration> {
     let kube::Error::Api(status) = error else { return None };
@@ -74,7 +74,7 @@ pub fn credential_failure(error: &(dyn std::error::Error + 'static)) -> Option<S
     None
 }
 
-/// Returns the innermost error, which tells most: "Connection refused", for example.
+/// Returns the innermost error, which is the most specific one: "Connection refused", for example.
 #[must_use]
 pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     if let Some(failure) = credential_failure(error) {
@@ -235,7 +235,7 @@ impl ThrottledLog {
         Some(suppressed)
     }
 
-    /// Logs the end of the errors, if any was logged. Returns whether any was.
+    /// Logs `sentence` if the end of a logged error hasn't been logged yet. Returns whether `sentence` was logged.
     pub fn recovered(&mut self, sentence: &str) -> bool {
         let lasts = self.logged.values().any(|logged| logged.is_unresolved);
         if lasts {
@@ -345,7 +345,7 @@ pub fn is_unreachable(error: &kube::Error) -> bool {
     while let Some(error) = cause {
         connecting |= error.downcast_ref().is_some_and(ClientError::is_connect);
         let mut io_error: Option<&io::Error> = error.downcast_ref();
-        // The source of an error of I/O isn't the error that it wraps, but that one's source.
+        // `source` of an I/O error returns the source of the wrapped error, and skips the wrapped error itself.
         while let Some(error) = io_error {
             closed |= is_closed(error.kind());
             io_error = error.get_ref().and_then(|inner| inner.downcast_ref());
@@ -371,7 +371,7 @@ fn is_closed(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// Returns whether the write failed because the Service of this name has another uid, which is immutable.
+/// Returns whether the write failed because the object of this name has another uid, which is immutable.
 #[must_use]
 pub fn is_uid_mismatch(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
@@ -404,7 +404,7 @@ impl ListError {
     }
 }
 
-/// Returns the scopes of the watches for load balancers: these namespaces, or all (`None`).
+/// Returns the scopes of the watches: these namespaces, or all (`None`) if there are none.
 pub fn watch_scopes(namespaces: &BTreeSet<String>) -> impl Iterator<Item = Option<&str>> {
     let everywhere = namespaces.is_empty().then_some(None);
     everywhere.into_iter().chain(namespaces.iter().map(|namespace| Some(&**namespace)))

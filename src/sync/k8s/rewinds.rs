@@ -6,8 +6,8 @@ use tracing::{info, warn};
 
 use crate::model::service_key::ServiceKey;
 
-/// The number of detected restores: a watch received a list older than its previous one, or a Service exists that
-/// counts as gone. Clones share the number.
+/// The number of detected restores, and of changes of the API server's address. A restore is detected when a watch
+/// receives a list older than its previous one, or when a Service exists that counts as gone. Clones share the number.
 #[derive(Clone, Debug, Default)]
 pub struct Rewinds(watch::Sender<u64>);
 
@@ -25,7 +25,7 @@ impl Rewinds {
     /// Counts and logs a restore that a look-up has revealed: the Service exists although it counts as gone.
     pub fn record_restore_by_look_up(&self, service: &ServiceKey) {
         warn!(
-            "Service {service} counts as gone, but the API server has it, and the watch doesn't tell of it: etcd was \
+            "Service {service} counts as gone, but the API server has it, and the watch doesn't report it: etcd was \
              probably restored from a backup; nothing that the Service has left is removed, everything is listed anew, \
              and lb-linker follows that state"
         );
@@ -33,7 +33,7 @@ impl Rewinds {
     }
 
     /// Counts and logs that the API server has another address now. It is the same cluster, but another API server may
-    /// know less than the previous one.
+    /// have older data than the previous one.
     pub fn record_new_address(&self) {
         info!("everything is listed anew, because the API server has another address");
         self.count_another();

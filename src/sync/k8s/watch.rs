@@ -308,7 +308,7 @@ where
 struct Streams {
     /// The time until which lists aren't streamed, because the API server can't stream them.
     refused_until: Option<Instant>,
-    /// Whether the last streamed list failed, for any reason.
+    /// Whether the last streamed list failed, other than with 401, 403, 404 or 429: the next list is read in pages.
     failed: bool,
 }
 

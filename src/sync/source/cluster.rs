@@ -90,11 +90,12 @@ struct WatchState {
     namespace: Option<String>,
     list: PartialList,
     listing: bool,
-    /// Whether a list is complete since the beginning of the term and the last restore of etcd. `failed`: whether the
-    /// last list failed.
+    /// Whether a list is complete since the beginning of the term and the last restore of etcd.
     listed: bool,
+    /// Whether a list or a watch has failed since the last complete list.
     failed: bool,
-    /// Whether another watch has noticed a restore of etcd since the last complete list.
+    /// Whether another watch has noticed a restore of etcd, or the API server's address has changed, since the last
+    /// complete list.
     rewound: bool,
     /// The resourceVersion of the last list or event, which a new term compares its first list with.
     newest: Option<u64>,
@@ -184,7 +185,11 @@ impl ServiceWatcher {
                 () = self.beyond(lists) => {
                     let before = std::mem::replace(&mut lists, self.lists());
                     let is_rewound = lists.rewinds != before.rewinds;
-                    let why = if is_rewound { "etcd was restored" } else { "this replica began to lead" };
+                    let why = if is_rewound {
+                        "etcd was restored, or the API server's address changed"
+                    } else {
+                        "this replica began to lead"
+                    };
                     for (number, scope) in scopes.iter_mut().enumerate() {
                         scope.expire(why);
                         scope.rewound |= is_rewound;
@@ -279,7 +284,7 @@ impl ServiceWatcher {
         ListEpoch { term: self.leadership.term(), rewinds: self.rewinds.count() }
     }
 
-    /// Publishes what an item of a watch tells about the first list.
+    /// Publishes the state of the first list after an item of a watch.
     fn note_first_list(&self, item: &WatchItem<Service>) {
         let state = match item {
             Err(error) => FirstList::Failed { code: error.code() },
@@ -492,7 +497,8 @@ impl ServiceWatcher {
         }
         self.left(&deleted, membership, &mut other_services.leaving);
         if self.sets_finalizer && service.has_finalizer() {
-            // The Service waits for us, even if this process has never known it as a load balancer.
+            // The finalizer delays the deletion, even if this process has never observed the Service as a load
+            // balancer.
             log_changes(&self.telemetry, self.store.insert_terminating(&service.key(), service.uid(), true));
         }
     }
@@ -506,8 +512,8 @@ impl ServiceWatcher {
         is_blank.then(|| self.store.delete_since(key, &uid.to_string(), None, now)).flatten()
     }
 
-    /// Records that a Service was deleted or left the selection. The event contains the previous version of the object,
-    /// of which only key, uid and resourceVersion are used.
+    /// Records that a Service was deleted or left the selection. The event contains the last version of the object, of
+    /// which only key, uid, resourceVersion and deletionTimestamp are used.
     fn deleted(&self, object: &RawDeserializeGuard<Service>, other_services: &mut OtherServices) {
         let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
         let deleted = Deleted { key: key_of(object), uid, version };
@@ -535,7 +541,7 @@ impl ServiceWatcher {
     fn left(&self, deleted: &Deleted, membership: Membership, leaving: &mut RemovalChecks) {
         let Deleted { key, uid, version } = deleted;
         let since = match membership {
-            // The watch returns the Service again.
+            // The watch reports the Service again.
             Membership::Selected => return,
             Membership::NotSelected if self.is_left_out(key) => return,
             Membership::NotSelected if self.is_followed(deleted) => {
@@ -553,14 +559,15 @@ impl ServiceWatcher {
     }
 }
 
-/// Judges lists: tenants may have any number of unselected Services, which say nothing about links.
+/// The guards against incomplete lists. Unselected Services have a guard of their own: tenants may have any number of
+/// them, so their number says nothing about links.
 #[derive(Debug, Default)]
 struct RelistGuards {
     links: RelistGuard,
     unselected: RelistGuard,
 }
 
-/// State about Services that the store doesn't hold.
+/// State about Services that isn't in the store.
 struct OtherServices {
     object_errors: ObjectErrors,
     leaving: RemovalChecks,
@@ -636,7 +643,8 @@ async fn wait_for_owners(store: &Store, deadline: &mut Option<Instant>) {
         store.overrides_known().await;
     };
     let deadline = *deadline.get_or_insert_with(|| Instant::now() + OWNERS_TIMEOUT);
-    // After the timeout DNS starts without them: the API server may answer one list and not the other.
+    // After the timeout DNS starts without the owners and ExternalTargets: the API server may answer one list, and fail
+    // at another one.
     let _ = tokio::time::timeout_at(deadline, known).await;
 }
 

@@ -13,7 +13,7 @@ pub enum FirstList {
 }
 
 impl FirstList {
-    /// Returns whether the API server has refused the list, or can't produce it: another try soon won't do better.
+    /// Returns whether the API server has refused the list, or can't produce it, so that a retry soon would fail, too.
     #[must_use]
     pub fn is_refused(self) -> bool {
         matches!(self, Self::Failed { code: 401 | 403 | 500..=599 })

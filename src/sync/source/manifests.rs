@@ -47,7 +47,7 @@ use tree::{Node, place};
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 /// A text that each file with an ExternalTarget contains.
 const EXTERNAL_TARGET: &str = "ExternalTarget";
-/// Maximum number of errors that are reported of a file.
+/// Maximum number of errors that are reported for a file.
 const MAX_ERRORS: usize = 20;
 
 /// Applies the overrides by these ExternalTargets, of which no two have the same name, and ends all other overrides.
@@ -150,7 +150,8 @@ impl ManifestSource {
         let overriding = overriding.iter().map(|object| external_targets::key(object));
         let replaced: HashSet<ServiceKey> =
             overriding.filter(|key| !kept.contains(key) && !listed.contains(key)).collect();
-        // A Service that an ExternalTarget replaces leaves after it, so that the link is never without a target.
+        // A Service that an ExternalTarget replaces is removed after the override is applied, so that the link is never
+        // without a target.
         let staying = kept.union(&replaced).cloned().collect();
         let mut changes = self.store.replace(None, list, Vec::new(), &staying);
         changes.extend(self.apply_overrides());

@@ -77,7 +77,8 @@ impl PersistedTargets {
     }
 }
 
-/// Lets DNS answer as the external target of an ExternalTarget points, until the ExternalTargets are listed.
+/// Overrides the link with the present target of its external target until the ExternalTargets are listed, so that DNS
+/// answers in the meantime. Returns the change of the link.
 fn override_provisionally(
     store: &Store,
     key: &ServiceKey,

@@ -1,5 +1,5 @@
-//! The load balancers that are not selected: they have no link, but ExternalTargets may have them as sources. And a feed
-//! of the Services that have changed, selected or not.
+//! The load balancers that are not selected: they have no link, but ExternalTargets may have them as sources. Also a
+//! feed of the Services that have changed, selected or not.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::model::link::ObservedService;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
-/// Capacity of the feed of changed Services. A subscriber that falls behind has to look at all.
+/// Capacity of the feed of changed Services. A subscriber that falls behind has to look at all Services.
 const FEED_CAPACITY: usize = 1024;
 
 #[derive(Debug)]
@@ -59,8 +59,8 @@ impl UnselectedServices {
         }
     }
 
-    /// Returns the number of all Services, and the ones of a namespace (`None`: of all namespaces) that a complete list
-    /// lacks.
+    /// Returns the number of unselected Services in all namespaces, and the Services of a namespace (`None`: of all
+    /// namespaces) that a complete list lacks.
     pub(super) fn missing_from(
         &self,
         list: &HashSet<ServiceKey>,

@@ -34,7 +34,8 @@ pub(super) enum Decision {
 }
 
 impl AnnotatedService {
-    /// Reads the annotation of a Service; returns an error if the annotation is malformed.
+    /// Reads the annotation of a Service. Returns an error if the annotation is malformed, and `None` if there is
+    /// none, or if the Service is an external target, is being deleted or isn't of type ExternalName.
     pub(super) fn of(service: &Service, target_namespace: Option<&str>) -> Option<Result<Self, String>> {
         let text = service.annotation(SOURCE)?;
         let key = service.key();
@@ -63,7 +64,7 @@ impl AnnotatedService {
         gone: Option<&DeletedLink>,
         policy: &SyncPolicy,
     ) -> Decision {
-        // A withdrawn target of an ExternalTarget is that of a deleted load balancer.
+        // The withdrawn target of an ExternalTarget counts as a deleted load balancer.
         let is_withdrawn = |link: &Link| link.overridden.is_some() && link.service_gone_since().is_some();
         let Some(link) = link.filter(|link| !link.is_gone() && !is_withdrawn(link)) else {
             let moves = policy.on_delete == OnDelete::Tombstone && self.moves_to_tombstone(link, gone);
@@ -71,7 +72,7 @@ impl AnnotatedService {
         };
         let Some(target) = &link.target else { return Decision::Leave };
         if link.is_left_out() {
-            // The store doesn't know which namespaces the Service allows.
+            // It isn't known which namespaces the Service allows.
             return Decision::Leave;
         }
         if !self.is_allowed(&link.annotations) {
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn withdrawn_target_is_that_of_a_deleted_load_balancer() {
+    fn withdrawn_target_counts_as_a_deleted_load_balancer() {
         let annotations = link(None, &["app"]).annotations;
         let by = LinkOverride { announced: Announcement::Withdrawn, annotations, ..LinkOverride::default() };
         let withdrawn = OverriddenLink { by, service_link: None }.link(&ServiceKey::new("shop", "web"), None);

@@ -328,7 +328,7 @@ fn terminating_object_is_waited_for() {
 }
 
 #[test]
-fn object_of_a_former_name_is_removed_after_its_successor() {
+fn object_of_a_former_name_is_removed_once_the_new_one_exists() {
     let mut former = object("a.example.");
     former.metadata.name = Some("former".into());
     let with = |named: Option<&Service>| {

@@ -95,7 +95,7 @@ impl ReloadingClient {
 
     async fn send(&self, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
         let failed = self.has_failed.load(Ordering::Relaxed);
-        // A single request reads the files; the rest goes on with the present client.
+        // A single request reads the files; concurrent requests use the present client.
         if let Ok(state) = self.state.try_lock() {
             self.refresh(state, if failed { READ_INTERVAL_AFTER_FAILURE } else { READ_INTERVAL }).await;
         }
@@ -141,7 +141,7 @@ impl ReloadingClient {
                 Ok(Some(NewConfig { client: client_of(config)?, server, identity, hashes }))
             })
         });
-        // The first request waits for the files. If they hang, the next ones go on.
+        // The first request waits for the files. If reading them hangs, later requests don't wait.
         let wait = if is_hanging { Duration::ZERO } else { READ_TIMEOUT };
         let ended = timeout(wait, reading).await;
         if ended.is_ok() {

@@ -14,8 +14,8 @@ const SHORT_WATCH: Duration = Duration::from_secs(1);
 /// A watch that has lasted this long counts as healthy, and resets the failure counts.
 const HEALTHY_WATCH: Duration = Duration::from_secs(30);
 
-/// The longest step of the backoff while nothing listens at the API server's address: 2 s. The API server may be back at
-/// any time, and refused connections don't burden it.
+/// The longest step of the backoff while nothing listens at the API server's address: 2 s. The API server may be back
+/// at any time, and refused connections don't burden it.
 const UNREACHABLE_STEP: u32 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,13 +83,13 @@ pub(super) struct WatchProgress {
     failures: u32,
     /// The number of repeated lists since the last healthy watch.
     restarts: u32,
-    /// Whether a request has failed since the last sign of life: the API server may have been down during a restore of
-    /// etcd, and then a watch from a future resourceVersion stays silent.
+    /// Whether a watch, or a request for the newest resourceVersion, has failed since the last sign of life: the API
+    /// server may have been down during a restore of etcd, and then a watch from a future resourceVersion stays silent.
     may_be_restored: bool,
     /// The number of connections that were refused since the last sign of life.
     refusals: u32,
-    /// Whether a connection was refused since the last list was due: an API server that has been started again doesn't
-    /// know older resourceVersions.
+    /// Whether a connection was refused since the last sign of life or repeated list: a restarted API server doesn't
+    /// have older resourceVersions, so `restarts` counts from zero again.
     was_unreachable: bool,
 }
 

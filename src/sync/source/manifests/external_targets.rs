@@ -1,5 +1,5 @@
-//! Reads the ExternalTargets of manifests as strictly as the API server, by the schema of the CRD: an unknown field is an
-//! error.
+//! Reads the ExternalTargets of manifests as strictly as the API server, by the schema of the CRD: an unknown field is
+//! an error.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -123,7 +123,8 @@ impl Reader<'_> {
         self.refused.push(Refused { place, why: why.into() });
     }
 
-    /// Returns the value of a field, and notes what the schema refuses. Returns `None` for a value that isn't read.
+    /// Returns the value of a field, and notes what the schema refuses. Returns `None` for a value that isn't read, or
+    /// is of another type.
     fn take(&mut self, path: &str, schema: &JSONSchemaProps, node: &Spanned<Node>) -> Option<Value> {
         let place = place(node);
         self.places.insert(path.to_owned(), place);

@@ -37,7 +37,7 @@ fn external_target_is_read_with_its_status() {
     assert_eq!((object.spec.sources.len(), object.spec.ttl_seconds), (2, Some(5)));
     let target = object.status.as_ref().unwrap().target.as_ref().unwrap();
     assert_eq!((&*target.source, target.verified), ("fixed", true));
-    // What isn't needed isn't kept.
+    // Other metadata is dropped.
     assert_eq!((&object.metadata.labels, &object.metadata.resource_version), (&None, &None));
 }
 
