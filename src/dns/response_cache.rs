@@ -191,7 +191,9 @@ impl ResponseCache {
             return;
         }
         self.bytes = self.bytes - before + weight;
-        set[at] = Some(Box::new(entry));
+        if let Some(mut replaced) = set[at].replace(Box::new(entry)) {
+            replaced.report_hits(now);
+        }
     }
 
     /// CLOCK eviction: removes answers that are invalid, or whose used bit is clear, until there is room.

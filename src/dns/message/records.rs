@@ -152,13 +152,14 @@ impl Records {
         }
     }
 
-    /// Returns whether a signature isn't valid at `now` (RFC 4035 section 5.3.1).
+    /// Returns whether a signature is cut, or isn't valid at `now` (RFC 4035 section 5.3.1).
     pub(crate) fn has_invalid_signature(&self, now: u32) -> bool {
         match &self.wire {
-            Some(wire) => wire.message.signatures().flatten().any(|validity| !validity.holds(now)),
+            Some(wire) => wire.message.has_invalid_signature(wire.last, now),
             None => {
-                let all = self.all().into_iter().flatten();
-                all.filter_map(ValidityPeriod::of).any(|validity| !validity.holds(now))
+                let is_valid = |record| ValidityPeriod::of(record).is_some_and(|period| period.holds(now));
+                let mut all = self.all().into_iter().flatten();
+                all.any(|record| record.record_type() == RecordType::RRSIG && !is_valid(record))
             }
         }
     }

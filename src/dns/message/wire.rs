@@ -340,10 +340,14 @@ impl WireMessage {
         self.records.iter().map(|record| u32::from_be_bytes(self.octets_at(record.ttl.into()))).min()
     }
 
-    /// Returns the validity periods of the signatures; `None` for a signature that is cut.
-    pub(crate) fn signatures(&self) -> impl Iterator<Item = Option<ValidityPeriod>> {
-        let signatures = self.records.iter().filter(|record| self.rtype(record) == RecordType::RRSIG);
-        signatures.map(|record| ValidityPeriod::parse(self.rdata(record)))
+    /// Returns whether a signature in the sections up to `last` is cut, or isn't valid at `now` (RFC 4035 section
+    /// 5.3.1).
+    pub(crate) fn has_invalid_signature(&self, last: Section, now: u32) -> bool {
+        let sections = Section::ALL.into_iter().filter(|section| *section <= last);
+        let mut records = sections.flat_map(|section| self.records_in(section));
+        let is_valid =
+            |record| ValidityPeriod::parse(self.rdata(record)).is_some_and(|period| period.holds(now));
+        records.any(|record| self.rtype(record) == RecordType::RRSIG && !is_valid(record))
     }
 
     fn rdata(&self, record: &WireRecord) -> &[u8] {

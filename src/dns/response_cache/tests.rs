@@ -374,6 +374,22 @@ async fn popular_answer_due_for_prefetch_is_not_reused() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn hits_of_a_replaced_answer_count_for_prefetch() {
+    let mut served = Served::new("", &ROOT_BLOCK.replace("cache 30", "cache 30 {\nprefetch 5 1m 50%\n}"));
+    let question = question(7, "b.example.", RecordType::A, None, 0);
+    let from = client("10.0.0.1");
+    served.ask(&question, from).await;
+    served.ask(&question, from).await;
+    for _ in 0..5 {
+        assert!(served.again(&question, from).is_some());
+    }
+    served.ask(&question, from).await;
+    // The TTL is 20 s.
+    advance(Duration::from_secs(11)).await;
+    assert!(served.again(&question, from).is_none(), "a prefetch is due");
+}
+
+#[tokio::test(start_paused = true)]
 async fn flood_of_names_evicts_no_used_answer() {
     let mut served = Served::new("", "");
     served.store.apply(link("web", "192.0.2.1", None));

@@ -91,8 +91,9 @@ impl ExchangeError {
         is_out_of_resources(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
     }
 
+    /// Returns whether the deadline has passed. A connection that the kernel gave up (ETIMEDOUT) failed before it.
     pub(crate) fn is_timeout(&self) -> bool {
-        self.error.kind() == io::ErrorKind::TimedOut
+        self.error.kind() == io::ErrorKind::TimedOut && self.error.raw_os_error().is_none()
     }
 
     /// Returns the text without the addresses.
@@ -187,5 +188,13 @@ mod tests {
         ] {
             assert_eq!(error.to_string(), text);
         }
+    }
+
+    #[test]
+    fn connection_that_the_kernel_gives_up_is_no_timeout() {
+        let dialing = Operation::dial("tcp", (std::net::Ipv4Addr::LOCALHOST, 53).into());
+        let given_up = dialing.failed(io::Error::from_raw_os_error(Errno::ETIMEDOUT as i32));
+        assert!(dialing.late().is_timeout() && !given_up.is_timeout());
+        assert!(given_up.reason().starts_with("connect: "), "{}", given_up.reason());
     }
 }

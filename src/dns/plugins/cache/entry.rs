@@ -88,11 +88,6 @@ pub(crate) fn is_referral(message: &WireMessage) -> bool {
     message.count(Section::Answer) == 0 && has(RecordType::NS) && !has(RecordType::SOA)
 }
 
-/// Returns whether an answer has a signature that isn't valid at `now` (RFC 4035 section 5.3.1).
-pub(crate) fn has_invalid_signature(message: &WireMessage, now: u32) -> bool {
-    message.signatures().any(|validity| !validity.is_some_and(|validity| validity.holds(now)))
-}
-
 /// An answer as it is cached: for all clients, and in wire form.
 #[derive(Clone, Debug)]
 pub struct CachedAnswer {

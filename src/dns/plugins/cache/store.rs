@@ -8,10 +8,8 @@ use tokio::time::Instant;
 
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::rrsig::now;
-use crate::dns::message::validity::CacheEntryRef;
-use crate::dns::plugins::cache::entry::{
-    CacheEntry, CachedAnswer, ResponseKind, has_invalid_signature, is_referral,
-};
+use crate::dns::message::validity::{CacheEntryRef, Section};
+use crate::dns::plugins::cache::entry::{CacheEntry, CachedAnswer, ResponseKind, is_referral};
 use crate::dns::upstream::sharded_cache::ShardedCache;
 
 /// CoreDNS's default capacity of each of the two parts.
@@ -282,7 +280,7 @@ impl CacheStore {
     #[must_use]
     pub fn classify(&self, answer: &CachedAnswer, dnssec_ok: bool) -> Cacheability {
         let message = &answer.message;
-        if dnssec_ok && has_invalid_signature(message, now()) {
+        if dnssec_ok && message.has_invalid_signature(Section::Additional, now()) {
             return Cacheability { kind: ResponseKind::Other, ttl: self.options.success.clamp(MIN_TTL) };
         }
         let kind = ResponseKind::of(answer);

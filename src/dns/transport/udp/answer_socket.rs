@@ -6,6 +6,7 @@ use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::libc::{self, c_int as Int};
@@ -64,6 +65,8 @@ pub(super) struct AnswerSocket {
     metrics: Arc<TransportMetrics>,
     /// The size of the send buffer, in bytes as the kernel counts them.
     send_buffer: usize,
+    /// The number of datagrams that the kernel had dropped by the last look.
+    queue_drops: AtomicU32,
     icmp_senders: Mutex<IcmpSenders>,
     /// The socket for route look-ups, opened at the first one.
     routes: Mutex<Option<Netlink>>,
@@ -84,11 +87,26 @@ impl AnswerSocket {
     ) -> Self {
         let send_buffer = getsockopt(&socket, sockopt::SndBuf).unwrap_or(SEND_BUFFER);
         let (icmp_senders, routes) = (Mutex::default(), Mutex::default());
-        Self { socket, unreachable, metrics, send_buffer, icmp_senders, routes }
+        let queue_drops = AtomicU32::default();
+        Self { socket, unreachable, metrics, send_buffer, queue_drops, icmp_senders, routes }
     }
 
     pub(super) fn count_dropped(&self, reason: DropReason, number: u32) {
         self.metrics.dropped(reason, number);
+    }
+
+    /// Counts the datagrams that the kernel has dropped since the last call.
+    ///
+    /// `total` is the number since the socket was opened, modulo 2³² (`SO_RXQ_OVFL` in socket(7)); 0 where the kernel
+    /// doesn't tell it.
+    pub(super) fn count_queue_drops(&self, total: u32) {
+        if total == 0 {
+            return;
+        }
+        let before = self.queue_drops.swap(total, Ordering::Relaxed);
+        if total != before {
+            self.metrics.dropped(DropReason::Queue, total.wrapping_sub(before));
+        }
     }
 
     pub(super) fn count_refused(&self, number: u32) {

@@ -192,6 +192,18 @@ async fn answers_that_the_kernel_refuses_are_counted_and_skipped() {
     assert_eq!(dropped(&handler, "send"), 2.0);
 }
 
+#[tokio::test]
+async fn datagrams_that_the_kernel_drops_are_counted_once() {
+    let (handler, _silent) = handler().await;
+    let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
+    let socket = AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap());
+    // The worker begins anew after a panic, and the kernel goes on counting.
+    for total in [3, 3, 0, 5, u32::MAX, 1] {
+        socket.count_queue_drops(total);
+    }
+    assert_eq!(dropped(&handler, "queue"), 2_f64.powi(32) + 1.0);
+}
+
 #[test]
 fn send_buffer_is_as_large_as_the_kernel_allows() {
     const WANTED: usize = 4 << 20;

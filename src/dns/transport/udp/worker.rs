@@ -48,8 +48,6 @@ pub(super) struct Worker {
 struct WorkerState {
     batch: DatagramBatch,
     response_cache: ResponseCache,
-    /// The number of datagrams that the kernel has dropped so far.
-    lost: u32,
     /// The number of queries until the next check of the send buffer.
     until_check: usize,
 }
@@ -67,7 +65,6 @@ impl Worker {
             let mut state = WorkerState {
                 batch: DatagramBatch::new(),
                 response_cache: ResponseCache::new(CACHE_CAPACITY),
-                lost: 0,
                 until_check: 0,
             };
             let serving = AssertUnwindSafe(|| self.serve(&mut state));
@@ -134,7 +131,7 @@ impl Worker {
 
     /// Answers the received datagrams, or passes them to the slow path.
     fn process_batch(&mut self, state: &mut WorkerState, number: usize) {
-        let WorkerState { batch, response_cache, lost, until_check } = state;
+        let WorkerState { batch, response_cache, until_check } = state;
         let now = Instant::now();
         for CacheInsert { key, client, wire_response } in self.inserts.try_iter() {
             response_cache.insert(key, client, *wire_response, now);
@@ -143,10 +140,7 @@ impl Worker {
         let (mut repeated, mut anew) = (0, Duration::ZERO);
         for at in 0..number {
             let Some(peer) = batch.peer(at) else { continue };
-            if peer.lost != *lost && peer.lost != 0 {
-                self.socket.count_dropped(DropReason::Queue, peer.lost.wrapping_sub(*lost));
-                *lost = peer.lost;
-            }
+            self.socket.count_queue_drops(peer.lost);
             if !self.socket.admits(unmapped(peer.address).ip(), now) {
                 continue;
             }

@@ -271,8 +271,17 @@ fn answer_with_invalid_signature_is_not_kept_for_do() {
         (u32::MAX - 9, u32::MAX, true),
     ] {
         let signed = signed(inception, expiration);
-        assert_eq!(has_invalid_signature(&signed.message, NOW), expired, "{inception}");
+        assert_eq!(signed.message.has_invalid_signature(Section::Additional, NOW), expired, "{inception}");
     }
+    let data = RData::Unknown { code: RecordType::RRSIG, rdata: NULL::with(vec![0, 1, 8, 2]) };
+    let cut = Record::from_rdata(name("a.example."), 60, data);
+    let cut = answer(OK, vec![record("a.example. 60 A 192.0.2.1")], vec![cut]);
+    let mut records = Records::of_wire(Arc::clone(&cut.message), &name("a.example."));
+    assert!(
+        cut.message.has_invalid_signature(Section::Additional, NOW) && records.has_invalid_signature(NOW)
+    );
+    records.keep_answers_alone();
+    assert!(!records.has_invalid_signature(NOW));
     let cache = CacheStore::new(CacheOptions::default());
     let old = signed(1, 2);
     assert_eq!(cache.classify(&old, true), Cacheability { kind: ResponseKind::Other, ttl: 5 });
