@@ -107,8 +107,9 @@ pub(super) const OWN_LABELS: FieldRule = FieldRule::new(
 
 pub(super) const OBJECT_LABELS: FieldRule = FieldRule::new(
     "self.all(name, \
-     name.matches('^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-a-zA-Z0-9_.]{0,61}[a-zA-Z0-9])?$') \
-     && self[name].matches('^([a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?)?$'))",
+     name.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?\
+     [a-zA-Z0-9]([-a-zA-Z0-9_.]{0,61}[a-zA-Z0-9])?$') \
+     && name.indexOf('/') <= 253 && self[name].matches('^([a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?)?$'))",
     "must be labels of a Kubernetes object, such as release: monitoring or example.com/team: shop",
 );
 

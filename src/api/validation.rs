@@ -201,7 +201,8 @@ impl Checker {
         let is_name = hostname.contains('.') && hostname.split('.').all(is_label);
         let is_plain =
             hostname.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || b"-.".contains(&c));
-        let ends_in_number = is_plain && hostname.rsplit_once('.').is_some_and(|(_, last)| is_number(last));
+        let last_label = hostname.rsplit_once('.').filter(|(before, _)| !before.is_empty());
+        let ends_in_number = is_plain && last_label.is_some_and(|(_, last)| is_number(last));
         self.require(field, !is_address, rules::NO_ADDRESS.message);
         self.require(field, is_address || is_name, rules::HOSTNAME.message);
         self.require(field, is_address || !ends_in_number, rules::NO_NUMBER.message);
@@ -243,18 +244,15 @@ pub(crate) fn is_own_label(name: &str) -> bool {
 
 /// Returns whether a label can be that of a Kubernetes object: a name, perhaps with a domain before it, and a value.
 pub(crate) fn is_object_label(name: &str, text: &str) -> bool {
-    let is_word = |word: &str, is_allowed: fn(char) -> bool| {
-        let is_inner = |c| is_allowed(c) || "-.".contains(c);
-        word.starts_with(is_allowed) && word.ends_with(is_allowed) && word.chars().all(is_inner)
+    let is_within = |word: &str, ends: fn(char) -> bool, further: &str| {
+        let is_inner = |c| ends(c) || further.contains(c);
+        word.starts_with(ends) && word.ends_with(ends) && word.chars().all(is_inner)
     };
-    let is_part = |word: &str| {
-        let has_ends = word.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && word.ends_with(|c: char| c.is_ascii_alphanumeric());
-        has_ends && word.len() <= MAX_LABEL && is_word(word, |c| c.is_ascii_alphanumeric() || c == '_')
-    };
-    let is_domain = |word: &str| {
-        word.len() <= MAX_DNS_NAME && is_word(word, |c| c.is_ascii_lowercase() || c.is_ascii_digit())
-    };
+    let is_part =
+        |word: &str| word.len() <= MAX_LABEL && is_within(word, |c| c.is_ascii_alphanumeric(), "-_.");
+    let is_domain_part =
+        |label: &str| is_within(label, |c| c.is_ascii_lowercase() || c.is_ascii_digit(), "-");
+    let is_domain = |domain: &str| domain.len() <= MAX_DNS_NAME && domain.split('.').all(is_domain_part);
     let is_name = name
         .split_once('/')
         .map_or_else(|| is_part(name), |(domain, name)| is_domain(domain) && is_part(name));

@@ -29,7 +29,7 @@ use crate::sync::k8s::errors::{
 use crate::sync::k8s::labels::RULE_OWNER;
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::refusals::RefusalLog;
-use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, in_namespace, key_of, list_watch, readable};
+use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, decoded, in_namespace, key_of, list_watch};
 
 /// The interval of discovery requests while PrometheusRules can't be watched. Each successful one also starts the
 /// watches again that were forbidden.
@@ -280,7 +280,7 @@ impl AlertsController {
         match event {
             Event::ListBegins => scope.list.clear(),
             Event::Listed(object) => {
-                let object = readable(object, &mut self.object_errors);
+                let object = decoded(object, &mut self.object_errors);
                 scope.list.extend(object.and_then(|object| ObservedRule::of(&object)));
             }
             Event::ListEnds { rewound, .. } => {
@@ -300,8 +300,7 @@ impl AlertsController {
             }
             Event::Applied(object) => {
                 let key = key_of(&object);
-                let Some(object) = readable(object, &mut self.object_errors) else { return };
-                self.object_errors.set(&key, None);
+                let Some(object) = decoded(object, &mut self.object_errors) else { return };
                 match ObservedRule::of(&object) {
                     Some((key, observed)) => self.observed(&key, observed),
                     None => self.lost(&key, None),

@@ -27,8 +27,7 @@ use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::{FINALIZER, Service};
-use crate::sync::k8s::watch::{Event, RequestQuery, WatchStream, list_watch};
-use crate::sync::k8s::watch::{key_of, readable};
+use crate::sync::k8s::watch::{Event, RequestQuery, WatchStream, decoded, key_of, list_watch};
 
 /// The meaning of 403 in the target namespace: a ServiceAccount also gets 403 for a namespace that doesn't exist.
 const ABSENT: &str =
@@ -362,9 +361,8 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 Some(ObjectEvent::ListBegins(kind))
             }
             Event::Listed(object) => {
-                list.extend(
-                    readable(object, &mut object_errors).map(|object| ObservedObject::of(&object.into())),
-                );
+                let object = decoded(object, &mut object_errors);
+                list.extend(object.map(|object| ObservedObject::of(&object.into())));
                 None
             }
             // Everything is listed again, so this list isn't needed.
@@ -373,11 +371,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 Some(ObjectEvent::Listed(kind, std::mem::take(&mut list)))
             }
             Event::Applied(object) => {
-                let key = key_of(&object);
-                let object = readable(object, &mut object_errors);
-                if object.is_some() {
-                    object_errors.set(&key, None);
-                }
+                let object = decoded(object, &mut object_errors);
                 object.map(|object| ObjectEvent::Applied(object.into()))
             }
             Event::Deleted(object) => {

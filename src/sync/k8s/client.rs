@@ -41,11 +41,12 @@ pub enum ClientError {
     NoCluster(String),
     #[error("the Pod's service account can't be used: {0}")]
     InCluster(#[from] kube::config::InClusterError),
-    #[error("the kubeconfig can't be used: {}", credential_failure(&**.0).unwrap_or_else(|| .0.to_string()))]
+    #[error("the configuration for the API server can't be used: {}", credential_failure(&**.0).unwrap_or_else(|| .0.to_string()))]
     Settings(Box<kube::Error>),
     /// kube panics at such a token.
     #[error(
-        "the kubeconfig can't be used: its token has a character that no HTTP header can have, such as a line break"
+        "the configuration for the API server can't be used: its token has a character that no HTTP header can have, \
+         such as a line break"
     )]
     Token,
 }

@@ -323,9 +323,10 @@ impl WatchLog {
                         self.availability.report_available();
                         let sentence = explain_watch(&error, &self.what, self.hint);
                         match &self.waiting {
-                            Some(waiting) => self
-                                .error_log
-                                .report(code + WAITING_CODE_OFFSET, &format!("{sentence}; {waiting}")),
+                            Some(waiting) => self.error_log.report(
+                                code.saturating_add(WAITING_CODE_OFFSET),
+                                &format!("{sentence}; {waiting}"),
+                            ),
                             None => self.error_log.report(code, &sentence),
                         }
                     }

@@ -752,6 +752,19 @@ pub(crate) fn readable<K: Resource>(
     object.0.map_err(complain).ok()
 }
 
+/// As [`readable`]; also removes the earlier error of an object that can be decoded.
+pub(crate) fn decoded<K: Resource>(
+    object: RawDeserializeGuard<K>,
+    object_errors: &mut ObjectErrors,
+) -> Option<K> {
+    let key = key_of(&object);
+    let object = readable(object, object_errors);
+    if object.is_some() {
+        object_errors.set(&key, None);
+    }
+    object
+}
+
 pub(crate) fn key_of<K: Resource>(object: &RawDeserializeGuard<K>) -> ServiceKey {
     ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }

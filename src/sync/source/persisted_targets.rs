@@ -99,7 +99,7 @@ fn override_provisionally(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use hickory_proto::rr::Name;
 
     use super::*;
@@ -116,7 +116,8 @@ mod tests {
         Target::Hostname(Hostname::from(&Name::from_ascii("a.example.").unwrap()))
     }
 
-    fn observed(name: &str) -> ObservedService {
+    /// Returns the Service `default/<name>` with uid `1` and without targets.
+    pub(in crate::sync::source) fn observed(name: &str) -> ObservedService {
         ObservedService {
             key: key(name),
             uid: "1".into(),

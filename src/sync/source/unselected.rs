@@ -59,6 +59,17 @@ impl UnselectedServices {
         }
     }
 
+    /// Records that the Service with this uid is gone. A streamed list reports deletions after a successor of the same
+    /// name.
+    pub(super) fn deleted(&self, key: &ServiceKey, uid: &str) {
+        let mut services = self.services.lock();
+        if services.get(key).is_some_and(|service| service.uid == *uid) {
+            services.remove(key);
+            drop(services);
+            self.changed(key);
+        }
+    }
+
     /// Returns the number of unselected Services in all namespaces, and the Services of a namespace (`None`: of all
     /// namespaces) that a complete list lacks.
     pub(super) fn missing_from(
@@ -104,5 +115,24 @@ impl UnselectedServices {
     pub(super) fn changed(&self, key: &ServiceKey) {
         // The send fails if there are no subscribers, which is fine.
         let _ = self.feed.send(key.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::source::persisted_targets::tests::observed;
+
+    #[test]
+    fn deletion_of_a_predecessor_removes_no_service() {
+        let unselected = UnselectedServices::default();
+        unselected.insert(observed("web"));
+        let key = ServiceKey::new("default", "web");
+        let mut changed = unselected.subscribe();
+        unselected.deleted(&key, "0");
+        assert!(unselected.get(&key).is_some() && changed.try_recv().is_err());
+        unselected.deleted(&key, "1");
+        assert!(unselected.get(&key).is_none());
+        assert_eq!(changed.try_recv(), Ok(key));
     }
 }

@@ -53,6 +53,8 @@ struct ReadState {
     hashes: Vec<(PathBuf, FileHash)>,
     /// The reading that hasn't ended yet.
     reading: Option<JoinHandle<Result<Option<NewConfig>, ClientError>>>,
+    /// Whether the files as they were read last aren't used, because they are of another cluster.
+    is_refused: bool,
     /// The last error, which is logged once.
     error: Option<String>,
 }
@@ -86,8 +88,14 @@ impl ReloadingClient {
         source.fix_context(&server);
         let identity = watch::Sender::new(ClusterIdentity::of(&config, &server));
         let namespace = config.default_namespace.clone();
-        let state =
-            ReadState { at: Instant::now(), server: server.clone(), hashes, reading: None, error: None };
+        let state = ReadState {
+            at: Instant::now(),
+            server: server.clone(),
+            hashes,
+            reading: None,
+            is_refused: false,
+            error: None,
+        };
         let current = ArcSwap::from_pointee(client_of(config)?);
         let (has_failed, state) = (AtomicBool::new(false), Mutex::new(state));
         Ok((Self { source, current, has_failed, state, identity }, server, namespace))
@@ -149,6 +157,7 @@ impl ReloadingClient {
         }
         state.at = Instant::now();
         let error = match ended {
+            Ok(Ok(Ok(None))) if state.is_refused => return,
             Ok(Ok(Ok(None))) => {
                 if state.error.take().is_some() {
                     info!("the configuration for the API server is as it was before");
@@ -156,7 +165,7 @@ impl ReloadingClient {
                 return;
             }
             Ok(Ok(Ok(Some(new)))) if !self.identity.borrow().may_become(&new.identity) => {
-                state.hashes = new.hashes;
+                (state.hashes, state.is_refused) = (new.hashes, true);
                 format!("it is of another cluster, {}: restart lb-linker to use that one", new.server)
             }
             Ok(Ok(Ok(Some(NewConfig { client, server, identity, hashes })))) => {
@@ -167,7 +176,7 @@ impl ReloadingClient {
                 } else {
                     info!("API server {server}, because the configuration has changed");
                 }
-                (state.server, state.hashes, state.error) = (server, hashes, None);
+                (state.server, state.hashes, state.is_refused, state.error) = (server, hashes, false, None);
                 return;
             }
             Ok(Ok(Err(error))) => error.to_string(),
@@ -309,6 +318,9 @@ current-context: c
             assert_eq!(is_kept, server != expected, "{server}");
             let error = reloading.state.lock().await.error.clone().unwrap_or_default();
             assert_eq!(error.contains("restart lb-linker"), is_kept, "{error}");
+            reloading.refresh(reloading.state.lock().await, Duration::ZERO).await;
+            let unchanged = reloading.state.lock().await.error.clone().unwrap_or_default();
+            assert_eq!(unchanged, error, "the error stays while the file does");
         }
     }
 
