@@ -154,8 +154,14 @@ fn repository() -> &'static Path {
 fn pages() -> Vec<String> {
     let docs = fs::read_dir(repository().join("docs")).unwrap();
     let docs = docs.map(|entry| format!("docs/{}", entry.unwrap().file_name().into_string().unwrap()));
-    let others =
-        ["README.md", "README.ko.md", "CONTRIBUTING.md", "SECURITY.md", "charts/lb-linker/README.md"];
+    let others = [
+        "README.md",
+        "README.ko.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "charts/lb-linker/README.md",
+    ];
     docs.filter(|page| page.ends_with(".md")).chain(others.map(str::to_owned)).collect()
 }
 

@@ -74,7 +74,8 @@ impl Load {
             let service = number % SERVICES;
             let endpoint = {
                 let endpoints = self.endpoints.lock().unwrap();
-                endpoints[number % endpoints.len()]
+                // Each replica is asked for all Services.
+                endpoints[number / SERVICES % endpoints.len()]
             };
             match Self::exchange(&socket, endpoint, service).await {
                 Ok(()) => drop(self.answers.fetch_add(1, Ordering::SeqCst)),

@@ -31,7 +31,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{address, answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::scale::scaled;
-use crate::harness::{EVENT_TIMEOUT, apply_deploy, eventually, network as netns};
+use crate::harness::{apply_deploy, eventually, network as netns};
 use crate::recreation::wait_for_external_target;
 use crate::tls::{Certificates, client_config};
 
@@ -405,7 +405,6 @@ async fn connections_that_fall_silent_are_replaced() {
         "chaos: silent API connections: answered {answered:.1?} and written {:.1?} later",
         begun.elapsed()
     );
-    assert!(answered < EVENT_TIMEOUT);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

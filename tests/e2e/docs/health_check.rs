@@ -22,13 +22,13 @@ use serde_json::{Value, json};
 use super::{EXTERNAL_TARGETS, repository};
 
 /// Runs a script as Argo CD does: `obj` is the object, and of the libraries only the basic one and `table` are open.
-/// Argo CD has Lua 5.1; a later version runs this script, too.
+/// Argo CD has Lua 5.1.
 const RUNNER: &str = r#"
 local basic = {
   obj = obj, table = table, ipairs = ipairs, pairs = pairs, next = next, type = type,
   tostring = tostring, tonumber = tonumber, select = select,
 }
-local health = assert(load(script, "health", "t", basic))()
+local health = setfenv(assert(loadstring(script, "health")), basic)()
 print(health.status)
 print(health.message)
 "#;
@@ -47,8 +47,8 @@ pub(super) fn health(object: &Value) -> (String, String) {
     let key = "resource.customizations.health.linker.hsj.com_ExternalTarget";
     let script = blocks.iter().find_map(|block| block[key].as_str()).expect("the page has the health check");
     let program = format!("obj = {}\nscript = {}\n{RUNNER}", lua(object), lua(&json!(script)));
-    let output = Command::new("lua5.4").args(["-e", &program]).output();
-    let output = output.unwrap_or_else(|error| panic!("lua5.4 ({error}): install Debian's lua5.4"));
+    let output = Command::new("lua5.1").args(["-e", &program]).output();
+    let output = output.unwrap_or_else(|error| panic!("lua5.1 ({error}): install Debian's lua5.1"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let output = String::from_utf8(output.stdout).unwrap();
     let (status, message) = output.trim_end_matches('\n').split_once('\n').unwrap();

@@ -381,8 +381,8 @@ impl Disturbed {
 
     /// Changes a target, and returns how long it takes until all replicas answer the new one.
     pub async fn time_of_change(&mut self) -> Duration {
-        self.mark().await;
         let changed = Instant::now();
+        self.mark().await;
         let key = self.universe.markers.last().expect("there are some").clone();
         let name = format!("{}.{}.{ZONE}.", key.name(), key.namespace());
         let present = self.shared.with(|history| history.present(self.subjects[&key]));
