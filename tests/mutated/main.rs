@@ -48,7 +48,7 @@ const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 }
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
 /// has buffers.
-const MEMORY_TOLERANCE_MB: f64 = 8.0;
+const MEMORY_TOLERANCE_MIB: f64 = 8.0;
 /// The time after which the processing of a packet counts as hung; long enough for a busy machine.
 const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -192,7 +192,7 @@ where
             "chaos: {}: {total} mutated in {seconds:.1} s, 0 panics; resident memory {early:.1} MiB at a tenth, {late:.1} MiB at the end",
             kind.name
         );
-        assert!(late <= 1.1 * early + MEMORY_TOLERANCE_MB, "{}: resident memory grows", kind.name);
+        assert!(late <= 1.1 * early + MEMORY_TOLERANCE_MIB, "{}: resident memory grows", kind.name);
     }
     tally
 }
