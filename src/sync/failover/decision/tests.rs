@@ -199,6 +199,41 @@ fn target_stays_while_no_source_is_healthy() {
 }
 
 #[test]
+fn sources_that_fail_together_are_reported_once() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.fail("b.example");
+    assert_eq!(reasons(&harness.decide()), [], "busan hasn't failed yet");
+    assert_eq!(harness.condition(Degraded), (True, "TargetUnhealthy"));
+    harness.now = at(20);
+    harness.fail("b.example");
+    harness.fail("b.example");
+    let decision = harness.decide();
+    assert_eq!(reasons(&decision), [EventReason::NoHealthySource]);
+    assert_eq!(decision.events[0].message, "seoul a.example stays: NXDOMAIN");
+    harness.now = at(30);
+    harness.fail("a.example");
+    harness.fail("b.example");
+    assert_eq!(reasons(&harness.decide()), []);
+}
+
+#[test]
+fn standby_that_fails_after_a_hold_is_reported() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.is_failover_held = true;
+    assert_eq!(reasons(&harness.decide()), []);
+    harness.is_failover_held = false;
+    harness.now = at(60);
+    harness.fail("a.example");
+    assert_eq!(reasons(&harness.decide()), []);
+    harness.fail_thrice("b.example");
+    assert_eq!(reasons(&harness.decide()), [EventReason::NoHealthySource]);
+}
+
+#[test]
 fn target_of_a_removed_source_stays_until_one_is_healthy() {
     let mut harness = Harness::settled(&SOURCES);
     harness.now = at(40);
