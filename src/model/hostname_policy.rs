@@ -50,7 +50,7 @@ impl HostnamePolicy {
                 Rejection::new(RejectedField::Hostname, format!("the DNS name in annotation {name}"));
             rejection.ignore(ignored, ListEntries::LIMIT);
             for name in counted {
-                let lower = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+                let lower = in_stored_form(name);
                 if granted.iter().any(|known| **known == *lower) || self.is_own(key, &lower) {
                     continue;
                 }
@@ -69,16 +69,17 @@ impl HostnamePolicy {
         (granted, unusable)
     }
 
-    /// Checks a DNS name, in lower case, that an object requests. Returns `false` for a default name of the object,
-    /// which needs no request.
+    /// Checks a further DNS name of an object. Returns the name in lower case and without a dot at its end; `None` if it
+    /// is one of the object's default names, which need no request.
     ///
     /// # Errors
     /// The reason why the name is denied.
-    pub fn check(&self, key: &ServiceKey, name: &str) -> Result<bool, String> {
-        if self.is_own(key, name) {
-            return Ok(false);
+    pub fn check(&self, key: &ServiceKey, name: &str) -> Result<Option<String>, String> {
+        let name = in_stored_form(name);
+        if self.is_own(key, &name) {
+            return Ok(None);
         }
-        self.grant(key.namespace(), name).map(|()| true)
+        self.grant(key.namespace(), &name).map(|()| Some(name))
     }
 
     /// Returns whether the domain `label` directly below a zone, including all names below it, is reserved. A name that
@@ -150,6 +151,11 @@ pub fn recorded_hostnames(annotation: Option<&str>) -> Vec<Arc<str>> {
     annotation.into_iter().flat_map(|names| ListEntries::of(names).counted).map(Into::into).collect()
 }
 
+/// Returns a requested name as links have it: in lower case and without a dot at its end.
+fn in_stored_form(name: &str) -> String {
+    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+}
+
 fn is_name_label(label: &str) -> bool {
     (1..=names::MAX_LABEL).contains(&label.len())
         && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_')
@@ -189,6 +195,16 @@ mod tests {
             (vec![], vec![]),
             "default names need no request"
         );
+    }
+
+    #[test]
+    fn further_name_is_checked_as_in_the_annotation() {
+        let check = |name| hostname_policy().check(&ServiceKey::new("default", "web"), name);
+        for name in ["shop.default.lb.internal", "Shop.Default.lb.internal", "shop.default.LB.internal."] {
+            assert_eq!(check(name), Ok(Some("shop.default.lb.internal".to_owned())), "{name}");
+        }
+        assert_eq!(check("WEB.default.lb.internal."), Ok(None));
+        assert!(check("shop.default.lb.internal..").is_err());
     }
 
     #[test]

@@ -207,6 +207,8 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
 impl FailoverController {
     fn new(context: FailoverContext) -> Self {
         context.metrics.reset_targets();
+        // The task may have panicked while it led.
+        context.metrics.reset();
         Self {
             scopes: Scope::of(&context.selection, &context.availability),
             lists: ListEpoch { term: context.leadership.term(), rewinds: context.rewinds.count() },

@@ -282,6 +282,37 @@ async fn missing_crd_and_permission_delay_only_the_rule() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_of_removed_alerts_goes_once_the_permission_returns() {
+    let shop = Shop::open(&["alerts"]).await;
+    apply_crds(&shop.plane);
+    let mut linker = shop.linker(&[]).await;
+    shop.create("web", json!({})).await;
+    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
+    linker.stop();
+    shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-alerts"]);
+    let linker = shop.linker(&[]).await;
+    shop.is("web", "AlertsReady", ("False", "Forbidden")).await;
+
+    // Each of the versions is seen, and decided about, before the next one.
+    shop.patch("web", json!({"alerts": null})).await;
+    for source in ["second", "first"] {
+        shop.patch("web", json!({"pin": source})).await;
+        let follows = || async {
+            let target = shop.targets().get("web").await.unwrap().status?.target?;
+            (target.source == source).then_some(())
+        };
+        eventually("the pin is followed", follows).await;
+    }
+    let (_, reason, _) = shop.condition("web", "AlertsReady").await.expect("the rule remains");
+    assert_eq!(reason, "Forbidden");
+    shop.install("alerts");
+    shop.rule_is_gone("lb-linker-web").await;
+    let is_gone = || async { shop.condition("web", "AlertsReady").await.is_none().then_some(()) };
+    eventually("the condition AlertsReady is gone", is_gone).await;
+    drop(linker);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permission_in_one_namespace_is_enough_there() {
     let shop = Shop::open(&[]).await;
     apply_crds(&shop.plane);

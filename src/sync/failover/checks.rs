@@ -226,7 +226,7 @@ impl CheckTally<'_> {
         self.newest.is_none()
     }
 
-    /// Returns whether the newest check with a verdict passed, at most one period plus one timeout ago.
+    /// Returns whether the newest check with a verdict passed, at most [`CheckSettings::max_age`] ago.
     pub(super) fn passed_recently(&self, settings: &CheckSettings, now: Timestamp) -> bool {
         self.decided.is_some_and(|at| at <= now) && self.end_of_pass(settings).is_some_and(|end| now < end)
     }
@@ -234,13 +234,16 @@ impl CheckTally<'_> {
     /// Returns when the newest pass becomes too old for [`Self::passed_recently`]; `None` if a failure came after it,
     /// or if there is no pass.
     pub(super) fn end_of_pass(&self, settings: &CheckSettings) -> Option<Timestamp> {
-        let limit = settings.period.saturating_add(settings.timeout).saturating_add(Duration::from_nanos(1));
-        self.decided.filter(|_| self.passes > 0).map(|at| later(at, limit))
+        self.decided.filter(|_| self.passes > 0).map(|at| later(at, settings.max_age()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rand::rngs::StdRng;
+    use rand::seq::IndexedRandom;
+    use rand::{RngExt, SeedableRng};
+
     use super::*;
     use crate::sync::failover::test_support::{at, hostname, target, upstream};
 
@@ -373,6 +376,44 @@ mod tests {
             let upstreams = UpstreamAnswers::default();
             let next = records(results).next_check(&check, &settings(), &upstreams, at(now));
             assert_eq!(next, expected, "{results:?}, {urgency:?}");
+        }
+    }
+
+    #[test]
+    fn slow_checks_leave_no_gap_without_a_pass() {
+        for seed in 0..500 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let period = *[5, 30, 60, 91].choose(&mut random).unwrap();
+            let timeout = *[1, 2, 30].choose(&mut random).unwrap();
+            let tcp_port = random.random::<bool>().then_some(443);
+            println!("seed {seed}: period {period}, timeout {timeout}, port {tcp_port:?}");
+            let settings = CheckSettings {
+                period: Duration::from_secs(period),
+                timeout: Duration::from_secs(timeout),
+                tcp_port,
+                ..settings()
+            };
+            // Each step takes the whole timeout while an upstream or a host is silent.
+            let mut step = || {
+                let millis = timeout * 1000;
+                Duration::from_millis(if random.random() { millis } else { random.random_range(0..=millis) })
+            };
+            let check = planned(HOST, tcp_port, Urgency::Routine);
+            let (mut records, upstreams) = (CheckRecords::default(), UpstreamAnswers::default());
+            let mut now = at(0);
+            records.retain(std::slice::from_ref(&check), now);
+            for number in 0..20 {
+                let start = records.next_check(&check, &settings, &upstreams, now).max(now);
+                let answered = later(start, step());
+                now = later(answered, step());
+                if tcp_port.is_some() {
+                    now = later(now, step());
+                }
+                let tally = records.tally(&check.target, tcp_port, &upstreams);
+                assert!(number == 0 || tally.passed_recently(&settings, now), "after check {number}");
+                let outcomes = vec![CheckOutcome::Passed, silent(1)];
+                records.record(&check.target, tcp_port, CheckResult { at: answered, outcomes }, &upstreams);
+            }
         }
     }
 

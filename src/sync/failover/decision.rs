@@ -212,7 +212,7 @@ fn of_source(announced: &AnnouncedTarget) -> String {
 }
 
 /// Returns the Events of a decision that keeps the target: the wait for a new target has just timed out, or the target
-/// has just failed while no other source is healthy.
+/// has failed and no other source is healthy any more.
 fn vain_waits(
     former: &FailoverStatus,
     status: &FailoverStatus,
@@ -228,14 +228,22 @@ fn vain_waits(
         let reason = EventReason::CutoverTimedOut;
         events.push(FailoverEvent { reason, message: condition.message.clone() });
     }
-    let is_healthy =
-        |source: &SourceStatus| source.name != target.source && source.state == SourceState::Healthy;
-    let failed = is_new(ConditionType::Resolved, &|condition| condition.status == ConditionStatus::False);
-    if let Some(condition) = failed.filter(|_| !status.sources.iter().any(is_healthy)) {
+    let failed = status.condition(ConditionType::Resolved).filter(|_| has_failed_alone(status));
+    if let Some(condition) = failed.filter(|_| !has_failed_alone(former)) {
         let message = format!("{} stays: {}", of_source(target), condition.message);
         events.push(FailoverEvent { reason: EventReason::NoHealthySource, message });
     }
     events
+}
+
+/// Returns whether the target has failed, and no other source is healthy.
+fn has_failed_alone(status: &FailoverStatus) -> bool {
+    let Some(target) = &status.target else { return false };
+    let is_healthy =
+        |source: &SourceStatus| source.name != target.source && source.state == SourceState::Healthy;
+    let resolved = status.condition(ConditionType::Resolved);
+    resolved.is_some_and(|resolved| resolved.status == ConditionStatus::False)
+        && !status.sources.iter().any(is_healthy)
 }
 
 fn event_reason(reason: MoveReason) -> EventReason {

@@ -136,8 +136,8 @@ impl<'a> Facts<'a> {
         matches!(target, Target::Hostname(_)) || self.tcp_port(target).is_some()
     }
 
-    /// Returns whether a target passes its checks: the newest pass or failure is a pass, at most one period plus one
-    /// timeout ago. A target that isn't checked passes.
+    /// Returns whether a target passes its checks: the newest pass or failure is a pass, and not older than
+    /// [`super::spec::CheckSettings::max_age`]. A target that isn't checked passes.
     pub(super) fn is_passing(&self, target: &Target) -> bool {
         let settings = &self.input.spec.check;
         !self.is_checked(target) || self.tally(target).passed_recently(settings, self.input.now)
@@ -160,10 +160,9 @@ impl<'a> Facts<'a> {
             && !self.is_late(target)
     }
 
-    /// Returns whether a check is late: two periods and one timeout have gone by without a pass or a failure.
+    /// Returns whether a check is late: see [`super::spec::CheckSettings::late_after`].
     pub(super) fn is_late(&self, target: &Target) -> bool {
-        let settings = &self.input.spec.check;
-        let limit = settings.period.saturating_mul(2).saturating_add(settings.timeout);
+        let limit = self.input.spec.check.late_after();
         self.tally(target).decided.is_some_and(|at| self.has_come(later(at, limit)))
     }
 

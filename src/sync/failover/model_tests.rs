@@ -312,8 +312,7 @@ impl World {
         let last = results.iter().rfind(|(_, health)| *health != Health::Silence);
         matches!(target, Target::Addresses(_))
             || last.is_some_and(|(at, health)| {
-                *health == Health::Works
-                    && elapsed(*at, self.harness.now) <= settings.period + settings.timeout
+                *health == Health::Works && elapsed(*at, self.harness.now) <= settings.max_age()
             })
     }
 
@@ -413,8 +412,8 @@ fn random_histories_follow_the_rules() {
             let wait = Duration::from_millis(world.random.random_range(0..wait));
             let (before, silent) = (world.moves.len(), world.silent);
             world.run(later(world.harness.now, wait));
-            // Later than two periods after the last answer of an upstream, no move may be caused by results of checks.
-            let limit = world.harness.spec.check.period * 2 + Duration::from_secs(2);
+            // When checks are late after the last answer of an upstream, no move may be caused by their results.
+            let limit = world.harness.spec.check.late_after();
             let is_of_health = |(at, reason): &&(Timestamp, MoveReason)| {
                 let failover =
                     [MoveReason::TargetChanged, MoveReason::CutoverTimedOut, MoveReason::FailedOver];

@@ -18,6 +18,9 @@ pub struct FailoverSpec {
     pub pin: Option<String>,
 }
 
+/// How long a check that is due may wait for its turn, unless the leader is overloaded.
+const TURN: Duration = Duration::from_secs(1);
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckSettings {
     pub period: Duration,
@@ -37,6 +40,30 @@ pub enum Failback {
         after: Duration,
     },
     Manual,
+}
+
+impl CheckSettings {
+    /// Returns the longest time that a check takes: for the look-up, then for another question to upstreams without an
+    /// answer, and then for the connection.
+    fn longest_check(&self) -> Duration {
+        self.timeout.saturating_mul(if self.tcp_port.is_some() { 3 } else { 2 })
+    }
+
+    /// Returns the longest time between the starts of two checks.
+    fn longest_pause(&self) -> Duration {
+        self.period.max(self.longest_check())
+    }
+
+    /// Returns how old a result may be: the next one comes earlier, whether upstreams answer or not.
+    pub(super) fn max_age(&self) -> Duration {
+        self.longest_pause().saturating_add(self.longest_check()).saturating_add(TURN)
+    }
+
+    /// Returns the time without a pass or a failure after which a check is late: another check could have ended since
+    /// [`Self::max_age`].
+    pub(super) fn late_after(&self) -> Duration {
+        self.longest_pause().saturating_add(self.max_age())
+    }
 }
 
 /// What a source offers at present.

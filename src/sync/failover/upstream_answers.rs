@@ -20,22 +20,21 @@ struct LastAnswers {
 }
 
 impl UpstreamAnswers {
-    /// Records an answer that can be used: SERVFAIL and REFUSED, for example, are no answers.
+    /// Records an answer that can be used: SERVFAIL and REFUSED, for example, are no answers. Answers may be recorded in
+    /// any order: the answers of a check are recorded when its connections have ended.
     pub fn record(&mut self, upstream: SocketAddr, question: &Hostname, at: Timestamp) {
         let answer = (question.clone(), at);
-        // A recorded time later than `at` is from before the clock was set back.
-        let known = self.0.get_mut(&upstream).filter(|last| last.newest.1 <= at);
-        let Some(last) = known else {
+        let Some(last) = self.0.get_mut(&upstream) else {
             self.0.insert(upstream, LastAnswers { newest: answer, other: None });
             return;
         };
-        let former = std::mem::replace(&mut last.newest, answer);
-        if former.0 != last.newest.0 {
-            last.other = Some(former);
+        let older = if last.newest.1 <= at { std::mem::replace(&mut last.newest, answer) } else { answer };
+        if older.0 != last.newest.0 && last.other.as_ref().is_none_or(|other| other.1 <= older.1) {
+            last.other = Some(older);
         }
     }
 
-    /// Forgets answers from before the clock was set back: call it before decisions.
+    /// Forgets answers from before the clock was set back: call it before decisions, and before answers are recorded.
     pub fn forget_after(&mut self, now: Timestamp) {
         self.0.retain(|_, last| last.newest.1 <= now);
     }
@@ -78,11 +77,16 @@ mod tests {
     }
 
     #[test]
-    fn answers_from_before_the_clock_was_set_back_dont_count() {
+    fn late_record_of_an_answer_erases_no_newer_one() {
         let mut answers = UpstreamAnswers::default();
-        answers.record(upstream(1), &hostname("b.example"), at(1_000));
-        answers.record(upstream(1), &hostname("a.example"), at(10));
-        assert!(!answers.has_answered_other(upstream(1), &hostname("a.example"), at(20)));
+        let (seoul, busan) = (hostname("seoul.example"), hostname("busan.example"));
+        answers.record(upstream(1), &hostname("example"), at(11));
+        answers.record(upstream(1), &seoul, at(8));
+        answers.record(upstream(1), &busan, at(7));
+        assert!(answers.has_answered_other(upstream(1), &busan, at(10)), "the answer at 11");
+        assert!(answers.has_answered_other(upstream(1), &hostname("example"), at(7)), "the answer at 8");
+        answers.record(upstream(1), &hostname("example"), at(9));
+        assert!(answers.has_answered_other(upstream(1), &hostname("example"), at(7)), "the answer at 8");
     }
 
     #[test]

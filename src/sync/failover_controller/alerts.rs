@@ -9,6 +9,8 @@ use crate::api::status::ExternalTargetStatus;
 use crate::sync::alerts::desired::{RuleInputs, rule_name};
 use crate::sync::alerts::requests::{RuleRequests, RuleState};
 
+const FORBIDDEN: &str = "Forbidden";
+
 /// Requests the PrometheusRule that the specification of an ExternalTarget wants, or none.
 pub(super) fn request_rule(rules: &RuleRequests, object: &ObservedExternalTarget) {
     let (key, uid) = (&object.key, &object.uid);
@@ -54,7 +56,7 @@ fn alerts_ready(
         // rule is tried again.
         let is_over = |former: &&Condition| match state {
             Some(Absent | NotInstalled) => true,
-            Some(Forbidden(_)) => former.status != "True",
+            Some(Forbidden(_)) => !may_have_rule(former, object),
             _ => false,
         };
         return former.filter(|former| !is_over(former)).cloned();
@@ -69,7 +71,11 @@ fn alerts_ready(
         Some(NotInstalled) => {
             (false, "PrometheusRuleNotInstalled", "the API server doesn't serve PrometheusRules".to_owned())
         }
-        Some(Forbidden(why)) => (false, "Forbidden", why),
+        Some(Forbidden(why)) => {
+            let may_remain = former.is_some_and(|former| may_have_rule(former, object));
+            let message = if may_remain { format!("{}{why}", may_remain_of(object)) } else { why };
+            (false, FORBIDDEN, message)
+        }
         Some(Conflict) => {
             let name = rule_name(object.key.name());
             (false, "Conflict", format!("PrometheusRule {name} exists and isn't managed by lb-linker"))
@@ -79,6 +85,20 @@ fn alerts_ready(
     let status = if is_ready { "True" } else { "False" };
     let since = former.filter(|former| former.status == status).map(|former| former.last_transition_time.0);
     Some(condition(ALERTS_READY, status, reason, &message, since.unwrap_or(now), object.generation))
+}
+
+/// Returns whether a PrometheusRule may exist while the object has this condition.
+fn may_have_rule(condition: &Condition, object: &ObservedExternalTarget) -> bool {
+    match &*condition.reason {
+        "RuleWritten" | "MetricsNotExported" | "RuleRefused" => true,
+        FORBIDDEN => condition.message.starts_with(&may_remain_of(object)),
+        _ => false,
+    }
+}
+
+/// Returns the beginning of the message if the permission is missing while a PrometheusRule may exist.
+fn may_remain_of(object: &ObservedExternalTarget) -> String {
+    format!("PrometheusRule {} may remain: ", rule_name(object.key.name()))
 }
 
 #[cfg(test)]
@@ -149,7 +169,31 @@ mod tests {
         for state in [RuleState::Absent, RuleState::NotInstalled] {
             assert_eq!(made(false, Some(&former()), Some(state)), None);
         }
-        let forbidden = RuleState::Forbidden("no".to_owned());
-        assert_eq!(made(false, Some(&former()), Some(forbidden)), Some(former()));
+    }
+
+    #[test]
+    fn condition_stays_while_a_rule_may_remain() {
+        let with = |status, reason| condition(ALERTS_READY, status, reason, "", NOW.parse().unwrap(), 3);
+        let forbidden = || Some(RuleState::Forbidden("no".to_owned()));
+        for (reason, may_remain) in [
+            ("RuleWritten", true),
+            ("MetricsNotExported", true),
+            ("RuleRefused", true),
+            ("PrometheusRuleNotInstalled", false),
+            ("Conflict", false),
+            ("Forbidden", false),
+        ] {
+            let former = with(if reason == "RuleWritten" { "True" } else { "False" }, reason);
+            let removed = made(false, Some(&former), forbidden());
+            assert_eq!(removed, Some(former.clone()).filter(|_| may_remain), "{reason}");
+            // The permission is missing before spec.alerts is removed.
+            let once = made(true, Some(&former), forbidden());
+            let twice = made(true, once.as_ref(), forbidden());
+            assert_eq!(once, twice, "{reason}");
+            let text = if may_remain { "PrometheusRule lb-linker-web may remain: no" } else { "no" };
+            assert_eq!(twice.as_ref().unwrap().message, text, "{reason}");
+            let removed = made(false, twice.as_ref(), forbidden());
+            assert_eq!(removed, twice.filter(|_| may_remain), "{reason}");
+        }
     }
 }

@@ -306,9 +306,7 @@ impl FailoverController {
             return self.leader.to_decide.add_after(key.clone(), LIST_WAIT);
         }
         let (now, all) = (Timestamp::now(), self.objects.len());
-        if now < self.leader.decided_at {
-            self.leader.upstreams.forget_after(now);
-        }
+        self.leader.upstreams.forget_after(now);
         self.leader.decided_at = now;
         let policy = Arc::clone(&self.context.hostname_policy.borrow());
         let sources = sources_of(&self.context, &policy);
@@ -618,8 +616,10 @@ impl FailoverController {
 
     /// Records the result of a check for all ExternalTargets that wait for it.
     pub(super) fn checked(&mut self, CheckEnd { key, result }: CheckEnd) {
-        let leader = &mut self.leader;
-        for (upstream, question, at) in &result.answers {
+        let (leader, now) = (&mut self.leader, Timestamp::now());
+        leader.upstreams.forget_after(now);
+        // An answer from the future came before the clock was set back.
+        for (upstream, question, at) in result.answers.iter().filter(|(_, _, at)| *at <= now) {
             leader.upstreams.record(*upstream, question, *at);
         }
         let kind = if key.tcp_port.is_some() { "tcp" } else { "dns" };

@@ -96,9 +96,7 @@ pub(super) fn annotations(
         let mut granted: Vec<Arc<str>> = Vec::new();
         for name in names {
             match policy.check(&object.key, name) {
-                Ok(true) if !granted.iter().any(|known| **known == **name) => {
-                    granted.push(name.as_str().into())
-                }
+                Ok(Some(name)) if !granted.iter().any(|known| **known == *name) => granted.push(name.into()),
                 Ok(_) => {}
                 Err(why) => {
                     let message = format!("spec.hostnames: {}: {why}", value(name));

@@ -1,6 +1,6 @@
 //! What the sources of an ExternalTarget offer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -235,7 +235,37 @@ fn fixed_target(source: &Source) -> Option<Target> {
     if let Some(host) = &source.hostname {
         return Some(Target::Hostname(Hostname::from(&host_name(host).ok()?)));
     }
-    let addresses: Option<Box<[IpAddr]>> =
+    let addresses: Option<Vec<IpAddr>> =
         source.addresses.iter().flatten().map(|text| text.parse().ok()).collect();
-    addresses.filter(|addresses| !addresses.is_empty()).map(Target::Addresses)
+    let mut known = HashSet::new();
+    let distinct: Box<[IpAddr]> = addresses?.into_iter().filter(|address| known.insert(*address)).collect();
+    (!distinct.is_empty()).then_some(Target::Addresses(distinct))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::sync::failover::status::FailoverStatus;
+    use crate::sync::failover_controller::status_format::{Published, from_stored, to_stored};
+
+    #[test]
+    fn repeated_addresses_are_one_as_in_the_status() {
+        let addresses = json!(["2001:db8::1", "192.0.2.1", "2001:DB8:0::1", "192.0.2.1"]);
+        let source = json!({"name": "fixed", "addresses": addresses});
+        let target = fixed_target(&serde_json::from_value(source).unwrap()).unwrap();
+        let expected = ["2001:db8::1", "192.0.2.1"].map(|text| text.parse().unwrap());
+        assert_eq!(target, Target::Addresses(expected.into()));
+        let announced = AnnouncedTarget {
+            source: "fixed".to_owned(),
+            target,
+            uid: Uid::default(),
+            since: jiff::Timestamp::UNIX_EPOCH,
+            verified: true,
+        };
+        let status = FailoverStatus { target: Some(announced), ..FailoverStatus::default() };
+        let stored = to_stored(&status, &Published { service: "", dns_names: &[] });
+        assert_eq!(from_stored(&stored).target, status.target);
+    }
 }

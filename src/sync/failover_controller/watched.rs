@@ -293,10 +293,13 @@ impl FailoverController {
                 known.len()
             );
         }
-        for object in list.into_values().flatten() {
-            self.pending_deletions.cancel(&object.key);
+        for (key, object) in list {
+            // An object that can't be decoded exists.
+            self.pending_deletions.cancel(&key);
             // The list may have begun before our own write.
-            if !self.is_outdated(&object) {
+            if let Some(object) = object
+                && !self.is_outdated(&object)
+            {
                 self.applied(object);
             }
         }

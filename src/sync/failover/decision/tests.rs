@@ -11,7 +11,6 @@ use crate::sync::failover::status::ConditionStatus::{False, True, Unknown};
 use crate::sync::failover::status::ConditionType::{Accepted, Degraded, Progressing, Ready, Resolved};
 use crate::sync::failover::status::{FailoverStatus, MoveReason, SourceState, restore_times};
 use crate::sync::failover::test_support::{Harness, at, hostname, offer, refusal, target, upstream};
-use crate::sync::failover::times::later;
 
 const SOURCES: [(&str, &str); 3] = [("seoul", "a.example"), ("busan", "b.example"), ("fixed", "c.example")];
 
@@ -160,10 +159,10 @@ fn failed_target_is_replaced_by_the_first_healthy_source() {
 }
 
 #[test]
-fn only_a_source_that_passed_within_a_period_takes_over() {
+fn only_a_source_with_a_recent_pass_takes_over() {
     for (outcome, second, expected) in [
-        (None, 32, "busan b.example"),
-        (None, 33, "seoul a.example"),
+        (None, 34, "busan b.example"),
+        (None, 35, "seoul a.example"),
         (Some(CheckOutcome::Failed("NODATA".to_owned())), 10, "fixed c.example"),
     ] {
         let mut harness = Harness::settled(&SOURCES);
@@ -196,6 +195,41 @@ fn target_stays_while_no_source_is_healthy() {
     harness.pass("a.example");
     harness.decide_at(21);
     assert_eq!(harness.condition(Ready).0, True);
+}
+
+#[test]
+fn sources_that_fail_together_are_reported_once() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.fail("b.example");
+    assert_eq!(reasons(&harness.decide()), [], "busan hasn't failed yet");
+    assert_eq!(harness.condition(Degraded), (True, "TargetUnhealthy"));
+    harness.now = at(20);
+    harness.fail("b.example");
+    harness.fail("b.example");
+    let decision = harness.decide();
+    assert_eq!(reasons(&decision), [EventReason::NoHealthySource]);
+    assert_eq!(decision.events[0].message, "seoul a.example stays: NXDOMAIN");
+    harness.now = at(30);
+    harness.fail("a.example");
+    harness.fail("b.example");
+    assert_eq!(reasons(&harness.decide()), []);
+}
+
+#[test]
+fn standby_that_fails_after_a_hold_is_reported() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.is_failover_held = true;
+    assert_eq!(reasons(&harness.decide()), []);
+    harness.is_failover_held = false;
+    harness.now = at(60);
+    harness.fail("a.example");
+    assert_eq!(reasons(&harness.decide()), []);
+    harness.fail_thrice("b.example");
+    assert_eq!(reasons(&harness.decide()), [EventReason::NoHealthySource]);
 }
 
 #[test]
@@ -809,8 +843,8 @@ fn hold_ends_when_the_pass_of_the_standby_is_too_old() {
     harness.fail_thrice("a.example");
     harness.is_failover_held = true;
     let again = harness.decide().again.unwrap();
-    assert_eq!(again, later(at(32), Duration::from_nanos(1)));
-    harness.now = at(32);
+    assert_eq!(again, at(35));
+    harness.now = at(34);
     assert_eq!(harness.decide().again, Some(again));
     harness.now = again;
     harness.decide();
@@ -1002,10 +1036,10 @@ fn late_check_makes_resolved_unknown_and_no_source_unhealthy() {
     harness.now = at(10);
     harness.fail("a.example");
     let again = harness.decide().again.unwrap();
-    assert_eq!(again, at(10 + 62));
-    harness.decide_at(71);
+    assert_eq!(again, at(10 + 65));
+    harness.decide_at(74);
     assert_eq!(harness.condition(Resolved), (True, "CheckPassed"));
-    harness.decide_at(72);
+    harness.decide_at(75);
     assert_eq!(harness.condition(Resolved), (Unknown, "CheckLate"));
     assert_eq!(harness.condition(Ready).0, True);
     assert!(harness.status.sources.iter().all(|source| source.state == SourceState::Healthy));
