@@ -10,6 +10,7 @@ pub mod checks;
 mod leader;
 pub mod manifests;
 pub mod metrics;
+mod metrics_limit;
 mod object;
 mod overrides;
 mod pending_deletions;

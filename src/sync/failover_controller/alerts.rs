@@ -64,7 +64,8 @@ fn alerts_ready(
     let (is_ready, reason, message) = match state {
         None | Some(Absent) => return former.cloned(),
         Some(Written) if !is_exported => {
-            let message = "there are too many ExternalTargets: lb-linker exports no metrics of single ones";
+            let message =
+                "there are too many ExternalTargets: lb-linker exports no metrics of those in this namespace";
             (false, "MetricsNotExported", message.to_owned())
         }
         Some(Written) => (true, "RuleWritten", String::new()),

@@ -18,6 +18,7 @@ use super::absence::{Absences, LookUpEnd};
 use super::alerts::add_condition;
 use super::check_queue::{CheckKey, CheckQueue};
 use super::checks::{CheckEnd, TargetCheckResult, check};
+use super::metrics_limit::{MAX_METRICS, MetricsLimit};
 use super::object::{Followed, ObservedExternalTarget};
 use super::overrides::annotations;
 use super::status_format::{Published, from_stored, merge_patch, own_part, to_stored};
@@ -69,10 +70,6 @@ const MAX_DECISIONS: usize = 64;
 const DECISION_INTERVAL: Duration = Duration::from_micros(500);
 /// Maximum number of changes that are reported after a write of the status: the newest ones.
 const MAX_EVENTS: usize = 16;
-/// Maximum number of ExternalTargets with metrics of their own.
-const MAX_METRICS: usize = 1000;
-/// Maximum number of ExternalTargets at which their metrics are exported again.
-const MAX_METRICS_AGAIN: usize = 950;
 
 /// The state of a term of leadership.
 pub(super) struct Leader {
@@ -94,8 +91,9 @@ pub(super) struct Leader {
     refusals: RefusalLog,
     /// Whether a write has had no answer since the last successful one.
     is_unanswered: bool,
-    /// Whether the metrics of single ExternalTargets are exported.
-    is_exported: bool,
+    metrics_limit: MetricsLimit,
+    /// Whether ExternalTargets were added or removed since the last decision about their metrics.
+    is_number_changed: bool,
     /// The time of the last decision.
     decided_at: Timestamp,
 }
@@ -117,7 +115,8 @@ impl Default for Leader {
             error_log: ThrottledLog::default(),
             refusals: RefusalLog::default(),
             is_unanswered: false,
-            is_exported: true,
+            metrics_limit: MetricsLimit::default(),
+            is_number_changed: true,
             decided_at: Timestamp::now(),
         }
     }
@@ -186,6 +185,7 @@ impl Leader {
     }
 
     pub(super) fn forget(&mut self, key: &ServiceKey) {
+        self.is_number_changed = true;
         self.states.remove(key);
         self.check_queue.forget(key);
         self.guard.forget(key);
@@ -223,32 +223,39 @@ impl FailoverController {
         if term != self.leader.term {
             self.leader = Leader { term, ..Leader::default() };
             self.context.metrics.reset();
-            self.limit_metrics();
         }
         self.queue_all();
     }
 
     /// Starts or stops exporting metrics of single ExternalTargets, depending on the number of ExternalTargets.
-    pub(super) fn limit_metrics(&mut self) {
-        let max = if self.leader.is_exported { MAX_METRICS } else { MAX_METRICS_AGAIN };
-        let is_exported = self.objects.len() <= max;
-        if self.leader.term.is_none() || is_exported == self.leader.is_exported {
+    fn limit_metrics(&mut self) {
+        if self.leader.term.is_none() || !std::mem::take(&mut self.leader.is_number_changed) {
             return;
         }
-        self.leader.is_exported = is_exported;
-        if !is_exported {
+        let limit = &mut self.leader.metrics_limit;
+        let before = limit.left_out();
+        let changed = limit.update(self.objects.keys().map(ServiceKey::namespace));
+        if before == 0 && limit.left_out() > 0 {
             warn!(
-                "there are more than {MAX_METRICS} ExternalTargets: no metrics of single ones are exported, and the \
-                 alerts of spec.alerts don't fire"
+                "there are more than {MAX_METRICS} ExternalTargets: in the namespaces with the most of them no metrics \
+                 of single ones are exported, and the alerts of spec.alerts don't fire"
             );
-            self.context.metrics.reset();
         }
-        self.queue_all();
+        if changed.is_empty() {
+            return;
+        }
+        for key in self.objects.keys().filter(|key| changed.contains(key.namespace())) {
+            if !limit.allows(key.namespace()) {
+                self.context.metrics.remove(key);
+            }
+            self.leader.to_decide.add(key);
+        }
     }
 
     /// Decides about queued ExternalTargets, and starts look-ups, checks and writes, up to their limits. Returns
     /// whether decisions remain, apart from retries.
     pub(super) fn drain(&mut self) -> bool {
+        self.limit_metrics();
         for _ in 0..MAX_DECISIONS {
             let Some(key) = self.leader.to_decide.next() else { break };
             match catch_unwind(AssertUnwindSafe(|| self.decide(&key))) {
@@ -446,7 +453,7 @@ impl FailoverController {
             &mut after,
             object,
             self.context.rules.state(key),
-            self.leader.is_exported,
+            self.leader.metrics_limit.allows(key.namespace()),
             self.leader.decided_at,
         );
         let before = own_part(&object.status);
@@ -456,7 +463,7 @@ impl FailoverController {
             .target
             .as_ref()
             .and_then(|target| object.sources().iter().position(|source| source.name == target.source));
-        if self.leader.is_exported {
+        if self.leader.metrics_limit.allows(key.namespace()) {
             self.context.metrics.set(key, is_ready, position);
         }
         if before == after {
@@ -585,7 +592,7 @@ impl FailoverController {
         let Some(followed) = self.objects.get(key) else { return };
         if let Some(moved) = state.moved.take() {
             self.context.metrics.switches.with_label_values(&[moved.as_str()]).inc();
-            if self.leader.is_exported {
+            if self.leader.metrics_limit.allows(key.namespace()) {
                 self.context.metrics.changed(key);
             }
         }

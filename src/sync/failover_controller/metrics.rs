@@ -46,7 +46,7 @@ impl MetricGroup for FailoverMetrics {
             )?,
             ready: gauges(
                 "lb_linker_external_target_ready",
-                "Whether an ExternalTarget is Ready, as the leader sees it. Not exported above 1,000 ExternalTargets.",
+                "Whether an ExternalTarget is Ready, as the leader sees it; for at most 1,000 of them.",
                 &OBJECT,
             )?,
             source: gauges(
@@ -95,7 +95,7 @@ impl FailoverMetrics {
         let _ = self.changes.remove_label_values(&labels);
     }
 
-    /// Removes the metrics of all single ExternalTargets: a term has begun or ended, or there are too many.
+    /// Removes the metrics of all single ExternalTargets: a term has begun or ended.
     pub(super) fn reset(&self) {
         self.ready.reset();
         self.source.reset();

@@ -361,7 +361,6 @@ impl FailoverController {
         if let Some(followed) = self.objects.get(&key) {
             request_rule(&self.context.rules, &followed.object);
         }
-        self.limit_metrics();
         self.leader.changed(&key);
         self.queue(&key);
     }
@@ -470,7 +469,6 @@ impl FailoverController {
         self.context.rules.forget(key);
         self.leader.forget(key);
         self.context.metrics.remove(key);
-        self.limit_metrics();
     }
 }
 
