@@ -9,12 +9,16 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use hickory_proto::op::{Message, ResponseCode};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use lb_linker::api::external_target::ExternalTarget;
+use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::{interval, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::answers::manifests;
+use crate::failover::Shop;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::{FaultyUpstream, answers, ask_tcp, query, send_udp};
 use crate::harness::linker::Linker;
@@ -518,4 +522,40 @@ async fn floods_stay_within_the_memory_limit_of_deploy() {
     answers(linker.dns, "after.example. A", "192.0.2.1").await;
     drop(client);
     assert!(linker.stop().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tenant_with_many_external_targets_takes_no_metrics_of_another() {
+    const MANY: usize = 1_000;
+    let shop = Shop::open(&[]).await;
+    let spec = || {
+        serde_json::from_value(json!({"sources": [{"name": "fixed", "hostname": "a.example.com"}]})).unwrap()
+    };
+    let of = |namespace: &str| Api::<ExternalTarget>::namespaced(shop.cluster.client.clone(), namespace);
+    let (few, many) = (of("shop"), of("shop-dr"));
+    let create = |targets: &Api<ExternalTarget>, name: &str| {
+        let (targets, object) = (targets.clone(), ExternalTarget::new(name, spec()));
+        async move { targets.create(&PostParams::default(), &object).await.map(drop).unwrap() }
+    };
+    create(&few, "web").await;
+    let names: Vec<String> = (0..MANY).map(|number| format!("t-{number}")).collect();
+    futures::stream::iter(&names).for_each_concurrent(16, |name| create(&many, name)).await;
+    // Nothing is written, so that the test costs little.
+    let linker = shop.linker(&["--sync", "plan"]).await;
+    let exported = |namespace: &str| {
+        let label = format!("external_target_namespace=\"{namespace}\"");
+        let page = linker.metrics();
+        let lines = page.lines().filter(|line| line.starts_with("lb_linker_external_target_ready{"));
+        lines.filter(|line| line.contains(&label)).count()
+    };
+    let are_exported = async |expected: [usize; 2]| {
+        let what = format!("metrics of {expected:?} ExternalTargets");
+        eventually(&what, async || ([exported("shop"), exported("shop-dr")] == expected).then_some(())).await;
+    };
+    are_exported([1, 0]).await;
+    linker.line("there are more than 1000 ExternalTargets").await;
+
+    let some = ListParams::default().fields("metadata.name!=t-0");
+    many.delete_collection(&DeleteParams::default(), &some).await.unwrap();
+    are_exported([1, 1]).await;
 }
