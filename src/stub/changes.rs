@@ -119,7 +119,7 @@ fn try_core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> R
     let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
     let corefile = Corefile::parse(&place(map, COREFILE), text)?;
     let imports = corefile.imports_servers();
-    let mut foreign = if imports { custom_blocks(dns, forwarding)? } else { Blocks::default() };
+    let mut foreign = if imports { custom_blocks(dns, &corefile, forwarding)? } else { Blocks::default() };
     // Blocks that were added before the Corefile had the import stay where they are.
     if !imports || corefile.has_ours() {
         return step_to_add(map, &corefile, forwarding, foreign, false);
@@ -282,11 +282,16 @@ impl Blocks {
     }
 }
 
-/// Returns the blocks of the zones in other keys of [`COREDNS_CUSTOM`].
-fn custom_blocks(dns: &ClusterDns, forwarding: &Forwarding) -> Result<Blocks, CorefileError> {
+/// Returns the blocks of the zones in other keys of [`COREDNS_CUSTOM`], which `main` imports.
+fn custom_blocks(
+    dns: &ClusterDns,
+    main: &Corefile<'_>,
+    forwarding: &Forwarding,
+) -> Result<Blocks, CorefileError> {
     let mut blocks = Blocks::default();
     for (file, text) in imported(dns) {
-        blocks.extend(&file, Corefile::parse(&file, text)?.blocks_of(&forwarding.zones));
+        let imported = Corefile::parse(&file, text)?;
+        blocks.extend(&file, main.blocks_of_imported(&imported, &forwarding.zones));
     }
     Ok(blocks)
 }

@@ -191,6 +191,28 @@ fn node_local_block_copies_bind_and_has_no_cache() {
     let dns = recorded("nodelocal");
     let [_, change] = &changes(to_apply(&dns, &forwarding()))[..] else { panic!() };
     let added = change.after.as_ref().unwrap().strip_prefix(change.before.as_ref().unwrap()).unwrap();
+#[test]
+fn port_of_the_corefile_decides_in_imported_files() {
+    let with = |port: u16, zone: &str| {
+        let mut dns = recorded("aks");
+        let map = dns
+            .config_maps
+            .iter_mut()
+            .find(|map| map.metadata.name.as_deref() == Some(COREDNS_CUSTOM))
+            .unwrap();
+        let text = format!("{zone}lb.internal:{port} {{\n    forward . 10.96.77.7\n}}\n");
+        map.data.get_or_insert_default().insert("mine.server".to_owned(), text);
+        dns
+    };
+    let other = "corp.example:5353 {\n    forward . 192.0.2.1\n}\n";
+    let done = Step::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned());
+    assert_eq!(to_apply(&with(53, other), &forwarding()), [done]);
+    for zone in ["", other] {
+        let [change] = &changes(to_apply(&with(5300, zone), &forwarding()))[..] else { panic!() };
+        assert_eq!((change.config_map.as_str(), change.after.as_deref()), (COREDNS_CUSTOM, Some(CUSTOM)));
+    }
+}
+
     let expected = "# BEGIN lb-linker stub\nlb.internal:53 {\n    bind 169.254.20.10 10.96.0.10\n    errors\n    \
                     forward . 10.96.77.7 {\n        force_tcp\n    }\n}\n# END lb-linker stub\n";
     assert_eq!(added, expected);
