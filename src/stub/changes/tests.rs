@@ -99,6 +99,30 @@ fn value_before_the_first_change_is_kept() {
 }
 
 #[test]
+fn former_block_of_lb_linker_is_no_value_before_the_change() {
+    const BACKUP_KEY: &str = "lb-linker.server.before-lb-linker";
+    let moved = Forwarding { addresses: vec!["10.96.0.99".parse().unwrap()], ..forwarding() };
+    let dns = recorded("aks");
+    let applied = after(dns.clone(), &changes(to_apply(&dns, &forwarding())));
+    let second = changes(to_apply(&applied, &moved));
+    assert_eq!((second[0].before.as_deref(), second[0].backup), (Some(CUSTOM), Backup::Keep));
+    assert_eq!(value(after(applied, &second).config_map(COREDNS_CUSTOM).unwrap(), BACKUP_KEY), None);
+
+    // Other text in the key, which the change replaces, is kept.
+    for text in
+        ["lb.internal:53 {\n    forward . 10.96.0.9\n}\n".to_owned(), format!("{CUSTOM}a:53 {{\n}}\n")]
+    {
+        let mut dns = dns.clone();
+        let mut map = config_map(COREDNS_CUSTOM);
+        map.data = Some([(SERVER_KEY.to_owned(), text.clone())].into());
+        dns.config_maps.retain(|map| name(map) != COREDNS_CUSTOM);
+        dns.config_maps.push(map);
+        let changed = after(dns.clone(), &changes(to_apply(&dns, &moved)));
+        assert_eq!(value(changed.config_map(COREDNS_CUSTOM).unwrap(), BACKUP_KEY), Some(&*text));
+    }
+}
+
+#[test]
 fn missing_final_line_break_is_restored() {
     let mut dns = recorded("kubeadm");
     let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
@@ -168,6 +192,28 @@ fn zone_with_a_block_gets_no_second_block() {
 }
 
 #[test]
+fn port_of_the_corefile_decides_in_imported_files() {
+    let with = |port: u16, zone: &str| {
+        let mut dns = recorded("aks");
+        let map = dns
+            .config_maps
+            .iter_mut()
+            .find(|map| map.metadata.name.as_deref() == Some(COREDNS_CUSTOM))
+            .unwrap();
+        let text = format!("{zone}lb.internal:{port} {{\n    forward . 10.96.77.7\n}}\n");
+        map.data.get_or_insert_default().insert("mine.server".to_owned(), text);
+        dns
+    };
+    let other = "corp.example:5353 {\n    forward . 192.0.2.1\n}\n";
+    let done = Step::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned());
+    assert_eq!(to_apply(&with(53, other), &forwarding()), [done]);
+    for zone in ["", other] {
+        let [change] = &changes(to_apply(&with(5300, zone), &forwarding()))[..] else { panic!() };
+        assert_eq!((change.config_map.as_str(), change.after.as_deref()), (COREDNS_CUSTOM, Some(CUSTOM)));
+    }
+}
+
+#[test]
 fn block_added_before_the_import_stays_in_the_corefile() {
     let mut dns = recorded("k3s");
     dns.config_maps[0].metadata.annotations = None;
@@ -191,28 +237,6 @@ fn node_local_block_copies_bind_and_has_no_cache() {
     let dns = recorded("nodelocal");
     let [_, change] = &changes(to_apply(&dns, &forwarding()))[..] else { panic!() };
     let added = change.after.as_ref().unwrap().strip_prefix(change.before.as_ref().unwrap()).unwrap();
-#[test]
-fn port_of_the_corefile_decides_in_imported_files() {
-    let with = |port: u16, zone: &str| {
-        let mut dns = recorded("aks");
-        let map = dns
-            .config_maps
-            .iter_mut()
-            .find(|map| map.metadata.name.as_deref() == Some(COREDNS_CUSTOM))
-            .unwrap();
-        let text = format!("{zone}lb.internal:{port} {{\n    forward . 10.96.77.7\n}}\n");
-        map.data.get_or_insert_default().insert("mine.server".to_owned(), text);
-        dns
-    };
-    let other = "corp.example:5353 {\n    forward . 192.0.2.1\n}\n";
-    let done = Step::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned());
-    assert_eq!(to_apply(&with(53, other), &forwarding()), [done]);
-    for zone in ["", other] {
-        let [change] = &changes(to_apply(&with(5300, zone), &forwarding()))[..] else { panic!() };
-        assert_eq!((change.config_map.as_str(), change.after.as_deref()), (COREDNS_CUSTOM, Some(CUSTOM)));
-    }
-}
-
     let expected = "# BEGIN lb-linker stub\nlb.internal:53 {\n    bind 169.254.20.10 10.96.0.10\n    errors\n    \
                     forward . 10.96.77.7 {\n        force_tcp\n    }\n}\n# END lb-linker stub\n";
     assert_eq!(added, expected);
