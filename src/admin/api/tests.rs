@@ -2,8 +2,11 @@ use hickory_proto::rr::Name;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use axum::body::{Body, to_bytes};
+use futures::poll;
 use serde_json::Value;
+use std::pin::pin;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tower::ServiceExt;
@@ -198,6 +201,25 @@ async fn changed_zones_change_the_etag() {
     assert_eq!(api.status().etag(), before);
     api.store.set_zones([&origin]);
     assert_ne!(api.status().etag(), before);
+}
+
+#[tokio::test]
+async fn list_of_a_disconnected_client_delays_the_next_list() {
+    let lists = Arc::new(Semaphore::new(1));
+    let (begun, has_begun) = oneshot::channel();
+    let (end, ends) = std::sync::mpsc::channel::<()>();
+    let first = tokio::spawn(one_at_a_time(Arc::clone(&lists), move || {
+        begun.send(()).unwrap();
+        let _ = ends.recv();
+    }));
+    has_begun.await.unwrap();
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    let mut second = pin!(one_at_a_time(Arc::clone(&lists), || "second"));
+    assert!(poll!(&mut second).is_pending());
+    assert_eq!(lists.available_permits(), 0);
+    drop(end);
+    assert_eq!(second.await.unwrap(), "second");
 }
 
 #[tokio::test]
