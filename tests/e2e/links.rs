@@ -224,3 +224,6 @@ fn kubectl_finds_the_plugin_through_a_symlink() {
         .unwrap();
     assert_eq!(text(&output.stdout), "service/web\n", "{}", text(&output.stderr));
 }
+    // The previous Pod on the network of the host has ended.
+    drop(taken);
+    linker.line("status page on http://").await;
