@@ -10,6 +10,7 @@ use lb_linker::links::output::render;
 use lb_linker::links::table::{TableOptions, table};
 use lb_linker::links::view::LinkView;
 use lb_linker::links::{LinkFilter, OutputFormat};
+use lb_linker::model::excerpt::printable;
 
 use super::{FAILED, exit_with_error, fail, log_warnings};
 
@@ -21,6 +22,7 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
         Err(error) => return fail(&error),
     };
     if let Some((name, address)) = source.instance() {
+        let name = printable(name, &[]);
         let _ = writeln!(std::io::stderr(), "from {name}, the lb-linker at {address}");
     }
     let options = TableOptions {
