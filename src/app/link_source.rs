@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::sleep;
 
 use super::link_reader::LinkReader;
@@ -110,3 +111,5 @@ impl LinkSource {
         }
     }
 }
+                // One list covers all changes until now.
+                while !matches!(changes.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}

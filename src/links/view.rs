@@ -1,6 +1,7 @@
 //! What users see of a link.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -138,6 +139,19 @@ pub fn views(store: &Store, target_namespace: &str, filter: &LinkFilter) -> Vec<
     links.retain(|link| is_selected(link));
     links.sort_by(|a, b| a.key.cmp(&b.key));
     links.iter().map(|link| view(link, store, target_namespace)).collect()
+}
+
+/// Returns the links that differ between two lists: first the removed ones, then those that are new or have changed. Each
+/// key stands once in a list.
+#[must_use]
+pub fn changes(before: &[LinkView], after: &[LinkView]) -> Vec<LinkView> {
+    fn by_key(links: &[LinkView]) -> HashMap<(&str, &str), &LinkView> {
+        links.iter().map(|link| (link.key(), link)).collect()
+    }
+    let (former, current) = (by_key(before), by_key(after));
+    let removed = before.iter().filter(|link| !current.contains_key(&link.key())).map(LinkView::removed);
+    let changed = after.iter().filter(|link| former.get(&link.key()) != Some(link)).cloned();
+    removed.chain(changed).collect()
 }
 
 fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> LinkView {
