@@ -107,7 +107,7 @@ pub enum ViewState {
     /// A flag leaves the Service out since the start, and more than half of all external targets with it. The external
     /// target is kept.
     LeftOut,
-    /// The Service is gone; `--on-delete` decides what happens to its external target.
+    /// The Service or the ExternalTarget is gone; `--on-delete` decides what happens to its external target.
     Gone,
     /// The link is removed. Only in the output of `--watch`.
     Removed,
@@ -187,6 +187,10 @@ fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
 pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
     const REFUSED: &str = "the Service's status names a target that isn't allowed";
     match link.state {
+        // The link of an ExternalTarget without a Service of the same name has no uid.
+        LinkState::Gone(_) if link.uid.is_empty() => {
+            (ViewState::Gone, Some("the Service or the ExternalTarget is gone"))
+        }
         LinkState::Gone(_) => (ViewState::Gone, Some("the Service is gone")),
         LinkState::LeftOut => {
             (ViewState::LeftOut, Some("a flag leaves the Service out; its external target is kept"))

@@ -46,8 +46,8 @@ pub fn report(scan: &Scan) -> Vec<String> {
             .map(|(it, owners)| vec![&*it.namespace, &it.service, &it.external_name, owners]),
     );
     section(
-        "These Services name a source of an ExternalTarget that isn't in use, or a former target. Decide whether they \
-         are to follow the ExternalTarget:",
+        "These Services name a source or a former target of an ExternalTarget. Decide whether they are to follow the \
+         ExternalTarget:",
         rows,
     );
     let found: Vec<[String; 3]> = scan

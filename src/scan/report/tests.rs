@@ -97,7 +97,7 @@ Several load balancers have this hostname. Decide which one is meant:
   NAMESPACE   SERVICE   EXTERNAL NAME   LOAD BALANCERS
   shop        both      b.lb.example    lb/x,lb/y
 
-These Services name a source of an ExternalTarget that isn't in use, or a former target. Decide whether they are to follow \
+These Services name a source or a former target of an ExternalTarget. Decide whether they are to follow \
 the ExternalTarget:
 
   NAMESPACE   SERVICE   EXTERNAL NAME   EXTERNALTARGET
