@@ -60,6 +60,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let zones = corefile.link_zones()?;
     flags.check_zones(&zones)?;
     let hostname_policy = flags.hostname_policy(&zones);
+    let mistyped = mistyped_variables(corefile.variables());
     raise_file_limit();
     let sync = SyncRuntime::start().map_err(RunError::Thread)?;
     let source =
@@ -85,7 +86,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let check_zones = zone_check(flags.clone(), source.is_some());
     let reloader = Reloader::start(origin, corefile, check_zones, zones, context, set_debug)?;
     info!("{greeting}");
-    for warning in mistyped_variables() {
+    for warning in mistyped {
         warn!("{warning}");
     }
     let mut background = JoinSet::new();

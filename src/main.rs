@@ -24,6 +24,7 @@ use lb_linker::cli::check::check;
 use lb_linker::cli::flags::{Flags, LogFormat};
 use lb_linker::dns::server::instance::SetDebug;
 use lb_linker::links::{LinkFilter, OutputFormat};
+use lb_linker::model::excerpt::printable;
 use lb_linker::query::Question;
 use lb_linker::stub::platform::Resolver;
 use lb_linker::takeover::takeover;
@@ -315,7 +316,7 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
     let mut out = std::io::stdout().lock();
     for line in &check_report.lines {
         // Ignore EPIPE: stdout or stderr may be closed (`| head`).
-        let _ = writeln!(out, "{line}");
+        let _ = writeln!(out, "{}", printable(line, &['\t']));
     }
     for problem in check_report.input.iter().chain(&check_report.cluster) {
         print_problem(problem);
@@ -341,7 +342,7 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
     };
     let mut out = std::io::stdout().lock();
     for line in &outcome.lines {
-        let _ = writeln!(out, "{line}");
+        let _ = writeln!(out, "{}", printable(line, &[]));
     }
     for problem in &outcome.problems {
         print_problem(problem);

@@ -9,9 +9,11 @@ use std::net::SocketAddr;
 use futures::StreamExt;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{Name, RecordType};
+use kube::core::error_boundary::InvalidObject;
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
+use crate::model::excerpt::{examples, sentence};
 use crate::query::Question;
 use crate::scan::findings::{Candidate, Endpoints, Objects, Scan, Stale, find};
 use crate::store::Store;
@@ -40,21 +42,21 @@ pub struct ScanScope<'a> {
 /// If the Services can't be listed. An error about EndpointSlices, Endpoints or ExternalTargets becomes a notice.
 pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
     let ScanScope { client, namespace, .. } = scope;
-    let services = list(client, "Services", *namespace).await?;
-    let mut objects = Objects { services, ..Objects::default() };
     let mut notices = Vec::new();
-    match list(client, "EndpointSlices", *namespace).await {
+    let services = list(client, "Services", *namespace, &mut notices).await?;
+    let mut objects = Objects { services, ..Objects::default() };
+    match list(client, "EndpointSlices", *namespace, &mut notices).await {
         Ok(slices) => objects.slices = slices,
         Err(error) => notices.push(error.explain("")),
     }
-    match list::<Endpoints>(client, "Endpoints", *namespace).await {
+    match list::<Endpoints>(client, "Endpoints", *namespace, &mut notices).await {
         Ok(endpoints) => objects.endpoints = endpoints,
         Err(error) => notices.push(error.explain("")),
     }
     // Without an override, the CRD of ExternalTargets may be missing. ExternalTargets may be in other namespaces than
     // the searched Services.
     if scope.store.links().iter().any(|link| link.overridden.is_some()) {
-        match list(client, "ExternalTargets", None).await {
+        match list(client, "ExternalTargets", None, &mut notices).await {
             Ok(external_targets) => objects.external_targets = external_targets,
             Err(error) => notices.push(error.explain("")),
         }
@@ -65,19 +67,38 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
     Ok(scan)
 }
 
+/// Returns the objects that can be decoded. Adds a sentence about the remaining ones to `notices`.
 async fn list<K: Resource<DynamicType = ()> + DeserializeOwned>(
     client: &Client,
     what: &str,
     namespace: Option<&str>,
+    notices: &mut Vec<String>,
 ) -> Result<Vec<K>, ListError> {
     let query = RequestQuery { namespace: namespace.map(ToOwned::to_owned), ..RequestQuery::default() };
-    let mut all = Vec::new();
-    let on_page =
-        |page: Vec<RawDeserializeGuard<K>>| all.extend(page.into_iter().filter_map(|object| object.0.ok()));
+    let (mut all, mut undecodable) = (Vec::new(), Vec::new());
+    let on_page = |page: Vec<RawDeserializeGuard<K>>| {
+        for object in page {
+            match object.0 {
+                Ok(object) => all.push(object),
+                Err(invalid) => undecodable.push(invalid),
+            }
+        }
+    };
     list_pages(client.clone(), &query, on_page)
         .await
         .map_err(|source| ListError { what: in_place(what, namespace), source: Box::new(source) })?;
+    notices.extend(undecodable_notice(what, &undecodable));
     Ok(all)
+}
+
+/// Returns a sentence about the objects that can't be decoded; `None` if there are none.
+fn undecodable_notice(what: &str, objects: &[InvalidObject]) -> Option<String> {
+    let object = |InvalidObject { error, metadata }: &InvalidObject| {
+        let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
+        format!("{}/{} ({})", namespace.unwrap_or_default(), name.unwrap_or_default(), sentence(error))
+    };
+    let examples = examples(objects.iter().map(object));
+    (!objects.is_empty()).then(|| format!("{what} that can't be read are left out: {examples}"))
 }
 
 /// Returns the candidates whose hostname doesn't exist, or for which no resolver answers NOERROR or NXDOMAIN.

@@ -124,7 +124,8 @@ impl Store {
         }
     }
 
-    fn zones(&self) -> Zones {
+    /// Returns the origins of the zones in which links have names now.
+    pub(crate) fn zones(&self) -> Zones {
         Arc::clone(&self.zones.read())
     }
 

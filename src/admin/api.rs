@@ -15,7 +15,7 @@ use axum::routing::get;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, watch};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, spawn_blocking};
 use tracing::error;
 
 use crate::dns::plugins::lb_linker::LinkZone;
@@ -113,10 +113,9 @@ impl Status {
 
     /// Returns the ETag of the links at present.
     fn etag(&self) -> String {
+        // The store's zones, which the names of the links have. The zones of a reloaded Corefile reach the store later.
         let mut zones = DefaultHasher::new();
-        for zone in self.zones.borrow().iter() {
-            zone.origin.hash(&mut zones);
-        }
+        self.store.zones().hash(&mut zones);
         let started = self.history.started().as_nanosecond();
         format!("\"{started:x}-{:x}-{:x}\"", self.history.version(), zones.finish())
     }
@@ -127,7 +126,7 @@ pub fn router(status: Status) -> Router {
     let asset = |media_type: &'static str, text: &'static str| {
         get(move || async move { ([(header::CONTENT_TYPE, media_type)], text) })
     };
-    let state = Arc::new((status, Semaphore::new(1)));
+    let state = Shared { status: Arc::new(status), lists: Arc::new(Semaphore::new(1)) };
     Router::new()
         .route("/", asset("text/html; charset=utf-8", include_str!("page/index.html")))
         .route("/page.js", asset("text/javascript; charset=utf-8", include_str!("page/page.js")))
@@ -139,38 +138,34 @@ pub fn router(status: Status) -> Router {
         .layer(from_fn(check_host))
 }
 
-/// The status, and the permit to list links: one list at a time, because a list takes processor time and memory.
-type Shared = Arc<(Status, Semaphore)>;
+#[derive(Clone)]
+struct Shared {
+    status: Arc<Status>,
+    /// The permit to list links: one list at a time, because a list takes processor time and memory.
+    lists: Arc<Semaphore>,
+}
 
 async fn instance(State(shared): State<Shared>) -> Response {
-    json(&shared.0.instance())
+    json(&shared.status.instance())
 }
 
 async fn links(
-    State(shared): State<Shared>,
+    State(Shared { status, lists }): State<Shared>,
     Query(filter): Query<LinkFilter>,
     headers: HeaderMap,
 ) -> Response {
-    if !shared.0.store.is_synced() {
+    if !status.store.is_synced() {
         let note =
-            shared.0.store.snapshot_links().map(|snapshot_links| format!("; DNS goes on, {snapshot_links}"));
+            status.store.snapshot_links().map(|snapshot_links| format!("; DNS goes on, {snapshot_links}"));
         let why = format!("the load balancers haven't been read yet{}\n", note.unwrap_or_default());
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }
     // Read before the links, so that the ETag is never newer than the links.
-    let etag = shared.0.etag();
+    let etag = status.etag();
     if headers.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == etag.as_bytes()) {
         return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
     }
-    let Ok(_permit) = shared.1.acquire().await else {
-        return StatusCode::SERVICE_UNAVAILABLE.into_response();
-    };
-    let listing = {
-        let shared = Arc::clone(&shared);
-        // 10,000 links take some 100 ms, in which a thread of the runtime would do nothing else.
-        spawn_blocking(move || json(&shared.0.links(&filter))).await
-    };
-    match listing {
+    match one_at_a_time(lists, move || json(&status.links(&filter))).await {
         Ok(mut answer) => {
             answer.headers_mut().extend(HeaderValue::from_str(&etag).map(|etag| (header::ETAG, etag)));
             answer
@@ -180,6 +175,26 @@ async fn links(
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
+}
+
+/// Returns the result of `list`, which runs after all earlier lists have ended. A list keeps the permit to its end, also
+/// if the client has disconnected before.
+///
+/// # Errors
+/// If `list` panics.
+async fn one_at_a_time<T: Send + 'static>(
+    lists: Arc<Semaphore>,
+    list: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    // Fails only if the semaphore is closed, which never happens.
+    let permit = lists.acquire_owned().await.ok();
+    // 10,000 links take some 100 ms, in which a thread of the runtime would do nothing else.
+    spawn_blocking(move || {
+        let result = list();
+        drop(permit);
+        result
+    })
+    .await
 }
 
 fn json(value: &impl Serialize) -> Response {

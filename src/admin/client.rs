@@ -37,12 +37,20 @@ pub enum ClientError {
     /// Nothing listens at the address, or the connection timed out.
     #[error("there is no lb-linker: {0}")]
     Unreachable(io::Error),
-    /// The connection failed, no answer came in time, or the answer isn't one of lb-linker.
-    #[error("it isn't an lb-linker's --admin-listen: {0}")]
+    /// The connection failed, no answer came in time, or the answer isn't one of lb-linker or of this version.
+    #[error("no answer of an lb-linker of this version: {0}")]
     Foreign(String),
     /// The load balancers haven't been read yet: the text of a 503.
     #[error("{0}")]
     Refused(String),
+}
+
+impl ClientError {
+    /// Returns whether nothing listens at the address.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Unreachable(error) if error.kind() != io::ErrorKind::TimedOut)
+    }
 }
 
 impl InstanceClient {
@@ -67,7 +75,8 @@ impl InstanceClient {
     }
 
     async fn request(&mut self, stream: TcpStream) -> Result<Option<LinkListing>, ClientError> {
-        let foreign = |error: &dyn ToString| ClientError::Foreign(error.to_string());
+        // The error may have text of the answer.
+        let foreign = |error: &dyn ToString| ClientError::Foreign(sentence(&error.to_string()).to_string());
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| foreign(&error))?;
         // A failure of the connection is reported by the request.

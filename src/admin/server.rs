@@ -1,24 +1,48 @@
 //! The listener of the status page.
 
+use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::api::{Status, router};
 use crate::dns::server::probes;
+use crate::sync::controller::backoff::Backoff;
+use crate::sync::k8s::errors::ThrottledLog;
 
-/// Serves the status page until `stop`. Logs a warning and returns if the address can't be bound or the listener fails.
+/// The first and the longest pause before the address is bound again.
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// Serves the status page until `stop`. If the address can't be bound, or the listener fails, logs a warning and tries
+/// again: in the network of the host, the port is busy until the previous Pod has ended.
 pub async fn serve(address: SocketAddr, status: Status, stop: CancellationToken) {
-    let served = async {
-        let listener = TcpListener::bind(address).await?;
-        info!("status page on http://{}/", listener.local_addr()?);
-        probes::serve(listener, || None, router(status), stop).await
-    };
-    if let Err(error) = served.await {
-        warn!(
-            "--admin-listen {address}: {error}; the status page isn't served, DNS and the external targets are"
+    let (mut pauses, mut log) = (Backoff::new(RETRY_BACKOFF), ThrottledLog::default());
+    loop {
+        let served = async {
+            let listener = TcpListener::bind(address).await?;
+            let line = format!("status page on http://{}/", listener.local_addr()?);
+            if !log.recovered(&line) {
+                info!("{line}");
+            }
+            pauses = Backoff::new(RETRY_BACKOFF);
+            probes::serve(listener, || None, router(status.clone()), stop.clone()).await
+        };
+        let Err::<(), io::Error>(error) = served.await else { return };
+        log.report(
+            0,
+            &format!(
+                "--admin-listen {address}: {error}; the status page isn't served, DNS and the external targets are"
+            ),
         );
+        if stop.run_until_cancelled(sleep(pauses.next())).await.is_none() {
+            return;
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

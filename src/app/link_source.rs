@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::sleep;
+use tracing::warn;
 
 use super::link_reader::LinkReader;
 use crate::admin::client::{ClientError, InstanceClient};
@@ -13,6 +15,7 @@ use crate::cli::flags::Flags;
 use crate::links::LinkFilter;
 use crate::links::view::{LinkView, views};
 use crate::model::link::LinkChange;
+use crate::sync::k8s::client::connect;
 
 /// The interval between two requests to a running lb-linker.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -39,8 +42,8 @@ enum Origin {
 }
 
 impl LinkSource {
-    /// Opens the lb-linker at `--admin-listen`. If no lb-linker answers there, or a flag names a cluster or manifests,
-    /// opens the cluster or the manifests.
+    /// Opens the lb-linker at `--admin-listen`. If no lb-linker of this version answers there, or a flag names a cluster
+    /// or manifests, opens the cluster or the manifests. Logs a warning if something else listens there.
     ///
     /// # Errors
     /// If the flags can't be used, or the links can't be read.
@@ -55,9 +58,15 @@ impl LinkSource {
                         listing.map(|listing| (listing.instance, listing.items)).unwrap_or_default();
                     return Ok(Self { filter, origin: Origin::Instance { address, client, name, links } });
                 }
-                // No lb-linker answers at the address: the cluster is asked.
-                Err(ClientError::Unreachable(_) | ClientError::Foreign(_)) => {}
                 Err(error @ ClientError::Refused(_)) => return Err(RunError::Instance { address, error }),
+                Err(error) if error.is_absent() => {}
+                Err(error) => {
+                    let server = connect(None, None).await.map(|connection| connection.server.to_string());
+                    let server = server.map(|server| format!(" {server}")).unwrap_or_default();
+                    warn!(
+                        "--admin-listen {address}: {error}; the links are read from API server{server} instead"
+                    );
+                }
             }
         }
         let target_namespace = flags.target_namespace.clone();
@@ -105,6 +114,8 @@ impl LinkSource {
             Origin::Reader { changes, .. } => {
                 // `Lagged` is a change, too, and the reader keeps the sender.
                 let _ = changes.recv().await;
+                // One list covers all changes until now.
+                while !matches!(changes.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
                 Ok(())
             }
         }

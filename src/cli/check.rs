@@ -14,7 +14,7 @@ use crate::cli::flags::{Flags, WITHOUT_LINKS};
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
-use crate::dns::server::corefile_source::CorefileSource;
+use crate::dns::server::corefile_source::{CorefileSource, LoadedCorefile};
 use crate::snapshot::file::check_path;
 use crate::store::{OnGone, Store};
 use crate::sync::external_target::decision::SyncMode;
@@ -35,7 +35,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     flags.upstreams()?;
     let (zones, corefile, warnings) = &check_corefile(flags)?;
     let mut check_report = CheckReport::default();
-    check_report.input.extend(mistyped_variables());
+    check_report.input.extend(mistyped_variables(corefile.variables()));
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     check_report.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
@@ -48,7 +48,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     // `check` reports warnings of the Corefile as problems; `run` only logs them.
     check_report.input.extend(warnings.iter().map(ToString::to_string));
     check_report.lines.push(String::new());
-    check_report.lines.extend(corefile.lines().map(str::to_owned));
+    check_report.lines.extend(corefile.text().lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
         let checked = manifests::check(directory, &flags.selection(), &flags.hostname_policy(zones))
             .map_err(|source| InputError::Directory { flag: "manifests", source })?;
@@ -102,9 +102,9 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     Ok(check_report)
 }
 
-/// Builds the configuration of the Corefile and discards it. Returns the Corefile's zones of links, the text of
-/// the Corefile with imports and variables expanded, and the Corefile's warnings.
-fn check_corefile(flags: &Flags) -> Result<(Vec<LinkZone>, String, Vec<CorefileError>), InputError> {
+/// Builds the configuration of the Corefile and discards it. Returns the Corefile's zones of links, the Corefile and its
+/// warnings.
+fn check_corefile(flags: &Flags) -> Result<(Vec<LinkZone>, LoadedCorefile, Vec<CorefileError>), InputError> {
     let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
     let zones = corefile.link_zones()?;
     flags.check_zones(&zones)?;
@@ -112,5 +112,5 @@ fn check_corefile(flags: &Flags) -> Result<(Vec<LinkZone>, String, Vec<CorefileE
     let context = ServerContext::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(origins)))?;
     let configuration = corefile.configure(&context)?;
     let warnings = configuration.blocks.into_iter().flat_map(|built| built.builder.warnings).collect();
-    Ok((zones, corefile.text(), warnings))
+    Ok((zones, corefile, warnings))
 }

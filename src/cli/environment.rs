@@ -1,5 +1,7 @@
 //! Environment variables that look like a mistyped variable of a flag.
 
+use std::collections::BTreeSet;
+
 use clap::{Args, Command};
 
 use crate::cli::flags::Flags;
@@ -8,17 +10,20 @@ const PREFIX: &str = "LB_LINKER_";
 /// The maximum number of typing errors in a mistyped name. A Corefile may use variables of its own with the same prefix.
 const MAX_TYPOS: usize = 2;
 
-/// Returns a warning for each environment variable of this process whose name is similar to that of a flag.
+/// Returns a warning for each environment variable of this process whose name is similar to that of a flag, except the
+/// variables that the Corefile uses.
 #[must_use]
-pub fn mistyped_variables() -> Vec<String> {
-    warnings(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
+pub fn mistyped_variables(of_corefile: &BTreeSet<String>) -> Vec<String> {
+    warnings(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()), of_corefile)
 }
 
-fn warnings(variables: impl Iterator<Item = String>) -> Vec<String> {
+fn warnings(variables: impl Iterator<Item = String>, of_corefile: &BTreeSet<String>) -> Vec<String> {
     let command = Flags::augment_args(Command::new("lb-linker"));
     let known: Vec<&str> = command.get_arguments().filter_map(|arg| arg.get_env()?.to_str()).collect();
     let mut warnings: Vec<String> = variables
-        .filter(|name| name.starts_with(PREFIX) && !known.contains(&name.as_str()))
+        .filter(|name| {
+            name.starts_with(PREFIX) && !known.contains(&name.as_str()) && !of_corefile.contains(name)
+        })
         .filter_map(|name| {
             let distance = |known: &&&str| strsim::osa_distance(known, &name);
             let closest = known.iter().min_by_key(distance).filter(|known| distance(known) <= MAX_TYPOS)?;
@@ -45,12 +50,11 @@ mod tests {
             "LB_LINKER_SERVICE",
             "PATH",
         ];
-        assert_eq!(
-            warnings(names.into_iter().map(str::to_owned)),
-            [
-                "the environment variable LB_LINKER_DENYED_NETS has no effect; did you mean LB_LINKER_DENIED_NETS?",
-                "the environment variable LB_LINKER_ZONES has no effect; did you mean LB_LINKER_ZONE?",
-            ]
-        );
+        let names = || names.into_iter().map(str::to_owned);
+        let denied_nets = "the environment variable LB_LINKER_DENYED_NETS has no effect; did you mean LB_LINKER_DENIED_NETS?";
+        let zones = "the environment variable LB_LINKER_ZONES has no effect; did you mean LB_LINKER_ZONE?";
+        assert_eq!(warnings(names(), &BTreeSet::new()), [denied_nets, zones]);
+        let of_corefile = BTreeSet::from(["LB_LINKER_ZONES".to_owned(), "OTHER".to_owned()]);
+        assert_eq!(warnings(names(), &of_corefile), [denied_nets]);
     }
 }

@@ -407,7 +407,9 @@ pub enum ConfigError {
          name (deploy/ sets them)"
     )]
     LifeOutsideAPod,
-    #[error("--snapshot-max-age 0s: no snapshot would ever be used; leave out --snapshot instead")]
+    #[error(
+        "--snapshot-max-age 0s: no snapshot would ever be used; give a longer time, or leave out --snapshot"
+    )]
     SnapshotWithoutAge,
     /// An upstream is one of lb-linker's own listeners.
     #[error("--upstream {upstream} is lb-linker's own --listen {listen}: every query would loop")]
@@ -441,7 +443,7 @@ impl Flags {
         if self.finalizer && self.max_deletes == Some(MaxDeletes::Number(0)) {
             return Err(ConfigError::FinalizerWithoutDeletes);
         }
-        if self.snapshot_max_age.is_zero() {
+        if self.snapshot.is_some() && self.snapshot_max_age.is_zero() {
             return Err(ConfigError::SnapshotWithoutAge);
         }
         self.check_tombstone(self.zones.first())?;

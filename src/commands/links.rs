@@ -8,8 +8,9 @@ use lb_linker::app::link_source::LinkSource;
 use lb_linker::cli::flags::Flags;
 use lb_linker::links::output::render;
 use lb_linker::links::table::{TableOptions, table};
-use lb_linker::links::view::LinkView;
+use lb_linker::links::view::changes;
 use lb_linker::links::{LinkFilter, OutputFormat};
+use lb_linker::model::excerpt::printable;
 
 use super::{FAILED, exit_with_error, fail, log_warnings};
 
@@ -21,6 +22,7 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
         Err(error) => return fail(&error),
     };
     if let Some((name, address)) = source.instance() {
+        let name = printable(name, &[]);
         let _ = writeln!(std::io::stderr(), "from {name}, the lb-linker at {address}");
     }
     let options = TableOptions {
@@ -31,6 +33,7 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
     };
     let is_detail = filter.service.is_some() && !watch;
     let mut shown = source.links();
+    let mut is_header_missing = shown.is_empty();
     let now = Timestamp::now().as_second();
     let text = match render(&shown, format, is_detail, now, options) {
         Ok(text) => text,
@@ -53,15 +56,16 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
             },
         }
         let current = source.links();
-        let is_current = |link: &&LinkView| current.iter().any(|it| it.key() == link.key());
-        let removed = shown.iter().filter(|link| !is_current(link)).map(LinkView::removed);
-        let changed = current.iter().filter(|link| !shown.contains(link)).cloned();
-        let changed: Vec<LinkView> = removed.chain(changed).collect();
-        let options = TableOptions { without_header: true, ..options };
+        let changed = changes(&shown, &current);
+        shown = current;
+        if changed.is_empty() {
+            continue;
+        }
+        let options = TableOptions { without_header: !is_header_missing, ..options };
+        is_header_missing = false;
         is_open = table(&changed, Timestamp::now().as_second(), options)
             .iter()
             .all(|line| print(&format!("{line}\n")));
-        shown = current;
     }
     ExitCode::SUCCESS
 }

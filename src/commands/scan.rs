@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use lb_linker::app::link_reader::LinkReader;
 use lb_linker::cli::flags::Flags;
+use lb_linker::links::output::json;
+use lb_linker::model::excerpt::printable;
 use lb_linker::scan::annotate::annotate;
 use lb_linker::scan::report::report;
 use lb_linker::scan::{ScanScope, scan};
@@ -55,10 +57,10 @@ pub async fn scan_cluster(
         Err(error) => return exit_with_error(&error.explain(""), FAILED),
     };
     // Ignore EPIPE: stdout or stderr may be closed (`| head`).
-    let print = |line: &str| drop(writeln!(std::io::stdout(), "{line}"));
+    let print = |line: &str| drop(writeln!(std::io::stdout(), "{}", printable(line, &['\n'])));
     match output {
         ScanOutput::Text => report(&found).iter().for_each(|line| print(line)),
-        ScanOutput::Json => match serde_json::to_string_pretty(&found) {
+        ScanOutput::Json => match json(&found) {
             Ok(text) => print(&text),
             Err(error) => return exit_with_error(&error.to_string(), FAILED),
         },

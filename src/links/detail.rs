@@ -2,6 +2,7 @@
 
 use super::age::age;
 use super::view::{LinkEvent, LinkView};
+use crate::model::excerpt::printable;
 
 /// Printed instead of the history if the link wasn't read from a running lb-linker.
 const UNKNOWN_HISTORY: &str = "<unknown>: run this command in a Pod of lb-linker (kubectl -n lb-linker exec deployment/lb-linker -- /lb-linker links …)";
@@ -32,7 +33,8 @@ pub fn detail(link: &LinkView, now: i64) -> Vec<String> {
             lines.extend(events.iter().map(|event| event_line(event, now)));
         }
     }
-    lines
+    // The link may come from another program at `--admin-listen`.
+    lines.iter().map(|line| printable(line, &[])).collect()
 }
 
 fn event_line(event: &LinkEvent, now: i64) -> String {

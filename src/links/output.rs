@@ -6,6 +6,7 @@ use super::OutputFormat;
 use super::detail::detail;
 use super::table::{TableOptions, table};
 use super::view::{LinkView, OverrideKind, OverrideView};
+use crate::model::excerpt::printable;
 
 /// The links in JSON and YAML.
 #[derive(Serialize)]
@@ -35,7 +36,7 @@ pub fn render(
 ) -> Result<String, RenderError> {
     let lines = match (format, links) {
         (Some(OutputFormat::Json), _) => {
-            return Ok(serde_json::to_string_pretty(&LinkList { items: links })? + "\n");
+            return Ok(json(&LinkList { items: links })? + "\n");
         }
         (Some(OutputFormat::Yaml), _) => return Ok(serde_saphyr::to_string(&LinkList { items: links })?),
         (Some(OutputFormat::Name), _) => links.iter().map(name).collect(),
@@ -52,5 +53,20 @@ fn name(link: &LinkView) -> String {
         Some(OverrideView { kind: OverrideKind::ExternalTarget, .. }) => "externaltarget.linker.hsj.com",
         None => "service",
     };
-    format!("{resource}/{}", link.service)
+    format!("{resource}/{}", printable(&link.service, &[]))
+}
+
+/// Returns a value as indented JSON. Also escapes the control characters from U+007F, which JSON allows in strings and
+/// terminals obey.
+///
+/// # Errors
+/// If the value can't be represented in JSON.
+pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
+    let text = serde_json::to_string_pretty(value)?;
+    let is_escaped = |c: char| c.is_control() && c != '\n';
+    if !text.contains(is_escaped) {
+        return Ok(text);
+    }
+    let escaped = |c: char| if is_escaped(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+    Ok(text.chars().map(escaped).collect())
 }

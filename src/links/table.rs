@@ -2,6 +2,7 @@
 
 use super::age::age;
 use super::view::{LinkView, ViewState};
+use crate::model::excerpt::printable;
 
 /// What the table shows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,8 +33,9 @@ pub fn table(links: &[LinkView], now: i64, options: TableOptions) -> Vec<String>
     if options.wide {
         columns.extend(["DNS NAMES", "LED BY", "REASON"]);
     }
-    let rows: Vec<Vec<String>> =
-        links.iter().map(|link| columns.iter().map(|column| cell(link, column, now)).collect()).collect();
+    // The links may come from another program at `--admin-listen`.
+    let row = |link| columns.iter().map(|column| printable(&cell(link, column, now), &[])).collect();
+    let rows: Vec<Vec<String>> = links.iter().map(row).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([columns[column].len()]).max().unwrap_or_default()

@@ -1,6 +1,7 @@
 //! What users see of a link.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -106,7 +107,7 @@ pub enum ViewState {
     /// A flag leaves the Service out since the start, and more than half of all external targets with it. The external
     /// target is kept.
     LeftOut,
-    /// The Service is gone; `--on-delete` decides what happens to its external target.
+    /// The Service or the ExternalTarget is gone; `--on-delete` decides what happens to its external target.
     Gone,
     /// The link is removed. Only in the output of `--watch`.
     Removed,
@@ -138,6 +139,19 @@ pub fn views(store: &Store, target_namespace: &str, filter: &LinkFilter) -> Vec<
     links.retain(|link| is_selected(link));
     links.sort_by(|a, b| a.key.cmp(&b.key));
     links.iter().map(|link| view(link, store, target_namespace)).collect()
+}
+
+/// Returns the links that differ between two lists: first the removed ones, then those that are new or have changed. Each
+/// key stands once in a list.
+#[must_use]
+pub fn changes(before: &[LinkView], after: &[LinkView]) -> Vec<LinkView> {
+    fn by_key(links: &[LinkView]) -> HashMap<(&str, &str), &LinkView> {
+        links.iter().map(|link| (link.key(), link)).collect()
+    }
+    let (former, current) = (by_key(before), by_key(after));
+    let removed = before.iter().filter(|link| !current.contains_key(&link.key())).map(LinkView::removed);
+    let changed = after.iter().filter(|link| former.get(&link.key()) != Some(link)).cloned();
+    removed.chain(changed).collect()
 }
 
 fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> LinkView {
@@ -173,6 +187,10 @@ fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
 pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
     const REFUSED: &str = "the Service's status names a target that isn't allowed";
     match link.state {
+        // The link of an ExternalTarget without a Service of the same name has no uid.
+        LinkState::Gone(_) if link.uid.is_empty() => {
+            (ViewState::Gone, Some("the Service or the ExternalTarget is gone"))
+        }
         LinkState::Gone(_) => (ViewState::Gone, Some("the Service is gone")),
         LinkState::LeftOut => {
             (ViewState::LeftOut, Some("a flag leaves the Service out; its external target is kept"))

@@ -1,5 +1,7 @@
 //! `lb-linker scan --apply`: sets the annotations that let Services follow their load balancer.
 
+use std::collections::BTreeSet;
+
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -7,6 +9,7 @@ use serde_json::{Value, json};
 use super::findings::Exact;
 use super::report::{Grant, allow_from};
 use crate::api::external_target::ExternalTarget;
+use crate::model::rejection::{ListEntries, MAX_ENTRIES};
 use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::service::{ALLOW_FROM, Service};
@@ -18,6 +21,7 @@ const FIELD_MANAGER: &str = "lb-linker-scan";
 /// for each changed object. Returns a sentence for each failure.
 pub async fn annotate(client: &Client, exact: &[Exact], progress: impl Fn(&str)) -> Vec<String> {
     let mut problems = Vec::new();
+    let mut refused = BTreeSet::new();
     for (load_balancer, Grant { is_external_target, namespaces }) in allow_from(exact) {
         let (field, allowed) = match is_external_target {
             true => ("spec.allowFrom", allow_in_spec(client, load_balancer, &namespaces).await),
@@ -25,10 +29,20 @@ pub async fn annotate(client: &Client, exact: &[Exact], progress: impl Fn(&str))
         };
         match allowed {
             Ok(text) => progress(&format!("{load_balancer}: {field}={text}")),
-            Err(problem) => problems.push(problem),
+            Err(problem) => {
+                problems.push(problem);
+                refused.insert(load_balancer);
+            }
         }
     }
     for it in exact {
+        if it.needs_allow_from && refused.contains(&*it.load_balancer) {
+            let Exact { namespace, service, load_balancer, .. } = it;
+            problems.push(format!(
+                "Service {namespace}/{service} isn't annotated, because {load_balancer} doesn't allow its namespace"
+            ));
+            continue;
+        }
         // The Service is annotated only as it was read: another client may have changed it since.
         let metadata = json!({"annotations": {SOURCE: it.load_balancer}, "resourceVersion": it.version});
         let key = format!("{}/{}", it.namespace, it.service);
@@ -53,6 +67,14 @@ async fn allow(client: &Client, load_balancer: &str, namespaces: &[&str]) -> Res
         namespaces.iter().copied().filter(|namespace| !all.contains(namespace)).collect();
     all.extend(missing);
     let text = all.join(",");
+    let counted = ListEntries::of(&text).counted;
+    if !namespaces.iter().all(|namespace| counted.contains(namespace)) {
+        return Err(format!(
+            "Service {load_balancer}: {ALLOW_FROM} would have {} entries, and lb-linker ignores all but the first \
+             {MAX_ENTRIES}: take out some, or allow all namespaces with *",
+            all.len()
+        ));
+    }
     let version = metadata.resource_version;
     patch(client, load_balancer, json!({"annotations": {ALLOW_FROM: text}, "resourceVersion": version}))
         .await?;

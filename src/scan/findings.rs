@@ -16,11 +16,13 @@ use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::external_target::desired::link_of_labels;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
-use crate::sync::k8s::labels::{SERVICE_NAME, SOURCE};
+use crate::sync::k8s::labels::{SERVICE_NAME, SLICE_MANAGED_BY, SOURCE};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, null_is_default};
 
 /// The minimum number of labels of a domain of load balancers, so that `com` isn't such a domain.
 const MIN_DOMAIN_LABELS: usize = 2;
+/// The manager of EndpointSlices that kube-controller-manager makes of Endpoints that were written by hand.
+const MIRRORED: &str = "endpointslicemirroring-controller.k8s.io";
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -307,7 +309,18 @@ fn addresses(objects: &Objects, store: &Store, target_namespace: &str) -> Vec<Ad
         .filter(|service| !service.spec.selector.is_empty())
         .map(Service::key)
         .collect();
-    let slices = objects.slices.iter().filter_map(|slice| {
+    let endpoints_keys: HashSet<_> = objects
+        .endpoints
+        .iter()
+        .map(|object| (object.metadata.namespace.as_deref(), object.metadata.name.as_deref()))
+        .collect();
+    // The finding about the Endpoints covers the EndpointSlice that kube-controller-manager has made of them.
+    let is_copy = |slice: &&EndpointSlice| {
+        let label = |key| slice.metadata.labels.as_ref()?.get(key).map(String::as_str);
+        label(SLICE_MANAGED_BY.0) == Some(MIRRORED)
+            && endpoints_keys.contains(&(slice.metadata.namespace.as_deref(), label(SERVICE_NAME)))
+    };
+    let slices = objects.slices.iter().filter(|slice| !is_copy(slice)).filter_map(|slice| {
         let service = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?;
         let texts = slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses).collect::<Vec<_>>();
         Some(("EndpointSlice", &slice.metadata, service.clone(), texts))

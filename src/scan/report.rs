@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::findings::{Exact, Scan};
 use crate::links::table::columns;
+use crate::model::rejection::MAX_ENTRIES;
 
 /// Returns the lines of the report. What needs a decision stands first.
 #[must_use]
@@ -45,8 +46,8 @@ pub fn report(scan: &Scan) -> Vec<String> {
             .map(|(it, owners)| vec![&*it.namespace, &it.service, &it.external_name, owners]),
     );
     section(
-        "These Services name a source of an ExternalTarget that isn't in use, or a former target. Decide whether they \
-         are to follow the ExternalTarget:",
+        "These Services name a source or a former target of an ExternalTarget. Decide whether they are to follow the \
+         ExternalTarget:",
         rows,
     );
     let found: Vec<[String; 3]> = scan
@@ -90,7 +91,16 @@ pub fn report(scan: &Scan) -> Vec<String> {
 /// balancers, then the annotations.
 #[must_use]
 pub fn commands(exact: &[Exact]) -> Vec<String> {
-    let allowed = allow_from(exact).into_iter().map(|(load_balancer, grant)| {
+    let grants = allow_from(exact);
+    let is_too_long = |grant: &Grant<'_>| grant.namespaces.len() > MAX_ENTRIES;
+    let allowed = grants.iter().map(|(load_balancer, grant)| {
+        if is_too_long(grant) {
+            return format!(
+                "# {load_balancer} would have to allow {} namespaces, more than the {MAX_ENTRIES} that lb-linker reads: allow \
+                 all with *, or some by hand",
+                grant.namespaces.len()
+            );
+        }
         let (namespace, name) = load_balancer.split_once('/').unwrap_or_default();
         if grant.is_external_target {
             let patch = json!({"spec": {"allowFrom": grant.namespaces}});
@@ -102,7 +112,9 @@ pub fn commands(exact: &[Exact]) -> Vec<String> {
             )
         }
     });
-    let followed = exact.iter().map(|it| {
+    let can_follow =
+        |it: &&Exact| !it.needs_allow_from || !grants.get(&*it.load_balancer).is_some_and(is_too_long);
+    let followed = exact.iter().filter(can_follow).map(|it| {
         format!(
             "kubectl -n {} annotate service {} linker.hsj.com/source={}",
             it.namespace, it.service, it.load_balancer

@@ -119,7 +119,7 @@ fn try_core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> R
     let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
     let corefile = Corefile::parse(&place(map, COREFILE), text)?;
     let imports = corefile.imports_servers();
-    let mut foreign = if imports { custom_blocks(dns, forwarding)? } else { Blocks::default() };
+    let mut foreign = if imports { custom_blocks(dns, &corefile, forwarding)? } else { Blocks::default() };
     // Blocks that were added before the Corefile had the import stay where they are.
     if !imports || corefile.has_ours() {
         return step_to_add(map, &corefile, forwarding, foreign, false);
@@ -232,7 +232,7 @@ pub fn diff(change: &Change) -> Vec<String> {
     push('+', added);
     push(' ', &before[before.len() - end..][..end.min(CONTEXT)]);
     match change.backup {
-        Backup::Set if change.before.is_some() => {
+        Backup::Set => {
             diff.push(format!("The present value is kept under the key {}.", change.backup_key()));
         }
         Backup::Remove if change.after.is_some() => {
@@ -282,11 +282,16 @@ impl Blocks {
     }
 }
 
-/// Returns the blocks of the zones in other keys of [`COREDNS_CUSTOM`].
-fn custom_blocks(dns: &ClusterDns, forwarding: &Forwarding) -> Result<Blocks, CorefileError> {
+/// Returns the blocks of the zones in other keys of [`COREDNS_CUSTOM`], which `main` imports.
+fn custom_blocks(
+    dns: &ClusterDns,
+    main: &Corefile<'_>,
+    forwarding: &Forwarding,
+) -> Result<Blocks, CorefileError> {
     let mut blocks = Blocks::default();
     for (file, text) in imported(dns) {
-        blocks.extend(&file, Corefile::parse(&file, text)?.blocks_of(&forwarding.zones));
+        let imported = Corefile::parse(&file, text)?;
+        blocks.extend(&file, main.blocks_of_imported(&imported, &forwarding.zones));
     }
     Ok(blocks)
 }
@@ -431,6 +436,14 @@ fn restart(corefile: &Corefile<'_>, workload: &str) -> Option<String> {
     (!corefile.reloads()).then(|| format!("kubectl -n {KUBE_SYSTEM} rollout restart {workload}"))
 }
 
+/// Returns whether lb-linker has written the value of a key already. In [`SERVER_KEY`], all of the value must be
+/// lb-linker's, because a change replaces all of it.
+fn is_changed_already(key: &str, text: &str) -> bool {
+    let Ok(corefile) = Corefile::parse(key, text) else { return false };
+    let rest = corefile.without();
+    corefile.has_ours() && (key != SERVER_KEY || rest.is_ok_and(|rest| rest.trim().is_empty()))
+}
+
 fn step_of(
     map: &ConfigMap,
     key: &str,
@@ -441,11 +454,11 @@ fn step_of(
 ) -> Step {
     let has_backup = value(map, &format!("{key}{BACKUP}")).is_some();
     let before = value(map, key).map(ToOwned::to_owned);
+    let is_foreign = before.as_deref().is_some_and(|text| !is_changed_already(key, text));
     let backup = match (is_added, has_backup) {
-        (true, true) => Backup::Keep,
-        (true, false) => Backup::Set,
+        (true, false) if is_foreign => Backup::Set,
         (false, true) => Backup::Remove,
-        (false, false) => Backup::Keep,
+        _ => Backup::Keep,
     };
     let version = map.metadata.resource_version.clone();
     let change = Change {

@@ -88,13 +88,27 @@ impl<'a> Corefile<'a> {
 
     /// Returns the port of the block for all other names.
     fn port(&self) -> &str {
-        self.root().and_then(|block| port_of(&block.addresses.first()?.text)).unwrap_or(DNS_PORT)
+        let root = self.root().and_then(|block| {
+            let mut addresses = block.addresses.iter();
+            addresses.clone().find(|address| is_root(&address.text)).or_else(|| addresses.next())
+        });
+        root.and_then(|address| port_of(&address.text)).unwrap_or(DNS_PORT)
     }
 
-    /// Returns the blocks of these zones, on the port of the other blocks.
+    /// Returns the blocks of these zones, on the port of the block for all other names.
     #[must_use]
     pub fn blocks_of(&self, zones: &[String]) -> Vec<ZoneBlock> {
-        let port = self.port();
+        self.blocks_on(self.port(), zones)
+    }
+
+    /// Returns the blocks of these zones in a file that this Corefile imports. An imported file may have blocks on other
+    /// ports only, so the port is that of this Corefile.
+    #[must_use]
+    pub fn blocks_of_imported(&self, imported: &Corefile<'_>, zones: &[String]) -> Vec<ZoneBlock> {
+        imported.blocks_on(self.port(), zones)
+    }
+
+    fn blocks_on(&self, port: &str, zones: &[String]) -> Vec<ZoneBlock> {
         let found = zones.iter().filter_map(|zone| {
             let block = self.blocks.iter().find(|block| serves(block, zone, port))?;
             let (line, is_ours) = (line_of(block), self.is_ours(block));
@@ -178,7 +192,8 @@ impl<'a> Corefile<'a> {
 
     /// Returns the block for all names that no other block serves; the first block if there is none.
     fn root(&self) -> Option<&BlockSource> {
-        self.blocks.iter().find(|block| is_root(block)).or_else(|| self.blocks.first())
+        let has_root = |block: &&BlockSource| block.addresses.iter().any(|address| is_root(&address.text));
+        self.blocks.iter().find(has_root).or_else(|| self.blocks.first())
     }
 
     fn is_ours(&self, block: &BlockSource) -> bool {
@@ -234,8 +249,8 @@ fn line_of(block: &BlockSource) -> usize {
     block.addresses.first().map_or(1, |address| address.position.line)
 }
 
-fn is_root(block: &BlockSource) -> bool {
-    block.addresses.iter().any(|address| zone_of(&address.text).is_some_and(|zone| zone.is_empty()))
+fn is_root(address: &str) -> bool {
+    zone_of(address).is_some_and(|zone| zone.is_empty())
 }
 
 /// Returns whether a block is for a zone, by plain DNS on this port.

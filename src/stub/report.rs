@@ -258,7 +258,7 @@ fn gke(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
             shell_quoted(&patch.to_string())
         ),
         String::new(),
-        "kube-dns caches answers for their TTL: 5 seconds.".to_owned(),
+        "kube-dns caches answers for their TTL: 5 seconds by default.".to_owned(),
     ]
 }
 
@@ -300,7 +300,7 @@ fn open_shift(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
         String::new(),
         format!("    oc patch dns.operator/default --type json -p {}", shell_quoted(&patch.to_string())),
         String::new(),
-        "Its server blocks cache answers for their TTL: 5 seconds.".to_owned(),
+        "Its server blocks cache answers for their TTL: 5 seconds by default.".to_owned(),
     ]
 }
 

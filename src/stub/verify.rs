@@ -236,7 +236,9 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
         } else if corefile.imports_servers() {
             for (file, text) in &imported {
                 match Corefile::parse(file, text) {
-                    Ok(corefile) => blocks.extend(file, corefile.blocks_of(&forwarding.zones)),
+                    Ok(imported) => {
+                        blocks.extend(file, corefile.blocks_of_imported(&imported, &forwarding.zones))
+                    }
                     Err(error) => wrong.push(error.to_string()),
                 }
             }

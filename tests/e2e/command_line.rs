@@ -5,7 +5,7 @@ use std::process::Output;
 use nix::sys::signal::Signal;
 
 use crate::harness::cluster_with_target;
-use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
 use crate::harness::port::HeldPort;
 
 fn stderr(output: &Output) -> String {
@@ -123,6 +123,23 @@ fn corefile_in_deploy_is_valid() {
     let output = run_to_end(["check", "--corefile", corefile.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains("    lb_linker\n"), "{}", stdout(&output));
+}
+
+#[test]
+fn variable_of_a_corefile_isnt_reported_as_mistyped() {
+    let directory = tempfile::tempdir().unwrap();
+    let corefile = directory.path().join("Corefile");
+    std::fs::write(&corefile, "{$LB_LINKER_ZONE1} {\n    whoami\n}\n").unwrap();
+    let check = |variables: &[(&str, &str)]| {
+        run_to_end_with(variables, ["check", "--corefile", corefile.to_str().unwrap()])
+    };
+    let output = check(&[("LB_LINKER_ZONE1", "a.example")]);
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()));
+    assert!(stdout(&output).contains("\na.example {\n"), "{}", stdout(&output));
+    let output = check(&[("LB_LINKER_ZONE1", "a.example"), ("LB_LINKER_ZONES", "b.example")]);
+    let expected =
+        "lb-linker: the environment variable LB_LINKER_ZONES has no effect; did you mean LB_LINKER_ZONE?\n";
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(2), expected));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `lb-linker links`.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output, Stdio};
@@ -91,6 +91,65 @@ async fn watched_links_are_printed_when_they_change() {
     assert!(changed.starts_with("web ") && changed.contains("b.example.com"), "{changed}");
 }
 
+#[test]
+fn watch_that_begins_without_links_prints_the_header() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = bare();
+    command.args(["links", "-w", "--manifests", directory.path().to_str().unwrap()]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut watching = Process::spawn(command).unwrap();
+    let mut errors = BufReader::new(watching.stderr().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(errors.next().unwrap(), "no load balancer found");
+    let manifest = |name: &str| {
+        let text = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\nspec: {{type: LoadBalancer}}\n"
+        );
+        std::fs::write(directory.path().join(format!("{name}.yaml")), text).unwrap();
+    };
+    manifest("web");
+    let mut lines = BufReader::new(watching.stdout().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().starts_with("NAMESPACE   SERVICE"));
+    assert!(lines.next().unwrap().starts_with("shop        web "));
+    manifest("db");
+    assert!(lines.next().unwrap().starts_with("shop "));
+}
+
+#[tokio::test]
+async fn another_program_at_the_address_is_reported() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("passed").await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let links = |address: SocketAddr| {
+        let variables =
+            [("LB_LINKER_ADMIN_LISTEN", &*address.to_string()), ("KUBECONFIG", kubeconfig.to_str().unwrap())];
+        run_to_end_with(&variables, ["links", "-n", &namespace, "--target-namespace", &target])
+    };
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
+    let answer = "HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{\"\u{1b}[2J\": true}";
+    let answering = std::thread::spawn(move || {
+        let (mut stream, _) = other.accept().unwrap();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        while reader.by_ref().lines().next().is_some_and(|line| !line.unwrap().is_empty()) {}
+        stream.write_all(answer.as_bytes()).unwrap();
+    });
+    let output = links(address);
+    answering.join().unwrap();
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    let found = format!("--admin-listen {address}: no answer of an lb-linker of this version: ");
+    assert!(
+        errors.contains(&found) && errors.contains("; the links are read from API server http"),
+        "{errors}"
+    );
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(text(&output.stdout).contains("\nweb "), "{}", text(&output.stdout));
+    // Without a program at the address, the cluster is what the user expects.
+    let output = links(HeldPort::take().unwrap().local());
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+}
+
 /// Runs `lb-linker links` with these arguments against the lb-linker at this address.
 fn links_of(linker: SocketAddr, arguments: &[&str]) -> Output {
     run_to_end_with(&[("LB_LINKER_ADMIN_LISTEN", &linker.to_string())], [&["links"][..], arguments].concat())
@@ -176,6 +235,9 @@ async fn occupied_port_costs_only_the_status_page() {
     let linker = Linker::start(["--manifests", manifests, "--admin-listen", &address]);
     linker.line("the status page isn't served").await;
     linker.ready().await;
+    // The previous Pod on the network of the host has ended.
+    drop(taken);
+    linker.line("status page on http://").await;
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! `lb-linker scan`.
 
 use std::process::Output;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::proxy::{MeddledApi, Meddling};
 use crate::source::{start_own_cluster, wait_for_target};
 
 /// The number of namespaces with hand-made Services: four in each.
@@ -143,6 +145,53 @@ async fn scan_keeps_what_a_load_balancer_allows() {
     assert!(report.ends_with("shop/db: linker.hsj.com/source=lbs/web\n"), "{report}");
     let annotations = cluster.get_service("lbs", "web").await.unwrap().metadata.annotations.unwrap();
     assert_eq!(annotations["linker.hsj.com/allow-from"], "billing,Not a namespace,shop");
+}
+
+#[tokio::test]
+async fn service_that_isnt_allowed_is_left_unannotated() {
+    let (plane, cluster) = start_own_cluster().await;
+    let (dns, _directory) = start_dns();
+    for namespace in ["lbs", "shop"] {
+        plane.kubectl(&["create", "namespace", namespace]);
+    }
+    cluster.create_load_balancer("lbs", "web").await;
+    let allowed: Vec<String> = (0..100).map(|i| format!("team-{i}")).collect();
+    let allow = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": allowed.join(",")}}});
+    cluster.patch_service("lbs", "web", allow).await;
+    cluster.set_ingress("lbs", "web", &[Ingress::Hostname("web.lb.example-cloud.com")]).await;
+    let spec = json!({"type": "ExternalName", "externalName": "web.lb.example-cloud.com."});
+    for namespace in ["lbs", "shop"] {
+        let service = json!({"metadata": {"name": "db"}, "spec": spec});
+        cluster.create_service(namespace, service).await;
+    }
+    let output = scan(&plane, &dns, &["--apply", "--yes"]);
+    let (report, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    let expected = "lb-linker: Service lbs/web: linker.hsj.com/allow-from would have 101 entries, and lb-linker ignores \
+                    all but the first 100: take out some, or allow all namespaces with *\n\
+                    lb-linker: Service shop/db isn't annotated, because lbs/web doesn't allow its namespace\n";
+    assert_eq!(errors, expected);
+    assert!(report.ends_with("\nlbs/db: linker.hsj.com/source=lbs/web\n"), "{report}");
+    let annotations = cluster.get_service("shop", "db").await.unwrap().metadata.annotations;
+    assert_eq!(annotations.unwrap_or_default().get("linker.hsj.com/source"), None);
+    let annotations = cluster.get_service("lbs", "web").await.unwrap().metadata.annotations.unwrap();
+    assert_eq!(annotations["linker.hsj.com/allow-from"], allowed.join(","));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn undecodable_services_are_named() {
+    let (plane, cluster) = start_own_cluster().await;
+    let (dns, _directory) = start_dns();
+    plane.kubectl(&["create", "namespace", "shop"]);
+    let service = json!({"metadata": {"name": "bad"}, "spec": {"ports": [{"port": 54321}]}});
+    cluster.create_service("shop", service).await;
+    let garble = |_: &str| Meddling::Garble(b"\"port\":54321", b"\"port\":94321");
+    let api = MeddledApi::start(&plane, Arc::new(garble)).await;
+    let upstream = dns.dns.to_string();
+    let output = run_to_end(["scan", "--kubeconfig", api.kubeconfig(), "--upstream", &upstream]);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    assert!(errors.contains("lb-linker: Services that can't be read are left out: shop/bad ("), "{errors}");
 }
 
 #[tokio::test]

@@ -349,12 +349,18 @@ fn check_names_an_unusable_snapshot() {
             "--snapshot /nonexistent: the directory can't be used; create it, or name another one: No such file or directory",
         ),
         (["--snapshot", directory.path().to_str().unwrap()], ": this is a directory; name a file in it"),
-        (["--snapshot-max-age", "0s"], "--snapshot-max-age 0s: no snapshot would ever be used"),
         (["--snapshot-max-age", "day"], "not a duration such as 0s, 90s, 10m or 1h30m"),
     ] {
         let (code, _, err) = check(&args);
         assert!(code == Some(2) && err.contains(expected), "{code:?} {err}");
     }
+    let (code, _, err) = check(&["--snapshot", path.to_str().unwrap(), "--snapshot-max-age", "0s"]);
+    assert!(
+        code == Some(2) && err.contains("--snapshot-max-age 0s: no snapshot would ever be used"),
+        "{err}"
+    );
+    let (code, _, err) = check(&["--snapshot-max-age", "0s"]);
+    assert_eq!((code, &*err), (Some(0), ""), "without --snapshot the time has no effect");
     let conflict = run_to_end(["check", "--manifests", "/tmp", "--snapshot", "links"]);
     assert_eq!(conflict.status.code(), Some(2));
     let variables = [("LB_LINKER_SNAPSHOT", "/nonexistent/links"), ("LB_LINKER_SNAPSHOT_MAX_AGE", "2h")];

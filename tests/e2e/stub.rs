@@ -14,6 +14,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::short;
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::network;
+use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
 use crate::harness::{apply_deploy, deploy, eventually};
@@ -284,15 +285,7 @@ async fn imported_block_is_created_and_removed() {
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
     assert!(out.ends_with("its Pods read it within about two minutes\n"), "{out}");
     assert_eq!(corefile(&plane, "coredns"), main);
-    let address = plane.kubectl(&[
-        "-n",
-        "lb-linker",
-        "get",
-        "service",
-        "lb-linker",
-        "-o",
-        "jsonpath={.spec.clusterIP}",
-    ]);
+    let address = service_address(&plane);
     let block = data(&plane, "coredns-custom")["lb-linker.server"].as_str().unwrap().to_owned();
     assert!(block.contains(&format!("    forward . {address}\n")), "{block}");
     // `lb-linker check` reads the block through the import, as CoreDNS does.
@@ -305,6 +298,47 @@ async fn imported_block_is_created_and_removed() {
     let (code, out, err) = text(&stub(&admin, &["--remove", "--yes"]));
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
     assert_eq!(data(&plane, "coredns-custom"), Value::Null);
+}
+
+#[tokio::test]
+async fn coredns_starts_with_a_block_made_by_hand() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let directory = tempfile::tempdir().unwrap();
+    let [port, other_port] = [HeldPort::take().unwrap(), HeldPort::take().unwrap()];
+    let main =
+        format!(".:{} {{\n    bind 127.0.0.1\n    reload\n}}\nimport custom/*.server\n", port.number());
+    plane.apply(&config_map("coredns", json!({"Corefile": main})).to_string());
+    let address = service_address(&plane);
+    let block = |zone: &str, port: &HeldPort| {
+        format!("{zone}:{} {{\n    bind 127.0.0.1\n    forward . {address}\n}}\n", port.number())
+    };
+    let by_hand = block("corp.example", &other_port) + &block("lb.internal", &port);
+    plane.apply(&config_map("coredns-custom", json!({"mine.server": by_hand})).to_string());
+    let (code, out, err) = text(&stub(&plane.admin_kubeconfig(), &["--apply", "--yes"]));
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    assert_eq!(data(&plane, "coredns-custom"), json!({"mine.server": by_hand}));
+
+    // A block on another port serves no Pod.
+    let by_hand = block("lb.internal", &other_port);
+    plane.apply(&config_map("coredns-custom", json!({"mine.server": by_hand})).to_string());
+    let (code, out, err) = text(&stub(&plane.admin_kubeconfig(), &["--apply", "--yes"]));
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    let custom = directory.path().join("custom");
+    fs::create_dir(&custom).unwrap();
+    for (key, value) in data(&plane, "coredns-custom").as_object().unwrap() {
+        fs::write(custom.join(key), value.as_str().unwrap()).unwrap();
+    }
+    fs::write(directory.path().join("Corefile"), &main).unwrap();
+    let mut command = Command::new(&programs().coredns);
+    command.current_dir(directory.path()).stdout(Stdio::null()).stderr(Stdio::null());
+    let _core_dns = Process::spawn(command).unwrap();
+    eventually("CoreDNS", || async { TcpStream::connect(port.local()).await.ok() }).await;
+}
+
+/// Returns the cluster IP of lb-linker's Service.
+fn service_address(plane: &ControlPlane) -> String {
+    plane.kubectl(&["-n", "lb-linker", "get", "service", "lb-linker", "-o", "jsonpath={.spec.clusterIP}"])
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use axum::body::{Body, to_bytes};
 use serde_json::Value;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tower::ServiceExt;
@@ -192,8 +193,30 @@ async fn changed_zones_change_the_etag() {
     let api = Api::new();
     api.store.set_synced();
     let before = api.status().etag();
-    api.zones.send_modify(|zones| zones[0].origin = Name::from_ascii("lb.example.").unwrap());
+    // The zones of a reloaded Corefile are known before the store has them, and the names of the links with it.
+    let origin = Name::from_ascii("lb.example.").unwrap();
+    api.zones.send_modify(|zones| zones[0].origin = origin.clone());
+    assert_eq!(api.status().etag(), before);
+    api.store.set_zones([&origin]);
     assert_ne!(api.status().etag(), before);
+}
+
+#[tokio::test]
+async fn list_of_a_disconnected_client_delays_the_next_list() {
+    let lists = Arc::new(Semaphore::new(1));
+    let (begun, has_begun) = oneshot::channel();
+    let (end, ends) = std::sync::mpsc::channel::<()>();
+    let first = tokio::spawn(one_at_a_time(Arc::clone(&lists), move || {
+        begun.send(()).unwrap();
+        let _ = ends.recv();
+    }));
+    has_begun.await.unwrap();
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    assert_eq!(lists.available_permits(), 0, "the first list still runs");
+    let second = one_at_a_time(lists, || "second");
+    drop(end);
+    assert_eq!(second.await.unwrap(), "second");
 }
 
 #[tokio::test]

@@ -1,6 +1,9 @@
 //! Reads the Corefile from a file or from the flags.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+
+use parking_lot::Mutex;
 
 use crate::dns::corefile::{BlockSource, CorefileError, FileSources, Position, parse};
 use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
@@ -21,6 +24,7 @@ pub(crate) enum CorefileSource {
 pub(crate) struct LoadedCorefile {
     path: PathBuf,
     blocks: Vec<BlockSource>,
+    variables: BTreeSet<String>,
 }
 
 /// Returns a position as the beginning of an error message; empty for the built-in Corefile, because the user doesn't
@@ -63,8 +67,18 @@ impl CorefileSource {
 
 impl LoadedCorefile {
     fn parse(path: PathBuf, text: &str) -> Result<Self, CorefileError> {
-        let blocks = parse(&path, text, &FileSources::SYSTEM)?;
-        Ok(Self { path, blocks })
+        let variables = Mutex::new(BTreeSet::new());
+        let variable = |name: &str| {
+            variables.lock().insert(name.to_owned());
+            (FileSources::SYSTEM.variable)(name)
+        };
+        let blocks = parse(&path, text, &FileSources { variable: &variable, ..FileSources::SYSTEM })?;
+        Ok(Self { path, blocks, variables: variables.into_inner() })
+    }
+
+    /// Returns the names of the environment variables that the Corefile uses.
+    pub(crate) fn variables(&self) -> &BTreeSet<String> {
+        &self.variables
     }
 
     /// Returns the text of the Corefile without comments, with variables expanded.

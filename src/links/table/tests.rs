@@ -120,6 +120,57 @@ History:
 }
 
 #[test]
+fn control_characters_are_escaped_in_every_format() {
+    const HOSTILE: &str = "\u{1b}]0;x\u{7}\u{9b}2J\r\n\u{7f}";
+    let overridden_by = OverrideView {
+        kind: OverrideKind::ExternalTarget,
+        namespace: HOSTILE.to_owned(),
+        name: HOSTILE.to_owned(),
+        source: Some(HOSTILE.to_owned()),
+    };
+    let event = LinkEvent {
+        time: Timestamp::from_second(NOW).unwrap(),
+        state: ViewState::Ready,
+        target: Some(HOSTILE.to_owned()),
+    };
+    let link = LinkView {
+        namespace: HOSTILE.to_owned(),
+        service: HOSTILE.to_owned(),
+        dns_names: vec![HOSTILE.to_owned(); 2],
+        target: Some(HOSTILE.to_owned()),
+        external_target: HOSTILE.to_owned(),
+        reason: Some(HOSTILE.to_owned().into()),
+        overridden_by: Some(overridden_by),
+        history: Some(vec![event]),
+        ..links().swap_remove(0)
+    };
+    let wide = TableOptions { wide: true, ..options() };
+    for (format, is_detail) in [
+        (None, false),
+        (None, true),
+        (Some(OutputFormat::Wide), false),
+        (Some(OutputFormat::Json), false),
+        (Some(OutputFormat::Yaml), false),
+        (Some(OutputFormat::Name), false),
+    ] {
+        let text = render(std::slice::from_ref(&link), format, is_detail, NOW, wide).unwrap();
+        let found = text.chars().find(|c| c.is_control() && *c != '\n');
+        assert_eq!(found, None, "{format:?} {is_detail}: {text:?}");
+        match format {
+            Some(OutputFormat::Json) => {
+                let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
+                assert_eq!(parsed["items"][0]["target"], HOSTILE);
+            }
+            Some(OutputFormat::Yaml) => {
+                let parsed: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+                assert_eq!(parsed["items"][0]["target"], HOSTILE);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
 fn link_of_an_external_target_is_shown_as_such() {
     let overridden_by = OverrideView {
         kind: OverrideKind::ExternalTarget,

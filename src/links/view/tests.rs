@@ -131,3 +131,32 @@ fn link_of_an_external_target_tells_its_source() {
     let reason = "the target of the ExternalTarget isn't allowed".to_owned();
     assert_eq!(shown(), ("ExternalTarget shop/web".to_owned(), ViewState::Refused, reason));
 }
+
+#[test]
+fn deleted_external_target_is_told_from_a_deleted_service() {
+    let store = Store::new(OnGone::Kept).with_zones([&zone()]);
+    let key = ServiceKey::new("shop", "web");
+    let host = Hostname::from(&Name::from_ascii("b.example.").unwrap());
+    let announced = Announcement::Target(Target::Hostname(host));
+    store.set_override(&key, LinkOverride { announced, uid: "1".into(), ..LinkOverride::default() }, None);
+    store.end_override(&key, None, std::time::Instant::now());
+    let shown = all(&store).iter().map(state_and_reason).collect::<Vec<_>>();
+    let reason = "the Service or the ExternalTarget is gone".to_owned();
+    assert_eq!(shown, [(ViewState::Gone, Some(reason))]);
+}
+
+#[test]
+fn changes_are_removed_new_and_changed_links() {
+    let links = |services: &[(&str, &str)]| {
+        let store = Store::new(OnGone::Kept).with_zones([&zone()]);
+        for (name, hostname) in services {
+            store.apply(observed("shop", name, Some(hostname)));
+        }
+        all(&store)
+    };
+    let before = links(&[("a", "a.example."), ("b", "b.example."), ("c", "c.example.")]);
+    let after = links(&[("a", "a.example."), ("c", "new.example."), ("d", "d.example.")]);
+    assert_eq!(changes(&before, &before), []);
+    assert_eq!(changes(&before, &after), [before[1].removed(), after[1].clone(), after[2].clone()]);
+    assert_eq!(changes(&[], &after), after);
+}

@@ -166,6 +166,31 @@ fn endpoints_with_an_address_of_a_load_balancer_are_found() {
 }
 
 #[test]
+fn mirrored_slice_is_reported_once_with_its_endpoints() {
+    let store = store(&[("lb", "a", "192.0.2.1", &[])]);
+    let slice: EndpointSlice = serde_json::from_value(json!({
+        "metadata": {"namespace": "shop", "name": "db-x7k2p", "labels": {
+            "kubernetes.io/service-name": "db",
+            "endpointslice.kubernetes.io/managed-by": "endpointslicemirroring-controller.k8s.io"
+        }},
+        "addressType": "IPv4", "endpoints": [{"addresses": ["192.0.2.1"]}]
+    }))
+    .unwrap();
+    let endpoints: Endpoints = serde_json::from_value(json!({
+        "metadata": {"namespace": "shop", "name": "db"}, "subsets": [{"addresses": [{"ip": "192.0.2.1"}]}]
+    }))
+    .unwrap();
+    let names = |endpoints: Vec<Endpoints>| -> Vec<String> {
+        let objects = Objects { slices: vec![slice.clone()], endpoints, ..Objects::default() };
+        let (scan, _) = find(&objects, &store, "external-targets");
+        scan.addresses.into_iter().map(|it| it.name).collect()
+    };
+    assert_eq!(names(vec![endpoints]), ["db"]);
+    // The Endpoints may be forbidden to read.
+    assert_eq!(names(Vec::new()), ["db-x7k2p"]);
+}
+
+#[test]
 fn hostnames_of_external_targets_are_found() {
     let store = store(&[("shop", "web", "a.lb.example", &[]), ("dr", "web", "b.lb.example", &[])]);
     let announced = Hostname::from(&Name::from_ascii("lb.fixed.example.").unwrap());

@@ -30,6 +30,18 @@ fn commands_allow_namespaces_before_services_follow() {
 }
 
 #[test]
+fn more_namespaces_than_the_limit_give_no_command() {
+    let others = (0..MAX_ENTRIES).map(|i| exact(&format!("team-{i}"), "a", "lb/x", true));
+    let found: Vec<Exact> = others.chain([exact("lb", "c", "lb/x", false)]).collect();
+    let expected = [
+        "# lb/x would have to allow 101 namespaces, more than the 100 that lb-linker reads: allow all with *, or some by hand",
+        "kubectl -n lb annotate service c linker.hsj.com/source=lb/x",
+    ];
+    assert_eq!(commands(&found), expected);
+    assert_eq!(commands(&found[1..]).len(), 1 + MAX_ENTRIES);
+}
+
+#[test]
 fn external_target_allows_namespaces_in_its_spec() {
     let found = [Exact { is_external_target: true, ..exact("shop", "a", "lb/x", true) }];
     let commands = commands(&found);
@@ -85,7 +97,7 @@ Several load balancers have this hostname. Decide which one is meant:
   NAMESPACE   SERVICE   EXTERNAL NAME   LOAD BALANCERS
   shop        both      b.lb.example    lb/x,lb/y
 
-These Services name a source of an ExternalTarget that isn't in use, or a former target. Decide whether they are to follow \
+These Services name a source or a former target of an ExternalTarget. Decide whether they are to follow \
 the ExternalTarget:
 
   NAMESPACE   SERVICE   EXTERNAL NAME   EXTERNALTARGET

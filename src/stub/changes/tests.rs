@@ -99,6 +99,30 @@ fn value_before_the_first_change_is_kept() {
 }
 
 #[test]
+fn former_block_of_lb_linker_is_no_value_before_the_change() {
+    const BACKUP_KEY: &str = "lb-linker.server.before-lb-linker";
+    let moved = Forwarding { addresses: vec!["10.96.0.99".parse().unwrap()], ..forwarding() };
+    let dns = recorded("aks");
+    let applied = after(dns.clone(), &changes(to_apply(&dns, &forwarding())));
+    let second = changes(to_apply(&applied, &moved));
+    assert_eq!((second[0].before.as_deref(), second[0].backup), (Some(CUSTOM), Backup::Keep));
+    assert_eq!(value(after(applied, &second).config_map(COREDNS_CUSTOM).unwrap(), BACKUP_KEY), None);
+
+    // Other text in the key, which the change replaces, is kept.
+    for text in
+        ["lb.internal:53 {\n    forward . 10.96.0.9\n}\n".to_owned(), format!("{CUSTOM}a:53 {{\n}}\n")]
+    {
+        let mut dns = dns.clone();
+        let mut map = config_map(COREDNS_CUSTOM);
+        map.data = Some([(SERVER_KEY.to_owned(), text.clone())].into());
+        dns.config_maps.retain(|map| name(map) != COREDNS_CUSTOM);
+        dns.config_maps.push(map);
+        let changed = after(dns.clone(), &changes(to_apply(&dns, &moved)));
+        assert_eq!(value(changed.config_map(COREDNS_CUSTOM).unwrap(), BACKUP_KEY), Some(&*text));
+    }
+}
+
+#[test]
 fn missing_final_line_break_is_restored() {
     let mut dns = recorded("kubeadm");
     let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
@@ -165,6 +189,28 @@ fn zone_with_a_block_gets_no_second_block() {
     map.data = Some([("stubDomains".to_owned(), stub_domains.to_owned())].into());
     dns.config_maps.push(map);
     assert!(matches!(&to_apply(&dns, &forwarding)[1], Step::Done(_)));
+}
+
+#[test]
+fn port_of_the_corefile_decides_in_imported_files() {
+    let with = |port: u16, zone: &str| {
+        let mut dns = recorded("aks");
+        let map = dns
+            .config_maps
+            .iter_mut()
+            .find(|map| map.metadata.name.as_deref() == Some(COREDNS_CUSTOM))
+            .unwrap();
+        let text = format!("{zone}lb.internal:{port} {{\n    forward . 10.96.77.7\n}}\n");
+        map.data.get_or_insert_default().insert("mine.server".to_owned(), text);
+        dns
+    };
+    let other = "corp.example:5353 {\n    forward . 192.0.2.1\n}\n";
+    let done = Step::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned());
+    assert_eq!(to_apply(&with(53, other), &forwarding()), [done]);
+    for zone in ["", other] {
+        let [change] = &changes(to_apply(&with(5300, zone), &forwarding()))[..] else { panic!() };
+        assert_eq!((change.config_map.as_str(), change.after.as_deref()), (COREDNS_CUSTOM, Some(CUSTOM)));
+    }
 }
 
 #[test]

@@ -53,6 +53,18 @@ fn block_takes_port_and_bind_of_the_root_block() {
 }
 
 #[test]
+fn port_is_that_of_the_address_for_all_names() {
+    for (text, expected) in [
+        ("tls://.:853 .:1053 {\n}\n", "lb.internal:1053"),
+        ("corp.example:5353 . {\n}\n", "lb.internal:53"),
+        ("corp.example:1053 {\n}\n", "lb.internal:1053"),
+    ] {
+        let lines = Corefile::parse(NAME, text).unwrap().lines_to_add(&forwarding(), false);
+        assert!(lines.contains(&format!("\n{expected} {{\n")), "{text}: {lines}");
+    }
+}
+
+#[test]
 fn corefiles_with_wrong_braces_or_markers_are_refused() {
     for (text, expected) in [
         // Without braces the block would become a part of the only block.

@@ -170,6 +170,15 @@ fn blocks_that_lead_elsewhere_are_found() {
             ["kube-system/coredns-custom:mine.server:1: lb.internal is forwarded to 10.96.0.9, and Service \
               lb-linker/lb-linker has the address 10.96.77.7"]
         );
+        // The Corefile's port decides, not that of the imported file's first block.
+        let other = "corp.example:5353 {\n    forward . 192.0.2.1\n}\n";
+        let text = format!("{other}{}", block("10.96.77.7"));
+        assert_eq!(wrong(name, "coredns-custom", "mine.server", &text), [""; 0]);
+        let text = block("10.96.77.7").replace(":53 ", ":5300 ");
+        assert_eq!(
+            wrong(name, "coredns-custom", "mine.server", &text),
+            [missing("kube-system/coredns:Corefile")]
+        );
     }
 }
 
