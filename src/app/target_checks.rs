@@ -9,7 +9,7 @@ use futures::future::join_all;
 use hickory_proto::rr::Name;
 use jiff::Timestamp;
 
-use crate::dns::chain::target_check::{TargetOutcome, UpstreamResult};
+use crate::dns::chain::target_check::{TargetOutcome, TargetResults, UpstreamResult};
 use crate::dns::server::target_checker::TargetChecker;
 use crate::model::hostname::Hostname;
 use crate::sync::failover::checks::CheckOutcome;
@@ -17,25 +17,20 @@ use crate::sync::failover_controller::checks::{CheckDns, TargetCheckResult};
 
 /// Returns the function that checks a hostname.
 pub(super) fn check_dns(checker: TargetChecker) -> CheckDns {
-    Arc::new(move |host, own, timeout| {
+    Arc::new(move |host, timeout| {
         let checker = checker.clone();
-        async move { check(&checker, &host, &own, timeout).await }.boxed()
+        async move { check(&checker, &host, timeout).await }.boxed()
     })
 }
 
 /// Returns a function that checks nothing, for commands that don't decide.
 pub(super) fn no_checks() -> CheckDns {
-    Arc::new(|_, _, _| async { TargetCheckResult::without_answer() }.boxed())
+    Arc::new(|_, _| async { TargetCheckResult::without_answer() }.boxed())
 }
 
-async fn check(
-    checker: &TargetChecker,
-    host: &Hostname,
-    own: &[Name],
-    timeout: Duration,
-) -> TargetCheckResult {
+async fn check(checker: &TargetChecker, host: &Hostname, timeout: Duration) -> TargetCheckResult {
     let name = host.name();
-    let results = checker.check(&name, own, timeout).await;
+    let TargetResults { upstreams: results, links } = checker.check(&name, timeout).await;
     let at = Timestamp::now();
     let (mut outcomes, mut addresses, mut answers) = (Vec::new(), Vec::new(), Vec::new());
     let mut unanswered = Vec::new();
@@ -59,7 +54,7 @@ async fn check(
     }
     let probes = unanswered.into_iter().map(|upstream| probe(checker, &name, upstream, timeout));
     answers.extend(join_all(probes).await.into_iter().flatten());
-    TargetCheckResult { at, outcomes, addresses, answers }
+    TargetCheckResult { at, outcomes, addresses, answers, links }
 }
 
 /// Queries the top-level domain of the name at an upstream that gave the check no answer. An answer shows that the

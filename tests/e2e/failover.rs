@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::rdata::CNAME;
+use hickory_proto::rr::{Name, RData, Record};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use lb_linker::api::external_target::ExternalTarget;
-use lb_linker::api::status::ExternalTargetStatus;
+use lb_linker::api::status::{ExternalTargetStatus, SourceState};
 use serde_json::{Value, json};
 use tokio::time::interval;
 
@@ -358,6 +360,49 @@ async fn failed_target_is_replaced_until_it_works_again() {
     shop.upstream.kill("*");
     answers(linker.dns, "web.shop.lb.internal. CNAME", "seoul.example.com.").await;
     stays(&[&linker], "web.shop.lb.internal. CNAME", "seoul.example.com.", 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn loop_of_one_object_fails_no_check_of_another_one() {
+    let mut shop = Shop::open(&[]).await;
+    shop.upstream.resolver = FaultyUpstream::late(Duration::from_millis(200), |asked, _| {
+        let name = asked.queries[0].name().clone();
+        if name.to_string() != "alias.example.com." {
+            return vec![address(asked, 1, 5)];
+        }
+        let back = CNAME(Name::from_ascii("web.shop.lb.internal.").unwrap());
+        let mut answer = error(asked, ResponseCode::NoError);
+        answer.add_answer(Record::from_rdata(name, 5, RData::CNAME(back)));
+        vec![answer]
+    })
+    .await;
+    shop.load_balancer("shop", "web", "seoul.example.com").await;
+    let alias = json!({"name": "alias", "hostname": "alias.example.com"});
+    let sources = json!([{"name": "seoul", "service": {"name": "web"}}, alias]);
+    shop.create("web", json!({"sources": sources, "check": quick()})).await;
+    shop.create("other", json!({"sources": [alias], "check": quick()})).await;
+    let _linker = shop.linker(&[]).await;
+
+    let state = async |name: &str| {
+        let sources = shop.status(name).await.sources;
+        sources.into_iter().find(|source| source.name == "alias").map(|source| (source.state, source.message))
+    };
+    let looped = Some((Some(SourceState::Unhealthy), "leads back to the ExternalTarget".to_owned()));
+    let is_unhealthy = || async { (state("web").await == looped).then_some(()) };
+    eventually("the alias leads back to web", is_unhealthy).await;
+    shop.announces("other", "alias.example.com").await;
+    shop.condition("other", "Ready", "True").await;
+    let checks = || shop.upstream.resolver.asked("alias.example.com. A").len();
+    let before = checks();
+    let are_more = || async {
+        // Both wait for the same checks.
+        assert_eq!(state("web").await, looped);
+        assert_eq!(state("other").await, Some((Some(SourceState::Healthy), String::new())));
+        (checks() >= before + 4).then_some(())
+    };
+    eventually("further checks", are_more).await;
+    assert_eq!(shop.condition("other", "Ready", "True").await, "TargetVerified");
+    assert!(!shop.plane.event_reasons("shop").contains(&"NoHealthySource".to_owned()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,19 +4,28 @@
 //! that answers, and then once for each upstream: the other plugins change each upstream's answer as they change a
 //! client's.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::dns::message::query::QueryKey;
+use crate::model::service_key::ServiceKey;
 
-pub(crate) const LEADS_BACK: &str = "leads back to the ExternalTarget";
 pub(crate) const NOT_RESOLVED: &str = "no server block resolves the hostname";
+
+/// The results of a target's check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetResults {
+    /// A result for each upstream, or one result without an upstream.
+    pub upstreams: Vec<UpstreamResult>,
+    /// The links whose names the hostname is, or leads to.
+    pub links: HashSet<ServiceKey>,
+}
 
 /// The result of a target's check at one upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,8 +51,8 @@ pub enum TargetOutcome {
 #[derive(Debug)]
 pub struct TargetCheck {
     goal: Goal,
-    /// The DNS names of the ExternalTarget that the check is for.
-    own: Arc<[Name]>,
+    /// The links whose names the hostname is, or leads to: of all checks of the hostname.
+    links: Arc<Mutex<HashSet<ServiceKey>>>,
     timeout: Duration,
     pub(crate) deadline: Instant,
     progress: Mutex<Progress>,
@@ -103,18 +112,18 @@ pub(crate) enum CheckEnd {
 }
 
 impl TargetCheck {
-    pub(crate) fn new(own: Arc<[Name]>, timeout: Duration) -> Self {
+    pub(crate) fn new(links: Arc<Mutex<HashSet<ServiceKey>>>, timeout: Duration) -> Self {
         let goal = Goal::Resolve { line: 0, upstream: None };
-        Self { goal, own, timeout, deadline: Instant::now() + timeout, progress: Mutex::default() }
+        Self { goal, links, timeout, deadline: Instant::now() + timeout, progress: Mutex::default() }
     }
 
     pub(crate) fn new_probe(upstream: SocketAddr, question: QueryKey, timeout: Duration) -> Self {
         Self { goal: Goal::Probe { upstream, question }, ..Self::new(Arc::default(), timeout) }
     }
 
-    /// Returns whether the name belongs to the ExternalTarget that the check is for.
-    pub(crate) fn is_own(&self, name: &Name) -> bool {
-        self.own.contains(name)
+    /// Records that the hostname leads to a name of this link.
+    pub(crate) fn note_link(&self, link: &ServiceKey) {
+        self.links.lock().insert(link.clone());
     }
 
     pub(crate) fn upstream(&self) -> Option<SocketAddr> {
@@ -231,8 +240,8 @@ impl TargetCheck {
         let line = progress.passed;
         let check = |upstream: &SocketAddr| {
             let goal = Goal::Resolve { line, upstream: Some(*upstream) };
-            let (own, progress) = (Arc::clone(&self.own), Mutex::default());
-            Self { goal, own, timeout: self.timeout, deadline: self.deadline, progress }
+            let (links, progress) = (Arc::clone(&self.links), Mutex::default());
+            Self { goal, links, timeout: self.timeout, deadline: self.deadline, progress }
         };
         Some(match progress.found.as_deref()? {
             [] => {

@@ -111,7 +111,7 @@ use super::setup::Setup;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::{LookUp, MAX_LOOKUPS_PER_QUERY, Server};
-use crate::dns::chain::target_check::{LEADS_BACK, NOT_RESOLVED, TargetOutcome};
+use crate::dns::chain::target_check::{NOT_RESOLVED, TargetOutcome};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
@@ -361,11 +361,8 @@ impl LbLinker {
         if self.policy.check_name(name).is_err() {
             return Err(Denial::Name);
         }
-        if let Purpose::Check(check) = &request.purpose
-            && check.is_own(name)
-        {
-            check.end(TargetOutcome::Failed(LEADS_BACK.to_owned()));
-            return Ok(false);
+        if let Purpose::Check(check) = &request.purpose {
+            self.note_link_of(name, check);
         }
         let query = query_for(request, name);
         let look_up = match query.query_type() {

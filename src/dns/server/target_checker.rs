@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::dns::chain::server::Server;
-use crate::dns::chain::target_check::{TargetOutcome, UpstreamResult};
+use crate::dns::chain::target_check::{TargetOutcome, TargetResults, UpstreamResult};
 use crate::dns::plugins::lb_linker::LbLinker;
 use crate::dns::server::invalidation::Servers;
 
@@ -34,18 +35,19 @@ impl TargetChecker {
     }
 
     /// Checks a hostname without caches, at each upstream of the blocks that a client's chase would take. Returns at
-    /// least one result; listeners with different blocks may have different results for an upstream. `own` are the
-    /// fully qualified DNS names of the ExternalTarget that has the hostname: the hostname fails if it is, or leads to,
-    /// one of these names.
-    pub async fn check(&self, name: &Name, own: &[Name], timeout: Duration) -> Vec<UpstreamResult> {
-        let own: Arc<[Name]> = own.into();
+    /// least one result; listeners with different blocks may have different results for an upstream.
+    pub async fn check(&self, name: &Name, timeout: Duration) -> TargetResults {
         let checks = self.views().into_iter().map(|(server, links)| {
-            let (name, own) = (name.clone(), Arc::clone(&own));
-            self.on_dns(async move { links.check_target(&server, &name, &own, timeout).await })
+            let name = name.clone();
+            self.on_dns(async move { links.check_target(&server, &name, timeout).await })
         });
         let views = join_all(checks).await;
         let is_aborted = views.iter().any(Option::is_none);
-        let all: Vec<UpstreamResult> = views.into_iter().flatten().flatten().collect();
+        let (mut all, mut links) = (Vec::new(), HashSet::new());
+        for view in views.into_iter().flatten() {
+            all.extend(view.upstreams);
+            links.extend(view.links);
+        }
         let says_nothing = |result: &UpstreamResult| {
             result.upstream.is_none() && matches!(result.outcome, TargetOutcome::NotAsked(_))
         };
@@ -65,7 +67,7 @@ impl TargetChecker {
             let outcome = TargetOutcome::NotAsked("no server block has lb_linker".to_owned());
             results.push(UpstreamResult { upstream: None, outcome });
         }
-        results
+        TargetResults { upstreams: results, links }
     }
 
     /// Asks `upstream`, which a check of `name` has asked before, for the A record of the name `other`, without caches.

@@ -188,11 +188,6 @@ impl CheckQueue {
         self.checks.get(key).is_some_and(|check| check.waiters.contains(waiter))
     }
 
-    /// Returns the ExternalTargets that wait for the result of a check.
-    pub fn waiters(&self, key: &CheckKey) -> impl Iterator<Item = &ServiceKey> {
-        self.checks.get(key).into_iter().flat_map(|check| &check.waiters)
-    }
-
     fn no_longer_waits(&mut self, waiter: &ServiceKey, key: &CheckKey) {
         if let Some(keys) = self.waiters.get_mut(waiter) {
             keys.remove(key);

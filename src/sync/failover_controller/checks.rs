@@ -1,11 +1,11 @@
 //! Checks of targets: DNS through a function from `src/app`, because `sync` doesn't use `dns`; TCP here.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
-use hickory_proto::rr::Name;
 use jiff::Timestamp;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -13,10 +13,12 @@ use tokio::time::timeout;
 use super::check_queue::CheckKey;
 use crate::model::hostname::Hostname;
 use crate::model::link::Target;
+use crate::model::service_key::ServiceKey;
 use crate::sync::failover::checks::CheckOutcome;
 
 /// Maximum number of addresses of a target that are connected to.
 const MAX_CONNECTIONS: usize = 4;
+const LEADS_BACK: &str = "leads back to the ExternalTarget";
 
 /// The result of a check: of DNS for a hostname, and of a connection if the check has a port.
 #[derive(Clone, Debug)]
@@ -32,18 +34,33 @@ pub struct TargetCheckResult {
     pub addresses: Vec<IpAddr>,
     /// The upstreams that have answered, with the question and the time.
     pub answers: Vec<(SocketAddr, Hostname, Timestamp)>,
+    /// The links whose names the hostname is, or leads to.
+    pub links: HashSet<ServiceKey>,
 }
 
-/// Checks a hostname at each upstream, without caches, with a timeout. The names are the DNS names of the
-/// ExternalTargets that wait for the check: the hostname mustn't lead back to them.
-pub type CheckDns =
-    Arc<dyn Fn(Hostname, Vec<Name>, Duration) -> BoxFuture<'static, TargetCheckResult> + Send + Sync>;
+/// Checks a hostname at each upstream, without caches, with a timeout.
+pub type CheckDns = Arc<dyn Fn(Hostname, Duration) -> BoxFuture<'static, TargetCheckResult> + Send + Sync>;
 
 impl TargetCheckResult {
     /// Returns the result of a check that says nothing about the target.
     #[must_use]
     pub fn without_answer() -> Self {
-        Self { at: Timestamp::now(), outcomes: Vec::new(), addresses: Vec::new(), answers: Vec::new() }
+        Self::new(Timestamp::now(), Vec::new(), Vec::new())
+    }
+
+    /// Returns a result without a DNS answer.
+    fn new(at: Timestamp, outcomes: Vec<CheckOutcome>, addresses: Vec<IpAddr>) -> Self {
+        Self { at, outcomes, addresses, answers: Vec::new(), links: HashSet::new() }
+    }
+
+    /// Returns the outcomes for one of the ExternalTargets that wait for the check: the hostname mustn't lead back to its
+    /// link.
+    pub(super) fn outcomes_for(&self, waiter: &ServiceKey) -> Vec<CheckOutcome> {
+        let mut outcomes = self.outcomes.clone();
+        if self.links.contains(waiter) {
+            outcomes.insert(0, CheckOutcome::Failed(LEADS_BACK.to_owned()));
+        }
+        outcomes
     }
 }
 
@@ -55,13 +72,12 @@ pub(super) struct CheckEnd {
 }
 
 /// Checks a target. Returns the check and its result.
-pub(super) async fn check(key: CheckKey, own: Vec<Name>, check_dns: CheckDns) -> CheckEnd {
+pub(super) async fn check(key: CheckKey, check_dns: CheckDns) -> CheckEnd {
     let mut result = match &key.target {
-        Target::Hostname(host) => check_dns(host.clone(), own, key.timeout).await,
+        Target::Hostname(host) => check_dns(host.clone(), key.timeout).await,
         Target::Addresses(addresses) => {
             let addresses = addresses.iter().take(MAX_CONNECTIONS).copied().collect();
-            let at = Timestamp::now();
-            TargetCheckResult { at, outcomes: vec![CheckOutcome::Passed], addresses, answers: Vec::new() }
+            TargetCheckResult::new(Timestamp::now(), vec![CheckOutcome::Passed], addresses)
         }
     };
     let is_passed = result.outcomes.contains(&CheckOutcome::Passed);
@@ -90,4 +106,19 @@ async fn connect(addresses: &[IpAddr], port: u16, limit: Duration) -> Result<(),
         return Ok(());
     }
     results.into_iter().next().unwrap_or_else(|| Err(format!("no address to connect to at port {port}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostname_fails_only_for_targets_that_it_leads_back_to() {
+        let links = HashSet::from([ServiceKey::new("shop", "web")]);
+        let passed = TargetCheckResult::new(Timestamp::now(), vec![CheckOutcome::Passed], Vec::new());
+        let result = TargetCheckResult { links, ..passed };
+        assert_eq!(result.outcomes_for(&ServiceKey::new("other", "web")), [CheckOutcome::Passed]);
+        let failed = CheckOutcome::Failed("leads back to the ExternalTarget".to_owned());
+        assert_eq!(result.outcomes_for(&ServiceKey::new("shop", "web")), [failed, CheckOutcome::Passed]);
+    }
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use hickory_proto::rr::Name;
 use jiff::Timestamp;
 use kube::api::Patch;
 use tokio::task::JoinSet;
@@ -267,22 +266,13 @@ impl FailoverController {
         let context = &self.context;
         self.leader.absences.start(&context.client, &context.availability, &context.selection);
         while let Some(key) = self.leader.check_queue.next(Instant::now()) {
-            let names =
-                self.leader.check_queue.waiters(&key).flat_map(|waiter| self.own_names(waiter)).collect();
-            let check = check(key.clone(), names, Arc::clone(&self.context.check_dns));
+            let check = check(key.clone(), Arc::clone(&self.context.check_dns));
             self.leader.checks.spawn(async move {
                 let ended = AssertUnwindSafe(check).catch_unwind().await;
                 ended.unwrap_or_else(|_| CheckEnd { key, result: TargetCheckResult::without_answer() })
             });
         }
         self.leader.to_decide.has_ready()
-    }
-
-    /// Returns the DNS names of an ExternalTarget.
-    fn own_names(&self, key: &ServiceKey) -> Vec<Name> {
-        let link = self.context.store.get(key);
-        let names = link.map(|link| self.context.store.dns_names(&link)).unwrap_or_default();
-        names.iter().filter_map(|name| Name::from_ascii(format!("{name}.")).ok()).collect()
     }
 
     /// Returns whether this replica leads, and all lists that a decision about this ExternalTarget needs are complete.
@@ -632,7 +622,7 @@ impl FailoverController {
         self.context.metrics.checks.with_label_values(&[kind, result_label]).inc();
         for waiter in leader.check_queue.done(&key) {
             if let Some(state) = leader.states.get_mut(&waiter) {
-                let result = CheckResult { at: result.at, outcomes: result.outcomes.clone() };
+                let result = CheckResult { at: result.at, outcomes: result.outcomes_for(&waiter) };
                 state.records.record(&key.target, key.tcp_port, result, &leader.upstreams);
             }
             leader.queue(&waiter, self.objects.len());

@@ -10,6 +10,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
+use parking_lot::Mutex;
 use tokio::time::timeout_at;
 
 use super::LbLinker;
@@ -18,7 +19,7 @@ use super::target_resolver::{is_busy, query_for};
 use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::{LookUp, MAX_LOOKUPS_PER_QUERY, Server};
 use crate::dns::chain::target_check::{
-    CheckEnd, LEADS_BACK, NOT_RESOLVED, TargetCheck, TargetOutcome, UpstreamResult,
+    CheckEnd, NOT_RESOLVED, TargetCheck, TargetOutcome, TargetResults, UpstreamResult,
 };
 use crate::dns::message::ede::Ede;
 use crate::dns::message::presentation::rcode_text;
@@ -39,28 +40,32 @@ type FamilyResult = (Option<SocketAddr>, TargetOutcome);
 
 impl LbLinker {
     /// Checks a hostname at each upstream of the *forward* line that a client's chase of it would ask, without caches.
-    /// The hostname passes at an upstream if the upstream has an allowed address of either family. It fails if it is, or
-    /// leads to, one of the names `own` of the ExternalTarget that the check is for. Returns a result for each
-    /// upstream, or one result without an upstream.
-    pub async fn check_target(
-        &self,
-        server: &Arc<Server>,
-        name: &Name,
-        own: &Arc<[Name]>,
-        timeout: Duration,
-    ) -> Vec<UpstreamResult> {
-        let why = match self.policy.check_name(name) {
-            Err(denied) => Some(bounded(denied.to_string())),
-            Ok(()) => own.contains(name).then(|| LEADS_BACK.to_owned()),
-        };
-        if let Some(why) = why {
-            return vec![UpstreamResult { upstream: None, outcome: TargetOutcome::Failed(why) }];
+    /// The hostname passes at an upstream if the upstream has an allowed address of either family. ExternalTargets may
+    /// share a check: which of them the hostname leads back to follows from the links in the results.
+    pub async fn check_target(&self, server: &Arc<Server>, name: &Name, timeout: Duration) -> TargetResults {
+        if let Err(denied) = self.policy.check_name(name) {
+            let outcome = TargetOutcome::Failed(bounded(denied.to_string()));
+            let upstreams = vec![UpstreamResult { upstream: None, outcome }];
+            return TargetResults { upstreams, ..TargetResults::default() };
         }
+        let links = Arc::new(Mutex::new(HashSet::new()));
         let [v4, v6] = ADDRESS_TYPES.map(|qtype| Query::query(name.clone(), qtype));
-        let check = || TargetCheck::new(Arc::clone(own), timeout);
+        let check = || {
+            let check = TargetCheck::new(Arc::clone(&links), timeout);
+            self.note_link_of(name, &check);
+            check
+        };
         let (v4, v6) =
             tokio::join!(self.check_family(server, &v4, check()), self.check_family(server, &v6, check()));
-        merged(&v4, &v6)
+        let links = std::mem::take(&mut *links.lock());
+        TargetResults { upstreams: merged(&v4, &v6), links }
+    }
+
+    /// Records the link of a name of a chain, if it is the name of a link.
+    pub(super) fn note_link_of(&self, name: &Name, check: &TargetCheck) {
+        if let Some(link) = self.store.link_of_host(name) {
+            check.note_link(&link.key);
+        }
     }
 
     /// Asks `upstream` for the A record of the name `other`, if a client's chase of `name` would ask this upstream.
@@ -166,10 +171,7 @@ impl LbLinker {
     ) -> Result<Name, TargetOutcome> {
         let mut denial = None;
         let step = |name: &Name| {
-            if check.is_own(name) {
-                denial = Some(LEADS_BACK.to_owned());
-                return ChainStep::Denied;
-            }
+            self.note_link_of(name, check);
             if server.is_link_name(name) {
                 return ChainStep::Ours;
             }

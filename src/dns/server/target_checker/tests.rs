@@ -68,7 +68,7 @@ async fn check_within(
     upstreams: &[&Fake],
     timeout: Duration,
 ) -> Vec<String> {
-    let results = checker.check(&name(host), &[], timeout).await;
+    let results = checker.check(&name(host), timeout).await.upstreams;
     let mut texts: Vec<String> = results.iter().map(|result| text(result, upstreams)).collect();
     texts.sort();
     texts
@@ -219,7 +219,7 @@ async fn messages_have_at_most_200_characters() {
     })
     .await;
     let (checker, _context) = checker_of(&forward(&[&upstream]));
-    let results = checker.check(&name("t.example."), &[], TIMEOUT).await;
+    let results = checker.check(&name("t.example."), TIMEOUT).await.upstreams;
     let [UpstreamResult { outcome: TargetOutcome::Failed(why), .. }] = &results[..] else {
         panic!("{results:?}")
     };
@@ -371,7 +371,7 @@ async fn first_four_allowed_addresses_are_returned() {
     );
     let all = [&mixed, &many, &v6];
     let (checker, _context) = checker_of(&forward(&all));
-    let results = checker.check(&name("t.example."), &[], TIMEOUT).await;
+    let results = checker.check(&name("t.example."), TIMEOUT).await.upstreams;
     for (fake, expected) in [
         (&mixed, &["192.0.2.2", "192.0.2.1", "2001:db8::1"][..]),
         (&many, &["192.0.2.5", "192.0.2.4", "192.0.2.3", "192.0.2.2"]),
@@ -385,7 +385,7 @@ async fn first_four_allowed_addresses_are_returned() {
         |qtype, ip| format!("template IN {qtype} {{\nanswer \"{{{{ .Name }}}} 60 IN {qtype} {ip}\"\n}}");
     let block = format!("{}\n{}", template("AAAA", "2001:db8::9"), forward(&[&mixed]));
     let (checker, _context) = checker_of(&block);
-    let results = checker.check(&name("t.example."), &[], TIMEOUT).await;
+    let results = checker.check(&name("t.example."), TIMEOUT).await.upstreams;
     let [UpstreamResult { outcome: TargetOutcome::Resolved(addresses), .. }] = &results[..] else {
         panic!("{results:?}")
     };
@@ -394,7 +394,7 @@ async fn first_four_allowed_addresses_are_returned() {
 }
 
 #[tokio::test]
-async fn hostname_that_leads_back_fails() {
+async fn links_on_the_way_are_returned() {
     let (back, indirect, good) = (
         with(&["t.example. 60 CNAME WEB.default.lb.internal.", "WEB.default.lb.internal. 60 A 192.0.2.1"])
             .await,
@@ -402,21 +402,36 @@ async fn hostname_that_leads_back_fails() {
         Fake::good(1).await,
     );
     let all = [&back, &indirect, &good];
-    let (checker, _context) = checker_of(&forward(&all));
-    let own = [name("web.other."), name("web.default.lb.internal.")];
-    let check = async |host: &str| {
-        let results = checker.check(&name(host), &own, TIMEOUT).await;
-        let mut texts: Vec<String> = results.iter().map(|result| text(result, &all)).collect();
-        texts.sort();
-        texts
-    };
-    let why = "failed: leads back to the ExternalTarget";
-    assert_eq!(check("t.example.").await, [format!("0 {why}"), format!("1 {why}"), "2 resolved".to_owned()]);
-    let asked = [&back, &indirect, &good].map(Fake::count);
-    for host in ["web.default.lb.internal.", "back.default.lb.internal.", "web.other."] {
-        assert_eq!(check(host).await, [format!("- {why}")], "{host}");
+    let (web, behind) = (ServiceKey::new("default", "web"), ServiceKey::new("default", "back"));
+    for (upstreams, host, expected) in [
+        (&all[2..], "t.example.", vec![]),
+        (&all[..1], "t.example.", vec![&web]),
+        (&all[1..2], "t.example.", vec![&behind, &web]),
+        (&all[1..], "t.example.", vec![&behind, &web]),
+        (&all[2..], "web.default.lb.internal.", vec![&web]),
+        (&all[2..], "back.default.lb.internal.", vec![&behind, &web]),
+    ] {
+        let (checker, _context) = checker_of(&forward(upstreams));
+        let found = checker.check(&name(host), TIMEOUT).await.links;
+        assert_eq!(found, expected.into_iter().cloned().collect(), "{host}");
     }
-    assert_eq!([&back, &indirect, &good].map(Fake::count), asked, "no upstream is asked");
+}
+
+#[tokio::test]
+async fn link_on_the_way_resolves_for_other_links() {
+    let upstream = Fake::start(|asked, _| {
+        let is_alias = asked.queries[0].name().to_string() == "alias.example.";
+        let records: &[&str] = match is_alias {
+            true => &["alias.example. 60 CNAME web.default.lb.internal."],
+            false => &["t.example. 60 A 192.0.2.1"],
+        };
+        Some(answer(asked, records))
+    })
+    .await;
+    let (checker, _context) = checker_of(&forward(&[&upstream]));
+    let results = checker.check(&name("alias.example."), TIMEOUT).await;
+    assert_eq!(text(&results.upstreams[0], &[&upstream]), "0 resolved");
+    assert_eq!(results.links, [ServiceKey::new("default", "web")].into());
 }
 
 #[tokio::test]
