@@ -133,9 +133,10 @@ struct DecisionState {
     records: CheckRecords,
     /// The resourceVersion for which the API server has returned a conflict, and since when.
     stale: Option<(String, Instant)>,
-    /// What has happened since the last write.
-    events: Vec<FailoverEvent>,
-    moved: Option<MoveReason>,
+    /// What the decisions since the last write have changed.
+    changes: Changes,
+    /// What the write under way contains.
+    in_flight: Changes,
     /// The refusal that was reported last.
     refusal: Option<(String, String)>,
     /// When a refusal was logged last.
@@ -150,10 +151,44 @@ impl DecisionState {
             sent: None,
             records: CheckRecords::default(),
             stale: None,
-            events: Vec::new(),
-            moved: None,
+            changes: Changes::default(),
+            in_flight: Changes::default(),
             refusal: None,
             refusal_logged: None,
+        }
+    }
+}
+
+/// What decisions have changed: reported once their status is written.
+#[derive(Default)]
+struct Changes {
+    events: Vec<FailoverEvent>,
+    moved: Option<MoveReason>,
+    /// Whether another client has changed the status since: then a failed write is never made.
+    is_void: bool,
+}
+
+impl Changes {
+    /// Adds what happened later.
+    fn extend(&mut self, later: Self) {
+        self.moved = self.moved.or(later.moved);
+        self.events.extend(later.events);
+        self.events.drain(..self.events.len().saturating_sub(MAX_EVENTS));
+    }
+}
+
+impl DecisionState {
+    /// Processes that the last decision is being written, or is what the API server has.
+    fn begin_write(&mut self) {
+        self.in_flight = std::mem::take(&mut self.changes);
+    }
+
+    /// Processes that the write under way hasn't been made: its changes belong to the next write.
+    fn put_back(&mut self) {
+        let mut unwritten = std::mem::take(&mut self.in_flight);
+        if !unwritten.is_void {
+            unwritten.extend(std::mem::take(&mut self.changes));
+            self.changes = unwritten;
         }
     }
 }
@@ -172,7 +207,8 @@ impl Leader {
         let is_known = before.is_some_and(|before| own_part(&before.status) == status);
         if !is_known && state.sent.as_ref() != Some(&status) {
             state.status = from_stored(&object.status);
-            (state.events, state.moved) = (Vec::new(), None);
+            state.changes = Changes::default();
+            state.in_flight.is_void = true;
         }
     }
 
@@ -362,9 +398,7 @@ impl FailoverController {
         }
         state.records.retain(&decision.checks, now);
         state.status = decision.status.clone();
-        state.moved = state.moved.or(decision.moved);
-        state.events.extend(decision.events);
-        state.events.drain(..state.events.len().saturating_sub(MAX_EVENTS));
+        state.changes.extend(Changes { events: decision.events, moved: decision.moved, is_void: false });
         restore_times(&mut state.status, &from_stored(&object.status));
 
         let timeout = spec.check.timeout;
@@ -451,7 +485,8 @@ impl FailoverController {
         }
         if before == after {
             self.leader.to_write.succeeded(key);
-            self.report_changes(key);
+            state.begin_write();
+            self.report_changes(key, &before);
             return;
         }
         if self.context.policy.sync == SyncMode::Plan {
@@ -460,7 +495,7 @@ impl FailoverController {
                 info!("plan for ExternalTarget {key}: status.target → {target}");
                 state.sent = Some(after);
             }
-            (state.events, state.moved) = (Vec::new(), None);
+            state.changes = Changes::default();
             return;
         }
         let version = object.version.clone();
@@ -489,9 +524,10 @@ impl FailoverController {
         } else if let Err(pause) = self.leader.budget.take(key, Instant::now()) {
             return self.leader.to_write.add_within(key, pause);
         }
+        let Some(term) = self.leader.term else { return };
         let patch = merge_patch(Some(&object.status), &after, &object.uid.to_string(), &version);
         state.sent = Some(after);
-        let Some(term) = self.leader.term else { return };
+        state.begin_write();
         self.leader.to_write.begin(key);
         let (client, availability) = (self.context.client.clone(), self.context.availability.clone());
         let (leadership, key) = (self.context.leadership.clone(), key.clone());
@@ -512,6 +548,11 @@ impl FailoverController {
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.wrote("patch", "ExternalTarget", code);
         }
+        if result.is_err()
+            && let Some(state) = self.leader.states.get_mut(&key)
+        {
+            state.put_back();
+        }
         match result {
             Ok(object) => {
                 let sent = self.leader.states.get(&key).and_then(|state| state.sent.clone());
@@ -524,15 +565,15 @@ impl FailoverController {
                 if std::mem::take(&mut self.leader.is_unanswered) {
                     self.leader.to_write.resume();
                 }
-                if let Some(sent) = sent
-                    && let Some(pause) = self.leader.to_write.record_write(&key, &sent)
-                {
-                    warn!(
-                        "ExternalTarget {key}: another client changes the written status; it was written again, and \
-                         the next write is made after {pause:.0?}"
-                    );
+                if let Some(sent) = sent {
+                    if let Some(pause) = self.leader.to_write.record_write(&key, &sent) {
+                        warn!(
+                            "ExternalTarget {key}: another client changes the written status; it was written again, \
+                             and the next write is made after {pause:.0?}"
+                        );
+                    }
+                    self.report_changes(&key, &sent);
                 }
-                self.report_changes(&key);
                 self.leader.to_decide.add(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
@@ -569,11 +610,12 @@ impl FailoverController {
         );
     }
 
-    /// Reports what has happened since the last write of a status, and a new refusal.
-    fn report_changes(&mut self, key: &ServiceKey) {
+    /// Reports what the written status has changed, and a new refusal.
+    fn report_changes(&mut self, key: &ServiceKey, written: &ExternalTargetStatus) {
         let Some(state) = self.leader.states.get_mut(key) else { return };
         let Some(followed) = self.objects.get(key) else { return };
-        if let Some(moved) = state.moved.take() {
+        let Changes { events, moved, .. } = std::mem::take(&mut state.in_flight);
+        if let Some(moved) = moved {
             self.context.metrics.switches.with_label_values(&[moved.as_str()]).inc();
             if self.leader.is_exported {
                 self.context.metrics.changed(key);
@@ -581,13 +623,13 @@ impl FailoverController {
         }
         let recorder = &self.context.telemetry.recorder;
         let regarding = || Regarding::external_target(key, &followed.object.uid);
-        for FailoverEvent { reason, message } in state.events.drain(..) {
+        for FailoverEvent { reason, message } in events {
             let reason = reason_of(reason);
             info!("ExternalTarget {key}: {reason}: {message}");
             recorder.record(regarding(), reason, &message);
         }
-        let accepted = state.status.condition(ConditionType::Accepted);
-        let refused = accepted.filter(|accepted| accepted.status == ConditionStatus::False);
+        let accepted = written.conditions.iter().find(|condition| condition.type_ == "Accepted");
+        let refused = accepted.filter(|accepted| accepted.status == "False");
         let refusal = refused.map(|condition| (condition.reason.clone(), condition.message.clone()));
         if refusal != state.refusal {
             if let Some((reason, message)) = &refusal {
@@ -687,4 +729,63 @@ fn reason_of_refusal(reason: &str) -> Option<Reason> {
         RefusalReason::Conflict => Reason::Conflict,
         RefusalReason::InvalidSpec => Reason::InvalidSpec,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::external_target::ExternalTarget;
+
+    fn object(status: &ExternalTargetStatus) -> ObservedExternalTarget {
+        let spec = json!({"sources": [{"name": "a", "hostname": "a.example"}]});
+        let mut object = ExternalTarget::new("web", serde_json::from_value(spec).unwrap());
+        object.metadata.namespace = Some("shop".to_owned());
+        object.status = Some(status.clone());
+        ObservedExternalTarget::new(object)
+    }
+
+    fn decided(state: &mut DecisionState, message: &str, moved: MoveReason) {
+        let event = FailoverEvent { reason: EventReason::TargetChanged, message: message.to_owned() };
+        state.changes.extend(Changes { events: vec![event], moved: Some(moved), is_void: false });
+    }
+
+    fn messages(changes: &Changes) -> Vec<&str> {
+        changes.events.iter().map(|event| &*event.message).collect()
+    }
+
+    #[test]
+    fn changes_are_reported_with_the_write_that_contains_them() {
+        let mut state = DecisionState::new(&object(&ExternalTargetStatus::default()));
+        decided(&mut state, "first", MoveReason::FailedOver);
+        state.begin_write();
+        decided(&mut state, "second", MoveReason::FailedBack);
+        assert_eq!((messages(&state.in_flight), messages(&state.changes)), (vec!["first"], vec!["second"]));
+        assert_eq!(state.in_flight.moved, Some(MoveReason::FailedOver));
+        state.put_back();
+        assert_eq!((messages(&state.in_flight), messages(&state.changes)), (vec![], vec!["first", "second"]));
+        assert_eq!(state.changes.moved, Some(MoveReason::FailedOver));
+        for number in 0..20 {
+            decided(&mut state, &number.to_string(), MoveReason::FailedBack);
+        }
+        assert_eq!(messages(&state.changes).len(), MAX_EVENTS);
+    }
+
+    #[test]
+    fn change_by_another_client_voids_what_isnt_written() {
+        let (mut leader, first) = (Leader::default(), object(&ExternalTargetStatus::default()));
+        let key = first.key.clone();
+        leader.states.insert(key.clone(), DecisionState::new(&first));
+        let state = leader.states.get_mut(&key).unwrap();
+        decided(state, "first", MoveReason::FailedOver);
+        state.begin_write();
+        decided(state, "second", MoveReason::FailedBack);
+        let changed = ExternalTargetStatus { observed_generation: Some(7), ..Default::default() };
+        leader.observed(&object(&changed), Some(&first));
+        let state = leader.states.get_mut(&key).unwrap();
+        assert_eq!(messages(&state.in_flight), ["first"], "the write may have been made before");
+        state.put_back();
+        assert_eq!((messages(&state.in_flight), messages(&state.changes)), (vec![], vec![]));
+    }
 }
