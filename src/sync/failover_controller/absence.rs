@@ -1,7 +1,7 @@
 //! Looks up Services that the watch lacks before their targets are withdrawn: an incomplete list, or a watch that is
 //! behind, withdraws nothing.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
@@ -145,12 +145,17 @@ impl Absences {
 #[derive(Default)]
 struct Turns {
     by_namespace: BTreeMap<String, VecDeque<Missing>>,
+    /// All Services that wait: one that was forgotten may be added again before its turn.
+    waiting: HashSet<Missing>,
     /// The namespace of the last look-up.
     last: String,
 }
 
 impl Turns {
     fn add(&mut self, missing: Missing) {
+        if !self.waiting.insert(missing.clone()) {
+            return;
+        }
         self.by_namespace.entry(missing.0.namespace().to_owned()).or_default().push_back(missing);
     }
 
@@ -159,11 +164,12 @@ impl Turns {
         let (namespace, _) = later.or_else(|| self.by_namespace.first_key_value())?;
         self.last = namespace.clone();
         let queue = self.by_namespace.get_mut(&self.last)?;
-        let next = queue.pop_front();
+        let next = queue.pop_front()?;
         if queue.is_empty() {
             self.by_namespace.remove(&self.last);
         }
-        next
+        self.waiting.remove(&next);
+        Some(next)
     }
 }
 
@@ -270,6 +276,20 @@ mod tests {
         absences.start(&client, &ApiAvailability::default(), &Arc::default());
         assert!(timeout(REPEAT_AFTER, absences.ended()).await.unwrap().is_none(), "forgotten");
         assert!(absences.states.is_empty() && absences.by_object.is_empty());
+    }
+
+    #[test]
+    fn forgotten_service_is_queued_once() {
+        let mut absences = Absences::default();
+        let (object, web) = (key("shop", "xt"), key("shop", "web"));
+        for _ in 0..3 {
+            assert!(!absences.confirm_gone(&object, &web, &"known".into()));
+            absences.forget(&object);
+        }
+        assert!(absences.waiting.next().is_some());
+        assert!(absences.waiting.next().is_none());
+        absences.confirm_gone(&object, &web, &"known".into());
+        assert!(absences.waiting.next().is_some(), "its turn has come before");
     }
 
     #[test]
