@@ -548,10 +548,11 @@ impl FailoverController {
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.wrote("patch", "ExternalTarget", code);
         }
-        if result.is_err()
-            && let Some(state) = self.leader.states.get_mut(&key)
-        {
-            state.put_back();
+        if result.is_err() {
+            self.leader.budget.failed(&key);
+            if let Some(state) = self.leader.states.get_mut(&key) {
+                state.put_back();
+            }
         }
         match result {
             Ok(object) => {

@@ -70,6 +70,17 @@ impl WriteBudget {
         self.writes.push_back((now, key.clone()));
     }
 
+    /// Processes that the last write of an object has failed: it doesn't delay the next one. It still counts for
+    /// `MAX_WRITES`.
+    pub fn failed(&mut self, key: &ServiceKey) {
+        let Some(position) = self.writes.iter().rposition(|(_, written)| written == key) else { return };
+        self.writes.remove(position);
+        match self.writes.iter().rfind(|(_, written)| written == key) {
+            Some((at, _)) => self.last.insert(key.clone(), *at),
+            None => self.last.remove(key),
+        };
+    }
+
     fn remove_old(&mut self, now: Instant) {
         while let Some((at, key)) = self.writes.pop_front_if(|(at, _)| *at + OBJECT_INTERVAL <= now) {
             // Not if the object was written again.
@@ -122,6 +133,25 @@ mod tests {
                 assert_eq!(budget.take(&web, now), expected.map_err(Duration::from_secs), "{second}");
             }
         }
+    }
+
+    #[test]
+    fn failed_write_delays_no_retry() {
+        let (mut budget, start) = (WriteBudget::default(), Instant::now());
+        let web = key("shop", 0);
+        budget.failed(&web);
+        assert_eq!(budget.take(&web, start), Ok(()));
+        budget.failed(&web);
+        assert_eq!(budget.take(&web, start + SECOND), Ok(()));
+        budget.record_urgent(&web, start + 2 * SECOND);
+        budget.failed(&web);
+        assert_eq!(budget.take(&web, start + 3 * SECOND), Err(8 * SECOND), "the write before counts");
+        let mut budget = WriteBudget::default();
+        for _ in 0..2 {
+            assert_eq!(budget.take(&web, start), Ok(()));
+            budget.failed(&web);
+        }
+        assert_eq!(take_all(&mut budget, "shop", 0, start), (18, SECOND), "failed writes count");
     }
 
     #[test]
