@@ -89,12 +89,15 @@ pub(super) async fn check(key: CheckKey, check_dns: CheckDns) -> CheckEnd {
     CheckEnd { key, result }
 }
 
-/// Connects to the first [`MAX_CONNECTIONS`] addresses in parallel, and closes the connections.
+/// Connects to the first [`MAX_CONNECTIONS`] different addresses in parallel, and closes the connections.
 ///
 /// # Errors
 /// If no address accepts a connection: the error of the first one.
 async fn connect(addresses: &[IpAddr], port: u16, limit: Duration) -> Result<(), String> {
-    let connections = addresses.iter().take(MAX_CONNECTIONS).map(|address| async move {
+    // Several upstreams may have answered the same ones.
+    let mut known = HashSet::new();
+    let distinct = addresses.iter().filter(|address| known.insert(**address));
+    let connections = distinct.take(MAX_CONNECTIONS).map(|address| async move {
         match timeout(limit, TcpStream::connect((*address, port))).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(format!("no connection to {}: {error}", SocketAddr::new(*address, port))),
@@ -111,6 +114,16 @@ async fn connect(addresses: &[IpAddr], port: u16, limit: Duration) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn repeated_addresses_count_once() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (open, closed) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 0, 0, 2]));
+        let port = listener.local_addr().unwrap().port();
+        let limit = Duration::from_secs(20);
+        assert_eq!(connect(&[closed, closed, closed, closed, open], port, limit).await, Ok(()));
+        assert!(connect(&[closed], port, limit).await.is_err());
+    }
 
     #[test]
     fn hostname_fails_only_for_targets_that_it_leads_back_to() {
