@@ -80,17 +80,16 @@ impl Outlook<'_> {
     }
 
     fn progressing(&self) -> Finding {
+        let pin = self.facts.input.spec.pin.as_deref();
         let Some(current) = self.current else {
+            if let Some(pin) = pin {
+                return finding(true, "NoTarget", self.unusable_pin(pin));
+            }
             let until = self.first_wait().map(|until| format!(" until {until}")).unwrap_or_default();
             return finding(true, "NoTarget", format!("waits{until} for a target that passes its check"));
         };
-        let pin = self.facts.input.spec.pin.as_deref();
         if let Some(pin) = pin.filter(|pin| *pin != current.source) {
-            return finding(
-                true,
-                "PinnedSourceNotReady",
-                format!("source {pin} is pinned and has no target"),
-            );
+            return finding(true, "PinnedSourceNotReady", self.unusable_pin(pin));
         }
         let Some((position, new)) = self.new_target() else { return finding(false, "TargetAnnounced", "") };
         let source = &self.sources[position];
@@ -102,12 +101,20 @@ impl Outlook<'_> {
         finding(false, CUTOVER_TIMED_OUT, format!("{} stays: {new}: {}", current.target, source.message))
     }
 
-    /// Returns the end of the wait for a first target that passes its check; `None` if no source offers a target, a
-    /// source is pinned, or the wait is over.
+    /// Returns why the pinned source isn't in use.
+    fn unusable_pin(&self, pin: &str) -> String {
+        let pinned = self.sources.iter().find(|source| source.name == pin);
+        match pinned.filter(|pinned| pinned.state == SourceState::Refused) {
+            Some(refused) => format!("source {pin} is pinned and refused: {}", refused.message),
+            None => format!("source {pin} is pinned and has no target"),
+        }
+    }
+
+    /// Returns the end of the wait for a first target that passes its check; `None` if no source offers a target, or
+    /// the wait is over.
     fn first_wait(&self) -> Option<Timestamp> {
         let (facts, spec) = (self.facts, self.facts.input.spec);
-        let offering =
-            facts.positions().filter(|position| spec.pin.is_none() && facts.offered(*position).is_some());
+        let offering = facts.positions().filter(|position| facts.offered(*position).is_some());
         let first = offering.map(|position| facts.waits_until(&self.sources[position])).min()?;
         let withdrawn = self.history.first().map(|last| end_of_wait(last.until, spec.max_wait));
         withdrawn.into_iter().chain([first]).max().filter(|end| *end > facts.input.now)

@@ -50,16 +50,14 @@ impl Rules<'_> {
             && let Some(standby) = self.healthy_except(Some(position))
         {
             // A standby that works is better than a new target of the same source that doesn't.
-            if !facts.has_come(next_move(self.history, MoveReason::FailedOver)) {
-                return Choice::Stay;
-            }
-            if !facts.input.is_failover_held {
+            let may_move = facts.has_come(next_move(self.history, MoveReason::FailedOver));
+            if may_move && !facts.input.is_failover_held {
                 return Choice::Move(standby, MoveReason::FailedOver);
             }
             if let Some(target) = facts.offered(standby) {
                 facts.note_end_of_pass(target);
             }
-            return Choice::Hold;
+            return if may_move { Choice::Hold } else { Choice::Stay };
         }
         if new.is_some() && facts.is_waited_out(&self.sources[position]) && has_failed {
             return Choice::Move(position, MoveReason::CutoverTimedOut);

@@ -312,7 +312,9 @@ fn target_stays_while_a_ready_standby_waits() {
     harness.fail_thrice("a.example");
     harness.fail_thrice("dead.example");
     harness.pass("b.example");
-    assert_eq!(harness.decide().moved, None, "a failover may follow the failback after a minute");
+    let decision = harness.decide();
+    assert_eq!(decision.moved, None, "a failover may follow the failback after a minute");
+    assert_eq!(decision.again, Some(at(90 + 35)), "the end of the standby's pass");
 }
 
 // --- Withdrawal
@@ -730,6 +732,20 @@ fn pinned_source_without_a_target_moves_nothing() {
     *harness.offer("busan") = offer("another uid", "");
     harness.decide();
     assert_eq!(harness.announced(), "", "nothing moves by itself");
+    assert_eq!(harness.condition(Progressing), (True, "NoTarget"));
+    let message = &harness.status.condition(Progressing).unwrap().message;
+    assert_eq!(message, "source busan is pinned and has no target");
+}
+
+#[test]
+fn refusal_of_a_pinned_source_is_told() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.edit(|spec| spec.pin = Some("busan".to_owned()));
+    harness.denied.push(target("b.example"));
+    harness.decide();
+    assert_eq!(harness.condition(Progressing), (True, "PinnedSourceNotReady"));
+    let message = &harness.status.condition(Progressing).unwrap().message;
+    assert_eq!(message, "source busan is pinned and refused: the target policy denies its target");
 }
 
 #[test]
