@@ -59,9 +59,9 @@ pub enum Reason {
     FailedOver,
     /// A preferred source of an ExternalTarget works again and is in use.
     FailedBack,
-    /// A new target was waited for in vain.
+    /// The first target of an ExternalTarget, or a new target of its source in use, was waited for in vain.
     CutoverTimedOut,
-    /// The target of an ExternalTarget has failed, and no source can replace it.
+    /// The target of an ExternalTarget has failed or was withdrawn, and no source can replace it.
     NoHealthySource,
     /// A source of an ExternalTarget isn't permitted.
     RefNotPermitted,
@@ -104,7 +104,9 @@ impl Reason {
             Self::TargetChanged | Self::FailedOver | Self::FailedBack => "ChangeTarget",
             // The former target may stay.
             Self::CutoverTimedOut => "EndWait",
-            Self::TargetStale | Self::TargetRefused | Self::NoHealthySource => "KeepTarget",
+            Self::TargetStale | Self::TargetRefused => "KeepTarget",
+            // The target may have been withdrawn.
+            Self::NoHealthySource => "AwaitSource",
             Self::Led => "LeadLink",
             Self::RefNotPermitted | Self::CheckRefused | Self::InvalidSpec => "RefuseSource",
             Self::ExternalTargetCreated => "CreateExternalTarget",
