@@ -365,7 +365,7 @@ async fn failed_target_is_replaced_until_it_works_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn loop_of_one_object_fails_no_check_of_another_one() {
     let mut shop = Shop::open(&[]).await;
-    shop.upstream.resolver = FaultyUpstream::start(|asked, _| {
+    shop.upstream.resolver = FaultyUpstream::late(Duration::from_millis(200), |asked, _| {
         let name = asked.queries[0].name().clone();
         if name.to_string() != "alias.example.com." {
             return vec![address(asked, 1, 5)];
@@ -383,18 +383,24 @@ async fn loop_of_one_object_fails_no_check_of_another_one() {
     shop.create("other", json!({"sources": [alias], "check": quick()})).await;
     let _linker = shop.linker(&[]).await;
 
-    let looped = || async {
-        let source = shop.status("web").await.sources.into_iter().find(|source| source.name == "alias")?;
-        (source.message == "leads back to the ExternalTarget").then_some(source.state)
+    let state = async |name: &str| {
+        let sources = shop.status(name).await.sources;
+        sources.into_iter().find(|source| source.name == "alias").map(|source| (source.state, source.message))
     };
-    let is_unhealthy = || async { (looped().await? == Some(SourceState::Unhealthy)).then_some(()) };
+    let looped = Some((Some(SourceState::Unhealthy), "leads back to the ExternalTarget".to_owned()));
+    let is_unhealthy = || async { (state("web").await == looped).then_some(()) };
     eventually("the alias leads back to web", is_unhealthy).await;
     shop.announces("other", "alias.example.com").await;
     shop.condition("other", "Ready", "True").await;
-    let checks = shop.upstream.resolver.asked("alias.example.com A").len();
-    let are_more =
-        || async { (shop.upstream.resolver.asked("alias.example.com A").len() >= checks + 3).then_some(()) };
-    eventually("three further checks", are_more).await;
+    let checks = || shop.upstream.resolver.asked("alias.example.com. A").len();
+    let before = checks();
+    let are_more = || async {
+        // Both wait for the same checks.
+        assert_eq!(state("web").await, looped);
+        assert_eq!(state("other").await, Some((Some(SourceState::Healthy), String::new())));
+        (checks() >= before + 4).then_some(())
+    };
+    eventually("further checks", are_more).await;
     assert_eq!(shop.condition("other", "Ready", "True").await, "TargetVerified");
     assert!(!shop.plane.event_reasons("shop").contains(&"NoHealthySource".to_owned()));
 }
