@@ -31,6 +31,8 @@ use crate::sync::election::{ElectionMetrics, KnownLeader};
 pub(super) const LINKS_PATH: &str = "/api/links";
 
 const JSON: &str = "application/json";
+/// The beginning of the text of a 503 before the first list.
+pub(super) const NOT_READ: &str = "the load balancers haven't been read yet";
 
 /// The headers of every answer: a browser runs no script but that of the page, shows the page in no frame, and uses a
 /// stored answer only after asking again.
@@ -157,7 +159,7 @@ async fn links(
     if !status.store.is_synced() {
         let note =
             status.store.snapshot_links().map(|snapshot_links| format!("; DNS goes on, {snapshot_links}"));
-        let why = format!("the load balancers haven't been read yet{}\n", note.unwrap_or_default());
+        let why = format!("{NOT_READ}{}\n", note.unwrap_or_default());
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }
     // Read before the links, so that the ETag is never newer than the links.

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::api::{LINKS_PATH, LinkListing};
+use super::api::{LINKS_PATH, LinkListing, NOT_READ};
 use crate::links::LinkFilter;
 use crate::model::excerpt::sentence;
 
@@ -90,9 +90,9 @@ impl InstanceClient {
         let (head, body) = answer.into_parts();
         let body = to_bytes(Body::new(body), MAX_BODY).await.map_err(|error| foreign(&error))?;
         match head.status {
-            StatusCode::NOT_MODIFIED => return Ok(None),
+            StatusCode::NOT_MODIFIED if self.etag.is_some() => return Ok(None),
             StatusCode::OK => {}
-            StatusCode::SERVICE_UNAVAILABLE => {
+            StatusCode::SERVICE_UNAVAILABLE if body.starts_with(NOT_READ.as_bytes()) => {
                 return Err(ClientError::Refused(
                     sentence(String::from_utf8_lossy(&body).trim_end()).to_string(),
                 ));

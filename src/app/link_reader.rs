@@ -26,6 +26,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// A store that is kept in step with its source until this is dropped.
 pub struct LinkReader {
     pub store: Arc<Store>,
+    /// The URL of the API server; `None` for manifests.
+    pub server: Option<String>,
     /// The zones in which links have names.
     pub zones: Vec<Name>,
     _policy: watch::Sender<Arc<HostnamePolicy>>,
@@ -59,6 +61,7 @@ impl LinkReader {
         let zones = read_zones(&flags)?;
         let sync = SyncRuntime::start().map_err(RunError::Thread)?;
         let source = sync.open(flags.clone(), zones.clone()).await?;
+        let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());
         let store = Arc::new(store_for(&zones, Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
         let policy = watch::Sender::new(Arc::new(flags.hostname_policy(&zones)));
@@ -68,6 +71,7 @@ impl LinkReader {
         sync.runtime().spawn(syncing);
         let reader = Self {
             store: Arc::clone(&store),
+            server,
             zones: zones.into_iter().map(|zone| zone.origin).collect(),
             _policy: policy,
             _stop: stop.drop_guard(),

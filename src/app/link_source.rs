@@ -14,8 +14,8 @@ use crate::app::error::RunError;
 use crate::cli::flags::Flags;
 use crate::links::LinkFilter;
 use crate::links::view::{LinkView, views};
+use crate::model::excerpt::sentence;
 use crate::model::link::LinkChange;
-use crate::sync::k8s::client::connect;
 
 /// The interval between two requests to a running lb-linker.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -48,6 +48,7 @@ impl LinkSource {
     /// # Errors
     /// If the flags can't be used, or the links can't be read.
     pub async fn open(flags: Flags, filter: LinkFilter) -> Result<Self, RunError> {
+        let mut foreign = None;
         let is_named = flags.manifests.is_some() || flags.kubeconfig.is_some() || flags.context.is_some();
         if !is_named {
             let address = flags.admin_listen;
@@ -60,17 +61,14 @@ impl LinkSource {
                 }
                 Err(error @ ClientError::Refused(_)) => return Err(RunError::Instance { address, error }),
                 Err(error) if error.is_absent() => {}
-                Err(error) => {
-                    let server = connect(None, None).await.map(|connection| connection.server.to_string());
-                    let server = server.map(|server| format!(" {server}")).unwrap_or_default();
-                    warn!(
-                        "--admin-listen {address}: {error}; the links are read from API server{server} instead"
-                    );
-                }
+                Err(error) => foreign = Some(format!("--admin-listen {address}: {error}")),
             }
         }
         let target_namespace = flags.target_namespace.clone();
         let reader = Box::new(LinkReader::open(flags).await?);
+        if let (Some(foreign), Some(server)) = (foreign, &reader.server) {
+            warn!("{foreign}; the links are read from API server {} instead", sentence(server));
+        }
         let changes = reader.store.subscribe();
         Ok(Self { filter, origin: Origin::Reader { reader, changes, target_namespace } })
     }

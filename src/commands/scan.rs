@@ -56,12 +56,12 @@ pub async fn scan_cluster(
         Ok(found) => found,
         Err(error) => return exit_with_error(&error.explain(""), FAILED),
     };
-    // Ignore EPIPE: stdout or stderr may be closed (`| head`).
-    let print = |line: &str| drop(writeln!(std::io::stdout(), "{}", printable(line, &['\n'])));
+    // Ignore EPIPE: stdout may be closed (`| head`).
+    let print = |line: &str| drop(writeln!(std::io::stdout(), "{}", printable(line, &[])));
     match output {
         ScanOutput::Text => report(&found).iter().for_each(|line| print(line)),
         ScanOutput::Json => match json(&found) {
-            Ok(text) => print(&text),
+            Ok(text) => text.lines().for_each(print),
             Err(error) => return exit_with_error(&error.to_string(), FAILED),
         },
     }

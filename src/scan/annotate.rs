@@ -71,7 +71,7 @@ async fn allow(client: &Client, load_balancer: &str, namespaces: &[&str]) -> Res
     if !namespaces.iter().all(|namespace| counted.contains(namespace)) {
         return Err(format!(
             "Service {load_balancer}: {ALLOW_FROM} would have {} entries, and lb-linker ignores all but the first \
-             {MAX_ENTRIES}: take out some, or allow all namespaces with *",
+             {MAX_ENTRIES}: take out some, or replace all by *",
             all.len()
         ));
     }

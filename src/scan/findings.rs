@@ -143,6 +143,14 @@ pub struct Endpoints {
 pub struct Subset {
     #[serde(default, deserialize_with = "null_is_default")]
     pub addresses: Vec<EndpointsAddress>,
+    #[serde(default, deserialize_with = "null_is_default", rename = "notReadyAddresses")]
+    pub not_ready_addresses: Vec<EndpointsAddress>,
+}
+
+impl Subset {
+    fn all_addresses(&self) -> impl Iterator<Item = &String> {
+        self.addresses.iter().chain(&self.not_ready_addresses).map(|address| &address.ip)
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -326,7 +334,7 @@ fn addresses(objects: &Objects, store: &Store, target_namespace: &str) -> Vec<Ad
         Some(("EndpointSlice", &slice.metadata, service.clone(), texts))
     });
     let endpoints = objects.endpoints.iter().filter_map(|object| {
-        let texts = object.subsets.iter().flat_map(|subset| &subset.addresses).map(|address| &address.ip);
+        let texts = object.subsets.iter().flat_map(Subset::all_addresses);
         Some(("Endpoints", &object.metadata, object.metadata.name.clone()?, texts.collect::<Vec<_>>()))
     });
     let mut found = Vec::new();

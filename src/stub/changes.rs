@@ -174,11 +174,11 @@ pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<Step> {
         );
     }
     if let Some(map) = dns.config_map(COREDNS_CUSTOM)
-        && value(map, SERVER_KEY).is_some()
+        && (value(map, SERVER_KEY).is_some() || value(map, &format!("{SERVER_KEY}{BACKUP}")).is_some())
     {
         let main = dns.config_map(COREDNS).and_then(|map| value(map, COREFILE)).unwrap_or_default();
         let restart = Corefile::parse("", main).ok().and_then(|corefile| restart(&corefile, DEPLOYMENT));
-        steps.push(step_of(map, SERVER_KEY, None, String::new(), false, restart));
+        steps.push(step_of(map, SERVER_KEY, former_servers(map), String::new(), false, restart));
     }
     if steps.is_empty() {
         steps.push(Step::Done(
@@ -187,6 +187,13 @@ pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<Step> {
         ));
     }
     steps
+}
+
+/// Returns the text in [`SERVER_KEY`] before the first change, without a block of lb-linker.
+fn former_servers(map: &ConfigMap) -> Option<String> {
+    let backup = value(map, &format!("{SERVER_KEY}{BACKUP}"))?;
+    let rest = Corefile::parse(SERVER_KEY, backup).and_then(|corefile| corefile.without());
+    Some(rest.unwrap_or_else(|_| backup.to_owned())).filter(|rest| !rest.trim().is_empty())
 }
 
 fn steps_to_remove(map: &ConfigMap, before: &str, zones: &[String]) -> Result<Vec<Step>, CorefileError> {
@@ -235,7 +242,7 @@ pub fn diff(change: &Change) -> Vec<String> {
         Backup::Set => {
             diff.push(format!("The present value is kept under the key {}.", change.backup_key()));
         }
-        Backup::Remove if change.after.is_some() => {
+        Backup::Remove => {
             diff.push(format!("The key {} is removed.", change.backup_key()));
         }
         _ => {}
@@ -431,7 +438,7 @@ fn done(place: &str, forwarding: &Forwarding) -> Step {
     Step::Done(format!("ConfigMap {place} forwards {} already", forwarding.zones.join(", ")))
 }
 
-/// Returns the command that restarts the Pods, unless they have *reload*, which also reads imported files again.
+/// Returns the command that restarts the Pods, unless the Corefile has *reload*, which also reads imported files again.
 fn restart(corefile: &Corefile<'_>, workload: &str) -> Option<String> {
     (!corefile.reloads()).then(|| format!("kubectl -n {KUBE_SYSTEM} rollout restart {workload}"))
 }

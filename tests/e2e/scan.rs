@@ -168,7 +168,7 @@ async fn service_that_isnt_allowed_is_left_unannotated() {
     let (report, errors) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{errors}");
     let expected = "lb-linker: Service lbs/web: linker.hsj.com/allow-from would have 101 entries, and lb-linker ignores \
-                    all but the first 100: take out some, or allow all namespaces with *\n\
+                    all but the first 100: take out some, or replace all by *\n\
                     lb-linker: Service shop/db isn't annotated, because lbs/web doesn't allow its namespace\n";
     assert_eq!(errors, expected);
     assert!(report.ends_with("\nlbs/db: linker.hsj.com/source=lbs/web\n"), "{report}");

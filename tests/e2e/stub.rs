@@ -324,6 +324,8 @@ async fn coredns_starts_with_a_block_made_by_hand() {
     plane.apply(&config_map("coredns-custom", json!({"mine.server": by_hand})).to_string());
     let (code, out, err) = text(&stub(&plane.admin_kubeconfig(), &["--apply", "--yes"]));
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    let added = data(&plane, "coredns-custom")["lb-linker.server"].clone();
+    assert!(added.as_str().unwrap().contains(&format!("lb.internal:{} {{", port.number())), "{added}");
     let custom = directory.path().join("custom");
     fs::create_dir(&custom).unwrap();
     for (key, value) in data(&plane, "coredns-custom").as_object().unwrap() {

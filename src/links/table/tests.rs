@@ -165,7 +165,11 @@ fn control_characters_are_escaped_in_every_format() {
                 let parsed: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
                 assert_eq!(parsed["items"][0]["target"], HOSTILE);
             }
-            _ => {}
+            // A line break of the text makes no row.
+            _ => assert!(
+                !text.contains("2J\n") && text.contains("2J\\r\\n"),
+                "{format:?} {is_detail}: {text:?}"
+            ),
         }
     }
 }

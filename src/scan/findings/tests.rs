@@ -176,16 +176,18 @@ fn mirrored_slice_is_reported_once_with_its_endpoints() {
         "addressType": "IPv4", "endpoints": [{"addresses": ["192.0.2.1"]}]
     }))
     .unwrap();
-    let endpoints: Endpoints = serde_json::from_value(json!({
-        "metadata": {"namespace": "shop", "name": "db"}, "subsets": [{"addresses": [{"ip": "192.0.2.1"}]}]
-    }))
-    .unwrap();
+    let endpoints = |addresses: &str| -> Endpoints {
+        let subset = json!({addresses: [{"ip": "192.0.2.1"}]});
+        let object = json!({"metadata": {"namespace": "shop", "name": "db"}, "subsets": [subset]});
+        serde_json::from_value(object).unwrap()
+    };
     let names = |endpoints: Vec<Endpoints>| -> Vec<String> {
         let objects = Objects { slices: vec![slice.clone()], endpoints, ..Objects::default() };
         let (scan, _) = find(&objects, &store, "external-targets");
         scan.addresses.into_iter().map(|it| it.name).collect()
     };
-    assert_eq!(names(vec![endpoints]), ["db"]);
+    assert_eq!(names(vec![endpoints("addresses")]), ["db"]);
+    assert_eq!(names(vec![endpoints("notReadyAddresses")]), ["db"]);
     // The Endpoints may be forbidden to read.
     assert_eq!(names(Vec::new()), ["db-x7k2p"]);
 }

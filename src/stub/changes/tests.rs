@@ -108,10 +108,9 @@ fn former_block_of_lb_linker_is_no_value_before_the_change() {
     assert_eq!((second[0].before.as_deref(), second[0].backup), (Some(CUSTOM), Backup::Keep));
     assert_eq!(value(after(applied, &second).config_map(COREDNS_CUSTOM).unwrap(), BACKUP_KEY), None);
 
-    // Other text in the key, which the change replaces, is kept.
-    for text in
-        ["lb.internal:53 {\n    forward . 10.96.0.9\n}\n".to_owned(), format!("{CUSTOM}a:53 {{\n}}\n")]
-    {
+    // Other text in the key, which the change replaces, is kept, and restored.
+    let [by_hand, rest] = ["lb.internal:53 {\n    forward . 10.96.0.9\n}\n", "a:53 {\n}\n"];
+    for (text, restored) in [(by_hand.to_owned(), by_hand), (format!("{CUSTOM}{rest}"), rest)] {
         let mut dns = dns.clone();
         let mut map = config_map(COREDNS_CUSTOM);
         map.data = Some([(SERVER_KEY.to_owned(), text.clone())].into());
@@ -119,6 +118,20 @@ fn former_block_of_lb_linker_is_no_value_before_the_change() {
         dns.config_maps.push(map);
         let changed = after(dns.clone(), &changes(to_apply(&dns, &moved)));
         assert_eq!(value(changed.config_map(COREDNS_CUSTOM).unwrap(), BACKUP_KEY), Some(&*text));
+        let mut without_key = changed.clone();
+        let map = without_key.config_maps.iter_mut().find(|map| name(map) == COREDNS_CUSTOM).unwrap();
+        map.data.as_mut().unwrap().remove(SERVER_KEY);
+        for changed in [changed, without_key] {
+            let removing = changes(to_remove(&changed, &moved.zones));
+            assert!(
+                diff(&removing[0]).iter().any(|line| line.contains(BACKUP_KEY)),
+                "{:?}",
+                diff(&removing[0])
+            );
+            let removed = after(changed, &removing);
+            let data = removed.config_map(COREDNS_CUSTOM).unwrap().data.clone().unwrap();
+            assert_eq!(data, [(SERVER_KEY.to_owned(), restored.to_owned())].into());
+        }
     }
 }
 
