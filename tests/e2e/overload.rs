@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use hickory_proto::op::{Message, ResponseCode};
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::api::{Api, PostParams};
 use lb_linker::api::external_target::ExternalTarget;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -552,10 +552,6 @@ async fn tenant_with_many_external_targets_takes_no_metrics_of_another() {
         let what = format!("metrics of {expected:?} ExternalTargets");
         eventually(&what, async || ([exported("shop"), exported("shop-dr")] == expected).then_some(())).await;
     };
-    are_exported([1, 0]).await;
     linker.line("there are more than 1000 ExternalTargets").await;
-
-    let some = ListParams::default().fields("metadata.name!=t-0");
-    many.delete_collection(&DeleteParams::default(), &some).await.unwrap();
-    are_exported([1, 1]).await;
+    are_exported([1, 0]).await;
 }

@@ -63,7 +63,7 @@ impl Outlook<'_> {
             _ => 1,
         };
         if facts.is_late(&current.target) {
-            let message = "for two periods no check has passed or failed";
+            let message = "no check has passed or failed for more than two periods";
             (ConditionStatus::Unknown, "CheckLate".to_owned(), message.to_owned())
         } else if facts.has_failed(&current.target) {
             // The first message stays, so that errors that alternate cause no writes.

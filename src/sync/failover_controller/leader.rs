@@ -262,22 +262,22 @@ impl FailoverController {
         self.queue_all();
     }
 
-    /// Starts or stops exporting metrics of single ExternalTargets, depending on the number of ExternalTargets.
+    /// Starts or stops exporting metrics of single ExternalTargets, depending on the number of ExternalTargets. Called
+    /// at least every 30 s.
     fn limit_metrics(&mut self) {
-        if self.leader.term.is_none() || !std::mem::take(&mut self.leader.is_number_changed) {
+        let (limit, now) = (&mut self.leader.metrics_limit, Instant::now());
+        let is_due = self.leader.is_number_changed && limit.is_due(self.objects.len(), now);
+        if self.leader.term.is_none() || !is_due {
             return;
         }
-        let limit = &mut self.leader.metrics_limit;
+        self.leader.is_number_changed = false;
         let before = limit.left_out();
-        let changed = limit.update(self.objects.keys().map(ServiceKey::namespace));
+        let changed = limit.decide(self.objects.keys().map(ServiceKey::namespace), now);
         if before == 0 && limit.left_out() > 0 {
             warn!(
                 "there are more than {MAX_METRICS} ExternalTargets: in the namespaces with the most of them no metrics \
                  of single ones are exported, and the alerts of spec.alerts don't fire"
             );
-        }
-        if changed.is_empty() {
-            return;
         }
         for key in self.objects.keys().filter(|key| changed.contains(key.namespace())) {
             if !limit.allows(key.namespace()) {

@@ -517,7 +517,12 @@ impl ServiceWatcher {
     fn deleted(&self, object: &RawDeserializeGuard<Service>, other_services: &mut OtherServices) {
         let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
         let deleted = Deleted { key: key_of(object), uid, version };
-        self.unselected.deleted(&deleted.key, &deleted.uid);
+        if self.store.is_unreadable(&deleted.key) {
+            // The Service that can't be decoded is gone; its predecessor, which counted until now, is gone, too.
+            self.unselected.remove(&deleted.key);
+        } else {
+            self.unselected.deleted(&deleted.key, &deleted.uid);
+        }
         other_services.object_errors.set(&deleted.key, None);
         let is_gone = object.meta().deletion_timestamp.is_some();
         if !is_gone && self.is_followed(&deleted) {

@@ -208,8 +208,8 @@ impl OwnTargets {
     }
 }
 
-/// Returns the label directly below the closest of our zones above a host, in lower case; `None` for the name of a zone
-/// itself.
+/// Returns the label directly below the most specific of our zones that contains a host, in lower case; `None` for the
+/// name of a zone itself, and for a host outside our zones.
 fn label_below_zone(host: &Name, hostname_policy: &HostnamePolicy) -> Option<Box<[u8]>> {
     let zones = hostname_policy.targets.zones.iter().filter(|zone| zone.zone_of(host));
     let below = host.iter().count().checked_sub(zones.map(|zone| zone.iter().count()).max()?)?;

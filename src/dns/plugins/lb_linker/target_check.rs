@@ -142,7 +142,11 @@ impl LbLinker {
     async fn follow_target(&self, server: &Arc<Server>, query: &Query, check: &Arc<TargetCheck>) -> CheckEnd {
         let request = server.internal_request(query.clone());
         let mut name = query.name().clone();
+        let mut looked_up = HashSet::new();
         for _ in 0..MAX_LOOKUPS_PER_QUERY {
+            if !looked_up.insert(name.clone()) {
+                return failed("its CNAME chain is a loop");
+            }
             let purpose = Purpose::Check(Arc::clone(check));
             let reply = Server::look_up(&request, query_for(&request, &name), purpose).await;
             match (check.ended(), reply) {

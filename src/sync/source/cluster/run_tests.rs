@@ -125,6 +125,23 @@ async fn missing_service_stays_until_confirmed_gone() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn predecessor_of_a_deleted_undecodable_service_is_gone() {
+    let mut successor = opted_out("a/api");
+    successor["object"]["metadata"]["uid"] = "new".into();
+    successor["object"]["spec"]["type"] = 5.into();
+    let mut deleted = successor.clone();
+    deleted["type"] = "DELETED".into();
+    let first = vec![opted_out("a/api"), added("a/web"), list_ends(), gone()];
+    for (events, is_known) in [(vec![], true), (vec![deleted], false)] {
+        let again = [vec![successor.clone(), added("a/web"), list_ends()], events].concat();
+        let source = source(vec![first.clone(), again]);
+        let services = Arc::clone(&source.unselected);
+        after(source, 20).await;
+        assert_eq!(services.get(&ServiceKey::new("a", "api")).is_some(), is_known);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn unselected_services_stay_if_a_list_lacks_too_many() {
     let unselected = |numbers: std::ops::Range<usize>| {
         let services = numbers.map(|number| opted_out(&format!("a/{number}")));
