@@ -315,7 +315,7 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
     };
     let mut out = std::io::stdout().lock();
     for line in &check_report.lines {
-        // Ignore EPIPE: stdout or stderr may be closed (`| head`).
+        // Ignore EPIPE: stdout may be closed (`| head`).
         let _ = writeln!(out, "{}", printable(line, &['\t']));
     }
     for problem in check_report.input.iter().chain(&check_report.cluster) {
@@ -334,7 +334,7 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
     if flags.manifests.is_some() {
         return exit_with_error("takeover is about a cluster: leave out --manifests", BAD_INPUT);
     }
-    // Ignore EPIPE: stdout or stderr may be closed (`| head`).
+    // Ignore EPIPE: stderr may be closed.
     let progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
     let outcome = match takeover(flags, dry_run, progress).await {
         Ok(outcome) => outcome,
@@ -357,7 +357,7 @@ async fn query(arguments: &[String]) -> ExitCode {
     };
     match question.ask().await {
         Ok(answer) => {
-            // Ignore EPIPE: stdout or stderr may be closed (`| head`).
+            // Ignore EPIPE: stdout may be closed (`| head`).
             let _ = writeln!(std::io::stdout(), "{answer}");
             ExitCode::SUCCESS
         }

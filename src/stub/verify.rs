@@ -35,8 +35,8 @@ pub struct Tier {
 pub struct Expected {
     pub name: Name,
     pub qtype: RecordType,
-    /// The target: a hostname, or addresses. If the zone has no link with a target: the zone's SOA record.
-    pub target: Vec<String>,
+    /// The record data: the target's hostname or addresses. If the zone has no link with a target: its SOA record.
+    pub data: Vec<String>,
 }
 
 impl fmt::Display for Expected {
@@ -46,7 +46,7 @@ impl fmt::Display for Expected {
             RecordType::SOA => {
                 write!(f, "{name} {qtype}: no load balancer has a target, so the zone itself is asked for")
             }
-            _ => write!(f, "{name} {qtype}: the load balancer is {}", self.target.join(",")),
+            _ => write!(f, "{name} {qtype}: the load balancer is {}", self.data.join(",")),
         }
     }
 }
@@ -110,11 +110,11 @@ pub fn expected(links: &[LinkView], zone: &Name) -> Expected {
         }
         let is_ipv6 = !addresses.is_empty() && addresses.iter().all(IpAddr::is_ipv6);
         let qtype = if is_ipv6 { RecordType::AAAA } else { RecordType::A };
-        Some(Expected { name, qtype, target })
+        Some(Expected { name, qtype, data: target })
     });
     of_link.unwrap_or_else(|| {
-        let target = vec![format!("{SOA} ns.dns.{}", to_presentation(zone))];
-        Expected { name: zone.clone(), qtype: RecordType::SOA, target }
+        let data = vec![format!("{SOA} ns.dns.{}", to_presentation(zone))];
+        Expected { name: zone.clone(), qtype: RecordType::SOA, data }
     })
 }
 
@@ -188,7 +188,7 @@ pub fn problem(expected: &Expected, asked: &[Asked]) -> Option<String> {
 
 fn is_right(expected: &Expected, seen: &Result<Seen, String>) -> bool {
     let Ok(seen) = seen else { return false };
-    let known = |data: &String| expected.target.iter().any(|target| target.eq_ignore_ascii_case(data));
+    let known = |data: &String| expected.data.iter().any(|one| one.eq_ignore_ascii_case(data));
     !seen.data.is_empty() && seen.data.iter().all(known)
 }
 

@@ -15,8 +15,8 @@ pub(crate) struct AddressRange {
 }
 
 impl AddressRange {
-    /// Returns the position of the addresses; `None` if there are none, if other records follow, if they differ in size,
-    /// or if their owners aren't one compression pointer.
+    /// Returns the position of the address records; `None` if there are none, if other records follow them, or if the
+    /// address records differ in size or aren't all owned by the same compression pointer.
     pub(crate) fn of(bytes: &[u8], answers: &[RecordOffset]) -> Option<Self> {
         let is_address = |record: &&RecordOffset| {
             // The type precedes the class, which precedes the TTL; each has two bytes.

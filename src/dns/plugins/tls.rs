@@ -129,7 +129,8 @@ mod tests {
 
     use super::super::tests::support::TestServer;
 
-    /// Creates a certificate and key in `crt` and `key`, another certificate in `other`, and no PEM in `junk`.
+    /// Creates a certificate and its key in `crt` and `key`, another certificate in `other`, and a file `junk` that
+    /// isn't PEM.
     fn files() -> TempDir {
         let directory = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();

@@ -26,10 +26,10 @@ pub(crate) struct AttemptSchedule {
     next: Instant,
     round: Instant,
     waiting: SmallVec<[InFlight; 1]>,
-    tries: usize,
+    started: usize,
     failed: usize,
     /// The maximum number of failed attempts.
-    attempts: usize,
+    max_failed: usize,
     why: Option<ExchangeError>,
 }
 
@@ -71,9 +71,9 @@ impl AttemptSchedule {
             next: now,
             round: now,
             waiting: SmallVec::new(),
-            tries: 0,
+            started: 0,
             failed: 0,
-            attempts,
+            max_failed: attempts,
             why: None,
         }
     }
@@ -81,7 +81,7 @@ impl AttemptSchedule {
     /// Returns the next attempt; `None` if no attempt is left, or if a query to the next upstream is still pending.
     pub(crate) fn next(&self) -> Option<NextAttempt> {
         let number = self.upstreams.len();
-        if self.failed + self.waiting.len() >= self.attempts {
+        if self.failed + self.waiting.len() >= self.max_failed {
             return None;
         }
         let state = |turn: usize| self.upstreams[turn % number].1;
@@ -102,11 +102,11 @@ impl AttemptSchedule {
         if begins_round || turn == 0 {
             self.round = now;
         }
-        self.tries += 1;
+        self.started += 1;
         let (upstream, state) = &mut self.upstreams[index];
         *state = AttemptState::Pending;
         let (upstream, progress) = (Arc::clone(upstream), Arc::new(upstream.progress(now)));
-        self.waiting.push(InFlight { number: self.tries, upstream, progress, index });
+        self.waiting.push(InFlight { number: self.started, upstream, progress, index });
         &self.waiting[self.waiting.len() - 1]
     }
 

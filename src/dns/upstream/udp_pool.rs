@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn port_is_used_for_limited_queries_and_time() {
+    async fn port_is_used_for_a_limited_time_and_number_of_queries() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let sockets = sockets(2);
         sockets.put(open(&to));

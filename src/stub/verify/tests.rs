@@ -79,9 +79,9 @@ fn first_ready_link_of_the_zone_is_asked_for() {
         "web-shop.lb.internal AAAA: the load balancer is 2001:db8::1,2001:db8::2"
     );
     let many = link(ViewState::Ready, &["many-shop.lb.internal"], Some("192.0.2.1,192.0.2.2 and 51 more"));
-    assert_eq!(super::expected(&[many, links[3].clone()], &zone()).target, ["b.example.com"]);
+    assert_eq!(super::expected(&[many, links[3].clone()], &zone()).data, ["b.example.com"]);
     let none = super::expected(&links[..2], &zone());
-    assert_eq!(none.target, ["SOA ns.dns.lb.internal"]);
+    assert_eq!(none.data, ["SOA ns.dns.lb.internal"]);
     assert_eq!(
         none.to_string(),
         "lb.internal SOA: no load balancer has a target, so the zone itself is asked for"

@@ -24,7 +24,7 @@ const RETRY_PAUSE_PER_FAILING_LINK: (Duration, Duration) =
 /// The number of keys, refused because of a limit of the target namespace, that are retried when the write of another
 /// such key succeeds. So the number of retries doubles with each success.
 const MAX_RELEASED_AT_ONCE: usize = 2;
-/// The number of consecutive writes for an unchanged key above which another client is suspected of reverting them.
+/// The number of consecutive writes of one desired state above which another client is suspected of reverting them.
 const MAX_UNTHROTTLED_WRITES: u32 = 10;
 /// First and longest pause between writes that another client reverts.
 const REPAIR_BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
@@ -335,7 +335,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     // === writes that another client reverts ===
 
-    /// Returns the remaining pause before the next write for an unchanged key, if another client reverts the writes.
+    /// Returns the remaining pause before the next write of this desired state for a key, if another client reverts the
+    /// writes.
     pub(crate) fn throttled_for(&self, key: &ServiceKey, about: &A) -> Option<Duration> {
         let repairs = self.throttles.get(key).filter(|repairs| repairs.desired == *about)?;
         repairs.slowed.as_ref()?.1.checked_duration_since(Instant::now())

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_most_ten_or_a_fifth_are_removed_in_ten_minutes() {
+    fn ten_objects_or_a_fifth_may_be_removed_in_ten_minutes() {
         let start = Instant::now();
         for (there, allowed) in [(1, 1), (11, 10), (49, 10), (60, 12), (100, 20), (3000, 600)] {
             for at_once in [1, 16] {

@@ -35,7 +35,7 @@ pub struct AnnouncedTarget {
 pub struct SourceStatus {
     pub name: String,
     pub state: SourceState,
-    /// The offered target as text; `None` if the source is refused.
+    /// The offered target as text; `None` if the source is refused, or offers no target.
     pub offers: Option<String>,
     /// When the state or the offered target changed last.
     pub since: Timestamp,

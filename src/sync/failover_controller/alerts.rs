@@ -74,7 +74,7 @@ fn alerts_ready(
         }
         Some(Forbidden(why)) => {
             let may_remain = former.is_some_and(|former| may_have_rule(former, object));
-            let message = if may_remain { format!("{}{why}", may_remain_of(object)) } else { why };
+            let message = if may_remain { format!("{}{why}", may_remain_prefix(object)) } else { why };
             (false, FORBIDDEN, message)
         }
         Some(Conflict) => {
@@ -92,13 +92,13 @@ fn alerts_ready(
 fn may_have_rule(condition: &Condition, object: &ObservedExternalTarget) -> bool {
     match &*condition.reason {
         "RuleWritten" | "MetricsNotExported" | "RuleRefused" => true,
-        FORBIDDEN => condition.message.starts_with(&may_remain_of(object)),
+        FORBIDDEN => condition.message.starts_with(&may_remain_prefix(object)),
         _ => false,
     }
 }
 
 /// Returns the beginning of the message if the permission is missing while a PrometheusRule may exist.
-fn may_remain_of(object: &ObservedExternalTarget) -> String {
+fn may_remain_prefix(object: &ObservedExternalTarget) -> String {
     format!("PrometheusRule {} may remain: ", rule_name(object.key.name()))
 }
 

@@ -107,8 +107,9 @@ impl fmt::Display for WatchScope {
 struct IndexWatchState {
     within: WatchScope,
     watch_log: WatchLog,
-    /// The incomplete list. `unreadable`: the Services in it that can't be decoded.
+    /// The annotated Services of the list that is being received.
     list: BTreeMap<ServiceKey, ObservedObjects>,
+    /// The Services of that list that can't be decoded.
     unreadable: HashSet<ServiceKey>,
     listed: bool,
     /// Whether no annotated Service is known in this scope: then metadata are sufficient.

@@ -165,7 +165,7 @@ fn whole_seconds(word: &Token) -> Result<u32, CorefileError> {
     seconds.ok_or_else(|| word.unexpected("a TTL in whole seconds, such as 30s"))
 }
 
-/// Parses the time that a failure is cached or delays the next refresh, at most 5 minutes.
+/// Parses the time for which a failure is cached, or a failed refresh delays the next one; at most 5 minutes.
 fn failure_duration(word: &Token) -> Result<Duration, CorefileError> {
     let duration = word.duration()?;
     if duration > MAX_FAILURE { Err(word.unexpected("a duration of at most 5m")) } else { Ok(duration) }

@@ -179,7 +179,7 @@ async fn ttls_of_denied_aliases_and_their_rrsigs_are_capped() {
 }
 
 #[tokio::test]
-async fn fresh_denial_is_not_looked_up_twice() {
+async fn target_with_a_fresh_denial_is_looked_up_once() {
     let context = context(
         "lb.internal {\nlb_linker {\nttl 0\n}\n}\n. {\nprometheus\n\
          template IN AAAA {\nauthority \"example. 60 IN SOA ns.example. h.example. 1 2 3 4 60\"\n}\n}\n",

@@ -208,8 +208,8 @@ impl AsFd for AnswerSocket {
     }
 }
 
-/// Returns whether the kernel can't reach a neighbor. For IPv6, an address of this host as the source of an ICMP error
-/// proves nothing: unlike with IPv4, the kernel accepts a forged packet with that source from other hosts.
+/// Returns whether the neighbor table says that a client is unreachable. An ICMP error for an IPv6 client counts only
+/// then: unlike with IPv4, the kernel accepts an error from another host even if its source is an address of this host.
 fn is_dead(client: IpAddr) -> bool {
     NEIGHBORS.latest().is_some_and(|table| table.has(client, INCOMPLETE | FAILED))
 }

@@ -761,7 +761,7 @@ fn new_target_of_a_pinned_source_is_waited_for() {
 }
 
 #[test]
-fn edited_sources_move_only_to_a_healthy_preferred_source() {
+fn edit_moves_the_target_only_to_a_healthy_preferred_source() {
     for (order, healthy, expected) in [
         (&["busan", "seoul", "fixed"][..], true, "busan b.example"),
         (&["busan", "seoul", "fixed"][..], false, "seoul a.example"),

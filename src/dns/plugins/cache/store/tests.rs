@@ -112,7 +112,7 @@ async fn answers_are_kept_for_their_ttl_within_bounds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn truncated_axfr_and_non_recursive_answers_are_not_cached() {
+async fn axfr_non_recursive_and_truncated_answers_are_not_cached() {
     let cache = CacheStore::new(CacheOptions::default());
     let key = question("a.example.", RecordType::A).key();
     let mut cut = address(60);

@@ -76,7 +76,8 @@ fn store() -> Store {
     ])
 }
 
-/// Answers `name type`, and returns the rcode and the sections in zone file syntax.
+/// Answers `name type`, and returns the rcode, the target that has to be resolved, the extended error, and the sections
+/// in zone file syntax.
 fn ask(store: &Store, question: &str) -> String {
     ask_in(&zone(), store, question)
 }
