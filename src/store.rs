@@ -24,8 +24,8 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::{broadcast, watch};
 
 use crate::model::link::{
-    Annotations, LastQueried, Link, LinkChange, LinkState, ObservedService, RANK_NEVER_OBSERVED,
-    RANK_WITHOUT_CREATION_TIME, Superseded, Target,
+    Annotations, LastQueried, Link, LinkChange, LinkState, ObservedService, OutdatedFlag,
+    RANK_NEVER_OBSERVED, RANK_WITHOUT_CREATION_TIME, Target,
 };
 use crate::model::link_override::{LinkOverride, OverriddenLink};
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
@@ -489,7 +489,7 @@ impl Store {
             state,
             external_target_override: known.as_ref().and_then(|link| link.external_target_override.clone()),
             last_queried: known.as_ref().map_or_else(LastQueried::default, |link| link.last_queried.clone()),
-            outdated: Superseded::default(),
+            outdated: OutdatedFlag::default(),
             overridden: None,
             key,
         };

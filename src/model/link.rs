@@ -230,7 +230,7 @@ pub struct Link {
     /// Whether the Service has lb-linker's finalizer, which delays its deletion until its external target is deleted.
     pub has_finalizer: bool,
     /// Whether one of the link's names already leads to a newer version, or to another link.
-    pub(crate) outdated: Superseded,
+    pub(crate) outdated: OutdatedFlag,
     pub state: LinkState,
     /// The Service's ports. The external target has ports only if the target consists of addresses.
     pub ports: Arc<[Port]>,
@@ -250,21 +250,21 @@ pub struct Link {
 
 /// Whether a link is outdated. A clone of an outdated link isn't outdated.
 #[derive(Debug, Default)]
-pub(crate) struct Superseded(AtomicBool);
+pub(crate) struct OutdatedFlag(AtomicBool);
 
-impl Clone for Superseded {
+impl Clone for OutdatedFlag {
     fn clone(&self) -> Self {
         Self::default()
     }
 }
 
-impl PartialEq for Superseded {
+impl PartialEq for OutdatedFlag {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Superseded {}
+impl Eq for OutdatedFlag {}
 
 impl Link {
     /// Returns the link of a Service of which only the key and the uid are known, with the default name for its
@@ -284,7 +284,7 @@ impl Link {
             external_target_override: None,
             overridden: None,
             last_queried: LastQueried::default(),
-            outdated: Superseded::default(),
+            outdated: OutdatedFlag::default(),
             key,
         }
     }

@@ -6,7 +6,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use super::findings::Exact;
+use super::findings::ExactMatch;
 use super::report::{Grant, allow_from};
 use crate::api::external_target::ExternalTarget;
 use crate::model::rejection::{ListEntries, MAX_ENTRIES};
@@ -19,7 +19,7 @@ const FIELD_MANAGER: &str = "lb-linker-scan";
 
 /// Lets load balancers and ExternalTargets allow the namespaces, then annotates the Services. `progress` gets a line
 /// for each changed object. Returns a sentence for each failure.
-pub async fn annotate(client: &Client, exact: &[Exact], progress: impl Fn(&str)) -> Vec<String> {
+pub async fn annotate(client: &Client, exact: &[ExactMatch], progress: impl Fn(&str)) -> Vec<String> {
     let mut problems = Vec::new();
     let mut refused = BTreeSet::new();
     for (load_balancer, Grant { is_external_target, namespaces }) in allow_from(exact) {
@@ -37,7 +37,7 @@ pub async fn annotate(client: &Client, exact: &[Exact], progress: impl Fn(&str))
     }
     for it in exact {
         if it.needs_allow_from && refused.contains(&*it.load_balancer) {
-            let Exact { namespace, service, load_balancer, .. } = it;
+            let ExactMatch { namespace, service, load_balancer, .. } = it;
             problems.push(format!(
                 "Service {namespace}/{service} isn't annotated, because {load_balancer} doesn't allow its namespace"
             ));

@@ -33,14 +33,14 @@ pub struct Scan {
     pub probable: Vec<Stale>,
     /// ExternalName Services whose hostname exactly one load balancer or ExternalTarget has now. A fixed target of an
     /// ExternalTarget counts only for Services of its namespace.
-    pub exact: Vec<Exact>,
+    pub exact: Vec<ExactMatch>,
     /// ExternalName Services whose hostname several load balancers have now.
     pub ambiguous: Vec<Ambiguous>,
     /// ExternalName Services with the hostname of a source, or of a former target, of an ExternalTarget, and neither
     /// `exact` nor `ambiguous`: the source isn't in use, or is a fixed target in another namespace.
-    pub sources: Vec<SourceName>,
+    pub sources: Vec<SourceMatch>,
     /// Objects with the address of a load balancer.
-    pub addresses: Vec<AddressOf>,
+    pub addresses: Vec<AddressMatch>,
     /// What couldn't be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<String>,
@@ -60,7 +60,7 @@ pub struct Stale {
 /// An ExternalName Service that can follow a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Exact {
+pub struct ExactMatch {
     pub namespace: String,
     pub service: String,
     pub external_name: String,
@@ -91,7 +91,7 @@ pub struct Ambiguous {
 /// An ExternalName Service with the hostname of a source, or of a former target, of ExternalTargets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SourceName {
+pub struct SourceMatch {
     pub namespace: String,
     pub service: String,
     pub external_name: String,
@@ -102,7 +102,7 @@ pub struct SourceName {
 /// An EndpointSlice or Endpoints of a Service without a selector, with an address of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AddressOf {
+pub struct AddressMatch {
     /// `EndpointSlice` or `Endpoints`.
     pub kind: &'static str,
     pub namespace: String,
@@ -208,7 +208,7 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
         match &trusted[..] {
             [owner] => {
                 let is_allowed = owner.key.namespace() == namespace || owner.annotations.allows(&namespace);
-                scan.exact.push(Exact {
+                scan.exact.push(ExactMatch {
                     namespace,
                     service: service_name,
                     external_name,
@@ -227,7 +227,7 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
             }),
             [] => {
                 if let Some(external_targets) = sources.get(&external_name) {
-                    scan.sources.push(SourceName {
+                    scan.sources.push(SourceMatch {
                         namespace,
                         service: service_name,
                         external_name,
@@ -309,7 +309,7 @@ fn domain(hostname: &str) -> Option<&str> {
     (domain.split('.').count() >= MIN_DOMAIN_LABELS).then_some(domain)
 }
 
-fn addresses(objects: &Objects, store: &Store, target_namespace: &str) -> Vec<AddressOf> {
+fn addresses(objects: &Objects, store: &Store, target_namespace: &str) -> Vec<AddressMatch> {
     // Controllers write the endpoints of Services with a selector.
     let with_selector: BTreeSet<ServiceKey> = objects
         .services
@@ -345,7 +345,7 @@ fn addresses(objects: &Objects, store: &Store, target_namespace: &str) -> Vec<Ad
             continue;
         }
         for address in texts.iter().filter_map(|text| text.parse::<IpAddr>().ok()) {
-            found.extend(store.links_at(address).into_iter().map(|link| AddressOf {
+            found.extend(store.links_at(address).into_iter().map(|link| AddressMatch {
                 kind,
                 namespace: namespace.to_owned(),
                 name: metadata.name.clone().unwrap_or_default(),

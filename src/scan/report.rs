@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::findings::{Exact, Scan};
+use super::findings::{ExactMatch, Scan};
 use crate::links::table::columns;
 use crate::model::rejection::MAX_ENTRIES;
 
@@ -63,7 +63,7 @@ pub fn report(scan: &Scan) -> Vec<String> {
         "Objects with an address of a load balancer. The external target has its present addresses:",
         rows,
     );
-    let kind = |it: &Exact| if it.is_external_target { "ExternalTarget " } else { "" };
+    let kind = |it: &ExactMatch| if it.is_external_target { "ExternalTarget " } else { "" };
     let owners: Vec<String> =
         scan.exact.iter().map(|it| format!("{}{}", kind(it), it.load_balancer)).collect();
     let mut rows = vec![vec!["NAMESPACE", "SERVICE", "EXTERNAL NAME", "LOAD BALANCER"]];
@@ -90,7 +90,7 @@ pub fn report(scan: &Scan) -> Vec<String> {
 /// Returns the kubectl commands that let Services follow their load balancers: first the permissions of the load
 /// balancers, then the annotations.
 #[must_use]
-pub fn commands(exact: &[Exact]) -> Vec<String> {
+pub fn commands(exact: &[ExactMatch]) -> Vec<String> {
     let grants = allow_from(exact);
     let is_too_long = |grant: &Grant<'_>| grant.namespaces.len() > MAX_ENTRIES;
     let allowed = grants.iter().map(|(load_balancer, grant)| {
@@ -113,7 +113,7 @@ pub fn commands(exact: &[Exact]) -> Vec<String> {
         }
     });
     let can_follow =
-        |it: &&Exact| !it.needs_allow_from || !grants.get(&*it.load_balancer).is_some_and(is_too_long);
+        |it: &&ExactMatch| !it.needs_allow_from || !grants.get(&*it.load_balancer).is_some_and(is_too_long);
     let followed = exact.iter().filter(can_follow).map(|it| {
         format!(
             "kubectl -n {} annotate service {} linker.hsj.com/source={}",
@@ -132,7 +132,7 @@ pub(super) struct Grant<'a> {
 }
 
 /// Returns the namespaces that each load balancer has to allow.
-pub(super) fn allow_from(exact: &[Exact]) -> BTreeMap<&str, Grant<'_>> {
+pub(super) fn allow_from(exact: &[ExactMatch]) -> BTreeMap<&str, Grant<'_>> {
     let mut wanted: BTreeMap<&str, Grant<'_>> = BTreeMap::new();
     for it in exact.iter().filter(|it| it.needs_allow_from) {
         let grant = wanted.entry(&it.load_balancer).or_insert_with(|| Grant {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 
-use super::format::{SavedLink, SavedOverride, SavedTarget, Settings};
+use super::format::{RecordedFlags, SavedLink, SavedOverride, SavedTarget};
 use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, Target};
@@ -53,10 +53,10 @@ pub(super) fn hostname(text: &str) -> Option<Hostname> {
 }
 
 /// Returns the flags that a snapshot records.
-pub(crate) fn settings(selection: &Selection, policy: &HostnamePolicy) -> Settings {
+pub(crate) fn settings(selection: &Selection, policy: &HostnamePolicy) -> RecordedFlags {
     let mut hostname_annotations = policy.hostname_annotations.clone();
     hostname_annotations.sort_unstable();
-    Settings {
+    RecordedFlags {
         annotated_only: selection.annotated_only,
         selector: selection.labels.to_string(),
         hostname_annotations,

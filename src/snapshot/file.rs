@@ -14,7 +14,7 @@ use super::format::MAX_BYTES;
 #[derive(Debug, thiserror::Error)]
 pub enum PathError {
     #[error("{}: this is a directory; name a file in it", path.display())]
-    NoFile { path: PathBuf },
+    IsDirectory { path: PathBuf },
     #[error("{}: the directory can't be used; create it, or name another one: {error}", path.display())]
     Directory { path: PathBuf, error: io::Error },
     #[error("{}: it isn't a directory", path.display())]
@@ -29,7 +29,7 @@ pub enum PathError {
 /// If it can't be written.
 pub fn check_path(path: &Path) -> Result<(), PathError> {
     if path.file_name().is_none() || fs::symlink_metadata(path).is_ok_and(|it| it.is_dir()) {
-        return Err(PathError::NoFile { path: path.to_owned() });
+        return Err(PathError::IsDirectory { path: path.to_owned() });
     }
     let (directory, path) = (directory_of(path), directory_of(path).to_owned());
     let metadata = match fs::metadata(directory) {

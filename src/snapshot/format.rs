@@ -50,7 +50,7 @@ pub struct Head {
     /// The version of the program.
     pub program: String,
     pub cluster: ClusterIdentity,
-    pub settings: Settings,
+    pub settings: RecordedFlags,
     /// The serial of the zones.
     pub serial: u64,
 }
@@ -58,7 +58,7 @@ pub struct Head {
 /// The flags that decide what is read, and that a link doesn't record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct Settings {
+pub struct RecordedFlags {
     /// `--selection annotated`.
     pub annotated_only: bool,
     /// `--service-selector`; empty for any.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::format::{Head, Settings};
+use super::format::{Head, RecordedFlags};
 use crate::model::excerpt::sentence;
 use crate::store::snapshot_links::Age;
 use crate::sync::k8s::client::ClusterIdentity;
@@ -52,7 +52,7 @@ pub(super) fn age(taken: Timestamp, now: Timestamp, max_age: Duration) -> Result
 ///
 /// # Errors
 /// If it isn't.
-pub(super) fn check(head: &Head, cluster: &ClusterIdentity, now: &Settings) -> Result<(), Unusable> {
+pub(super) fn check(head: &Head, cluster: &ClusterIdentity, now: &RecordedFlags) -> Result<(), Unusable> {
     if !head.cluster.is_same(cluster) {
         return Err(Unusable::OtherCluster(head.cluster.server.clone()));
     }
@@ -110,12 +110,12 @@ mod tests {
 
     #[test]
     fn snapshot_of_a_wider_selection_is_refused() {
-        let settings = |annotated_only, selector: &str| Settings {
+        let settings = |annotated_only, selector: &str| RecordedFlags {
             annotated_only,
             selector: selector.to_owned(),
-            ..Settings::default()
+            ..RecordedFlags::default()
         };
-        let usable = |then: &Settings, now: &Settings| {
+        let usable = |then: &RecordedFlags, now: &RecordedFlags| {
             let cluster = ClusterIdentity::default();
             let head = Head {
                 taken: NOW,
@@ -133,7 +133,7 @@ mod tests {
         assert!(usable(&some, &all));
         assert!(!usable(&all, &some));
         assert!(!usable(&all, &settings(false, "a=b")) && !usable(&all, &settings(true, "")));
-        let annotations = Settings { hostname_annotations: vec!["a".to_owned()], ..all.clone() };
+        let annotations = RecordedFlags { hostname_annotations: vec!["a".to_owned()], ..all.clone() };
         assert!(!usable(&annotations, &all) && !usable(&all, &annotations));
     }
 

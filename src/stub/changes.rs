@@ -154,7 +154,7 @@ pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<Step> {
     let step = || {
         let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
         let corefile = Corefile::parse(&place(map, COREFILE), text)?;
-        let mut blocks = Blocks { also_right: cluster_dns(dns, &corefile), ..Blocks::default() };
+        let mut blocks = Blocks { accepted_upstreams: cluster_dns(dns, &corefile), ..Blocks::default() };
         // node-cache makes a block of its own for each of these domains.
         blocks.found.extend(stub_domains(dns, &forwarding.zones));
         step_to_add(map, &corefile, forwarding, blocks, true)
@@ -255,7 +255,7 @@ pub fn diff(change: &Change) -> Vec<String> {
 pub(super) struct Blocks {
     pub(super) found: Vec<(String, ZoneBlock)>,
     /// Upstreams that are right besides lb-linker's Service.
-    pub(super) also_right: Vec<String>,
+    pub(super) accepted_upstreams: Vec<String>,
 }
 
 impl Blocks {
@@ -266,7 +266,7 @@ impl Blocks {
     /// Returns a sentence about each block that forwards elsewhere.
     pub(super) fn wrong(&self, forwarding: &Forwarding) -> impl Iterator<Item = String> {
         let blocks = self.found.iter();
-        blocks.filter_map(|(place, block)| misdirected(place, block, forwarding, &self.also_right))
+        blocks.filter_map(|(place, block)| misdirected(place, block, forwarding, &self.accepted_upstreams))
     }
 
     /// Returns the zones that no block has.

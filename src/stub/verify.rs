@@ -231,7 +231,7 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
         let mut blocks = Blocks::default();
         blocks.extend(&file, corefile.blocks_of(&forwarding.zones));
         if is_node_local {
-            blocks.also_right = cluster_dns(dns, &corefile);
+            blocks.accepted_upstreams = cluster_dns(dns, &corefile);
             blocks.found.extend(stub_domains(dns, &forwarding.zones));
         } else if corefile.imports_servers() {
             for (file, text) in &imported {

@@ -55,7 +55,7 @@ use crate::store::Store;
 use checks::CheckDns;
 use leader::Leader;
 use metrics::FailoverMetrics;
-use object::Followed;
+use object::TrackedExternalTarget;
 use pending_deletions::PendingDeletions;
 use sources::Sources;
 use watched::{Scope, ScopedEvents};
@@ -107,7 +107,7 @@ pub struct FailoverContext {
 
 struct FailoverController {
     context: FailoverContext,
-    objects: HashMap<ServiceKey, Followed>,
+    objects: HashMap<ServiceKey, TrackedExternalTarget>,
     /// For each Service the ExternalTargets that have it as a source or announce its target.
     by_service: HashMap<ServiceKey, HashSet<ServiceKey>>,
     scopes: Vec<Scope>,

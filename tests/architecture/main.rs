@@ -54,7 +54,7 @@ const FOLDERS: [&str; 34] = [
 ];
 
 /// The maximum number of files in an import cycle.
-const MAX_CIRCLE: usize = 3;
+const MAX_CYCLE: usize = 3;
 
 /// Returns the folder of a file: the longest folder that is a prefix of the file's path.
 fn folder(file: &str) -> &str {
@@ -108,7 +108,7 @@ fn import_cycles_are_small() {
         reachable[*file].iter().copied().filter(|other| reachable[other].contains(*file)).collect()
     };
     let largest = reachable.keys().map(circle).max_by_key(BTreeSet::len).unwrap_or_default();
-    assert!(largest.len() <= MAX_CIRCLE, "these files import each other in a circle: {largest:#?}");
+    assert!(largest.len() <= MAX_CYCLE, "these files import each other in a circle: {largest:#?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::short;
 use crate::harness::linker::Linker;
-use crate::harness::proxy::{MeddledApi, Meddler, Meddling};
+use crate::harness::proxy::{ApiFault, ApiFaultInjector, FaultyApi};
 use crate::harness::{cluster_with_target, eventually};
 use crate::recreation::wait_for_external_target;
 
@@ -15,17 +15,19 @@ async fn balancer(cluster: &Cluster, namespace: &str, name: &str) {
     cluster.set_ingress(namespace, name, &[Ingress::Hostname("a.example.com")]).await;
 }
 
-fn start(api: &MeddledApi, namespace: &str, target: &str, more: &[&str]) -> Linker {
+fn start(api: &FaultyApi, namespace: &str, target: &str, more: &[&str]) -> Linker {
     let args = ["--kubeconfig", api.kubeconfig(), "--watch-namespaces", namespace, "--upstream", "none"];
     Linker::start([&args[..], &["--target-namespace", target], more].concat())
 }
 
-/// Returns a meddler that applies `meddling` to the first request for which `is_it` returns true.
-fn first_match(is_it: impl Fn(&str) -> bool + Send + Sync + 'static, meddling: Meddling) -> Meddler {
+/// Returns an injector that applies `fault` to the first request for which `is_it` returns true.
+fn first_match(is_it: impl Fn(&str) -> bool + Send + Sync + 'static, fault: ApiFault) -> ApiFaultInjector {
     let done = AtomicBool::new(false);
-    Arc::new(move |line| {
-        if is_it(line) && !done.swap(true, Ordering::Relaxed) { meddling.clone() } else { Meddling::Pass }
-    })
+    Arc::new(
+        move |line| {
+            if is_it(line) && !done.swap(true, Ordering::Relaxed) { fault.clone() } else { ApiFault::Pass }
+        },
+    )
 }
 
 #[tokio::test]
@@ -40,9 +42,9 @@ async fn failed_first_list_still_restores_the_last_target() {
     cluster.set_ingress(&namespace, "web", &[]).await;
 
     let list = format!("GET /api/v1/namespaces/{target}/services?");
-    let api = MeddledApi::start(
+    let api = FaultyApi::start(
         plane,
-        first_match(move |line| line.starts_with(&list), Meddling::Answer(503, "ServiceUnavailable")),
+        first_match(move |line| line.starts_with(&list), ApiFault::Answer(503, "ServiceUnavailable")),
     )
     .await;
     let linker = start(&api, &namespace, &target, &[]);
@@ -57,9 +59,9 @@ async fn create_refused_by_an_unrelated_conflict_is_retried() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("conflict").await;
     let post = format!("POST /api/v1/namespaces/{target}/services?");
-    let api = MeddledApi::start(
+    let api = FaultyApi::start(
         plane,
-        first_match(move |line| line.starts_with(&post), Meddling::Answer(409, "Conflict")),
+        first_match(move |line| line.starts_with(&post), ApiFault::Answer(409, "Conflict")),
     )
     .await;
     let linker = start(&api, &namespace, &target, &[]);
@@ -74,14 +76,14 @@ async fn removals_with_lost_responses_count_for_max_deletes() {
     let namespace = cluster.create_namespace("lost").await;
     let lost = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&lost);
-    let meddler = move |line: &str| {
+    let injector = move |line: &str| {
         if !line.starts_with("DELETE ") {
-            return Meddling::Pass;
+            return ApiFault::Pass;
         }
         counter.fetch_add(1, Ordering::Relaxed);
-        Meddling::LoseAnswer
+        ApiFault::LoseAnswer
     };
-    let api = MeddledApi::start(plane, Arc::new(meddler)).await;
+    let api = FaultyApi::start(plane, Arc::new(injector)).await;
     let linker = start(&api, &namespace, &target, &["--delete-delay", "0s", "--max-deletes", "2"]);
     for i in 0..8 {
         balancer(&cluster, &namespace, &format!("svc-{i}")).await;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use rand::seq::IndexedRandom;
 
 use crate::harness::clock::Stop;
-use crate::harness::faulty_link::Strike;
+use crate::harness::faulty_link::ConnectionFault;
 use crate::harness::scale::scaled;
 use crate::model::disturbed::load::Shared;
-use crate::model::disturbed::{Disturbed, Setup, Trouble};
+use crate::model::disturbed::{Disturbance, Disturbed, Setup};
 
 /// Replicas of which either can be killed.
 fn setup() -> Setup {
@@ -47,11 +47,11 @@ fn longest(times: &[Duration]) -> f64 {
 async fn killed_api_server_loses_no_answer() {
     const SEED: u64 = 21;
     let mut world = Disturbed::start(setup(), SEED).await;
-    world.round(Trouble::Nothing).await;
+    world.round(Disturbance::Nothing).await;
     let shared = Arc::clone(&world.shared);
     let load = world.start_load(scaled(5000, 200), SEED);
     for _ in 0..scaled(20, 2) {
-        world.round(Trouble::ApiKill).await;
+        world.round(Disturbance::ApiKill).await;
     }
     let (figures, failed) = end_load(&shared, load);
     let times = &world.converged_after_return;
@@ -69,11 +69,11 @@ async fn killed_api_server_loses_no_answer() {
 async fn killed_leaders_lose_no_change_and_no_answer() {
     const SEED: u64 = 22;
     let mut world = Disturbed::start(setup(), SEED).await;
-    world.round(Trouble::Nothing).await;
+    world.round(Disturbance::Nothing).await;
     let shared = Arc::clone(&world.shared);
     let load = world.start_load(scaled(2000, 200), SEED);
     for _ in 0..scaled(10, 1) {
-        world.round(Trouble::LeaderKill).await;
+        world.round(Disturbance::LeaderKill).await;
     }
     let (figures, failed) = end_load(&shared, load);
     let took = longest(&world.take_overs);
@@ -93,13 +93,13 @@ async fn leader_stopped_with_its_clocks_writes_nothing_stale() {
     const SEED: u64 = 23;
     let setup = Setup { has_clocks: true, keeps_audit_log: true, ..setup() };
     let mut world = Disturbed::start(setup, SEED).await;
-    world.round(Trouble::Nothing).await;
+    world.round(Disturbance::Nothing).await;
     let shared = Arc::clone(&world.shared);
     let load = world.start_load(500, SEED);
     let stops = scaled(&[Stop::Suspend, Stop::Pause, Stop::Suspend][..], &[Stop::Suspend][..]);
     for how in stops {
         let time = Duration::from_secs(scaled(30, 0));
-        world.round(Trouble::LeaderSuspend(*how, time)).await;
+        world.round(Disturbance::LeaderSuspend(*how, time)).await;
     }
     let (figures, failed) = end_load(&shared, load);
     let writes = world.audited_writes();
@@ -125,23 +125,23 @@ async fn random_faults_of_connections_lose_no_object() {
     let begun = Instant::now();
     let mut rounds = 0;
     loop {
-        let troubles = [Trouble::Cut, Trouble::Reset, Trouble::Delay, Trouble::HalfOpen];
-        let trouble = match scaled(None, Some([Trouble::Reset, Trouble::HalfOpen].get(rounds))) {
+        let disturbances = [Disturbance::Cut, Disturbance::Reset, Disturbance::Delay, Disturbance::HalfOpen];
+        let disturbance = match scaled(None, Some([Disturbance::Reset, Disturbance::HalfOpen].get(rounds))) {
             None if begun.elapsed() > Duration::from_secs(180) => break,
-            None => *troubles.choose(&mut world.random).expect("the list isn't empty"),
+            None => *disturbances.choose(&mut world.random).expect("the list isn't empty"),
             Some(None) => break,
-            Some(Some(trouble)) => *trouble,
+            Some(Some(disturbance)) => *disturbance,
         };
-        world.round(trouble).await;
+        world.round(disturbance).await;
         rounds += 1;
     }
     let slowest = world.slowest.as_secs_f64();
     let mut noticed = Duration::ZERO;
     if scaled(true, false) {
         world.shared.with(|history| history.disturb());
-        world.replicas.iter().for_each(|replica| replica.link.strike(Strike::Silence));
+        world.replicas.iter().for_each(|replica| replica.link.inject(ConnectionFault::Silence));
         noticed = world.time_of_change().await;
-        world.round(Trouble::Nothing).await;
+        world.round(Disturbance::Nothing).await;
     }
     let (figures, failed) = end_load(&shared, load);
     println!(

@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 
 use crate::failover::{Shop, Upstream, quick, stays};
 use crate::harness::audit::AuditEvent;
-use crate::harness::clock::{Stop, StoppedClock};
+use crate::harness::clock::{ShiftedClock, Stop};
 use crate::harness::cluster::Ingress;
 use crate::harness::dns::{FaultyUpstream, address, answers, short};
 use crate::harness::eventually;
 use crate::harness::linker::Linker;
-use crate::harness::proxy::{MeddledApi, Meddler, Meddling};
+use crate::harness::proxy::{ApiFault, ApiFaultInjector, FaultyApi};
 use crate::recreation::wait_for_external_target;
 
 const QUESTION: &str = "web.shop.lb.internal. CNAME";
@@ -64,7 +64,7 @@ async fn leader_suspended_in_a_cutover_writes_no_stale_status() {
 async fn assert_no_stale_status(how: Option<Stop>) {
     let shop = Shop::open(&["new.example.com"]).await;
     shop.load_balancer("shop", "web", "old.example.com").await;
-    let mut clock = StoppedClock::new();
+    let mut clock = ShiftedClock::new();
     let variables = clock.variables();
     let variables = variables.each_ref().map(|(name, value)| (*name, &**value));
     let mut a = shop.replica("a", if how.is_some() { &variables } else { &[] });
@@ -178,30 +178,30 @@ async fn target_stays_although_a_list_lacks_its_service() {
     shop.load_balancer("shop", "lb", "a.example.com").await;
     let opt_out = json!({"metadata": {"annotations": {"linker.hsj.com/managed": "false"}}});
     shop.cluster.patch_service("shop", "lb", opt_out).await;
-    let (meddles, meddling) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    let (lists, listed) = (Arc::clone(&meddles), Arc::clone(&meddling));
-    let meddler: Meddler = Arc::new(move |line| {
+    let (is_faulty, fault) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (lists, listed) = (Arc::clone(&is_faulty), Arc::clone(&fault));
+    let injector: ApiFaultInjector = Arc::new(move |line| {
         let is_list =
             line.contains("/services?") && line.contains("spec.type") && !line.contains("/namespaces/");
         if is_list && lists.load(Ordering::Relaxed) {
             listed.store(true, Ordering::Relaxed);
-            return Meddling::Garble(b"\"type\":\"LoadBalancer\"", b"\"type\":\"XoadBalancer\"");
+            return ApiFault::Garble(b"\"type\":\"LoadBalancer\"", b"\"type\":\"XoadBalancer\"");
         }
-        Meddling::Pass
+        ApiFault::Pass
     });
-    let api = MeddledApi::start(&shop.plane, meddler).await;
+    let api = FaultyApi::start(&shop.plane, injector).await;
     let upstream = shop.upstream.resolver.address.to_string();
     let linker = Linker::start(["--kubeconfig", api.kubeconfig(), "--upstream", &upstream]);
     linker.ready().await;
     shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "lb"}}]})).await;
     answers(linker.dns, QUESTION, "a.example.com.").await;
 
-    meddles.store(true, Ordering::Relaxed);
+    is_faulty.store(true, Ordering::Relaxed);
     api.disconnect();
-    let has_listed = || async { meddling.load(Ordering::Relaxed).then_some(()) };
+    let has_listed = || async { fault.load(Ordering::Relaxed).then_some(()) };
     eventually("a list without the Service", has_listed).await;
     stays(&[&linker], QUESTION, "a.example.com.", 10).await;
-    meddles.store(false, Ordering::Relaxed);
+    is_faulty.store(false, Ordering::Relaxed);
     api.disconnect();
     shop.cluster.delete_service("shop", "lb").await;
     answers(linker.dns, QUESTION, "No Error").await;
@@ -214,17 +214,17 @@ async fn first_refusals_after_a_start_withdraw_no_name() {
     let (is_away, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let refused = Arc::new(Mutex::new(BTreeSet::new()));
     let (away, failing, paths) = (Arc::clone(&is_away), Arc::clone(&failed), Arc::clone(&refused));
-    let meddler: Meddler = Arc::new(move |line| {
+    let injector: ApiFaultInjector = Arc::new(move |line| {
         let path = line.split(['?', ' ']).nth(1).unwrap_or_default().to_owned();
         let is_read = line.starts_with("GET /apis/linker.hsj.com/");
         if away.load(Ordering::Relaxed) {
             failing.fetch_add(usize::from(is_read), Ordering::Relaxed);
-            return Meddling::Answer(503, "ServiceUnavailable");
+            return ApiFault::Answer(503, "ServiceUnavailable");
         }
         let is_first = is_read && paths.lock().unwrap().insert(path);
-        if is_first { Meddling::Answer(403, "Forbidden") } else { Meddling::Pass }
+        if is_first { ApiFault::Answer(403, "Forbidden") } else { ApiFault::Pass }
     });
-    let api = MeddledApi::start(&shop.plane, meddler).await;
+    let api = FaultyApi::start(&shop.plane, injector).await;
     let snapshot = tempfile::tempdir().unwrap();
     let (path, upstream) = (snapshot.path().join("links"), shop.upstream.resolver.address.to_string());
     let args =

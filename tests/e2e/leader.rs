@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::harness::audit::AuditEvent;
-use crate::harness::clock::{Stop, StoppedClock};
+use crate::harness::clock::{ShiftedClock, Stop};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
@@ -463,7 +463,7 @@ async fn assert_nothing_stale_after(prefix: &str, how: Stop) {
         stage.plane.kubectl(&[&["-n", &stage.namespace], &role[..]].concat());
     }
     let args = ["--leader-election", "lease", "--delete-delay", "0s", "--max-deletes", "unlimited"];
-    let mut clock = StoppedClock::new();
+    let mut clock = ShiftedClock::new();
     let variables = clock.variables();
     let variables = variables.each_ref().map(|(name, value)| (*name, &**value));
     let mut a = stage.replica("a", &variables, &args);

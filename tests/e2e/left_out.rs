@@ -15,7 +15,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
-use crate::harness::proxy::{MeddledApi, Meddling};
+use crate::harness::proxy::{ApiFault, FaultyApi};
 use crate::harness::{cluster_with_target, eventually, grant_optional};
 
 /// A target namespace, and a namespace with the load balancers `svc-0`, `svc-1`, … with the label `tier=web`.
@@ -391,19 +391,19 @@ async fn failed_lookup_removes_nothing_until_it_succeeds() {
     let before = stage.objects().await;
     stage.cluster.delete_service(&stage.namespace, "svc-0").await;
     let answers_it = Arc::new(AtomicBool::new(false));
-    let meddler = {
+    let injector = {
         let answers_it = Arc::clone(&answers_it);
         Arc::new(move |line: &str| {
             // Only the lookup of left-out Services lists the Services of all namespaces.
             let is_look_up = line.starts_with("GET /api/v1/services?");
             if is_look_up && !answers_it.load(Ordering::Relaxed) {
-                Meddling::Answer(500, "InternalError")
+                ApiFault::Answer(500, "InternalError")
             } else {
-                Meddling::Pass
+                ApiFault::Pass
             }
         })
     };
-    let api = MeddledApi::start(stage.plane, meddler).await;
+    let api = FaultyApi::start(stage.plane, injector).await;
     let own = ["--kubeconfig", api.kubeconfig(), "--target-namespace", &stage.target, "--upstream", "none"];
     let flags = ["--watch-namespaces", &stage.namespace, "--delete-delay", "0s"];
     let typo = ["--service-selector", "tire=web"];

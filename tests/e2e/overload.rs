@@ -22,7 +22,7 @@ use crate::failover::Shop;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::{FaultyUpstream, answers, ask_tcp, query, send_udp};
 use crate::harness::linker::Linker;
-use crate::harness::proxy::{MeddledApi, Meddling};
+use crate::harness::proxy::{ApiFault, FaultyApi};
 use crate::harness::scale::scaled;
 use crate::harness::{cluster_with_target, eventually};
 use crate::recreation::wait_for_external_target;
@@ -114,23 +114,23 @@ async fn overloaded_api_server_delays_writes_and_no_answer() {
     let namespace = cluster.create_namespace("throttled").await;
     set_all(&cluster, &namespace, links, "one.example.com", true).await;
     let (is_overloaded, requests) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    let meddler = {
+    let injector = {
         let (is_overloaded, requests) = (Arc::clone(&is_overloaded), Arc::clone(&requests));
         move |line: &str| {
             // The overload doesn't affect watches.
             if !is_overloaded.load(Ordering::Relaxed) || line.contains("watch=true") {
-                return Meddling::Pass;
+                return ApiFault::Pass;
             }
             match requests.fetch_add(1, Ordering::Relaxed) % 9 {
-                0..4 => Meddling::Throttle(Some(1)),
-                4..6 => Meddling::Throttle(None),
-                6 => Meddling::Answer(500, "InternalError"),
-                7 => Meddling::Answer(503, "ServiceUnavailable"),
-                _ => Meddling::Late(Duration::from_secs(5)),
+                0..4 => ApiFault::Throttle(Some(1)),
+                4..6 => ApiFault::Throttle(None),
+                6 => ApiFault::Answer(500, "InternalError"),
+                7 => ApiFault::Answer(503, "ServiceUnavailable"),
+                _ => ApiFault::Late(Duration::from_secs(5)),
             }
         }
     };
-    let api = MeddledApi::start(plane, Arc::new(meddler)).await;
+    let api = FaultyApi::start(plane, Arc::new(injector)).await;
     let args = ["--kubeconfig", api.kubeconfig(), "--watch-namespaces", &namespace, "--upstream", "none"];
     let more = ["--target-namespace", &target, "--leader-election", "lease", "--identity", "a"];
     let linker = Linker::start([&args[..], &more].concat());

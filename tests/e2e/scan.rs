@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::{Linker, run_to_end};
-use crate::harness::proxy::{MeddledApi, Meddling};
+use crate::harness::proxy::{ApiFault, FaultyApi};
 use crate::source::{start_own_cluster, wait_for_target};
 
 /// The number of namespaces with hand-made Services: four in each.
@@ -185,8 +185,8 @@ async fn undecodable_services_are_named() {
     plane.kubectl(&["create", "namespace", "shop"]);
     let service = json!({"metadata": {"name": "bad"}, "spec": {"ports": [{"port": 54321}]}});
     cluster.create_service("shop", service).await;
-    let garble = |_: &str| Meddling::Garble(b"\"port\":54321", b"\"port\":94321");
-    let api = MeddledApi::start(&plane, Arc::new(garble)).await;
+    let garble = |_: &str| ApiFault::Garble(b"\"port\":54321", b"\"port\":94321");
+    let api = FaultyApi::start(&plane, Arc::new(garble)).await;
     let upstream = dns.dns.to_string();
     let output = run_to_end(["scan", "--kubeconfig", api.kubeconfig(), "--upstream", &upstream]);
     let errors = text(&output.stderr);

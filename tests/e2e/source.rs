@@ -10,7 +10,7 @@ use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
-use crate::harness::proxy::{MeddledApi, Meddling};
+use crate::harness::proxy::{ApiFault, FaultyApi};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually, grant_optional};
 use crate::recreation::wait_for_external_target;
 
@@ -384,14 +384,14 @@ async fn forbidden_list_of_an_unused_feature_logs_no_warning() {
     let own = cluster.create_namespace("own").await;
     let refused = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&refused);
-    let meddler = move |line: &str| {
+    let injector = move |line: &str| {
         if !line.contains("spec.type%3DExternalName") {
-            return Meddling::Pass;
+            return ApiFault::Pass;
         }
         counted.fetch_add(1, Ordering::SeqCst);
-        Meddling::Answer(403, "Forbidden")
+        ApiFault::Answer(403, "Forbidden")
     };
-    let api = MeddledApi::start(plane, Arc::new(meddler)).await;
+    let api = FaultyApi::start(plane, Arc::new(injector)).await;
     let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", &target, "--upstream", "none"];
     let linker = Linker::start_with(&[], args.into_iter().chain(["--watch-namespaces", &own]));
     load_balancer(&cluster, &own, "web", "a.example.com").await;

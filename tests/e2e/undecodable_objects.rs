@@ -8,7 +8,7 @@ use crate::harness::cluster::Ingress;
 use crate::harness::cluster_with_target;
 use crate::harness::dns::short;
 use crate::harness::linker::Linker;
-use crate::harness::proxy::{MeddledApi, Meddling};
+use crate::harness::proxy::{ApiFault, FaultyApi};
 use crate::recreation::wait_for_external_target;
 
 /// The port of the undecodable Service, and the invalid port of the same length with which the proxy replaces it.
@@ -18,7 +18,7 @@ const GARBLED_PORT: (&[u8], &[u8]) = (b"\"port\":54321", b"\"port\":94321");
 async fn undecodable_service_keeps_its_state_and_blocks_nothing() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("garbled").await;
-    let api = MeddledApi::start(plane, Arc::new(|_| Meddling::Garble(GARBLED_PORT.0, GARBLED_PORT.1))).await;
+    let api = FaultyApi::start(plane, Arc::new(|_| ApiFault::Garble(GARBLED_PORT.0, GARBLED_PORT.1))).await;
     for name in ["good", "bad"] {
         cluster.create_load_balancer(&namespace, name).await;
         cluster.set_ingress(&namespace, name, &[Ingress::Hostname(&format!("{name}.example.com"))]).await;

@@ -12,7 +12,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
-use crate::harness::proxy::{MeddledApi, Meddling};
+use crate::harness::proxy::{ApiFault, FaultyApi};
 use crate::harness::{apply_deploy, cluster_with_target, eventually};
 use crate::recreation::wait_for_external_target;
 
@@ -104,18 +104,18 @@ async fn restored_load_balancer_keeps_its_external_target() {
     // The watches can't learn the newest resource version in time, and without leader election no new term relists.
     let restored = Arc::new(AtomicBool::new(false));
     let is_restored = Arc::clone(&restored);
-    let meddler = move |line: &str| {
+    let injector = move |line: &str| {
         let is_list_of_one = line.contains("limit=1&") || line.contains("limit=1 ");
         let asks_newest = is_list_of_one && !line.contains("metadata.name");
         // The watch for followers would notice the restore, too.
         let may_tell = asks_newest || line.contains("spec.type%3DExternalName");
         if may_tell && is_restored.load(Ordering::SeqCst) {
-            Meddling::Answer(503, "ServiceUnavailable")
+            ApiFault::Answer(503, "ServiceUnavailable")
         } else {
-            Meddling::Pass
+            ApiFault::Pass
         }
     };
-    let api = MeddledApi::start(&plane, Arc::new(meddler)).await;
+    let api = FaultyApi::start(&plane, Arc::new(injector)).await;
     let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", TARGETS, "--upstream", "none"];
     let rest = ["--max-deletes", "unlimited", "--delete-delay", "0s", "--leader-election", "off"];
     let linker = Linker::start(args.into_iter().chain(rest));
@@ -187,11 +187,11 @@ async fn forbidden_namespace_delays_only_its_own_writes() {
     in_closed(&cluster, "old.example.com").await;
     let is_closed = Arc::new(AtomicBool::new(false));
     let (closes, path) = (Arc::clone(&is_closed), format!("GET /api/v1/namespaces/{closed}/services"));
-    let meddler = move |line: &str| match closes.load(Ordering::SeqCst) && line.starts_with(&path) {
-        true => Meddling::Answer(403, "Forbidden"),
-        false => Meddling::Pass,
+    let injector = move |line: &str| match closes.load(Ordering::SeqCst) && line.starts_with(&path) {
+        true => ApiFault::Answer(403, "Forbidden"),
+        false => ApiFault::Pass,
     };
-    let api = MeddledApi::start(&plane, Arc::new(meddler)).await;
+    let api = FaultyApi::start(&plane, Arc::new(injector)).await;
     let namespaces = format!("default,{closed}");
     let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", TARGETS, "--upstream", "none"];
     let rest = ["--watch-namespaces", &namespaces, "--leader-election", "off"];
@@ -331,20 +331,20 @@ async fn lists_of_large_services_take_little_memory() {
     }
 }
 
-/// Returns how many watches lb-linker starts while each watch request gets `meddling` and Services change.
-async fn watches_while(meddling: Meddling) -> usize {
+/// Returns how many watches lb-linker starts while each watch request gets `fault` and Services change.
+async fn watches_while(fault: ApiFault) -> usize {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("refused").await;
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);
-    let meddler = move |line: &str| {
+    let injector = move |line: &str| {
         if !line.contains("watch=true") {
-            return Meddling::Pass;
+            return ApiFault::Pass;
         }
         counted.fetch_add(1, Ordering::SeqCst);
-        meddling.clone()
+        fault.clone()
     };
-    let api = MeddledApi::start(plane, Arc::new(meddler)).await;
+    let api = FaultyApi::start(plane, Arc::new(injector)).await;
     let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", &target, "--upstream", "none"];
     cluster.create_load_balancer(&namespace, "web").await;
     let linker = Linker::start(args.into_iter().chain(["--watch-namespaces", &namespace]));
@@ -359,7 +359,7 @@ async fn watches_while(meddling: Meddling) -> usize {
 
 #[tokio::test]
 async fn expired_watches_are_restarted_with_backoff() {
-    let watches = watches_while(Meddling::Answer(410, "Expired")).await;
+    let watches = watches_while(ApiFault::Answer(410, "Expired")).await;
     assert!(watches < 200, "{watches} watches, where 6,700 a second would be possible");
 }
 
@@ -405,12 +405,12 @@ async fn service_missing_from_a_list_is_read_by_name() {
     let namespace = cluster.create_namespace("missing").await;
     let state = Arc::new(AtomicUsize::new(WORKS));
     let (current, within) = (Arc::clone(&state), format!("/namespaces/{namespace}/"));
-    let meddler = move |line: &str| match current.load(Ordering::SeqCst) {
-        AWAY if line.contains(&within) => Meddling::Answer(503, "ServiceUnavailable"),
-        GONE if line.contains(&within) && line.contains("watch=true") => Meddling::Answer(410, "Expired"),
-        _ => Meddling::Pass,
+    let injector = move |line: &str| match current.load(Ordering::SeqCst) {
+        AWAY if line.contains(&within) => ApiFault::Answer(503, "ServiceUnavailable"),
+        GONE if line.contains(&within) && line.contains("watch=true") => ApiFault::Answer(410, "Expired"),
+        _ => ApiFault::Pass,
     };
-    let api = MeddledApi::start(plane, Arc::new(meddler)).await;
+    let api = FaultyApi::start(plane, Arc::new(injector)).await;
     let names = ["left", "out", "deleted", "retyped", "back"];
     for name in names {
         cluster.create_load_balancer(&namespace, name).await;

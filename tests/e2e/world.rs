@@ -25,7 +25,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::failover::{Shop, quick};
 use crate::harness::clients::client;
-use crate::harness::clock::StoppedClock;
+use crate::harness::clock::ShiftedClock;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{address, answers, short};
@@ -413,7 +413,7 @@ async fn jumps_of_the_wall_clock_delay_no_failover() {
     const HOSTS: [&str; 2] = ["a.example.com", "b.example.com"];
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", HOSTS[0]).await;
-    let clock = StoppedClock::new();
+    let clock = ShiftedClock::new();
     let variables = clock.variables();
     let variables = variables.each_ref().map(|(name, value)| (*name, &**value));
     let mut a = shop.replica("a", &variables);

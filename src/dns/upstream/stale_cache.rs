@@ -21,7 +21,7 @@ const MAX_BYTES: usize = 64 << 20;
 const AGE_TOLERANCE: Duration = Duration::from_secs(1);
 
 /// How long an answer isn't replaced by an answer that leads back into a zone of links.
-const LOOP_HOLD_OFF: Duration = Duration::from_secs(5);
+const BACK_TO_ZONE_HOLD_OFF: Duration = Duration::from_secs(5);
 
 /// The TTL of a stale answer, in seconds (RFC 8767 section 4).
 pub const STALE_TTL: u32 = 30;
@@ -70,10 +70,10 @@ impl StaleCache {
     }
 
     /// Stores an answer that leads from a target back into a zone of links, unless an answer younger than
-    /// `LOOP_HOLD_OFF` is stored. Such an answer may have no records of the queried type, because these are in the zone
-    /// of links.
+    /// `BACK_TO_ZONE_HOLD_OFF` is stored. Such an answer may have no records of the queried type, because these are in
+    /// the zone of links.
     pub fn remember_back_to_zone(&self, key: &QueryKey, reply: &Arc<Reply>) {
-        let is_young = |known: &CachedReply| known.since.elapsed() < LOOP_HOLD_OFF;
+        let is_young = |known: &CachedReply| known.since.elapsed() < BACK_TO_ZONE_HOLD_OFF;
         if key.is_relevant() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
             self.put(key, reply);
         }

@@ -1,8 +1,8 @@
 use super::*;
-use crate::scan::findings::{AddressOf, Ambiguous, SourceName, Stale};
+use crate::scan::findings::{AddressMatch, Ambiguous, SourceMatch, Stale};
 
-fn exact(namespace: &str, service: &str, load_balancer: &str, needs_allow_from: bool) -> Exact {
-    Exact {
+fn exact(namespace: &str, service: &str, load_balancer: &str, needs_allow_from: bool) -> ExactMatch {
+    ExactMatch {
         namespace: namespace.to_owned(),
         service: service.to_owned(),
         external_name: "a.lb.example".to_owned(),
@@ -32,7 +32,7 @@ fn commands_allow_namespaces_before_services_follow() {
 #[test]
 fn more_namespaces_than_the_limit_give_no_command() {
     let others = (0..MAX_ENTRIES).map(|i| exact(&format!("team-{i}"), "a", "lb/x", true));
-    let found: Vec<Exact> = others.chain([exact("lb", "c", "lb/x", false)]).collect();
+    let found: Vec<ExactMatch> = others.chain([exact("lb", "c", "lb/x", false)]).collect();
     let expected = [
         "# lb/x would have to allow 101 namespaces, more than the 100 that lb-linker reads: allow all with *, or some by hand",
         "kubectl -n lb annotate service c linker.hsj.com/source=lb/x",
@@ -43,7 +43,7 @@ fn more_namespaces_than_the_limit_give_no_command() {
 
 #[test]
 fn external_target_allows_namespaces_in_its_spec() {
-    let found = [Exact { is_external_target: true, ..exact("shop", "a", "lb/x", true) }];
+    let found = [ExactMatch { is_external_target: true, ..exact("shop", "a", "lb/x", true) }];
     let commands = commands(&found);
     assert_eq!(
         commands[0],
@@ -70,13 +70,13 @@ fn report_begins_with_what_needs_a_decision() {
             external_name: "b.lb.example".to_owned(),
             load_balancers: vec!["lb/x".to_owned(), "lb/y".to_owned()],
         }],
-        sources: vec![SourceName {
+        sources: vec![SourceMatch {
             namespace: "shop".to_owned(),
             service: "standby".to_owned(),
             external_name: "c.lb.example".to_owned(),
             external_targets: vec!["lb/x".to_owned()],
         }],
-        addresses: vec![AddressOf {
+        addresses: vec![AddressMatch {
             kind: "EndpointSlice",
             namespace: "shop".to_owned(),
             name: "db-1".to_owned(),

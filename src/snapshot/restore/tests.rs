@@ -12,7 +12,7 @@ use crate::model::link::{Link, Port};
 use crate::model::names;
 use crate::model::target_policy::TargetPolicy;
 use crate::snapshot::contents::saved;
-use crate::snapshot::format::{Head, Settings, decode, encode};
+use crate::snapshot::format::{Head, RecordedFlags, decode, encode};
 use crate::store::Lookup;
 use crate::sync::k8s::client::ClusterIdentity;
 
@@ -33,7 +33,7 @@ fn head() -> Head {
         taken: Timestamp::UNIX_EPOCH,
         program: String::new(),
         cluster: ClusterIdentity::default(),
-        settings: Settings::default(),
+        settings: RecordedFlags::default(),
         serial: 77,
     }
 }

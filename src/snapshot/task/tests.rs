@@ -11,13 +11,13 @@ use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::snapshot::contents::saved;
-use crate::snapshot::format::{Head, Settings, Snapshot, decode, encode};
+use crate::snapshot::format::{Head, RecordedFlags, Snapshot, decode, encode};
 use crate::store::OnGone;
 use crate::sync::test_support;
 
 const PATIENCE: Duration = Duration::from_secs(600);
 
-struct Setting {
+struct Fixture {
     _directory: tempfile::TempDir,
     context: SnapshotContext,
     policy: watch::Sender<Arc<HostnamePolicy>>,
@@ -49,7 +49,7 @@ fn link(target: &str) -> ObservedService {
     }
 }
 
-impl Setting {
+impl Fixture {
     /// Returns a setting with a snapshot of this age in seconds, or without a snapshot.
     fn new(age: Option<i64>) -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -61,7 +61,7 @@ impl Setting {
                 taken: Timestamp::from_second(Timestamp::now().as_second() - age).unwrap(),
                 program: String::new(),
                 cluster: ClusterIdentity::default(),
-                settings: Settings::default(),
+                settings: RecordedFlags::default(),
                 serial: 7,
             };
             let links = store.links();
@@ -127,7 +127,7 @@ async fn snapshot_is_served_when_the_list_is_refused_or_late() {
         (FirstList::Awaited, "the API server doesn't answer"),
         (FirstList::Arriving, "the list of load balancers isn't complete yet"),
     ] {
-        let setting = Setting::new(Some(60));
+        let setting = Fixture::new(Some(60));
         setting.first_list.send_replace(state);
         let begun = tokio::time::Instant::now();
         let task = setting.start();
@@ -152,7 +152,7 @@ async fn snapshot_is_served_when_the_list_is_refused_or_late() {
 
 #[tokio::test(start_paused = true)]
 async fn prompt_list_needs_no_snapshot() {
-    let setting = Setting::new(Some(60));
+    let setting = Fixture::new(Some(60));
     setting.context.store.set_synced();
     setting.context.store.set_overrides_known();
     let task = setting.start();
@@ -164,7 +164,7 @@ async fn prompt_list_needs_no_snapshot() {
 #[tokio::test(start_paused = true)]
 async fn snapshot_of_the_wrong_time_or_cluster_isnt_served() {
     for (age, server) in [(3700, ""), (-400, ""), (60, "https://other.example")] {
-        let mut setting = Setting::new(Some(age));
+        let mut setting = Fixture::new(Some(age));
         let identity = ClusterIdentity { server: server.to_owned(), authorities: Vec::new() };
         setting.context.cluster = watch::channel(identity).1;
         setting.first_list.send_replace(FirstList::Failed { code: 403 });
@@ -178,7 +178,7 @@ async fn snapshot_of_the_wrong_time_or_cluster_isnt_served() {
 
 #[tokio::test(start_paused = true)]
 async fn served_snapshot_ends_at_its_maximum_age() {
-    let setting = Setting::new(Some(60));
+    let setting = Fixture::new(Some(60));
     let task = setting.start();
     setting.until("a snapshot", |context| context.store.snapshot_links().is_some()).await;
     sleep(Duration::from_secs(3500)).await;
@@ -190,7 +190,7 @@ async fn served_snapshot_ends_at_its_maximum_age() {
 
 #[tokio::test(start_paused = true)]
 async fn changed_zones_apply_to_a_served_snapshot() {
-    let setting = Setting::new(Some(60));
+    let setting = Fixture::new(Some(60));
     let task = setting.start();
     setting.until("a snapshot", |context| context.store.snapshot_links().is_some()).await;
     let host = Name::from_ascii("web.default.other.internal.").unwrap();
@@ -205,7 +205,7 @@ async fn changed_zones_apply_to_a_served_snapshot() {
 
 #[tokio::test(start_paused = true)]
 async fn damaged_snapshot_is_set_aside() {
-    let setting = Setting::new(Some(60));
+    let setting = Fixture::new(Some(60));
     let mut bytes = fs::read(&setting.context.path).unwrap();
     bytes.pop();
     fs::write(&setting.context.path, &bytes).unwrap();
@@ -221,7 +221,7 @@ async fn damaged_snapshot_is_set_aside() {
 
 #[tokio::test(start_paused = true)]
 async fn pending_change_is_written_at_the_end() {
-    let setting = Setting::new(None);
+    let setting = Fixture::new(None);
     setting.context.store.set_synced();
     setting.context.store.set_overrides_known();
     let task = setting.start();
@@ -234,7 +234,7 @@ async fn pending_change_is_written_at_the_end() {
 
 #[tokio::test(start_paused = true)]
 async fn first_write_waits_for_the_external_targets() {
-    let setting = Setting::new(Some(60));
+    let setting = Fixture::new(Some(60));
     setting.context.store.apply(link("new.example."));
     setting.context.store.set_synced();
     let task = setting.start();
@@ -244,7 +244,7 @@ async fn first_write_waits_for_the_external_targets() {
     timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
     assert!(setting.target().unwrap().contains("old.example"));
     // The ExternalTargets stay unread: after a minute the snapshot is written without them.
-    let setting = Setting { stop: CancellationToken::new(), ..setting };
+    let setting = Fixture { stop: CancellationToken::new(), ..setting };
     let task = setting.start();
     setting.until("a write", |_| setting.target().unwrap().contains("new.example")).await;
     setting.end(task).await;
@@ -252,7 +252,7 @@ async fn first_write_waits_for_the_external_targets() {
 
 #[tokio::test(start_paused = true)]
 async fn failed_writes_are_retried_until_one_succeeds() {
-    let setting = Setting::new(Some(60));
+    let setting = Fixture::new(Some(60));
     let temporary = setting.context.path.with_extension("tmp");
     fs::create_dir(&temporary).unwrap();
     let store = &setting.context.store;
@@ -269,7 +269,7 @@ async fn failed_writes_are_retried_until_one_succeeds() {
 
 #[tokio::test(start_paused = true)]
 async fn unchanged_links_are_written_again_while_the_watch_lives() {
-    let setting = Setting::new(None);
+    let setting = Fixture::new(None);
     let watch = setting.context.staleness.watch("load-balancers");
     setting.context.store.set_synced();
     setting.context.store.set_overrides_known();

@@ -228,12 +228,13 @@ impl CheckTally<'_> {
 
     /// Returns whether the newest check with a verdict passed, at most [`CheckSettings::max_age`] ago.
     pub(super) fn passed_recently(&self, settings: &CheckSettings, now: Timestamp) -> bool {
-        self.decided.is_some_and(|at| at <= now) && self.end_of_pass(settings).is_some_and(|end| now < end)
+        self.decided.is_some_and(|at| at <= now)
+            && self.pass_expires_at(settings).is_some_and(|end| now < end)
     }
 
     /// Returns when the newest pass becomes too old for [`Self::passed_recently`]; `None` if a failure came after it,
     /// or if there is no pass.
-    pub(super) fn end_of_pass(&self, settings: &CheckSettings) -> Option<Timestamp> {
+    pub(super) fn pass_expires_at(&self, settings: &CheckSettings) -> Option<Timestamp> {
         self.decided.filter(|_| self.passes > 0).map(|at| later(at, settings.max_age()))
     }
 }

@@ -93,7 +93,7 @@ impl Outlook<'_> {
         }
         let Some((position, new)) = self.new_target() else { return finding(false, "TargetAnnounced", "") };
         let source = &self.sources[position];
-        if !self.facts.is_waited_out(source) {
+        if !self.facts.is_wait_over(source) {
             let until = self.facts.waits_until(source);
             let message = format!("waits until {until} for {new}: {}", source.message);
             return finding(true, "WaitsForTarget", message);

@@ -75,7 +75,7 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     let (conditions, checks) = (outlook.conditions(), outlook.checks());
     let observed_generation = input.spec.generation;
     let status = FailoverStatus { observed_generation, target: current, sources, history, conditions };
-    events.extend(vain_waits(&former, &status, moved));
+    events.extend(events_without_move(&former, &status, moved));
     if moved == Some(MoveReason::Withdrawn) && status.target.is_none() {
         // No target replaces the withdrawn one: DNS answers with NODATA.
         events.iter_mut().for_each(|event| event.reason = EventReason::NoHealthySource);
@@ -213,7 +213,7 @@ fn of_source(announced: &AnnouncedTarget) -> String {
 
 /// Returns the Events of a decision that keeps the target: the wait for a new target has just timed out, or the target
 /// has failed and no other source is healthy any more.
-fn vain_waits(
+fn events_without_move(
     former: &FailoverStatus,
     status: &FailoverStatus,
     moved: Option<MoveReason>,

@@ -144,8 +144,8 @@ impl<'a> Facts<'a> {
     }
 
     /// Notes when the newest pass of a target becomes too old.
-    pub(super) fn note_end_of_pass(&self, target: &Target) {
-        let end = self.tally(target).end_of_pass(&self.input.spec.check);
+    pub(super) fn schedule_pass_expiry(&self, target: &Target) {
+        let end = self.tally(target).pass_expires_at(&self.input.spec.check);
         if let Some(end) = end.filter(|_| self.is_checked(target)) {
             self.has_come(end);
         }
@@ -176,7 +176,7 @@ impl<'a> Facts<'a> {
     }
 
     /// Returns whether the wait for the target that a source offers is over.
-    pub(super) fn is_waited_out(&self, source: &SourceStatus) -> bool {
+    pub(super) fn is_wait_over(&self, source: &SourceStatus) -> bool {
         self.has_come(self.waits_until(source))
     }
 }

@@ -27,11 +27,11 @@ const CONFIRM_AFTER: Duration = Duration::from_secs(30);
 
 /// The failovers that were due or made within the last minute, and all held ones. Withdrawals aren't among them.
 #[derive(Debug, Default)]
-pub struct MassFailureGuard(HashMap<ServiceKey, Intent>);
+pub struct MassFailureGuard(HashMap<ServiceKey, PendingFailover>);
 
 /// A failover to a source that is ready.
 #[derive(Debug)]
-struct Intent {
+struct PendingFailover {
     since: Timestamp,
     /// When the failover was last due or made.
     last: Timestamp,
@@ -90,11 +90,11 @@ impl MassFailureGuard {
     /// Returns whether a failover may be made: few enough are due or made, a check has failed again, or this failover
     /// was allowed before.
     fn is_allowed(&mut self, key: &ServiceKey, all: usize, failed_at: Timestamp, now: Timestamp) -> bool {
-        let is_recent = |intent: &Intent| elapsed(intent.last, now) < WINDOW;
+        let is_recent = |intent: &PendingFailover| elapsed(intent.last, now) < WINDOW;
         // Later times are from before the clock was set back.
         self.0.retain(|_, intent| intent.last <= now && (is_recent(intent) || !intent.is_allowed));
         let others = self.0.iter().filter(|(other, intent)| *other != key && is_recent(intent)).count();
-        let new = Intent { since: now, last: now, is_allowed: false };
+        let new = PendingFailover { since: now, last: now, is_allowed: false };
         let intent = self.0.entry(key.clone()).or_insert(new);
         intent.last = now;
         let is_confirmed = failed_at >= later(intent.since, CONFIRM_AFTER);

@@ -61,7 +61,7 @@ impl Outlook<'_> {
             }
         };
         let awaited = |is_awaited| if is_awaited { Urgency::Awaited } else { Urgency::Routine };
-        let new = self.new_target().filter(|(position, _)| !facts.is_waited_out(&self.sources[*position]));
+        let new = self.new_target().filter(|(position, _)| !facts.is_wait_over(&self.sources[*position]));
         if let Some(current) = self.current {
             let is_new = !current.verified && facts.tally(&current.target).is_empty();
             // A held failover needs a failure after the hold began.

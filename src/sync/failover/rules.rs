@@ -55,11 +55,11 @@ impl Rules<'_> {
                 return Choice::Move(standby, MoveReason::FailedOver);
             }
             if let Some(target) = facts.offered(standby) {
-                facts.note_end_of_pass(target);
+                facts.schedule_pass_expiry(target);
             }
             return if may_move { Choice::Hold } else { Choice::Stay };
         }
-        if new.is_some() && facts.is_waited_out(&self.sources[position]) && has_failed {
+        if new.is_some() && facts.is_wait_over(&self.sources[position]) && has_failed {
             return Choice::Move(position, MoveReason::CutoverTimedOut);
         }
         if pin.is_some() { Choice::Stay } else { self.preferred(position) }
@@ -124,7 +124,7 @@ impl Rules<'_> {
         let max_wait = facts.input.spec.max_wait;
         let is_over = self.history.first().is_none_or(|last| facts.is_over(last.until, max_wait));
         let waited = |position: &usize| {
-            facts.offered(*position).is_some() && facts.is_waited_out(&self.sources[*position])
+            facts.offered(*position).is_some() && facts.is_wait_over(&self.sources[*position])
         };
         move_to(facts.positions().find(waited).filter(|_| is_over), MoveReason::CutoverTimedOut)
     }

@@ -28,7 +28,7 @@ type Missing = (ServiceKey, Uid);
 
 /// What is known about the Services that the watch lacks and whose targets ExternalTargets announce.
 #[derive(Default)]
-pub(super) struct Absences {
+pub(super) struct MissingServices {
     states: HashMap<Missing, Absence>,
     /// The Service that each ExternalTarget waits for.
     by_object: HashMap<ServiceKey, Missing>,
@@ -55,7 +55,7 @@ pub(super) struct LookUpEnd {
     is_gone: kube::Result<bool>,
 }
 
-impl Absences {
+impl MissingServices {
     /// Returns whether a look-up has confirmed that the Service with this uid is gone; the ExternalTarget `object`
     /// announces its target. Otherwise queues a look-up, unless one is queued, under way, or ended within the last
     /// [`REPEAT_AFTER`].
@@ -224,7 +224,7 @@ mod tests {
     }
 
     /// Returns the result of one look-up of the Service with uid `known`, and whether another one is due later.
-    async fn look_up(absences: &mut Absences, client: &Client, namespace: &str) -> (bool, bool) {
+    async fn look_up(absences: &mut MissingServices, client: &Client, namespace: &str) -> (bool, bool) {
         let (object, service) = (key("shop", "xt"), key(namespace, "web"));
         absences.confirm_gone(&object, &service, &"known".into());
         absences.start(client, &ApiAvailability::default(), &Arc::default());
@@ -240,7 +240,7 @@ mod tests {
             ("known", "ClusterIP", true),
             ("another", "LoadBalancer", true),
         ] {
-            let (mut absences, client) = (Absences::default(), api_server(service(uid, kind)));
+            let (mut absences, client) = (MissingServices::default(), api_server(service(uid, kind)));
             let (is_confirmed, is_due_later) = look_up(&mut absences, &client, "shop").await;
             assert_eq!((is_confirmed, is_due_later), (expected, !expected), "{uid} {kind}");
         }
@@ -248,7 +248,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn refused_look_up_confirms_after_ten_minutes_only() {
-        let (mut absences, client) = (Absences::default(), api_server(json!({})));
+        let (mut absences, client) = (MissingServices::default(), api_server(json!({})));
         let mut look_ups = 0;
         while !look_up(&mut absences, &client, "closed").await.0 {
             advance(REPEAT_AFTER).await;
@@ -259,7 +259,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn objects_share_the_look_up_of_a_service() {
-        let (mut absences, client) = (Absences::default(), api_server(service("another", "LoadBalancer")));
+        let (mut absences, client) =
+            (MissingServices::default(), api_server(service("another", "LoadBalancer")));
         let (objects, web) = ([key("shop", "a"), key("shop", "b")], key("shop", "web"));
         for object in &objects {
             assert!(!absences.confirm_gone(object, &web, &"known".into()));
@@ -280,7 +281,7 @@ mod tests {
 
     #[test]
     fn forgotten_service_is_queued_once() {
-        let mut absences = Absences::default();
+        let mut absences = MissingServices::default();
         let (object, web) = (key("shop", "xt"), key("shop", "web"));
         for _ in 0..3 {
             assert!(!absences.confirm_gone(&object, &web, &"known".into()));

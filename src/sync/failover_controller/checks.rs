@@ -66,13 +66,13 @@ impl TargetCheckResult {
 
 /// A check that has ended.
 #[derive(Debug)]
-pub(super) struct CheckEnd {
+pub(super) struct FinishedCheck {
     pub(super) key: CheckKey,
     pub(super) result: TargetCheckResult,
 }
 
 /// Checks a target. Returns the check and its result.
-pub(super) async fn check(key: CheckKey, check_dns: CheckDns) -> CheckEnd {
+pub(super) async fn check(key: CheckKey, check_dns: CheckDns) -> FinishedCheck {
     let mut result = match &key.target {
         Target::Hostname(host) => check_dns(host.clone(), key.timeout).await,
         Target::Addresses(addresses) => {
@@ -86,7 +86,7 @@ pub(super) async fn check(key: CheckKey, check_dns: CheckDns) -> CheckEnd {
     {
         result.outcomes.push(CheckOutcome::Failed(why));
     }
-    CheckEnd { key, result }
+    FinishedCheck { key, result }
 }
 
 /// Connects to the first [`MAX_CONNECTIONS`] different addresses in parallel, and closes the connections.

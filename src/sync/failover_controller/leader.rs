@@ -13,12 +13,12 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
-use super::absence::{Absences, LookUpEnd};
+use super::absence::{LookUpEnd, MissingServices};
 use super::alerts::add_condition;
 use super::check_queue::{CheckKey, CheckQueue};
-use super::checks::{CheckEnd, TargetCheckResult, check};
+use super::checks::{FinishedCheck, TargetCheckResult, check};
 use super::metrics_limit::{MAX_METRICS, MetricsLimit};
-use super::object::{Followed, ObservedExternalTarget};
+use super::object::{ObservedExternalTarget, TrackedExternalTarget};
 use super::overrides::annotations;
 use super::status_format::{Published, from_stored, merge_patch, own_part, to_stored};
 use super::write::{StatusWriteEnd, patch_status};
@@ -78,8 +78,8 @@ pub(super) struct Leader {
     pub(super) to_decide: WorkQueue<()>,
     /// The ExternalTargets with a decided status to write.
     pub(super) to_write: WorkQueue<ExternalTargetStatus>,
-    pub(super) absences: Absences,
-    pub(super) checks: JoinSet<CheckEnd>,
+    pub(super) absences: MissingServices,
+    pub(super) checks: JoinSet<FinishedCheck>,
     pub(super) writes: JoinSet<StatusWriteEnd>,
     check_queue: CheckQueue,
     states: HashMap<ServiceKey, DecisionState>,
@@ -103,7 +103,7 @@ impl Default for Leader {
             term: None,
             to_decide: WorkQueue::new(usize::MAX),
             to_write: WorkQueue::new(MAX_WRITES),
-            absences: Absences::default(),
+            absences: MissingServices::default(),
             checks: JoinSet::new(),
             writes: JoinSet::new(),
             check_queue: CheckQueue::default(),
@@ -312,7 +312,7 @@ impl FailoverController {
             let check = check(key.clone(), Arc::clone(&self.context.check_dns));
             self.leader.checks.spawn(async move {
                 let ended = AssertUnwindSafe(check).catch_unwind().await;
-                ended.unwrap_or_else(|_| CheckEnd { key, result: TargetCheckResult::without_answer() })
+                ended.unwrap_or_else(|_| FinishedCheck { key, result: TargetCheckResult::without_answer() })
             });
         }
         self.leader.to_decide.has_ready()
@@ -444,7 +444,7 @@ impl FailoverController {
     /// Returns why an ExternalTarget isn't accepted, apart from its sources.
     fn refusal(
         &self,
-        followed: &Followed,
+        followed: &TrackedExternalTarget,
         link: Option<&Link>,
         external_target: Option<&ExternalTargetState>,
     ) -> Option<Refusal> {
@@ -655,7 +655,7 @@ impl FailoverController {
     }
 
     /// Records the result of a check for all ExternalTargets that wait for it.
-    pub(super) fn checked(&mut self, CheckEnd { key, result }: CheckEnd) {
+    pub(super) fn checked(&mut self, FinishedCheck { key, result }: FinishedCheck) {
         let (leader, now) = (&mut self.leader, Timestamp::now());
         leader.upstreams.forget_after(now);
         // An answer from the future came before the clock was set back.

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tracing::info;
 
 use super::metrics::FailoverMetrics;
-use super::object::{Followed, ObservedExternalTarget};
+use super::object::{ObservedExternalTarget, TrackedExternalTarget};
 use super::overrides::{annotations, former_source, link_override};
 use super::sources::Sources;
 use crate::api::external_target::{ExternalTarget, Source};
@@ -94,7 +94,7 @@ impl ManifestOverrides {
                 known.inherited.insert(key.clone(), own.annotations);
             }
             let inherited = known.inherited.get(&key).cloned().unwrap_or_default();
-            let mut followed = Followed { object, inherited, former_source: None };
+            let mut followed = TrackedExternalTarget { object, inherited, former_source: None };
             followed.former_source = former_source(&followed, &sources);
             let present = self.store.get(&key).and_then(|link| link.active_override().cloned());
             let (link_override, error) = decide(&followed, &sources, present.as_ref());
@@ -128,7 +128,7 @@ impl ManifestOverrides {
 /// Returns the override by an ExternalTarget, and an error about the parts that can't be used. `present` is the
 /// override so far.
 fn decide(
-    followed: &Followed,
+    followed: &TrackedExternalTarget,
     sources: &Sources<'_>,
     present: Option<&LinkOverride>,
 ) -> (LinkOverride, Option<String>) {
@@ -153,7 +153,7 @@ fn decide(
 /// Returns the override to the pinned source, or without a pin to the first source that has a target. If there is none,
 /// the source in use stays, or the target is withdrawn. `link_override` has no target.
 fn choose(
-    followed: &Followed,
+    followed: &TrackedExternalTarget,
     sources: &Sources<'_>,
     offers: &[Offer],
     present: Option<&LinkOverride>,

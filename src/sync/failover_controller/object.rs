@@ -10,7 +10,7 @@ use crate::sync::failover::spec::{CheckSettings, Failback, FailoverSpec, Refusal
 
 /// An ExternalTarget, and what every replica knows about it.
 #[derive(Debug)]
-pub(super) struct Followed {
+pub(super) struct TrackedExternalTarget {
     pub(super) object: ObservedExternalTarget,
     /// The settings of the Service of the same name, as it was seen last as a source.
     pub(super) inherited: Annotations,
@@ -25,7 +25,7 @@ pub(super) struct FormerSource {
     pub(super) uid: Uid,
 }
 
-impl Followed {
+impl TrackedExternalTarget {
     /// Returns the Services that are sources, and the former one whose target is announced.
     pub(super) fn services(&self) -> impl Iterator<Item = ServiceKey> {
         self.object.services().chain(self.former_source.iter().map(|former| former.key.clone()))

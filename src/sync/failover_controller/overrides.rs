@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::object::{Followed, FormerSource, ObservedExternalTarget};
+use super::object::{FormerSource, ObservedExternalTarget, TrackedExternalTarget};
 use super::sources::Sources;
 use super::status_format::from_stored;
 use crate::model::excerpt::value;
@@ -15,11 +15,11 @@ use crate::sync::failover::spec::{Refusal, RefusalReason};
 /// Returns the override by an ExternalTarget. `present` is the current override of the link: until the ExternalTarget
 /// is read, it comes from the external target.
 pub(super) fn link_override(
-    followed: &Followed,
+    followed: &TrackedExternalTarget,
     sources: &Sources<'_>,
     present: Option<&LinkOverride>,
 ) -> LinkOverride {
-    let Followed { object, inherited, .. } = followed;
+    let TrackedExternalTarget { object, inherited, .. } = followed;
     let namespace = object.key.namespace();
     let status = from_stored(&object.status);
     let link_override = LinkOverride {
@@ -66,7 +66,7 @@ pub(super) fn link_override(
 }
 
 /// Returns the Service whose target is announced, if it isn't a source.
-pub(super) fn former_source(followed: &Followed, sources: &Sources<'_>) -> Option<FormerSource> {
+pub(super) fn former_source(followed: &TrackedExternalTarget, sources: &Sources<'_>) -> Option<FormerSource> {
     let uid = followed.object.status.target.as_ref()?.service_uid.as_deref()?;
     let uid = Some(Uid::from(uid)).filter(|uid| !uid.is_empty())?;
     let is_it = |key| sources.service(&key, None).is_some_and(|known| known.uid == uid);

@@ -20,7 +20,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of refusals in a row (403) after which a permission counts as missing. An API server that has just
 /// started refuses everything for a moment, because it hasn't read the roles yet.
-pub(super) const REFUSALS_AT_START: u32 = 4;
+pub(super) const REFUSALS_UNTIL_FORBIDDEN: u32 = 4;
 /// Timeout of a discovery request.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -103,7 +103,7 @@ impl PendingDeletions {
 
     /// Returns whether the permission for discovery counts as missing.
     pub(super) fn is_forbidden(&self) -> bool {
-        self.refusals >= REFUSALS_AT_START
+        self.refusals >= REFUSALS_UNTIL_FORBIDDEN
     }
 
     /// Makes another request due before the regular one.

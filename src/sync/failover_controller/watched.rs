@@ -10,9 +10,9 @@ use kube::ResourceExt;
 use tracing::{debug, info, warn};
 
 use super::alerts::request_rule;
-use super::object::{Followed, ObservedExternalTarget};
+use super::object::{ObservedExternalTarget, TrackedExternalTarget};
 use super::overrides::{former_source, link_override};
-use super::pending_deletions::{REFUSALS_AT_START, after};
+use super::pending_deletions::{REFUSALS_UNTIL_FORBIDDEN, after};
 use super::write::PERMISSION_HINT;
 use super::{FailoverController, sources_of};
 use crate::api::external_target::ExternalTarget;
@@ -44,7 +44,7 @@ pub(super) struct Scope {
     is_listed: bool,
     /// The newest resourceVersion of a list or an event. An older list shows that etcd was restored.
     newest: Option<u64>,
-    /// Whether the permission to list counts as missing: at least [`REFUSALS_AT_START`] tries in a row were refused.
+    /// Whether the permission to list counts as missing: [`REFUSALS_UNTIL_FORBIDDEN`] or more tries in a row were refused.
     is_forbidden: bool,
     /// The number of refused tries in a row.
     refusals: u32,
@@ -253,7 +253,7 @@ impl FailoverController {
         let scope = &mut self.scopes[number];
         scope.stop();
         scope.refusals = scope.refusals.saturating_add(1);
-        if scope.refusals < REFUSALS_AT_START {
+        if scope.refusals < REFUSALS_UNTIL_FORBIDDEN {
             self.note_list(number, false);
             return self.pending_deletions.retry_soon();
         }
@@ -355,7 +355,7 @@ impl FailoverController {
             None => (self.present(&key).map(|by| by.annotations).unwrap_or_default(), None),
         };
         self.context.metrics.targets.with_label_values(&[state(&object)]).inc();
-        self.objects.insert(key.clone(), Followed { object, inherited, former_source });
+        self.objects.insert(key.clone(), TrackedExternalTarget { object, inherited, former_source });
         self.set_override(&key);
         self.index(&key);
         if let Some(followed) = self.objects.get(&key) {
@@ -377,7 +377,7 @@ impl FailoverController {
         }
     }
 
-    fn unindex(&mut self, followed: &Followed) {
+    fn unindex(&mut self, followed: &TrackedExternalTarget) {
         for service in followed.services() {
             self.remove_from_index(&service, &followed.object.key);
         }

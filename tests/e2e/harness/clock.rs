@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::linker::Linker;
 
 /// The clocks of an lb-linker process.
-pub struct StoppedClock {
+pub struct ShiftedClock {
     directory: TempDir,
     /// How far CLOCK_MONOTONIC and CLOCK_BOOTTIME are behind.
     behind: [Duration; 2],
@@ -32,7 +32,7 @@ pub enum Stop {
     Pause,
 }
 
-impl StoppedClock {
+impl ShiftedClock {
     pub fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let clock = Self { directory, behind: [Duration::ZERO; 2], stopped: None };

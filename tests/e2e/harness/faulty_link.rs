@@ -29,7 +29,7 @@ pub enum LinkState {
 
 /// What happens once to the open connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strike {
+pub enum ConnectionFault {
     /// Both ends are closed.
     Cut,
     /// Both ends are reset.
@@ -43,14 +43,14 @@ pub struct FaultyLink {
     _tasks: JoinSet<()>,
     kubeconfig: PathBuf,
     state: watch::Sender<LinkState>,
-    strike: watch::Sender<Option<Strike>>,
+    fault: watch::Sender<Option<ConnectionFault>>,
     accepted: Arc<AtomicUsize>,
 }
 
 impl FaultyLink {
     /// Starts a relay, with a kubeconfig of this ServiceAccount.
     pub async fn start(plane: &ControlPlane, namespace: &str, account: &str) -> Self {
-        let behind = plane.port.local();
+        let api_server = plane.port.local();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let direct = plane.kubeconfig_for_service_account(namespace, account);
@@ -58,8 +58,8 @@ impl FaultyLink {
         config["clusters"][0]["cluster"]["server"] = json!(format!("https://{address}"));
         let kubeconfig = plane.file(&format!("relay-{}.kubeconfig", address.port()));
         std::fs::write(&kubeconfig, config.to_string()).unwrap();
-        let (state, strike) = (watch::Sender::new(LinkState::Up), watch::Sender::new(None));
-        let (states, strikes) = (state.subscribe(), strike.subscribe());
+        let (state, fault) = (watch::Sender::new(LinkState::Up), watch::Sender::new(None));
+        let (states, faults) = (state.subscribe(), fault.subscribe());
         let accepted = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&accepted);
         let mut tasks = JoinSet::new();
@@ -68,13 +68,13 @@ impl FaultyLink {
             loop {
                 let (client, _) = listener.accept().await.unwrap();
                 count.fetch_add(1, Ordering::Relaxed);
-                let mut strikes = strikes.clone();
-                strikes.mark_unchanged();
-                connections.spawn(relay(client, behind, states.clone(), strikes));
+                let mut faults = faults.clone();
+                faults.mark_unchanged();
+                connections.spawn(relay(client, api_server, states.clone(), faults));
                 while connections.try_join_next().is_some() {}
             }
         });
-        Self { _tasks: tasks, kubeconfig, state, strike, accepted }
+        Self { _tasks: tasks, kubeconfig, state, fault, accepted }
     }
 
     pub fn kubeconfig(&self) -> &str {
@@ -85,8 +85,8 @@ impl FaultyLink {
         self.state.send_replace(state);
     }
 
-    pub fn strike(&self, strike: Strike) {
-        self.strike.send_replace(Some(strike));
+    pub fn inject(&self, fault: ConnectionFault) {
+        self.fault.send_replace(Some(fault));
     }
 
     /// Returns the number of connections so far.
@@ -98,36 +98,36 @@ impl FaultyLink {
 /// Relays a connection until it is closed or struck.
 async fn relay(
     mut client: TcpStream,
-    behind: SocketAddr,
+    api_server: SocketAddr,
     states: watch::Receiver<LinkState>,
-    mut strikes: watch::Receiver<Option<Strike>>,
+    mut faults: watch::Receiver<Option<ConnectionFault>>,
 ) {
     if *states.borrow() == LinkState::HalfOpen {
         // The connection stays dead when the relay is up again.
         tokio::select! {
             () = swallow(client) => {}
-            _ = strikes.changed() => {}
+            _ = faults.changed() => {}
         }
         return;
     }
-    let Ok(mut server) = TcpStream::connect(behind).await else { return };
+    let Ok(mut server) = TcpStream::connect(api_server).await else { return };
     let struck = {
         let (from_client, to_client) = client.split();
         let (from_server, to_server) = server.split();
         tokio::select! {
             () = forward(from_client, to_server, states.clone()) => None,
             () = forward(from_server, to_client, states.clone()) => None,
-            _ = strikes.changed() => *strikes.borrow_and_update(),
+            _ = faults.changed() => *faults.borrow_and_update(),
         }
     };
     match struck {
-        Some(Strike::Silence) => drop(strikes.changed().await),
-        Some(Strike::Reset) => {
+        Some(ConnectionFault::Silence) => drop(faults.changed().await),
+        Some(ConnectionFault::Reset) => {
             for end in [&client, &server] {
                 let _ = SockRef::from(end).set_linger(Some(Duration::ZERO));
             }
         }
-        Some(Strike::Cut) | None => {}
+        Some(ConnectionFault::Cut) | None => {}
     }
 }
 

@@ -1,4 +1,4 @@
-//! A real API server behind a proxy that injects faults.
+//! A real API server api_server a proxy that injects faults.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use super::control_plane::ControlPlane;
 use super::process::Process;
 
 #[derive(Clone, Debug)]
-pub enum Meddling {
+pub enum ApiFault {
     /// Forwards the request and the response unchanged.
     Pass,
     /// Answers with this status and `reason`, without forwarding the request.
@@ -33,10 +33,10 @@ pub enum Meddling {
 }
 
 /// Decides about each request by its first line: `GET /api/v1/… HTTP/1.1`.
-pub type Meddler = Arc<dyn Fn(&str) -> Meddling + Send + Sync>;
+pub type ApiFaultInjector = Arc<dyn Fn(&str) -> ApiFault + Send + Sync>;
 
-/// A real API server behind a proxy. It stops on drop.
-pub struct MeddledApi {
+/// A real API server api_server a proxy. It stops on drop.
+pub struct FaultyApi {
     _kubectl: Process,
     _tasks: JoinSet<()>,
     kubeconfig: NamedTempFile,
@@ -44,16 +44,16 @@ pub struct MeddledApi {
     end: watch::Sender<()>,
 }
 
-impl MeddledApi {
+impl FaultyApi {
     /// Starts the proxy, with all permissions for every client.
-    pub async fn start(plane: &ControlPlane, meddler: Meddler) -> Self {
+    pub async fn start(plane: &ControlPlane, injector: ApiFaultInjector) -> Self {
         // kubectl uses TLS to the API server, and plain HTTP to this proxy.
         let mut command = plane.kubectl_command();
         command.args(["proxy", "--port=0"]).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut kubectl = Process::spawn(command).unwrap();
         let mut line = String::new();
         BufReader::new(kubectl.stdout().unwrap()).read_line(&mut line).unwrap();
-        let behind: SocketAddr = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
+        let api_server: SocketAddr = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut tasks = JoinSet::new();
@@ -63,11 +63,11 @@ impl MeddledApi {
             let mut connections = JoinSet::new();
             loop {
                 let (client, _) = listener.accept().await.unwrap();
-                let (mut ends, meddler) = (ends.clone(), Arc::clone(&meddler));
+                let (mut ends, injector) = (ends.clone(), Arc::clone(&injector));
                 ends.mark_unchanged();
                 connections.spawn(async move {
                     tokio::select! {
-                        () = serve(client, behind, meddler) => {}
+                        () = serve(client, api_server, injector) => {}
                         _ = ends.changed() => {}
                     }
                 });
@@ -75,10 +75,10 @@ impl MeddledApi {
         });
         let kubeconfig = NamedTempFile::new().unwrap();
         let config = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "meddled",
-            "clusters": [{"name": "meddled", "cluster": {"server": format!("http://{address}")}}],
+            "apiVersion": "v1", "kind": "Config", "current-context": "faulty",
+            "clusters": [{"name": "faulty", "cluster": {"server": format!("http://{address}")}}],
             "users": [{"name": "nobody", "user": {}}],
-            "contexts": [{"name": "meddled", "context": {"cluster": "meddled", "user": "nobody"}}],
+            "contexts": [{"name": "faulty", "context": {"cluster": "faulty", "user": "nobody"}}],
         });
         std::fs::write(kubeconfig.path(), config.to_string()).unwrap();
         Self { _kubectl: kubectl, _tasks: tasks, kubeconfig, end }
@@ -95,22 +95,22 @@ impl MeddledApi {
 }
 
 /// Serves one request; the client has to reconnect for the next.
-async fn serve(mut client: TcpStream, behind: SocketAddr, meddler: Meddler) {
+async fn serve(mut client: TcpStream, api_server: SocketAddr, injector: ApiFaultInjector) {
     let Some(request) = read_request(&mut client).await else { return };
     let line = String::from_utf8_lossy(&request[..request.iter().position(|byte| *byte == b'\r').unwrap()]);
-    let meddling = meddler(&line);
-    if let Meddling::Answer(code, reason) = meddling {
+    let fault = injector(&line);
+    if let ApiFault::Answer(code, reason) = fault {
         let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
             "reason": reason, "message": format!("{reason}, says the test")});
         let body = status.to_string();
         let head = format!(
-            "HTTP/1.1 {code} Meddled\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            "HTTP/1.1 {code} Faulty\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
             body.len()
         );
         drop(client.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await);
         return;
     }
-    if let Meddling::Throttle(seconds) = meddling {
+    if let ApiFault::Throttle(seconds) = fault {
         let retry_after = seconds.map(|seconds| format!("Retry-After: {seconds}\r\n")).unwrap_or_default();
         let body = "Too many requests, please try again later.\n";
         let answer = format!(
@@ -121,10 +121,10 @@ async fn serve(mut client: TcpStream, behind: SocketAddr, meddler: Meddler) {
         drop(client.write_all(answer.as_bytes()).await);
         return;
     }
-    if let Meddling::Late(delay) = meddling {
+    if let ApiFault::Late(delay) = fault {
         tokio::time::sleep(delay).await;
     }
-    let mut server = TcpStream::connect(behind).await.unwrap();
+    let mut server = TcpStream::connect(api_server).await.unwrap();
     let end = request.windows(2).position(|bytes| bytes == b"\r\n").unwrap() + 2;
     let closing = [&request[..end], b"Connection: close\r\n", &request[end..]].concat();
     if server.write_all(&closing).await.is_err() {
@@ -133,13 +133,13 @@ async fn serve(mut client: TcpStream, behind: SocketAddr, meddler: Meddler) {
     let (mut held, mut buffer) = (Vec::new(), vec![0; 65536]);
     while let Ok(read @ 1..) = server.read(&mut buffer).await {
         held.extend_from_slice(&buffer[..read]);
-        let kept = match meddling {
-            Meddling::LoseAnswer => {
+        let kept = match fault {
+            ApiFault::LoseAnswer => {
                 held.clear();
                 0
             }
-            Meddling::Garble(from, to) => garble(&mut held, from, to),
-            Meddling::Pass | Meddling::Late(_) | Meddling::Throttle(_) | Meddling::Answer(..) => 0,
+            ApiFault::Garble(from, to) => garble(&mut held, from, to),
+            ApiFault::Pass | ApiFault::Late(_) | ApiFault::Throttle(_) | ApiFault::Answer(..) => 0,
         };
         let rest = held.split_off(held.len() - kept);
         if client.write_all(&held).await.is_err() {

@@ -36,10 +36,10 @@ use super::operations::{Action, Operation, Outcome};
 use super::rules::{Model, Observed, ZONE};
 use super::world::{Balancer, ExternalTarget, Target};
 use crate::failover::{install, quick};
-use crate::harness::clock::{Stop, StoppedClock};
+use crate::harness::clock::{ShiftedClock, Stop};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{FaultyUpstream, absence, ask_udp, error, query};
-use crate::harness::faulty_link::{FaultyLink, LinkState, Strike};
+use crate::harness::faulty_link::{ConnectionFault, FaultyLink, LinkState};
 use crate::harness::linker::Linker;
 use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, deploy, eventually};
 use history::{Change, Seen, State};
@@ -70,7 +70,7 @@ pub struct Setup {
 
 /// What happens during the operations of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum Disturbance {
     Nothing,
     Cut,
     Reset,
@@ -91,7 +91,7 @@ pub enum Trouble {
     SilentUpstream,
 }
 
-impl Trouble {
+impl Disturbance {
     /// All but those of the clocks.
     pub const ALL: [Self; 15] = [
         Self::Nothing,
@@ -113,7 +113,7 @@ impl Trouble {
 
     /// Returns whether replicas may learn of changes late.
     fn disturbs_watches(self) -> bool {
-        use Trouble::{LeaseRelease, Nothing, Reload, Servfail, SilentUpstream};
+        use Disturbance::{LeaseRelease, Nothing, Reload, Servfail, SilentUpstream};
         ![Nothing, LeaseRelease, Reload, Servfail, SilentUpstream].contains(&self)
     }
 }
@@ -167,7 +167,7 @@ async fn upstream(state: &Arc<Mutex<UpstreamState>>) -> FaultyUpstream {
 pub struct Replica {
     name: &'static str,
     pub link: FaultyLink,
-    clock: Option<StoppedClock>,
+    clock: Option<ShiftedClock>,
     directory: TempDir,
     pub linker: Linker,
 }
@@ -177,7 +177,7 @@ impl Replica {
         let link = FaultyLink::start(plane, "lb-linker", "lb-linker").await;
         let directory = tempfile::tempdir().unwrap();
         write_corefile(directory.path(), upstream, 10, "");
-        let clock = has_clock.then(StoppedClock::new);
+        let clock = has_clock.then(ShiftedClock::new);
         let linker = run(&link, directory.path(), name, clock.as_ref());
         linker.ready().await;
         Self { name, link, clock, directory, linker }
@@ -197,8 +197,8 @@ impl Replica {
     }
 }
 
-fn run(link: &FaultyLink, directory: &Path, name: &str, clock: Option<&StoppedClock>) -> Linker {
-    let variables = clock.map(StoppedClock::variables);
+fn run(link: &FaultyLink, directory: &Path, name: &str, clock: Option<&ShiftedClock>) -> Linker {
+    let variables = clock.map(ShiftedClock::variables);
     let variables: Vec<(&str, &str)> =
         variables.iter().flatten().map(|(name, value)| (*name, &**value)).collect();
     let corefile = directory.join("Corefile");
@@ -328,23 +328,23 @@ impl Disturbed {
         of_services.chain(of_targets).collect()
     }
 
-    /// Executes a batch of operations. This trouble begins amid the batch, and ends after it. Waits until everything
+    /// Executes a batch of operations. This disturbance begins amid the batch, and ends after it. Waits until everything
     /// has converged.
-    pub async fn round(&mut self, trouble: Trouble) {
-        *self.tally.entry(format!("{trouble:?}")).or_default() += 1;
+    pub async fn round(&mut self, disturbance: Disturbance) {
+        *self.tally.entry(format!("{disturbance:?}")).or_default() += 1;
         let operations = self.generator.batch(&self.universe, false).operations;
         let middle = self.random.random_range(0..operations.len());
         let (before, after) = operations.split_at(middle);
         self.execute(before).await;
-        if trouble.disturbs_watches() {
+        if disturbance.disturbs_watches() {
             self.shared.with(history::History::disturb);
         }
-        self.begin(trouble).await;
+        self.begin(disturbance).await;
         self.execute(after).await;
         self.change_external_target().await;
-        self.end(trouble).await;
+        self.end(disturbance).await;
         self.mark().await;
-        self.converge(trouble).await;
+        self.converge(disturbance).await;
         self.shared.with(history::History::calm);
         let addresses = self.replicas.each_ref().map(|replica| Some(replica.linker.dns));
         *self.shared.replicas.lock().unwrap() = addresses;
@@ -369,12 +369,12 @@ impl Disturbed {
 
     /// Starts the API server, and changes a target in each namespace. Records the time from the start until the
     /// replicas answer the present states, and the external targets are those of the model.
-    async fn return_api_server(&mut self, trouble: Trouble) {
+    async fn return_api_server(&mut self, disturbance: Disturbance) {
         block_in_place(|| self.plane.start_apiserver());
         let returned = Instant::now();
         self.executor.cluster = self.plane.cluster().await;
         self.mark().await;
-        self.wait_for_convergence(trouble).await;
+        self.wait_for_convergence(disturbance).await;
         self.converged_after_return.push(returned.elapsed());
         self.shared.with(history::History::end_starts);
     }
@@ -434,37 +434,37 @@ impl Disturbed {
         Change { passing, keeps_targets, state }
     }
 
-    async fn begin(&mut self, trouble: Trouble) {
+    async fn begin(&mut self, disturbance: Disturbance) {
         let which = match self.random.random_range(0..3) {
             0 => vec![0],
             1 => vec![1],
             _ => vec![0, 1],
         };
         let links: Vec<&FaultyLink> = which.iter().map(|number| &self.replicas[*number].link).collect();
-        match trouble {
-            Trouble::Nothing => {}
-            Trouble::Cut => links.iter().for_each(|link| link.strike(Strike::Cut)),
-            Trouble::Reset => links.iter().for_each(|link| link.strike(Strike::Reset)),
-            Trouble::Silence => links.iter().for_each(|link| link.strike(Strike::Silence)),
-            Trouble::Delay => {
+        match disturbance {
+            Disturbance::Nothing => {}
+            Disturbance::Cut => links.iter().for_each(|link| link.inject(ConnectionFault::Cut)),
+            Disturbance::Reset => links.iter().for_each(|link| link.inject(ConnectionFault::Reset)),
+            Disturbance::Silence => links.iter().for_each(|link| link.inject(ConnectionFault::Silence)),
+            Disturbance::Delay => {
                 links.iter().for_each(|link| link.set(LinkState::Delayed(Duration::from_secs(5))))
             }
-            Trouble::HalfOpen => {
+            Disturbance::HalfOpen => {
                 for link in links {
                     link.set(LinkState::HalfOpen);
-                    link.strike(Strike::Cut);
+                    link.inject(ConnectionFault::Cut);
                 }
             }
-            Trouble::ApiStop | Trouble::ApiKill => {
+            Disturbance::ApiStop | Disturbance::ApiKill => {
                 let pause = Duration::from_millis(self.random.random_range(0..5000));
-                block_in_place(|| match trouble {
-                    Trouble::ApiStop => self.plane.stop_apiserver(),
+                block_in_place(|| match disturbance {
+                    Disturbance::ApiStop => self.plane.stop_apiserver(),
                     _ => self.plane.kill_apiserver(),
                 });
                 tokio::time::sleep(pause).await;
-                self.return_api_server(trouble).await;
+                self.return_api_server(disturbance).await;
             }
-            Trouble::StartWithoutApi => {
+            Disturbance::StartWithoutApi => {
                 let victim = if self.setup.has_survivor { 1 } else { self.random.random_range(0..2) };
                 let pause = Duration::from_millis(self.random.random_range(0..5000));
                 let snapshot = self.replicas[victim].snapshot();
@@ -476,27 +476,27 @@ impl Disturbed {
                 self.replicas[victim].linker.kill();
                 self.start_anew(victim).await;
                 tokio::time::sleep(pause).await;
-                self.return_api_server(trouble).await;
+                self.return_api_server(disturbance).await;
             }
-            Trouble::LeaderKill | Trouble::LeaderStop | Trouble::LeaderSuspend(..) => {
+            Disturbance::LeaderKill | Disturbance::LeaderStop | Disturbance::LeaderSuspend(..) => {
                 // With a survivor, replica 1 is killed or stopped, also while it is the follower.
                 let leader = usize::from(self.replicas[1].leads());
                 let victim = if self.setup.has_survivor { 1 } else { leader };
-                *self.tally.entry(format!("{trouble:?} of the leader")).or_default() +=
+                *self.tally.entry(format!("{disturbance:?} of the leader")).or_default() +=
                     usize::from(victim == leader);
                 self.shared.replicas.lock().unwrap()[victim] = None;
                 // By then the load sends no more queries to the replica.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 let Replica { linker, clock, .. } = &mut self.replicas[victim];
-                match (trouble, clock) {
-                    (Trouble::LeaderKill, _) => linker.kill(),
-                    (Trouble::LeaderSuspend(..), Some(clock)) => block_in_place(|| clock.stop(linker)),
+                match (disturbance, clock) {
+                    (Disturbance::LeaderKill, _) => linker.kill(),
+                    (Disturbance::LeaderSuspend(..), Some(clock)) => block_in_place(|| clock.stop(linker)),
                     _ => assert!(block_in_place(|| linker.stop()).success()),
                 }
                 self.away = Some((victim, Instant::now(), victim == leader));
             }
-            Trouble::LeaseRelease => self.release_lease().await,
-            Trouble::Reload => {
+            Disturbance::LeaseRelease => self.release_lease().await,
+            Disturbance::Reload => {
                 let cache = self.random.random_range(5..30);
                 let more = ["", "second.internal"].choose(&mut self.random).expect("there are some");
                 let address = self.upstream.address.to_string();
@@ -506,29 +506,29 @@ impl Disturbed {
                     replica.linker.signal(Signal::SIGUSR1);
                 }
             }
-            Trouble::Servfail | Trouble::SilentUpstream => {
+            Disturbance::Servfail | Disturbance::SilentUpstream => {
                 self.shared.with(history::History::begin_outage);
                 let mut state = self.upstream_state.lock().unwrap();
-                match trouble {
-                    Trouble::Servfail => state.servfail = true,
+                match disturbance {
+                    Disturbance::Servfail => state.servfail = true,
                     _ => state.silent = true,
                 }
             }
         }
     }
 
-    async fn end(&mut self, trouble: Trouble) {
-        match trouble {
-            Trouble::Delay | Trouble::HalfOpen => {
+    async fn end(&mut self, disturbance: Disturbance) {
+        match disturbance {
+            Disturbance::Delay | Disturbance::HalfOpen => {
                 let pause =
                     Duration::from_millis(self.random.random_range(0..self.setup.longest.as_millis() as u64));
                 tokio::time::sleep(pause).await;
                 self.replicas.iter().for_each(|replica| replica.link.set(LinkState::Up));
             }
-            Trouble::LeaderKill | Trouble::LeaderStop | Trouble::LeaderSuspend(..) => {
-                self.return_replica(trouble).await;
+            Disturbance::LeaderKill | Disturbance::LeaderStop | Disturbance::LeaderSuspend(..) => {
+                self.return_replica(disturbance).await;
             }
-            Trouble::Servfail | Trouble::SilentUpstream => {
+            Disturbance::Servfail | Disturbance::SilentUpstream => {
                 let mut state = self.upstream_state.lock().unwrap();
                 (state.servfail, state.silent) = (false, false);
                 drop(state);
@@ -540,14 +540,14 @@ impl Disturbed {
 
     /// Starts or continues the replica that is away. If it led and both replicas can be killed, waits for the next
     /// leader first.
-    async fn return_replica(&mut self, trouble: Trouble) {
+    async fn return_replica(&mut self, disturbance: Disturbance) {
         let (victim, since, led) = self.away.take().expect("a replica is away");
         if led && !self.setup.has_survivor {
             let next = &self.replicas[1 - victim];
             eventually("the next leader", || async { next.leads().then_some(()) }).await;
             self.take_overs.push(since.elapsed());
         }
-        let Trouble::LeaderSuspend(how, duration) = trouble else {
+        let Disturbance::LeaderSuspend(how, duration) = disturbance else {
             self.start_anew(victim).await;
             if self.setup.has_survivor {
                 // So that the leader isn't the same replica for ever.
@@ -626,7 +626,7 @@ impl Disturbed {
     }
 
     /// Waits until the replicas answer the present states, and the external targets are those of the model.
-    async fn wait_for_convergence(&self, trouble: Trouble) {
+    async fn wait_for_convergence(&self, disturbance: Disturbance) {
         let begun = Instant::now();
         let mut pauses = PollPauses::new();
         loop {
@@ -636,7 +636,7 @@ impl Disturbed {
             }
             assert!(
                 begun.elapsed() < EVENT_TIMEOUT,
-                "{} differences {EVENT_TIMEOUT:?} after {trouble:?}: {:#?}",
+                "{} differences {EVENT_TIMEOUT:?} after {disturbance:?}: {:#?}",
                 wrong.len(),
                 &wrong[..wrong.len().min(10)]
             );
@@ -645,9 +645,9 @@ impl Disturbed {
     }
 
     /// Waits for convergence, and then expects more of ExternalTargets.
-    async fn converge(&mut self, trouble: Trouble) {
+    async fn converge(&mut self, disturbance: Disturbance) {
         let begun = Instant::now();
-        self.wait_for_convergence(trouble).await;
+        self.wait_for_convergence(disturbance).await;
         self.slowest = self.slowest.max(begun.elapsed());
         // An ExternalTarget for which all replicas answer a target must have one from now on.
         for (i, (number, exists)) in self.external_targets.iter().enumerate() {

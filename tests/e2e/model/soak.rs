@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rand::seq::IndexedRandom;
 
 use super::disturbed::history::bound;
-use super::disturbed::{Disturbed, Setup, Trouble};
+use super::disturbed::{Disturbance, Disturbed, Setup};
 use super::from_env;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -40,18 +40,23 @@ async fn soak_answers_match_the_model() {
     let duration = minutes.map(|minutes| Duration::from_secs(60 * minutes));
     let mut rounds = 0;
     loop {
-        let trouble = match duration {
+        let disturbance = match duration {
             // One disturbance of each kind.
-            None => match [Trouble::Cut, Trouble::Reload, Trouble::Servfail, Trouble::StartWithoutApi]
-                .get(rounds)
+            None => match [
+                Disturbance::Cut,
+                Disturbance::Reload,
+                Disturbance::Servfail,
+                Disturbance::StartWithoutApi,
+            ]
+            .get(rounds)
             {
-                Some(trouble) => *trouble,
+                Some(disturbance) => *disturbance,
                 None => break,
             },
             Some(duration) if begun.elapsed() >= duration => break,
-            Some(_) => *Trouble::ALL.choose(&mut world.random).expect("there are some"),
+            Some(_) => *Disturbance::ALL.choose(&mut world.random).expect("there are some"),
         };
-        world.round(trouble).await;
+        world.round(disturbance).await;
         rounds += 1;
         assert!(!load.is_finished(), "the load has ended");
     }

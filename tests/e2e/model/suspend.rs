@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use super::generator::{Generator, Universe};
 use super::{OnDelete, Run, args, from_env, prepare, target_namespace};
 use crate::harness::audit::AuditEvent;
-use crate::harness::clock::{Stop, StoppedClock};
+use crate::harness::clock::{ShiftedClock, Stop};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::eventually;
 use crate::harness::linker::Linker;
@@ -16,7 +16,7 @@ const ROUNDS: usize = 3;
 
 /// One of the two replicas.
 struct Replica {
-    clock: StoppedClock,
+    clock: ShiftedClock,
     /// The ServiceAccount of the replica as a user name in the audit log.
     user: String,
 }
@@ -53,7 +53,7 @@ async fn leader_with_stopped_clocks_writes_nothing_stale() {
         let kubeconfig = plane.kubeconfig_for_service_account(&target, account);
         let mut args = args(NAME, OnDelete::Delete, &universe, &kubeconfig);
         args.extend(["--leader-election", "lease", "--identity", account].map(ToOwned::to_owned));
-        let clock = StoppedClock::new();
+        let clock = ShiftedClock::new();
         let variables = clock.variables();
         let linker = Linker::start_with(&variables.each_ref().map(|(name, value)| (*name, &**value)), &args);
         (linker, Replica { clock, user: format!("system:serviceaccount:{target}:{account}") })

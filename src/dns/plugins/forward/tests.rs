@@ -13,7 +13,7 @@ use crate::dns::chain::request::INTERNAL_ADDRESS;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::validity::Section;
 use crate::dns::net::Protocol;
-use crate::dns::plugins::tests::fake_upstream::{Fake, address, error};
+use crate::dns::plugins::tests::fake_upstream::{FakeUpstream, address, error};
 use crate::dns::plugins::tests::support::TestServer;
 use crate::dns::upstream::config::ForwardOptions;
 use crate::dns::upstream::endpoint::{Transport, UpstreamEndpoint};
@@ -27,13 +27,13 @@ fn plain(name: &str) -> QueryKey {
     UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key()
 }
 
-fn client(of: &Fake, options: ForwardOptions) -> UpstreamGroup {
+fn client(of: &FakeUpstream, options: ForwardOptions) -> UpstreamGroup {
     UpstreamGroup::new(vec![UpstreamEndpoint { address: of.address, transport: Transport::Udp }], options)
 }
 
 #[tokio::test]
 async fn answers_keep_their_flags_and_the_clients_spelling() {
-    let upstream = Fake::start(|asked, _| {
+    let upstream = FakeUpstream::start(|asked, _| {
         assert!(asked.queries[0].name().to_ascii().starts_with("www."), "in lower case");
         let mut answer = address(asked, 1);
         answer.metadata.authoritative = true;
@@ -58,7 +58,7 @@ async fn answers_keep_their_flags_and_the_clients_spelling() {
 
 #[tokio::test]
 async fn upper_rcode_bits_and_ede_need_edns() {
-    let upstream = Fake::start(|asked, _| {
+    let upstream = FakeUpstream::start(|asked, _| {
         let mut answer = error(asked, ResponseCode::BADCOOKIE);
         answer.edns.as_mut().unwrap().options_mut().insert(crate::dns::message::ede::Ede::STALE.option());
         Some(answer)
@@ -75,14 +75,14 @@ async fn upper_rcode_bits_and_ede_need_edns() {
 #[tokio::test]
 async fn stream_answer_has_to_match_the_query() {
     for rcode in [ResponseCode::NXDomain, ResponseCode::NoError] {
-        let without_question = Fake::start(move |asked, _| {
+        let without_question = FakeUpstream::start(move |asked, _| {
             let mut answer =
                 if rcode == ResponseCode::NoError { address(asked, 66) } else { error(asked, rcode) };
             answer.queries.clear();
             Some(answer)
         })
         .await;
-        let good = Fake::good(1).await;
+        let good = FakeUpstream::good(1).await;
         let context = TestServer::block(&format!(
             "forward . {} {} {{\nforce_tcp\npolicy sequential\n}}",
             without_question.address, good.address
@@ -93,7 +93,7 @@ async fn stream_answer_has_to_match_the_query() {
 
 #[tokio::test]
 async fn names_in_other_zones_go_to_the_next_plugin() {
-    let (one, two) = (Fake::good(1).await, Fake::good(2).await);
+    let (one, two) = (FakeUpstream::good(1).await, FakeUpstream::good(2).await);
     let context = TestServer::block(&format!(
         "forward lab.example {} {{\nexcept a.lab.example lab.example\nexcept b.lab.example\n}}\n\
          forward example {}\nwhoami",
@@ -115,9 +115,9 @@ async fn names_in_other_zones_go_to_the_next_plugin() {
 #[tokio::test]
 async fn next_forward_is_queried_after_nxdomain_or_nodata() {
     let (gone, empty, good) = (
-        Fake::erring(ResponseCode::NXDomain).await,
-        Fake::erring(ResponseCode::NoError).await,
-        Fake::good(3).await,
+        FakeUpstream::erring(ResponseCode::NXDomain).await,
+        FakeUpstream::erring(ResponseCode::NoError).await,
+        FakeUpstream::good(3).await,
     );
     let [a, b, c] = [&gone, &empty, &good].map(|fake| fake.address);
     let context = TestServer::block(&format!(
@@ -137,9 +137,9 @@ async fn next_forward_is_queried_after_nxdomain_or_nodata() {
 #[tokio::test]
 async fn error_is_an_answer_unless_failover_names_it() {
     let (failing, refusing, good) = (
-        Fake::erring(ResponseCode::ServFail).await,
-        Fake::erring(ResponseCode::Refused).await,
-        Fake::good(1).await,
+        FakeUpstream::erring(ResponseCode::ServFail).await,
+        FakeUpstream::erring(ResponseCode::Refused).await,
+        FakeUpstream::good(1).await,
     );
     let [a, b, c] = [&failing, &refusing, &good].map(|fake| fake.address);
     let ask = async |to: &str, codes: &str| {
@@ -155,7 +155,7 @@ async fn error_is_an_answer_unless_failover_names_it() {
 
 #[tokio::test]
 async fn target_gets_the_best_answer_of_the_upstreams() {
-    let (failing, good) = (Fake::erring(ResponseCode::ServFail).await, Fake::good(1).await);
+    let (failing, good) = (FakeUpstream::erring(ResponseCode::ServFail).await, FakeUpstream::good(1).await);
     let endpoints = [&failing, &good]
         .map(|fake| UpstreamEndpoint { address: fake.address, transport: Transport::Udp })
         .to_vec();
@@ -177,7 +177,7 @@ async fn transport_is_the_clients_unless_configured() {
         ("force_tcp", Protocol::Udp, true),
         ("force_tcp\nprefer_udp", Protocol::Udp, true),
     ] {
-        let upstream = Fake::good(1).await;
+        let upstream = FakeUpstream::good(1).await;
         let mut context = TestServer::block(&format!("forward . {} {{\n{options}\n}}", upstream.address));
         context.request.protocol = protocol;
         assert!(context.ask("x. A").await.starts_with("NOERROR"));
@@ -187,7 +187,7 @@ async fn transport_is_the_clients_unless_configured() {
 
 #[tokio::test]
 async fn truncated_answer_is_requested_again_by_tcp() {
-    let upstream = Fake::start(|asked, by_tcp| {
+    let upstream = FakeUpstream::start(|asked, by_tcp| {
         let mut answer = if by_tcp { address(asked, 1) } else { error(asked, ResponseCode::NoError) };
         answer.metadata.truncation = !by_tcp;
         Some(answer)
@@ -200,7 +200,7 @@ async fn truncated_answer_is_requested_again_by_tcp() {
 
 #[tokio::test]
 async fn queries_above_max_concurrent_are_refused_and_counted() {
-    let upstream = Fake::silent().await;
+    let upstream = FakeUpstream::silent().await;
     let context = Arc::new(TestServer::block(&format!(
         "forward . {} {{\nmax_concurrent 1\nread_timeout 1m\n}}",
         upstream.address
@@ -219,7 +219,7 @@ async fn queries_above_max_concurrent_are_refused_and_counted() {
 
 #[tokio::test]
 async fn error_names_the_silent_upstream_as_in_coredns() {
-    let silent = Fake::silent().await;
+    let silent = FakeUpstream::silent().await;
     let options = ForwardOptions {
         read_timeout: Duration::from_millis(100),
         max_attempts: Some(2),
@@ -277,7 +277,7 @@ async fn health_check_query_is_answered_within_half_a_second() {
 
 #[tokio::test]
 async fn upstream_is_down_after_failed_checks() {
-    let silent = Fake::silent().await;
+    let silent = FakeUpstream::silent().await;
     let options = "max_fails 1\nread_timeout 10ms\nhealth_check 10ms no_rec domain example.org\n\
                    failfast_all_unhealthy_upstreams";
     let context = TestServer::block(&format!("forward . {} {{\n{options}\n}}", silent.address));
@@ -301,7 +301,7 @@ async fn upstream_is_down_after_failed_checks() {
 
 #[tokio::test]
 async fn answers_and_connections_are_counted() {
-    let upstream = Fake::erring(ResponseCode::YXDomain).await;
+    let upstream = FakeUpstream::erring(ResponseCode::YXDomain).await;
     let mut context = TestServer::block(&format!("forward . {}", upstream.address));
     context.ask("a. A").await;
     context.request.protocol = Protocol::Tcp;
@@ -367,7 +367,7 @@ async fn upstream_addresses_are_collected_from_files_and_words() {
 
 #[tokio::test]
 async fn upstream_by_name_is_asked_after_its_resolution() {
-    let resolver = Fake::start(|asked, _| {
+    let resolver = FakeUpstream::start(|asked, _| {
         let is_ours = asked.queries[0].name().to_ascii() == "dns.example.";
         let mut answer = error(asked, if is_ours { ResponseCode::NoError } else { ResponseCode::NXDomain });
         if asked.queries[0].query_type() == RecordType::A && is_ours {
@@ -377,7 +377,7 @@ async fn upstream_by_name_is_asked_after_its_resolution() {
         Some(answer)
     })
     .await;
-    let upstream = Fake::good(7).await;
+    let upstream = FakeUpstream::good(7).await;
     let (port, resolver) = (upstream.address.port(), resolver.address);
     let (context, tasks) =
         TestServer::with_tasks(&format!("forward . dns.example:{port} {{\nresolver {resolver}\n}}"));
@@ -390,7 +390,7 @@ async fn upstream_by_name_is_asked_after_its_resolution() {
 
 #[tokio::test]
 async fn queries_are_sent_from_the_source_address() {
-    let upstream = Fake::good(1).await;
+    let upstream = FakeUpstream::good(1).await;
     let ask = async |source: &str| {
         let line = format!("forward . {} {{\nsource_address {source}\n}}", upstream.address);
         TestServer::block(&line).ask("x. A").await

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::JoinSet;
 
 /// A fake upstream on loopback, by UDP and TCP.
-pub(crate) struct Fake {
+pub(crate) struct FakeUpstream {
     pub(crate) address: SocketAddr,
     /// The received queries; `true` for TCP.
     pub(crate) asked: Arc<Mutex<Vec<(Message, bool)>>>,
@@ -20,7 +20,7 @@ pub(crate) struct Fake {
 
 pub(crate) type ReplyFn = dyn Fn(&Message, bool) -> Option<Message> + Send + Sync;
 
-impl Fake {
+impl FakeUpstream {
     pub(crate) async fn start(
         answer: impl Fn(&Message, bool) -> Option<Message> + Send + Sync + 'static,
     ) -> Self {

@@ -4,7 +4,7 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 
 use super::*;
-use crate::dns::plugins::tests::fake_upstream::{Fake, error};
+use crate::dns::plugins::tests::fake_upstream::{FakeUpstream, error};
 use crate::dns::plugins::tests::support::{TestServer, link, record};
 use crate::model::link::IpFamily;
 use crate::model::service_key::ServiceKey;
@@ -31,8 +31,8 @@ fn answer(asked: &Message, records: &[&str]) -> Message {
     answer
 }
 
-async fn with(records: &'static [&'static str]) -> Fake {
-    Fake::start(move |asked, _| Some(answer(asked, records))).await
+async fn with(records: &'static [&'static str]) -> FakeUpstream {
+    FakeUpstream::start(move |asked, _| Some(answer(asked, records))).await
 }
 
 fn checker(server: Arc<Server>) -> (TargetChecker, watch::Sender<Servers>) {
@@ -56,7 +56,7 @@ fn checker_of(block: &str) -> (TargetChecker, TestServer) {
     (checker(Arc::clone(&context.server)).0, context)
 }
 
-fn forward(upstreams: &[&Fake]) -> String {
+fn forward(upstreams: &[&FakeUpstream]) -> String {
     let all: Vec<String> = upstreams.iter().map(|upstream| upstream.address.to_string()).collect();
     format!("forward . {}", all.join(" "))
 }
@@ -65,7 +65,7 @@ fn forward(upstreams: &[&Fake]) -> String {
 async fn check_within(
     checker: &TargetChecker,
     host: &str,
-    upstreams: &[&Fake],
+    upstreams: &[&FakeUpstream],
     timeout: Duration,
 ) -> Vec<String> {
     let results = checker.check(&name(host), timeout).await.upstreams;
@@ -74,11 +74,11 @@ async fn check_within(
     texts
 }
 
-async fn check(checker: &TargetChecker, host: &str, upstreams: &[&Fake]) -> Vec<String> {
+async fn check(checker: &TargetChecker, host: &str, upstreams: &[&FakeUpstream]) -> Vec<String> {
     check_within(checker, host, upstreams, TIMEOUT).await
 }
 
-fn text(UpstreamResult { upstream, outcome }: &UpstreamResult, upstreams: &[&Fake]) -> String {
+fn text(UpstreamResult { upstream, outcome }: &UpstreamResult, upstreams: &[&FakeUpstream]) -> String {
     let number = |address| upstreams.iter().position(|fake| fake.address == address).unwrap();
     let upstream = upstream.map_or_else(|| "-".to_owned(), |address| number(address).to_string());
     match outcome {
@@ -91,13 +91,13 @@ fn text(UpstreamResult { upstream, outcome }: &UpstreamResult, upstreams: &[&Fak
 
 #[tokio::test]
 async fn each_upstream_has_its_own_result() {
-    let good = Fake::good(1).await;
-    let missing = Fake::erring(ResponseCode::NXDomain).await;
-    let empty = Fake::erring(ResponseCode::NoError).await;
-    let failing = Fake::erring(ResponseCode::ServFail).await;
-    let refusing = Fake::erring(ResponseCode::Refused).await;
-    let silent = Fake::silent().await;
-    let truncating = Fake::start(|asked, by_tcp| {
+    let good = FakeUpstream::good(1).await;
+    let missing = FakeUpstream::erring(ResponseCode::NXDomain).await;
+    let empty = FakeUpstream::erring(ResponseCode::NoError).await;
+    let failing = FakeUpstream::erring(ResponseCode::ServFail).await;
+    let refusing = FakeUpstream::erring(ResponseCode::Refused).await;
+    let silent = FakeUpstream::silent().await;
+    let truncating = FakeUpstream::start(|asked, by_tcp| {
         let mut answer =
             if by_tcp { answer(asked, &["t.example. 60 AAAA 2001:db8::1"]) } else { answer(asked, &[]) };
         answer.metadata.truncation = !by_tcp;
@@ -126,7 +126,7 @@ async fn each_upstream_has_its_own_result() {
 #[tokio::test]
 async fn outcomes_of_both_families_are_merged() {
     let by_type = async |v4: Option<ResponseCode>, v6: Option<ResponseCode>| {
-        Fake::start(move |asked, _| {
+        FakeUpstream::start(move |asked, _| {
             let is_v4 = asked.queries[0].query_type() == RecordType::A;
             Some(match if is_v4 { v4 } else { v6 } {
                 Some(rcode) => error(asked, rcode),
@@ -143,7 +143,7 @@ async fn outcomes_of_both_families_are_merged() {
         by_type(Some(servfail), Some(nxdomain)).await,
         by_type(Some(nxdomain), Some(servfail)).await,
     ];
-    let all: Vec<&Fake> = all.iter().collect();
+    let all: Vec<&FakeUpstream> = all.iter().collect();
     let (checker, _context) = checker_of(&forward(&all));
     assert_eq!(
         check(&checker, "t.example.", &all).await,
@@ -155,7 +155,7 @@ async fn outcomes_of_both_families_are_merged() {
 async fn cache_is_neither_read_nor_written() {
     let is_gone = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&is_gone);
-    let upstream = Fake::start(move |asked, _| {
+    let upstream = FakeUpstream::start(move |asked, _| {
         let rcode = if seen.load(Ordering::Relaxed) { ResponseCode::NXDomain } else { ResponseCode::NoError };
         let mut reply = answer(asked, &["t.example. 60 A 192.0.2.1"]);
         reply.metadata.response_code = rcode;
@@ -210,7 +210,7 @@ async fn denied_addresses_and_names_fail() {
 
 #[tokio::test]
 async fn messages_have_at_most_200_characters() {
-    let upstream = Fake::start(|asked, _| {
+    let upstream = FakeUpstream::start(|asked, _| {
         let mut answer = error(asked, ResponseCode::NoError);
         for last in 0..100 {
             answer.add_answer(record(&format!("t.example. 60 A 127.0.0.{last}")));
@@ -234,7 +234,7 @@ async fn chains_are_followed_to_their_addresses() {
         with(&["t.example. 60 CNAME a.example."]).await,
         with(&["t.example. 60 CNAME a.example.", "a.example. 60 CNAME t.example."]).await,
         with(&["t.example. 60 CNAME fixed.default.lb.internal."]).await,
-        Fake::start(|asked, _| {
+        FakeUpstream::start(|asked, _| {
             Some(match asked.queries[0].name().to_ascii().as_str() {
                 "t.example." => answer(asked, &["t.example. 60 CNAME missing.default.lb.internal."]),
                 _ => error(asked, ResponseCode::NXDomain),
@@ -258,7 +258,7 @@ async fn chains_are_followed_to_their_addresses() {
 
 #[tokio::test]
 async fn hostname_in_our_zone_is_answered_by_its_link() {
-    let (good, gone) = (Fake::good(1).await, Fake::erring(ResponseCode::NXDomain).await);
+    let (good, gone) = (FakeUpstream::good(1).await, FakeUpstream::erring(ResponseCode::NXDomain).await);
     let all = [&good, &gone];
     let (checker, context) = checker_of(&format!("cache\n{}", forward(&all)));
     assert_eq!(check(&checker, "fixed.default.lb.internal.", &all).await, ["- resolved"]);
@@ -274,7 +274,7 @@ async fn hostname_in_our_zone_is_answered_by_its_link() {
 
 #[tokio::test]
 async fn answers_before_forward_have_no_upstream() {
-    let upstream = Fake::erring(ResponseCode::NXDomain).await;
+    let upstream = FakeUpstream::erring(ResponseCode::NXDomain).await;
     let template = "template IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}";
     let (checker, _context) = checker_of(&format!("{template}\ntemplate IN AAAA {{\nrcode NOERROR\n}}"));
     assert_eq!(check(&checker, "t.example.", &[]).await, ["- resolved"]);
@@ -293,10 +293,10 @@ async fn answers_before_forward_have_no_upstream() {
 #[tokio::test]
 async fn failure_without_an_upstream_does_not_outrank_silence() {
     let (silent, failing, gone, good) = (
-        Fake::silent().await,
-        Fake::erring(ResponseCode::ServFail).await,
-        Fake::erring(ResponseCode::NXDomain).await,
-        Fake::good(1).await,
+        FakeUpstream::silent().await,
+        FakeUpstream::erring(ResponseCode::ServFail).await,
+        FakeUpstream::erring(ResponseCode::NXDomain).await,
+        FakeUpstream::good(1).await,
     );
     let all = [&silent, &failing, &gone, &good];
     for template in ["rcode NXDOMAIN", "rcode SERVFAIL", "rcode NOERROR"] {
@@ -335,7 +335,7 @@ async fn view_without_recursion_does_not_decide_the_outcome() {
         let results = check(&only_links, host, &[]).await;
         assert_eq!(results, ["- not asked: no server block resolves the hostname"], "{host}");
     }
-    let upstream = Fake::good(1).await;
+    let upstream = FakeUpstream::good(1).await;
     let (checker, _servers) = checker_of_views(&forward(&[&upstream]));
     assert_eq!(check(&checker, "t.example.", &[&upstream]).await, ["0 resolved"]);
     let (checker, _servers) = checker_of_views("whoami");
@@ -399,7 +399,7 @@ async fn links_on_the_way_are_returned() {
         with(&["t.example. 60 CNAME WEB.default.lb.internal.", "WEB.default.lb.internal. 60 A 192.0.2.1"])
             .await,
         with(&["t.example. 60 CNAME back.default.lb.internal."]).await,
-        Fake::good(1).await,
+        FakeUpstream::good(1).await,
     );
     let all = [&back, &indirect, &good];
     let (web, behind) = (ServiceKey::new("default", "web"), ServiceKey::new("default", "back"));
@@ -419,7 +419,7 @@ async fn links_on_the_way_are_returned() {
 
 #[tokio::test]
 async fn link_on_the_way_resolves_for_other_links() {
-    let upstream = Fake::start(|asked, _| {
+    let upstream = FakeUpstream::start(|asked, _| {
         let is_alias = asked.queries[0].name().to_string() == "alias.example.";
         let records: &[&str] = match is_alias {
             true => &["alias.example. 60 CNAME web.default.lb.internal."],
@@ -436,7 +436,7 @@ async fn link_on_the_way_resolves_for_other_links() {
 
 #[tokio::test]
 async fn refusal_behind_a_link_is_no_answer() {
-    let refusing = Fake::erring(ResponseCode::Refused).await;
+    let refusing = FakeUpstream::erring(ResponseCode::Refused).await;
     let (checker, _context) = checker_of(&forward(&[&refusing]));
     let results = check(&checker, "web.default.lb.internal.", &[&refusing]).await;
     assert_eq!(results, ["0 no answer: SERVFAIL"]);
@@ -458,10 +458,10 @@ async fn names_of_unknown_links_count_as_not_asked() {
 async fn upstream_is_not_blamed_for_other_upstreams() {
     let upstream = with(&["t.example. 60 CNAME missing.default.lb.internal."]).await;
     let (silent, failing, refusing, good) = (
-        Fake::silent().await,
-        Fake::erring(ResponseCode::ServFail).await,
-        Fake::erring(ResponseCode::Refused).await,
-        Fake::good(1).await,
+        FakeUpstream::silent().await,
+        FakeUpstream::erring(ResponseCode::ServFail).await,
+        FakeUpstream::erring(ResponseCode::Refused).await,
+        FakeUpstream::good(1).await,
     );
     let why = "0 not asked: its CNAME leads to other upstreams:";
     for (other, expected) in [
@@ -479,7 +479,7 @@ async fn upstream_is_not_blamed_for_other_upstreams() {
 
 #[tokio::test]
 async fn checks_leave_max_concurrent_to_client_look_ups() {
-    let upstream = Fake::start(|asked, _| {
+    let upstream = FakeUpstream::start(|asked, _| {
         let is_checked = asked.queries[0].name().to_ascii() == "t.example.";
         (!is_checked).then(|| answer(asked, &["other.example. 60 A 192.0.2.1"]))
     })
@@ -504,7 +504,7 @@ async fn checks_leave_max_concurrent_to_client_look_ups() {
 
 #[tokio::test]
 async fn look_ups_of_clients_do_not_stop_checks() {
-    let upstream = Fake::start(|asked, _| {
+    let upstream = FakeUpstream::start(|asked, _| {
         let is_checked = asked.queries[0].name().to_ascii() == "t.example.";
         is_checked.then(|| answer(asked, &["t.example. 60 AAAA 2001:db8::1"]))
     })
@@ -538,9 +538,9 @@ async fn checks_are_not_counted_as_queries_of_clients() {
 #[tokio::test]
 async fn upstreams_of_the_next_line_are_asked_once() {
     let (one, other, next) = (
-        Fake::erring(ResponseCode::NXDomain).await,
-        Fake::erring(ResponseCode::NXDomain).await,
-        Fake::good(1).await,
+        FakeUpstream::erring(ResponseCode::NXDomain).await,
+        FakeUpstream::erring(ResponseCode::NXDomain).await,
+        FakeUpstream::good(1).await,
     );
     let all = [&one, &other, &next];
     let block = format!("{} {{\nnext NXDOMAIN\n}}\n{}", forward(&[&one, &other]), forward(&[&next]));
@@ -551,12 +551,12 @@ async fn upstreams_of_the_next_line_are_asked_once() {
 
 #[tokio::test]
 async fn upstream_not_asked_for_a_family_does_not_fail() {
-    let first = Fake::start(|asked, _| {
+    let first = FakeUpstream::start(|asked, _| {
         let is_v4 = asked.queries[0].query_type() == RecordType::A;
         Some(error(asked, if is_v4 { ResponseCode::ServFail } else { ResponseCode::NoError }))
     })
     .await;
-    let empty = Fake::erring(ResponseCode::NoError).await;
+    let empty = FakeUpstream::erring(ResponseCode::NoError).await;
     let all = [&first, &empty];
     let block = format!("{} {{\nnext_on_nodata\n}}\n{}", forward(&[&first]), forward(&[&empty]));
     let (checker, _context) = checker_of(&block);
@@ -569,13 +569,13 @@ async fn upstream_not_asked_for_a_family_does_not_fail() {
 #[tokio::test]
 async fn check_takes_the_forward_line_of_the_hostname() {
     let (other, missing, next, silent) = (
-        Fake::good(1).await,
-        Fake::erring(ResponseCode::NXDomain).await,
-        Fake::good(2).await,
-        Fake::erring(ResponseCode::ServFail).await,
+        FakeUpstream::good(1).await,
+        FakeUpstream::erring(ResponseCode::NXDomain).await,
+        FakeUpstream::good(2).await,
+        FakeUpstream::erring(ResponseCode::ServFail).await,
     );
     let all = [&other, &missing, &next, &silent];
-    let line = |zone: &str, upstreams: &[&Fake]| forward(upstreams).replacen('.', zone, 1);
+    let line = |zone: &str, upstreams: &[&FakeUpstream]| forward(upstreams).replacen('.', zone, 1);
     let block = format!(
         "{}\n{} {{\nnext NXDOMAIN\n}}\n{}",
         line("other.example", &[&other]),
@@ -596,13 +596,13 @@ async fn upstream_that_is_down_is_asked() {
     let is_down = Arc::new(AtomicBool::new(true));
     let seen = Arc::clone(&is_down);
     let (down, up) = (
-        Fake::start(move |asked, _| {
+        FakeUpstream::start(move |asked, _| {
             let is_check = asked.queries[0].query_type() == RecordType::NS;
             let is_silent = is_check || seen.load(Ordering::Relaxed);
             (!is_silent).then(|| answer(asked, &["t.example. 60 A 192.0.2.1"]))
         })
         .await,
-        Fake::good(1).await,
+        FakeUpstream::good(1).await,
     );
     let all = [&down, &up];
     let (checker, context) = checker_of(&format!("{} {{\nmax_fails 1\n}}", forward(&all)));
@@ -624,7 +624,7 @@ async fn upstream_that_is_down_is_asked() {
 
 #[tokio::test]
 async fn exceeded_limit_counts_as_not_asked() {
-    let silent = Fake::silent().await;
+    let silent = FakeUpstream::silent().await;
     let (checker, _context) = checker_of(&format!("{} {{\nmax_concurrent 1\n}}", forward(&[&silent])));
     let results = check_within(&checker, "t.example.", &[&silent], Duration::from_secs(1)).await;
     assert_eq!(results, ["0 not asked: too many checks of the upstream are under way"]);
@@ -632,9 +632,10 @@ async fn exceeded_limit_counts_as_not_asked() {
 
 #[tokio::test]
 async fn servers_of_a_reload_are_used() {
-    let (old, new) = (Fake::good(1).await, Fake::erring(ResponseCode::NXDomain).await);
-    let server =
-        |fake: &Fake| TestServer::corefile(&format!("{LINKS}. {{\n{}\n}}\n", forward(&[fake]))).server;
+    let (old, new) = (FakeUpstream::good(1).await, FakeUpstream::erring(ResponseCode::NXDomain).await);
+    let server = |fake: &FakeUpstream| {
+        TestServer::corefile(&format!("{LINKS}. {{\n{}\n}}\n", forward(&[fake]))).server
+    };
     let (checker, servers) = checker(server(&old));
     assert_eq!(check(&checker, "t.example.", &[&old]).await, ["0 resolved"]);
     servers.send_replace(Servers::from([server(&new)]));
@@ -647,10 +648,10 @@ async fn servers_of_a_reload_are_used() {
 #[tokio::test]
 async fn probe_asks_one_upstream_for_another_name() {
     let (answering, failing, silent, unused) = (
-        Fake::erring(ResponseCode::NXDomain).await,
-        Fake::erring(ResponseCode::ServFail).await,
-        Fake::silent().await,
-        Fake::good(1).await,
+        FakeUpstream::erring(ResponseCode::NXDomain).await,
+        FakeUpstream::erring(ResponseCode::ServFail).await,
+        FakeUpstream::silent().await,
+        FakeUpstream::good(1).await,
     );
     let block = format!(
         "cache\nforward other.example {}\n{}",
@@ -658,13 +659,13 @@ async fn probe_asks_one_upstream_for_another_name() {
         forward(&[&answering, &failing, &silent])
     );
     let (checker, _context) = checker_of(&block);
-    let probe = async |upstream: &Fake, timeout| {
+    let probe = async |upstream: &FakeUpstream, timeout| {
         checker.is_answering(&name("t.example."), upstream.address, &name("probe.test."), timeout).await
     };
     assert!(probe(&answering, TIMEOUT).await);
     for rcode in [ResponseCode::Refused, ResponseCode::FormErr, ResponseCode::NotImp, ResponseCode::YXDomain]
     {
-        let upstream = Fake::erring(rcode).await;
+        let upstream = FakeUpstream::erring(rcode).await;
         let (checker, _context) = checker_of(&forward(&[&upstream]));
         let is_answering =
             checker.is_answering(&name("t.example."), upstream.address, &name("probe.test."), TIMEOUT).await;

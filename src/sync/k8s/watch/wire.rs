@@ -142,11 +142,11 @@ impl<K: DeserializeOwned> Events<K> {
 pub struct Page<K> {
     #[serde(default)]
     pub metadata: ListMeta,
-    #[serde(default, deserialize_with = "null_is_none")]
+    #[serde(default, deserialize_with = "null_is_empty")]
     pub items: Vec<RawDeserializeGuard<K>>,
 }
 
-fn null_is_none<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+fn null_is_empty<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: serde::Deserializer<'de>,
     T: Deserialize<'de>,
