@@ -752,7 +752,8 @@ pub(crate) fn readable<K: Resource>(
     object.0.map_err(complain).ok()
 }
 
-/// As [`readable`]; also removes the earlier error of an object that can be decoded.
+/// As [`readable`], for a watch that reports no other errors of objects: also removes the error of an object that can
+/// be decoded.
 pub(crate) fn decoded<K: Resource>(
     object: RawDeserializeGuard<K>,
     object_errors: &mut ObjectErrors,

@@ -13,7 +13,7 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog};
 use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
-use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, decoded, key_of};
+use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, key_of, readable};
 use crate::sync::source::selection::Selection;
 
 /// The manifest that grants the permission to list.
@@ -265,7 +265,7 @@ impl AnnotatedServices {
                 // A streamed list may contain several versions of a Service; the last version counts.
                 scope.list.remove(&key);
                 scope.unreadable.remove(&key);
-                match decoded(object, object_errors) {
+                match readable(object, object_errors) {
                     // Keep only Services with the annotation: they are few.
                     Some(service) if service.annotation(SOURCE).is_some() => {
                         scope
@@ -300,7 +300,7 @@ impl AnnotatedServices {
                 }
             }
             Event::Applied(object) => {
-                if let Some(service) = decoded(object, object_errors) {
+                if let Some(service) = readable(object, object_errors) {
                     self.seen(
                         ObservedObjects::of(&service, self.target_namespace.as_deref()),
                         &mut index_events,
@@ -418,22 +418,6 @@ mod tests {
             [IndexEvent::NoFollower(key("gone")), IndexEvent::Follower(key("db")), IndexEvent::Answered]
         );
         assert_eq!(annotated.of(&key("web")).count(), 2);
-    }
-
-    #[test]
-    fn error_ends_when_the_service_can_be_decoded() {
-        let mut annotated = annotated(&[]);
-        annotated.scopes[0].unused = false;
-        let mut object_errors = ObjectErrors::default();
-        let key = ServiceKey::new("a", "db");
-        let mut bad = service("db", "web");
-        bad["spec"]["type"] = 5.into();
-        for event in [Event::Listed, Event::Applied] {
-            for (service, is_error) in [(bad.clone(), true), (service("db", "web"), false)] {
-                annotated.on_watch_item(0, Ok(event(object(service))), &mut object_errors);
-                assert_eq!(object_errors.of(&key).is_some(), is_error);
-            }
-        }
     }
 
     #[test]

@@ -132,6 +132,18 @@ async fn said_for(events: &mut WatchStream<Service>, seconds: u64) -> Vec<String
     all
 }
 
+#[test]
+fn error_ends_when_the_object_can_be_decoded() {
+    let mut object_errors = ObjectErrors::default();
+    let key = ServiceKey::new("", "web");
+    for (ports, is_error) in [(json!(5), true), (json!([]), false), (json!(5), true)] {
+        let object = json!({"metadata": {"name": "web"}, "spec": {"ports": ports}});
+        let object: RawDeserializeGuard<Service> = serde_json::from_str(&object.to_string()).unwrap();
+        assert_eq!(decoded(object, &mut object_errors).is_none(), is_error);
+        assert_eq!(object_errors.of(&key).is_some(), is_error);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn streamed_list_continues_as_a_watch() {
     let (requests, mut events) = api_server(|asked, before| match (asked, before) {
