@@ -141,7 +141,7 @@ pub fn views(store: &Store, target_namespace: &str, filter: &LinkFilter) -> Vec<
     links.iter().map(|link| view(link, store, target_namespace)).collect()
 }
 
-/// Returns the links that differ between two lists: first the removed ones, then those that are new or have changed. Each
+/// Returns the links that differ between two lists: first the removed links, then new and changed links. Each
 /// key stands once in a list.
 #[must_use]
 pub fn changes(before: &[LinkView], after: &[LinkView]) -> Vec<LinkView> {

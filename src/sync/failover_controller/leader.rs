@@ -127,7 +127,7 @@ struct DecisionState {
     status: FailoverStatus,
     /// When the last decision was made.
     last: Option<Instant>,
-    /// The status that was sent last; with `--sync plan` the one that was logged last.
+    /// The status that was sent last; with `--sync plan`, the status that was logged last.
     sent: Option<ExternalTargetStatus>,
     records: CheckRecords,
     /// The resourceVersion for which the API server has returned a conflict, and since when.

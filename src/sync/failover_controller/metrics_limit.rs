@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn namespace_with_many_objects_takes_no_metrics_of_other_namespaces() {
+    fn large_namespace_takes_no_metrics_of_other_namespaces() {
         let mut limit = MetricsLimit::default();
         assert!(decide(&mut limit, &[("shop", 400), ("web", 600)]).is_empty());
         assert_eq!(decide(&mut limit, &[("shop", 400), ("web", 601)]), ["web"]);

@@ -328,7 +328,7 @@ impl ControlPlane {
         self.start_apiserver();
     }
 
-    /// Returns all requests so far, except those that [`audit::POLICY`] leaves out. A request is logged when it
+    /// Returns all requests so far, without the requests that [`audit::POLICY`] leaves out. A request is logged when it
     /// completes, perhaps a moment after its answer arrives.
     pub fn audit_events(&self) -> Vec<AuditEvent> {
         audit::read(&self.file("audit.log"))
