@@ -40,7 +40,7 @@ use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use external_targets::Refused;
-use strings::{Document, Misread};
+use strings::{Misread, ServicesIn, misread};
 use tree::{Node, place};
 
 /// The extensions of the files that are read.
@@ -504,23 +504,26 @@ pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
     let mut services = Vec::new();
     let mut external_targets = Vec::new();
     let mut errors = Vec::new();
-    let (mut heads, mut whole, mut lists, mut strings, mut trees) =
-        (content, content, content, content, content);
-    // Most files have no ExternalTarget, and need no tree.
-    let mut trees = text.contains(EXTERNAL_TARGET).then(|| documents::<Spanned<Node>>(&mut trees));
+    let (mut heads, mut whole, mut lists, mut trees) = (content, content, content, content);
     // Parse each document in several ways: its kind decides which result counts.
     let documents = documents::<Spanned<DocumentType>>(&mut heads)
         .zip(documents::<Service>(&mut whole))
         .zip(documents::<ObjectList>(&mut lists))
-        .zip(documents::<Document>(&mut strings));
-    for (((head, service), list), strings) in documents {
-        let tree = trees.as_mut().and_then(Iterator::next);
+        .zip(documents::<Spanned<Node>>(&mut trees));
+    for (((head, service), list), tree) in documents {
         let head = head.map_err(at)?;
         let place = here(head.defined);
         let kind = (head.value.api_version.as_deref(), head.value.kind.as_deref());
-        // The other parsers report syntax errors.
-        if let (Ok(strings), (Some("v1"), Some("Service" | "List" | "ServiceList"))) = (strings, kind)
-            && let Some(Misread { place: at, why }) = strings.misread(text)
+        let services_in = match kind {
+            (Some("v1"), Some("Service")) => Some(ServicesIn::Document),
+            (Some("v1"), Some("List" | "ServiceList")) => Some(ServicesIn::Items),
+            _ => None,
+        };
+        // Documents of other kinds may have keys that aren't strings.
+        let is_read = services_in.is_some() || text.contains(EXTERNAL_TARGET);
+        let tree = if is_read { Some(tree.map_err(at)?) } else { None };
+        if let (Some(tree), Some(services_in)) = (&tree, services_in)
+            && let Some(Misread { place: at, why }) = misread(text, tree, services_in)
         {
             return Err(vec![format!("{}: {why}", here(at))]);
         }
@@ -533,13 +536,11 @@ pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
             (_, None) => return Err(vec![format!("{place}: this document has no kind")]),
             _ => {}
         }
-        if let Some(tree) = tree {
-            for object in external_targets_of(text, &tree.map_err(at)?) {
-                match object {
-                    Ok(object) => external_targets.push(Arc::new(object)),
-                    Err(refused) => {
-                        errors.extend(refused.into_iter().map(|it| format!("{}: {}", here(it.place), it.why)))
-                    }
+        for object in tree.iter().flat_map(|tree| external_targets_of(text, tree)) {
+            match object {
+                Ok(object) => external_targets.push(Arc::new(object)),
+                Err(refused) => {
+                    errors.extend(refused.into_iter().map(|it| format!("{}: {}", here(it.place), it.why)))
                 }
             }
         }

@@ -1,82 +1,33 @@
 //! Finds strings in manifests that kubectl reads as another type: it reads YAML 1.1, in which a plain `n` is a boolean
 //! and `1e3` is a number. A manifest that kubectl would read differently is rejected with the position.
 
-use std::fmt;
-
-use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::Value;
 use serde_saphyr::{Location, Spanned};
 
-/// The strings and numbers of a Service, or of the items of a List, that lb-linker reads.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Document {
-    api_version: Option<String>,
-    kind: Option<String>,
-    metadata: Option<Metadata>,
-    spec: Option<Spec>,
-    status: Option<Status>,
-    items: Option<Vec<Self>>,
-}
+use super::tree::{Node, place};
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Metadata {
-    name: Option<Text>,
-    namespace: Option<Text>,
-    uid: Option<Text>,
-    resource_version: Option<Text>,
-    #[serde(default)]
-    labels: StringMap,
-    #[serde(default)]
-    annotations: StringMap,
-    finalizers: Option<Vec<Text>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Spec {
-    #[serde(rename = "type")]
-    type_: Option<Text>,
-    external_name: Option<Text>,
-    #[serde(rename = "clusterIP")]
-    cluster_ip: Option<Text>,
-    ports: Option<Vec<Port>>,
-    #[serde(default)]
-    selector: StringMap,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Port {
-    name: Option<Text>,
-    protocol: Option<Text>,
-    app_protocol: Option<Text>,
-    port: Option<Text>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Status {
-    load_balancer: Option<LoadBalancer>,
-}
-
-#[derive(Debug, Deserialize)]
-struct LoadBalancer {
-    ingress: Option<Vec<Ingress>>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Ingress {
-    hostname: Option<Text>,
-    ip: Option<Text>,
-}
-
-/// A scalar as spelled; `None` for null.
-type Text = Spanned<Option<String>>;
-
-#[derive(Debug, Default)]
-struct StringMap(Vec<(Text, Text)>);
+/// The fields of a Service that have to be strings. A path leads through all items of a list.
+const STRINGS: [&str; 15] = [
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "metadata.resourceVersion",
+    "metadata.finalizers",
+    "metadata.ownerReferences.name",
+    "metadata.ownerReferences.uid",
+    "spec.type",
+    "spec.externalName",
+    "spec.clusterIP",
+    "spec.ports.name",
+    "spec.ports.protocol",
+    "spec.ports.appProtocol",
+    "status.loadBalancer.ingress.hostname",
+    "status.loadBalancer.ingress.ip",
+];
+/// The fields that are maps of strings.
+const MAPS: [&str; 3] = ["metadata.labels", "metadata.annotations", "spec.selector"];
+/// The fields that have to be numbers.
+const NUMBERS: [&str; 1] = ["spec.ports.port"];
 
 /// A scalar that kubectl reads as another type.
 #[derive(Debug)]
@@ -95,94 +46,101 @@ enum ScalarKind {
     Null,
 }
 
-impl Document {
-    /// Returns the first scalar in the content that kubectl reads as another type.
-    pub(super) fn misread(&self, content: &str) -> Option<Misread> {
-        let mut found = Vec::new();
-        let mut check = Check { content, found: &mut found };
-        match &self.items {
-            Some(items) => {
-                items.iter().filter(|item| item.is_service()).for_each(|item| item.check(&mut check))
-            }
-            None => self.check(&mut check),
-        }
-        found.into_iter().min_by_key(|misread| (misread.place.line(), misread.place.column()))
-    }
+/// Where a document has Services.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ServicesIn {
+    /// The document is a Service.
+    Document,
+    /// The document is a list with Services and other objects.
+    Items,
+}
 
-    /// Returns whether an item is a Service. Items of a ServiceList may omit apiVersion and kind.
-    fn is_service(&self) -> bool {
-        let is = |field: &Option<String>, what| field.as_deref().is_none_or(|found| found == what);
-        is(&self.api_version, "v1") && is(&self.kind, "Service")
+/// Returns the first scalar of the Services in a document that kubectl reads as another type.
+pub(super) fn misread(content: &str, document: &Spanned<Node>, services: ServicesIn) -> Option<Misread> {
+    let mut check = Check { content, found: Vec::new() };
+    match services {
+        ServicesIn::Document => check.service(document),
+        ServicesIn::Items => {
+            let items = values_at(document, "items").into_iter();
+            items.filter(|item| is_service(&item.value)).for_each(|item| check.service(item));
+        }
     }
+    check.found.into_iter().min_by_key(|misread| (misread.place.line(), misread.place.column()))
+}
 
-    fn check(&self, check: &mut Check<'_>) {
-        if let Some(metadata) = &self.metadata {
-            check.string("metadata.name", &metadata.name);
-            check.string("metadata.namespace", &metadata.namespace);
-            check.string("metadata.uid", &metadata.uid);
-            check.string("metadata.resourceVersion", &metadata.resource_version);
-            check.entries("metadata.labels", &metadata.labels);
-            check.entries("metadata.annotations", &metadata.annotations);
-            for finalizer in metadata.finalizers.iter().flatten() {
-                check.text("metadata.finalizers", finalizer);
-            }
-        }
-        if let Some(spec) = &self.spec {
-            check.string("spec.type", &spec.type_);
-            check.string("spec.externalName", &spec.external_name);
-            check.string("spec.clusterIP", &spec.cluster_ip);
-            check.entries("spec.selector", &spec.selector);
-            for port in spec.ports.iter().flatten() {
-                check.string("spec.ports.name", &port.name);
-                check.string("spec.ports.protocol", &port.protocol);
-                check.string("spec.ports.appProtocol", &port.app_protocol);
-                check.number("spec.ports.port", &port.port);
-            }
-        }
-        let balancer = self.status.iter().filter_map(|status| status.load_balancer.as_ref());
-        for ingress in balancer.filter_map(|balancer| balancer.ingress.as_ref()).flatten() {
-            check.string("status.loadBalancer.ingress.hostname", &ingress.hostname);
-            check.string("status.loadBalancer.ingress.ip", &ingress.ip);
-        }
-    }
+/// Returns whether an item is a Service. Items of a ServiceList may omit apiVersion and kind.
+fn is_service(item: &Node) -> bool {
+    let is = |name, what| item.field(name).is_none_or(|_| item.text(name) == Some(what));
+    is("apiVersion", "v1") && is("kind", "Service")
+}
+
+/// Returns the values at a path of field names.
+fn values_at<'a>(from: &'a Spanned<Node>, path: &str) -> Vec<&'a Spanned<Node>> {
+    let items = |node: &'a Spanned<Node>| match &node.value {
+        Node::List(items) => items.iter().collect(),
+        _ => vec![node],
+    };
+    path.split('.').fold(vec![from], |nodes, name| {
+        nodes.into_iter().filter_map(|node| node.value.field(name)).flat_map(items).collect()
+    })
 }
 
 /// A pass through a document.
 struct Check<'a> {
     content: &'a str,
-    found: &'a mut Vec<Misread>,
+    found: Vec<Misread>,
 }
 
 impl Check<'_> {
-    fn string(&mut self, field: &str, text: &Option<Text>) {
-        text.iter().for_each(|text| self.text(field, text));
+    fn service(&mut self, service: &Spanned<Node>) {
+        for field in STRINGS {
+            values_at(service, field).into_iter().for_each(|value| self.string(field, value));
+        }
+        for field in MAPS {
+            for map in values_at(service, field) {
+                let Node::Map(entries) = &map.value else { continue };
+                entries.iter().for_each(|entry| self.entry(field, entry));
+            }
+        }
+        for field in NUMBERS {
+            values_at(service, field).into_iter().for_each(|value| self.number(field, value));
+        }
+    }
+
+    /// Returns a scalar as spelled, without its quotes; `None` for null.
+    fn text(&self, scalar: &Spanned<Node>) -> Option<String> {
+        match &scalar.value {
+            Node::Scalar(Value::Null) | Node::List(_) | Node::Map(_) => None,
+            Node::Scalar(Value::String(text)) => Some(text.clone()),
+            Node::Scalar(_) => Some(spelled(self.content, scalar.defined).to_owned()),
+        }
     }
 
     /// Checks that a string is a string to kubectl, too.
-    fn text(&mut self, field: &str, text: &Text) {
-        let Some(value) = &text.value else { return };
-        if let Some(why) = misread_string(self.content, field, value, text.defined) {
-            self.found.push(Misread { place: text.referenced, why });
-        }
+    fn string(&mut self, field: &str, scalar: &Spanned<Node>) {
+        let why =
+            self.text(scalar).and_then(|text| misread_string(self.content, field, &text, scalar.defined));
+        self.found.extend(why.map(|why| Misread { place: place(scalar), why }));
     }
 
-    /// Checks a map. kubectl converts keys to strings, which may differ from the spelling: `on` becomes `true`, and
-    /// `017` becomes `15`.
-    fn entries(&mut self, field: &str, entries: &StringMap) {
-        for (key, value) in &entries.0 {
-            if key.value.as_deref().is_some_and(|key| !is_same_key(key)) {
-                self.text(field, key);
-            }
-            self.text(field, value);
-        }
+    /// Checks an entry of a map. kubectl converts keys to strings, which may differ from the spelling: `on` becomes
+    /// `true`, and `017` becomes `15`.
+    fn entry(&mut self, field: &str, (key, value): &(Spanned<Option<String>>, Spanned<Node>)) {
+        let why = key
+            .value
+            .as_deref()
+            .filter(|text| !is_same_key(text))
+            .and_then(|text| misread_string(self.content, field, text, key.defined));
+        self.found.extend(why.map(|why| Misread { place: place(key), why }));
+        self.string(field, value);
     }
 
     /// Checks a number: in quotes it is a string to kubectl.
-    fn number(&mut self, field: &str, text: &Option<Text>) {
-        let Some(Spanned { value: Some(value), referenced, defined }) = text else { return };
-        if length(*defined) != value.chars().count() && !is_tagged(self.content, *defined) {
+    fn number(&mut self, field: &str, scalar: &Spanned<Node>) {
+        let Some(value) = self.text(scalar) else { return };
+        if length(scalar.defined) != value.chars().count() && !is_tagged(self.content, scalar.defined) {
             let why = format!("{field}: {value:?} is a string, and has to be a number: write {value}");
-            self.found.push(Misread { place: *referenced, why });
+            self.found.push(Misread { place: place(scalar), why });
         }
     }
 }
@@ -301,34 +259,6 @@ fn has_digits_around_underscores(text: &str) -> bool {
     underscores.all(|(at, _)| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1)))
 }
 
-impl<'de> Deserialize<'de> for StringMap {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct All;
-
-        impl<'de> Visitor<'de> for All {
-            type Value = StringMap;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map of strings")
-            }
-
-            fn visit_unit<E>(self) -> Result<StringMap, E> {
-                Ok(StringMap::default())
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<StringMap, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(StringMap(entries))
-            }
-        }
-
-        deserializer.deserialize_map(All)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -336,8 +266,8 @@ mod tests {
     /// Returns the error for a Service with this value of the annotation `k`.
     fn misread(value: &str) -> Option<String> {
         let content = format!("metadata:\n  annotations:\n    \u{e4}: \u{f6}\n    k: {value}\n");
-        let document = serde_saphyr::read::<_, Document>(&mut content.as_bytes()).next()?.ok()?;
-        let Misread { place, why } = document.misread(&content)?;
+        let document = serde_saphyr::read::<_, Spanned<Node>>(&mut content.as_bytes()).next()?.ok()?;
+        let Misread { place, why } = super::misread(&content, &document, ServicesIn::Document)?;
         Some(format!("{}:{}: {why}", place.line(), place.column()))
     }
 

@@ -192,3 +192,33 @@ fn object_in_two_files_counts_once() {
     let unwatched = check(directory.path(), &elsewhere, &HostnamePolicy::default()).unwrap();
     assert_eq!(unwatched.external_targets, 0);
 }
+
+#[test]
+fn misread_scalar_is_found_beside_other_kinds_in_a_list() {
+    let deployment =
+        "{apiVersion: apps/v1, kind: Deployment, spec: {selector: {matchLabels: {app: web}}, ports: 5}}";
+    let service = |metadata: &str| format!("{{apiVersion: v1, kind: Service, metadata: {{{metadata}}}}}");
+    let error_of =
+        |text: &str| parse(Path::new("a.yaml"), text.as_bytes()).err().map(|errors| errors.join("; "));
+    for (metadata, field, what) in [
+        ("name: n", "metadata.name: n", "a boolean"),
+        ("name: web, annotations: {k: 0_7}", "metadata.annotations: 0_7", "a number"),
+        ("name: web, annotations: {k: 1e3}", "metadata.annotations: 1e3", "a number"),
+    ] {
+        let service = service(metadata);
+        let column = 3 + service.rfind(field.rsplit(": ").next().unwrap()).unwrap();
+        for text in [
+            format!("apiVersion: v1\nkind: List\nitems:\n- {deployment}\n- {service}\n"),
+            format!("apiVersion: v1\nkind: List\nitems:\n- {service}\n- {deployment}\n"),
+        ] {
+            let line = if text.find("Deployment") < text.find("Service") { 5 } else { 4 };
+            let error = error_of(&text).unwrap();
+            let expected = format!("a.yaml:{line}:{column}: {field} is {what} to kubectl");
+            assert!(error.starts_with(&expected), "{error}, expected {expected}");
+        }
+    }
+    let stray = "apiVersion: v1\nkind: Service\nmetadata: {name: n}\nitems: []\n";
+    assert!(error_of(stray).unwrap().starts_with("a.yaml:3:18: metadata.name: n is a boolean"));
+    let other_kind = "apiVersion: example.com/v1\nkind: Other\nspec:\n  [a, b]: c\n";
+    assert_eq!(error_of(other_kind), None);
+}
