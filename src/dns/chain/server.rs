@@ -322,6 +322,13 @@ impl Server {
         self.blocks().any(|(_, block)| block.link_zones.contains(name))
     }
 
+    /// Returns whether a name is that of a zone of links, or contains one.
+    #[must_use]
+    pub fn has_link_zones_below(&self, name: &Name) -> bool {
+        let mut zones = self.blocks().flat_map(|(_, block)| block.link_zones.all());
+        zones.any(|zone| name.zone_of(zone))
+    }
+
     /// Returns whether the first question of a message is about a name in a zone of links. Looks only at the labels; the
     /// message may be malformed.
     #[must_use]

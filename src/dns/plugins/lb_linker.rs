@@ -514,6 +514,10 @@ impl LbLinker {
         }
         reply.records.answers.append(&mut chain.answers);
         reply.records.authorities = chain.authorities;
+        // The extended errors of the upstream; those of a stale answer are outdated.
+        if !known.stale {
+            reply.options.clone_from(&known.reply.options);
+        }
         reply.metadata.truncation |= is_cut;
         let refused = known.reply.metadata.response_code == ResponseCode::Refused;
         chase.alias_only_is_denial = !refused;
@@ -558,6 +562,13 @@ impl LbLinker {
             }
         };
         let mut chain = follow(&known.reply, query.name(), query.query_type(), chase.negative_ttl, step);
+        // An upstream's records about names in our zones are dropped, and so is a DNAME that contains one of our zones.
+        let server = &request.server;
+        chain.authorities.retain(|record| !server.is_link_name(&record.name));
+        let is_above = |record: &Record| {
+            record.record_type() == RecordType::DNAME && server.has_link_zones_below(&record.name)
+        };
+        chain.answers.retain(|record| !is_above(record));
         // A chain outside our zones started at a link.
         let namespace = chase.link.as_ref().map_or("", |link| link.key.namespace());
         let allows = |name: &Name| self.allows_data(request, namespace, name, &mut hop_check);

@@ -90,12 +90,7 @@ pub fn follow(
         });
         let Some((record, target)) = alias else { break };
         // RFC 6672 section 3.1: include the DNAME that the CNAME was synthesized from.
-        let dname = |record: &&&Record| {
-            record.record_type() == RecordType::DNAME
-                && record.dns_class == DNSClass::IN
-                && record.name.zone_of(&owner)
-                && record.name != owner
-        };
+        let dname = |record: &&&Record| record.dns_class == DNSClass::IN && redirects(record, &owner, target);
         answers.extend(checkable.iter().filter(dname).copied().cloned());
         answers.push(record.clone());
         owner = target.clone();
@@ -156,6 +151,19 @@ fn is_undecoded(data: &RData) -> bool {
         }
         _ => false,
     }
+}
+
+/// Returns whether a record is a DNAME that redirects `owner` to `target` (RFC 6672 section 2.2).
+fn redirects(record: &Record, owner: &Name, target: &Name) -> bool {
+    let RData::Unknown { code: RecordType::DNAME, rdata } = &record.data else { return false };
+    let Ok(to) = Name::read(&mut BinDecoder::new(&rdata.anything)) else { return false };
+    let Some(length) = owner.iter().count().checked_sub(record.name.iter().count()).filter(|it| *it > 0)
+    else {
+        return false;
+    };
+    let redirected =
+        Name::from_labels(owner.iter().take(length)).and_then(|labels| labels.append_domain(&to));
+    record.name.zone_of(owner) && redirected.is_ok_and(|redirected| redirected == *target)
 }
 
 /// Returns the effective TTL: a TTL with the top bit set is zero (RFC 2181 section 8).
@@ -372,6 +380,19 @@ mod tests {
                 &["t.example. CNAME web.lb.internal.", "web.lb.internal. A 192.0.2.6"],
                 &[],
                 "BackToOurZone(Name(\"web.lb.internal.\")) | t.example. CNAME | ",
+            ),
+            (
+                ok,
+                &[
+                    "example. DNAME svc.cluster.local.",
+                    ". DNAME example.test.",
+                    "example. DNAME Other.test.",
+                    "t.example. DNAME other.test.",
+                    "t.example. CNAME t.other.test.",
+                    "t.other.test. A 192.0.2.1",
+                ],
+                &[],
+                "Final(NoError) | example. DNAME, t.example. CNAME, t.other.test. A | ",
             ),
             (
                 ok,

@@ -12,9 +12,10 @@ use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::dns::chain::request::Request;
-use crate::dns::message::ede::Ede;
+use crate::dns::message::ede::{Ede, extended_error};
 use crate::dns::plugins::lb_linker::LbLinker;
-use crate::dns::plugins::tests::support::{TestServer, link, show};
+use crate::dns::plugins::tests::fake_upstream::{FakeUpstream, address, error};
+use crate::dns::plugins::tests::support::{TestServer, link, record, show};
 use crate::model::link::ObservedService;
 use crate::model::service_key::ServiceKey;
 
@@ -77,6 +78,89 @@ async fn client_denied_by_acl_gets_the_alias_alone() {
     let blocked = allowed.clone().from("192.0.2.7");
     assert_eq!(blocked.ask("web.default.lb.internal. A").await, format!("NOERROR aa | {ALIAS} | |"));
     assert_eq!(allowed.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
+}
+
+#[tokio::test]
+async fn upstream_adds_nothing_about_our_zones_to_a_denial() {
+    let upstream = FakeUpstream::start(|asked, _| {
+        let mut answer = error(asked, ResponseCode::NXDomain);
+        let record = |owner: &str, code, data: &[u8]| {
+            Record::from_rdata(name(owner), 60, RData::Unknown { code, rdata: NULL::with(data.to_vec()) })
+        };
+        let soa = SOA::new(name("ns."), name("h."), 1, 2, 3, 4, 60);
+        answer.add_authority(Record::from_rdata(Name::root(), 60, RData::SOA(soa)));
+        for (owner, code) in [
+            ("example.", RecordType::NSEC),
+            ("web.default.lb.internal.", RecordType::NSEC),
+            ("lb.internal.", RecordType::RRSIG),
+            ("x.lb.internal.", RecordType::NSEC3),
+        ] {
+            answer.add_authority(record(owner, code, b"\x00\x00\x00"));
+        }
+        Some(answer)
+    })
+    .await;
+    let context = context(&format!("{LINKS}. {{\nforward . {}\n}}\n", upstream.address));
+    let reply = context.reply("web.default.lb.internal. A").await.unwrap();
+    let owners = reply.records.authorities.iter().map(|record| record.name.to_string());
+    assert_eq!(owners.collect::<Vec<_>>(), [".", "example."]);
+}
+
+#[tokio::test]
+async fn dname_above_our_zones_is_dropped_from_a_chain() {
+    let upstream = FakeUpstream::start(|asked, _| {
+        let mut answer = error(asked, ResponseCode::NoError);
+        for text in [
+            "internal. 60 DNAME example.",
+            "t.internal. 60 CNAME t.example.",
+            "example. 60 DNAME example.test.",
+            "t.example. 60 CNAME t.example.test.",
+            "t.example.test. 60 A 192.0.2.1",
+        ] {
+            answer.add_answer(record(text));
+        }
+        Some(answer)
+    })
+    .await;
+    let context = context(&format!("{LINKS}. {{\nforward . {}\n}}\n", upstream.address));
+    context.shared.store.apply(link("t", "t.internal."));
+    let reply = context.reply("t.default.lb.internal. A").await.unwrap();
+    let records = reply.records.answers.iter();
+    let shown: Vec<String> =
+        records.map(|record| format!("{} {}", record.name, record.record_type())).collect();
+    let expected = [
+        "t.default.lb.internal. CNAME",
+        "t.internal. CNAME",
+        "example. DNAME",
+        "t.example. CNAME",
+        "t.example.test. A",
+    ];
+    assert_eq!(shown, expected);
+}
+
+#[tokio::test]
+async fn extended_errors_of_an_upstream_reach_the_client_of_a_link() {
+    let filtered = extended_error(17, "blocked by the upstream");
+    let option = filtered.clone();
+    let upstream = FakeUpstream::start(move |asked, _| {
+        let mut answer = address(asked, 7);
+        answer.edns.as_mut().unwrap().options_mut().insert(option.clone());
+        Some(answer)
+    })
+    .await;
+    for block in ["", "cache\n"] {
+        let text = format!("{LINKS}. {{\n{block}forward . {}\n}}\n", upstream.address);
+        let context = context(&text).edns(1232);
+        for round in ["uncached", "repeated"] {
+            let reply = context.reply("web.default.lb.internal. A").await.unwrap();
+            assert_eq!(reply.options, std::slice::from_ref(&filtered), "{block}{round}");
+        }
+        let reply = context.reply("www.example. A").await.unwrap();
+        assert_eq!(reply.options, std::slice::from_ref(&filtered), "{block}");
+        let reply = context.reply("www.example. A").await.unwrap();
+        let plugin = if block.is_empty() { "forward" } else { "cache" };
+        assert_eq!((reply.plugin, &reply.options[..]), (plugin, std::slice::from_ref(&filtered)));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,7 +239,7 @@ async fn answer_that_falls_through_is_not_cached() {
 }
 
 #[tokio::test]
-async fn ttls_of_denied_aliases_and_their_rrsigs_are_capped() {
+async fn alias_only_denial_and_its_rrsig_have_capped_ttls() {
     let context = context(LINKS);
     let records = |covered: RecordType| {
         let alias = RData::CNAME(CNAME(name("denied.example.")));
