@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use futures::FutureExt;
-use hickory_proto::op::Edns;
 use hickory_proto::rr::Name;
 use hickory_server::net::xfer;
 use hickory_server::server::Request as Message;
@@ -16,10 +15,8 @@ use tracing::{debug, error};
 use super::metrics::ServerMetrics;
 use super::request::{Purpose, Request};
 use super::server::Server;
-use crate::dns::message::ede::Ede;
 use crate::dns::message::encode::encode;
 use crate::dns::message::header::{HeaderCheck, MAX_UDP, check_header, format_error, server_failure};
-use crate::dns::message::reply::Reply;
 use crate::dns::net::{Protocol, unmapped};
 use crate::dns::response_cache::wire_response::WireResponse;
 use crate::metrics::Metrics;
@@ -90,7 +87,7 @@ async fn check_and_answer(
     };
     let query = request.query.clone();
     let reply = Server::serve(&mut request).await?;
-    let edns = request.edns.as_ref().map(|request_edns| response_edns(request_edns, &reply));
+    let edns = request.response_edns(&reply);
     let encoded = encode(&reply, &query, edns.as_ref(), request.limit());
     let (bytes, offsets) = match encoded {
         Ok(encoded) => encoded,
@@ -137,16 +134,4 @@ fn decode(
         depth: 0,
         max_udp: MAX_UDP,
     })
-}
-
-/// Returns the OPT record of a reply. The query must have an OPT record, too (RFC 6891 section 7).
-fn response_edns(request_edns: &Edns, reply: &Reply) -> Edns {
-    let mut edns = Edns::new();
-    edns.set_max_payload(MAX_UDP);
-    edns.set_dnssec_ok(request_edns.flags().dnssec_ok);
-    let options = reply.options.iter().cloned().chain(reply.ede.map(Ede::option));
-    for option in options {
-        edns.options_mut().insert(option);
-    }
-    edns
 }

@@ -10,8 +10,9 @@ use hickory_proto::rr::Name;
 use crate::dns::chain::metrics::{RequestStats, ZoneMetrics};
 use crate::dns::chain::server::Server;
 use crate::dns::chain::target_check::TargetCheck;
+use crate::dns::message::ede::Ede;
 use crate::dns::message::encode::uncompressed_length;
-use crate::dns::message::header::{MIN_UDP, OPT_LENGTH};
+use crate::dns::message::header::{MAX_UDP, MIN_UDP, OPT_LENGTH};
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
@@ -114,6 +115,20 @@ impl Request {
     #[must_use]
     pub fn dnssec_ok(&self) -> bool {
         self.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok)
+    }
+
+    /// Returns the OPT record of a reply; `None` if the query has none (RFC 6891 section 7).
+    #[must_use]
+    pub fn response_edns(&self, reply: &Reply) -> Option<Edns> {
+        let dnssec_ok = self.edns.as_ref()?.flags().dnssec_ok;
+        let mut edns = Edns::new();
+        edns.set_max_payload(MAX_UDP);
+        edns.set_dnssec_ok(dnssec_ok);
+        let options = reply.options.iter().cloned().chain(reply.ede.map(Ede::option));
+        for option in options {
+            edns.options_mut().insert(option);
+        }
+        Some(edns)
     }
 
     /// Returns the maximum size of the answer, in bytes.

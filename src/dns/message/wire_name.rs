@@ -183,6 +183,8 @@ pub(super) fn read_rdata(
 
 #[cfg(test)]
 mod tests {
+    use hickory_proto::rr::RecordType;
+
     use super::*;
 
     /// Returns the text, the end and the length of the name at `at`, in a message with these octets after its header.
@@ -252,6 +254,50 @@ mod tests {
         octets[50..54].copy_from_slice(b"\xc0\x2a\xc0\x32");
         assert!(read_at(&octets, 62).is_some());
         assert_eq!(read_at(&octets, 64), None);
+    }
+
+    /// RFC 3597 section 4: only the types of RFC 1035 may have compressed names.
+    #[test]
+    fn each_type_with_names_is_expanded() {
+        use RecordType::*;
+        let unknown = |number: u16| RecordType::from(number);
+        for (rtype, before, names, may_compress) in [
+            (NS, 0, 1, true),
+            (unknown(3), 0, 1, true), // MD
+            (unknown(4), 0, 1, true), // MF
+            (CNAME, 0, 1, true),
+            (SOA, 0, 2, true),
+            (unknown(7), 0, 1, true), // MB
+            (unknown(8), 0, 1, true), // MG
+            (unknown(9), 0, 1, true), // MR
+            (PTR, 0, 1, true),
+            (unknown(14), 0, 2, true), // MINFO
+            (MX, 2, 1, true),
+            (unknown(17), 0, 2, false), // RP, RFC 1183 section 2.2
+            (unknown(18), 2, 1, false), // AFSDB, RFC 1183 section 1
+            (unknown(21), 2, 1, false), // RT, RFC 1183 section 3.3
+            (SIG, 18, 1, false),
+            (unknown(26), 2, 2, false), // PX, RFC 2163 section 4
+            (unknown(30), 0, 1, false), // NXT, RFC 2535 section 5.2
+            (SRV, 6, 1, false),
+            (unknown(36), 2, 1, false), // KX, RFC 2230 section 3.1
+            (unknown(39), 0, 1, false), // DNAME
+            (RRSIG, 18, 1, false),
+            (NSEC, 0, 1, false),
+            (unknown(58), 0, 2, false), // TALINK
+            (SVCB, 2, 1, false),
+            (HTTPS, 2, 1, false),
+            (unknown(107), 2, 1, false), // LP, RFC 6742 section 2.4
+        ] {
+            let (fixed, rest) = (vec![7; before], *b"rest");
+            let rdata = |name: &[u8]| [&fixed[..], &name.repeat(names), &rest].concat();
+            let message = [&[0; HEADER][..], b"\x01a\x00", &rdata(b"\xc0\x0c")].concat();
+            let mut expanded = Vec::new();
+            let write = |part: RdataPart<'_>| part.write(&mut expanded);
+            let form = read_rdata(&message, rtype.into(), 15..message.len(), |_| true, write).unwrap();
+            assert_eq!(expanded, rdata(b"\x01a\x00"), "{rtype}");
+            assert_eq!(form.has_forbidden_pointer, !may_compress, "{rtype}");
+        }
     }
 
     #[test]

@@ -212,11 +212,11 @@ fn flags(request: &Request, reply: &Reply) -> String {
 /// Returns whether the answer is truncated for this client.
 fn is_cut(request: &Request, reply: &Reply) -> bool {
     let limit = request.limit();
-    if uncompressed_length(reply, &request.query) + OPT_LENGTH <= usize::from(limit) {
+    let has_options = !reply.options.is_empty() || reply.ede.is_some();
+    if !has_options && uncompressed_length(reply, &request.query) + OPT_LENGTH <= usize::from(limit) {
         return false;
     }
-    let edns = request.edns.as_ref().map(|_| Edns::new());
-    let encoded = encode(reply, &request.query, edns.as_ref(), limit);
+    let encoded = encode(reply, &request.query, request.response_edns(reply).as_ref(), limit);
     // The TC flag (RFC 1035 section 4.1.1).
     encoded.is_ok_and(|(bytes, _)| bytes.get(2).is_some_and(|byte| byte & 2 != 0))
 }

@@ -4,6 +4,7 @@ use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record};
 use serde_json::json;
 
+use crate::dns::message::ede::Ede;
 use crate::dns::net::Protocol;
 use crate::dns::plugins::log::*;
 use crate::dns::plugins::tests::support::TestServer;
@@ -98,7 +99,7 @@ fn dropped_query_has_neither_rcode_nor_flags() {
 fn rsize_is_of_the_whole_answer_and_flags_show_truncation() {
     let context = TestServer::block("whoami");
     let format = "{>rflags} {rsize}";
-    let (plain, large) = (context.request("a. A"), context.edns(1232).request("a. A"));
+    let (plain, large) = (context.request("a. A"), context.clone().edns(1232).request("a. A"));
     let address =
         |last| Record::from_rdata(Name::from_ascii("a.").unwrap(), 5, RData::A(A::new(10, 0, 0, last)));
     let mut reply = plain.reply("");
@@ -108,6 +109,12 @@ fn rsize_is_of_the_whole_answer_and_flags_show_truncation() {
     reply.records.answers = (0..40).map(address).collect();
     assert_eq!(shown(&plain, Some(&reply), format), "qr,tc,rd 699");
     assert_eq!(shown(&large, Some(&reply), format), "qr,rd 699");
+    // 19 bytes for the query, 11 for OPT, 6 for the code of the extended error, 16 for each address.
+    reply.ede = Some(Ede::STALE);
+    for (limit, flags) in [(676, "qr,rd"), (675, "qr,tc,rd")] {
+        let request = context.clone().edns(limit).request("a. A");
+        assert_eq!(shown(&request, Some(&reply), format), format!("{flags} 699"), "{limit}");
+    }
 }
 
 #[test]
