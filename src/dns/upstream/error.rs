@@ -68,7 +68,7 @@ impl ExchangeProgress {
     }
 
     /// Records the start of a step, unless it repeats the current one.
-    pub(crate) fn first(&self, operation: Operation, now: Instant) {
+    pub(crate) fn begins_unless_current(&self, operation: Operation, now: Instant) {
         if self.step().0.verb != operation.verb {
             self.begins(operation, now);
         }
@@ -145,7 +145,7 @@ pub enum ForwardError {
 }
 
 impl ForwardError {
-    pub(crate) fn none(why: impl Into<Arc<str>>) -> Self {
+    pub(crate) fn no_answer(why: impl Into<Arc<str>>) -> Self {
         Self::NoAnswer(why.into())
     }
 }

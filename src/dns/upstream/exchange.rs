@@ -107,10 +107,15 @@ pub(crate) async fn ping(
     let bytes = question.encode(false);
     // Each check opens a new socket, because an open one may be the problem. This isn't counted as a miss of the pool.
     if by_tcp {
-        attempt.over_new(&bytes, quota.take()).await.map(drop)
+        let (reply, local) = attempt.reply_over_new(&bytes, quota.take()).await?;
+        // A reply that isn't accepted as an answer still shows that the upstream works, as by UDP.
+        if matches!(reply, UpstreamReply::Mismatch) {
+            return Err(attempt.refused("tcp", local, MISMATCH));
+        }
     } else {
-        attempt.by_udp(&bytes, quota.take(), None, now).await.map(drop)
+        attempt.by_udp(&bytes, quota.take(), None, now).await?;
     }
+    Ok(())
 }
 
 impl Upstream {
@@ -123,7 +128,7 @@ impl Upstream {
     }
 
     /// Returns the local address to bind a socket to.
-    fn from(&self) -> SocketAddr {
+    fn bind_address(&self) -> SocketAddr {
         let any: IpAddr = match self.endpoint.address {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -131,7 +136,7 @@ impl Upstream {
         SocketAddr::new(self.source.unwrap_or(any), 0)
     }
 
-    fn needed(&self, was_open: bool, by_stream: bool) {
+    fn count_socket(&self, was_open: bool, by_stream: bool) {
         let protocol = match self.endpoint.transport {
             Transport::Tls(_) => "tcp-tls",
             Transport::Udp if !by_stream => "udp",
@@ -141,7 +146,7 @@ impl Upstream {
     }
 
     fn open(&self, permit: SocketPermit) -> io::Result<UdpUpstreamSocket> {
-        let from = self.source.map(|_| self.from());
+        let from = self.source.map(|_| self.bind_address());
         UdpUpstreamSocket::open(from, self.endpoint.address, permit)
     }
 
@@ -151,7 +156,7 @@ impl Upstream {
             SocketAddr::V6(_) => TcpSocket::new_v6()?,
         };
         if self.source.is_some() {
-            socket.bind(self.from())?;
+            socket.bind(self.bind_address())?;
         }
         let stream = socket.connect(self.endpoint.address).await?;
         stream.set_nodelay(true)?;
@@ -190,7 +195,7 @@ impl Attempt<'_> {
         }
         let permit = self.quota.take();
         let idle = permit.is_ok().then(|| self.upstream.sockets.take(now)).flatten();
-        self.upstream.needed(idle.is_some(), false);
+        self.upstream.count_socket(idle.is_some(), false);
         match self.by_udp(&bytes, permit, idle, now).await? {
             UpstreamReply::Answer(answer) => Ok(*answer),
             UpstreamReply::Truncated(cut) => {
@@ -257,7 +262,7 @@ impl Attempt<'_> {
                 Err(_) => send_again.store(true, Ordering::Relaxed),
             }
             let reading = Operation::read("udp", local, self.upstream.endpoint.address);
-            self.progress.first(reading, now);
+            self.progress.begins_unless_current(reading, now);
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
             while let Ok(Some(reply)) = timeout_at(repeat, tries.next()).await {
@@ -324,7 +329,7 @@ impl Attempt<'_> {
             refused => return self.over_new(bytes, refused).await,
         };
         let pooled = self.upstream.pool.take();
-        self.upstream.needed(pooled.is_some(), true);
+        self.upstream.count_socket(pooled.is_some(), true);
         let Some(connection) = pooled else { return self.over_new(bytes, Ok(permit)).await };
         let mut old = Box::pin(self.exchange_over(connection.with(permit), bytes));
         let outcome = timeout(POOLED_STREAM_TIMEOUT, &mut old).await;
@@ -333,7 +338,7 @@ impl Attempt<'_> {
         }
         // The other end may have closed the connection, or be gone: then the other idle connections are useless, too.
         self.upstream.pool.clear();
-        self.upstream.needed(false, true);
+        self.upstream.count_socket(false, true);
         match outcome {
             Ok(_) => {
                 drop(old);
@@ -352,6 +357,15 @@ impl Attempt<'_> {
         bytes: &[u8],
         permit: io::Result<SocketPermit>,
     ) -> Result<WireMessage, ExchangeError> {
+        self.accepted(self.reply_over_new(bytes, permit).await?)
+    }
+
+    /// Sends the query over a new connection. Returns the reply, and the local address of the connection.
+    async fn reply_over_new(
+        &self,
+        bytes: &[u8],
+        permit: io::Result<SocketPermit>,
+    ) -> Result<(UpstreamReply, Option<SocketAddr>), ExchangeError> {
         let dialing = self.upstream.dialing("tcp");
         let permit = permit.map_err(|error| dialing.failed(error))?;
         self.progress.begins(dialing, Instant::now());
@@ -359,15 +373,24 @@ impl Attempt<'_> {
             Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
             Err(_) => return Err(dialing.late()),
         };
-        self.exchange_over(StreamConnection { stream, opened: Instant::now(), _permit: permit }, bytes).await
+        self.reply_over(StreamConnection { stream, opened: Instant::now(), _permit: permit }, bytes).await
     }
 
-    /// Sends the query over a connection, which returns to the pool after success.
     async fn exchange_over(
+        &self,
+        connection: StreamConnection,
+        bytes: &[u8],
+    ) -> Result<WireMessage, ExchangeError> {
+        self.accepted(self.reply_over(connection, bytes).await?)
+    }
+
+    /// Sends the query over a connection, which returns to the pool if the reply is an answer. Returns the reply, and
+    /// the local address of the connection.
+    async fn reply_over(
         &self,
         mut connection: StreamConnection,
         bytes: &[u8],
-    ) -> Result<WireMessage, ExchangeError> {
+    ) -> Result<(UpstreamReply, Option<SocketAddr>), ExchangeError> {
         let local = connection.local();
         let reading = Operation::read("tcp", local, self.upstream.endpoint.address);
         self.progress.begins(reading, Instant::now());
@@ -375,11 +398,23 @@ impl Attempt<'_> {
             Ok(answer) => answer.map_err(|error| reading.failed(error))?,
             Err(_) => return Err(reading.late()),
         };
-        match parse_reply(bytes, &answer) {
-            UpstreamReply::Answer(answer) | UpstreamReply::Truncated(Some(answer)) => {
-                self.upstream.pool.put(connection);
-                Ok(*answer)
-            }
+        let reply = parse_reply(bytes, &answer);
+        if matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(Some(_))) {
+            self.upstream.pool.put(connection);
+        }
+        Ok((reply, local))
+    }
+
+    /// Returns the answer in a reply by TCP or TLS.
+    ///
+    /// # Errors
+    /// If the reply isn't accepted as an answer.
+    fn accepted(
+        &self,
+        (reply, local): (UpstreamReply, Option<SocketAddr>),
+    ) -> Result<WireMessage, ExchangeError> {
+        match reply {
+            UpstreamReply::Answer(answer) | UpstreamReply::Truncated(Some(answer)) => Ok(*answer),
             UpstreamReply::Truncated(None) => {
                 Err(self.refused("tcp", local, "the reply ends within a record"))
             }
@@ -404,7 +439,7 @@ async fn converse(stream: &mut Stream, bytes: &[u8]) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use hickory_proto::rr::{Name, RecordType};
-    use tokio::net::UdpSocket;
+    use tokio::net::{TcpListener, UdpSocket};
     use tokio::time::advance;
 
     use super::*;
@@ -412,6 +447,45 @@ mod tests {
     use crate::dns::message::query::UpstreamQuery;
     use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
     use crate::dns::upstream::endpoint::UpstreamEndpoint;
+
+    #[tokio::test]
+    async fn health_check_passes_by_udp_and_tcp_after_a_malformed_reply() {
+        let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let question = UpstreamQuery::recursive(Name::root(), RecordType::NS).key();
+        let ping = async |address, transport| {
+            let upstream = Upstream::new(UpstreamEndpoint { address, transport }, &ForwardOptions::default());
+            ping(&upstream, &question, Instant::now() + Duration::from_secs(30)).await
+        };
+        // The header counts an answer record, and the message ends after the question.
+        let malformed = |message: &mut [u8]| {
+            message[2] |= 0x80;
+            message[7] = 1;
+        };
+        let mut message = [0; 512];
+        let answering = async {
+            let (length, from) = udp.recv_from(&mut message).await.unwrap();
+            malformed(&mut message);
+            udp.send_to(&message[..length], from).await.unwrap();
+        };
+        let (checked, ()) = tokio::join!(ping(udp.local_addr().unwrap(), Transport::Udp), answering);
+        checked.unwrap();
+
+        let reply_by_tcp = async |change: &dyn Fn(&mut [u8])| {
+            let (mut stream, _) = tcp.accept().await.unwrap();
+            let mut message = vec![0; usize::from(stream.read_u16().await.unwrap())];
+            stream.read_exact(&mut message).await.unwrap();
+            change(&mut message);
+            stream.write_u16(message.len().try_into().unwrap()).await.unwrap();
+            stream.write_all(&message).await.unwrap();
+        };
+        let address = tcp.local_addr().unwrap();
+        let (checked, ()) = tokio::join!(ping(address, Transport::Tcp), reply_by_tcp(&malformed));
+        checked.unwrap();
+        let (checked, ()) = tokio::join!(ping(address, Transport::Tcp), reply_by_tcp(&|_| {}));
+        let error = checked.unwrap_err().to_string();
+        assert!(error.contains(MISMATCH), "{error}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn query_is_repeated_though_no_socket_is_spare() {

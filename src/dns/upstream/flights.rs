@@ -60,7 +60,7 @@ impl ForwardGroup {
             })
         };
         let flight = self.0.join_or_start(&route, look_up, |_| {})?;
-        let defect = || ForwardError::none("the look-up has failed because of a bug in lb-linker");
+        let defect = || ForwardError::no_answer("the look-up has failed because of a bug in lb-linker");
         flight.wait().await.ok_or_else(defect)
     }
 

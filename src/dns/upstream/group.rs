@@ -208,7 +208,7 @@ impl UpstreamGroup {
             } else if error.is_timeout() {
                 ForwardError::Late
             } else {
-                ForwardError::none(error.reason())
+                ForwardError::no_answer(error.reason())
             }
         })
     }
@@ -235,7 +235,7 @@ impl UpstreamGroup {
             Some(attempts) => attempts,
         };
         if all.is_empty() {
-            return Err(ForwardError::none("the names of the upstreams aren't resolved yet"));
+            return Err(ForwardError::no_answer("the names of the upstreams aren't resolved yet"));
         }
         if !up.is_empty() {
             self.options.policy.order(&mut up, &self.round_robin);
@@ -243,7 +243,7 @@ impl UpstreamGroup {
         }
         self.options.metrics.iter().for_each(|metrics| metrics.all_down.inc());
         if self.options.fail_fast {
-            return Err(ForwardError::none("no healthy proxies"));
+            return Err(ForwardError::no_answer("no healthy proxies"));
         }
         up.extend(all.iter().cloned());
         SelectionPolicy::Random.order(&mut up, &self.round_robin);

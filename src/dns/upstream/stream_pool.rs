@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn idle_time_ends_in_a_pool_that_isnt_used() {
+    async fn idle_connections_are_closed_in_an_unused_pool() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let budget = Arc::new(SocketBudget::default());
         let all = free(&budget);
