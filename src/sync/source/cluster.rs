@@ -336,14 +336,14 @@ impl ServiceWatcher {
         Complete { list, version, rewound }: Complete,
         leaving: &mut RemovalChecks,
     ) -> Vec<LinkChange> {
-        let PartialList { keys, seen, unreadable, terminating, unselected, others } = list;
+        let PartialList { keys, seen, unreadable, terminating, left_selection, unselected } = list;
         let mut changes = Vec::new();
         for observed in &seen {
             if leaving.forget(&observed.key) {
-                changes.extend(self.end_if_blank(observed));
+                changes.extend(self.end_if_without_target(observed));
             }
         }
-        for (deleted, membership) in unselected {
+        for (deleted, membership) in left_selection {
             self.left(&deleted, membership, leaving);
         }
         let staying: HashSet<ServiceKey> = leaving.keys().cloned().collect();
@@ -370,7 +370,7 @@ impl ServiceWatcher {
             );
         }
         let kept = retained_others.iter().chain(&unreadable).cloned().collect();
-        self.unselected.replace(namespace, others, &kept);
+        self.unselected.replace(namespace, unselected, &kept);
         retained.extend(staying);
         // The list lacks deleted Services as well as Services that have left the selection: a LIST by name tells them
         // apart. After a restore of etcd no such LIST is sent: a missing Service counts as deleted.
@@ -480,7 +480,7 @@ impl ServiceWatcher {
         if membership == Membership::Selected {
             let was_deleted = other_services.leaving.forget(&key);
             let observed = self.observe(&service, &mut other_services.object_errors);
-            let ended = was_deleted.then(|| self.end_if_blank(&observed)).flatten();
+            let ended = was_deleted.then(|| self.end_if_without_target(&observed)).flatten();
             let before = self.store.service_link(&key);
             let applied = self.store.apply(self.persisted.attach(&self.store, observed));
             // The change feed has no changes of Services whose link is overridden.
@@ -495,6 +495,9 @@ impl ServiceWatcher {
             // The Service was left out before, too.
             return;
         }
+        if let Some(predecessor) = self.other_followed(&deleted) {
+            other_services.leaving.start_check(predecessor);
+        }
         self.left(&deleted, membership, &mut other_services.leaving);
         if self.sets_finalizer && service.has_finalizer() {
             // The finalizer delays the deletion, even if this process has never observed the Service as a load
@@ -505,11 +508,11 @@ impl ServiceWatcher {
 
     /// Ends the link of a Service that was reported as deleted and is back without a target: it was of another type in
     /// between, which makes the API server clear its status.
-    fn end_if_blank(&self, observed: &ObservedService) -> Option<LinkChange> {
+    fn end_if_without_target(&self, observed: &ObservedService) -> Option<LinkChange> {
         let ObservedService { key, uid, ingress, .. } = observed;
-        let is_blank = ingress.hostnames.is_empty() && ingress.addresses.is_empty();
+        let has_no_target = ingress.hostnames.is_empty() && ingress.addresses.is_empty();
         let now = std::time::Instant::now();
-        is_blank.then(|| self.store.delete_since(key, &uid.to_string(), None, now)).flatten()
+        has_no_target.then(|| self.store.delete_since(key, &uid.to_string(), None, now)).flatten()
     }
 
     /// Records that a Service was deleted or left the selection. The event contains the last version of the object, of
@@ -520,6 +523,9 @@ impl ServiceWatcher {
         if self.store.is_unreadable(&deleted.key) {
             // The Service that can't be decoded is gone; its predecessor, which counted until now, is gone, too.
             self.unselected.remove(&deleted.key);
+            if let Some(predecessor) = self.other_followed(&deleted) {
+                other_services.leaving.start_check(predecessor);
+            }
         } else {
             self.unselected.deleted(&deleted.key, &deleted.uid);
         }
@@ -542,6 +548,13 @@ impl ServiceWatcher {
         self.store.service_link(key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
     }
 
+    /// Returns the Service whose link isn't gone, if it is another Service of the same name.
+    fn other_followed(&self, Deleted { key, uid, .. }: &Deleted) -> Option<Deleted> {
+        let link = self.store.service_link(key)?;
+        let is_other = link.uid != *uid.as_str() && !link.is_gone();
+        is_other.then(|| Deleted { key: key.clone(), uid: link.uid.to_string(), version: None })
+    }
+
     /// Applies the membership of a Service that has left the watch.
     fn left(&self, deleted: &Deleted, membership: Membership, leaving: &mut RemovalChecks) {
         let Deleted { key, uid, version } = deleted;
@@ -558,7 +571,10 @@ impl ServiceWatcher {
             Membership::OptedOut => leaving.kept.long_ago(),
             Membership::NotSelected | Membership::Gone => std::time::Instant::now(),
         };
-        leaving.forget(key);
+        // Another Service of this name may be kept, or looked up.
+        if self.other_followed(deleted).is_none() {
+            leaving.forget(key);
+        }
         log_changes(&self.telemetry, self.store.delete_since(key, uid, *version, since));
         self.unselected.changed(key);
     }
@@ -586,9 +602,9 @@ struct PartialList {
     /// Services with our finalizer that aren't links, with their uid.
     terminating: Vec<(ServiceKey, Box<str>)>,
     /// Services with a living link that have left the selection.
-    unselected: Vec<(Deleted, Membership)>,
+    left_selection: Vec<(Deleted, Membership)>,
     /// All load balancers that aren't selected.
-    others: Vec<ObservedService>,
+    unselected: Vec<ObservedService>,
 }
 
 struct Complete {
@@ -617,14 +633,14 @@ impl PartialList {
         }
         object_errors.set(&key, None);
         if matches!(membership, Membership::NotSelected | Membership::OptedOut) {
-            self.others.push(service.observe(&source.hostname_policy, &source.store).0);
+            self.unselected.push(service.observe(&source.hostname_policy, &source.store).0);
         }
         if source.sets_finalizer && service.has_finalizer() {
             self.terminating.push((key.clone(), service.uid().into()));
         }
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
         if source.is_followed(&deleted) {
-            self.unselected.push((deleted, membership));
+            self.left_selection.push((deleted, membership));
         }
     }
 
@@ -634,8 +650,8 @@ impl PartialList {
         self.seen.retain(|observed| observed.key != *key);
         self.unreadable.retain(|unreadable| unreadable != key);
         self.terminating.retain(|(terminating, _)| terminating != key);
-        self.unselected.retain(|(deleted, _)| deleted.key != *key);
-        self.others.retain(|service| service.key != *key);
+        self.left_selection.retain(|(deleted, _)| deleted.key != *key);
+        self.unselected.retain(|service| service.key != *key);
     }
 }
 

@@ -15,9 +15,19 @@ use crate::sync::test_support;
 /// Returns a watcher with a stub that answers each request for a streamed list with the next of these lists. Other
 /// requests, and further lists, get no data.
 fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
+    source_with(lists, None)
+}
+
+/// Like [`source`]; requests by name are answered with the Service `named`.
+fn source_with(lists: Vec<Vec<Value>>, named: Option<Value>) -> ServiceWatcher {
     let lists = Mutex::new(lists.into_iter());
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
-        let is_list = request.uri().query().unwrap_or_default().contains("sendInitialEvents=true");
+        let query = request.uri().query().unwrap_or_default();
+        if let Some(named) = named.as_ref().filter(|_| query.contains("metadata.name")) {
+            let list = json!({"metadata": {"resourceVersion": "5"}, "items": [named]});
+            return std::future::ready(Ok(Response::new(Body::from(list.to_string()))));
+        }
+        let is_list = query.contains("sendInitialEvents=true");
         let lines = if is_list { lists.lock().next() } else { None }.unwrap_or_default();
         let lines = lines.into_iter().map(|line| Ok::<_, Infallible>(format!("{line}\n")));
         let body = Body::from_stream(futures::stream::iter(lines).chain(futures::stream::pending()));
@@ -139,6 +149,42 @@ async fn predecessor_of_a_deleted_undecodable_service_is_gone() {
         after(source, 20).await;
         assert_eq!(services.get(&ServiceKey::new("a", "api")).is_some(), is_known);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn predecessor_of_an_unselected_service_is_gone() {
+    let deleted = event("DELETED", "a/web", "cloud.example", &json!({}));
+    let with_uid = |mut event: Value| {
+        event["object"]["metadata"]["uid"] = "new".into();
+        event
+    };
+    let successor = with_uid(opted_out("a/web"));
+    let (mut undecodable, mut also_deleted) = (successor.clone(), with_uid(deleted.clone()));
+    undecodable["object"]["spec"]["type"] = 5.into();
+    also_deleted["object"]["spec"]["type"] = 5.into();
+    let mut another_type = successor.clone();
+    another_type["object"]["spec"]["type"] = "ClusterIP".into();
+    for events in [
+        vec![deleted.clone(), successor.clone()],
+        vec![successor.clone()],
+        vec![another_type],
+        vec![undecodable, also_deleted],
+    ] {
+        let named = successor["object"].clone();
+        let first = [vec![added("a/web"), list_ends()], events].concat();
+        let store = after(source_with(vec![first], Some(named)), 5).await;
+        let link = store.service_link(&ServiceKey::new("a", "web"));
+        assert!(link.is_none_or(|link| link.is_gone()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletion_of_a_predecessor_ends_no_link() {
+    let mut deleted = event("DELETED", "a/web", "cloud.example", &json!({}));
+    deleted["object"]["metadata"]["uid"] = "old".into();
+    let events = vec![added("a/web"), list_ends(), deleted];
+    let store = after(source(vec![events]), 5).await;
+    assert!(store.service_link(&ServiceKey::new("a", "web")).is_some_and(|link| !link.is_gone()));
 }
 
 #[tokio::test(start_paused = true)]
