@@ -53,7 +53,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use checks::CheckDns;
-use leader::Leader;
+use leader::LeaderTerm;
 use metrics::FailoverMetrics;
 use object::TrackedExternalTarget;
 use pending_deletions::PendingDeletions;
@@ -120,7 +120,7 @@ struct FailoverController {
     /// Log of failed discovery requests.
     error_log: ThrottledLog,
     is_forbidden_logged: bool,
-    leader: Leader,
+    leader: LeaderTerm,
 }
 
 /// Follows ExternalTargets until `stop` is cancelled. Only the leader checks targets, and writes.
@@ -222,7 +222,7 @@ impl FailoverController {
             pending_deletions: PendingDeletions::default(),
             error_log: ThrottledLog::default(),
             is_forbidden_logged: false,
-            leader: Leader::default(),
+            leader: LeaderTerm::default(),
         }
     }
 

@@ -62,8 +62,8 @@ impl<'a> Facts<'a> {
         self.next.get()
     }
 
-    /// Returns whether a time has come, and notes it if it hasn't.
-    pub(super) fn has_come(&self, at: Timestamp) -> bool {
+    /// Returns whether a time has passed. If it hasn't, it counts for [`Self::next`].
+    pub(super) fn has_passed(&self, at: Timestamp) -> bool {
         let is_over = at <= self.input.now;
         if !is_over {
             self.next.set(Some(self.next.get().map_or(at, |next| next.min(at))));
@@ -72,7 +72,7 @@ impl<'a> Facts<'a> {
     }
 
     pub(super) fn is_over(&self, since: Timestamp, wait: Duration) -> bool {
-        self.has_come(end_of_wait(since, wait))
+        self.has_passed(end_of_wait(since, wait))
     }
 
     pub(super) fn positions(&self) -> std::ops::Range<usize> {
@@ -147,7 +147,7 @@ impl<'a> Facts<'a> {
     pub(super) fn schedule_pass_expiry(&self, target: &Target) {
         let end = self.tally(target).pass_expires_at(&self.input.spec.check);
         if let Some(end) = end.filter(|_| self.is_checked(target)) {
-            self.has_come(end);
+            self.has_passed(end);
         }
     }
 
@@ -163,7 +163,7 @@ impl<'a> Facts<'a> {
     /// Returns whether a check is late: see [`super::spec::CheckSettings::late_after`].
     pub(super) fn is_late(&self, target: &Target) -> bool {
         let limit = self.input.spec.check.late_after();
-        self.tally(target).decided.is_some_and(|at| self.has_come(later(at, limit)))
+        self.tally(target).decided.is_some_and(|at| self.has_passed(later(at, limit)))
     }
 
     /// Returns the end of the wait for the target that a source offers: `maxWaitSeconds` after it was offered. The wait
@@ -177,6 +177,6 @@ impl<'a> Facts<'a> {
 
     /// Returns whether the wait for the target that a source offers is over.
     pub(super) fn is_wait_over(&self, source: &SourceStatus) -> bool {
-        self.has_come(self.waits_until(source))
+        self.has_passed(self.waits_until(source))
     }
 }

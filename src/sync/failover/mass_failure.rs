@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn two_changes_that_are_due_are_made_at_once() {
+    fn two_due_changes_are_made_in_one_decision() {
         let mut harness = Harness::settled(&[("seoul", "a.example"), ("busan", "b.example")]);
         harness.now = at(10);
         harness.fail_thrice("a.example");

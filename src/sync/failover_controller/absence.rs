@@ -10,6 +10,7 @@ use kube::{Client, ResourceExt};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
+use crate::model::link::Annotations;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::k8s::errors::{ApiAvailability, root_cause};
@@ -20,8 +21,10 @@ use crate::sync::source::selection::{Membership, Selection};
 
 /// Maximum number of concurrent look-ups.
 const MAX_LOOK_UPS: usize = 8;
-/// The time between two look-ups of a Service, while they fail or the Service exists.
+/// The time between two look-ups of a Service, while they fail or the Service exists: the watch may be behind.
 const REPEAT_AFTER: Duration = Duration::from_secs(5);
+/// The same time for a Service that exists outside the watch: changed flags may leave out any number of Services.
+const REPEAT_UNWATCHED_AFTER: Duration = Duration::from_secs(60);
 
 /// A Service that the watch lacks, and its uid.
 type Missing = (ServiceKey, Uid);
@@ -41,6 +44,8 @@ struct Absence {
     /// The ExternalTargets that announce a target of the Service.
     objects: BTreeSet<ServiceKey>,
     is_confirmed: bool,
+    /// The last look-up that had an answer.
+    found: Option<FoundService>,
     /// Whether a look-up waits or is under way.
     is_asked: bool,
     /// When the last look-up ended.
@@ -48,17 +53,40 @@ struct Absence {
     refusal: LastingRefusal,
 }
 
+/// A load balancer that a look-up has found.
+struct FoundService {
+    /// The namespaces that may follow it; `None` if it can't be decoded.
+    annotations: Option<Annotations>,
+    /// Whether the watch contains it.
+    is_watched: bool,
+}
+
 /// A look-up that has ended.
 pub(super) struct LookUpEnd {
     missing: Missing,
-    /// Whether the Service is gone, or isn't a load balancer of the selection any more.
-    is_gone: kube::Result<bool>,
+    /// The load balancer with the uid; `None` if it is gone.
+    found: kube::Result<Option<FoundService>>,
+}
+
+impl Absence {
+    fn repeat_after(&self) -> Duration {
+        let is_unwatched = self.found.as_ref().is_some_and(|found| !found.is_watched);
+        if is_unwatched { REPEAT_UNWATCHED_AFTER } else { REPEAT_AFTER }
+    }
+
+    /// Returns whether the Service is gone, or doesn't let a namespace other than its own follow it.
+    fn is_gone_for(&self, object: &ServiceKey, service: &ServiceKey) -> bool {
+        let annotations = self.found.as_ref().and_then(|found| found.annotations.as_ref());
+        let namespace = object.namespace();
+        let is_refused = || annotations.is_some_and(|annotations| !annotations.allows(namespace));
+        self.is_confirmed || *namespace != *service.namespace() && is_refused()
+    }
 }
 
 impl MissingServices {
-    /// Returns whether a look-up has confirmed that the Service with this uid is gone; the ExternalTarget `object`
-    /// announces its target. Otherwise queues a look-up, unless one is queued, under way, or ended within the last
-    /// [`REPEAT_AFTER`].
+    /// Returns whether a look-up has confirmed that the Service with this uid is gone, or doesn't let the namespace of
+    /// `object` follow it; the ExternalTarget `object` announces its target. Unless the Service is gone, queues a
+    /// look-up if the last one is old enough.
     pub(super) fn confirm_gone(&mut self, object: &ServiceKey, service: &ServiceKey, uid: &Uid) -> bool {
         let missing = (service.clone(), uid.clone());
         if self.by_object.get(object) != Some(&missing) {
@@ -67,13 +95,12 @@ impl MissingServices {
         }
         let absence = self.states.entry(missing.clone()).or_default();
         absence.objects.insert(object.clone());
-        let is_due = absence.ended.is_none_or(|at| at.elapsed() >= REPEAT_AFTER);
+        let is_due = absence.ended.is_none_or(|at| at.elapsed() >= absence.repeat_after());
         if !absence.is_confirmed && !absence.is_asked && is_due {
             absence.is_asked = true;
             self.waiting.add(missing);
-            return false;
         }
-        absence.is_confirmed
+        absence.is_gone_for(object, service)
     }
 
     /// Returns when the Service that an ExternalTarget waits for may be looked up again; `None` if no look-up has
@@ -81,7 +108,7 @@ impl MissingServices {
     pub(super) fn due(&self, object: &ServiceKey) -> Option<Instant> {
         let absence = self.states.get(self.by_object.get(object)?)?;
         let is_over = absence.is_confirmed || absence.is_asked;
-        absence.ended.filter(|_| !is_over).map(|at| at + REPEAT_AFTER)
+        absence.ended.filter(|_| !is_over).map(|at| at + absence.repeat_after())
     }
 
     /// Forgets an ExternalTarget, and its Service if no other ExternalTarget waits for it.
@@ -116,8 +143,8 @@ impl MissingServices {
             let (client, availability) = (client.clone(), availability.clone());
             let selection = Arc::clone(selection);
             self.look_ups.spawn(async move {
-                let is_gone = is_gone(client, &availability, &selection, &missing).await;
-                LookUpEnd { missing, is_gone }
+                let found = look_up(client, &availability, &selection, &missing).await;
+                LookUpEnd { missing, found }
             });
         }
     }
@@ -128,14 +155,20 @@ impl MissingServices {
     }
 
     /// Records the end of a look-up. Returns the ExternalTargets to decide about.
-    pub(super) fn record(&mut self, LookUpEnd { missing, is_gone }: LookUpEnd) -> Vec<ServiceKey> {
+    pub(super) fn record(&mut self, LookUpEnd { missing, found }: LookUpEnd) -> Vec<ServiceKey> {
         let Some(absence) = self.states.get_mut(&missing) else { return Vec::new() };
         absence.is_asked = false;
-        let by_authorizer = is_gone.as_ref().is_err_and(Forbidden::lists_services);
+        let by_authorizer = found.as_ref().is_err_and(Forbidden::lists_services);
         absence.refusal.note(by_authorizer);
-        // A Role is deleted with its namespace: if the authorizer has refused for ten minutes, the Service counts as
-        // gone.
-        absence.is_confirmed = is_gone.unwrap_or(absence.refusal.is_lasting());
+        match found {
+            Ok(found) => {
+                absence.is_confirmed = found.is_none();
+                absence.found = found;
+            }
+            // A Role is deleted with its namespace: if the authorizer has refused for ten minutes, the Service counts
+            // as gone.
+            Err(_) => absence.is_confirmed = absence.refusal.is_lasting(),
+        }
         absence.ended = Some(Instant::now());
         absence.objects.iter().cloned().collect()
     }
@@ -173,13 +206,13 @@ impl Turns {
     }
 }
 
-/// Returns whether a Service is gone, or isn't a load balancer of the selection any more.
-async fn is_gone(
+/// Returns the load balancer with this uid, selected or not.
+async fn look_up(
     client: Client,
     availability: &ApiAvailability,
     selection: &Selection,
     (service, uid): &Missing,
-) -> kube::Result<bool> {
+) -> kube::Result<Option<FoundService>> {
     let (namespace, name) = service.parts();
     let found = find_in_etcd::<Service>(client, &RequestQuery::named(namespace, name)).await;
     match &found {
@@ -188,15 +221,19 @@ async fn is_gone(
         Err(error) => availability.report(&root_cause(error)),
     }
     let Some(found) = found?.filter(|found| found.uid().is_some_and(|known| *uid == *known.as_str())) else {
-        return Ok(true);
+        return Ok(None);
     };
     // A Service that can't be decoded exists.
-    let Ok(found) = found.0 else { return Ok(false) };
-    Ok(selection.membership(&found) == Membership::Gone || !selection.matches_labels(&found.metadata))
+    let Ok(found) = found.0 else { return Ok(Some(FoundService { annotations: None, is_watched: true })) };
+    let is_watched = selection.watches(namespace) && selection.matches_labels(&found.metadata);
+    let annotations = Annotations { allow_from: found.allow_from().0, ..Annotations::default() };
+    let is_gone = selection.membership(&found) == Membership::Gone;
+    Ok((!is_gone).then_some(FoundService { annotations: Some(annotations), is_watched }))
 }
 
 #[cfg(test)]
 mod tests {
+    use kube::core::Selector;
     use serde_json::{Value, json};
     use tokio::time::{advance, timeout};
 
@@ -243,6 +280,33 @@ mod tests {
             let (mut absences, client) = (MissingServices::default(), api_server(service(uid, kind)));
             let (is_confirmed, is_due_later) = look_up(&mut absences, &client, "shop").await;
             assert_eq!((is_confirmed, is_due_later), (expected, !expected), "{uid} {kind}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn living_service_outside_the_watch_is_not_gone() {
+        let selection = Selection {
+            labels: Selector::from_iter([("tier", "web")]),
+            namespaces: BTreeSet::from(["shop".to_owned()]),
+            ..Selection::default()
+        };
+        let mut open = service("known", "LoadBalancer");
+        open["metadata"]["annotations"] = json!({"linker.hsj.com/allow-from": "blog"});
+        for (namespace, object, expected) in [
+            ("shop", key("shop", "xt"), false),
+            ("shop", key("blog", "xt"), false),
+            ("unwatched", key("blog", "xt"), false),
+            ("shop", key("other", "xt"), true),
+        ] {
+            let (mut absences, client) = (MissingServices::default(), api_server(open.clone()));
+            let missing = (key(namespace, "web"), "known".into());
+            assert!(!absences.confirm_gone(&object, &missing.0, &missing.1));
+            absences.start(&client, &ApiAvailability::default(), &Arc::new(selection.clone()));
+            let ended = absences.ended().await.unwrap().unwrap();
+            absences.record(ended);
+            assert_eq!(absences.confirm_gone(&object, &missing.0, &missing.1), expected, "{object}");
+            let due = absences.due(&object).unwrap();
+            assert_eq!(due.duration_since(Instant::now()), REPEAT_UNWATCHED_AFTER);
         }
     }
 

@@ -71,7 +71,7 @@ const DECISION_INTERVAL: Duration = Duration::from_micros(500);
 const MAX_EVENTS: usize = 16;
 
 /// The state of a term of leadership.
-pub(super) struct Leader {
+pub(super) struct LeaderTerm {
     /// The term; `None` while this replica doesn't lead, and with `--sync off`.
     pub(super) term: Option<u64>,
     /// The ExternalTargets to decide about. Slow and refused writes don't delay decisions.
@@ -83,7 +83,7 @@ pub(super) struct Leader {
     pub(super) writes: JoinSet<StatusWriteEnd>,
     check_queue: CheckQueue,
     states: HashMap<ServiceKey, DecisionState>,
-    guard: MassFailureGuard,
+    mass_failure_guard: MassFailureGuard,
     upstreams: UpstreamAnswers,
     budget: WriteBudget,
     error_log: ThrottledLog,
@@ -97,7 +97,7 @@ pub(super) struct Leader {
     decided_at: Timestamp,
 }
 
-impl Default for Leader {
+impl Default for LeaderTerm {
     fn default() -> Self {
         Self {
             term: None,
@@ -108,7 +108,7 @@ impl Default for Leader {
             writes: JoinSet::new(),
             check_queue: CheckQueue::default(),
             states: HashMap::new(),
-            guard: MassFailureGuard::default(),
+            mass_failure_guard: MassFailureGuard::default(),
             upstreams: UpstreamAnswers::default(),
             budget: WriteBudget::default(),
             error_log: ThrottledLog::default(),
@@ -126,7 +126,7 @@ struct DecisionState {
     /// The last decision of this term, written or not; before it, and after another client's change, the stored status.
     status: FailoverStatus,
     /// When the last decision was made.
-    last: Option<Instant>,
+    decided_at: Option<Instant>,
     /// The status that was sent last; with `--sync plan`, the status that was logged last.
     sent: Option<ExternalTargetStatus>,
     records: CheckRecords,
@@ -146,7 +146,7 @@ impl DecisionState {
     fn new(object: &ObservedExternalTarget) -> Self {
         Self {
             status: from_stored(&object.status),
-            last: None,
+            decided_at: None,
             sent: None,
             records: CheckRecords::default(),
             stale: None,
@@ -192,7 +192,7 @@ impl DecisionState {
     }
 }
 
-impl Leader {
+impl LeaderTerm {
     /// Processes a new version of an ExternalTarget. If another client has changed the status, the next decision begins
     /// with the changed status.
     pub(super) fn observed(
@@ -223,7 +223,7 @@ impl Leader {
         self.is_number_changed = true;
         self.states.remove(key);
         self.check_queue.forget(key);
-        self.guard.forget(key);
+        self.mass_failure_guard.forget(key);
         self.absences.forget(key);
         self.to_decide.forget(key);
         self.to_write.forget(key);
@@ -233,7 +233,7 @@ impl Leader {
     /// waits: a tenant whose objects change all the time doesn't delay the work of other tenants.
     pub(super) fn queue(&mut self, key: &ServiceKey, all: usize) {
         let interval = DECISION_INTERVAL.saturating_mul(u32::try_from(all).unwrap_or(u32::MAX));
-        let last = self.states.get(key).and_then(|state| state.last);
+        let last = self.states.get(key).and_then(|state| state.decided_at);
         let pause = last.map(|last| interval.saturating_sub(last.elapsed())).unwrap_or_default();
         if pause.is_zero() {
             self.to_decide.add(key);
@@ -256,7 +256,7 @@ impl FailoverController {
             SyncMode::On | SyncMode::Plan => self.context.leadership.current_term(),
         };
         if term != self.leader.term {
-            self.leader = Leader { term, ..Leader::default() };
+            self.leader = LeaderTerm { term, ..LeaderTerm::default() };
             self.context.metrics.reset();
         }
         self.queue_all();
@@ -348,7 +348,7 @@ impl FailoverController {
         let refusal = self.refusal(followed, link.as_deref(), external_target.as_ref());
         // Drop a uid that no Service has: restored Services have new uids and may have no target yet, and the target in
         // use mustn't be withdrawn for that.
-        let is_known = |uid: &Uid| sources.is_open(uid, key.namespace(), followed.services()).is_some();
+        let is_known = |uid: &Uid| sources.is_open_to(uid, key.namespace(), followed.services()).is_some();
         let present = link.as_deref().and_then(Link::active_override).and_then(target_of);
         let present = present.map(|(target, uid)| (target, Some(uid).filter(is_known).unwrap_or_default()));
         let (is_written, lag_ends) = write_progress(object, link.as_deref(), external_target.as_ref(), now);
@@ -356,7 +356,7 @@ impl FailoverController {
         let namespace = key.namespace();
         let leader = &mut self.leader;
         let state = leader.states.entry(key.clone()).or_insert_with(|| DecisionState::new(object));
-        state.last = Some(Instant::now());
+        state.decided_at = Some(Instant::now());
         let former = state.status.clone();
         let offers = sources.offers(object, former.target.as_ref());
         let denied = |target: &Target| {
@@ -367,22 +367,20 @@ impl FailoverController {
         let absences = RefCell::new(&mut leader.absences);
         let is_missing = Cell::new(false);
         let is_living = |uid: &Uid| {
-            if let Some(is_open) = sources.is_open(uid, namespace, followed.services()) {
+            if let Some(is_open) = sources.is_open_to(uid, namespace, followed.services()) {
                 return is_open;
             }
             let seen = followed.former_source.as_ref().filter(|seen| seen.uid == *uid);
             let announced = former.target.as_ref().filter(|announced| announced.uid == *uid);
             let named = || object.service_named(&announced?.source);
             let service = seen.map(|seen| seen.key.clone()).or_else(named);
-            let service = service.filter(|service| sources.selection.watches(service.namespace()));
-            // A Service without a known name, or in a namespace that isn't watched, can't be looked up: it counts as
-            // gone.
+            // A Service without a known name can't be looked up: it counts as gone.
             service.is_some_and(|service| {
                 is_missing.set(true);
                 !absences.borrow_mut().confirm_gone(key, &service, uid)
             })
         };
-        let decision = leader.guard.decide(
+        let decision = leader.mass_failure_guard.decide(
             key,
             all,
             &Inputs {
@@ -782,7 +780,7 @@ mod tests {
 
     #[test]
     fn change_by_another_client_voids_what_isnt_written() {
-        let (mut leader, first) = (Leader::default(), object(&ExternalTargetStatus::default()));
+        let (mut leader, first) = (LeaderTerm::default(), object(&ExternalTargetStatus::default()));
         let key = first.key.clone();
         leader.states.insert(key.clone(), DecisionState::new(&first));
         let state = leader.states.get_mut(&key).unwrap();

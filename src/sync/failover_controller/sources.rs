@@ -81,7 +81,7 @@ impl Sources<'_> {
 
     /// Returns whether the Service with this uid lets the namespace follow it; `None` if there is no such Service. The
     /// `likely` Services are searched first.
-    pub(super) fn is_open(
+    pub(super) fn is_open_to(
         &self,
         uid: &Uid,
         namespace: &str,

@@ -208,7 +208,7 @@ impl Service {
 
 impl Service {
     /// Returns the namespaces that may follow this Service, without duplicates, and the invalid part of the annotation.
-    fn allow_from(&self) -> (Arc<[Arc<str>]>, Option<Rejection>) {
+    pub(crate) fn allow_from(&self) -> (Arc<[Arc<str>]>, Option<Rejection>) {
         let ListEntries { counted, ignored } =
             ListEntries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
         let mut rejection =

@@ -124,7 +124,7 @@ fn blank_status_keeps_the_target() {
 }
 
 #[test]
-fn pinned_source_is_in_use() {
+fn pinned_source_is_used_once_it_has_a_target() {
     let manifests = Manifests::new();
     manifests.service("shop", "web", Some("a.example"));
     manifests.web(&with("pin", json!("fixed")), Value::Null);
