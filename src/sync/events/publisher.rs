@@ -1,5 +1,7 @@
 //! Sends Events to the API server.
 
+use std::collections::VecDeque;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,6 +71,8 @@ struct PublisherState {
     quota: ReasonQuota,
     namespaces: NamespaceBreakers,
     limit: TokenBucket,
+    /// The series to update. After each new Event one of them has a turn, so that many series delay no new Event.
+    series: VecDeque<(EventKey, EventWrite)>,
     under_way: u64,
 }
 
@@ -86,6 +90,7 @@ impl EventPublisher {
             quota: ReasonQuota::default(),
             namespaces: NamespaceBreakers::default(),
             limit: TokenBucket::new(Instant::now()),
+            series: VecDeque::new(),
             under_way: 0,
         };
         let late = async {
@@ -96,7 +101,8 @@ impl EventPublisher {
             () = self.send_all(&queue, &mut known, &stop) => {}
             () = late => {}
         }
-        let unsent = known.under_way + std::iter::from_fn(|| queue.pop()).map(|_| 1).sum::<u64>();
+        let queued = known.series.len() + std::iter::from_fn(|| queue.pop()).count();
+        let unsent = known.under_way + queued as u64;
         if unsent > 0 {
             queue.dropped.inc_by(unsent);
             warn!("stopping although {unsent} Kubernetes Events haven't been sent; they are dropped");
@@ -109,19 +115,24 @@ impl EventPublisher {
         let mut look = interval(SERIES_CHECK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let todo = tokio::select! {
+            let new = tokio::select! {
                 biased;
                 QueuedEvent { event_key, at, term } = queue.next() => {
                     if term != known.term {
                         (known.term, known.memory) = (term, EventAggregator::default());
+                        known.series.clear();
                     }
                     let todo = known.memory.observe(&event_key, at, Instant::now(), &known.quota);
-                    vec![(event_key, todo)]
+                    Some((event_key, todo))
                 }
+                () = ready(()), if !known.series.is_empty() => None,
                 () = stop.cancelled() => return,
-                _ = look.tick() => known.memory.due(Instant::now()),
+                _ = look.tick() => {
+                    known.series.extend(known.memory.due(Instant::now()));
+                    None
+                }
             };
-            for (event_key, todo) in todo {
+            for (event_key, todo) in new.into_iter().chain(known.series.pop_front()) {
                 match todo {
                     EventWrite::Nothing => continue,
                     EventWrite::Drop => {
@@ -505,6 +516,31 @@ mod tests {
         tasks.spawn(sender.run(CancellationToken::new()));
         let sent = [requests.recv().await.unwrap().1, requests.recv().await.unwrap().1];
         assert_eq!(sent, ["0", "other"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn series_of_a_namespace_delay_no_new_event() {
+        const SERIES: usize = 200;
+        let (recorder, mut requests, metrics, _tasks) = sender(&[]);
+        let notes: Vec<String> = (0..SERIES).map(|number| number.to_string()).collect();
+        // The first two occurrences are sent at once, the third one is an update of the series.
+        for _ in 0..3 {
+            notes.iter().for_each(|note| record_in("tenant", &recorder, note));
+        }
+        for _ in 0..2 * SERIES {
+            requests.recv().await.unwrap();
+        }
+        assert!(requests.recv().await.unwrap().1.contains("\"count\":3"));
+        record(&recorder, "new");
+        let mut sent = Vec::new();
+        for _ in 0..SERIES {
+            sent.push(requests.recv().await.unwrap().1);
+        }
+        // A burst of updates may be sent before the Event is recorded.
+        let place = sent.iter().position(|note| note == "new");
+        assert!(place.is_some_and(|place| place < SERIES / 2), "{place:?}");
+        assert_eq!(sent.iter().filter(|note| note.contains("\"count\":3")).count(), SERIES - 1);
+        assert_eq!(metrics.get(), 0);
     }
 
     #[tokio::test(start_paused = true)]
