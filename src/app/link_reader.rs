@@ -29,7 +29,7 @@ pub struct LinkReader {
     /// The URL of the API server; `None` for manifests.
     pub server: Option<String>,
     /// The zones in which links have names.
-    pub zones: Vec<Name>,
+    pub zones: Vec<LinkZone>,
     _policy: watch::Sender<Arc<HostnamePolicy>>,
     _stop: DropGuard,
     _sync: SyncRuntime,
@@ -72,7 +72,7 @@ impl LinkReader {
         let reader = Self {
             store: Arc::clone(&store),
             server,
-            zones: zones.into_iter().map(|zone| zone.origin).collect(),
+            zones,
             _policy: policy,
             _stop: stop.drop_guard(),
             _sync: sync,

@@ -15,6 +15,7 @@ use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICE
 use super::{DNS_PORT, Forwarding};
 use crate::dns::corefile::resolv_conf::nameservers;
 use crate::dns::message::presentation::{rcode_text, type_text};
+use crate::dns::plugins::lb_linker::LinkZone;
 use crate::links::table::columns;
 use crate::links::view::{LinkView, ViewState};
 use crate::model::hostname::to_presentation;
@@ -97,10 +98,11 @@ pub fn tiers(dns: &ClusterDns, forwarding: &Forwarding, resolv_conf: &str) -> Ve
 /// Returns the name in a zone that the resolvers are asked for, with its type and target: a DNS name of the first ready
 /// link with a name in the zone, or else the zone itself.
 #[must_use]
-pub fn expected(links: &[LinkView], zone: &Name) -> Expected {
+pub fn expected(links: &[LinkView], zone: &LinkZone) -> Expected {
+    let LinkZone { origin, apex } = zone;
     let of_link = links.iter().filter(|link| link.state == ViewState::Ready).find_map(|link| {
         let names = link.dns_names.iter().filter_map(|name| Name::from_ascii(name).ok());
-        let mut name = names.into_iter().find(|name| zone.zone_of(name) && !name.is_wildcard())?;
+        let mut name = names.into_iter().find(|name| origin.zone_of(name) && !name.is_wildcard())?;
         name.set_fqdn(true);
         let target: Vec<String> = link.target.as_ref()?.split(',').map(|it| it.trim().to_owned()).collect();
         let addresses: Vec<IpAddr> = target.iter().filter_map(|address| address.parse().ok()).collect();
@@ -113,8 +115,8 @@ pub fn expected(links: &[LinkView], zone: &Name) -> Expected {
         Some(Expected { name, qtype, data: target })
     });
     of_link.unwrap_or_else(|| {
-        let data = vec![format!("{SOA} ns.dns.{}", to_presentation(zone))];
-        Expected { name: zone.clone(), qtype: RecordType::SOA, data }
+        let data = vec![format!("{SOA} ns.{apex}.{}", to_presentation(origin))];
+        Expected { name: origin.clone(), qtype: RecordType::SOA, data }
     })
 }
 

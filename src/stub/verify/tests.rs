@@ -18,8 +18,8 @@ fn link(state: ViewState, names: &[&str], target: Option<&str>) -> LinkView {
     }
 }
 
-fn zone() -> Name {
-    Name::from_ascii("lb.internal.").unwrap()
+fn zone() -> LinkZone {
+    LinkZone { origin: Name::from_ascii("lb.internal.").unwrap(), apex: "dns".to_owned() }
 }
 
 fn seen(rcode: ResponseCode, data: &[&str], ttl: u32) -> Result<Seen, String> {
@@ -82,6 +82,8 @@ fn first_ready_link_of_the_zone_is_asked_for() {
     assert_eq!(super::expected(&[many, links[3].clone()], &zone()).data, ["b.example.com"]);
     let none = super::expected(&links[..2], &zone());
     assert_eq!(none.data, ["SOA ns.dns.lb.internal"]);
+    let other_apex = LinkZone { apex: "infra".to_owned(), ..zone() };
+    assert_eq!(super::expected(&links[..2], &other_apex).data, ["SOA ns.infra.lb.internal"]);
     assert_eq!(
         none.to_string(),
         "lb.internal SOA: no load balancer has a target, so the zone itself is asked for"
