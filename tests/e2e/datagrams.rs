@@ -125,8 +125,10 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
     // With 12,000 dead addresses each address sends one query. The last client has an address of the local network's
     // prefix, but is behind a router.
     for (dead, client) in [(100, &neighbor), (1, &neighbor), (12_000, &neighbor), (12_000, &routed)] {
-        // A run is inconclusive if the machine was too busy to accept all queries, or to return the neighbor table
-        // before the send buffer was full: other tests configure networks, too, and lock the table meanwhile.
+        // A run is inconclusive if the machine was too busy to accept all queries. At most two runs may be repeated
+        // because the neighbor table came only after the send buffer was full: other tests configure networks, too, and
+        // lock the table meanwhile.
+        let mut refused_runs = 0;
         let judged = (0..5).find_map(|_| {
             let served = Served::start();
             let loss = loss(served.near(), client, &forger, dead);
@@ -137,11 +139,12 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
                 served.dropped("send"),
                 served.dropped("queue"),
             );
+            refused_runs += u8::from(served.dropped("send") > 0.0);
+            assert!(refused_runs <= 2, "the send buffer was full in {refused_runs} runs");
             let is_conclusive = ["queue", "send"].iter().all(|reason| served.dropped(reason) == 0.0);
             is_conclusive.then_some((loss, unreachable))
         });
-        let (loss, unreachable) =
-            judged.expect("a run in which all queries are accepted and no answer is refused");
+        let (loss, unreachable) = judged.expect("a run in which all queries are accepted");
         assert!(loss < 0.05, "{dead} dead addresses, {client:?}: {loss}");
         assert!(unreachable > 0.0, "{dead}: dead addresses get few answers");
     }
