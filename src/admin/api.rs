@@ -128,7 +128,7 @@ pub fn router(status: Status) -> Router {
     let asset = |media_type: &'static str, text: &'static str| {
         get(move || async move { ([(header::CONTENT_TYPE, media_type)], text) })
     };
-    let state = Shared { status: Arc::new(status), lists: Arc::new(Semaphore::new(1)) };
+    let state = Shared { status: Arc::new(status), list_permit: Arc::new(Semaphore::new(1)) };
     Router::new()
         .route("/", asset("text/html; charset=utf-8", include_str!("page/index.html")))
         .route("/page.js", asset("text/javascript; charset=utf-8", include_str!("page/page.js")))
@@ -144,7 +144,7 @@ pub fn router(status: Status) -> Router {
 struct Shared {
     status: Arc<Status>,
     /// The permit to list links: one list at a time, because a list takes processor time and memory.
-    lists: Arc<Semaphore>,
+    list_permit: Arc<Semaphore>,
 }
 
 async fn instance(State(shared): State<Shared>) -> Response {
@@ -152,7 +152,7 @@ async fn instance(State(shared): State<Shared>) -> Response {
 }
 
 async fn links(
-    State(Shared { status, lists }): State<Shared>,
+    State(Shared { status, list_permit }): State<Shared>,
     Query(filter): Query<LinkFilter>,
     headers: HeaderMap,
 ) -> Response {
@@ -167,7 +167,7 @@ async fn links(
     if headers.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == etag.as_bytes()) {
         return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
     }
-    match one_at_a_time(lists, move || json(&status.links(&filter))).await {
+    match one_at_a_time(list_permit, move || json(&status.links(&filter))).await {
         Ok(mut answer) => {
             answer.headers_mut().extend(HeaderValue::from_str(&etag).map(|etag| (header::ETAG, etag)));
             answer
@@ -185,11 +185,11 @@ async fn links(
 /// # Errors
 /// If `list` panics.
 async fn one_at_a_time<T: Send + 'static>(
-    lists: Arc<Semaphore>,
+    list_permit: Arc<Semaphore>,
     list: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {
     // Fails only if the semaphore is closed, which never happens.
-    let permit = lists.acquire_owned().await.ok();
+    let permit = list_permit.acquire_owned().await.ok();
     // 10,000 links take some 100 ms, in which a thread of the runtime would do nothing else.
     spawn_blocking(move || {
         let result = list();

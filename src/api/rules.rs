@@ -152,7 +152,7 @@ fn labels_schema(max_length: usize) -> Schema {
     json_schema!({"type": "object", "maxProperties": MAX_LABELS, "additionalProperties": value})
 }
 
-/// The modes of this version.
+/// Allows only the failback modes that this version of lb-linker knows.
 pub(super) fn failback_mode_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "enum": ["Automatic", "Manual"]})
 }

@@ -61,7 +61,7 @@ impl fmt::Display for SnapshotLinks {
     }
 }
 
-/// An age for the user, in its two largest units.
+/// An age for the user: in seconds, in minutes, in hours and minutes, or from 48 hours on in days and hours.
 pub struct Age(pub Duration);
 
 impl fmt::Display for Age {
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn age_has_its_two_largest_units() {
+    fn age_has_one_or_two_units() {
         for (seconds, expected) in [
             (0, "0 s"),
             (59, "59 s"),

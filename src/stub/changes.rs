@@ -303,7 +303,8 @@ fn custom_blocks(
     Ok(blocks)
 }
 
-/// Returns the files that the Corefile of CoreDNS may import, without lb-linker's own, with their names in messages.
+/// Returns the name, as messages show it, and the text of each file that the Corefile of CoreDNS may import, except
+/// lb-linker's own file.
 pub(super) fn imported(dns: &ClusterDns) -> impl Iterator<Item = (String, &str)> {
     let data = dns.config_map(COREDNS_CUSTOM).and_then(|map| map.data.as_ref());
     let servers =

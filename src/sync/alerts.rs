@@ -74,7 +74,7 @@ pub async fn run(context: AlertsContext, stop: CancellationToken) -> Result<(), 
         tokio::select! {
             () = stop.cancelled() => break,
             _ = tick.tick() => controller.on_tick(),
-            Some(served) = controller.looks.join_next() => controller.on_discovery(served?),
+            Some(served) = controller.discoveries.join_next() => controller.on_discovery(served?),
             Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
                 controller.on_watch_item(number, item);
             }

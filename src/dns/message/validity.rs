@@ -97,7 +97,6 @@ impl fmt::Debug for ClientScope {
 }
 
 impl Section {
-    /// The sections, in their order.
     pub const ALL: [Self; 3] = [Self::Answer, Self::Authority, Self::Additional];
 }
 

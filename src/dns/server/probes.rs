@@ -33,7 +33,7 @@ const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The maximum number of connections of one listener. A new connection then closes the oldest one: the connection of a
 /// probe that still waits is among the newest.
 const MAX_CONNECTIONS: usize = 300;
-/// The same limit in percent of the limit of open files. By default there are three listeners.
+/// The same limit in percent of the limit of open files. By default there are four listeners.
 const MAX_PERCENT_OF_FILES: usize = 2;
 
 /// The timeout for a client to finish the TLS handshake, then to send a request, and then to read the reply, as in

@@ -33,7 +33,8 @@ pub(crate) struct PortReservation {
 // === impl PortReservation ===
 
 impl PortReservation {
-    /// Returns a duplicate of the socket. The port stays bound until the duplicate is dropped, too.
+    /// Returns the reservation of a port. It holds a duplicate of the socket, so the port stays bound until the
+    /// reservation is dropped, too.
     pub(crate) fn of(port: u16, socket: BorrowedFd<'_>) -> Self {
         // Without the duplicate the port can't be handed over; nothing else depends on it.
         Self { port, socket: socket.try_clone_to_owned().ok() }

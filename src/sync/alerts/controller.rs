@@ -87,10 +87,10 @@ pub(super) struct AlertsController {
     scopes: Vec<Scope>,
     pub(super) events: SelectAll<ScopedEvents>,
     /// Whether discovery was asked since the beginning of the term, or since the last tick without open requests.
-    has_looked: bool,
+    has_asked_discovery: bool,
     /// Whether the API server serves PrometheusRules, by the last answer of discovery since the same time.
     is_served: Option<bool>,
-    pub(super) looks: JoinSet<kube::Result<bool>>,
+    pub(super) discoveries: JoinSet<kube::Result<bool>>,
     /// Each key has the fingerprint of its last written request.
     pub(super) work_queue: WorkQueue<u64>,
     fair_queue: FairQueue,
@@ -124,9 +124,9 @@ impl AlertsController {
             rules: HashMap::new(),
             scopes: watch_scopes(&context.selection.namespaces).map(scope).collect(),
             events: SelectAll::new(),
-            has_looked: false,
+            has_asked_discovery: false,
             is_served: None,
-            looks: JoinSet::new(),
+            discoveries: JoinSet::new(),
             work_queue: WorkQueue::new(MAX_WRITES),
             fair_queue: FairQueue::default(),
             writes: JoinSet::new(),
@@ -152,7 +152,7 @@ impl AlertsController {
         }
         self.stop_watching();
         self.context.rules.forget_states();
-        (self.has_looked, self.is_served) = (false, None);
+        (self.has_asked_discovery, self.is_served) = (false, None);
         // Aborts the writes of the former term.
         self.writes = JoinSet::new();
         (self.work_queue, self.fair_queue) = (WorkQueue::new(MAX_WRITES), FairQueue::default());
@@ -167,9 +167,9 @@ impl AlertsController {
         }
         self.work_queue.changed(key);
         self.work_queue.add(key);
-        // The first ExternalTarget with alerts; afterwards the next tick looks again.
-        if !self.has_looked {
-            self.look();
+        // The first ExternalTarget with alerts; afterwards the next tick asks again.
+        if !self.has_asked_discovery {
+            self.ask_discovery();
         }
     }
 
@@ -185,17 +185,17 @@ impl AlertsController {
         }
         if !self.context.rules.is_any_open() {
             self.stop_watching();
-            (self.has_looked, self.is_served) = (false, None);
+            (self.has_asked_discovery, self.is_served) = (false, None);
         } else if self.scopes.iter().any(|scope| scope.end.is_none()) {
-            self.look();
+            self.ask_discovery();
         }
     }
 
     /// Sends a discovery request, unless one is under way.
-    fn look(&mut self) {
-        self.has_looked = true;
-        if self.looks.is_empty() {
-            self.looks.spawn(is_served(self.context.client.clone(), GROUP_VERSION, PLURAL));
+    fn ask_discovery(&mut self) {
+        self.has_asked_discovery = true;
+        if self.discoveries.is_empty() {
+            self.discoveries.spawn(is_served(self.context.client.clone(), GROUP_VERSION, PLURAL));
         }
     }
 
@@ -272,7 +272,7 @@ impl AlertsController {
                     return self.queue_scope(number);
                 }
                 // The resource is gone, unless discovery says something else.
-                404 => return self.look(),
+                404 => return self.ask_discovery(),
                 _ => {}
             }
         }
@@ -400,7 +400,7 @@ impl AlertsController {
             Access::Forbidden(why) => RuleState::Forbidden(why),
             Access::Listed => {
                 if self.change(key, &request).is_some() {
-                    return self.plan_write(key, &request);
+                    return self.queue_write(key, &request);
                 }
                 let is_terminating = self.rules.get(key).is_some_and(|known| known.is_terminating);
                 match request.is_for_rule() {
@@ -449,7 +449,7 @@ impl AlertsController {
     }
 
     /// Queues the write of a PrometheusRule. `--sync plan` only logs it.
-    fn plan_write(&mut self, key: &ServiceKey, request: &RuleRequest) {
+    fn queue_write(&mut self, key: &ServiceKey, request: &RuleRequest) {
         if self.context.sync == SyncMode::Plan {
             if self.planned.insert(key.clone(), request.fingerprint) != Some(request.fingerprint)
                 && let Some((rule, change)) = self.change(key, request)
@@ -531,7 +531,7 @@ impl AlertsController {
             Err(WriteError::WholeClass { code, message, retry_after }) => {
                 // The resource is gone, or the namespace is.
                 if code == 404 {
-                    self.look();
+                    self.ask_discovery();
                 } else {
                     self.error_log.report(code, &message);
                 }

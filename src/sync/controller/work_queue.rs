@@ -66,7 +66,7 @@ struct InFlight {
     is_superseded: bool,
 }
 
-/// Failed writes of a key since the last successful one.
+/// Failed writes of a key since its last successful write, or since its desired state last changed.
 #[derive(Debug)]
 struct FailedWrites {
     backoff: Backoff,
@@ -276,7 +276,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         pause
     }
 
-    /// Returns whether the last write of a key has failed.
+    /// Returns whether the last write of a key has failed, and its desired state hasn't changed since.
     pub(crate) fn has_failed(&self, key: &ServiceKey) -> bool {
         self.failures.contains_key(key)
     }

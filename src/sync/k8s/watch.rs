@@ -390,9 +390,7 @@ enum ListWatchState<K> {
 
 #[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
 enum StepResult<K> {
-    /// An item to return.
     Item(WatchItem<K>),
-    /// No item.
     Quiet,
 }
 

@@ -99,7 +99,7 @@ fn random_data(random: &mut StdRng, rtype: u16) -> Vec<u8> {
 }
 
 #[test]
-fn records_of_all_types_leave_with_equal_data() {
+fn records_of_all_types_keep_their_data_when_passed_on() {
     for seed in 0..2000 {
         let random = &mut StdRng::seed_from_u64(seed);
         let mut builder = Builder::new();

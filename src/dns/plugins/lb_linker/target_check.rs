@@ -41,7 +41,8 @@ type FamilyResult = (Option<SocketAddr>, TargetOutcome);
 impl LbLinker {
     /// Checks a hostname at each upstream of the *forward* line that a client's chase of it would ask, without caches.
     /// The hostname passes at an upstream if the upstream has an allowed address of either family. ExternalTargets may
-    /// share a check: which of them the hostname leads back to follows from the links in the results.
+    /// share a check, so the results contain the links that the hostname leads to: each ExternalTarget looks there for
+    /// its own link.
     pub async fn check_target(&self, server: &Arc<Server>, name: &Name, timeout: Duration) -> TargetResults {
         if let Err(denied) = self.policy.check_name(name) {
             let outcome = TargetOutcome::Failed(bounded(denied.to_string()));

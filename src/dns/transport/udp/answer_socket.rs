@@ -241,8 +241,8 @@ fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Returns whether the address belongs to this host and is the source of ICMP errors that the kernel sends to itself: a
-/// packet to such an address has the same address as its source.
+/// Returns whether an ICMP error with this source address comes from the kernel of this host. The kernel sends a packet
+/// to such an address from the same address, which the connected socket shows.
 fn is_local(address: SocketAddr) -> io::Result<bool> {
     let any: IpAddr =
         if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };

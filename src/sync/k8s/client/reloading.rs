@@ -248,7 +248,7 @@ mod tests {
     use super::*;
     use crate::sync::k8s::errors::retry_after;
 
-    async fn error_of(status: u16, headers: &[(&str, &str)], body: &str) -> Option<Duration> {
+    async fn retry_after_of(status: u16, headers: &[(&str, &str)], body: &str) -> Option<Duration> {
         let mut response = Response::builder().status(status);
         for (name, value) in headers {
             response = response.header(*name, *value);
@@ -262,14 +262,14 @@ mod tests {
     #[tokio::test]
     async fn retry_after_of_plain_text_answers_is_found() {
         let header = ("Retry-After", "7");
-        assert_eq!(error_of(429, &[header], "Too many requests").await, Some(Duration::from_secs(7)));
-        assert_eq!(error_of(503, &[header], "").await, Some(Duration::from_secs(7)));
+        assert_eq!(retry_after_of(429, &[header], "Too many requests").await, Some(Duration::from_secs(7)));
+        assert_eq!(retry_after_of(503, &[header], "").await, Some(Duration::from_secs(7)));
         let hour = ("Retry-After", "3600");
-        assert_eq!(error_of(503, &[hour], "maintenance").await, Some(Duration::from_secs(30)));
-        assert_eq!(error_of(429, &[], "Too many requests").await, None);
+        assert_eq!(retry_after_of(503, &[hour], "maintenance").await, Some(Duration::from_secs(30)));
+        assert_eq!(retry_after_of(429, &[], "Too many requests").await, None);
         let status = r#"{"status": "Failure", "code": 429, "details": {"retryAfterSeconds": 2}}"#;
         let json = ("Content-Type", "application/json");
-        assert_eq!(error_of(429, &[header, json], status).await, Some(Duration::from_secs(2)));
+        assert_eq!(retry_after_of(429, &[header, json], status).await, Some(Duration::from_secs(2)));
     }
 
     /// Returns a kubeconfig with this server, and the authority in this file.

@@ -35,7 +35,7 @@ fn address(ttl: u32) -> CachedAnswer {
     message(ResponseCode::NoError, &[&format!("a.example. {ttl} A 192.0.2.1")], &[])
 }
 
-fn absence() -> CachedAnswer {
+fn nxdomain() -> CachedAnswer {
     message(ResponseCode::NXDomain, &[], &["example. 900 SOA ns.example."])
 }
 
@@ -162,7 +162,7 @@ async fn newest_answer_wins_but_a_failure_never_hides_a_good_answer() {
     assert_eq!(kind(), Some(ResponseKind::Success));
     put(&cache, &key, &failure());
     assert_eq!(kind(), Some(ResponseKind::Success));
-    put(&cache, &key, &absence());
+    put(&cache, &key, &nxdomain());
     assert_eq!(kind(), Some(ResponseKind::Denial));
     put(&cache, &key, &address(60));
     assert_eq!(kind(), Some(ResponseKind::Success));
@@ -292,7 +292,7 @@ fn answer_with_invalid_signature_is_not_kept_for_do() {
 async fn failure_does_not_replace_an_unexpired_denial() {
     let cache = CacheStore::new(CacheOptions::capped(30));
     let key = question("a.example.", RecordType::A).key();
-    put(&cache, &key, &absence());
+    put(&cache, &key, &nxdomain());
     put(&cache, &key, &failure());
     cache.put_no_answer(&key);
     assert_eq!(cache.get(&key).map(|found| found.kind), Some(ResponseKind::Denial));
@@ -331,17 +331,17 @@ async fn prefer_positive_keeps_answers_with_data() {
     let cache = CacheStore::new(CacheOptions { prefer_positive: true, ..stale(0) });
     let key = question("a.example.", RecordType::A).key();
     let found = || cache.get(&key).map(|found| (found.kind, found.answer.message.count(Section::Answer)));
-    put(&cache, &key, &absence());
+    put(&cache, &key, &nxdomain());
     assert_eq!(found(), Some((ResponseKind::Denial, 0)));
     put(&cache, &key, &address(60));
     let nothing = message(OK, &[], &[]);
-    for other in [absence(), failure(), nothing.clone(), nothing, absence()] {
+    for other in [nxdomain(), failure(), nothing.clone(), nothing, nxdomain()] {
         put(&cache, &key, &other);
         advance(Duration::from_secs(60)).await;
         assert_eq!(found(), Some((ResponseKind::Success, 1)), "{other:?}");
     }
     advance(Duration::from_secs(3600)).await;
-    put(&cache, &key, &absence());
+    put(&cache, &key, &nxdomain());
     assert_eq!(found(), Some((ResponseKind::Denial, 0)), "the positive answer expired too long ago");
 }
 
@@ -368,7 +368,7 @@ fn capacity_bounds_both_parts() {
         let key = question(&format!("{i}.example."), RecordType::A).key();
         put(&cache, &key, &address(60));
         let key = question(&format!("no{i}.example."), RecordType::A).key();
-        put(&cache, &key, &absence());
+        put(&cache, &key, &nxdomain());
     }
     let (success, denial) = cache.len();
     assert!((30..=100).contains(&success) && (30..=100).contains(&denial), "{success} {denial}");

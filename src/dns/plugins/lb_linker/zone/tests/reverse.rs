@@ -19,7 +19,7 @@ fn soa(origin: &str) -> String {
 }
 
 #[test]
-fn network_has_the_zones_of_its_label_boundaries() {
+fn network_is_split_into_reverse_zones_at_label_boundaries() {
     for (net, expected) in [
         ("10.0.0.0/8", &["10.in-addr.arpa."][..]),
         ("10.1.2.3/16", &["1.10.in-addr.arpa."]),
