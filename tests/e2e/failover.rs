@@ -437,6 +437,38 @@ async fn revoked_grant_and_deletion_remove_the_external_target() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn left_out_service_keeps_its_target_until_it_is_deleted() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "a.example.com").await;
+    shop.load_balancer("shop-dr", "web", "b.example.com").await;
+    let allow = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "shop"}}});
+    shop.cluster.patch_service("shop-dr", "web", allow).await;
+    let mut linker = shop.linker(&[]).await;
+    shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "web"}}]})).await;
+    let of_dr = json!({"name": "web", "namespace": "shop-dr"});
+    shop.create("far", json!({"sources": [{"name": "busan", "service": of_dr}]})).await;
+    shop.announces("web", "a.example.com").await;
+    shop.announces("far", "b.example.com").await;
+    assert!(linker.stop().success());
+
+    let linker = shop.linker(&["--service-selector", "tier=web", "--watch-namespaces", "shop"]).await;
+    linker.line("there is no LoadBalancer Service web with the labels of --service-selector").await;
+    linker.line("no LoadBalancer Service shop-dr/web lets namespace shop follow it").await;
+    let replicas = [&linker];
+    tokio::join!(
+        stays(&replicas, "web.shop.lb.internal. CNAME", "a.example.com.", 10),
+        stays(&replicas, "far.shop.lb.internal. CNAME", "b.example.com.", 10),
+    );
+    let revoke = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": null}}});
+    shop.cluster.patch_service("shop-dr", "web", revoke).await;
+    shop.cluster.delete_service("shop", "web").await;
+    for name in ["web", "far"] {
+        let look = || async { shop.status(name).await.target.is_none().then_some(()) };
+        eventually(&format!("ExternalTarget {name} announces nothing"), look).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn target_stays_when_the_status_is_lost() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", "a.example.com").await;
