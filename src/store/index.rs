@@ -58,6 +58,12 @@ pub(super) struct NameTree {
 }
 
 impl NameSetVersion {
+    /// Returns whether both are versions of the same store's names.
+    #[must_use]
+    pub fn is_of_same_store(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.generations, &other.generations)
+    }
+
     /// Returns whether the set of names is unchanged since.
     #[must_use]
     pub fn is_current(&self) -> bool {

@@ -192,10 +192,14 @@ impl Validity {
     }
 
     /// Sets the version of the set of names at a look-up. The first of several versions counts, so that any later
-    /// change invalidates the answer.
+    /// change invalidates the answer. An answer from two stores, one of them a snapshot, can't be reused.
     pub fn set_names_version(&mut self, names: Option<NameSetVersion>) {
-        if self.names.is_none() {
-            self.names = names;
+        match (&self.names, names) {
+            (None, names) => self.names = names,
+            (Some(known), Some(names)) if !known.is_of_same_store(&names) => {
+                self.limit_until(Some(Instant::now()));
+            }
+            _ => {}
         }
     }
 

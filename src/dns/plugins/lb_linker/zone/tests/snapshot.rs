@@ -4,8 +4,10 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 use super::*;
+use crate::dns::message::validity::Validity;
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::snapshot_links::SnapshotLinks;
 
@@ -153,6 +155,27 @@ fn answers_from_a_snapshot_end_with_the_first_list() {
         assert!(before.iter().all(is_current), "{what}");
         change(&store, &snapshot_links);
         assert!(!before.iter().any(is_current), "{what}");
+    }
+}
+
+#[test]
+fn answer_from_two_stores_is_not_reused() {
+    let names = |store: &Store| {
+        let services = name("_web._tcp.ips.default.lb.internal.");
+        let relative = zone().relative(&services).unwrap();
+        zone().answer(store, &services, &relative, RecordType::SRV).dependencies.unwrap().names
+    };
+    let watched = Store::new(OnGone::Dropped).with_zones([zone().origin()]);
+    links().into_iter().for_each(|link| drop(watched.apply(link)));
+    watched.set_synced();
+    let (waiting, _snapshot_links) = waiting(links());
+    assert!(names(&waiting).is_some());
+    for (other, is_valid) in [(names(&watched), true), (None, true), (names(&waiting), false)] {
+        let mut validity = Validity::default();
+        validity.set_names_version(names(&watched));
+        validity.set_names_version(other);
+        assert!(validity.names.is_some());
+        assert_eq!(validity.is_valid(Instant::now()), is_valid);
     }
 }
 
