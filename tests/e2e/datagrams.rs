@@ -125,7 +125,7 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
     // With 12,000 dead addresses each address sends one query. The last client has an address of the local network's
     // prefix, but is behind a router.
     for (dead, client) in [(100, &neighbor), (1, &neighbor), (12_000, &neighbor), (12_000, &routed)] {
-        // A run is inconclusive if the machine was too busy to accept all queries. At most two runs may be repeated
+        // A run is inconclusive if the machine was too busy to accept all queries. At most three runs may be repeated
         // because the neighbor table came only after the send buffer was full: other tests configure networks, too, and
         // lock the table meanwhile.
         let mut refused_runs = 0;
@@ -140,7 +140,7 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
                 served.dropped("queue"),
             );
             refused_runs += u8::from(served.dropped("send") > 0.0);
-            assert!(refused_runs <= 2, "the send buffer was full in {refused_runs} runs");
+            assert!(refused_runs <= 3, "the send buffer was full in {refused_runs} runs");
             let is_conclusive = ["queue", "send"].iter().all(|reason| served.dropped(reason) == 0.0);
             is_conclusive.then_some((loss, unreachable))
         });

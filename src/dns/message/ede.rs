@@ -52,7 +52,7 @@ const EDE: u16 = 15;
 /// The size of the INFO-CODE, in bytes.
 const INFO_CODE_SIZE: usize = 2;
 /// The maximum number of extended errors of an upstream that are passed on.
-const MAX_PASSED_ON: usize = 3;
+pub(crate) const MAX_PASSED_ON: usize = 3;
 /// The maximum size of their texts together, in bytes.
 const MAX_TEXT_BYTES: usize = 256;
 
@@ -79,6 +79,10 @@ pub(super) fn extended_errors(mut options: &[u8]) -> Vec<EdnsOption> {
         EdnsOption::Unknown(EDE, [&data[..INFO_CODE_SIZE], text].concat())
     });
     passed_on.collect()
+}
+
+pub(crate) fn is_extended_error(option: &EdnsOption) -> bool {
+    matches!(option, EdnsOption::Unknown(EDE, _))
 }
 
 /// Returns the extended error without its text; other options stay unchanged.

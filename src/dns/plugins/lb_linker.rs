@@ -113,7 +113,7 @@ use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::{LookUp, MAX_LOOKUPS_PER_QUERY, Server};
 use crate::dns::chain::target_check::{NOT_RESOLVED, TargetOutcome};
 use crate::dns::corefile::CorefileError;
-use crate::dns::message::ede::Ede;
+use crate::dns::message::ede::{Ede, MAX_PASSED_ON, is_extended_error};
 use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::type_covered;
 use crate::dns::message::validity::{Section, Serial, TtlCountdown, Validity};
@@ -514,9 +514,11 @@ impl LbLinker {
         }
         reply.records.answers.append(&mut chain.answers);
         reply.records.authorities = chain.authorities;
-        // The extended errors of the upstream; those of a stale answer are outdated.
+        // The extended errors of a stale answer are outdated.
         if !known.stale {
-            reply.options.clone_from(&known.reply.options);
+            let errors = known.reply.options.iter().filter(|option| is_extended_error(option));
+            let room = MAX_PASSED_ON.saturating_sub(reply.options.len());
+            reply.options.extend(errors.take(room).cloned());
         }
         reply.metadata.truncation |= is_cut;
         let refused = known.reply.metadata.response_code == ResponseCode::Refused;

@@ -80,11 +80,15 @@ struct SentEvent {
 }
 
 impl SentEvent {
+    fn is_due(&self, now: Instant) -> bool {
+        let (sent_count, at) = self.reported;
+        self.count != sent_count && (sent_count <= 1 || now.duration_since(at) >= SERIES_UPDATE_INTERVAL)
+    }
+
     /// Returns the write for the series that is due now. The second occurrence is sent at once; updates for later ones
     /// can wait.
     fn tell(&mut self, now: Instant) -> EventWrite {
-        let (sent_count, at) = self.reported;
-        if self.count == sent_count || (sent_count > 1 && now.duration_since(at) < SERIES_UPDATE_INTERVAL) {
+        if !self.is_due(now) {
             return EventWrite::Nothing;
         }
         self.reported = (self.count, now);
@@ -126,16 +130,18 @@ impl EventAggregator {
         EventWrite::Create(at)
     }
 
-    /// Returns the series with unsent occurrences, and forgets old series.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<(EventKey, EventWrite)> {
-        let todo = self.0.iter_mut().filter_map(|(event_key, sent)| match sent.tell(now) {
-            EventWrite::Nothing => None,
-            todo => Some((event_key.clone(), todo)),
-        });
-        let todo = todo.collect();
-        self.0.retain(|_, sent| now.duration_since(sent.last.1) < SERIES_WINDOW);
+    /// Returns the series with an update that is due, and forgets old series.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<EventKey> {
+        let due = self.0.iter().filter(|(_, sent)| sent.is_due(now));
+        let due = due.map(|(event_key, _)| event_key.clone()).collect();
+        self.0.retain(|_, sent| now.duration_since(sent.last.1) < SERIES_WINDOW || sent.is_due(now));
         self.0.shrink_to(2 * self.0.len());
-        todo
+        due
+    }
+
+    /// Returns the update of a series, if it is still due.
+    pub(super) fn update(&mut self, event_key: &EventKey, now: Instant) -> EventWrite {
+        self.0.get_mut(event_key).map_or(EventWrite::Nothing, |sent| sent.tell(now))
     }
 
     /// Forgets an Event that the API server doesn't have.
@@ -210,7 +216,8 @@ mod tests {
         for second in 0..600 {
             let now = start + Duration::from_secs(second);
             let mut todo = vec![memory.observe(&looping, at(0), now, &quota)];
-            todo.extend(memory.due(now).into_iter().map(|(_, todo)| todo));
+            let due = memory.due(now);
+            todo.extend(due.iter().map(|event_key| memory.update(event_key, now)));
             for todo in todo {
                 requests += i32::from(todo != EventWrite::Nothing);
                 if let EventWrite::Count { count, .. } = todo {
@@ -219,13 +226,32 @@ mod tests {
             }
         }
         assert!(requests <= 12, "{requests}");
-        for (_, todo) in memory.due(start + Duration::from_secs(700)) {
+        let later = start + Duration::from_secs(700);
+        for event_key in memory.due(later) {
+            let todo = memory.update(&event_key, later);
             let EventWrite::Count { count, .. } = todo else { panic!("{todo:?}") };
             sent_count = count;
         }
         assert_eq!(sent_count, 600);
         assert!(memory.due(start + Duration::from_secs(2000)).is_empty());
         assert!(memory.0.is_empty(), "what is long ago is forgotten");
+    }
+
+    #[test]
+    fn update_of_a_series_has_the_newest_count() {
+        let (mut memory, quota, start) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
+        let looping = event_key("u", Reason::Conflict, "taken");
+        let mut observe = |second: u64| {
+            let now = start + Duration::from_secs(second);
+            (memory.observe(&looping, at(second as i64), now, &quota), memory.due(now))
+        };
+        assert!(observe(0).1.is_empty() && observe(1).1.is_empty() && observe(2).1.is_empty());
+        // The update waits for its turn while the Event happens again.
+        let later = start + SERIES_UPDATE_INTERVAL + Duration::from_secs(3);
+        assert_eq!(memory.due(later), std::slice::from_ref(&looping));
+        let newest = EventWrite::Count { first: at(0), count: 4, last: at(99) };
+        assert_eq!(memory.observe(&looping, at(99), later, &quota), newest);
+        assert_eq!(memory.update(&looping, later), EventWrite::Nothing);
     }
 
     #[test]

@@ -72,7 +72,7 @@ struct PublisherState {
     namespaces: NamespaceBreakers,
     limit: TokenBucket,
     /// The series to update. After each new Event one of them has a turn, so that many series delay no new Event.
-    series: VecDeque<(EventKey, EventWrite)>,
+    series: VecDeque<EventKey>,
     under_way: u64,
 }
 
@@ -132,19 +132,31 @@ impl EventPublisher {
                     None
                 }
             };
-            for (event_key, todo) in new.into_iter().chain(known.series.pop_front()) {
-                match todo {
-                    EventWrite::Nothing => continue,
-                    EventWrite::Drop => {
-                        queue.dropped.inc();
-                        continue;
-                    }
-                    EventWrite::Create(_) | EventWrite::Count { .. } => {}
-                }
+            if let Some((event_key, todo)) = new {
+                self.process(queue, &event_key, todo, known).await;
+            }
+            if let Some(event_key) = known.series.pop_front() {
+                let todo = known.memory.update(&event_key, Instant::now());
+                self.process(queue, &event_key, todo, known).await;
+            }
+        }
+    }
+
+    async fn process(
+        &self,
+        queue: &EventQueue,
+        event_key: &EventKey,
+        todo: EventWrite,
+        known: &mut PublisherState,
+    ) {
+        match todo {
+            EventWrite::Nothing => {}
+            EventWrite::Drop => queue.dropped.inc(),
+            EventWrite::Create(_) | EventWrite::Count { .. } => {
                 known.under_way = 1;
-                if !self.sent(&event_key, todo, known).await {
+                if !self.sent(event_key, todo, known).await {
                     queue.dropped.inc();
-                    known.memory.forget(&event_key);
+                    known.memory.forget(event_key);
                 }
                 known.under_way = 0;
             }

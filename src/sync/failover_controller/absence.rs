@@ -92,6 +92,10 @@ impl MissingServices {
         if self.by_object.get(object) != Some(&missing) {
             self.forget(object);
             self.by_object.insert(object.clone(), missing.clone());
+            // What an earlier look-up has found may be outdated.
+            if let Some(known) = self.states.get_mut(&missing) {
+                (known.found, known.ended) = (None, None);
+            }
         }
         let absence = self.states.entry(missing.clone()).or_default();
         absence.objects.insert(object.clone());
@@ -224,8 +228,9 @@ async fn look_up(
         return Ok(None);
     };
     // A Service that can't be decoded exists.
-    let Ok(found) = found.0 else { return Ok(Some(FoundService { annotations: None, is_watched: true })) };
-    let is_watched = selection.watches(namespace) && selection.matches_labels(&found.metadata);
+    let is_watched = selection.watches(namespace);
+    let Ok(found) = found.0 else { return Ok(Some(FoundService { annotations: None, is_watched })) };
+    let is_watched = is_watched && selection.matches_labels(&found.metadata);
     let annotations = Annotations { allow_from: found.allow_from().0, ..Annotations::default() };
     let is_gone = selection.membership(&found) == Membership::Gone;
     Ok((!is_gone).then_some(FoundService { annotations: Some(annotations), is_watched }))

@@ -551,7 +551,8 @@ impl ServiceWatcher {
     /// Returns the Service whose link isn't gone, if it is another Service of the same name.
     fn other_followed(&self, Deleted { key, uid, .. }: &Deleted) -> Option<Deleted> {
         let link = self.store.service_link(key)?;
-        let is_other = link.uid != *uid.as_str() && !link.is_gone();
+        // The uid of a left-out link may be unknown.
+        let is_other = link.uid != *uid.as_str() && !link.is_gone() && !link.is_left_out();
         is_other.then(|| Deleted { key: key.clone(), uid: link.uid.to_string(), version: None })
     }
 
@@ -601,7 +602,7 @@ struct PartialList {
     unreadable: Vec<ServiceKey>,
     /// Services with our finalizer that aren't links, with their uid.
     terminating: Vec<(ServiceKey, Box<str>)>,
-    /// Services with a living link that have left the selection.
+    /// Services with a living link that have left the selection, or whose successor isn't selected.
     left_selection: Vec<(Deleted, Membership)>,
     /// All load balancers that aren't selected.
     unselected: Vec<ObservedService>,
@@ -639,7 +640,9 @@ impl PartialList {
             self.terminating.push((key.clone(), service.uid().into()));
         }
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
-        if source.is_followed(&deleted) {
+        if let Some(predecessor) = source.other_followed(&deleted) {
+            self.left_selection.push((predecessor, Membership::Gone));
+        } else if source.is_followed(&deleted) {
             self.left_selection.push((deleted, membership));
         }
     }

@@ -40,7 +40,7 @@ use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use external_targets::Refused;
-use strings::{Misread, ServicesIn, misread};
+use strings::{Misread, ServicesIn, SourceText, misread};
 use tree::{Node, place};
 
 /// The extensions of the files that are read.
@@ -499,6 +499,7 @@ pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
         let line = content[..error.valid_up_to()].split(|byte| *byte == b'\n').count();
         vec![format!("{}:{line}:1: this line isn't UTF-8", path.display())]
     })?;
+    let source = SourceText::new(text);
     let at = |error: serde_saphyr::Error| vec![located(&path.display().to_string(), &error)];
     let here = |at: Location| format!("{}:{}:{}", path.display(), at.line(), at.column());
     let mut services = Vec::new();
@@ -523,7 +524,7 @@ pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
         let is_read = services_in.is_some() || text.contains(EXTERNAL_TARGET);
         let tree = if is_read { Some(tree.map_err(at)?) } else { None };
         if let (Some(tree), Some(services_in)) = (&tree, services_in)
-            && let Some(Misread { place: at, why }) = misread(text, tree, services_in)
+            && let Some(Misread { place: at, why }) = misread(&source, tree, services_in)
         {
             return Err(vec![format!("{}: {why}", here(at))]);
         }
@@ -536,7 +537,7 @@ pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
             (_, None) => return Err(vec![format!("{place}: this document has no kind")]),
             _ => {}
         }
-        for object in tree.iter().flat_map(|tree| external_targets_of(text, tree)) {
+        for object in tree.iter().flat_map(|tree| external_targets_of(&source, tree)) {
             match object {
                 Ok(object) => external_targets.push(Arc::new(object)),
                 Err(refused) => {
@@ -566,7 +567,10 @@ pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
 }
 
 /// Returns the ExternalTargets of a document, which may be a list.
-fn external_targets_of(content: &str, document: &Spanned<Node>) -> Vec<Result<ExternalTarget, Vec<Refused>>> {
+fn external_targets_of(
+    content: &SourceText<'_>,
+    document: &Spanned<Node>,
+) -> Vec<Result<ExternalTarget, Vec<Refused>>> {
     let read = |object: &Spanned<Node>, assumed: [Option<&str>; 2]| {
         let fields = [object.value.text("apiVersion"), object.value.text("kind")];
         let [api_version, kind] = [fields[0].or(assumed[0]), fields[1].or(assumed[1])];

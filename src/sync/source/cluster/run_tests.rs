@@ -179,12 +179,34 @@ async fn predecessor_of_an_unselected_service_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deletion_of_a_predecessor_ends_no_link() {
-    let mut deleted = event("DELETED", "a/web", "cloud.example", &json!({}));
-    deleted["object"]["metadata"]["uid"] = "old".into();
-    let events = vec![added("a/web"), list_ends(), deleted];
-    let store = after(source(vec![events]), 5).await;
-    assert!(store.service_link(&ServiceKey::new("a", "web")).is_some_and(|link| !link.is_gone()));
+async fn deletion_of_another_service_cancels_no_look_up() {
+    let deleted = event("DELETED", "a/web", "cloud.example", &json!({}));
+    let mut other = deleted.clone();
+    other["object"]["metadata"]["uid"] = "old".into();
+    let named = other["object"].clone();
+    for (events, is_gone) in [(vec![deleted, other.clone()], true), (vec![other], false)] {
+        let first = [vec![added("a/web"), list_ends()], events].concat();
+        let store = after(source_with(vec![first], Some(named.clone())), 5).await;
+        let link = store.service_link(&ServiceKey::new("a", "web"));
+        assert_eq!(link.is_none_or(|link| link.is_gone()), is_gone);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_with_an_unselected_successor_ends_a_kept_link() {
+    let selection = Selection { annotated_only: true, ..Selection::default() };
+    let selected = event("ADDED", "a/web", "cloud.example", &json!({"linker.hsj.com/managed": "true"}));
+    let left = event("MODIFIED", "a/web", "cloud.example", &json!({}));
+    let mut successor = added("a/web");
+    successor["object"]["metadata"]["uid"] = "new".into();
+    let first = vec![selected, list_ends(), left];
+    for (again, is_gone) in [(vec![], false), (vec![gone()], true)] {
+        let lists = vec![[first.clone(), again].concat(), vec![successor.clone(), list_ends()]];
+        let source = ServiceWatcher { selection: Arc::new(selection.clone()), ..source(lists) };
+        let store = after(source, 10).await;
+        let link = store.service_link(&ServiceKey::new("a", "web"));
+        assert_eq!(link.is_none_or(|link| link.is_gone()), is_gone);
+    }
 }
 
 #[tokio::test(start_paused = true)]

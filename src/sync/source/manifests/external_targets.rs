@@ -12,7 +12,7 @@ use kube::Resource;
 use serde_json::{Map, Value, json};
 use serde_saphyr::{Location, Spanned};
 
-use super::strings::{is_same_key, length, misread_string, spelled};
+use super::strings::{SourceText, is_same_key, length, misread_string};
 use super::tree::{Node, place};
 use crate::api::crd;
 use crate::api::external_target::ExternalTarget;
@@ -75,7 +75,7 @@ pub(super) fn is_external_target(api_version: Option<&str>, kind: Option<&str>) 
 ///
 /// # Errors
 /// All fields that the API server would refuse.
-pub(super) fn read(content: &str, object: &Spanned<Node>) -> Result<ExternalTarget, Vec<Refused>> {
+pub(super) fn read(content: &SourceText<'_>, object: &Spanned<Node>) -> Result<ExternalTarget, Vec<Refused>> {
     let mut reader = Reader { content, refused: Vec::new(), places: HashMap::new() };
     let tree = reader.take("", &SCHEMA, object).unwrap_or_default();
     if reader.refused.is_empty() {
@@ -112,7 +112,7 @@ fn is_null(node: &Spanned<Node>) -> bool {
 
 /// A pass through an object.
 struct Reader<'a> {
-    content: &'a str,
+    content: &'a SourceText<'a>,
     refused: Vec<Refused>,
     /// The positions of the fields.
     places: HashMap<String, Location>,
@@ -140,7 +140,7 @@ impl Reader<'_> {
             ("integer", Node::Scalar(Value::Number(number))) if number.is_i64() => {
                 // YAML 1.1 reads other spellings, such as 017, as another number.
                 if length(node.defined) != number.to_string().len() {
-                    let spelled = sentence(spelled(self.content, node.defined)).to_string();
+                    let spelled = sentence(self.content.spelled(node.defined)).to_string();
                     self.refuse(place, format!("{path}: {spelled} must be written as {number}"));
                 }
                 Some(number.clone().into())
@@ -199,7 +199,7 @@ impl Reader<'_> {
     fn take_text(&mut self, path: &str, scalar: &Value, node: &Spanned<Node>) -> Value {
         let text = match scalar {
             Value::String(text) => text,
-            _ => spelled(self.content, node.defined),
+            _ => self.content.spelled(node.defined),
         };
         if let Some(why) = misread_string(self.content, &sentence(path).to_string(), text, node.defined) {
             self.refuse(place(node), why);

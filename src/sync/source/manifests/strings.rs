@@ -46,6 +46,42 @@ enum ScalarKind {
     Null,
 }
 
+/// The text of a file, in which the parser counts characters.
+#[derive(Debug)]
+pub(super) struct SourceText<'a> {
+    /// Without a byte order mark, which the parser doesn't count.
+    text: &'a str,
+    /// The byte offset of each [`STEP`]th character.
+    offsets: Vec<usize>,
+}
+
+/// The distance in characters between two offsets of [`SourceText`].
+const STEP: usize = 256;
+
+impl<'a> SourceText<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        Self { text, offsets: text.char_indices().step_by(STEP).map(|(at, _)| at).collect() }
+    }
+
+    /// Returns the text of a scalar as the file spells it.
+    pub(super) fn spelled(&self, scalar: Location) -> &'a str {
+        let (start, end) = (scalar.span().offset(), scalar.span().offset() + scalar.span().len());
+        self.text.get(self.byte_offset(start)..self.byte_offset(end)).unwrap_or_default()
+    }
+
+    fn before(&self, scalar: Location) -> &'a str {
+        self.text.get(..self.byte_offset(scalar.span().offset())).unwrap_or_default()
+    }
+
+    fn byte_offset(&self, chars: u64) -> usize {
+        let chars = usize::try_from(chars).unwrap_or(usize::MAX);
+        let Some(&near) = self.offsets.get(chars / STEP) else { return self.text.len() };
+        let mut rest = self.text[near..].char_indices().map(|(at, _)| near + at);
+        rest.nth(chars % STEP).unwrap_or(self.text.len())
+    }
+}
+
 /// Where a document has Services.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ServicesIn {
@@ -56,7 +92,11 @@ pub(super) enum ServicesIn {
 }
 
 /// Returns the first scalar of the Services in a document that kubectl reads as another type.
-pub(super) fn misread(content: &str, document: &Spanned<Node>, services: ServicesIn) -> Option<Misread> {
+pub(super) fn misread(
+    content: &SourceText<'_>,
+    document: &Spanned<Node>,
+    services: ServicesIn,
+) -> Option<Misread> {
     let mut check = Check { content, found: Vec::new() };
     match services {
         ServicesIn::Document => check.service(document),
@@ -87,7 +127,7 @@ fn values_at<'a>(from: &'a Spanned<Node>, path: &str) -> Vec<&'a Spanned<Node>> 
 
 /// A pass through a document.
 struct Check<'a> {
-    content: &'a str,
+    content: &'a SourceText<'a>,
     found: Vec<Misread>,
 }
 
@@ -111,8 +151,11 @@ impl Check<'_> {
     fn text(&self, scalar: &Spanned<Node>) -> Option<String> {
         match &scalar.value {
             Node::Scalar(Value::Null) | Node::List(_) | Node::Map(_) => None,
-            Node::Scalar(Value::String(text)) => Some(text.clone()),
-            Node::Scalar(_) => Some(spelled(self.content, scalar.defined).to_owned()),
+            // The parser changes the spelling of infinity and NaN.
+            Node::Scalar(Value::String(text)) if !matches!(&**text, ".inf" | "-.inf" | ".nan") => {
+                Some(text.clone())
+            }
+            Node::Scalar(_) => Some(self.content.spelled(scalar.defined).to_owned()),
         }
     }
 
@@ -137,6 +180,7 @@ impl Check<'_> {
 
     /// Checks a number: in quotes it is a string to kubectl.
     fn number(&mut self, field: &str, scalar: &Spanned<Node>) {
+        let Node::Scalar(Value::String(_)) = scalar.value else { return };
         let Some(value) = self.text(scalar) else { return };
         if length(scalar.defined) != value.chars().count() && !is_tagged(self.content, scalar.defined) {
             let why = format!("{field}: {value:?} is a string, and has to be a number: write {value}");
@@ -146,7 +190,12 @@ impl Check<'_> {
 }
 
 /// Returns why kubectl doesn't read a string as a string, if it doesn't: the scalar has neither quotes nor a tag.
-pub(super) fn misread_string(content: &str, field: &str, value: &str, defined: Location) -> Option<String> {
+pub(super) fn misread_string(
+    content: &SourceText<'_>,
+    field: &str,
+    value: &str,
+    defined: Location,
+) -> Option<String> {
     let kind = kind(value);
     let is_misread = kind != ScalarKind::String
         && length(defined) == value.chars().count()
@@ -160,22 +209,10 @@ pub(super) fn misread_string(content: &str, field: &str, value: &str, defined: L
 }
 
 /// Returns whether a tag, or the header of a block scalar, precedes a scalar, perhaps with an anchor in between.
-fn is_tagged(content: &str, scalar: Location) -> bool {
-    let (before, _) = content.split_at(byte_offset(content, scalar.span().offset()));
-    let mut words = before.split_whitespace().rev().filter(|word| !word.starts_with('&'));
+fn is_tagged(content: &SourceText<'_>, scalar: Location) -> bool {
+    let mut words = content.before(scalar).split_whitespace().rev().filter(|word| !word.starts_with('&'));
     let before = words.next().unwrap_or_default().trim_start_matches(['[', '{', ',']);
     before.starts_with(['!', '|', '>'])
-}
-
-/// Returns the text of a scalar as the file spells it.
-pub(super) fn spelled(content: &str, scalar: Location) -> &str {
-    let (_, from) = content.split_at(byte_offset(content, scalar.span().offset()));
-    from.split_at(byte_offset(from, scalar.span().len())).0
-}
-
-fn byte_offset(content: &str, chars: u64) -> usize {
-    let chars = usize::try_from(chars).unwrap_or(usize::MAX);
-    content.char_indices().nth(chars).map_or(content.len(), |(at, _)| at)
 }
 
 impl ScalarKind {
@@ -267,7 +304,8 @@ mod tests {
     fn misread(value: &str) -> Option<String> {
         let content = format!("metadata:\n  annotations:\n    \u{e4}: \u{f6}\n    k: {value}\n");
         let document = serde_saphyr::read::<_, Spanned<Node>>(&mut content.as_bytes()).next()?.ok()?;
-        let Misread { place, why } = super::misread(&content, &document, ServicesIn::Document)?;
+        let Misread { place, why } =
+            super::misread(&SourceText::new(&content), &document, ServicesIn::Document)?;
         Some(format!("{}:{}: {why}", place.line(), place.column()))
     }
 

@@ -217,6 +217,17 @@ fn misread_scalar_is_found_beside_other_kinds_in_a_list() {
             assert!(error.starts_with(&expected), "{error}, expected {expected}");
         }
     }
+    for (scalar, kind) in
+        [("55", "a number"), ("true", "a boolean"), ("+.inf", "a number"), (".NaN", "a number")]
+    {
+        let service = service(&format!("name: web, annotations: {{\u{e4}: {scalar}}}"));
+        for start in ["", "\u{feff}"] {
+            let error = error_of(&format!("{start}{service}")).unwrap();
+            assert!(error.contains(&format!("metadata.annotations: {scalar} is {kind}")), "{error}");
+            let quoted = service.replace(scalar, &format!("\"{scalar}\""));
+            assert_eq!(error_of(&format!("{start}{quoted}")), None);
+        }
+    }
     let stray = "apiVersion: v1\nkind: Service\nmetadata: {name: n}\nitems: []\n";
     assert!(error_of(stray).unwrap().starts_with("a.yaml:3:18: metadata.name: n is a boolean"));
     let other_kind = "apiVersion: example.com/v1\nkind: Other\nspec:\n  [a, b]: c\n";
