@@ -12,8 +12,6 @@ use super::compress::FIXED;
 use super::ede::without_text;
 use super::header::HEADER;
 use super::records::WireRecords;
-use super::sections::Sections;
-use super::wire::is_alias;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Section;
 use typed::{begin, encode_sections, end};
@@ -57,17 +55,7 @@ fn encode_with(
 ) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
     let room = usize::from(limit).saturating_sub(opt.len());
     match reply.records.wire_for(question) {
-        Some(wire) => {
-            let encoded = encode_wire(&reply.metadata, wire, question, opt, room);
-            let is_cut = encoded.1.sections[0].len() < wire.count(Section::Answer);
-            if !is_cut || wire.message.has_aliases_first() {
-                return Ok(encoded);
-            }
-            // A truncated answer keeps the chain of aliases, wherever the upstream has put it.
-            let mut sections = Sections::clone(&reply.records);
-            sections.answers.sort_by_key(|record| !is_alias(record.record_type()));
-            encode_sections(&reply.metadata, &sections, question, opt, room)
-        }
+        Some(wire) => Ok(encode_wire(&reply.metadata, wire, question, opt, room)),
         None => encode_sections(&reply.metadata, &reply.records, question, opt, room),
     }
 }
@@ -138,15 +126,12 @@ fn length_of(name: &Name) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use hickory_proto::op::{Message, MessageType, Metadata, OpCode};
     use hickory_proto::rr::RecordType;
     use hickory_proto::rr::rdata::A;
 
     use super::*;
-    use crate::dns::message::records::Records;
-    use crate::dns::message::wire::WireMessage;
+    use crate::dns::message::sections::Sections;
 
     #[test]
     fn truncation_keeps_whole_records_and_opt() {
@@ -176,28 +161,6 @@ mod tests {
         let message = decode(&glue, None, 512);
         assert!(!message.metadata.truncation, "TC isn't for additional records");
         assert_eq!(message.additionals.len(), 30);
-    }
-
-    #[test]
-    fn cut_answer_of_an_upstream_keeps_its_aliases() {
-        let (asked, target) =
-            (Name::from_ascii("a.example.").unwrap(), Name::from_ascii("b.example.").unwrap());
-        let question = Query::query(asked.clone(), RecordType::A);
-        let address = |i: u8| Record::from_rdata(target.clone(), 5, RData::A(A::new(192, 0, 2, i)));
-        let alias = Record::from_rdata(asked.clone(), 5, RData::CNAME(CNAME(target.clone())));
-        let mut message = Message::new(1, MessageType::Response, OpCode::Query);
-        message.add_query(question.clone()).add_answers((0..40).map(address)).add_answer(alias.clone());
-        let wire = Arc::new(WireMessage::new(&message.to_vec().unwrap()).unwrap());
-        let records = Records::of_wire(wire, &asked);
-        let reply = Reply { records, ..Reply::new(message.metadata, "") };
-        let answers_in = |limit: u16| {
-            let bytes = encode(&reply, &question, None, limit).unwrap().0;
-            assert!(bytes.len() <= usize::from(limit));
-            Message::from_vec(&bytes).unwrap().answers
-        };
-        let cut = answers_in(512);
-        assert_eq!((cut.len(), &cut[0]), (30, &alias));
-        assert_eq!(answers_in(1232).last(), Some(&alias), "a whole answer keeps its order");
     }
 
     #[test]

@@ -433,11 +433,6 @@ impl WireMessage {
         written
     }
 
-    /// Returns whether the aliases precede all other records of the answer section.
-    pub(super) fn has_aliases_first(&self) -> bool {
-        self.records_in(Section::Answer).is_sorted_by_key(|record| !is_alias(self.rtype(record)))
-    }
-
     /// Returns whether the message has addresses or mail exchangers.
     pub(super) fn has_addresses_or_exchangers(&self) -> bool {
         let mut types = self.records.iter().map(|record| self.rtype(record));
@@ -607,11 +602,6 @@ fn spell(wire: &mut [u8], name: &Name) {
 
 fn name_at(bytes: &[u8], at: usize) -> Option<Name> {
     Name::read(&mut BinDecoder::new(bytes).clone(u16::try_from(at).ok()?)).ok()
-}
-
-/// Returns whether records of a type lead to another name.
-pub(super) fn is_alias(rtype: RecordType) -> bool {
-    matches!(rtype, RecordType::CNAME | RecordType::DNAME)
 }
 
 fn is_address(rtype: RecordType) -> bool {
