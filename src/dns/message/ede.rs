@@ -52,7 +52,7 @@ const EDE: u16 = 15;
 /// The size of the INFO-CODE, in bytes.
 const INFO_CODE_SIZE: usize = 2;
 /// The maximum number of extended errors of an upstream that are passed on.
-pub(crate) const MAX_PASSED_ON: usize = 3;
+const MAX_PASSED_ON: usize = 3;
 /// The maximum size of their texts together, in bytes.
 const MAX_TEXT_BYTES: usize = 256;
 
@@ -81,8 +81,11 @@ pub(super) fn extended_errors(mut options: &[u8]) -> Vec<EdnsOption> {
     passed_on.collect()
 }
 
-pub(crate) fn is_extended_error(option: &EdnsOption) -> bool {
-    matches!(option, EdnsOption::Unknown(EDE, _))
+/// Adds the extended errors of an upstream's answer to the options of a reply, which has at most [`MAX_PASSED_ON`].
+pub(crate) fn pass_on(of_answer: &[EdnsOption], options: &mut Vec<EdnsOption>) {
+    let errors = of_answer.iter().filter(|option| matches!(option, EdnsOption::Unknown(EDE, _)));
+    let room = MAX_PASSED_ON.saturating_sub(options.len());
+    options.extend(errors.take(room).cloned());
 }
 
 /// Returns the extended error without its text; other options stay unchanged.

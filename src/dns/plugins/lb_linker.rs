@@ -113,7 +113,7 @@ use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::{LookUp, MAX_LOOKUPS_PER_QUERY, Server};
 use crate::dns::chain::target_check::{NOT_RESOLVED, TargetOutcome};
 use crate::dns::corefile::CorefileError;
-use crate::dns::message::ede::{Ede, MAX_PASSED_ON, is_extended_error};
+use crate::dns::message::ede::{Ede, pass_on};
 use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::type_covered;
 use crate::dns::message::validity::{Section, Serial, TtlCountdown, Validity};
@@ -516,9 +516,7 @@ impl LbLinker {
         reply.records.authorities = chain.authorities;
         // The extended errors of a stale answer are outdated.
         if !known.stale {
-            let errors = known.reply.options.iter().filter(|option| is_extended_error(option));
-            let room = MAX_PASSED_ON.saturating_sub(reply.options.len());
-            reply.options.extend(errors.take(room).cloned());
+            pass_on(&known.reply.options, &mut reply.options);
         }
         reply.metadata.truncation |= is_cut;
         let refused = known.reply.metadata.response_code == ResponseCode::Refused;
@@ -567,10 +565,9 @@ impl LbLinker {
         // An upstream's records about names in our zones are dropped, and so is a DNAME that contains one of our zones.
         let server = &request.server;
         chain.authorities.retain(|record| !server.is_link_name(&record.name));
-        let is_above = |record: &Record| {
-            record.record_type() == RecordType::DNAME && server.has_link_zones_below(&record.name)
-        };
-        chain.answers.retain(|record| !is_above(record));
+        chain.answers.retain(|record| {
+            record.record_type() != RecordType::DNAME || !server.has_link_zones_below(&record.name)
+        });
         // A chain outside our zones started at a link.
         let namespace = chase.link.as_ref().map_or("", |link| link.key.namespace());
         let allows = |name: &Name| self.allows_data(request, namespace, name, &mut hop_check);

@@ -506,6 +506,7 @@ pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
     let mut external_targets = Vec::new();
     let mut errors = Vec::new();
     let (mut heads, mut whole, mut lists, mut trees) = (content, content, content, content);
+    let may_have_external_targets = text.contains(EXTERNAL_TARGET);
     // Parse each document in several ways: its kind decides which result counts.
     let documents = documents::<Spanned<DocumentType>>(&mut heads)
         .zip(documents::<Service>(&mut whole))
@@ -521,7 +522,7 @@ pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
             _ => None,
         };
         // Documents of other kinds may have keys that aren't strings.
-        let is_read = services_in.is_some() || text.contains(EXTERNAL_TARGET);
+        let is_read = services_in.is_some() || may_have_external_targets;
         let tree = if is_read { Some(tree.map_err(at)?) } else { None };
         if let (Some(tree), Some(services_in)) = (&tree, services_in)
             && let Some(Misread { place: at, why }) = misread(&source, tree, services_in)

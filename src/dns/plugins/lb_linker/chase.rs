@@ -134,7 +134,7 @@ fn checkable(records: &[Record]) -> Vec<&Record> {
 }
 
 fn is_undecoded(data: &RData) -> bool {
-    let RData::Unknown { code, rdata } = data else { return false };
+    let RData::Unknown { code, .. } = data else { return false };
     // `decode_data` in `wire.rs` has to decode these types, except DNAME.
     match code {
         RecordType::A
@@ -145,25 +145,25 @@ fn is_undecoded(data: &RData) -> bool {
         | RecordType::SVCB
         | RecordType::HTTPS => true,
         // hickory-proto has no data type for DNAME.
-        RecordType::DNAME => {
-            let mut decoder = BinDecoder::new(&rdata.anything);
-            Name::read(&mut decoder).is_err() || !decoder.is_empty()
-        }
+        RecordType::DNAME => dname_target(data).is_none(),
         _ => false,
     }
 }
 
+/// Returns the target of a DNAME record; `None` for other types, and for malformed data.
+fn dname_target(data: &RData) -> Option<Name> {
+    let RData::Unknown { code: RecordType::DNAME, rdata } = data else { return None };
+    let mut decoder = BinDecoder::new(&rdata.anything);
+    Name::read(&mut decoder).ok().filter(|_| decoder.is_empty())
+}
+
 /// Returns whether a record is a DNAME that redirects `owner` to `target` (RFC 6672 section 2.2).
 fn redirects(record: &Record, owner: &Name, target: &Name) -> bool {
-    let RData::Unknown { code: RecordType::DNAME, rdata } = &record.data else { return false };
-    let Ok(to) = Name::read(&mut BinDecoder::new(&rdata.anything)) else { return false };
-    let Some(length) = owner.iter().count().checked_sub(record.name.iter().count()).filter(|it| *it > 0)
-    else {
-        return false;
-    };
-    let redirected =
-        Name::from_labels(owner.iter().take(length)).and_then(|labels| labels.append_domain(&to));
-    record.name.zone_of(owner) && redirected.is_ok_and(|redirected| redirected == *target)
+    let is_above = record.name.zone_of(owner) && record.name != *owner;
+    let Some(to) = dname_target(&record.data).filter(|_| is_above) else { return false };
+    let kept = owner.iter().len() - record.name.iter().len();
+    let redirected = Name::from_labels(owner.iter().take(kept)).and_then(|labels| labels.append_domain(&to));
+    redirected.is_ok_and(|redirected| redirected == *target)
 }
 
 /// Returns the effective TTL: a TTL with the top bit set is zero (RFC 2181 section 8).

@@ -148,21 +148,19 @@ impl Check<'_> {
     }
 
     /// Returns a scalar as spelled, without its quotes; `None` for null.
-    fn text(&self, scalar: &Spanned<Node>) -> Option<String> {
+    fn text<'s>(&'s self, scalar: &'s Spanned<Node>) -> Option<&'s str> {
         match &scalar.value {
             Node::Scalar(Value::Null) | Node::List(_) | Node::Map(_) => None,
             // The parser changes the spelling of infinity and NaN.
-            Node::Scalar(Value::String(text)) if !matches!(&**text, ".inf" | "-.inf" | ".nan") => {
-                Some(text.clone())
-            }
-            Node::Scalar(_) => Some(self.content.spelled(scalar.defined).to_owned()),
+            Node::Scalar(Value::String(text)) if !matches!(&**text, ".inf" | "-.inf" | ".nan") => Some(text),
+            Node::Scalar(_) => Some(self.content.spelled(scalar.defined)),
         }
     }
 
     /// Checks that a string is a string to kubectl, too.
     fn string(&mut self, field: &str, scalar: &Spanned<Node>) {
         let why =
-            self.text(scalar).and_then(|text| misread_string(self.content, field, &text, scalar.defined));
+            self.text(scalar).and_then(|text| misread_string(self.content, field, text, scalar.defined));
         self.found.extend(why.map(|why| Misread { place: place(scalar), why }));
     }
 
