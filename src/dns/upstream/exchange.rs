@@ -331,22 +331,28 @@ impl Attempt<'_> {
         let pooled = self.upstream.pool.take();
         self.upstream.count_socket(pooled.is_some(), true);
         let Some(connection) = pooled else { return self.over_new(bytes, Ok(permit)).await };
+        let begun = Instant::now();
         let mut old = Box::pin(self.exchange_over(connection.with(permit), bytes));
         let outcome = timeout(POOLED_STREAM_TIMEOUT, &mut old).await;
         if let Ok(Ok(answer)) = outcome {
             return Ok(answer);
         }
-        // The other end may have closed the connection, or be gone: then the other idle connections are useless, too.
-        self.upstream.pool.clear();
         self.upstream.count_socket(false, true);
         match outcome {
             Ok(_) => {
                 drop(old);
+                // The other end may have closed the other idle connections, too.
+                self.upstream.pool.close_idle_since(begun);
                 self.over_new(bytes, self.quota.take()).await
             }
-            // The answer may also just be slow.
+            // The other end may be gone, or the answer may just be slow: then it comes over both connections.
             Err(_) => {
-                let new = Box::pin(self.over_new(bytes, self.quota.take_spare()));
+                let permit = self.quota.take_spare();
+                let new = Box::pin(async {
+                    let answer = self.over_new(bytes, permit).await?;
+                    self.upstream.pool.close_idle_since(begun);
+                    Ok(answer)
+                });
                 select_ok([Either::Left(old), Either::Right(new)]).await.map(|(answer, _)| answer)
             }
         }
@@ -439,7 +445,7 @@ async fn converse(stream: &mut Stream, bytes: &[u8]) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use hickory_proto::rr::{Name, RecordType};
-    use tokio::net::{TcpListener, UdpSocket};
+    use tokio::net::{TcpListener, TcpStream, UdpSocket};
     use tokio::time::advance;
 
     use super::*;
@@ -485,6 +491,50 @@ mod tests {
         let (checked, ()) = tokio::join!(ping(address, Transport::Tcp), reply_by_tcp(&|_| {}));
         let error = checked.unwrap_err().to_string();
         assert!(error.contains(MISMATCH), "{error}");
+    }
+
+    #[tokio::test]
+    async fn slow_answer_leaves_the_idle_connections_open() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+        let read = async |stream: &mut TcpStream| {
+            let mut message = vec![0; usize::from(stream.read_u16().await.unwrap())];
+            stream.read_exact(&mut message).await.unwrap();
+            message
+        };
+        for (is_answered_by_old, idle) in [(true, 2), (false, 1)] {
+            let address = listener.local_addr().unwrap();
+            let endpoint = UpstreamEndpoint { address, transport: Transport::Tcp };
+            let upstream = Arc::new(Upstream::new(endpoint, &ForwardOptions::default()));
+            let quota = upstream.budget.of_checks();
+            let mut accepted = Vec::new();
+            for _ in 0..2 {
+                let stream = upstream.connect().await.unwrap();
+                let (opened, _permit) = (Instant::now(), quota.take().unwrap());
+                upstream.pool.put(StreamConnection { stream, opened, _permit });
+                accepted.push(listener.accept().await.unwrap().0);
+            }
+            let begun = Instant::now();
+            let times = Deadlines { begun, deadline: begun + Duration::from_secs(30) };
+            let progress = Arc::new(upstream.progress(begun));
+            let attempt = exchange(Arc::clone(&upstream), &question, true, times, progress, &quota);
+            let answering = async {
+                let mut old = accepted.pop().unwrap();
+                let mut message = read(&mut old).await;
+                let (mut new, _) = listener.accept().await.unwrap();
+                let answered = if is_answered_by_old { &mut old } else { &mut new };
+                if !is_answered_by_old {
+                    message = read(answered).await;
+                }
+                message[2] |= 0x80;
+                answered.write_u16(message.len().try_into().unwrap()).await.unwrap();
+                answered.write_all(&message).await.unwrap();
+                (old, new)
+            };
+            let ((_, answer), _open) = tokio::join!(attempt, answering);
+            answer.unwrap();
+            assert_eq!(std::iter::from_fn(|| upstream.pool.take()).count(), idle);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -84,8 +84,9 @@ impl StreamPool {
         self.idle.put(pool_config.number, item, SWEEP_INTERVAL, is_over);
     }
 
-    pub(crate) fn clear(&self) {
-        self.idle.items().clear();
+    /// Closes the connections that have been idle since before `time`.
+    pub(crate) fn close_idle_since(&self, time: Instant) {
+        self.idle.items().retain(|(since, _)| *since > time);
     }
 }
 
