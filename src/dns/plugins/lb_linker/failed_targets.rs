@@ -15,8 +15,9 @@ use crate::model::hostname::to_presentation;
 /// The rate limit of log lines: when all targets fail, the first lines are enough.
 const MAX_LINES_PER_MINUTE: u32 = 20;
 const LINES_WINDOW: Duration = Duration::from_secs(60);
-/// A target whose last failed look-up is older than this is removed when another target fails.
+/// A target whose last failed look-up is older than this no longer counts: clients have stopped querying it.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
+const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_FAILED_TARGETS: usize = 10_000;
 
 #[derive(Debug)]
@@ -27,8 +28,10 @@ pub(crate) struct FailedTargets {
 
 #[derive(Debug)]
 struct FailureState {
-    /// The failing targets with the time of their last failed look-up; clients may have stopped querying them.
+    /// The failing targets with the time of their last failed look-up.
     failing: HashMap<QueryKey, Instant>,
+    /// The time of the last search for targets to forget.
+    searched: Instant,
     /// The start of the rate limit's window, the lines in it, and the number of suppressed lines.
     since: Instant,
     lines: u32,
@@ -51,6 +54,7 @@ impl FailedTargets {
     pub(crate) fn new(number: IntGauge) -> Self {
         let state = FailureState {
             failing: HashMap::new(),
+            searched: Instant::now(),
             since: Instant::now(),
             lines: 0,
             suppressed: 0,
@@ -70,7 +74,7 @@ impl FailedTargets {
             *seen = now;
             return;
         }
-        state.failing.retain(|_, seen| now.duration_since(*seen) < FORGET_AFTER);
+        self.forget_old(&mut state, now);
         if state.failing.len() < MAX_FAILED_TARGETS {
             state.failing.insert(key.clone(), now);
             self.count(&mut state);
@@ -83,6 +87,7 @@ impl FailedTargets {
     /// Records that a target can be resolved, and logs it if the target was failing.
     pub(crate) fn mark_resolved(&self, key: &QueryKey, question: &UpstreamQuery) {
         let mut state = self.state.lock();
+        self.forget_old(&mut state, Instant::now());
         if state.failing.remove(key).is_some() {
             self.count(&mut state);
             if let Some(suffix) = state.take_log_slot() {
@@ -104,6 +109,16 @@ impl FailedTargets {
         let mut state = self.state.lock();
         state.failing.clear();
         self.count(&mut state);
+    }
+
+    /// Removes the targets that haven't failed for a while.
+    fn forget_old(&self, state: &mut FailureState, now: Instant) {
+        if state.failing.is_empty() || now.duration_since(state.searched) < FORGET_INTERVAL {
+            return;
+        }
+        state.searched = now;
+        state.failing.retain(|_, seen| now.duration_since(*seen) < FORGET_AFTER);
+        self.count(state);
     }
 
     fn count(&self, state: &mut FailureState) {
@@ -171,5 +186,9 @@ mod tests {
         tokio::time::advance(LINES_WINDOW).await;
         failing.mark_resolved(&question(3).key(), &question(3));
         assert_eq!(lines(), (1, 0));
+        // The other targets aren't queried any more.
+        tokio::time::advance(FORGET_AFTER).await;
+        failing.mark_resolved(&question(40).key(), &question(40));
+        assert_eq!(number.get(), 0);
     }
 }
