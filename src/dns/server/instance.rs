@@ -279,15 +279,16 @@ impl Instance {
         self.serving.spawn(async move { (number, ended(tokio::spawn(serving).await)) });
     }
 
+    /// Returns a server of this block alone, for the tasks of the block: they outlive a reload, and mustn't keep
+    /// replaced blocks alive.
     fn server_of(&self, block: &Arc<ServerBlock>) -> Arc<Server> {
         let servers = self.servers.borrow();
-        let behind = |server: &&Arc<Server>| server.blocks().any(|(_, other)| Arc::ptr_eq(other, block));
-        // Every block belongs to a server; the fallbacks are never used.
-        servers
-            .iter()
-            .find(behind)
-            .or(servers.first())
-            .map_or_else(|| Arc::new(Server::new(String::new(), &[], Arc::clone(&self.metrics))), Arc::clone)
+        let is_own = |other: &Arc<ServerBlock>| Arc::ptr_eq(other, block);
+        let server = servers.iter().find(|server| server.blocks().any(|(_, other)| is_own(other)));
+        let (label, view) =
+            server.map(|server| (server.label.clone(), server.view.clone())).unwrap_or_default();
+        let zones: Vec<_> = block.zones.iter().map(|zone| (zone.clone(), Arc::clone(block))).collect();
+        Arc::new(Server::new(label, &zones, Arc::clone(&self.metrics)).with_view(view))
     }
 
     /// Returns `(server, zone, plugin)` for every enabled plugin; as in CoreDNS, only for blocks with *prometheus*, and

@@ -62,6 +62,26 @@ async fn ended_tasks_of_removed_blocks_are_freed() {
 }
 
 #[tokio::test]
+async fn replaced_block_is_freed_while_the_task_of_another_runs() {
+    let (mut serving, context) = serving();
+    let corefile = |plugin: &str| {
+        format!("a.:0 {{\nbind 127.0.0.1\n{plugin}\n}}\n.:0 {{\nbind 127.0.0.1\nloop\nwhoami\n}}\n")
+    };
+    serving.put(&context, &corefile("whoami"));
+    let zone = Name::from_ascii("a.").unwrap();
+    let replaced = serving.blocks.iter().find(|running| running.block.zones.contains(&zone)).unwrap();
+    let replaced = Arc::downgrade(&replaced.block);
+    serving.put(&context, &corefile("any"));
+    let freed = async {
+        while replaced.strong_count() > 0 {
+            yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(30), freed).await.expect("the block is freed");
+    serving.end().await;
+}
+
+#[tokio::test]
 async fn port_is_free_at_once_despite_a_pending_answer() {
     let (mut serving, context) = serving();
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
