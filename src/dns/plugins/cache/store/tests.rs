@@ -373,3 +373,22 @@ fn capacity_bounds_both_parts() {
     let (success, denial) = cache.len();
     assert!((30..=100).contains(&success) && (30..=100).contains(&denial), "{success} {denial}");
 }
+
+#[test]
+fn size_of_the_answers_bounds_both_parts() {
+    const SIZE: usize = 60_000;
+    let large = || Record::from_rdata(name("a.example."), 60, RData::NULL(NULL::with(vec![0; SIZE])));
+    let positive = answer(OK, vec![record("a.example. 60 A 192.0.2.1"), large()], Vec::new());
+    let denial = answer(NX, Vec::new(), vec![record("example. 900 SOA ns.example."), large()]);
+    let cache = CacheStore::new(CacheOptions::default());
+    for i in 0..2000 {
+        put(&cache, &question(&format!("{i}.example."), RecordType::A).key(), &positive);
+        put(&cache, &question(&format!("no{i}.example."), RecordType::A).key(), &denial);
+    }
+    let (positives, denials) = cache.len();
+    let range = MAX_BYTES / 4..=MAX_BYTES;
+    assert!(
+        range.contains(&(positives * SIZE)) && range.contains(&(denials * SIZE)),
+        "{positives} {denials}"
+    );
+}
