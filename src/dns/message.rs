@@ -1,6 +1,7 @@
 //! DNS messages: headers, queries, replies, and their encoding.
 
 pub(crate) mod address_range;
+pub(crate) mod alias;
 pub(crate) mod arpa;
 mod compress;
 pub(crate) mod ede;

@@ -45,7 +45,9 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
         ..Answer::new(message.metadata, "")
     };
     let mut chain = follow(&answer, &name, qtype.into(), TTL, step);
-    check_chain(&chain, &name, qtype.into(), ours)
+    let has_ours_below = |name: &Name| name.zone_of(&zone);
+    chain.drop_records_about_our_zones(ours, has_ours_below);
+    check_chain(&chain, &name, qtype.into(), ours, has_ours_below)
         .and_then(|()| check_encoded(&mut chain, &name, qtype.into()))
         .map_err(|rule| format!("{rule}\n{bytes:02x?}\n{chain:#?}"))?;
     Ok(kind)
@@ -61,6 +63,7 @@ fn check_chain(
     name: &Name,
     qtype: RecordType,
     ours: impl Fn(&Name) -> bool,
+    has_ours_below: impl Fn(&Name) -> bool,
 ) -> Result<(), String> {
     let mut chain = vec![name];
     for record in &followed.answers {
@@ -74,6 +77,8 @@ fn check_chain(
         ensure(dname || chain.contains(&&record.name), "the owner of a used record is in the CNAME chain")?;
         ensure(record.dns_class == DNSClass::IN, "a used record has the class IN")?;
         ensure(!ours(&record.name), "a used record has no owner in a zone of links")?;
+        let redirects = kind == RecordType::DNAME && has_ours_below(&record.name);
+        ensure(!redirects, "no used DNAME is above a zone of links")?;
         ensure(i32::try_from(record.ttl).is_ok(), "a TTL is at most 2^31 - 1 (RFC 2181 section 8)")?;
         if let RData::CNAME(target) = &record.data {
             chain.push(&target.0);
@@ -112,8 +117,16 @@ fn check_passed_on(message: &WireMessage, qtype: RecordType) -> Result<(), Strin
         let question = encoded.question().ok_or("an answer that is passed on has a question")?;
         ensure(question.name().eq_case(query.name()), "the client gets its own spelling")?;
         let kept = Section::ALL.map(|section| encoded.count(section));
-        ensure(limit < u16::MAX || kept == counts, "an answer by TCP has all records")?;
-        ensure(kept[0] == counts[0] || encoded.metadata.truncation, "TC is set if answers are left out")?;
+        if limit == u16::MAX {
+            let expected = message.decode(Some(query.name()));
+            ensure(encoded.decode(None) == expected, "an answer by TCP has all records of the upstream")?;
+        }
+        if kept[0] < counts[0] {
+            ensure(encoded.metadata.truncation, "TC is set if answers are left out")?;
+            let types = encoded.types(Section::Answer).filter(|rtype| *rtype != RecordType::RRSIG);
+            let is_alias = |rtype: RecordType| matches!(rtype, RecordType::CNAME | RecordType::DNAME);
+            ensure(types.is_sorted_by_key(|rtype| !is_alias(rtype)), "a truncated answer has aliases first")?;
+        }
         ensure(
             encoded.lowest_ttl().is_none_or(|ttl| i32::try_from(ttl).is_ok()),
             "no TTL has its top bit set",

@@ -2,7 +2,7 @@
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
-use hickory_proto::rr::rdata::{self, CNAME, NS, SOA};
+use hickory_proto::rr::rdata::{self, CNAME, NS, NULL, SOA};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 /// The name of a seed's file, and the message.
@@ -279,6 +279,11 @@ pub fn replies() -> Vec<Seed> {
     errors.extend(b"\x00\x00\x29\x04\xd0\x00\x00\x80\x00\x00\x0a\x00\x0f\x00\x06\x00\x03gone");
     errors.extend(b"\xc0\x0e\x00\x01\x00\x01\x00\x00\x0e\x10\x00\x04\xc0\x00\x02\x02");
     errors[11] = 2;
+    // The zone `internal.` is above ours: its proof may name ours (RFC 4034 section 4.1).
+    let mut parent_soa = soa();
+    parent_soa.name = name("internal.");
+    let rdata = NULL::with(b"\x01z\x02lb\x08internal\x00\x00\x01\x40".to_vec());
+    let nsec = record("web.lb.internal.", RData::Unknown { code: RecordType::NSEC, rdata });
     let mut truncated = reply(A, NoError, (0..9).map(|i| v4("t.example.", i)).collect(), vec![]);
     truncated[2] |= 2;
     let mut with_edns = Message::from_vec(&reply(A, NoError, chain(), vec![])).unwrap();
@@ -318,6 +323,7 @@ pub fn replies() -> Vec<Seed> {
             reply(AAAA, NoError, vec![alias("t.example.", "u.example.")], vec![soa()]),
         ),
         ("nxdomain", reply(A, NXDomain, vec![], vec![soa()])),
+        ("proof-in-the-zone", reply(A, NXDomain, vec![], vec![parent_soa, nsec])),
         ("referral", reply(A, NoError, vec![], vec![ns()])),
         ("servfail", reply(A, ServFail, vec![], vec![])),
         ("servfail-bare", bytes(&Message::error_msg(0x1234, OpCode::Query, ServFail))),

@@ -8,10 +8,12 @@ use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, Record};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
 
+use super::alias::is_alias;
 use super::compress::FIXED;
 use super::ede::without_text;
 use super::header::HEADER;
 use super::records::WireRecords;
+use super::sections::Sections;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Section;
 use typed::{begin, encode_sections, end};
@@ -54,10 +56,23 @@ fn encode_with(
     limit: u16,
 ) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
     let room = usize::from(limit).saturating_sub(opt.len());
-    match reply.records.wire_for(question) {
-        Some(wire) => Ok(encode_wire(&reply.metadata, wire, question, opt, room)),
-        None => encode_sections(&reply.metadata, &reply.records, question, opt, room),
+    let is_cut = |offsets: &RecordOffsets| offsets.sections[0].len() < reply.records.count(Section::Answer);
+    // A truncated answer has the aliases, wherever the upstream has put them.
+    if let Some(wire) = reply.records.wire_for(question) {
+        let (bytes, offsets) = encode_wire(&reply.metadata, wire, question, opt, room);
+        if is_cut(&offsets) && !wire.message.has_aliases_first() {
+            return Ok(encode_aliases_first(&reply.metadata, wire, question, opt, room));
+        }
+        return Ok((bytes, offsets));
     }
+    let (bytes, offsets) = encode_sections(&reply.metadata, &reply.records, question, opt, room)?;
+    if is_cut(&offsets) && !reply.records.answers.is_sorted_by_key(|record| !is_alias(record)) {
+        let mut sections = Sections::clone(&reply.records);
+        sections.answers.sort_by_key(|record| !is_alias(record));
+        let (bytes, offsets) = encode_sections(&reply.metadata, &sections, question, opt, room)?;
+        return Ok((bytes, RecordOffsets { is_reordered: true, ..offsets }));
+    }
+    Ok((bytes, offsets))
 }
 
 /// Encodes records that are in wire form, without looking into them.
@@ -70,7 +85,23 @@ fn encode_wire(
 ) -> (Vec<u8>, RecordOffsets) {
     let mut bytes = begin(question);
     let sections = wire.message.write_records(&mut bytes, wire.ttl, wire.last, room);
-    let offsets = RecordOffsets { sections };
+    let offsets = RecordOffsets { sections, is_reordered: false };
+    let totals = Section::ALL.map(|section| wire.count(section));
+    end(&mut bytes, metadata, totals, &offsets, opt);
+    (bytes, offsets)
+}
+
+/// Encodes the answer section of records that are in wire form, aliases first.
+fn encode_aliases_first(
+    metadata: &Metadata,
+    wire: &WireRecords,
+    question: &Query,
+    opt: &[u8],
+    room: usize,
+) -> (Vec<u8>, RecordOffsets) {
+    let mut bytes = begin(question);
+    let answers = wire.message.write_aliases_first(&mut bytes, wire.ttl, room);
+    let offsets = RecordOffsets { sections: [answers, Vec::new(), Vec::new()], is_reordered: true };
     let totals = Section::ALL.map(|section| wire.count(section));
     end(&mut bytes, metadata, totals, &offsets, opt);
     (bytes, offsets)
@@ -126,12 +157,15 @@ fn length_of(name: &Name) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use hickory_proto::op::{Message, MessageType, Metadata, OpCode};
     use hickory_proto::rr::RecordType;
-    use hickory_proto::rr::rdata::A;
+    use hickory_proto::rr::rdata::{A, NULL};
 
     use super::*;
-    use crate::dns::message::sections::Sections;
+    use crate::dns::message::records::Records;
+    use crate::dns::message::wire::WireMessage;
 
     #[test]
     fn truncation_keeps_whole_records_and_opt() {
@@ -161,6 +195,51 @@ mod tests {
         let message = decode(&glue, None, 512);
         assert!(!message.metadata.truncation, "TC isn't for additional records");
         assert_eq!(message.additionals.len(), 30);
+    }
+
+    #[test]
+    fn truncated_answer_has_the_aliases_first() {
+        let [asked, spelled, target] =
+            ["a.example.", "A.eXample.", "b.example."].map(|name| Name::from_ascii(name).unwrap());
+        let address = |i: u8| Record::from_rdata(target.clone(), 5, RData::A(A::new(192, 0, 2, i)));
+        let alias = Record::from_rdata(asked.clone(), 5, RData::CNAME(CNAME(target.clone())));
+        let signature = |covered: RecordType| {
+            let rdata = NULL::with([&u16::from(covered).to_be_bytes()[..], &[0; 16]].concat());
+            Record::from_rdata(asked.clone(), 5, RData::Unknown { code: RecordType::RRSIG, rdata })
+        };
+        let first = [alias, signature(RecordType::CNAME)];
+        let others = std::iter::once(signature(RecordType::A)).chain((0..40).map(address));
+        let answers: Vec<Record> = others.chain(first.clone()).collect();
+        let mut message = Message::new(1, MessageType::Response, OpCode::Query);
+        message.add_query(Query::query(asked.clone(), RecordType::A)).add_answers(answers.clone());
+        let wire = Arc::new(WireMessage::new(&message.to_vec().unwrap()).unwrap());
+        let mut records = Records::of_wire(wire, &spelled);
+        records.set_ttl(7);
+        let in_wire_form = Reply { records, ..Reply::new(message.metadata, "") };
+        for (reply, ttl, owner) in [(in_wire_form, 7, &spelled), (responding(answers), 5, &asked)] {
+            let question = Query::query(spelled.clone(), RecordType::A);
+            let answers_in = |limit: u16| {
+                let (bytes, offsets) = encode(&reply, &question, None, limit).unwrap();
+                assert!(bytes.len() <= usize::from(limit));
+                let message = Message::from_vec(&bytes).unwrap();
+                assert_eq!(offsets.counts(), [message.answers.len(), 0, 0]);
+                assert_eq!(offsets.is_reordered, message.metadata.truncation);
+                assert_eq!(message.metadata.truncation, message.answers.len() < 43);
+                message.answers
+            };
+            let cut = answers_in(512);
+            assert!(cut.len() > 20 && cut.len() < 43, "{}", cut.len());
+            assert_eq!([&cut[0].data, &cut[1].data], [&first[0].data, &first[1].data]);
+            assert!(cut.iter().all(|record| record.ttl == ttl));
+            assert!(cut[0].name.eq_case(owner));
+            let data =
+                |records: &[Record]| records.iter().map(|record| record.data.clone()).collect::<Vec<_>>();
+            assert_eq!(
+                data(&cut[2..]),
+                data(&answers_in(1232)[..cut.len() - 2]),
+                "the order of the others stays"
+            );
+        }
     }
 
     #[test]

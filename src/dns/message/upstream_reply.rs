@@ -41,7 +41,9 @@ pub fn parse_reply(sent: &[u8], reply: &[u8]) -> UpstreamReply {
         Ok(message) if reply[2] & 0x02 != 0 => UpstreamReply::Truncated(Some(message)),
         Ok(message) => UpstreamReply::Answer(message),
         // The cut may be inside an owner.
-        Err(WireError::Cut | WireError::Owner) if reply[2] & 0x02 != 0 => UpstreamReply::Truncated(None),
+        Err(WireError::Cut | WireError::Owner | WireError::Answers) if reply[2] & 0x02 != 0 => {
+            UpstreamReply::Truncated(None)
+        }
         Err(error) => UpstreamReply::Malformed(error),
     }
 }

@@ -14,6 +14,7 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, Restrict};
 
 use super::address_range::AddressRange;
+use super::alias::is_alias_type;
 use super::compress::{CompressingWriter, FIXED, RecordOffset};
 use super::ede::extended_errors;
 use super::encode::typed::{encode_sections, write_data};
@@ -31,7 +32,8 @@ const TSIG: u16 = 250;
 /// The bit that makes a TTL invalid (RFC 2181 section 8).
 const INVALID_TTL: u8 = 0x80;
 
-/// A validated reply in wire form, without its OPT record and without records whose compressed names are malformed.
+/// A validated reply in wire form, without its OPT record and without records whose owner is malformed, or whose data has
+/// malformed names that are compressed.
 #[derive(Clone, Debug)]
 pub struct WireMessage {
     /// The header's fields, with the extended rcode (RFC 6891 section 6.1.3).
@@ -64,14 +66,26 @@ pub enum WireError {
     Question,
     #[error("it ends within a record")]
     Cut,
-    #[error("the owner of a record isn't a valid name")]
+    #[error("the owner of a record has no end")]
     Owner,
+    #[error("its answer isn't complete without the records whose names are malformed")]
+    Answers,
     #[error("it has two OPT records, or one that isn't at the root")]
     Opt,
     #[error("it is signed with TSIG or SIG(0), which no query asked for")]
     Signed,
     #[error("it exceeds 64 KiB once the names that mustn't be compressed are written in full")]
     TooLong,
+}
+
+/// What is missing in an answer section because a record was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Missing {
+    Nothing,
+    Other,
+    /// A record of the question's type.
+    Asked,
+    Alias,
 }
 
 /// Whether a message has to be written anew before it is passed on.
@@ -135,24 +149,28 @@ impl WireMessage {
         let mut section_ends = [0; 3];
         let (mut at, mut opt_start) = (question_end, None);
         let (mut length, mut uncompressed) = (question_end, [0; 3]);
-        let mut rewrite = Rewrite::None;
+        let (mut rewrite, mut missing) = (Rewrite::None, Missing::Nothing);
+        let asked = rtype_at(question, name.len());
         let counts = [counts.answers, counts.authorities, counts.additionals];
-        for ((section_end, section_length), count) in
-            section_ends.iter_mut().zip(&mut uncompressed).zip(counts)
-        {
+        for (section, count) in Section::ALL.into_iter().zip(counts) {
             for _ in 0..count {
                 let start = at;
                 let is_stable = |range| never_changes(message, &records, question_end, range);
-                let owner =
-                    wire_name::read(message, start, is_stable, |_| {}).map_err(|_| WireError::Owner)?;
-                let fixed = message.get(owner.end..owner.end + FIXED).ok_or(WireError::Cut)?;
+                let owner = wire_name::read(message, start, is_stable, |_| {});
+                let owner_end = match owner {
+                    Ok(owner) => owner.end,
+                    Err(_) => wire_name::end(message, start).ok_or(WireError::Owner)?,
+                };
+                let fixed = message.get(owner_end..owner_end + FIXED).ok_or(WireError::Cut)?;
                 let rtype = u16::from_be_bytes([fixed[0], fixed[1]]);
-                let data = owner.end + FIXED;
+                let data = owner_end + FIXED;
                 let end = data + usize::from(u16::from_be_bytes([fixed[8], fixed[9]]));
                 let rdata = message.get(data..end).ok_or(WireError::Cut)?;
                 at = end;
                 match rtype {
-                    OPT if opt_start.is_some() || owner.length > 1 => return Err(WireError::Opt),
+                    OPT if opt_start.is_some() || !owner.is_ok_and(|owner| owner.length == 1) => {
+                        return Err(WireError::Opt);
+                    }
                     OPT => {
                         metadata.response_code = ResponseCode::from(fixed[4], metadata.response_code.low());
                         errors = extended_errors(rdata).into();
@@ -164,6 +182,16 @@ impl WireMessage {
                     SIG if rdata.starts_with(&[0, 0]) => return Err(WireError::Signed),
                     _ => {}
                 }
+                let removed = match RecordType::from(rtype) {
+                    _ if section != Section::Answer => Missing::Nothing,
+                    rtype if is_alias_type(rtype) => Missing::Alias,
+                    _ if Some(rtype) == asked => Missing::Asked,
+                    _ => Missing::Other,
+                };
+                let Ok(owner) = owner else {
+                    (rewrite, missing) = (Rewrite::Necessary, missing.max(removed));
+                    continue;
+                };
                 let offset = |at: usize| u16::try_from(at).map_err(|_| WireError::Cut);
                 let ttl = owner.end + 4;
                 records.push(WireRecord { start: offset(start)?, ttl: offset(ttl)?, end: offset(end)? });
@@ -174,7 +202,7 @@ impl WireMessage {
                     // TTL.
                     Err(MalformedName { has_pointer: true }) => {
                         records.pop();
-                        rewrite = Rewrite::Necessary;
+                        (rewrite, missing) = (Rewrite::Necessary, missing.max(removed));
                         continue;
                     }
                     Err(_) => RdataForm { length: rdata.len(), has_forbidden_pointer: false },
@@ -192,8 +220,19 @@ impl WireMessage {
                     rewrite = rewrite.max(Rewrite::Spelling);
                 }
             }
-            *section_end = u16::try_from(records.len()).map_err(|_| WireError::Cut)?;
-            *section_length = u32::try_from(length).unwrap_or(u32::MAX);
+            section_ends[section as usize] = u16::try_from(records.len()).map_err(|_| WireError::Cut)?;
+            uncompressed[section as usize] = u32::try_from(length).unwrap_or(u32::MAX);
+        }
+        // Without these records, the message would say that the name has no data (RFC 2308 section 2.2).
+        let answers = &records[..section_ends[Section::Answer as usize].into()];
+        let is_incomplete = match missing {
+            Missing::Nothing => false,
+            Missing::Other => answers.is_empty(),
+            Missing::Asked => !answers.iter().any(|record| rtype_at(message, record.fixed_start()) == asked),
+            Missing::Alias => true,
+        };
+        if is_incomplete {
+            return Err(WireError::Answers);
         }
         // Octets after the last record aren't part of the message.
         let end = records.last().map_or(question_end, |record| usize::from(record.end));
@@ -221,19 +260,10 @@ impl WireMessage {
     /// Returns the message with all names compressed anew, as far as they may be compressed; `None` if it exceeds 64
     /// KiB.
     fn rewritten(&self) -> Option<Self> {
-        let question = &self.bytes[HEADER..self.question_end.into()];
-        let name = &question[..question.len() - 4];
+        let question = self.question_octets();
         let mut writer = CompressingWriter::new(question);
-        let mut owner = Vec::new();
         for record in &self.records {
-            owner.clear();
-            self.read_name(record.start.into(), |label| names::push_label(label, &mut owner)).ok()?;
-            owner.push(0);
-            if owner.eq_ignore_ascii_case(name) {
-                owner.copy_from_slice(name);
-            }
-            let fixed = self.octets_at(record.fixed_start());
-            writer.record(&owner, fixed, &self.expand(&self.bytes, record), u16::MAX.into())?;
+            self.rewrite(record, None, &mut writer, u16::MAX.into())?;
         }
         let counts = Section::ALL.map(|section| self.count(section));
         writer.bytes[5] = 1;
@@ -244,6 +274,35 @@ impl WireMessage {
         let is_complete = rewritten.section_ends == self.section_ends;
         let errors = self.extended_errors.clone();
         is_complete.then_some(Self { metadata: self.metadata, extended_errors: errors, ..rewritten })
+    }
+
+    fn question_octets(&self) -> &[u8] {
+        &self.bytes[HEADER..self.question_end.into()]
+    }
+
+    /// Adds a record to `writer`, with its names compressed anew. An owner that equals the name in the question gets its
+    /// spelling; `ttl` replaces the TTL, in seconds. Returns `None`, and adds nothing, if the message would exceed `room`
+    /// bytes.
+    fn rewrite(
+        &self,
+        record: &WireRecord,
+        ttl: Option<u32>,
+        writer: &mut CompressingWriter,
+        room: usize,
+    ) -> Option<RecordOffset> {
+        let question = self.question_octets();
+        let name = &question[..question.len() - 4];
+        let mut owner = Vec::with_capacity(name.len());
+        self.read_name(record.start.into(), |label| names::push_label(label, &mut owner)).ok()?;
+        owner.push(0);
+        if owner.eq_ignore_ascii_case(name) {
+            owner.copy_from_slice(name);
+        }
+        let mut fixed: [u8; FIXED - 2] = self.octets_at(record.fixed_start());
+        if let Some(ttl) = ttl {
+            fixed[4..].copy_from_slice(&ttl.to_be_bytes());
+        }
+        writer.record(&owner, fixed, &self.expand(&self.bytes, record), room)
     }
 
     fn read_name(&self, at: usize, label: impl FnMut(&[u8])) -> Result<WireName, MalformedName> {
@@ -328,6 +387,14 @@ impl WireMessage {
     fn rtype(&self, record: &WireRecord) -> RecordType {
         let [high, low] = self.octets_at(record.fixed_start());
         u16::from_be_bytes([high, low]).into()
+    }
+
+    /// Returns whether a record is an alias, or the signature of one.
+    fn is_alias(&self, record: &WireRecord) -> bool {
+        match (self.rtype(record), self.rdata(record).first_chunk()) {
+            (RecordType::RRSIG, Some(covered)) => is_alias_type(u16::from_be_bytes(*covered).into()),
+            (rtype, _) => is_alias_type(rtype),
+        }
     }
 
     fn octets_at<const LENGTH: usize>(&self, at: usize) -> [u8; LENGTH] {
@@ -431,6 +498,30 @@ impl WireMessage {
             }
         }
         written
+    }
+
+    /// Returns whether the aliases of the answer section precede its other records.
+    pub(super) fn has_aliases_first(&self) -> bool {
+        self.records_in(Section::Answer).is_sorted_by_key(|record| !self.is_alias(record))
+    }
+
+    /// Appends the records of the answer section to `out`, as [`Self::write_records`] does, but the aliases first. Returns
+    /// the offsets of the records.
+    pub(super) fn write_aliases_first(
+        &self,
+        out: &mut Vec<u8>,
+        ttl: Option<u32>,
+        room: usize,
+    ) -> Vec<RecordOffset> {
+        let answers = self.records_in(Section::Answer).iter();
+        let aliases = answers.clone().filter(|record| self.is_alias(record));
+        let others = answers.filter(|record| !self.is_alias(record));
+        // Names are compressed by the upstream's spelling of the question, because the client's may change in `out`.
+        let mut writer = CompressingWriter::new(self.question_octets());
+        let rewrite = |record| self.rewrite(record, ttl, &mut writer, room);
+        let offsets = aliases.chain(others).map_while(rewrite).collect();
+        out.extend(&writer.bytes[self.question_end.into()..]);
+        offsets
     }
 
     /// Returns whether the message has addresses or mail exchangers.
@@ -602,6 +693,11 @@ fn spell(wire: &mut [u8], name: &Name) {
 
 fn name_at(bytes: &[u8], at: usize) -> Option<Name> {
     Name::read(&mut BinDecoder::new(bytes).clone(u16::try_from(at).ok()?)).ok()
+}
+
+/// Returns the record type at an offset.
+fn rtype_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|octets| u16::from_be_bytes(*octets))
 }
 
 fn is_address(rtype: RecordType) -> bool {

@@ -113,9 +113,9 @@ use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::{LookUp, MAX_LOOKUPS_PER_QUERY, Server};
 use crate::dns::chain::target_check::{NOT_RESOLVED, TargetOutcome};
 use crate::dns::corefile::CorefileError;
+use crate::dns::message::alias::is_alias;
 use crate::dns::message::ede::{Ede, pass_on};
 use crate::dns::message::reply::Reply;
-use crate::dns::message::rrsig::type_covered;
 use crate::dns::message::validity::{Section, Serial, TtlCountdown, Validity};
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
@@ -562,12 +562,11 @@ impl LbLinker {
             }
         };
         let mut chain = follow(&known.reply, query.name(), query.query_type(), chase.negative_ttl, step);
-        // An upstream's records about names in our zones are dropped, and so is a DNAME that contains one of our zones.
         let server = &request.server;
-        chain.authorities.retain(|record| !server.is_link_name(&record.name));
-        chain.answers.retain(|record| {
-            record.record_type() != RecordType::DNAME || !server.has_link_zones_below(&record.name)
-        });
+        chain.drop_records_about_our_zones(
+            |name| server.is_link_name(name),
+            |name| server.has_link_zones_below(name),
+        );
         // A chain outside our zones started at a link.
         let namespace = chase.link.as_ref().map_or("", |link| link.key.namespace());
         let allows = |name: &Name| self.allows_data(request, namespace, name, &mut hop_check);
@@ -603,14 +602,9 @@ impl ChaseState {
     /// Limits the TTLs of a reply that has only aliases: without an SOA record, some caches use the aliases' TTL as the
     /// negative TTL.
     fn cap_alias_ttls(&self, reply: &mut Reply) {
-        let alias = |record: &Record| {
-            // The signature of an alias counts as an alias.
-            let of = type_covered(record).unwrap_or_else(|| record.record_type());
-            matches!(of, RecordType::CNAME | RecordType::DNAME)
-        };
         if self.alias_only_is_denial
             && reply.records.authorities.is_empty()
-            && reply.records.answers.iter().all(alias)
+            && reply.records.answers.iter().all(is_alias)
         {
             reply
                 .records

@@ -15,6 +15,8 @@ use crate::model::names;
 pub struct RecordOffsets {
     /// The records of the three sections, in order; records that didn't fit are missing.
     pub sections: [Vec<RecordOffset>; 3],
+    /// Whether the records of the answer section have another order than in the reply.
+    pub is_reordered: bool,
 }
 
 impl RecordOffsets {

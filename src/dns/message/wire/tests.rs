@@ -89,7 +89,7 @@ fn random_data(random: &mut StdRng, rtype: u16) -> Vec<u8> {
     match rtype {
         1 => vec![192, 0, 2, 1],
         28 => vec![0x20; 16],
-        2 | 5 | 12 => names.choose(random).unwrap().to_vec(),
+        2 | 5 | 12 | 39 => names.choose(random).unwrap().to_vec(),
         6 => [*names.choose(random).unwrap(), *names.choose(random).unwrap(), &[7; 20]].concat(),
         15 => [&[0, 10], *names.choose(random).unwrap()].concat(),
         33 => [&[0; 6], *names.choose(random).unwrap()].concat(),
@@ -102,7 +102,8 @@ fn random_data(random: &mut StdRng, rtype: u16) -> Vec<u8> {
 fn records_of_all_types_keep_their_data_when_passed_on() {
     for seed in 0..2000 {
         let random = &mut StdRng::seed_from_u64(seed);
-        let mut builder = Builder::new();
+        // Data of other types may be malformed, and an answer section with nothing else is refused.
+        let mut builder = Builder::new().answer(b"\xc0\x0c", 1, &[192, 0, 2, 1]);
         for section in Section::ALL {
             for _ in 0..random.random_range(0..4) {
                 let rtype = match random.random_range(0..3) {
@@ -239,8 +240,8 @@ fn pointer_into_a_ttl_or_an_address_is_never_passed_on() {
     for target in [33, 39] {
         let owner = [0xc0, target];
         let pointing = Builder { bytes: record.bytes.clone() }.answer(&owner, 1, &[192, 0, 2, 1]);
-        assert_eq!(pointing.parse().unwrap_err(), WireError::Owner, "{target}");
-        let pointing = Builder { bytes: record.bytes.clone() }.answer(b"\xc0\x0c", 5, &owner);
+        assert_eq!(pointing.parse().unwrap().count(Section::Answer), 1, "{target}");
+        let pointing = Builder { bytes: record.bytes.clone() }.answer(b"\xc0\x0c", 12, &owner);
         assert_eq!(pointing.parse().unwrap().count(Section::Answer), 1, "{target}");
     }
     let forwards = Builder::new().answer(b"\xc0\x0c", 15, b"\x00\x0a\xc0\x3b").answer(ROOT, 16, b"\x00");
@@ -248,6 +249,32 @@ fn pointer_into_a_ttl_or_an_address_is_never_passed_on() {
     // Data that is cut, or has no pointer, means the same at every place.
     let opaque = Builder::new().answer(b"\xc0\x0c", 15, b"").answer(b"\xc0\x0c", 5, b"\x40");
     assert_eq!(data(&opaque.parse().unwrap()), [(15, vec![]), (5, vec![0x40])]);
+}
+
+#[test]
+fn record_with_a_malformed_owner_is_removed_alone() {
+    let (to_itself, too_long) = (b"\xc0\x1b", [&[63; 64][..]; 4].concat());
+    let before = |owner: &[u8]| Builder::new().answer(owner, 1, &[192, 0, 2, 1]);
+    let address = |builder: Builder| builder.answer(b"\xc0\x0c", 1, &[192, 0, 2, 2]);
+    for owner in [&to_itself[..], &[&too_long[..], ROOT].concat()] {
+        let message = address(before(owner)).additional(owner, 16, b"\x01x").parse().unwrap();
+        assert_eq!(data(&message), [(1, vec![192, 0, 2, 2])]);
+        let alone = before(owner).additional(b"\xc0\x0c", 1, &[192, 0, 2, 3]);
+        assert_eq!(alone.parse().unwrap_err(), WireError::Answers, "it isn't passed on as NODATA");
+        let opt = Builder::new().additional(owner, OPT, &[]);
+        assert_eq!(opt.parse().unwrap_err(), WireError::Opt);
+    }
+    // The end of this owner isn't known.
+    assert_eq!(address(before(b"\x40")).parse().unwrap_err(), WireError::Owner);
+    // Other records can't stand for an alias, or for the only address.
+    let alias = || Builder::new().answer(b"\xc0\x0c", 5, b"\x01u\xc0\x0e");
+    let behind_alias = alias().answer(b"\xc0\x30", 1, &[192, 0, 2, 1]);
+    assert_eq!(behind_alias.parse().unwrap_err(), WireError::Answers);
+    let without_alias =
+        Builder::new().answer(&to_itself[..], 5, ROOT).answer(b"\xc0\x0c", 1, &[192, 0, 2, 1]);
+    assert_eq!(without_alias.parse().unwrap_err(), WireError::Answers);
+    let data_alone = Builder::new().answer(b"\xc0\x0c", 15, b"\x00\x0a\xc0\x3b");
+    assert_eq!(data_alone.parse().unwrap_err(), WireError::Answers);
 }
 
 #[test]

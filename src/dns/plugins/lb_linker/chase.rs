@@ -54,6 +54,20 @@ pub enum ChainStep {
     Denied,
 }
 
+impl CnameChain {
+    /// Drops what an upstream says about our zones: authority records with an owner for which `is_ours` is true, and a
+    /// DNAME whose owner is above one of our zones, for which `has_ours_below` is true.
+    pub fn drop_records_about_our_zones(
+        &mut self,
+        is_ours: impl Fn(&Name) -> bool,
+        has_ours_below: impl Fn(&Name) -> bool,
+    ) {
+        self.authorities.retain(|record| !is_ours(&record.name));
+        self.answers
+            .retain(|record| record.record_type() != RecordType::DNAME || !has_ours_below(&record.name));
+    }
+}
+
 /// Follows the chain from `name` through an upstream's answer to a query of type `qtype`.
 ///
 /// `max_negative_ttl` is the maximum negative TTL in seconds; `step` decides for each target of an alias where the
