@@ -51,7 +51,7 @@ pub(super) async fn until_first_list(context: &SnapshotContext) -> Result<bool, 
     let path = context.path.clone();
     let loaded = spawn_blocking(move || load(path)).await?;
     let mut has_overrides = false;
-    if let Some(ReadSnapshot { bytes, snapshot }) = report(context, loaded) {
+    if let Some(ReadSnapshot { bytes, snapshot }) = snapshot_or_log(context, loaded) {
         has_overrides = snapshot.links.iter().any(|link| link.overridden_by.is_some());
         context.metrics.links.set(i64::try_from(snapshot.links.len()).unwrap_or(i64::MAX));
         if is_needed(context, deadline).await {
@@ -75,7 +75,7 @@ fn load(path: PathBuf) -> Loaded {
 }
 
 /// Returns the snapshot, or logs why there is none.
-fn report(context: &SnapshotContext, loaded: Loaded) -> Option<ReadSnapshot> {
+fn snapshot_or_log(context: &SnapshotContext, loaded: Loaded) -> Option<ReadSnapshot> {
     let path = context.path.display();
     match loaded {
         Loaded::Snapshot(read) => return Some(read),

@@ -30,7 +30,7 @@ pub(crate) struct AttemptSchedule {
     failed: usize,
     /// The maximum number of failed attempts.
     max_failed: usize,
-    why: Option<ExchangeError>,
+    error: Option<ExchangeError>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl AttemptSchedule {
             started: 0,
             failed: 0,
             max_failed: attempts,
-            why: None,
+            error: None,
         }
     }
 
@@ -125,10 +125,10 @@ impl AttemptSchedule {
             self.next = now;
         }
         // An error of an upstream is more informative than the lack of a socket for another attempt.
-        let tells = |failure: &ExchangeError| self.why.is_none() || !failure.is_shortage();
+        let tells = |failure: &ExchangeError| self.error.is_none() || !failure.is_shortage();
         match outcome {
             Ok(answer) => return Some(answer),
-            Err(failure) if tells(&failure) => self.why = Some(failure),
+            Err(failure) if tells(&failure) => self.error = Some(failure),
             Err(_) => {}
         }
         None
@@ -136,7 +136,7 @@ impl AttemptSchedule {
 
     /// Returns whether no upstream was queried because there was no socket.
     pub(crate) fn lack_sockets(&self) -> bool {
-        self.why.as_ref().is_some_and(ExchangeError::is_shortage)
+        self.error.as_ref().is_some_and(ExchangeError::is_shortage)
     }
 
     /// Returns when the first attempt under way becomes late.
@@ -152,7 +152,7 @@ impl AttemptSchedule {
             self.upstreams[late.index].1 = AttemptState::Free;
             self.failed += 1;
             self.next = now;
-            self.why = Some(late.due().0.late());
+            self.error = Some(late.due().0.late());
         }
     }
 
@@ -160,8 +160,8 @@ impl AttemptSchedule {
         !self.waiting.is_empty()
     }
 
-    pub(crate) fn why(&self) -> Arc<str> {
-        self.why.as_ref().map_or_else(|| "no healthy proxies".into(), |why| why.to_string().into())
+    pub(crate) fn error_text(&self) -> Arc<str> {
+        self.error.as_ref().map_or_else(|| "no healthy proxies".into(), |error| error.to_string().into())
     }
 }
 
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(schedule.next(), None, "it isn't late yet");
         advance(schedule.due().unwrap().saturating_duration_since(Instant::now())).await;
         schedule.give_up_on_late(Instant::now());
-        assert!(schedule.why().ends_with("i/o timeout"), "{}", schedule.why());
+        assert!(schedule.error_text().ends_with("i/o timeout"), "{}", schedule.error_text());
         assert_eq!(begin(&mut schedule), (2, 0, 0));
         assert!(schedule.record_outcome(1, Ok(answer()), Instant::now()).is_some());
         assert!(schedule.is_waiting(), "the second try goes on");

@@ -215,7 +215,7 @@ impl UpstreamGroup {
 
     fn failed(&self, schedule: &AttemptSchedule, origin: LookupOrigin, client: IpAddr) -> ForwardError {
         if !schedule.lack_sockets() {
-            return ForwardError::NoAnswer(schedule.why());
+            return ForwardError::NoAnswer(schedule.error_text());
         }
         if client != CHECK_ADDRESS {
             self.options.metrics.iter().for_each(|metrics| metrics.refused(LookupLimit::Sockets));
