@@ -19,7 +19,7 @@ pub const MAX_SOURCES: usize = 8;
 pub const MAX_ADDRESSES: usize = 32;
 /// Maximum number of `hostnames`, and of `allowFrom`: as in the annotations of a Service.
 pub const MAX_NAMES: usize = MAX_ENTRIES;
-/// Maximum number of labels in `alerts`.
+/// Maximum number of labels in each of `alerts.ruleLabels` and `alerts.labels`.
 pub const MAX_LABELS: usize = 16;
 /// Maximum number of characters in the value of a label of an alert.
 pub const MAX_ALERT_LABEL: usize = 256;

@@ -23,7 +23,7 @@ pub(super) fn check_dns(checker: TargetChecker) -> CheckDns {
     })
 }
 
-/// Returns a function that checks nothing, for commands that don't decide.
+/// Returns a function that checks nothing, for commands that read links and decide about no ExternalTarget.
 pub(super) fn no_checks() -> CheckDns {
     Arc::new(|_, _| async { TargetCheckResult::without_answer() }.boxed())
 }

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn hostnames_precede_addresses_and_no_target_is_pending() {
+    fn hostname_precedes_addresses_and_empty_ingress_has_no_target() {
         let ip: IpAddr = "192.0.2.1".parse().unwrap();
         let both = Ingress { hostnames: vec![host("a.example.")], addresses: vec![ip] };
         assert_eq!(both.choose(None), Some(Target::Hostname(host("a.example."))));

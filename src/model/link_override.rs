@@ -115,7 +115,7 @@ impl Link {
     /// Returns the link of a living Service after the end of the override of `overridden`.
     pub(crate) fn returned(&self, overridden: &Self) -> Self {
         let state = match self.target {
-            // The external target is still that of the ExternalTarget.
+            // Until it is written again, the external target has the target that the ExternalTarget announced.
             None if overridden.active_override().is_some() => {
                 LinkState::Recreated(overridden.service_gone_since().unwrap_or_else(Instant::now))
             }

@@ -165,7 +165,8 @@ fn left_out_service_keeps_its_names_and_target_through_lists() {
     assert!(store.insert_gone(&web, vec![]).is_none());
     assert!(store.delete(&web, "another", None).is_none());
 
-    // A blank status of the same Service keeps the target, a blank status of another Service doesn't.
+    // A blank status of the same Service keeps the target, a blank status of another Service doesn't. If no uid was
+    // recorded, each Service of the name counts as the same.
     store.apply(seen("default", "web", "1", &[]));
     assert_eq!(store.get(&web).unwrap().state, LinkState::Stale);
     assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_none(), "it is followed");

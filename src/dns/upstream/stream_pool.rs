@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connection_in_use_leaves_its_permit_to_an_idle_one() {
+    async fn connection_taken_from_the_pool_frees_its_idle_permit() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let budget = Arc::new(SocketBudget::default());
         let all = free(&budget);

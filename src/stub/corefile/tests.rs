@@ -140,7 +140,7 @@ fn addresses_of_the_service_are_recognized() {
 }
 
 #[test]
-fn imports_of_server_blocks_are_found() {
+fn only_imports_outside_server_blocks_are_found() {
     let imports = |text: &str| Corefile::parse(NAME, text).unwrap().imports_servers();
     assert!(imports(".:53 {\n    import custom/*.override\n}\nimport custom/*.server\n"));
     assert!(imports("import /etc/coredns/custom/*.server\n.:53 {\n}\n"));

@@ -346,7 +346,7 @@ async fn prefer_positive_keeps_answers_with_data() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keepttl_keeps_the_ttl_except_of_expired_answers() {
+async fn keepttl_yields_only_to_a_nonzero_stale_ttl() {
     for (own, later) in [(0, 60), (30, 30)] {
         let stale = ServeStale { max_stale: Duration::from_secs(3600), verify: None, ttl: own };
         let options = CacheOptions { keep_ttl: true, serve_stale: Some(stale), ..CacheOptions::default() };
