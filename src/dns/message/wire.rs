@@ -182,14 +182,14 @@ impl WireMessage {
                     SIG if rdata.starts_with(&[0, 0]) => return Err(WireError::Signed),
                     _ => {}
                 }
-                let removed = match RecordType::from(rtype) {
+                let missing_without = || match RecordType::from(rtype) {
                     _ if section != Section::Answer => Missing::Nothing,
                     rtype if is_alias_type(rtype) => Missing::Alias,
                     _ if Some(rtype) == asked => Missing::Asked,
                     _ => Missing::Other,
                 };
                 let Ok(owner) = owner else {
-                    (rewrite, missing) = (Rewrite::Necessary, missing.max(removed));
+                    (rewrite, missing) = (Rewrite::Necessary, missing.max(missing_without()));
                     continue;
                 };
                 let offset = |at: usize| u16::try_from(at).map_err(|_| WireError::Cut);
@@ -202,7 +202,7 @@ impl WireMessage {
                     // TTL.
                     Err(MalformedName { has_pointer: true }) => {
                         records.pop();
-                        (rewrite, missing) = (Rewrite::Necessary, missing.max(removed));
+                        (rewrite, missing) = (Rewrite::Necessary, missing.max(missing_without()));
                         continue;
                     }
                     Err(_) => RdataForm { length: rdata.len(), has_forbidden_pointer: false },
