@@ -291,9 +291,10 @@ async fn by_tcp(server: SocketAddr, query: &[u8]) -> Result<WireMessage, QueryEr
     };
     let reply = exchange.await.map_err(|source| QueryError::Io { server, source })?;
     match parse_reply(query, &reply) {
-        UpstreamReply::Answer(message) | UpstreamReply::Truncated(Some(message)) => Ok(*message),
-        UpstreamReply::Truncated(None) => Err(QueryError::Malformed { server, source: WireError::Cut }),
-        UpstreamReply::Malformed(source) => Err(QueryError::Malformed { server, source }),
+        UpstreamReply::Answer(message) | UpstreamReply::Truncated(Ok(message)) => Ok(*message),
+        UpstreamReply::Malformed(source) | UpstreamReply::Truncated(Err(source)) => {
+            Err(QueryError::Malformed { server, source })
+        }
         UpstreamReply::Mismatch => Err(QueryError::Mismatch { server }),
     }
 }

@@ -32,8 +32,8 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     let (kind, message) = match parse_reply(&asked, bytes) {
         UpstreamReply::Mismatch => return Ok("mismatch"),
         UpstreamReply::Malformed(_) => return Ok("malformed"),
-        UpstreamReply::Truncated(None) => return Ok("cut"),
-        UpstreamReply::Truncated(Some(message)) => ("truncated", message),
+        UpstreamReply::Truncated(Err(_)) => return Ok("cut"),
+        UpstreamReply::Truncated(Ok(message)) => ("truncated", message),
         UpstreamReply::Answer(message) => ("answer", message),
     };
     let zone = Name::from_ascii("lb.internal.").unwrap();

@@ -323,7 +323,10 @@ pub fn replies() -> Vec<Seed> {
             reply(AAAA, NoError, vec![alias("t.example.", "u.example.")], vec![soa()]),
         ),
         ("nxdomain", reply(A, NXDomain, vec![], vec![soa()])),
-        ("proof-in-the-zone", reply(A, NXDomain, vec![], vec![parent_soa, nsec])),
+        (
+            "proof-in-the-zone",
+            reply(A, NXDomain, vec![alias("t.example.", "x.internal.")], vec![parent_soa, nsec]),
+        ),
         ("referral", reply(A, NoError, vec![], vec![ns()])),
         ("servfail", reply(A, ServFail, vec![], vec![])),
         ("servfail-bare", bytes(&Message::error_msg(0x1234, OpCode::Query, ServFail))),

@@ -24,7 +24,7 @@ pub use typed::RecordOffsets;
 /// offsets of the records.
 ///
 /// Sets TC if records of the answer section don't fit, or records of the authority section of a reply without answers.
-/// Other records may be left out without TC (RFC 2181 section 9). The texts of extended errors are left out if records
+/// Other records may be left out without TC (RFC 2181 section 9). If answers are left out, aliases come first. The texts of extended errors are left out if records
 /// don't fit beside them (RFC 8914 section 3).
 ///
 /// # Errors
@@ -57,7 +57,7 @@ fn encode_with(
 ) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
     let room = usize::from(limit).saturating_sub(opt.len());
     let is_cut = |offsets: &RecordOffsets| offsets.sections[0].len() < reply.records.count(Section::Answer);
-    // A truncated answer has the aliases, wherever the upstream has put them.
+    // An answer that is truncated here has the aliases, wherever they are in the reply.
     if let Some(wire) = reply.records.wire_for(question) {
         let (bytes, offsets) = encode_wire(&reply.metadata, wire, question, opt, room);
         if is_cut(&offsets) && !wire.message.has_aliases_first() {

@@ -10,8 +10,8 @@ use super::wire::{WireError, WireMessage};
 pub enum UpstreamReply {
     /// An answer, or an error response of the upstream.
     Answer(Box<WireMessage>),
-    /// A truncated answer; `None` if it is cut inside a record.
-    Truncated(Option<Box<WireMessage>>),
+    /// A truncated answer; an error if the rest can't be used.
+    Truncated(Result<Box<WireMessage>, WireError>),
     /// A reply to the query that isn't accepted.
     Malformed(WireError),
     /// A message that isn't the reply to the query.
@@ -38,11 +38,11 @@ pub fn parse_reply(sent: &[u8], reply: &[u8]) -> UpstreamReply {
         _ => return UpstreamReply::Mismatch,
     };
     match message.map(Box::new) {
-        Ok(message) if reply[2] & 0x02 != 0 => UpstreamReply::Truncated(Some(message)),
+        Ok(message) if reply[2] & 0x02 != 0 => UpstreamReply::Truncated(Ok(message)),
         Ok(message) => UpstreamReply::Answer(message),
-        // The cut may be inside an owner.
-        Err(WireError::Cut | WireError::Owner | WireError::Answers) if reply[2] & 0x02 != 0 => {
-            UpstreamReply::Truncated(None)
+        // The cut may be inside a record, or inside its owner.
+        Err(error @ (WireError::Cut | WireError::Owner | WireError::Incomplete)) if reply[2] & 0x02 != 0 => {
+            UpstreamReply::Truncated(Err(error))
         }
         Err(error) => UpstreamReply::Malformed(error),
     }
@@ -90,8 +90,8 @@ mod tests {
             change(&mut reply);
             match parse_reply(&sent, &reply) {
                 UpstreamReply::Answer(_) => "answer",
-                UpstreamReply::Truncated(Some(_)) => "truncated",
-                UpstreamReply::Truncated(None) => "cut",
+                UpstreamReply::Truncated(Ok(_)) => "truncated",
+                UpstreamReply::Truncated(Err(_)) => "cut",
                 UpstreamReply::Malformed(_) => "malformed",
                 UpstreamReply::Mismatch => "mismatch",
             }
@@ -105,6 +105,13 @@ mod tests {
             reply.extend([0xc0, 12, 0]);
         };
         assert_eq!(with(&cut), "cut", "TC in the middle of a record");
+        let incomplete = |reply: &mut Vec<u8>| {
+            reply[2] |= 2;
+            reply[7] = 1;
+            // An address whose owner is a pointer forwards.
+            reply.extend([0xc0, 0xff, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 1]);
+        };
+        assert_eq!(with(&incomplete), "cut", "TC, and no answer that can be read");
         assert_eq!(with(&|reply| reply[7] = 1), "malformed");
         assert_eq!(with(&|reply| reply[0] ^= 1), "mismatch", "id");
         assert_eq!(with(&|reply| reply[2] &= 0x7f), "mismatch", "a query");

@@ -68,8 +68,8 @@ pub enum WireError {
     Cut,
     #[error("the owner of a record has no end")]
     Owner,
-    #[error("its answer isn't complete without the records whose names are malformed")]
-    Answers,
+    #[error("it is incomplete without the records whose names are malformed")]
+    Incomplete,
     #[error("it has two OPT records, or one that isn't at the root")]
     Opt,
     #[error("it is signed with TSIG or SIG(0), which no query asked for")]
@@ -78,10 +78,11 @@ pub enum WireError {
     TooLong,
 }
 
-/// What is missing in an answer section because a record was removed.
+/// What an answer or a denial lacks because a record was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Missing {
     Nothing,
+    /// A record of the authority section, or of another type.
     Other,
     /// A record of the question's type.
     Asked,
@@ -183,7 +184,8 @@ impl WireMessage {
                     _ => {}
                 }
                 let missing_without = || match RecordType::from(rtype) {
-                    _ if section != Section::Answer => Missing::Nothing,
+                    _ if section == Section::Additional => Missing::Nothing,
+                    _ if section == Section::Authority => Missing::Other,
                     rtype if is_alias_type(rtype) => Missing::Alias,
                     _ if Some(rtype) == asked => Missing::Asked,
                     _ => Missing::Other,
@@ -223,16 +225,23 @@ impl WireMessage {
             section_ends[section as usize] = u16::try_from(records.len()).map_err(|_| WireError::Cut)?;
             uncompressed[section as usize] = u32::try_from(length).unwrap_or(u32::MAX);
         }
-        // Without these records, the message would say that the name has no data (RFC 2308 section 2.2).
+        // Without these records, the message could say that the name has no data (RFC 2308 section 2.2).
         let answers = &records[..section_ends[Section::Answer as usize].into()];
+        let rtype = |record: &WireRecord| rtype_at(message, record.fixed_start());
+        let is_alias = |record| rtype(record).is_some_and(|rtype| is_alias_type(rtype.into()));
         let is_incomplete = match missing {
             Missing::Nothing => false,
             Missing::Other => answers.is_empty(),
-            Missing::Asked => !answers.iter().any(|record| rtype_at(message, record.fixed_start()) == asked),
+            Missing::Asked => {
+                let is_chain = answers.iter().any(is_alias);
+                let is_at_end =
+                    |record: &WireRecord| is_chain || has_name(message, record.start.into(), name);
+                !answers.iter().any(|record| rtype(record) == asked && is_at_end(record))
+            }
             Missing::Alias => true,
         };
         if is_incomplete {
-            return Err(WireError::Answers);
+            return Err(WireError::Incomplete);
         }
         // Octets after the last record aren't part of the message.
         let end = records.last().map_or(question_end, |record| usize::from(record.end));

@@ -55,7 +55,8 @@
 //! - `lb_linker_dns_stale_answers_total`: answers with last known addresses because no upstream answered.
 //! - `lb_linker_dns_targets_denied_total{reason}`: answers from which a name or an address was left out: `reason` is
 //!   `name` (the cluster's own domain, or `localhost`), `namespace` (`allow-from`), `acl`, or `address`.
-//! - `lb_linker_dns_targets_failing`: targets, by name and type, for which the last look-up failed.
+//! - `lb_linker_dns_targets_failing`: targets, by name and type, for which the last look-up failed. A target that isn't
+//!   looked up for ten minutes no longer counts.
 //!
 //! # Examples
 //!

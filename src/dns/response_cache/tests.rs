@@ -441,3 +441,18 @@ async fn truncated_answer_is_not_cached_with_loadbalance() {
         assert_eq!(served.again(&asked, from).is_some(), is_again, "{room:?}");
     }
 }
+
+#[tokio::test]
+async fn truncated_answer_in_another_order_is_not_cached() {
+    let addresses: String =
+        (1..=100).map(|last| format!("answer \"{{{{ .Name }}}} 20 IN A 192.0.2.{last}\"\n")).collect();
+    for (alias, is_again) in [("", true), ("answer \"{{ .Name }} 20 IN CNAME x.example.\"", false)] {
+        let mut served =
+            Served::new("", &format!("cache 30\ntemplate IN A example {{\n{addresses}{alias}\n}}"));
+        let asked = question(7, "many.example.", RecordType::A, Some((1232, false)), 0);
+        for _ in 0..2 {
+            served.ask(&asked, client("10.0.0.1")).await;
+        }
+        assert_eq!(served.again(&asked, client("10.0.0.1")).is_some(), is_again, "{alias:?}");
+    }
+}

@@ -56,7 +56,7 @@ impl WireResponse {
         server: u64,
     ) -> Option<Self> {
         let mut validity = *reply.validity.take()?;
-        // The records of a countdown have the numbers of the reply.
+        // A countdown names records by their place in the reply, and a reordered message has them at other places.
         if bytes.len() > MAX_RESPONSE_BYTES || offsets.is_reordered {
             return None;
         }

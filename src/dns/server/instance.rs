@@ -279,12 +279,13 @@ impl Instance {
         self.serving.spawn(async move { (number, ended(tokio::spawn(serving).await)) });
     }
 
-    /// Returns a server of this block alone, for the tasks of the block: they outlive a reload, and mustn't keep
-    /// replaced blocks alive.
+    /// Returns a server of this block alone, for its tasks: the tasks of an unchanged block outlive a reload, and mustn't
+    /// keep replaced blocks alive.
     fn server_of(&self, block: &Arc<ServerBlock>) -> Arc<Server> {
         let servers = self.servers.borrow();
         let is_own = |other: &Arc<ServerBlock>| Arc::ptr_eq(other, block);
         let server = servers.iter().find(|server| server.blocks().any(|(_, other)| is_own(other)));
+        // Every block belongs to a server; the default is never used.
         let (label, view) =
             server.map(|server| (server.label.clone(), server.view.clone())).unwrap_or_default();
         let zones: Vec<_> = block.zones.iter().map(|zone| (zone.clone(), Arc::clone(block))).collect();

@@ -200,7 +200,7 @@ impl Attempt<'_> {
             UpstreamReply::Answer(answer) => Ok(*answer),
             UpstreamReply::Truncated(cut) => {
                 let whole = by_stream();
-                match cut.filter(|cut| cut.count(Section::Answer) > 0) {
+                match cut.ok().filter(|cut| cut.count(Section::Answer) > 0) {
                     // A truncated answer, marked by TC, is better than none.
                     Some(cut) => match timeout(STREAM_TIMEOUT, whole).await {
                         Ok(Ok(whole)) => Ok(whole),
@@ -345,13 +345,14 @@ impl Attempt<'_> {
                 self.upstream.pool.close_idle_since(begun);
                 self.over_new(bytes, self.quota.take()).await
             }
-            // The other end may be gone, or the answer may just be slow: then it comes over both connections.
+            // Either the other end is gone, or the answer is slow. If it is slow, it comes over the old connection, too,
+            // and the idle connections stay open.
             Err(_) => {
                 let permit = self.quota.take_spare();
                 let new = Box::pin(async {
-                    let answer = self.over_new(bytes, permit).await?;
+                    let outcome = self.over_new(bytes, permit).await;
                     self.upstream.pool.close_idle_since(begun);
-                    Ok(answer)
+                    outcome
                 });
                 select_ok([Either::Left(old), Either::Right(new)]).await.map(|(answer, _)| answer)
             }
@@ -405,7 +406,7 @@ impl Attempt<'_> {
             Err(_) => return Err(reading.late()),
         };
         let reply = parse_reply(bytes, &answer);
-        if matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(Some(_))) {
+        if matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(Ok(_))) {
             self.upstream.pool.put(connection);
         }
         Ok((reply, local))
@@ -420,11 +421,8 @@ impl Attempt<'_> {
         (reply, local): (UpstreamReply, Option<SocketAddr>),
     ) -> Result<WireMessage, ExchangeError> {
         match reply {
-            UpstreamReply::Answer(answer) | UpstreamReply::Truncated(Some(answer)) => Ok(*answer),
-            UpstreamReply::Truncated(None) => {
-                Err(self.refused("tcp", local, "the reply ends within a record"))
-            }
-            UpstreamReply::Malformed(error) => {
+            UpstreamReply::Answer(answer) | UpstreamReply::Truncated(Ok(answer)) => Ok(*answer),
+            UpstreamReply::Malformed(error) | UpstreamReply::Truncated(Err(error)) => {
                 Err(self.refused("tcp", local, format!("the reply isn't accepted: {error}")))
             }
             UpstreamReply::Mismatch => Err(self.refused("tcp", local, MISMATCH)),
@@ -495,7 +493,6 @@ mod tests {
 
     #[tokio::test]
     async fn slow_answer_leaves_the_idle_connections_open() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let read = async |stream: &mut TcpStream| {
             let mut message = vec![0; usize::from(stream.read_u16().await.unwrap())];
@@ -503,9 +500,11 @@ mod tests {
             message
         };
         for (is_answered_by_old, idle) in [(true, 2), (false, 1)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let endpoint = UpstreamEndpoint { address, transport: Transport::Tcp };
-            let upstream = Arc::new(Upstream::new(endpoint, &ForwardOptions::default()));
+            let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
+            let upstream = Arc::new(Upstream::new(endpoint, &options));
             let quota = upstream.budget.of_checks();
             let mut accepted = Vec::new();
             for _ in 0..2 {

@@ -260,21 +260,27 @@ fn record_with_a_malformed_owner_is_removed_alone() {
         let message = address(before(owner)).additional(owner, 16, b"\x01x").parse().unwrap();
         assert_eq!(data(&message), [(1, vec![192, 0, 2, 2])]);
         let alone = before(owner).additional(b"\xc0\x0c", 1, &[192, 0, 2, 3]);
-        assert_eq!(alone.parse().unwrap_err(), WireError::Answers, "it isn't passed on as NODATA");
+        assert_eq!(alone.parse().unwrap_err(), WireError::Incomplete, "it isn't passed on as NODATA");
         let opt = Builder::new().additional(owner, OPT, &[]);
         assert_eq!(opt.parse().unwrap_err(), WireError::Opt);
     }
+    for (rtype, rdata) in [(2, &b"\xc0\x0e"[..]), (6, &[0; 22])] {
+        let denial = Builder::new().add(Section::Authority, to_itself, rtype, 60, rdata);
+        assert_eq!(denial.parse().unwrap_err(), WireError::Incomplete, "a referral or NODATA");
+    }
+    let of_another_name = before(to_itself).answer(b"\xc0\x0e", 1, &[192, 0, 2, 2]);
+    assert_eq!(of_another_name.parse().unwrap_err(), WireError::Incomplete);
     // The end of this owner isn't known.
     assert_eq!(address(before(b"\x40")).parse().unwrap_err(), WireError::Owner);
     // Other records can't stand for an alias, or for the only address.
     let alias = || Builder::new().answer(b"\xc0\x0c", 5, b"\x01u\xc0\x0e");
     let behind_alias = alias().answer(b"\xc0\x30", 1, &[192, 0, 2, 1]);
-    assert_eq!(behind_alias.parse().unwrap_err(), WireError::Answers);
+    assert_eq!(behind_alias.parse().unwrap_err(), WireError::Incomplete);
     let without_alias =
         Builder::new().answer(&to_itself[..], 5, ROOT).answer(b"\xc0\x0c", 1, &[192, 0, 2, 1]);
-    assert_eq!(without_alias.parse().unwrap_err(), WireError::Answers);
+    assert_eq!(without_alias.parse().unwrap_err(), WireError::Incomplete);
     let data_alone = Builder::new().answer(b"\xc0\x0c", 15, b"\x00\x0a\xc0\x3b");
-    assert_eq!(data_alone.parse().unwrap_err(), WireError::Answers);
+    assert_eq!(data_alone.parse().unwrap_err(), WireError::Incomplete);
 }
 
 #[test]

@@ -15,7 +15,8 @@ use crate::model::hostname::to_presentation;
 /// The rate limit of log lines: when all targets fail, the first lines are enough.
 const MAX_LINES_PER_MINUTE: u32 = 20;
 const LINES_WINDOW: Duration = Duration::from_secs(60);
-/// A target whose last failed look-up is older than this no longer counts: clients have stopped querying it.
+/// A target whose last failed look-up is older than this is removed at the next look-up of a target: clients have
+/// stopped querying it.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_FAILED_TARGETS: usize = 10_000;
@@ -70,12 +71,9 @@ impl FailedTargets {
         }
         let mut state = self.state.lock();
         let now = Instant::now();
-        if let Some(seen) = state.failing.get_mut(key) {
-            *seen = now;
-            return;
-        }
+        let is_known = state.failing.get_mut(key).map(|seen| *seen = now).is_some();
         self.forget_old(&mut state, now);
-        if state.failing.len() < MAX_FAILED_TARGETS {
+        if !is_known && state.failing.len() < MAX_FAILED_TARGETS {
             state.failing.insert(key.clone(), now);
             self.count(&mut state);
             if let Some(suffix) = state.take_log_slot() {
@@ -187,6 +185,12 @@ mod tests {
         failing.mark_resolved(&question(3).key(), &question(3));
         assert_eq!(lines(), (1, 0));
         // The other targets aren't queried any more.
+        tokio::time::advance(FORGET_AFTER / 2).await;
+        failing.mark_failed(&question(4).key(), &question(4), "why");
+        assert_eq!(number.get(), 27);
+        tokio::time::advance(FORGET_AFTER / 2).await;
+        failing.mark_failed(&question(4).key(), &question(4), "why");
+        assert_eq!(number.get(), 1);
         tokio::time::advance(FORGET_AFTER).await;
         failing.mark_resolved(&question(40).key(), &question(40));
         assert_eq!(number.get(), 0);
