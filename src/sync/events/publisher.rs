@@ -265,8 +265,8 @@ impl EventPublisher {
         let now = Instant::now();
         let forbidden = Forbidden::of(error, verb, "events");
         match status.code {
-            // An earlier attempt has arrived.
-            409 => SendResult::Sent,
+            // An earlier attempt has arrived. A quota that is being updated answers 409 Conflict.
+            409 if verb == "create" && status.reason == "AlreadyExists" => SendResult::Sent,
             404 if verb == "patch" => SendResult::Expired,
             // The namespace, and so the Service, is gone or being deleted.
             404 => SendResult::Refused,
@@ -293,7 +293,7 @@ impl EventPublisher {
                 }
                 SendResult::Refused
             }
-            429 | 500.. => {
+            409 | 429 | 500.. => {
                 namespaces.error_log(namespace, now).report(status.code, &describe(error, &doing, ""));
                 SendResult::Again(retry_after(error).unwrap_or_default().min(RETRY_BACKOFF.1))
             }
@@ -368,6 +368,7 @@ mod tests {
         Nothing,
         Never,
         Status(u16, &'static str),
+        Conflict(&'static str),
     }
 
     const CREATED: StubResponse = StubResponse::Status(201, "");
@@ -398,14 +399,16 @@ mod tests {
                 let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
                 let what = sent["note"].as_str().map_or_else(|| sent.to_string(), ToOwned::to_owned);
                 received.send((path, what)).unwrap();
+                let failure = |code: u16, message, reason| {
+                    let status = "Failure";
+                    json!({"status": status, "message": message, "reason": reason, "code": code})
+                };
                 let (code, body) = match answer.unwrap_or(CREATED) {
                     StubResponse::Never => return std::future::pending().await,
                     StubResponse::Nothing => return Err(std::io::Error::other("connection reset")),
                     StubResponse::Status(code @ 200..300, _) => (code, sent),
-                    StubResponse::Status(code, message) => {
-                        let (status, reason) = ("Failure", "");
-                        (code, json!({"status": status, "message": message, "reason": reason, "code": code}))
-                    }
+                    StubResponse::Status(code, message) => (code, failure(code, message, "")),
+                    StubResponse::Conflict(reason) => (409, failure(409, "already exists", reason)),
                 };
                 let body = Body::from(serde_json::to_vec(&body).unwrap());
                 Ok(Response::builder().status(code).body(body).unwrap())
@@ -452,8 +455,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn event_with_lost_answer_isnt_counted_as_dropped() {
-        let answers = [StubResponse::Nothing, StubResponse::Status(409, "already exists"), CREATED];
+        let answers = [StubResponse::Nothing, StubResponse::Conflict("AlreadyExists"), CREATED];
         let (recorder, mut requests, metrics, _tasks) = sender(&answers);
+        record(&recorder, "first");
+        record(&recorder, "second");
+        for note in ["first", "first", "second"] {
+            assert_eq!(requests.recv().await.unwrap().1, note);
+        }
+        assert_eq!(metrics.get(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn event_that_meets_an_update_of_a_quota_is_resent() {
+        let (recorder, mut requests, metrics, _tasks) =
+            sender(&[StubResponse::Conflict("Conflict"), CREATED]);
         record(&recorder, "first");
         record(&recorder, "second");
         for note in ["first", "first", "second"] {
