@@ -262,8 +262,10 @@ impl NamespaceQueues {
         true
     }
 
-    fn pop(&mut self) -> Option<QueuedEvent> {
-        let namespace = self.turns.pop_front()?;
+    /// Removes the next Event of a namespace for which `is_held` is false.
+    fn pop(&mut self, is_held: impl Fn(&str) -> bool) -> Option<QueuedEvent> {
+        let turn = self.turns.iter().position(|namespace| !is_held(namespace))?;
+        let namespace = self.turns.remove(turn)?;
         let waiting = self.by_namespace.get_mut(&namespace)?;
         let next = waiting.pop_front();
         self.number -= usize::from(next.is_some());
@@ -288,14 +290,14 @@ impl EventQueue {
         }
     }
 
-    fn pop(&self) -> Option<QueuedEvent> {
-        self.waiting.lock().pop()
+    fn pop(&self, is_held: impl Fn(&str) -> bool) -> Option<QueuedEvent> {
+        self.waiting.lock().pop(is_held)
     }
 
-    /// Waits for the next Event. Only one task may wait.
-    async fn next(&self) -> QueuedEvent {
+    /// Waits for the next Event of a namespace for which `is_held` is false. Only one task may wait.
+    async fn next(&self, is_held: impl Fn(&str) -> bool) -> QueuedEvent {
         loop {
-            if let Some(next) = self.pop() {
+            if let Some(next) = self.pop(&is_held) {
                 return next;
             }
             self.notify.notified().await;
@@ -348,8 +350,12 @@ mod tests {
         }
         assert_eq!(dropped.get(), 5);
         let queue = recorder.0.unwrap();
-        assert_eq!(&*queue.pop().unwrap().event_key.note, "a → 0", "the first one is the first to be sent");
-        assert_eq!(std::iter::from_fn(|| queue.pop()).count(), QUEUE_CAPACITY / 2 - 1);
+        assert_eq!(
+            &*queue.pop(|_| false).unwrap().event_key.note,
+            "a → 0",
+            "the first one is the first to be sent"
+        );
+        assert_eq!(std::iter::from_fn(|| queue.pop(|_| false)).count(), QUEUE_CAPACITY / 2 - 1);
     }
 
     #[test]
@@ -366,12 +372,12 @@ mod tests {
         assert_eq!((0..10_000).filter(|i| record("second", *i)).count(), QUEUE_CAPACITY / 4);
         assert!((0..10).all(|i| record("other", i)));
         let queue = recorder.0.clone().unwrap();
-        let order: Vec<_> = (0..6).filter_map(|_| Some(queue.pop()?.event_key.note)).collect();
+        let order: Vec<_> = (0..6).filter_map(|_| Some(queue.pop(|_| false)?.event_key.note)).collect();
         assert_eq!(
             order.iter().map(|note| &**note).collect::<Vec<_>>(),
             ["tenant", "second", "other", "tenant", "second", "other"]
         );
-        let rest = std::iter::from_fn(|| queue.pop()).count();
+        let rest = std::iter::from_fn(|| queue.pop(|_| false)).count();
         assert_eq!(rest, QUEUE_CAPACITY / 2 + QUEUE_CAPACITY / 4 + 10 - 6);
         assert!(record("tenant", 0), "there is room again");
     }
@@ -383,10 +389,10 @@ mod tests {
         let recorder = Recorder::new(dropped.clone(), leadership);
         let queue = recorder.0.clone().unwrap();
         recorder.record(regarding(), Reason::Removed, "");
-        assert!(queue.pop().is_none());
+        assert!(queue.pop(|_| false).is_none());
         lead(Some(7));
         recorder.record(regarding(), Reason::Removed, "");
-        assert_eq!(queue.pop().unwrap().term, 7);
+        assert_eq!(queue.pop(|_| false).unwrap().term, 7);
         assert_eq!(dropped.get(), 0);
         Recorder::none().record(regarding(), Reason::Removed, "");
     }
@@ -398,9 +404,9 @@ mod tests {
         recorder.about(&link(""), Reason::Removed, "ghost");
         recorder.about(&link("u"), Reason::Removed, "seen");
         let queue = recorder.0.unwrap();
-        let QueuedEvent { event_key, .. } = queue.pop().unwrap();
+        let QueuedEvent { event_key, .. } = queue.pop(|_| false).unwrap();
         assert_eq!((event_key.regarding, &*event_key.note), (regarding(), "seen"));
-        assert!(queue.pop().is_none());
+        assert!(queue.pop(|_| false).is_none());
     }
 
     #[tokio::test]
@@ -408,8 +414,8 @@ mod tests {
         let (recorder, _) = recorder();
         recorder.record(regarding(), Reason::Removed, "before");
         let queue = recorder.0.clone().unwrap();
-        assert_eq!(&*queue.next().await.event_key.note, "before");
-        let next = tokio::spawn(async move { queue.next().await.event_key.note });
+        assert_eq!(&*queue.next(|_| false).await.event_key.note, "before");
+        let next = tokio::spawn(async move { queue.next(|_| false).await.event_key.note });
         tokio::task::yield_now().await;
         recorder.record(regarding(), Reason::Removed, "after");
         assert_eq!(&*next.await.unwrap(), "after");

@@ -27,6 +27,7 @@ use crate::sync::k8s::errors::{ApiAvailability, describe, retry_after, root_caus
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::metrics::ApiMetrics;
+use crate::sync::k8s::watch::sleep_until_opt;
 
 /// `reportingController`: Kubernetes requires a qualified name.
 const CONTROLLER: &str = "lb-linker";
@@ -101,7 +102,7 @@ impl EventPublisher {
             () = self.send_all(&queue, &mut known, &stop) => {}
             () = late => {}
         }
-        let queued = known.series.len() + std::iter::from_fn(|| queue.pop()).count();
+        let queued = known.series.len() + std::iter::from_fn(|| queue.pop(|_| false)).count();
         let unsent = known.under_way + queued as u64;
         if unsent > 0 {
             queue.dropped.inc_by(unsent);
@@ -115,9 +116,11 @@ impl EventPublisher {
         let mut look = interval(SERIES_CHECK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let resumes = known.namespaces.next_to_resume(Instant::now());
+            let is_held = |namespace: &str| known.namespaces.is_held(namespace, Instant::now());
             let new = tokio::select! {
                 biased;
-                QueuedEvent { event_key, at, term } = queue.next() => {
+                QueuedEvent { event_key, at, term } = queue.next(is_held) => {
                     if term != known.term {
                         (known.term, known.memory) = (term, EventAggregator::default());
                         known.series.clear();
@@ -127,6 +130,7 @@ impl EventPublisher {
                 }
                 () = ready(()), if !known.series.is_empty() => None,
                 () = stop.cancelled() => return,
+                () = sleep_until_opt(resumes) => None,
                 _ = look.tick() => {
                     known.series.extend(known.memory.due(Instant::now()));
                     None
@@ -135,7 +139,10 @@ impl EventPublisher {
             if let Some((event_key, todo)) = new {
                 self.process(queue, &event_key, todo, known).await;
             }
-            if let Some(event_key) = known.series.pop_front() {
+            // The series of a namespace that is held stays due.
+            if let Some(event_key) = known.series.pop_front()
+                && !known.namespaces.is_held(&event_key.regarding.namespace, Instant::now())
+            {
                 let todo = known.memory.update(&event_key, Instant::now());
                 self.process(queue, &event_key, todo, known).await;
             }
@@ -181,21 +188,27 @@ impl EventPublisher {
         outcome == SendResult::Sent
     }
 
-    /// Sends an Event, with retries after temporary failures.
+    /// Sends an Event, with retries after temporary failures, but without them if the last Event of the namespace failed.
     async fn deliver(
         &self,
         event_key: &EventKey,
         todo: &EventWrite,
         known: &mut PublisherState,
     ) -> SendResult {
+        let namespace = &event_key.regarding.namespace;
         let mut pauses = Backoff::new(RETRY_BACKOFF);
-        for _ in 1..MAX_ATTEMPTS {
+        let attempts = if known.namespaces.has_failed(namespace) { 1 } else { MAX_ATTEMPTS };
+        for _ in 1..attempts {
             match self.send(event_key, todo, known).await {
                 SendResult::Again(at_least) => sleep(pauses.next().max(at_least)).await,
                 outcome => return outcome,
             }
         }
-        self.send(event_key, todo, known).await
+        let outcome = self.send(event_key, todo, known).await;
+        if let SendResult::Again(at_least) = outcome {
+            known.namespaces.fail(namespace, at_least, Instant::now());
+        }
+        outcome
     }
 
     async fn send(&self, event_key: &EventKey, todo: &EventWrite, known: &mut PublisherState) -> SendResult {
@@ -356,6 +369,8 @@ mod tests {
 
     use super::super::Reason;
     use prometheus::IntCounter;
+    use tower::ServiceBuilder;
+    use tower::timeout::TimeoutLayer;
 
     use super::*;
     use crate::sync::election::Leadership;
@@ -388,13 +403,22 @@ mod tests {
     }
 
     fn idle_sender(answers: &[StubResponse], leadership: Leadership) -> (EventPublisher, Requests) {
+        let mut answers = VecDeque::from(answers.to_vec());
+        sender_to(move |_| answers.pop_front(), leadership)
+    }
+
+    /// Returns a publisher for a stub that gives these responses by path, and otherwise succeeds.
+    fn sender_to(
+        answer: impl FnMut(&str) -> Option<StubResponse> + Send + 'static,
+        leadership: Leadership,
+    ) -> (EventPublisher, Requests) {
         let (received, requests) = mpsc::unbounded_channel();
-        let answers = Arc::new(Mutex::new(VecDeque::from(answers.to_vec())));
+        let answer = Arc::new(Mutex::new(answer));
         let service = tower::service_fn(move |request: Request<Body>| {
-            let (received, answers) = (received.clone(), Arc::clone(&answers));
+            let (received, answer) = (received.clone(), Arc::clone(&answer));
             async move {
                 let path = request.uri().path().to_owned();
-                let answer = answers.lock().pop_front();
+                let answer = (*answer.lock())(&path);
                 let body = request.into_body().collect_bytes().await.unwrap();
                 let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
                 let what = sent["note"].as_str().map_or_else(|| sent.to_string(), ToOwned::to_owned);
@@ -414,6 +438,8 @@ mod tests {
                 Ok(Response::builder().status(code).body(body).unwrap())
             }
         });
+        let service =
+            ServiceBuilder::new().layer(TimeoutLayer::new(Duration::from_secs(10))).service(service);
         let dropped = test_support::metrics::<EventMetrics>().dropped.clone();
         let recorder = Recorder::new(dropped, leadership);
         let sender = EventPublisher {
@@ -519,6 +545,44 @@ mod tests {
             assert_eq!(received().await, (true, note.to_owned()));
         }
         assert_eq!(metrics.get(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn namespace_without_answers_delays_other_events_only_once() {
+        let answers = |path: &str| path.contains("/slow/").then_some(StubResponse::Never);
+        let (sender, mut requests) = sender_to(answers, Leadership::unconditional());
+        let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
+        for number in 0..20 {
+            record_in("slow", &recorder, &number.to_string());
+        }
+        record_in("other", &recorder, "first");
+        let start = Instant::now();
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(sender.run(CancellationToken::new()));
+        for note in ["0", "0", "0", "first"] {
+            assert_eq!(requests.recv().await.unwrap().1, note);
+        }
+        assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
+        assert_eq!(metrics.get(), 1);
+        let start = Instant::now();
+        record_in("other", &recorder, "second");
+        assert_eq!(requests.recv().await.unwrap().1, "second");
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        for number in ["1", "2"] {
+            assert_eq!(requests.recv().await.unwrap().1, number, "one attempt of each");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn queued_events_survive_an_outage_of_the_api_server() {
+        let (recorder, mut requests, metrics, _tasks) = sender(&[StubResponse::Nothing; MAX_ATTEMPTS + 1]);
+        for number in 0..10 {
+            record(&recorder, &number.to_string());
+        }
+        for note in ["0", "0", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9"] {
+            assert_eq!(requests.recv().await.unwrap().1, note);
+        }
+        assert_eq!(metrics.get(), 2);
     }
 
     #[tokio::test(start_paused = true)]

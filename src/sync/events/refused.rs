@@ -1,4 +1,4 @@
-//! Namespaces that refuse Events: each is logged once, and skipped for a while.
+//! Namespaces that refuse Events, or for which requests fail: each is logged once, and skipped for a while.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,24 +8,26 @@ use tokio::time::Instant;
 use crate::sync::controller::backoff::Backoff;
 use crate::sync::k8s::errors::ThrottledLog;
 
-/// The first and the longest time for which a namespace that refuses Events is skipped.
+/// The first and the longest time for which a namespace is skipped.
 const NAMESPACE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Maximum number of namespaces with their own log lines: if a permission is missing everywhere, a few lines suffice.
 const MAX_NAMED_NAMESPACES: usize = 10;
 /// Maximum number of namespaces in memory. A forgotten namespace gets at worst one more request.
 const MAX_NAMESPACES: usize = 1000;
 
-/// The state of a namespace that refuses Events.
+/// The state of a namespace since the last Event that it accepted.
 #[derive(Debug)]
 struct NamespaceBreaker {
     /// `None` for a namespace without its own log lines.
     own_log: Option<ThrottledLog>,
     pauses: Backoff,
-    /// Events before this time are dropped.
+    /// Until this time Events wait if `has_failed`, else they are dropped.
     not_before: Instant,
+    /// Whether all attempts to send the last Event have failed for a temporary reason.
+    has_failed: bool,
 }
 
-/// The namespaces that refuse Events.
+/// The namespaces that refuse Events, or for which requests fail.
 #[derive(Debug, Default)]
 pub(super) struct NamespaceBreakers {
     refused: HashMap<Box<str>, NamespaceBreaker>,
@@ -36,15 +38,40 @@ pub(super) struct NamespaceBreakers {
 }
 
 impl NamespaceBreakers {
-    /// Returns whether a namespace refused Events recently and is skipped.
+    /// Returns whether a namespace refused Events recently, so that its Events are dropped.
     pub(super) fn is_backing_off(&self, namespace: &str, now: Instant) -> bool {
-        self.refused.get(namespace).is_some_and(|refused| now < refused.not_before)
+        self.refused.get(namespace).is_some_and(|refused| now < refused.not_before && !refused.has_failed)
     }
 
-    /// Records that a namespace refuses all Events. It is skipped for a growing time.
+    /// Returns whether requests for a namespace failed recently, so that its Events wait.
+    pub(super) fn is_held(&self, namespace: &str, now: Instant) -> bool {
+        self.refused.get(namespace).is_some_and(|refused| now < refused.not_before && refused.has_failed)
+    }
+
+    /// Returns when the next namespace isn't held any more.
+    pub(super) fn next_to_resume(&self, now: Instant) -> Option<Instant> {
+        let held = self.refused.values().filter(|refused| now < refused.not_before && refused.has_failed);
+        held.map(|refused| refused.not_before).min()
+    }
+
+    /// Returns whether all attempts to send the last Event of a namespace have failed.
+    pub(super) fn has_failed(&self, namespace: &str) -> bool {
+        self.refused.get(namespace).is_some_and(|refused| refused.has_failed)
+    }
+
+    /// Records that a namespace refuses all Events. Events of the next time, which grows, are dropped.
     pub(super) fn refuse(&mut self, namespace: &str, now: Instant) {
         let refused = self.entry(namespace, now);
         refused.not_before = now + refused.pauses.next();
+        refused.has_failed = false;
+    }
+
+    /// Records that all attempts to send an Event have failed. The namespace is held for a growing time, at least for
+    /// `at_least`.
+    pub(super) fn fail(&mut self, namespace: &str, at_least: Duration, now: Instant) {
+        let refused = self.entry(namespace, now);
+        refused.not_before = now + refused.pauses.next().max(at_least);
+        refused.has_failed = true;
     }
 
     /// Returns the log for a namespace; a namespace that isn't known yet is added.
@@ -78,6 +105,7 @@ impl NamespaceBreakers {
             own_log: (named < MAX_NAMED_NAMESPACES).then(ThrottledLog::default),
             pauses: Backoff::new(NAMESPACE_BACKOFF),
             not_before: now,
+            has_failed: false,
         })
     }
 }
