@@ -196,6 +196,14 @@ impl Recorder {
         self.0.as_ref().map(|queue| queue.dropped.clone()).unwrap()
     }
 
+    /// Returns the reasons and notes of the queued Events.
+    #[cfg(test)]
+    pub(crate) fn take_queued(&self) -> Vec<(Reason, Box<str>)> {
+        let queue = self.0.as_ref().unwrap();
+        let queued = std::iter::from_fn(|| queue.pop(|_| false));
+        queued.map(|event| (event.event_key.reason, event.event_key.note)).collect()
+    }
+
     /// Returns a recorder that records nothing, for use without a cluster or without writes to it.
     #[must_use]
     pub fn none() -> Self {

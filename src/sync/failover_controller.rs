@@ -199,10 +199,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             Some(ended) = controller.leader.writes.join_next() => controller.written(ended?),
         }
     }
-    let drain = async { while controller.leader.writes.join_next().await.is_some() {} };
-    // A write without an answer delays the shutdown by at most `SHUTDOWN_TIMEOUT`.
-    let _ = timeout(SHUTDOWN_TIMEOUT, drain).await;
-    Ok(())
+    controller.finish().await
 }
 
 impl FailoverController {
@@ -224,6 +221,18 @@ impl FailoverController {
             is_forbidden_logged: false,
             leader: LeaderTerm::default(),
         }
+    }
+
+    /// Waits for the writes under way, and reports what they have changed.
+    async fn finish(mut self) -> Result<(), SyncError> {
+        let drain = async {
+            while let Some(ended) = self.leader.writes.join_next().await {
+                self.written(ended?);
+            }
+            Ok(())
+        };
+        // A write without an answer delays the shutdown by at most `SHUTDOWN_TIMEOUT`.
+        timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or(Ok(()))
     }
 
     /// Processes a change of a Service, or of the link of its key.
@@ -292,3 +301,6 @@ fn sources_of<'a>(context: &'a FailoverContext, policy: &'a HostnamePolicy) -> S
         tcp_check_namespaces: &context.tcp_check_namespaces,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -120,16 +120,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.looked_up(&existing?),
         }
     }
-    let drain = async {
-        while let Some(ended) = reconciler.writes.join_next().await {
-            reconciler.on_write_end(ended?);
-        }
-        Ok(())
-    };
-    tokio::time::timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or_else(|_| {
-        warn!("stopping although some writes to the API server haven't been answered");
-        Ok(())
-    })
+    reconciler.finish().await
 }
 
 pub(crate) struct Reconciler {
@@ -164,6 +155,8 @@ pub(crate) struct Reconciler {
     start_check: StartCheck,
     /// Whether a write or the look-up before it has had no answer since the last successful write.
     pub(crate) unanswered: bool,
+    /// Whether no more writes are started.
+    pub(crate) is_stopping: bool,
 }
 
 impl Reconciler {
@@ -196,8 +189,29 @@ impl Reconciler {
             refused_look_ups: HashMap::new(),
             start_check: StartCheck::default(),
             unanswered: false,
+            is_stopping: false,
             context,
         }
+    }
+
+    /// Waits for the writes under way, for at most [`SHUTDOWN_TIMEOUT`], and reports what they have changed.
+    async fn finish(mut self) -> Result<(), SyncError> {
+        let drain = async {
+            while let Some(ended) = self.writes.join_next().await {
+                self.on_write_end(ended?);
+            }
+            Ok(())
+        };
+        let drained = tokio::time::timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or_else(|_| {
+            warn!("stopping although some writes to the API server haven't been answered");
+            Ok(())
+        });
+        self.is_stopping = true;
+        // The next leader doesn't report a target that is already written.
+        for key in self.report.changing_links() {
+            self.reconcile_isolated(key);
+        }
+        drained
     }
 
     /// Begins a term of this leader, or continues after a restore of etcd, with new lists.

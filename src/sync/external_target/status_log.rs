@@ -408,6 +408,11 @@ impl StatusLog {
         }
     }
 
+    /// Returns the links with a new target that isn't reported yet.
+    pub(crate) fn changing_links(&self) -> Vec<ServiceKey> {
+        self.previous_targets.keys().cloned().collect()
+    }
+
     pub(crate) fn tidy(&mut self) {
         self.held.shrink_to_fit();
         self.previous_targets.shrink_to_fit();

@@ -52,6 +52,9 @@ impl Reconciler {
 
     /// Starts a write, unless it has to wait; returns whether it was started.
     pub(crate) fn start(&mut self, link: &Arc<Link>, write: Write, started_at: Instant) -> bool {
+        if self.is_stopping {
+            return false;
+        }
         let (key, id) = (link.key.clone(), write.id());
         if let Some((outdated, since)) = self.stale_versions.get(&id) {
             let remaining = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());

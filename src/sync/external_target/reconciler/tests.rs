@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kube::Client;
 use parking_lot::Mutex;
+use prometheus::IntCounter;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -13,6 +14,8 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::{OnGone, Store};
 use crate::sync::election::Leadership;
 use crate::sync::election::term::TERM;
+use crate::sync::events::link_log::Telemetry;
+use crate::sync::events::{Reason, Recorder};
 use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
@@ -30,6 +33,10 @@ fn lists(term: u64, rewinds: u64) -> LinkLists {
 }
 
 fn reconciler(client: Client) -> Reconciler {
+    reconciler_with(client, test_support::telemetry())
+}
+
+fn reconciler_with(client: Client, telemetry: Telemetry) -> Reconciler {
     let leadership = Leadership::unconditional();
     Reconciler::new(ReconcilerContext {
         persisted: Arc::default(),
@@ -44,7 +51,7 @@ fn reconciler(client: Client) -> Reconciler {
         selection: Arc::default(),
         hostname_policy: watch::Sender::new(Arc::default()).subscribe(),
         policy: test_support::policy(Some("own")),
-        telemetry: test_support::telemetry(),
+        telemetry,
         metrics: test_support::metrics(),
         api: test_support::metrics(),
         staleness: test_support::metrics(),
@@ -64,10 +71,15 @@ fn denied() -> (Reconciler, Arc<AtomicUsize>) {
 
 /// Adds a load balancer to the store, and returns its link.
 fn load_balancer(reconciler: &Reconciler, name: &str) -> Arc<Link> {
+    load_balancer_at(reconciler, name, "cloud.example")
+}
+
+/// Adds a load balancer with this hostname to the store, or changes it, and returns its link.
+fn load_balancer_at(reconciler: &Reconciler, name: &str, hostname: &str) -> Arc<Link> {
     let service: Service = serde_json::from_value(json!({
         "metadata": {"namespace": "shop", "name": name, "uid": name},
         "spec": {"type": "LoadBalancer"},
-        "status": {"loadBalancer": {"ingress": [{"hostname": "cloud.example"}]}},
+        "status": {"loadBalancer": {"ingress": [{"hostname": hostname}]}},
     }))
     .unwrap();
     let ReconcilerContext { store, hostname_policy, .. } = &reconciler.context;
@@ -83,16 +95,26 @@ fn external_target(reconciler: &Reconciler, term: &str) -> Object {
 
 /// Adds a load balancer to the store, and returns its external target as the API server stores it, with this term.
 fn external_target_of(reconciler: &Reconciler, name: &str, term: &str) -> Object {
-    let link = load_balancer(reconciler, name);
+    stored_for(&load_balancer(reconciler, name), term)
+}
+
+/// Returns the external target of a link as the API server stores it, with this term.
+fn stored_for(link: &Link, term: &str) -> Object {
     let mut made: Object =
-        Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless).service.unwrap().into();
+        Desired::of(link, link.target.as_ref().unwrap(), IpTargets::Headless).service.unwrap().into();
     Stamp { instance: Some("own".to_owned()), term: Some(1) }.put_on(&mut made);
-    let mut value: Value = serde_json::to_value(&made).unwrap();
+    let mut value = to_json(&made, "7");
     value["metadata"]["uid"] = "o".into();
-    value["metadata"]["resourceVersion"] = "7".into();
     value["metadata"]["annotations"][TERM] = term.into();
     assert_eq!(value["metadata"]["annotations"][INSTANCE], "own");
     serde_json::from_value::<Service>(value).unwrap().into()
+}
+
+/// Returns an object as JSON with this resourceVersion.
+fn to_json(object: &Object, version: &str) -> Value {
+    let mut value = serde_json::to_value(object).unwrap();
+    value["metadata"]["resourceVersion"] = version.into();
+    value
 }
 
 #[tokio::test(start_paused = true)]
@@ -173,6 +195,39 @@ async fn panic_affects_only_its_link() {
         3,
         "the panic, and two refused writes"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn targets_written_while_stopping_have_their_events() {
+    let answers = Arc::new(Mutex::new(HashMap::<String, Value>::new()));
+    let stored = Arc::clone(&answers);
+    let client = test_support::client(move |request| {
+        assert_eq!(request.method(), "PATCH");
+        let name = request.uri().path().rsplit('/').next().unwrap();
+        (200, stored.lock()[name].clone())
+    });
+    let recorder = Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
+    let telemetry = Telemetry { recorder: recorder.clone(), ..test_support::telemetry() };
+    let mut reconciler = reconciler_with(client, telemetry);
+    let names: Vec<String> = (0..=MAX_WRITES).map(|number| number.to_string()).collect();
+    let objects = names.iter().map(|name| ObservedObject::of(&external_target_of(&reconciler, name, "1")));
+    let objects = objects.collect();
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, objects));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+    reconciler.queue_all();
+    reconciler.drain_queue();
+    assert!(reconciler.writes.is_empty());
+    let mut feed = reconciler.context.store.subscribe();
+    for name in &names {
+        let link = load_balancer_at(&reconciler, name, "new.example");
+        answers.lock().insert(link.external_target().to_string(), to_json(&stored_for(&link, "1"), "8"));
+        reconciler.on_link_change(&feed.recv().await.unwrap());
+    }
+    reconciler.drain_queue();
+    assert_eq!(reconciler.writes.len(), MAX_WRITES);
+    reconciler.finish().await.unwrap();
+    let changed = (Reason::TargetChanged, "cloud.example → new.example".into());
+    assert_eq!(recorder.take_queued(), vec![changed; MAX_WRITES]);
 }
 
 /// RBAC's message for a LIST without permission.
