@@ -93,12 +93,22 @@ impl MassFailureGuard {
         let is_recent = |intent: &PendingFailover| elapsed(intent.last, now) < WINDOW;
         // Later times are from before the clock was set back.
         self.0.retain(|_, intent| intent.last <= now && (is_recent(intent) || !intent.is_allowed));
-        let others = self.0.iter().filter(|(other, intent)| *other != key && is_recent(intent)).count();
+        let allowed = ALWAYS_ALLOWED.max(all / ALLOWED_DIVISOR);
+        let mut by_namespace: HashMap<&str, usize> = HashMap::new();
+        for (other, _) in self.0.iter().filter(|(other, intent)| *other != key && is_recent(intent)) {
+            *by_namespace.entry(other.namespace()).or_default() += 1;
+        }
+        // A tenant whose targets fail all the time doesn't hold the failovers of other namespaces.
+        let counted = |(namespace, number): (&str, usize)| match namespace == key.namespace() {
+            true => number,
+            false => number.min(allowed.div_ceil(2)),
+        };
+        let others: usize = by_namespace.into_iter().map(counted).sum();
         let new = PendingFailover { since: now, last: now, is_allowed: false };
         let intent = self.0.entry(key.clone()).or_insert(new);
         intent.last = now;
         let is_confirmed = failed_at >= later(intent.since, CONFIRM_AFTER);
-        intent.is_allowed |= is_confirmed || others < ALWAYS_ALLOWED.max(all / ALLOWED_DIVISOR);
+        intent.is_allowed |= is_confirmed || others < allowed;
         intent.is_allowed
     }
 }
@@ -118,6 +128,31 @@ mod tests {
     /// Returns how many of these ExternalTargets, whose checks have just failed, have to wait.
     fn held(guard: &mut MassFailureGuard, keys: std::ops::Range<usize>, all: usize, second: i64) -> usize {
         keys.filter(|number| !guard.is_allowed(&key(*number), all, at(second), at(second))).count()
+    }
+
+    /// Returns how many failovers each namespace makes if this many are due at once, namespace by namespace.
+    fn made<const N: usize>(due: [usize; N], all: usize) -> [usize; N] {
+        let (mut guard, mut namespace) = (MassFailureGuard::default(), 0);
+        due.map(|number| {
+            namespace += 1;
+            let key = |number: usize| ServiceKey::new(&namespace.to_string(), &number.to_string());
+            (0..number).filter(|number| guard.is_allowed(&key(*number), all, at(0), at(0))).count()
+        })
+    }
+
+    #[test]
+    fn failovers_of_a_namespace_hold_no_single_one_elsewhere() {
+        assert_eq!(made([4, 1], 10), [3, 1]);
+        assert_eq!(made([1000, 1], 1000), [200, 1]);
+    }
+
+    #[test]
+    fn mass_failure_in_several_namespaces_is_recognized() {
+        assert_eq!(made([10, 10], 20), [4, 2]);
+        assert_eq!(made([10, 10, 10], 15), [3, 1, 0]);
+        assert_eq!(made([100, 100], 200), [40, 20]);
+        assert_eq!(made([1; 10], 10), [1, 1, 1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(made([100; 5], 500), [100, 50, 0, 0, 0]);
     }
 
     #[test]
