@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use kube::api::ListParams;
 use nix::sys::signal::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
@@ -76,6 +76,44 @@ async fn removals_are_limited_by_max_deletes() {
     answers(linker.dns, &question, "back.example.com.").await;
     eventually("the rest", || async { (linker.metric("lb_linker_deletes_held") == Some(4.0)).then_some(()) })
         .await;
+}
+
+#[tokio::test]
+async fn removals_of_a_namespace_hold_none_in_another_one() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let busy = cluster.create_namespace("busy").await;
+    let quiet = cluster.create_namespace("quiet").await;
+    cluster.create_load_balancer(&busy, "web").await;
+    balancers(&cluster, &quiet, 3).await;
+    let namespaces = format!("{busy},{quiet}");
+    let linker = Linker::in_cluster(plane, &target, &three_removals(&namespaces));
+    let set_managed = |managed: Value| {
+        let patch = json!({"metadata": {"annotations": {"linker.hsj.com/managed": managed}}});
+        cluster.patch_service(&busy, "web", patch)
+    };
+    // Each opt-out removes another external target.
+    for round in 0..4 {
+        set_managed(Value::Null).await;
+        cluster.set_ingress(&busy, "web", &[Ingress::Hostname("web.example.com")]).await;
+        there_are(&cluster, &target, 4).await;
+        set_managed(json!("false")).await;
+        if round < 3 {
+            there_are(&cluster, &target, 3).await;
+        }
+    }
+    let held = |number| {
+        let linker = &linker;
+        eventually("what is held back", move || async move {
+            (linker.metric("lb_linker_deletes_held") == Some(number)).then_some(())
+        })
+    };
+    held(1.0).await;
+    cluster.delete_service(&quiet, "svc-0").await;
+    there_are(&cluster, &target, 3).await;
+    // Of three removals two count in the other namespace, which has made one.
+    cluster.delete_service(&quiet, "svc-1").await;
+    held(2.0).await;
+    assert_eq!(external_targets(&cluster, &target).await, 3);
 }
 
 #[tokio::test]

@@ -67,11 +67,15 @@ impl Reconciler {
     /// Counts the removal of the external target of a gone Service, perhaps by an earlier leader.
     fn count_observed_removal(&mut self, id: &ObjectId, uid: &str) {
         let holder = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
-        let is_service_gone = |key: ServiceKey| {
-            self.context.store.get(&key).is_some_and(|link| link.service_gone_since().is_some())
+        let is_service_gone = |key: &ServiceKey| {
+            self.context.store.get(key).is_some_and(|link| link.service_gone_since().is_some())
         };
-        if id.kind == ObjectKind::Service && !self.former.wrote(uid) && holder.is_some_and(is_service_gone) {
-            self.deletion_budget.lock().record_observed_removal(&removal_of(&id.name, uid), Instant::now());
+        if id.kind == ObjectKind::Service
+            && !self.former.wrote(uid)
+            && let Some(key) = holder.filter(is_service_gone)
+        {
+            let (object, now) = (removal_of(&id.name, uid), Instant::now());
+            self.deletion_budget.lock().record_observed_removal(key.namespace(), &object, now);
         }
     }
 

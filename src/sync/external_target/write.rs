@@ -33,11 +33,13 @@ impl Reconciler {
     pub(crate) fn may_remove(&mut self, link: &Link, object: &str) -> bool {
         let SyncPolicy { max_deletes: max, sync, .. } = self.context.policy;
         let (present, now) = (self.objects.number_of_links(), Instant::now());
+        let (namespace, mut budget) = (link.key.namespace(), self.deletion_budget.lock());
         let answer = match sync {
-            SyncMode::Plan => self.deletion_budget.lock().reserve(max, object, present, now),
+            SyncMode::Plan => budget.reserve(max, namespace, object, present, now),
             // The removal counts when it is sent: first the end of the Service has to be confirmed.
-            SyncMode::On | SyncMode::Off => self.deletion_budget.lock().allows(max, object, present, now),
+            SyncMode::On | SyncMode::Off => budget.allows(max, namespace, object, present, now),
         };
+        drop(budget);
         answer.inspect_err(|pause| self.wait_for_budget(link, *pause)).is_ok()
     }
 
@@ -102,7 +104,7 @@ impl Reconciler {
                 if let Some(object) = &budget_key {
                     deletion_budget
                         .lock()
-                        .reserve(max, object, present, Instant::now())
+                        .reserve(max, key.namespace(), object, present, Instant::now())
                         .map_err(SkipReason::Held)?;
                 }
                 Ok((confirmed, backend.write(write.clone(), &stamp).await))

@@ -372,7 +372,7 @@ async fn failed_look_up_uses_no_deletion_budget() {
         reconciler
             .deletion_budget
             .lock()
-            .allows(MaxDeletes::Number(1), "another", 1, Instant::now())
+            .allows(MaxDeletes::Number(1), "shop", "another", 1, Instant::now())
             .is_err()
     );
 }
