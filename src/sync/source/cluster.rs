@@ -11,7 +11,7 @@ use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
 use kube::{Client, Resource, ResourceExt};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
-use tokio::sync::broadcast::error::TryRecvError;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -214,6 +214,15 @@ impl ServiceWatcher {
                         if scope.confirm_at.take_if(|at| *at <= Instant::now()).is_some() {
                             events.push(self.follow(number, scope));
                         }
+                    }
+                    continue;
+                }
+                // Other tasks change links, too: those of ExternalTargets, for example.
+                change = feed.recv() => {
+                    match change {
+                        Ok(change) => self.own_targets().on_link_change(&change, &self.hostname_policy),
+                        Err(RecvError::Lagged(_)) => self.own_targets().recheck_all(),
+                        Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
                     }
                     continue;
                 }

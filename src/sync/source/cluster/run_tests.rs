@@ -7,6 +7,8 @@ use axum::http::Response;
 use kube::client::Body as Sent;
 use serde_json::{Value, json};
 
+use crate::model::link::{Annotations, Target};
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::OnGone;
 use crate::sync::source::cluster::*;
@@ -260,6 +262,38 @@ async fn own_target_is_not_judged_before_the_list_is_complete() {
     assert_eq!(link_of(&store).state, before.state);
     let store = after(source(vec![first(), vec![guest, host, list_ends()]]), 8).await;
     assert_ne!(link_of(&store).target, before.target);
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_target_is_checked_when_an_external_target_changes() {
+    let guest = event("ADDED", "a/guest", "host.b.lb.internal", &json!({}));
+    let source = source(vec![vec![guest, list_ends()]]);
+    let store = Arc::clone(&source.store);
+    let (guest, host) = (ServiceKey::new("a", "guest"), ServiceKey::new("b", "host"));
+    let state = || store.get(&guest).map(|link| (link.target.is_some(), link.refused));
+    let override_for = |allowed: &[&str]| {
+        let allow_from = allowed.iter().map(|namespace| Arc::from(*namespace)).collect();
+        LinkOverride {
+            uid: "xt".into(),
+            announced: Announcement::Target(Target::Addresses(["192.0.2.1".parse().unwrap()].into())),
+            annotations: Annotations { allow_from, ..Annotations::default() },
+            ..LinkOverride::default()
+        }
+    };
+    let changed = async {
+        store.synced().await;
+        assert_eq!(state(), Some((false, true)), "there is no host yet");
+        for allowed in [&["a"][..], &[], &["a"]] {
+            let mut feed = store.subscribe();
+            store.set_override(&host, override_for(allowed), None).unwrap();
+            while feed.recv().await.unwrap().key != guest {}
+            assert_eq!(state(), Some((true, allowed.is_empty())), "the last valid target stays");
+        }
+    };
+    tokio::select! {
+        _ = source.run() => unreachable!(),
+        ended = tokio::time::timeout(Duration::from_secs(1), changed) => ended.unwrap(),
+    }
 }
 
 #[tokio::test(start_paused = true)]
