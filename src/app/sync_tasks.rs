@@ -194,8 +194,8 @@ impl SyncSource {
             Telemetry { metrics: Arc::clone(&metrics.events), recorder, log: ServiceLog::default() };
         // Manifests have no leader election, so the first list already counts for the current term.
         let rewinds = Rewinds::default();
-        let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
-        let listed = ListEpoch { term, rewinds: rewinds.count() };
+        let epoch = ListEpoch { term: leadership.term(), rewinds: rewinds.count() };
+        let listed = flags.manifests.is_some().then_some(epoch);
         let listed = LinkLists::new(&selection.namespaces, listed);
         let (listed, overrides_listed) = (watch::Sender::new(listed.clone()), watch::Sender::new(listed));
         let persisted = Arc::<PersistedTargets>::default();

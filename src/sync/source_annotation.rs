@@ -103,6 +103,7 @@ pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) 
             () = stop.cancelled() => return Ok(()),
             () = leadership.changed() => {}
             Ok(()) = links_listed.changed() => {}
+            () = context.store.synced(), if !context.store.is_synced() => {}
             Ok(()) = hostname_policy.changed() => {}
             change = feed.recv() => match change {
                 Ok(change) => memory.deleted_links.on_link_change(&change, &context.persisted),

@@ -100,31 +100,43 @@ pub async fn list_blocked(
 ) -> Result<Vec<BlockedService>, ListError> {
     let mut found = Vec::new();
     for place in watch_scopes(&selection.namespaces) {
-        let query = RequestQuery {
-            namespace: place.map(ToOwned::to_owned),
-            metadata_only: true,
-            ..RequestQuery::default()
-        };
-        let on_page = |page: Vec<RawDeserializeGuard<Service>>| {
-            looked_at(page.len());
-            found.extend(
-                page.iter()
-                    .map(Resource::meta)
-                    .filter_map(|metadata| BlockedService::of(metadata, selection)),
-            );
-        };
-        list_pages(client.clone(), &query, on_page)
-            .await
-            .map_err(|source| ListError { what: in_place("Services", place), source: Box::new(source) })?;
+        found.extend(list_blocked_in(client, place, selection, &mut looked_at).await?);
     }
-    // Services with a blocked deletion come first.
-    found.sort_by(|a, b| (Reverse(a.stuck), &a.key).cmp(&(Reverse(b.stuck), &b.key)));
+    sort(&mut found);
     Ok(found)
+}
+
+async fn list_blocked_in(
+    client: &Client,
+    place: Option<&str>,
+    selection: &Selection,
+    looked_at: &mut impl FnMut(usize),
+) -> Result<Vec<BlockedService>, ListError> {
+    let mut found = Vec::new();
+    let query = RequestQuery {
+        namespace: place.map(ToOwned::to_owned),
+        metadata_only: true,
+        ..RequestQuery::default()
+    };
+    let on_page = |page: Vec<RawDeserializeGuard<Service>>| {
+        looked_at(page.len());
+        let metadata = page.iter().map(Resource::meta);
+        found.extend(metadata.filter_map(|metadata| BlockedService::of(metadata, selection)));
+    };
+    list_pages(client.clone(), &query, on_page)
+        .await
+        .map_err(|source| ListError { what: in_place("Services", place), source: Box::new(source) })?;
+    Ok(found)
+}
+
+/// Services with a blocked deletion come first.
+fn sort(found: &mut [BlockedService]) {
+    found.sort_by(|a, b| (Reverse(a.stuck), &a.key).cmp(&(Reverse(b.stuck), &b.key)));
 }
 
 /// Searches once for Services with the finalizer. Without `--finalizer`, logs these Services. With `--finalizer`
 /// (`is_ours`), adds the Services that aren't load balancers any more to the store, so that the reconciler removes
-/// their finalizer. Logs each kind of error once, and retries with backoff.
+/// their finalizer. Logs each kind of error once, and retries with backoff; a refused namespace delays no other one.
 ///
 /// # Errors
 /// Never; the type is that of a supervised task.
@@ -138,28 +150,51 @@ pub async fn scan(
     let _ = tokio::time::timeout(DNS_LISTS_TIMEOUT, store.synced()).await;
     let mut pauses = Backoff::new(RETRY_BACKOFF);
     let mut logged_codes = BTreeSet::new();
-    let found = loop {
-        let error = match list_blocked(&client, &selection, |_| {}).await {
-            Ok(found) => break found,
-            Err(error) => error,
-        };
-        match error.code() {
-            // The pages of the list have expired: lists again.
-            410 => {}
-            0 => availability.report(&root_cause(&error)),
-            code if logged_codes.insert(code) => {
-                let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
-                warn!("looking for the earlier operator's finalizers: {sentence}; trying again later");
+    let mut places: Vec<Option<&str>> = watch_scopes(&selection.namespaces).collect();
+    loop {
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        let mut waiting = places.iter();
+        while let Some(place) = waiting.next() {
+            let error = match list_blocked_in(&client, *place, &selection, &mut |_| {}).await {
+                Ok(blocked) => {
+                    found.extend(blocked);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            missing.push(*place);
+            match error.code() {
+                // The pages of the list have expired: lists again.
+                410 => {}
+                0 => availability.report(&root_cause(&error)),
+                code if logged_codes.insert(code) => {
+                    let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
+                    warn!("looking for the earlier operator's finalizers: {sentence}; trying again later");
+                }
+                _ => {}
             }
-            _ => {}
+            // Other errors concern all namespaces.
+            if error.code() != 403 {
+                missing.extend(waiting.by_ref());
+            }
         }
+        sort(&mut found);
+        process(&store, &found, is_ours).await;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        places = missing;
         tokio::time::sleep(pauses.next()).await;
-    };
+    }
+}
+
+/// Logs Services with the finalizer; with `is_ours` adds them to the store.
+async fn process(store: &Store, found: &[BlockedService], is_ours: bool) {
     if !is_ours {
-        for line in lines(&found) {
+        for line in lines(found) {
             warn!("{line}");
         }
-        return Ok(());
+        return;
     }
     store.synced().await;
     store.owners_known().await;
@@ -170,7 +205,6 @@ pub async fn scan(
             info!("link {}: it is no load balancer any more, and still carries {FINALIZER}", change.key);
         }
     }
-    Ok(())
 }
 
 /// Returns the lines for the log, at most about one screen.
@@ -205,7 +239,11 @@ fn lines(found: &[BlockedService]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+    use crate::store::OnGone;
+    use crate::sync::test_support;
 
     fn service(finalizers: &[&str], deleted: bool) -> PartialObjectMeta<Service> {
         let deletion = deleted.then_some("2026-01-01T00:00:00Z");
@@ -227,6 +265,32 @@ mod tests {
         assert_eq!(bound.others, "a/b, c/d");
         assert!(bound.is_selected);
         assert!(!blocked(&[FINALIZER], false).unwrap().stuck);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_namespace_doesnt_delay_the_search_in_another() {
+        let is_refused = Arc::new(AtomicBool::new(true));
+        let refuses = Arc::clone(&is_refused);
+        let client = test_support::client(move |request| {
+            let namespace = if request.uri().path().contains("/a/") { "a" } else { "b" };
+            if namespace == "a" && refuses.load(Ordering::Relaxed) {
+                return test_support::status(403, "Forbidden", "services is forbidden");
+            }
+            let metadata =
+                json!({"namespace": namespace, "name": "web", "uid": "u", "finalizers": [FINALIZER]});
+            (200, json!({"metadata": {"resourceVersion": "5"}, "items": [{"metadata": metadata}]}))
+        });
+        let namespaces = ["a", "b"].map(ToOwned::to_owned).into();
+        let selection = Arc::new(Selection { namespaces, ..Selection::default() });
+        let store = Arc::new(Store::new(OnGone::Kept));
+        store.set_synced();
+        store.set_owners_known();
+        let (mut feed, availability) = (store.subscribe(), ApiAvailability::default());
+        let search = tokio::spawn(scan(client, availability, selection, Arc::clone(&store), true));
+        assert_eq!(feed.recv().await.unwrap().key, ServiceKey::new("b", "web"));
+        is_refused.store(false, Ordering::Relaxed);
+        assert_eq!(feed.recv().await.unwrap().key, ServiceKey::new("a", "web"));
+        search.await.unwrap().unwrap();
     }
 
     #[test]

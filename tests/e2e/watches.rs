@@ -220,6 +220,52 @@ async fn forbidden_namespace_delays_only_its_own_writes() {
 }
 
 #[tokio::test]
+async fn namespace_refused_since_the_start_delays_no_other_one() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    let closed = cluster.create_namespace("closed").await;
+    let set_host = async |namespace: &str, host| {
+        cluster.set_ingress(namespace, "web", &[Ingress::Hostname(host)]).await;
+    };
+    plane.kubectl(&["delete", "clusterrolebinding", "lb-linker"]);
+    let grant = |namespace: &str| {
+        let role = ["--clusterrole=lb-linker", "--serviceaccount=lb-linker:lb-linker"];
+        plane.kubectl(&[&["create", "rolebinding", "lb-linker", "-n", namespace], &role[..]].concat());
+    };
+    for namespace in ["default", &closed] {
+        grant(namespace);
+        cluster.create_load_balancer(namespace, "web").await;
+        set_host(namespace, "old.example.com").await;
+    }
+    let namespaces = format!("default,{closed}");
+    let args = ["--watch-namespaces", &namespaces, "--leader-election", "off"];
+    let linker = start(&plane, &args);
+    let refused = format!("web-{closed}-ext");
+    for name in ["web-default-ext", &refused] {
+        wait_for_external_target(&cluster, TARGETS, name, "old.example.com").await;
+    }
+    drop(linker);
+
+    plane.kubectl(&["delete", "rolebinding", "lb-linker", "-n", &closed]);
+    for namespace in ["default", &closed] {
+        set_host(namespace, "new.example.com").await;
+    }
+    let linker = start(&plane, &args);
+    let name = format!("web-{closed}.lb.internal. CNAME");
+    linker
+        .line(&format!("has refused to list the load balancers of these namespaces for 60s: {closed};"))
+        .await;
+    linker.ready().await;
+    wait_for_external_target(&cluster, TARGETS, "web-default-ext", "new.example.com").await;
+    answers(linker.dns, &name, "old.example.com.").await;
+    wait_for_external_target(&cluster, TARGETS, &refused, "old.example.com").await;
+    grant(&closed);
+    wait_for_external_target(&cluster, TARGETS, &refused, "new.example.com").await;
+    answers(linker.dns, &name, "new.example.com.").await;
+}
+
+#[tokio::test]
 async fn stale_cache_of_the_api_server_removes_nothing() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);

@@ -16,6 +16,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ListError, in_place};
+use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{LOAD_BALANCER, MANAGED, Service};
 use crate::sync::k8s::watch::{RequestQuery, key_of, list_pages};
 use crate::sync::source::file_watcher::DirectoryError;
@@ -75,6 +76,8 @@ pub enum Verdict {
         uid: Option<Uid>,
         flag: Option<Flag>,
     },
+    /// The namespace is watched, and an authorizer refuses to list it at present.
+    Unknown,
     /// The Service exists and opts out by its annotation.
     OptedOut,
     /// The Service is gone, isn't a load balancer any more, or is another Service of the same name.
@@ -93,8 +96,10 @@ struct FoundService {
 #[derive(Clone, Debug, Default)]
 pub struct Existing {
     services: HashMap<ServiceKey, FoundService>,
-    /// Namespaces that may not be listed.
+    /// Namespaces that aren't watched and may not be listed.
     forbidden: BTreeSet<String>,
+    /// Watched namespaces that an authorizer has refused to list.
+    refused: BTreeSet<String>,
 }
 
 impl Existing {
@@ -102,6 +107,9 @@ impl Existing {
     /// Service of the same name counts as the same.
     #[must_use]
     pub fn judge(&self, key: &ServiceKey, recorded: &Uid) -> Verdict {
+        if self.refused.contains(key.namespace()) {
+            return Verdict::Unknown;
+        }
         if self.forbidden.contains(key.namespace()) {
             return Verdict::Exists { uid: None, flag: Some(Flag::WatchNamespaces) };
         }
@@ -111,6 +119,12 @@ impl Existing {
             Some(service) => Verdict::Exists { uid: Some(service.uid.clone()), flag: service.flag },
             None => Verdict::Gone,
         }
+    }
+
+    /// Returns whether watched namespaces were refused.
+    #[must_use]
+    pub fn is_incomplete(&self) -> bool {
+        !self.refused.is_empty()
     }
 
     fn add(
@@ -153,10 +167,11 @@ pub enum Registry {
 impl Registry {
     /// Looks up which of these load balancers exist, regardless of the flags, by a single list of the metadata of all
     /// load balancers. If only the watched namespaces may be listed, lists each of these, and all other namespaces
-    /// count as `Existing::forbidden`.
+    /// count as `Existing::forbidden`. A watched namespace that an authorizer refuses doesn't stop the look-up in the
+    /// other ones.
     ///
     /// # Errors
-    /// If a list fails.
+    /// If a list fails otherwise.
     pub async fn look_up(
         &self,
         wanted: &HashSet<ServiceKey>,
@@ -181,10 +196,15 @@ impl Registry {
         };
         let namespaces: BTreeSet<&str> = wanted.iter().map(ServiceKey::namespace).collect();
         for namespace in namespaces {
-            if selection.watches(namespace) {
-                list(client, Some(namespace), wanted, selection, &mut existing).await?;
-            } else {
+            if !selection.watches(namespace) {
                 existing.forbidden.insert(namespace.to_owned());
+                continue;
+            }
+            match list(client, Some(namespace), wanted, selection, &mut existing).await {
+                Err(error) if Forbidden::lists_services(&error.source) => {
+                    existing.refused.insert(namespace.to_owned());
+                }
+                listed => listed?,
             }
         }
         tracing::debug!("only the watched namespaces are looked at: {forbidden}");
@@ -325,6 +345,28 @@ mod tests {
         existing.forbidden.insert("shop".to_owned());
         let may_exist = Verdict::Exists { uid: None, flag: Some(Flag::WatchNamespaces) };
         assert_eq!(judge(&existing, "gone"), may_exist, "it may not be looked up");
+    }
+
+    #[tokio::test]
+    async fn refused_namespace_is_unknown_and_stops_no_look_up() {
+        let (_, refusal) = test_support::status(
+            403,
+            "Forbidden",
+            "services is forbidden: User \"lb-linker\" cannot list resource \"services\" in API group \"\"",
+        );
+        let client = test_support::client(move |request| match request.uri().path().contains("/open/") {
+            true => (200, json!({"metadata": {"resourceVersion": "5"}, "items": []})),
+            false => (403, refusal.clone()),
+        });
+        let key = |namespace| ServiceKey::new(namespace, "web");
+        let wanted = ["closed", "open", "unwatched"].map(key).into();
+        let selection = selection(&[], false, &["closed", "open"]);
+        let existing = Registry::Cluster(client).look_up(&wanted, &selection).await.unwrap();
+        assert!(existing.is_incomplete());
+        let judge = |namespace| existing.judge(&key(namespace), &Uid::default());
+        assert_eq!((judge("closed"), judge("open")), (Verdict::Unknown, Verdict::Gone));
+        let flag = Some(Flag::WatchNamespaces);
+        assert_eq!(judge("unwatched"), Verdict::Exists { uid: None, flag });
     }
 
     #[test]

@@ -253,12 +253,17 @@ impl Reconciler {
         self.context.links_listed.borrow().covers(namespace, self.lists())
     }
 
+    /// Returns whether the load balancers of a watched namespace can't be listed.
+    pub(crate) fn are_links_unlisted(&self, namespace: &str) -> bool {
+        self.context.links_listed.borrow().lacks(namespace, self.lists())
+    }
+
     fn may_write_for(&self, link: &Link) -> bool {
         let namespace = link.key.namespace();
         // A Service that is gone stays gone in the next term, and is looked up before such a write.
         let is_gone = || {
-            let listed = self.context.links_listed.borrow().of(namespace);
-            is_deletion_reported(link) && listed.is_none_or(|listed| listed.rewinds == self.rewinds)
+            is_deletion_reported(link)
+                && self.context.links_listed.borrow().covers_rewinds(namespace, self.rewinds)
         };
         let is_override_listed = link.overridden.is_none()
             || self.context.overrides_listed.borrow().covers(namespace, self.lists());

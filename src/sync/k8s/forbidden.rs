@@ -9,6 +9,10 @@ use tokio::time::Instant;
 /// that the Service is gone. Changes of RBAC, and the start of an API server, take less time.
 const LASTING_AFTER: Duration = Duration::from_secs(600);
 
+/// How long an authorizer has to refuse a namespace before other work goes on without it. An API server that has just
+/// started refuses everything until it has read the roles.
+pub(crate) const REFUSED_AFTER: Duration = Duration::from_secs(60);
+
 /// The part of the API server that refused a request with 403.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forbidden {
@@ -37,6 +41,11 @@ impl Forbidden {
     /// Returns whether an authorizer has refused a LIST of Services.
     pub(crate) fn lists_services(error: &kube::Error) -> bool {
         Self::of(error, "list", "services") == Some(Self::Authorizer)
+    }
+
+    /// Returns whether an authorizer has refused a LIST or a WATCH of Services. A streamed list is a WATCH.
+    pub(crate) fn watches_services(error: &kube::Error) -> bool {
+        Self::lists_services(error) || Self::of(error, "watch", "services") == Some(Self::Authorizer)
     }
 
     fn told_by(message: &str, verb: &str, resource: &str) -> Self {
@@ -123,7 +132,12 @@ impl LastingRefusal {
 
     /// Returns whether every answer of the last ten minutes was a refusal.
     pub(crate) fn is_lasting(&self) -> bool {
-        self.since.is_some_and(|since| since.elapsed() >= LASTING_AFTER)
+        self.lasts(LASTING_AFTER)
+    }
+
+    /// Returns whether the refusals have lasted for this time.
+    pub(crate) fn lasts(&self, time: Duration) -> bool {
+        self.since.is_some_and(|since| since.elapsed() >= time)
     }
 }
 

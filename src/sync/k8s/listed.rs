@@ -19,16 +19,17 @@ pub struct LinkLists(BTreeMap<Option<String>, LinkList>);
 #[derive(Clone, Copy, Debug, Default)]
 struct LinkList {
     /// The last complete list.
-    complete: ListEpoch,
+    complete: Option<ListEpoch>,
     /// The last failed list.
     failed: Option<ListEpoch>,
 }
 
 impl LinkLists {
-    /// Returns complete lists of these namespaces, or of all namespaces if the set is empty.
+    /// Returns the lists of these namespaces, or of all namespaces if the set is empty: complete ones, or (`None`) such
+    /// that haven't been made yet.
     #[must_use]
-    pub fn new(namespaces: &BTreeSet<String>, complete: ListEpoch) -> Self {
-        let list = LinkList { complete, failed: None };
+    pub fn new(namespaces: &BTreeSet<String>, complete: impl Into<Option<ListEpoch>>) -> Self {
+        let list = LinkList { complete: complete.into(), failed: None };
         if namespaces.is_empty() {
             return Self(BTreeMap::from([(None, list)]));
         }
@@ -38,35 +39,42 @@ impl LinkLists {
     /// Records that a list is complete, or that it has failed. Returns whether that changes anything.
     pub fn note(&mut self, namespace: Option<&str>, at: ListEpoch, is_complete: bool) -> bool {
         let list = self.0.entry(namespace.map(ToOwned::to_owned)).or_default();
-        let is_news = if is_complete { list.complete != at } else { list.failed != Some(at) };
-        if is_complete {
-            list.complete = at;
-        } else {
-            list.failed = Some(at);
-        }
-        is_news
+        let last = if is_complete { &mut list.complete } else { &mut list.failed };
+        last.replace(at) != Some(at)
     }
 
-    /// Returns the term and rewind count of the last complete list of a namespace; `None` if the namespace isn't
-    /// watched.
+    /// Returns the list of a namespace; `None` if the namespace isn't watched.
+    fn of(&self, namespace: &str) -> Option<&LinkList> {
+        self.0.get(&None).or_else(|| self.0.get(&Some(namespace.to_owned())))
+    }
+
+    /// Returns whether the last complete list of a namespace has this rewind count, or the namespace isn't watched.
     #[must_use]
-    pub fn of(&self, namespace: &str) -> Option<ListEpoch> {
-        let list = self.0.get(&None).or_else(|| self.0.get(&Some(namespace.to_owned())))?;
-        Some(list.complete)
+    pub fn covers_rewinds(&self, namespace: &str, rewinds: u64) -> bool {
+        self.of(namespace)
+            .is_none_or(|list| list.complete.is_some_and(|complete| complete.rewinds == rewinds))
     }
 
     /// Returns whether the last complete list of a namespace has this term and rewind count, or the namespace isn't
     /// watched.
     #[must_use]
     pub fn covers(&self, namespace: &str, at: ListEpoch) -> bool {
-        self.of(namespace).is_none_or(|complete| complete == at)
+        self.of(namespace).is_none_or(|list| list.complete == Some(at))
+    }
+
+    /// Returns whether a watched namespace has never been listed, or its list for this term and rewind count has failed.
+    #[must_use]
+    pub fn lacks(&self, namespace: &str, at: ListEpoch) -> bool {
+        self.of(namespace).is_some_and(|LinkList { complete, failed }| {
+            complete.is_none() || *complete != Some(at) && *failed == Some(at)
+        })
     }
 
     /// Returns whether each list for this term and rewind count is complete or has failed: a failed list delays only
     /// the work that depends on it.
     #[must_use]
     pub fn is_settled(&self, at: ListEpoch) -> bool {
-        self.0.values().all(|list| list.complete == at || list.failed == Some(at))
+        self.0.values().all(|list| [list.complete, list.failed].contains(&Some(at)))
     }
 }
 
@@ -84,6 +92,7 @@ mod tests {
         assert!(!lists.is_settled(now), "the other list may come any moment");
         assert!(lists.note(Some("b"), now, false) && !lists.note(Some("b"), now, false));
         assert!(lists.is_settled(now) && lists.covers("a", now) && !lists.covers("b", now));
+        assert!(!lists.lacks("a", now) && lists.lacks("b", now) && !lists.lacks("b", before));
         assert!(lists.covers("c", now), "it isn't watched");
         assert!(lists.note(Some("b"), now, true) && lists.covers("b", now));
     }
@@ -91,7 +100,8 @@ mod tests {
     #[test]
     fn single_list_covers_all_namespaces() {
         let at = ListEpoch { term: 1, rewinds: 1 };
-        let mut lists = LinkLists::new(&BTreeSet::new(), ListEpoch::default());
+        let mut lists = LinkLists::new(&BTreeSet::new(), None);
+        assert!(!lists.is_settled(at) && !lists.covers("a", at) && lists.lacks("a", at));
         lists.note(None, at, false);
         assert!(lists.is_settled(at) && !lists.covers("a", at));
         lists.note(None, at, true);

@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::deserialize_guard::RawDeserializeGuard;
 use super::errors::{is_unreachable, retry_after};
+use super::forbidden::Forbidden;
 use crate::metrics::staleness::LastActivity;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::errors::ObjectErrors;
@@ -66,6 +67,11 @@ impl WatchError {
             Self::Ended(status) => status.code,
             Self::List(_) | Self::Watch(_) | Self::Unidentified => 0,
         }
+    }
+
+    /// Returns whether an authorizer has refused to list or watch Services.
+    pub(crate) fn is_refusal_of_services(&self) -> bool {
+        matches!(self, Self::List(error) | Self::Watch(error) if Forbidden::watches_services(error))
     }
 
     /// Returns the pause that the API server requests.

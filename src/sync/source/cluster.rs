@@ -2,7 +2,7 @@
 
 mod leaving;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,8 +18,9 @@ use tracing::{info, warn};
 use super::own_targets::OwnTargets;
 use super::selection::{Membership, Selection};
 use crate::metrics::staleness::Staleness;
+use crate::model::excerpt::examples;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::link::{LinkChange, ObservedService};
+use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
@@ -29,6 +30,7 @@ use crate::sync::events::link_log::{Telemetry, log_changes, log_first_list};
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog};
+use crate::sync::k8s::forbidden::{LastingRefusal, REFUSED_AFTER};
 use crate::sync::k8s::listed::{LinkLists, ListEpoch};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
@@ -99,6 +101,8 @@ struct WatchState {
     rewound: bool,
     /// The resourceVersion of the last list or event, which a new term compares its first list with.
     newest: Option<u64>,
+    /// The refusals by an authorizer since the last other answer.
+    refusal: LastingRefusal,
     watch_log: WatchLog,
     /// The time of the list that has to confirm a suspicious one.
     confirm_at: Option<Instant>,
@@ -121,6 +125,7 @@ impl WatchState {
             failed: false,
             rewound: false,
             newest: None,
+            refusal: LastingRefusal::default(),
             watch_log,
             confirm_at: None,
             end: None,
@@ -130,6 +135,19 @@ impl WatchState {
     /// Returns whether a list is complete, or has failed, and none is being received.
     fn is_settled(&self) -> bool {
         (self.listed || self.failed) && !self.listing
+    }
+
+    /// Returns whether an authorizer has refused every list and watch for [`REFUSED_AFTER`].
+    fn is_refused(&self) -> bool {
+        self.refusal.lasts(REFUSED_AFTER)
+    }
+
+    fn note_refusal(&mut self, item: &WatchItem<Service>) {
+        match item {
+            Ok(Event::ListBegins) => {}
+            Ok(_) => self.refusal.note(false),
+            Err(error) => self.refusal.note(error.is_refusal_of_services()),
+        }
     }
 
     /// Records that a new list is due, and why. Nothing is written for these Services until that list is complete.
@@ -229,6 +247,7 @@ impl ServiceWatcher {
             };
             let scope = &mut scopes[number];
             self.note_first_list(&event);
+            scope.note_refusal(&event);
             let Some(event) = scope.watch_log.log_failure(event) else {
                 // After a failure the list starts again.
                 scope.listing = false;
@@ -236,6 +255,7 @@ impl ServiceWatcher {
                 if !scope.listed {
                     self.note_list(scope, lists, false);
                 }
+                self.listed(Vec::new(), &scopes);
                 continue;
             };
             if !matches!(event, Event::ListBegins) {
@@ -273,8 +293,7 @@ impl ServiceWatcher {
                     }
                     other_services.object_errors.retain(|key| self.store.get(key).is_some());
                     self.note_list(&scopes[number], lists, true);
-                    let complete = scopes.iter().all(|scope| scope.listed);
-                    self.listed(changes, complete);
+                    self.listed(changes, &scopes);
                 }
                 Event::Applied(object) => {
                     scope.newest = scope.newest.max(version_of(&object));
@@ -395,6 +414,12 @@ impl ServiceWatcher {
         changes.extend(self.store.replace(namespace, seen, unreadable, &retained));
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_terminating(&key, &uid, true);
         changes.extend(terminating.into_iter().filter_map(insert));
+        // The namespace was refused before, and the link is from a snapshot.
+        let is_unfounded = |link: &&Arc<Link>| {
+            link.is_left_out() && within(&link.key) && !self.store.has_external_target(&link.key)
+        };
+        let links = self.store.links();
+        changes.extend(links.iter().filter(is_unfounded).filter_map(|link| self.store.forget(&link.key)));
         // The change feed has no changes of Services whose link is overridden.
         for link in self.store.links().iter().filter(|link| link.overridden.is_some()) {
             self.unselected.changed(&link.key);
@@ -402,16 +427,32 @@ impl ServiceWatcher {
         changes
     }
 
-    fn listed(&self, changes: Vec<LinkChange>, complete: bool) {
+    /// Processes the changes of a list. If this completes the first list, DNS answers from the links from here on.
+    fn listed(&self, changes: Vec<LinkChange>, scopes: &[WatchState]) {
         if self.store.is_synced() {
             log_changes(&self.telemetry, changes);
             return;
         }
-        if complete {
-            self.persisted.on_first_list(&self.store, self.keeps_unlisted);
-            self.store.set_synced();
-            log_first_list(&self.store, &self.telemetry, &changes);
+        let (listed, missing): (Vec<_>, Vec<_>) = scopes.iter().partition(|scope| scope.listed);
+        // The links of a refused namespace come from its external targets.
+        let starts_without = !listed.is_empty()
+            && missing.iter().all(|scope| scope.is_refused())
+            && self.store.are_owners_known();
+        if !missing.is_empty() && !starts_without {
+            return;
         }
+        let refused: BTreeSet<&str> = missing.iter().filter_map(|scope| scope.namespace.as_deref()).collect();
+        if !refused.is_empty() {
+            warn!(
+                "the API server has refused to list the load balancers of these namespaces for \
+                 {REFUSED_AFTER:?}: {}; lb-linker starts without them: DNS answers with their last targets, and their \
+                 external targets stay as they are",
+                examples(&refused)
+            );
+        }
+        self.persisted.on_first_list(&self.store, self.keeps_unlisted, &refused);
+        self.store.set_synced();
+        log_first_list(&self.store, &self.telemetry, &changes);
     }
 
     /// Returns the observation for the store, and records Events for its denied parts, except during the first list.

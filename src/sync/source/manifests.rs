@@ -130,7 +130,7 @@ impl ManifestSource {
             if self.store.is_synced() {
                 log_changes(&self.telemetry, changes);
             } else {
-                self.persisted.on_first_list(&self.store, self.keeps_unlisted);
+                self.persisted.on_first_list(&self.store, self.keeps_unlisted, &BTreeSet::new());
                 self.store.set_overrides_known();
                 self.store.set_synced();
                 log_first_list(&self.store, &self.telemetry, &changes);

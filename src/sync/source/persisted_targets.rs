@@ -1,7 +1,7 @@
 //! The external targets that an earlier process left: those of all Services until the first complete list, afterwards
 //! only those of Services that the list lacked or that can't be decoded.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use parking_lot::Mutex;
 
@@ -51,28 +51,42 @@ impl PersistedTargets {
     }
 
     /// Processes the end of the first complete list, before DNS answers from it. If the list lacks the Services of most
-    /// external targets and `keep` is set, their targets are kept until it is certain whether the Services exist.
-    pub(crate) fn on_first_list(&self, store: &Store, keep: bool) {
+    /// external targets and `keep` is set, their targets are kept until it is certain whether the Services exist. The
+    /// targets of the namespaces that may not be listed (`refused`) are always kept.
+    pub(crate) fn on_first_list(&self, store: &Store, keep: bool, refused: &BTreeSet<&str>) {
         let mut targets = self.0.lock();
         // Most entries have been moved into links.
         targets.shrink_to_fit();
-        if !keep {
+        if !keep && refused.is_empty() {
             return;
         }
         // A Service outside the selection may have a link because of its finalizer.
         let is_unlisted = |key: &ServiceKey| store.get(key).is_none_or(|link| link.was_never_seen());
-        let unlisted: Vec<_> = targets
+        let (unreadable, unlisted): (Vec<_>, Vec<_>) = targets
             .iter()
             .filter(|(key, last)| last.is_ours && is_unlisted(key) && !store.is_unreadable(key))
-            .collect();
+            .partition(|(key, _)| refused.contains(key.namespace()));
         let links = store.links();
         let listed =
             links.iter().filter(|link| !link.is_gone() && store.has_external_target(&link.key)).count();
-        if are_most(unlisted.len(), listed + unlisted.len()) {
-            for (key, last) in unlisted {
-                // Subscribers of the change feed get the change.
-                let _ = store.keep_left_out(key, last.uid(), last.target.clone(), last.hostnames.to_vec());
-            }
+        let keeps_unlisted = keep && are_most(unlisted.len(), listed + unlisted.len());
+        for (key, last) in unreadable.into_iter().chain(unlisted.into_iter().filter(|_| keeps_unlisted)) {
+            // Subscribers of the change feed get the change.
+            let _ = store.keep_left_out(key, last.uid(), last.target.clone(), last.hostnames.to_vec());
+        }
+        keep_snapshot(store, refused);
+    }
+}
+
+/// Keeps the targets of a snapshot that have no external target, in these namespaces.
+fn keep_snapshot(store: &Store, namespaces: &BTreeSet<&str>) {
+    let Some(snapshot) = store.snapshot_links() else { return };
+    let links = snapshot.store.links();
+    for link in links.iter().filter(|link| namespaces.contains(link.key.namespace()) && link.target.is_some())
+    {
+        if !store.contains(&link.key) {
+            let hostnames = link.annotations.hostnames.to_vec();
+            let _ = store.keep_left_out(&link.key, link.uid.clone(), link.target.clone(), hostnames);
         }
     }
 }
@@ -157,7 +171,7 @@ pub(super) mod tests {
         store.set_unreadable(&key("unreadable"));
         // A Service with our finalizer isn't necessarily gone.
         store.insert_terminating(&key("guarded"), "1", true);
-        targets.on_first_list(&store, keep);
+        targets.on_first_list(&store, keep, &BTreeSet::new());
         store.set_synced();
         (targets, store)
     }

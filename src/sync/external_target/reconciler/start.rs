@@ -22,6 +22,7 @@ use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::left_out::{Existing, Flag, LookupError, Registry, Verdict, is_shown};
 use crate::sync::k8s::errors::{ApiAvailability, root_cause};
+use crate::sync::k8s::forbidden::{LastingRefusal, REFUSED_AFTER};
 use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::ObjectKind;
 use crate::sync::source::relist_guard::are_most;
@@ -47,8 +48,8 @@ impl Reconciler {
     /// a look-up has shown which of their Services exist.
     pub(crate) fn check_external_targets(&mut self, begins: bool) {
         let policy = &self.context.policy;
-        let is_limited =
-            begins && policy.sync != SyncMode::Off && policy.max_deletes != MaxDeletes::Unlimited;
+        let begins = begins && policy.sync != SyncMode::Off;
+        let is_limited = begins && policy.max_deletes != MaxDeletes::Unlimited;
         let (mut unlisted, mut outlived, mut not_shown) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for key in self.objects.links() {
             match self.fate(&key) {
@@ -70,7 +71,7 @@ impl Reconciler {
         for key in unlisted {
             let link = self.context.store.get(&key);
             if link.as_ref().is_some_and(|link| link.is_left_out()) {
-                if is_limited && !self.start_check.left_out.contains_key(&key) {
+                if begins && !self.start_check.left_out.contains_key(&key) {
                     self.start_check.unconfirmed.insert(key);
                 }
             } else if protects {
@@ -108,11 +109,15 @@ impl Reconciler {
     fn fate(&self, key: &ServiceKey) -> TargetFate {
         let store: &Store = &self.context.store;
         let ended = self.start_check.ended.contains(key);
+        // Nothing is written for a namespace that can't be listed. Its list causes another check.
+        let is_unlisted = self.are_links_unlisted(key.namespace());
         let Some(link) = store.get(key) else {
-            return if ended || store.contains(key) { TargetFate::Stays } else { TargetFate::Unlisted };
+            let stays = ended || is_unlisted || store.contains(key);
+            return if stays { TargetFate::Stays } else { TargetFate::Unlisted };
         };
         let is_unknown = link.is_left_out() || link.is_gone() && link.was_never_seen() && !ended;
         match &link.target {
+            _ if is_unknown && is_unlisted => TargetFate::Stays,
             _ if is_unknown => TargetFate::Unlisted,
             _ if link.service_gone_since().is_some() => TargetFate::ServiceGone,
             Some(target) if !is_shown(target, self.context.policy.ip_targets) => {
@@ -189,7 +194,15 @@ impl Reconciler {
                     }
                     left_out.insert(key.clone(), flag);
                 }
-                Verdict::Exists { .. } => drop(self.start_check.postponed.remove(&key)),
+                Verdict::Exists { flag, .. } => {
+                    self.start_check.postponed.remove(&key);
+                    if link.is_left_out() && flag.is_some() {
+                        self.end_link(&key, Instant::now());
+                        self.start_check.ended.insert(key.clone());
+                    }
+                }
+                // The link stays as it is until the next check.
+                Verdict::Unknown => {}
                 Verdict::OptedOut => {
                     // The Service opts out: its external target is removed without the delay.
                     let now = Instant::now();
@@ -200,7 +213,8 @@ impl Reconciler {
                 Verdict::Gone => {
                     self.end_link(&key, Instant::now());
                     self.start_check.ended.insert(key.clone());
-                    if selection.watches(key.namespace()) {
+                    let is_limited = self.context.policy.max_deletes != MaxDeletes::Unlimited;
+                    if is_limited && selection.watches(key.namespace()) {
                         self.start_check.postponed.insert(key.clone());
                         gone.push(key.clone());
                     }
@@ -233,13 +247,16 @@ impl Reconciler {
         services.find_map(|object| object.annotation(SERVICE_UID)).unwrap_or_default().into()
     }
 
-    /// Updates a left-out link from its external target, or forgets the link if the external target is gone.
+    /// Updates a left-out link from its external target, or forgets the link if the external target is gone. In a
+    /// namespace that can't be listed, the link may be from a snapshot, and stays.
     pub(super) fn follow_recorded(&mut self, link: &Link) {
         let services = self.objects.of_link(&link.key).into_iter();
         let is_there = services.filter(|object| object.id.kind == ObjectKind::Service).count() > 0;
         if is_there {
             self.keep_left_out(&link.key);
-        } else if let Some(change) = self.context.store.forget(&link.key) {
+        } else if !self.are_links_unlisted(link.key.namespace())
+            && let Some(change) = self.context.store.forget(&link.key)
+        {
             log_change(&self.context.telemetry, &change);
         }
     }
@@ -289,7 +306,8 @@ impl Reconciler {
     }
 }
 
-/// Looks up which Services exist, and repeats failed look-ups.
+/// Looks up which Services exist, and repeats failed look-ups. Returns without the Services of a refused namespace if it
+/// is refused for [`REFUSED_AFTER`].
 async fn look_up_with_retries(
     registry: Registry,
     wanted: HashSet<ServiceKey>,
@@ -298,8 +316,12 @@ async fn look_up_with_retries(
 ) -> Existing {
     let mut pauses = Backoff::new(RETRY_BACKOFF);
     let mut logged_codes = BTreeSet::new();
+    let mut refusal = LastingRefusal::default();
     loop {
-        match registry.look_up(&wanted, selection).await {
+        let found = registry.look_up(&wanted, selection).await;
+        refusal.note(found.as_ref().is_ok_and(Existing::is_incomplete));
+        match found {
+            Ok(existing) if existing.is_incomplete() && !refusal.lasts(REFUSED_AFTER) => {}
             Ok(existing) => return existing,
             Err(LookupError::List(error)) if error.code() == 0 => {
                 availability.iter().for_each(|availability| availability.report(&root_cause(&error)));

@@ -25,6 +25,7 @@ use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::listed::LinkLists;
 use crate::sync::k8s::rewinds::Rewinds;
+use crate::sync::source::selection::Selection;
 use crate::sync::test_support;
 
 /// Returns complete lists of all namespaces.
@@ -427,6 +428,46 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     reconciler.queue_all();
     run_for(&mut reconciler, 1).await;
     assert_eq!(sent.lock().first().map(String::as_str), Some("POST"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn link_of_a_refused_namespace_stays_until_it_is_listed() {
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&sent);
+    let client = test_support::client(move |request| {
+        log.lock().push(request.method().to_string());
+        (200, json!({"metadata": {"resourceVersion": "9"}, "items": []}))
+    });
+    let mut reconciler = reconciler(client);
+    let object = ObservedObject::of(&external_target(&reconciler, "1"));
+    let (store, key) = (Arc::new(Store::new(OnGone::Kept)), ServiceKey::new("shop", "web"));
+    let target = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
+    store.keep_left_out(&key, "web".into(), target, Vec::new()).unwrap();
+    store.set_synced();
+    reconciler.context.store = Arc::clone(&store);
+    let namespaces: BTreeSet<String> = ["open", "shop"].map(ToOwned::to_owned).into();
+    let mut lists = LinkLists::new(&namespaces, None);
+    lists.note(Some("open"), reconciler.lists(), true);
+    lists.note(Some("shop"), reconciler.lists(), false);
+    let links_listed = watch::Sender::new(lists.clone());
+    reconciler.context.links_listed = links_listed.subscribe();
+    reconciler.context.selection = Arc::new(Selection { namespaces, ..Selection::default() });
+    reconciler.context.policy.prune = true;
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![object]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+    reconciler.resume_writing();
+    run_for(&mut reconciler, 3600).await;
+    assert!(sent.lock().is_empty() && store.get(&key).unwrap().is_left_out(), "{sent:?}");
+
+    // The namespace is listed at last, and lacks the Service.
+    lists.note(Some("shop"), reconciler.lists(), true);
+    links_listed.send_replace(lists);
+    reconciler.resume_writing();
+    let existing = reconciler.start_check.look_ups.join_next().await.unwrap().unwrap();
+    reconciler.looked_up(&existing);
+    assert!(store.get(&key).unwrap().is_gone());
+    run_for(&mut reconciler, 60).await;
+    assert!(sent.lock().contains(&"DELETE".to_owned()), "{sent:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,7 @@
 //! Tests of the watch of load balancers with an API server stub.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use axum::http::Response;
@@ -9,8 +10,10 @@ use serde_json::{Value, json};
 
 use crate::model::link::{Annotations, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
+use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::OnGone;
+use crate::store::snapshot_links::SnapshotLinks;
 use crate::sync::source::cluster::*;
 use crate::sync::test_support;
 
@@ -322,14 +325,14 @@ async fn serial_advances_when_another_watch_notices_a_restore() {
     assert!(store.serial() > serial, "{}", store.serial());
 }
 
-#[tokio::test(start_paused = true)]
-async fn forbidden_namespace_delays_its_own_links_only() {
-    let is_forbidden = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let forbids = Arc::clone(&is_forbidden);
+/// Returns a watcher of the namespaces `a` and `b`, which have a load balancer `web` each. While the flag is set, an
+/// authorizer refuses to list `b`.
+fn source_of_two_namespaces(is_forbidden: &Arc<AtomicBool>) -> ServiceWatcher {
+    let forbids = Arc::clone(is_forbidden);
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
         let (path, query) =
             (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
-        let refuses = path.contains("/b/") && forbids.load(std::sync::atomic::Ordering::Relaxed);
+        let refuses = path.contains("/b/") && forbids.load(Ordering::Relaxed);
         let namespace = if path.contains("/b/") { "b/web" } else { "a/web" };
         let lines = if query.contains("sendInitialEvents=true") {
             vec![added(namespace), list_ends()]
@@ -337,7 +340,9 @@ async fn forbidden_namespace_delays_its_own_links_only() {
             vec![]
         };
         let lines = lines.into_iter().map(|line| Ok::<_, Infallible>(format!("{line}\n")));
-        let status = test_support::status(403, "Forbidden", "services is forbidden: no");
+        let message = "services is forbidden: User \"lb-linker\" cannot watch resource \"services\" in API group \"\" \
+                       in the namespace \"b\"";
+        let status = test_support::status(403, "Forbidden", message);
         let (code, body) = if refuses {
             (status.0, Body::from(status.1.to_string()))
         } else {
@@ -345,28 +350,81 @@ async fn forbidden_namespace_delays_its_own_links_only() {
         };
         std::future::ready(Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap()))
     });
-    let namespaces: std::collections::BTreeSet<String> = ["a", "b"].map(ToOwned::to_owned).into();
+    let namespaces: BTreeSet<String> = ["a", "b"].map(ToOwned::to_owned).into();
     let mut source = source(Vec::new());
     source.client = Client::new(service, "default");
     source.selection = Arc::new(Selection { namespaces: namespaces.clone(), ..Selection::default() });
+    source.listed = tokio::sync::watch::Sender::new(LinkLists::new(&namespaces, None));
+    source
+}
+
+#[tokio::test(start_paused = true)]
+async fn forbidden_namespace_delays_its_own_links_only() {
+    let is_forbidden = Arc::new(AtomicBool::new(false));
+    let source = source_of_two_namespaces(&is_forbidden);
     let term = source.leadership.term();
     let at = |rewinds| ListEpoch { term, rewinds };
-    source.listed = tokio::sync::watch::Sender::new(LinkLists::new(&namespaces, ListEpoch::default()));
     let (listed, rewinds, first, second) = (source.listed.subscribe(), source.rewinds.clone(), at(0), at(1));
     let restored = async {
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(["a", "b"].iter().all(|namespace| listed.borrow().covers(namespace, first)));
-        is_forbidden.store(true, std::sync::atomic::Ordering::Relaxed);
+        is_forbidden.store(true, Ordering::Relaxed);
         rewinds.record_restore("EndpointSlices in namespace external-targets");
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(listed.borrow().is_settled(second));
         assert!(listed.borrow().covers("a", second) && !listed.borrow().covers("b", second));
-        is_forbidden.store(false, std::sync::atomic::Ordering::Relaxed);
+        is_forbidden.store(false, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(listed.borrow().covers("b", second));
     };
     tokio::select! {
         _ = source.run() => unreachable!(),
         () = restored => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_refused_since_the_start_keeps_its_targets() {
+    let is_forbidden = Arc::new(AtomicBool::new(true));
+    let source = source_of_two_namespaces(&is_forbidden);
+    let (store, listed) = (Arc::clone(&source.store), source.listed.subscribe());
+    let at = ListEpoch { term: source.leadership.term(), rewinds: 0 };
+    let key = |name: &str| ServiceKey::new("b", name);
+    let target = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
+    // The external target of b/web, and a snapshot that has b/web, and b/old without an external target.
+    let recorded = PersistedTarget {
+        target: target.clone(),
+        owner: TargetOwner::Uid("web".into()),
+        hostnames: Box::default(),
+        is_ours: true,
+        overridden_by: None,
+    };
+    store.set_owner("web-b-ext", Some(&key("web")), &[]);
+    assert!(source.persisted.record(&store, &key("web"), recorded).is_none());
+    let saved = Store::new(OnGone::Dropped);
+    for name in ["old", "web"] {
+        saved.keep_left_out(&key(name), name.into(), target.clone(), Vec::new()).unwrap();
+    }
+    let snapshot =
+        SnapshotLinks::new(Arc::new(saved), jiff::Timestamp::UNIX_EPOCH, Duration::ZERO, "".into());
+    assert!(store.set_snapshot_links(Some(Arc::new(snapshot))));
+    let steps = async {
+        tokio::time::sleep(Duration::from_secs(59)).await;
+        assert!(!store.is_synced(), "a refusal of less than a minute changes nothing");
+        tokio::time::timeout(Duration::from_secs(61), store.synced()).await.unwrap();
+        assert_eq!(links(&store), ["a/web", "b/old", "b/web"]);
+        for name in ["old", "web"] {
+            let link = store.get(&key(name)).unwrap();
+            assert!(link.is_left_out() && link.target == target, "{link:?}");
+        }
+        assert!(listed.borrow().covers("a", at) && !listed.borrow().covers("b", at));
+        is_forbidden.store(false, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(31)).await;
+        assert_eq!(links(&store), ["a/web", "b/web"]);
+        assert!(store.links().iter().all(|link| !link.is_left_out()));
+    };
+    tokio::select! {
+        _ = source.run() => unreachable!(),
+        () = steps => {}
     }
 }
