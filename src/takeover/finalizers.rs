@@ -241,6 +241,8 @@ fn lines(found: &[BlockedService]) -> Vec<String> {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use tokio::time::timeout;
+
     use super::*;
     use crate::store::OnGone;
     use crate::sync::test_support;
@@ -287,9 +289,10 @@ mod tests {
         store.set_owners_known();
         let (mut feed, availability) = (store.subscribe(), ApiAvailability::default());
         let search = tokio::spawn(scan(client, availability, selection, Arc::clone(&store), true));
-        assert_eq!(feed.recv().await.unwrap().key, ServiceKey::new("b", "web"));
+        let mut next = async || timeout(Duration::from_secs(60), feed.recv()).await.unwrap().unwrap().key;
+        assert_eq!(next().await, ServiceKey::new("b", "web"));
         is_refused.store(false, Ordering::Relaxed);
-        assert_eq!(feed.recv().await.unwrap().key, ServiceKey::new("a", "web"));
+        assert_eq!(next().await, ServiceKey::new("a", "web"));
         search.await.unwrap().unwrap();
     }
 
