@@ -1,6 +1,7 @@
 //! The time since the last sign of life of each watch.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -13,16 +14,30 @@ use super::{MetricGroup, registered};
 
 /// The time of the last event, bookmark or complete list of a watch.
 #[derive(Debug)]
-pub struct LastActivity(Mutex<Instant>);
+pub struct LastActivity {
+    at: Mutex<Instant>,
+    /// Whether the API server refuses the watch for want of a permission.
+    is_refused: AtomicBool,
+}
 
 impl LastActivity {
+    fn new() -> Self {
+        Self { at: Mutex::new(Instant::now()), is_refused: AtomicBool::new(false) }
+    }
+
     /// Records an event, a bookmark or a complete list.
     pub fn note(&self) {
-        *self.0.lock() = Instant::now();
+        *self.at.lock() = Instant::now();
+        self.set_refused(false);
+    }
+
+    /// Records whether the API server refuses the watch for want of a permission.
+    pub fn set_refused(&self, is_refused: bool) {
+        self.is_refused.store(is_refused, Ordering::Relaxed);
     }
 
     fn age(&self) -> f64 {
-        self.0.lock().elapsed().as_secs_f64()
+        self.at.lock().elapsed().as_secs_f64()
     }
 }
 
@@ -62,20 +77,27 @@ impl Staleness {
         let mut watches = self.watches.lock();
         let known = watches.get(name).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
-            let sign = Arc::new(LastActivity(Mutex::new(Instant::now())));
+            let sign = Arc::new(LastActivity::new());
             watches.insert(name.to_owned(), Arc::downgrade(&sign));
             sign
         })
     }
 
     /// Returns the earliest last activity of the watches with these names, for one namespace or for all; `None` without
-    /// such a watch.
+    /// such a watch. A refused watch counts only if all watches of its name are refused.
     #[must_use]
     pub fn least_recent(&self, names: &[&str]) -> Option<Instant> {
-        let is_one = |watch: &str| names.contains(&watch.split('/').next().unwrap_or_default());
         let watches = self.watches.lock();
-        let signs = watches.iter().filter(|(watch, _)| is_one(watch)).filter_map(|(_, sign)| sign.upgrade());
-        signs.map(|sign| *sign.0.lock()).min()
+        let earliest = |name: &&str| {
+            let is_one = |watch: &str| watch.split('/').next() == Some(*name);
+            let signs = watches.iter().filter(|(watch, _)| is_one(watch));
+            let signs: Vec<_> = signs.filter_map(|(_, sign)| sign.upgrade()).collect();
+            let (refused, followed): (Vec<_>, Vec<_>) =
+                signs.iter().partition(|sign| sign.is_refused.load(Ordering::Relaxed));
+            let counting = if followed.is_empty() { refused } else { followed };
+            counting.into_iter().map(|sign| *sign.at.lock()).min()
+        };
+        names.iter().filter_map(earliest).min()
     }
 
     /// Sets the metric to the current ages.
@@ -95,6 +117,8 @@ impl Staleness {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -112,9 +136,29 @@ mod tests {
         assert!(one.age() < 60.0);
         let shop = staleness.watch("two/shop");
         one.note();
-        assert_eq!(staleness.least_recent(&["two"]), Some(*shop.0.lock()));
-        assert_eq!(staleness.least_recent(&["one", "two"]), Some(*shop.0.lock()));
-        assert_eq!(staleness.least_recent(&["one", "three"]), Some(*one.0.lock()));
+        assert_eq!(staleness.least_recent(&["two"]), Some(*shop.at.lock()));
+        assert_eq!(staleness.least_recent(&["one", "two"]), Some(*shop.at.lock()));
+        assert_eq!(staleness.least_recent(&["one", "three"]), Some(*one.at.lock()));
         assert_eq!(staleness.least_recent(&["three"]), None);
+    }
+
+    #[test]
+    fn refused_watch_doesnt_make_other_ones_stale() {
+        let staleness = Staleness::register(&Registry::new()).unwrap();
+        let (a, b, other) = (staleness.watch("one/a"), staleness.watch("one/b"), staleness.watch("two/b"));
+        let (at, later) =
+            (|sign: &LastActivity| *sign.at.lock(), Instant::now() + Duration::from_secs(90_000));
+        for sign in [&a, &other] {
+            *sign.at.lock() = later;
+        }
+        assert_eq!(staleness.least_recent(&["one", "two"]), Some(at(&b)));
+        b.set_refused(true);
+        assert_eq!(staleness.least_recent(&["one", "two"]), Some(later));
+        a.set_refused(true);
+        assert_eq!(staleness.least_recent(&["one", "two"]), Some(at(&b)), "nothing is current");
+        b.note();
+        a.set_refused(false);
+        *a.at.lock() = later;
+        assert_eq!(staleness.least_recent(&["one"]), Some(at(&b)), "it is followed again");
     }
 }

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::own_targets::OwnTargets;
 use super::selection::{Membership, Selection};
-use crate::metrics::staleness::Staleness;
+use crate::metrics::staleness::{LastActivity, Staleness};
 use crate::model::excerpt::examples;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
@@ -106,6 +106,7 @@ struct WatchState {
     watch_log: WatchLog,
     /// The time of the list that has to confirm a suspicious one.
     confirm_at: Option<Instant>,
+    activity: Option<Arc<LastActivity>>,
     /// Ends the stream of events.
     end: Option<AbortHandle>,
 }
@@ -128,6 +129,7 @@ impl WatchState {
             refusal: LastingRefusal::default(),
             watch_log,
             confirm_at: None,
+            activity: None,
             end: None,
         }
     }
@@ -147,6 +149,9 @@ impl WatchState {
             Ok(Event::ListBegins) => {}
             Ok(_) => self.refusal.note(false),
             Err(error) => self.refusal.note(error.is_refusal_of_services()),
+        }
+        if let Some(activity) = &self.activity {
+            activity.set_refused(self.is_refused());
         }
     }
 
@@ -346,6 +351,7 @@ impl ServiceWatcher {
             ..RequestQuery::default()
         };
         let activity = self.staleness.watch(&in_namespace("load-balancers", scope.namespace.as_deref()));
+        scope.activity = Some(Arc::clone(&activity));
         let events = list_watch::<Service>(self.client.clone(), query, activity);
         let (events, end) = abortable(events.map(move |event| (number, event)));
         if let Some(before) = scope.end.replace(end) {

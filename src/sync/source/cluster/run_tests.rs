@@ -389,6 +389,8 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
     let source = source_of_two_namespaces(&is_forbidden);
     let (store, listed) = (Arc::clone(&source.store), source.listed.subscribe());
     let at = ListEpoch { term: source.leadership.term(), rewinds: 0 };
+    let staleness = source.staleness.clone();
+    let current_at = || staleness.least_recent(&["load-balancers"]).unwrap();
     let key = |name: &str| ServiceKey::new("b", name);
     let target = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
     // The external target of b/web, and a snapshot that has b/web, and b/old without an external target.
@@ -411,6 +413,7 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
     let steps = async {
         tokio::time::sleep(Duration::from_secs(59)).await;
         assert!(!store.is_synced(), "a refusal of less than a minute changes nothing");
+        let silent_since = current_at();
         tokio::time::timeout(Duration::from_secs(61), store.synced()).await.unwrap();
         assert_eq!(links(&store), ["a/web", "b/old", "b/web"]);
         for name in ["old", "web"] {
@@ -418,6 +421,7 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
             assert!(link.is_left_out() && link.target == target, "{link:?}");
         }
         assert!(listed.borrow().covers("a", at) && !listed.borrow().covers("b", at));
+        assert!(current_at() > silent_since, "a snapshot is as current as the other namespace");
         is_forbidden.store(false, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_secs(31)).await;
         assert_eq!(links(&store), ["a/web", "b/web"]);
