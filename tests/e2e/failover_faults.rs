@@ -349,6 +349,40 @@ async fn permissions_in_one_namespace_suffice_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_namespace_of_a_source_delays_no_failover() {
+    let shop = Shop::open(&[]).await;
+    shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker"]);
+    let account = "--serviceaccount=lb-linker:lb-linker";
+    for (namespace, host) in [("shop", "seoul.example.com"), ("shop-dr", "busan.example.com")] {
+        let binding = ["create", "rolebinding", "lb-linker", "--clusterrole=lb-linker", account];
+        shop.plane.kubectl(&[&["-n", namespace], &binding[..]].concat());
+        shop.load_balancer(namespace, "web", host).await;
+    }
+    let grant = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "shop"}}});
+    shop.cluster.patch_service("shop-dr", "web", grant).await;
+    let mut linker = shop.linker(&["--watch-namespaces", "shop,shop-dr"]).await;
+    // No link of a Service of this name is taken over.
+    let question = "far.shop.lb.internal. CNAME";
+    let sources = json!([
+        {"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}},
+        {"name": "seoul", "service": {"name": "web"}},
+    ]);
+    shop.create("far", json!({"sources": sources, "check": quick()})).await;
+    shop.announces("far", "busan.example.com").await;
+    wait_for_external_target(&shop.cluster, "external-targets", "far-shop-ext", "busan.example.com").await;
+    assert!(linker.stop().success());
+
+    shop.plane.kubectl(&["-n", "shop-dr", "delete", "rolebinding", "lb-linker"]);
+    let linker = shop.linker(&["--watch-namespaces", "shop,shop-dr"]).await;
+    // The leader decides, and keeps the target: nothing says that the Service is gone.
+    assert_eq!(shop.condition("far", "Accepted", "False").await, "RefNotPermitted");
+    answers(linker.dns, question, "busan.example.com.").await;
+    shop.upstream.kill("busan.example.com");
+    shop.announces("far", "seoul.example.com").await;
+    answers(linker.dns, question, "seoul.example.com.").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clashing_names_get_external_targets_of_their_own() {
     let shop = Shop::open(&[]).await;
     for namespace in ["z", "y-z"] {

@@ -47,7 +47,7 @@ use crate::sync::failover::status::{
 use crate::sync::failover::times::end_of_wait;
 use crate::sync::failover::upstream_answers::UpstreamAnswers;
 use crate::sync::k8s::errors::ThrottledLog;
-use crate::sync::k8s::listed::ListEpoch;
+use crate::sync::k8s::listed::{LinkLists, ListEpoch};
 use crate::sync::k8s::refusals::RefusalLog;
 
 /// Maximum number of concurrent writes of statuses.
@@ -328,7 +328,7 @@ impl FailoverController {
             && overrides.covers(object.key.namespace(), epoch)
             && self.context.store.is_synced()
             && self.context.store.are_owners_known()
-            && object.services().all(|service| listed.covers(service.namespace(), epoch))
+            && object.services().all(|service| may_use(&listed, epoch, &object.key, &service))
     }
 
     fn decide(&mut self, key: &ServiceKey) {
@@ -338,6 +338,10 @@ impl FailoverController {
         if !self.may_decide(object) {
             return self.leader.to_decide.add_after(key.clone(), LIST_WAIT);
         }
+        let Some(term) = self.leader.term else { return };
+        let epoch = ListEpoch { term, rewinds: self.context.rewinds.count() };
+        let listed = self.context.links_listed.borrow();
+        let is_refused = |namespace: &str| listed.is_refused(namespace, epoch);
         let (now, all) = (Timestamp::now(), self.objects.len());
         self.leader.upstreams.forget_after(now);
         self.leader.decided_at = now;
@@ -358,7 +362,7 @@ impl FailoverController {
         let state = leader.states.entry(key.clone()).or_insert_with(|| DecisionState::new(object));
         state.decided_at = Some(Instant::now());
         let former = state.status.clone();
-        let offers = sources.offers(object, former.target.as_ref());
+        let offers = sources.offers(object, former.target.as_ref(), is_refused);
         let denied = |target: &Target| {
             let fixed = former.target.as_ref().filter(|announced| announced.target == *target);
             let is_fixed = fixed.is_some_and(|announced| announced.uid.is_empty());
@@ -374,6 +378,14 @@ impl FailoverController {
             let announced = former.target.as_ref().filter(|announced| announced.uid == *uid);
             let named = || object.service_named(&announced?.source);
             let service = seen.map(|seen| seen.key.clone()).or_else(named);
+            // A refusal doesn't tell whether a Service exists.
+            let is_unknown = match &service {
+                Some(service) => is_refused(service.namespace()),
+                None => followed.services().any(|service| is_refused(service.namespace())),
+            };
+            if is_unknown {
+                return true;
+            }
             // A Service without a known name can't be looked up: it counts as gone.
             service.is_some_and(|service| {
                 is_missing.set(true);
@@ -683,6 +695,14 @@ impl FailoverController {
             self.leader.to_decide.add(&key);
         }
     }
+}
+
+/// Returns whether a decision may be made although the list of this source's namespace is perhaps incomplete: only a
+/// refused namespace other than that of the ExternalTarget delays no decision.
+fn may_use(listed: &LinkLists, epoch: ListEpoch, object: &ServiceKey, service: &ServiceKey) -> bool {
+    let namespace = service.namespace();
+    listed.covers(namespace, epoch)
+        || *namespace != *object.namespace() && listed.is_refused(namespace, epoch)
 }
 
 fn is_condition_true(status: &ExternalTargetStatus, kind: &str) -> bool {

@@ -138,7 +138,7 @@ fn decide(
     let mut errors: Vec<String> = refused_name.into_iter().map(|refusal| refusal.message).collect();
     let link_override = match link_override.announced {
         Announcement::NotYet => {
-            let offers = sources.offers(object, present.and_then(announced).as_ref());
+            let offers = sources.offers(object, present.and_then(announced).as_ref(), |_| false);
             errors.extend(offers.iter().filter_map(|offer| Some(offer.refusal.as_ref()?.message.clone())));
             choose(followed, sources, &offers, present, link_override)
         }

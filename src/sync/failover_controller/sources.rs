@@ -103,13 +103,16 @@ impl Sources<'_> {
         services.find(|service| service.uid == *uid && !service.is_gone()).map(|service| service.key.clone())
     }
 
-    /// Returns what each source offers, in the order of the spec.
+    /// Returns what each source offers, in the order of the spec. Of a namespace whose lists are refused, only the
+    /// announced target counts: what else was observed there may be outdated.
     pub(super) fn offers(
         &self,
         object: &ObservedExternalTarget,
         announced: Option<&AnnouncedTarget>,
+        is_refused: impl Fn(&str) -> bool,
     ) -> Vec<Offer> {
-        object.sources().iter().map(|source| self.offer(object, source, announced)).collect()
+        let sources = object.sources().iter();
+        sources.map(|source| self.offer(object, source, announced, &is_refused)).collect()
     }
 
     fn offer(
@@ -117,9 +120,10 @@ impl Sources<'_> {
         object: &ObservedExternalTarget,
         source: &Source,
         announced: Option<&AnnouncedTarget>,
+        is_refused: impl Fn(&str) -> bool,
     ) -> Offer {
         let offer = match object.service_of(source) {
-            Some(key) => self.service_offer(object, &key, announced),
+            Some(key) => self.service_offer(object, &key, announced, is_refused(key.namespace())),
             None => self.fixed_offer(object, source),
         };
         let refusal = offer.refusal.map(|Refusal { reason, message }| Refusal {
@@ -134,10 +138,15 @@ impl Sources<'_> {
         object: &ObservedExternalTarget,
         key: &ServiceKey,
         announced: Option<&AnnouncedTarget>,
+        is_refused: bool,
     ) -> Offer {
         let namespace = object.key.namespace();
         let in_use = announced.map(|announced| &announced.target);
+        let is_announced = |service: &SourceService| {
+            announced.is_some_and(|it| it.uid == service.uid && service.target.as_ref() == Some(&it.target))
+        };
         let service = self.service(key, in_use).filter(|service| service.is_open_to(namespace));
+        let service = service.filter(|service| !is_refused || is_announced(service));
         let Some(service) = service.filter(|_| self.selection.watches(key.namespace())) else {
             let message = match key.namespace() == namespace {
                 true if self.selection.labels.selects_all() => {

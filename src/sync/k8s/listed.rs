@@ -22,6 +22,8 @@ struct LinkList {
     complete: Option<ListEpoch>,
     /// The last failed list.
     failed: Option<ListEpoch>,
+    /// Whether an authorizer has refused all lists for [`super::forbidden::REFUSED_AFTER`].
+    is_refused: bool,
 }
 
 impl LinkLists {
@@ -29,7 +31,7 @@ impl LinkLists {
     /// that haven't been made yet.
     #[must_use]
     pub fn new(namespaces: &BTreeSet<String>, complete: impl Into<Option<ListEpoch>>) -> Self {
-        let list = LinkList { complete: complete.into(), failed: None };
+        let list = LinkList { complete: complete.into(), ..LinkList::default() };
         if namespaces.is_empty() {
             return Self(BTreeMap::from([(None, list)]));
         }
@@ -41,6 +43,19 @@ impl LinkLists {
         let list = self.0.entry(namespace.map(ToOwned::to_owned)).or_default();
         let last = if is_complete { &mut list.complete } else { &mut list.failed };
         last.replace(at) != Some(at)
+    }
+
+    /// Records whether an authorizer refuses the lists of a namespace. Returns whether that changes anything.
+    pub fn set_refused(&mut self, namespace: Option<&str>, is_refused: bool) -> bool {
+        let list = self.0.entry(namespace.map(ToOwned::to_owned)).or_default();
+        std::mem::replace(&mut list.is_refused, is_refused) != is_refused
+    }
+
+    /// Returns whether an authorizer refuses the lists of a namespace, also the one for this term and rewind count.
+    #[must_use]
+    pub fn is_refused(&self, namespace: &str, at: ListEpoch) -> bool {
+        self.of(namespace)
+            .is_some_and(|list| list.is_refused && list.failed == Some(at) && list.complete != Some(at))
     }
 
     /// Returns the list of a namespace; `None` if the namespace isn't watched.
@@ -65,7 +80,7 @@ impl LinkLists {
     /// Returns whether a watched namespace has never been listed, or its list for this term and rewind count has failed.
     #[must_use]
     pub fn lacks(&self, namespace: &str, at: ListEpoch) -> bool {
-        self.of(namespace).is_some_and(|LinkList { complete, failed }| {
+        self.of(namespace).is_some_and(|LinkList { complete, failed, .. }| {
             complete.is_none() || *complete != Some(at) && *failed == Some(at)
         })
     }
@@ -93,6 +108,8 @@ mod tests {
         assert!(lists.note(Some("b"), now, false) && !lists.note(Some("b"), now, false));
         assert!(lists.is_settled(now) && lists.covers("a", now) && !lists.covers("b", now));
         assert!(!lists.lacks("a", now) && lists.lacks("b", now) && !lists.lacks("b", before));
+        assert!(!lists.is_refused("b", now) && lists.set_refused(Some("b"), true));
+        assert!(lists.is_refused("b", now) && !lists.is_refused("b", before) && !lists.is_refused("c", now));
         assert!(lists.covers("c", now), "it isn't watched");
         assert!(lists.note(Some("b"), now, true) && lists.covers("b", now));
     }

@@ -331,7 +331,11 @@ impl ServiceWatcher {
 
     /// Publishes that a list is complete, or has failed.
     fn note_list(&self, scope: &WatchState, lists: ListEpoch, is_complete: bool) {
-        self.listed.send_if_modified(|all| all.note(scope.namespace.as_deref(), lists, is_complete));
+        let namespace = scope.namespace.as_deref();
+        self.listed.send_if_modified(|all| {
+            let is_refusal_news = all.set_refused(namespace, scope.is_refused());
+            all.note(namespace, lists, is_complete) || is_refusal_news
+        });
     }
 
     /// Waits until new lists are due.

@@ -421,6 +421,7 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
             assert!(link.is_left_out() && link.target == target, "{link:?}");
         }
         assert!(listed.borrow().covers("a", at) && !listed.borrow().covers("b", at));
+        assert!(listed.borrow().is_refused("b", at));
         assert!(current_at() > silent_since, "a snapshot is as current as the other namespace");
         is_forbidden.store(false, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_secs(31)).await;
