@@ -378,12 +378,7 @@ impl FailoverController {
             let announced = former.target.as_ref().filter(|announced| announced.uid == *uid);
             let named = || object.service_named(&announced?.source);
             let service = seen.map(|seen| seen.key.clone()).or_else(named);
-            // A refusal doesn't tell whether a Service exists.
-            let is_unknown = match &service {
-                Some(service) => is_refused(service.namespace()),
-                None => followed.services().any(|service| is_refused(service.namespace())),
-            };
-            if is_unknown {
+            if may_exist(service.as_ref(), followed.services(), is_refused) {
                 return true;
             }
             // A Service without a known name can't be looked up: it counts as gone.
@@ -705,6 +700,19 @@ fn may_use(listed: &LinkLists, epoch: ListEpoch, object: &ServiceKey, service: &
         || *namespace != *object.namespace() && listed.is_refused(namespace, epoch)
 }
 
+/// Returns whether the Service of the announced target, which isn't observed, may exist in a refused namespace: a refusal
+/// doesn't tell. Without its key it may be in each namespace of a source.
+fn may_exist(
+    announced: Option<&ServiceKey>,
+    mut sources: impl Iterator<Item = ServiceKey>,
+    is_refused: impl Fn(&str) -> bool,
+) -> bool {
+    match announced {
+        Some(service) => is_refused(service.namespace()),
+        None => sources.any(|service| is_refused(service.namespace())),
+    }
+}
+
 fn is_condition_true(status: &ExternalTargetStatus, kind: &str) -> bool {
     status.conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
 }
@@ -779,6 +787,23 @@ mod tests {
 
     fn messages(changes: &Changes) -> Vec<&str> {
         changes.events.iter().map(|event| &*event.message).collect()
+    }
+
+    #[test]
+    fn only_a_refused_foreign_namespace_delays_no_decision() {
+        let (at, [a, b]) =
+            (ListEpoch::default(), ["a", "b"].map(|namespace| ServiceKey::new(namespace, "web")));
+        let mut listed = LinkLists::new(&["a", "b"].map(ToOwned::to_owned).into(), None);
+        listed.note(Some("a"), at, true);
+        listed.note(Some("b"), at, false);
+        let may = |listed: &LinkLists, object, service| may_use(listed, at, object, service);
+        assert!(may(&listed, &a, &a) && !may(&listed, &a, &b), "a single failure may be over soon");
+        listed.set_refused(Some("b"), true);
+        assert!(may(&listed, &a, &b) && !may(&listed, &b, &b));
+        let is_refused = |namespace: &str| listed.is_refused(namespace, at);
+        let sources = || [a.clone(), b.clone()].into_iter();
+        assert!(may_exist(Some(&b), sources(), is_refused) && !may_exist(Some(&a), sources(), is_refused));
+        assert!(may_exist(None, sources(), is_refused) && !may_exist(None, sources().take(1), is_refused));
     }
 
     #[test]
