@@ -56,17 +56,12 @@ fn encode_with(
     limit: u16,
 ) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
     let room = usize::from(limit).saturating_sub(opt.len());
-    let is_cut = |offsets: &RecordOffsets| offsets.sections[0].len() < reply.records.count(Section::Answer);
-    // An answer that is truncated here has the aliases, wherever they are in the reply.
     if let Some(wire) = reply.records.wire_for(question) {
-        let (bytes, offsets) = encode_wire(&reply.metadata, wire, question, opt, room);
-        if is_cut(&offsets) && !wire.message.has_aliases_first() {
-            return Ok(encode_aliases_first(&reply.metadata, wire, question, opt, room));
-        }
-        return Ok((bytes, offsets));
+        return Ok(encode_wire(&reply.metadata, wire, question, opt, room));
     }
     let (bytes, offsets) = encode_sections(&reply.metadata, &reply.records, question, opt, room)?;
-    if is_cut(&offsets) && !reply.records.answers.is_sorted_by_key(|record| !is_alias(record)) {
+    let answers = &reply.records.answers;
+    if offsets.sections[0].len() < answers.len() && !answers.is_sorted_by_key(|record| !is_alias(record)) {
         let mut sections = Sections::clone(&reply.records);
         sections.answers.sort_by_key(|record| !is_alias(record));
         let (bytes, offsets) = encode_sections(&reply.metadata, &sections, question, opt, room)?;
@@ -75,7 +70,7 @@ fn encode_with(
     Ok((bytes, offsets))
 }
 
-/// Encodes records that are in wire form, without looking into them.
+/// Encodes records that are in wire form, without decoding them.
 fn encode_wire(
     metadata: &Metadata,
     wire: &WireRecords,
@@ -84,25 +79,15 @@ fn encode_wire(
     room: usize,
 ) -> (Vec<u8>, RecordOffsets) {
     let mut bytes = begin(question);
+    let start = bytes.len();
     let sections = wire.message.write_records(&mut bytes, wire.ttl, wire.last, room);
-    let offsets = RecordOffsets { sections, is_reordered: false };
+    let mut offsets = RecordOffsets { sections, is_reordered: false };
     let totals = Section::ALL.map(|section| wire.count(section));
-    end(&mut bytes, metadata, totals, &offsets, opt);
-    (bytes, offsets)
-}
-
-/// Encodes the answer section of records that are in wire form, aliases first.
-fn encode_aliases_first(
-    metadata: &Metadata,
-    wire: &WireRecords,
-    question: &Query,
-    opt: &[u8],
-    room: usize,
-) -> (Vec<u8>, RecordOffsets) {
-    let mut bytes = begin(question);
-    let answers = wire.message.write_aliases_first(&mut bytes, wire.ttl, room);
-    let offsets = RecordOffsets { sections: [answers, Vec::new(), Vec::new()], is_reordered: true };
-    let totals = Section::ALL.map(|section| wire.count(section));
+    if offsets.sections[0].len() < totals[0] && !wire.message.has_aliases_first() {
+        bytes.truncate(start);
+        let answers = wire.message.write_aliases_first(&mut bytes, wire.ttl, room);
+        offsets = RecordOffsets { sections: [answers, Vec::new(), Vec::new()], is_reordered: true };
+    }
     end(&mut bytes, metadata, totals, &offsets, opt);
     (bytes, offsets)
 }
