@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn full_queue_drops_and_counts_without_blocking() {
+    fn event_without_room_for_its_namespace_is_dropped_and_counted() {
         let (recorder, dropped) = recorder();
         for i in 0..QUEUE_CAPACITY / 2 + 5 {
             recorder.record(regarding(), Reason::TargetChanged, &format!("a → {i}"));

@@ -49,7 +49,7 @@ pub(crate) fn status(code: u16, reason: &str, message: &str) -> (u16, Value) {
     (code, status)
 }
 
-/// Returns a policy with all writes enabled, immediate removals, and this instance.
+/// Returns a policy with sync on, immediate and unlimited removals, and this instance, without finalizers and pruning.
 pub(crate) fn policy(instance: Option<&str>) -> SyncPolicy {
     SyncPolicy {
         sync: SyncMode::On,

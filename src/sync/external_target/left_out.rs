@@ -264,7 +264,7 @@ pub fn postponed(step: NextStep, since: Instant, policy: &SyncPolicy, now: Insta
     match since.checked_add(delay).and_then(|due| due.checked_add(EXTRA_DELETE_DELAY)) {
         Some(due) if due <= now => step,
         Some(due) => NextStep::Wait(due),
-        // The end of the delay isn't representable: never.
+        // The end of the delay is beyond the range of `Instant`: the removal is never due.
         None => NextStep::Done,
     }
 }

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn next_check_depends_on_what_waits_for_it() {
+    fn next_check_time_depends_on_results_and_urgency() {
         let pass = || CheckOutcome::Passed;
         let slot = |after| next_slot(&target(HOST), at(after), settings().period);
         let (routine, undecided, awaited) = (Urgency::Routine, Urgency::Undecided, Urgency::Awaited);

@@ -465,7 +465,7 @@ fn two_sources(after: u64) -> World {
 }
 
 #[test]
-fn source_that_flips_moves_at_most_once_a_minute() {
+fn flapping_source_causes_at_most_one_move_per_minute() {
     for (after, period, most) in [(300, 30, 1), (300, 5, 1), (0, 5, 10), (0, 30, 10), (10, 10, 10)] {
         let mut world = two_sources(after);
         world.harness.spec.check.period = Duration::from_secs(period);

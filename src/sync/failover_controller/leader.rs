@@ -158,7 +158,7 @@ impl DecisionState {
     }
 }
 
-/// What decisions have changed: reported once their status is written.
+/// The Events of decisions, and the reason of a move. They are reported once the status is written.
 #[derive(Default)]
 struct Changes {
     events: Vec<FailoverEvent>,
@@ -692,8 +692,8 @@ impl FailoverController {
     }
 }
 
-/// Returns whether a decision may be made although the list of this source's namespace is perhaps incomplete: only a
-/// refused namespace other than that of the ExternalTarget delays no decision.
+/// Returns whether a decision needn't wait for the list of this source's namespace: the list is complete, or it is
+/// refused, and the namespace isn't that of the ExternalTarget.
 fn may_use(listed: &LinkLists, epoch: ListEpoch, object: &ServiceKey, service: &ServiceKey) -> bool {
     let namespace = service.namespace();
     listed.covers(namespace, epoch)

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn refusal_lasts_after_ten_minutes_without_another_answer() {
+    async fn uninterrupted_refusal_is_lasting_after_ten_minutes() {
         let mut refusal = LastingRefusal::default();
         assert!(!refusal.is_lasting());
         refusal.note(true);

@@ -247,7 +247,7 @@ impl AnnotatedServices {
             && let Event::Listed(object) | Event::Applied(object) = &event
         {
             if object.annotations().contains_key(SOURCE) {
-                // This list is discarded: another one begins.
+                // The watch begins again with whole objects instead of metadata.
                 scope.unused = false;
                 index_events.push(IndexEvent::AnnotationFound);
             }

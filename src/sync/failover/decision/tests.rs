@@ -374,7 +374,7 @@ fn target_of_a_living_service_is_not_withdrawn() {
 }
 
 #[test]
-fn recreated_service_with_the_same_target_is_a_new_one() {
+fn same_target_of_a_recreated_service_is_announced_anew() {
     let mut harness = Harness::settled(&SOURCES[..1]);
     harness.offer("seoul").uid = "another uid".into();
     let decision = harness.decide_at(10);
@@ -826,7 +826,7 @@ fn renamed_source_in_use_keeps_its_target() {
 }
 
 #[test]
-fn source_in_use_that_is_renamed_and_moved_back_is_replaced() {
+fn announced_source_that_is_moved_down_and_renamed_is_replaced() {
     let mut harness = Harness::settled(&SOURCES[..2]);
     harness.spec.failback = Failback::Manual;
     harness.reorder(&["busan", "seoul"]);

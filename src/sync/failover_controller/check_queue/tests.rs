@@ -125,7 +125,7 @@ fn namespace_has_a_quarter_while_another_one_waits() {
 }
 
 #[test]
-fn check_of_a_long_queue_starts_for_another_waiter() {
+fn queued_check_starts_in_the_turn_of_another_namespace() {
     let mut queue = queue(&[("a", 10_000)]);
     queue.add(check("a-9999"), waiter("b"));
     let now = Instant::now();
