@@ -36,7 +36,7 @@ use super::k8s::listed::{LinkLists, ListEpoch};
 use super::k8s::refusals::RefusalLog;
 use super::k8s::rewinds::Rewinds;
 use super::k8s::service::Service;
-use super::k8s::watch::{WatchItem, in_namespace, list_watch};
+use super::k8s::watch::{WatchItem, list_watch, watch_name};
 use super::source::persisted_targets::PersistedTargets;
 use super::source::selection::Selection;
 use crate::metrics::staleness::Staleness;
@@ -240,7 +240,7 @@ impl SourceAnnotationController {
         let events = async move {
             tokio::time::sleep(pause).await;
             // Track the age of the data only after the pause: before, there is no watch.
-            let activity = staleness.watch(&in_namespace("sources", query.namespace.as_deref()));
+            let activity = staleness.watch(&watch_name("sources", query.namespace.as_deref()));
             list_watch::<Service>(client, query, activity)
         };
         let (events, end) = abortable(events.flatten_stream().map(move |event| (number, event)));

@@ -29,7 +29,7 @@ use crate::sync::k8s::errors::{
 use crate::sync::k8s::labels::RULE_OWNER;
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::refusals::RefusalLog;
-use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, decoded, in_namespace, key_of, list_watch};
+use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, decoded, key_of, list_watch, watch_name};
 
 /// The interval of discovery requests while PrometheusRules can't be watched. Each successful one also starts the
 /// watches again that were forbidden.
@@ -245,7 +245,7 @@ impl AlertsController {
             ..RequestQuery::default()
         };
         let activity =
-            self.context.staleness.watch(&in_namespace("prometheus-rules", scope.namespace.as_deref()));
+            self.context.staleness.watch(&watch_name("prometheus-rules", scope.namespace.as_deref()));
         let events = list_watch::<PrometheusRule>(self.context.client.clone(), query, activity);
         let (events, end) = abortable(events.map(move |item| (number, item)));
         scope.end = Some(end);

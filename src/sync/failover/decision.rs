@@ -156,7 +156,7 @@ impl<'a> Transition<'a> {
             && let Some(why) = facts.withdrawal(current)
             && let Some(current) = self.current.take()
         {
-            let message = format!("{} is withdrawn: {why}", of_source(&current));
+            let message = format!("{} is withdrawn: {why}", source_and_target(&current));
             self.events.push(FailoverEvent { reason: EventReason::TargetChanged, message });
             self.moved = Some(MoveReason::Withdrawn);
             history::push(&mut self.history, current, facts.second(), MoveReason::Withdrawn);
@@ -191,8 +191,8 @@ impl<'a> Transition<'a> {
 
     fn change_event(&self, new: &AnnouncedTarget, reason: MoveReason) -> FailoverEvent {
         let mut message = match &self.current {
-            Some(current) => format!("{} → {}", of_source(current), of_source(new)),
-            None => format!("{} is announced", of_source(new)),
+            Some(current) => format!("{} → {}", source_and_target(current), source_and_target(new)),
+            None => format!("{} is announced", source_and_target(new)),
         };
         // A link that an ExternalTarget takes over keeps its target without a check.
         if !new.verified && reason != MoveReason::Announced {
@@ -206,7 +206,7 @@ impl<'a> Transition<'a> {
     }
 }
 
-fn of_source(announced: &AnnouncedTarget) -> String {
+fn source_and_target(announced: &AnnouncedTarget) -> String {
     let AnnouncedTarget { source, target, .. } = announced;
     if source.is_empty() { target.to_string() } else { format!("{source} {target}") }
 }
@@ -230,7 +230,7 @@ fn events_without_move(
     }
     let failed = status.condition(ConditionType::Resolved).filter(|_| has_failed_alone(status));
     if let Some(condition) = failed.filter(|_| !has_failed_alone(former)) {
-        let message = format!("{} stays: {}", of_source(target), condition.message);
+        let message = format!("{} stays: {}", source_and_target(target), condition.message);
         events.push(FailoverEvent { reason: EventReason::NoHealthySource, message });
     }
     events

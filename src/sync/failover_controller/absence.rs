@@ -47,7 +47,7 @@ struct Absence {
     /// The last look-up that had an answer.
     found: Option<FoundService>,
     /// Whether a look-up waits or is under way.
-    is_asked: bool,
+    is_look_up_pending: bool,
     /// When the last look-up ended.
     ended: Option<Instant>,
     refusal: LastingRefusal,
@@ -100,8 +100,8 @@ impl MissingServices {
         let absence = self.states.entry(missing.clone()).or_default();
         absence.objects.insert(object.clone());
         let is_due = absence.ended.is_none_or(|at| at.elapsed() >= absence.repeat_after());
-        if !absence.is_confirmed && !absence.is_asked && is_due {
-            absence.is_asked = true;
+        if !absence.is_confirmed && !absence.is_look_up_pending && is_due {
+            absence.is_look_up_pending = true;
             self.waiting.add(missing);
         }
         absence.is_gone_for(object, service)
@@ -111,7 +111,7 @@ impl MissingServices {
     /// ended, another one is queued or under way, or the Service is gone.
     pub(super) fn due(&self, object: &ServiceKey) -> Option<Instant> {
         let absence = self.states.get(self.by_object.get(object)?)?;
-        let is_over = absence.is_confirmed || absence.is_asked;
+        let is_over = absence.is_confirmed || absence.is_look_up_pending;
         absence.ended.filter(|_| !is_over).map(|at| at + absence.repeat_after())
     }
 
@@ -161,7 +161,7 @@ impl MissingServices {
     /// Records the end of a look-up. Returns the ExternalTargets to decide about.
     pub(super) fn record(&mut self, LookUpEnd { missing, found }: LookUpEnd) -> Vec<ServiceKey> {
         let Some(absence) = self.states.get_mut(&missing) else { return Vec::new() };
-        absence.is_asked = false;
+        absence.is_look_up_pending = false;
         let by_authorizer = found.as_ref().is_err_and(Forbidden::lists_services);
         absence.refusal.note(by_authorizer);
         match found {

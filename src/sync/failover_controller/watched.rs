@@ -28,7 +28,7 @@ use crate::sync::k8s::errors::{
 };
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::watch::{
-    Event, RequestQuery, WatchError, WatchItem, in_namespace, key_of, list_watch, readable,
+    Event, RequestQuery, WatchError, WatchItem, key_of, list_watch, readable, watch_name,
 };
 use crate::sync::source::relist_guard::CONFIRM_AFTER;
 use crate::sync::source::selection::Selection;
@@ -178,7 +178,7 @@ impl FailoverController {
         let scope = &mut self.scopes[number];
         scope.stop();
         let query = RequestQuery { namespace: scope.namespace.clone(), ..RequestQuery::default() };
-        let name = in_namespace("external-targets-watched", scope.namespace.as_deref());
+        let name = watch_name("external-targets-watched", scope.namespace.as_deref());
         let activity = self.context.staleness.watch(&name);
         let events = list_watch::<ExternalTarget>(self.context.client.clone(), query, activity);
         let (events, end) = abortable(events.map(move |item| (number, item)));
@@ -263,7 +263,7 @@ impl FailoverController {
             warn!("{why}; until the permission is granted, their external targets stay as they are");
         }
         self.note_list(number, false);
-        self.settle_lists();
+        self.on_lists_changed();
     }
 
     /// Applies a complete list. If it lacks too many ExternalTargets, their targets stay until another list lacks them,
@@ -312,7 +312,7 @@ impl FailoverController {
             self.pending_deletions.add(key.clone(), uid, &self.context.client);
         }
         self.note_list(number, true);
-        self.settle_lists();
+        self.on_lists_changed();
     }
 
     fn note_version(&mut self, number: usize, object: &RawDeserializeGuard<ExternalTarget>) {
@@ -321,7 +321,7 @@ impl FailoverController {
         *newest = (*newest).max(version);
     }
 
-    fn settle_lists(&mut self) {
+    fn on_lists_changed(&mut self) {
         if self.is_listed() && !self.context.store.are_overrides_known() {
             if !self.objects.is_empty() {
                 info!("ready: ExternalTargets: {}", self.objects.len());

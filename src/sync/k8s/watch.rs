@@ -733,7 +733,7 @@ fn broken(what: &'static str) -> kube::Error {
 }
 
 /// Returns the name of a watch of a namespace, or of all, for the metrics.
-pub(crate) fn in_namespace(watch: &str, namespace: Option<&str>) -> String {
+pub(crate) fn watch_name(watch: &str, namespace: Option<&str>) -> String {
     namespace.map_or(watch.to_owned(), |namespace| format!("{watch}/{namespace}"))
 }
 

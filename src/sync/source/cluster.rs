@@ -35,7 +35,7 @@ use crate::sync::k8s::listed::{LinkLists, ListEpoch};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{
-    Event, RequestQuery, WatchItem, in_namespace, key_of, list_watch, readable, sleep_until_opt,
+    Event, RequestQuery, WatchItem, key_of, list_watch, readable, sleep_until_opt, watch_name,
 };
 use crate::sync::source::first_list::FirstList;
 use crate::sync::source::metrics::WatchMetrics;
@@ -156,7 +156,7 @@ impl WatchState {
     }
 
     /// Records that a new list is due, and why. Nothing is written for these Services until that list is complete.
-    fn expire(&mut self, why: &str) {
+    fn require_relist(&mut self, why: &str) {
         (self.listed, self.failed) = (false, false);
         let links = match &self.namespace {
             Some(namespace) => format!("links of namespace {namespace}"),
@@ -214,7 +214,7 @@ impl ServiceWatcher {
                         "this replica began to lead"
                     };
                     for (number, scope) in scopes.iter_mut().enumerate() {
-                        scope.expire(why);
+                        scope.require_relist(why);
                         scope.rewound |= is_rewound;
                         events.push(self.follow(number, scope));
                     }
@@ -317,7 +317,7 @@ impl ServiceWatcher {
         ListEpoch { term: self.leadership.term(), rewinds: self.rewinds.count() }
     }
 
-    /// Publishes the state of the first list after an item of a watch.
+    /// Publishes what an item of a watch tells about the first list, unless the store is synced.
     fn note_first_list(&self, item: &WatchItem<Service>) {
         let state = match item {
             Err(error) => FirstList::Failed { code: error.code() },
@@ -354,7 +354,7 @@ impl ServiceWatcher {
             labels: self.selection.labels.to_string(),
             ..RequestQuery::default()
         };
-        let activity = self.staleness.watch(&in_namespace("load-balancers", scope.namespace.as_deref()));
+        let activity = self.staleness.watch(&watch_name("load-balancers", scope.namespace.as_deref()));
         scope.activity = Some(Arc::clone(&activity));
         let events = list_watch::<Service>(self.client.clone(), query, activity);
         let (events, end) = abortable(events.map(move |event| (number, event)));
@@ -555,7 +555,7 @@ impl ServiceWatcher {
             // The Service was left out before, too.
             return;
         }
-        if let Some(predecessor) = self.other_followed(&deleted) {
+        if let Some(predecessor) = self.other_live_service(&deleted) {
             other_services.leaving.start_check(predecessor);
         }
         self.left(&deleted, membership, &mut other_services.leaving);
@@ -583,7 +583,7 @@ impl ServiceWatcher {
         if self.store.is_unreadable(&deleted.key) {
             // The Service that can't be decoded is gone; its predecessor, which counted until now, is gone, too.
             self.unselected.remove(&deleted.key);
-            if let Some(predecessor) = self.other_followed(&deleted) {
+            if let Some(predecessor) = self.other_live_service(&deleted) {
                 other_services.leaving.start_check(predecessor);
             }
         } else {
@@ -609,7 +609,7 @@ impl ServiceWatcher {
     }
 
     /// Returns the Service whose link isn't gone, if it is another Service of the same name.
-    fn other_followed(&self, Deleted { key, uid, .. }: &Deleted) -> Option<Deleted> {
+    fn other_live_service(&self, Deleted { key, uid, .. }: &Deleted) -> Option<Deleted> {
         let link = self.store.service_link(key)?;
         // The uid of a left-out link may be unknown.
         let is_other = link.uid != *uid.as_str() && !link.is_gone() && !link.is_left_out();
@@ -633,7 +633,7 @@ impl ServiceWatcher {
             Membership::NotSelected | Membership::Gone => std::time::Instant::now(),
         };
         // Another Service of this name may be kept, or looked up.
-        if self.other_followed(deleted).is_none() {
+        if self.other_live_service(deleted).is_none() {
             leaving.forget(key);
         }
         log_changes(&self.telemetry, self.store.delete_since(key, uid, *version, since));
@@ -700,7 +700,7 @@ impl PartialList {
             self.terminating.push((key.clone(), service.uid().into()));
         }
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
-        if let Some(predecessor) = source.other_followed(&deleted) {
+        if let Some(predecessor) = source.other_live_service(&deleted) {
             self.left_selection.push((predecessor, Membership::Gone));
         } else if source.is_followed(&deleted) {
             self.left_selection.push((deleted, membership));
