@@ -10,7 +10,7 @@ mod reverse_index;
 pub mod snapshot_links;
 mod update;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -64,6 +64,8 @@ pub struct Store {
     overrides_known: watch::Sender<bool>,
     /// Services that exist but can't be decoded.
     unreadable: DashSet<ServiceKey>,
+    /// Namespaces that have never been listed, although the store is synced.
+    unlisted: ArcSwapOption<BTreeSet<Box<str>>>,
     serial: AtomicU64,
     /// The serial minus the newest resourceVersion: 0 unless resourceVersions have gone backwards.
     serial_offset: AtomicU64,
@@ -97,6 +99,7 @@ impl Store {
             owners_known: watch::Sender::new(false),
             overrides_known: watch::Sender::new(false),
             unreadable: DashSet::new(),
+            unlisted: ArcSwapOption::default(),
             serial: AtomicU64::new(0),
             serial_offset: AtomicU64::new(0),
             has_versions: AtomicBool::new(false),
@@ -235,6 +238,39 @@ impl Store {
         changes
     }
 
+    /// Records the namespaces whose Services aren't known although the store is going to be synced.
+    pub fn set_unlisted(&self, namespaces: &BTreeSet<&str>) {
+        let namespaces: BTreeSet<Box<str>> = namespaces.iter().map(|namespace| (*namespace).into()).collect();
+        self.unlisted.store((!namespaces.is_empty()).then(|| Arc::new(namespaces)));
+    }
+
+    /// Records that the Services of a namespace are known.
+    pub fn set_listed(&self, namespace: &str) {
+        self.unlisted.rcu(|unlisted| {
+            let mut left = unlisted.as_deref()?.clone();
+            left.remove(namespace);
+            (!left.is_empty()).then(|| Arc::new(left))
+        });
+    }
+
+    /// Returns whether a default name below a zone, in the form of [`crate::model::names::wire`], belongs to a namespace
+    /// whose Services aren't known.
+    #[must_use]
+    pub fn is_unlisted(&self, relative: &[u8]) -> bool {
+        let unlisted = self.unlisted.load();
+        let Some(unlisted) = unlisted.as_deref() else { return false };
+        let (mut last, mut rest) = (&[][..], relative);
+        while let Some((label, after)) =
+            rest.split_first().and_then(|(length, after)| after.split_at_checked((*length).into()))
+        {
+            (last, rest) = (label, after);
+        }
+        unlisted.iter().any(|namespace| {
+            let before = last.strip_suffix(namespace.as_bytes());
+            before.is_some_and(|before| before.is_empty() || before.ends_with(b"-"))
+        })
+    }
+
     /// Marks the first complete list as applied: from here on a name that isn't in the store doesn't exist.
     pub fn set_synced(&self) {
         // A zone without links needs a serial, too, if the serial is derived from the clock.
@@ -303,12 +339,13 @@ impl Store {
         if known.as_ref().is_some_and(|link| !link.was_never_seen()) || self.unreadable.contains(key) {
             return None;
         }
-        let hostnames = Annotations { hostnames: hostnames.into(), ..Default::default() };
+        let same = known.as_ref().filter(|link| link.is_left_out() && link.uid == uid);
+        let annotations = same.map(|link| link.annotations.clone()).unwrap_or_default();
         let kept = Link {
             uid,
             target,
             created: RANK_NEVER_OBSERVED,
-            annotations: hostnames,
+            annotations: Annotations { hostnames: hostnames.into(), ..annotations },
             state: LinkState::LeftOut,
             ..known.as_ref().map_or_else(|| Link::new(key.clone(), ""), |link| Link::clone(link))
         };
@@ -316,6 +353,25 @@ impl Store {
             return None;
         }
         Some(self.upsert(&mut allocator, known, kept))
+    }
+
+    /// Adds the link of an earlier process in [`LinkState::LeftOut`], unless the store has a link of this key.
+    pub fn keep_saved(&self, saved: &Link) -> Option<LinkChange> {
+        let mut allocator = self.write();
+        if self.contains(&saved.key) || self.unreadable.contains(&saved.key) {
+            return None;
+        }
+        let Link { key, uid, target, annotations, ports, .. } = saved.clone();
+        let kept = Link {
+            uid,
+            target,
+            annotations,
+            ports,
+            created: RANK_NEVER_OBSERVED,
+            state: LinkState::LeftOut,
+            ..Link::new(key, "")
+        };
+        Some(self.upsert(&mut allocator, None, kept))
     }
 
     /// Records that the Service of a link in [`LinkState::LeftOut`] is gone since the given time.

@@ -302,6 +302,10 @@ impl EventQueue {
         self.waiting.lock().pop(is_held)
     }
 
+    fn is_empty(&self) -> bool {
+        self.waiting.lock().number == 0
+    }
+
     /// Waits for the next Event of a namespace for which `is_held` is false. Only one task may wait.
     async fn next(&self, is_held: impl Fn(&str) -> bool) -> QueuedEvent {
         loop {

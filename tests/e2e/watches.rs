@@ -260,6 +260,7 @@ async fn namespace_refused_since_the_start_delays_no_other_one() {
     wait_for_external_target(&cluster, TARGETS, "web-default-ext", "new.example.com").await;
     answers(linker.dns, &name, "old.example.com.").await;
     wait_for_external_target(&cluster, TARGETS, &refused, "old.example.com").await;
+    answers(linker.dns, &format!("none-{closed}.lb.internal. CNAME"), "Server Failure").await;
     grant(&closed);
     wait_for_external_target(&cluster, TARGETS, &refused, "new.example.com").await;
     answers(linker.dns, &name, "new.example.com.").await;

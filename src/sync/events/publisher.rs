@@ -117,7 +117,9 @@ impl EventPublisher {
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let resumes = known.namespaces.next_to_resume(Instant::now());
-            let is_held = |namespace: &str| known.namespaces.is_held(namespace, Instant::now());
+            // At the end each queued Event is tried.
+            let is_held =
+                |namespace: &str| !stop.is_cancelled() && known.namespaces.is_held(namespace, Instant::now());
             let new = tokio::select! {
                 biased;
                 QueuedEvent { event_key, at, term } = queue.next(is_held) => {
@@ -129,7 +131,12 @@ impl EventPublisher {
                     Some((event_key, todo))
                 }
                 () = ready(()), if !known.series.is_empty() => None,
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => {
+                    if queue.is_empty() {
+                        return;
+                    }
+                    None
+                }
                 () = sleep_until_opt(resumes) => None,
                 _ = look.tick() => {
                     known.series.extend(known.memory.due(Instant::now()));
@@ -571,6 +578,29 @@ mod tests {
         for number in ["1", "2"] {
             assert_eq!(requests.recv().await.unwrap().1, number, "one attempt of each");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_of_a_held_namespace_are_tried_at_the_stop() {
+        let (sender, mut requests) =
+            idle_sender(&[StubResponse::Nothing; MAX_ATTEMPTS], Leadership::unconditional());
+        let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
+        for number in 0..3 {
+            record(&recorder, &number.to_string());
+        }
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(sender.run(stop.clone()));
+        for _ in 0..MAX_ATTEMPTS {
+            assert_eq!(requests.recv().await.unwrap().1, "0");
+        }
+        // The last failure is processed, and the namespace is held.
+        sleep(Duration::from_millis(1)).await;
+        stop.cancel();
+        for number in ["1", "2"] {
+            assert_eq!(requests.recv().await.unwrap().1, number);
+        }
+        running.await.unwrap().unwrap();
+        assert_eq!(metrics.get(), 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,6 +10,7 @@ use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Annotations, Link, Port, Target};
 use crate::model::service_key::ServiceKey;
+use crate::model::target_policy::Denied;
 use crate::model::uid::Uid;
 use crate::store::Store;
 use crate::sync::failover::spec::{Offer, Refusal, RefusalReason};
@@ -201,13 +202,17 @@ impl Sources<'_> {
     fn check(&self, target: &Target, namespace: &str) -> Result<(), String> {
         let policy = &self.policy.targets;
         match target {
-            Target::Hostname(host) => policy
-                .check_host(namespace, &host.name(), |name| self.store.link_of_host(name))
-                .map_err(|denied| format!("{host}: {denied}")),
+            Target::Hostname(host) => {
+                self.check_host(host, namespace).map_err(|denied| format!("{host}: {denied}"))
+            }
             Target::Addresses(addresses) => addresses.iter().try_for_each(|address| {
                 policy.check_address(*address).map_err(|denied| format!("{address}: {denied}"))
             }),
         }
+    }
+
+    fn check_host(&self, host: &Hostname, namespace: &str) -> Result<(), Denied> {
+        self.policy.targets.check_host(namespace, &host.name(), |name| self.store.link_of_host(name))
     }
 
     /// Checks a fixed target, which must lie outside the zones of links.
@@ -220,12 +225,20 @@ impl Sources<'_> {
         self.check(target, namespace)
     }
 
-    /// Returns the part of an announced target that this replica's target policy allows.
+    /// Returns the part of an announced target that this replica's target policy allows. A target in a zone of links
+    /// stays while the Service that owns its name is left out: what that Service allows isn't known.
     pub(super) fn allowed(&self, announced: &Target, is_fixed: bool, namespace: &str) -> Option<Target> {
         let checked = match announced {
             Target::Addresses(_) => return self.policy.targets.allowed(announced.clone()),
             Target::Hostname(_) if is_fixed => self.check_fixed(announced, namespace),
-            Target::Hostname(_) => self.check(announced, namespace),
+            Target::Hostname(host) => match self.check_host(host, namespace) {
+                Err(Denied::OtherNamespace { owner, .. })
+                    if self.store.get(&owner).is_some_and(|link| link.is_left_out()) =>
+                {
+                    Ok(())
+                }
+                checked => checked.map_err(|denied| denied.to_string()),
+            },
         };
         checked.is_ok().then(|| announced.clone())
     }
@@ -253,11 +266,36 @@ fn fixed_target(source: &Source) -> Option<Target> {
 
 #[cfg(test)]
 mod tests {
+    use hickory_proto::rr::Name;
     use serde_json::json;
 
     use super::*;
+    use crate::model::target_policy::TargetPolicy;
+    use crate::store::OnGone;
     use crate::sync::failover::status::FailoverStatus;
     use crate::sync::failover_controller::status_format::{Published, from_stored, to_stored};
+
+    #[test]
+    fn announced_name_of_a_left_out_service_stays_allowed() {
+        let name = |text| Name::from_ascii(text).unwrap();
+        let store = Store::new(OnGone::Kept).with_zones(&[name("lb.internal.")]);
+        let targets = TargetPolicy { zones: vec![name("lb.internal.")], ..TargetPolicy::default() };
+        let policy = HostnamePolicy { targets, ..HostnamePolicy::default() };
+        let sources = Sources {
+            store: &store,
+            policy: &policy,
+            selection: &Selection::default(),
+            unselected: &UnselectedServices::default(),
+            tcp_check_namespaces: &BTreeSet::new(),
+        };
+        let announced = Target::Hostname(Hostname::from(&name("lb.infra.lb.internal.")));
+        let is_allowed = || sources.allowed(&announced, false, "shop").is_some();
+        assert!(!is_allowed(), "the name has no owner");
+        let address = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
+        store.keep_left_out(&ServiceKey::new("infra", "lb"), "u".into(), address, Vec::new()).unwrap();
+        assert!(is_allowed(), "what the owner allows isn't known");
+        assert!(sources.check(&announced, "shop").is_err(), "no new target");
+    }
 
     #[test]
     fn repeated_addresses_are_one_as_in_the_status() {

@@ -332,6 +332,9 @@ impl ServiceWatcher {
     /// Publishes that a list is complete, or has failed.
     fn note_list(&self, scope: &WatchState, lists: ListEpoch, is_complete: bool) {
         let namespace = scope.namespace.as_deref();
+        if let Some(namespace) = namespace.filter(|_| is_complete) {
+            self.store.set_listed(namespace);
+        }
         self.listed.send_if_modified(|all| {
             let is_refusal_news = all.set_refused(namespace, scope.is_refused());
             all.note(namespace, lists, is_complete) || is_refusal_news
@@ -426,7 +429,10 @@ impl ServiceWatcher {
         changes.extend(terminating.into_iter().filter_map(insert));
         // The namespace was refused before, and the link is from a snapshot.
         let is_unfounded = |link: &&Arc<Link>| {
-            link.is_left_out() && within(&link.key) && !self.store.has_external_target(&link.key)
+            link.is_left_out()
+                && within(&link.key)
+                && !self.store.has_external_target(&link.key)
+                && !self.store.is_unreadable(&link.key)
         };
         let links = self.store.links();
         changes.extend(links.iter().filter(is_unfounded).filter_map(|link| self.store.forget(&link.key)));
@@ -455,12 +461,13 @@ impl ServiceWatcher {
         if !refused.is_empty() {
             warn!(
                 "the API server has refused to list the load balancers of these namespaces for \
-                 {REFUSED_AFTER:?}: {}; lb-linker starts without them: DNS answers with their last targets, and their \
-                 external targets stay as they are",
+                 {REFUSED_AFTER:?}: {}; lb-linker starts without them: DNS answers with their last targets, as far as \
+                 recorded, and their external targets stay as they are",
                 examples(&refused)
             );
         }
         self.persisted.on_first_list(&self.store, self.keeps_unlisted, &refused);
+        self.store.set_unlisted(&refused);
         self.store.set_synced();
         log_first_list(&self.store, &self.telemetry, &changes);
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use parking_lot::Mutex;
 
 use super::relist_guard::are_most;
-use crate::model::link::{Annotations, LinkChange, ObservedService, Target};
+use crate::model::link::{Annotations, Link, LinkChange, ObservedService, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
@@ -70,24 +70,26 @@ impl PersistedTargets {
         let listed =
             links.iter().filter(|link| !link.is_gone() && store.has_external_target(&link.key)).count();
         let keeps_unlisted = keep && are_most(unlisted.len(), listed + unlisted.len());
+        keep_snapshot(store, refused, &targets);
         for (key, last) in unreadable.into_iter().chain(unlisted.into_iter().filter(|_| keeps_unlisted)) {
             // Subscribers of the change feed get the change.
             let _ = store.keep_left_out(key, last.uid(), last.target.clone(), last.hostnames.to_vec());
         }
-        keep_snapshot(store, refused);
     }
 }
 
-/// Keeps the targets of a snapshot that have no external target, in these namespaces.
-fn keep_snapshot(store: &Store, namespaces: &BTreeSet<&str>) {
+/// Keeps the links of a snapshot in these namespaces, unless an external target records another Service.
+fn keep_snapshot(
+    store: &Store,
+    namespaces: &BTreeSet<&str>,
+    recorded: &HashMap<ServiceKey, PersistedTarget>,
+) {
     let Some(snapshot) = store.snapshot_links() else { return };
+    let is_same = |link: &Link| recorded.get(&link.key).is_none_or(|last| last.uid() == link.uid);
     let links = snapshot.store.links();
-    for link in links.iter().filter(|link| namespaces.contains(link.key.namespace()) && link.target.is_some())
-    {
-        if !store.contains(&link.key) {
-            let hostnames = link.annotations.hostnames.to_vec();
-            let _ = store.keep_left_out(&link.key, link.uid.clone(), link.target.clone(), hostnames);
-        }
+    let kept = links.iter().filter(|link| namespaces.contains(link.key.namespace()) && link.target.is_some());
+    for link in kept.filter(|link| is_same(link)) {
+        let _ = store.keep_saved(link);
     }
 }
 

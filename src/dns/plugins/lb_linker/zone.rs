@@ -191,8 +191,12 @@ impl Zone {
                 snapshot_links = Some((version, Arc::clone(&present.store)));
             }
         }
+        let is_unlisted = synced && store.is_unlisted(relative);
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
+        if is_unlisted && matches!(node, Node::Nothing | Node::Empty) {
+            return ZoneAnswer::not_ready();
+        }
         let may_change = node.may_change(relative);
         let is_incomplete =
             snapshot_links.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved, qtype));
@@ -206,7 +210,7 @@ impl Zone {
                 return saved;
             }
             if may_change {
-                return ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
+                return ZoneAnswer::not_ready();
             }
         }
         self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node)
@@ -376,6 +380,10 @@ impl ZoneAnswer {
     #[must_use]
     pub fn is_open_to(&self, namespace: &str) -> bool {
         self.link.as_ref().map_or(self.answers.is_empty(), |link| link.is_open_to(namespace))
+    }
+
+    fn not_ready() -> Self {
+        Self { ede: Some(Ede::NOT_READY), ..Self::new(ResponseCode::ServFail) }
     }
 
     fn new(rcode: ResponseCode) -> Self {

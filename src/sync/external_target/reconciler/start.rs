@@ -179,7 +179,7 @@ impl Reconciler {
     /// Processes the result of a look-up.
     pub(super) fn looked_up(&mut self, existing: &Existing) {
         let protects = self.context.policy.max_deletes == MaxDeletes::Share;
-        let (mut left_out, mut gone) = (BTreeMap::new(), Vec::new());
+        let (mut left_out, mut gone, mut unknown) = (BTreeMap::new(), Vec::new(), HashSet::new());
         for key in std::mem::take(&mut self.start_check.unconfirmed) {
             let ReconcilerContext { store, selection, .. } = &self.context;
             let Some(link) = store.get(&key).filter(|link| link.is_left_out() || link.is_gone()) else {
@@ -201,8 +201,8 @@ impl Reconciler {
                         self.start_check.ended.insert(key.clone());
                     }
                 }
-                // The link stays as it is until the next check.
-                Verdict::Unknown => {}
+                // The link stays as it is, and is looked up again.
+                Verdict::Unknown => drop(unknown.insert(key.clone())),
                 Verdict::OptedOut => {
                     // The Service opts out: its external target is removed without the delay.
                     let now = Instant::now();
@@ -226,8 +226,10 @@ impl Reconciler {
         self.report_left_out(&left_out);
         self.report_gone(&gone);
         self.start_check.left_out.extend(left_out);
+        self.start_check.unconfirmed = unknown;
         self.start_check.count(&self.context.metrics);
         self.record_left_out_events();
+        self.look_up();
     }
 
     /// Ends the link of a Service that counts as gone since `since`. In a namespace that isn't watched, the link is

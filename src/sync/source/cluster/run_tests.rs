@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::model::link::{Annotations, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
+use crate::model::names;
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::OnGone;
@@ -405,7 +406,10 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
     assert!(source.persisted.record(&store, &key("web"), recorded).is_none());
     let saved = Store::new(OnGone::Dropped);
     for name in ["old", "web"] {
-        saved.keep_left_out(&key(name), name.into(), target.clone(), Vec::new()).unwrap();
+        let annotations = Annotations { allow_from: [Arc::from("shop")].into(), ..Annotations::default() };
+        saved
+            .keep_saved(&Link { target: target.clone(), annotations, ..Link::new(key(name), name) })
+            .unwrap();
     }
     let snapshot =
         SnapshotLinks::new(Arc::new(saved), jiff::Timestamp::UNIX_EPOCH, Duration::ZERO, "".into());
@@ -419,14 +423,20 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
         for name in ["old", "web"] {
             let link = store.get(&key(name)).unwrap();
             assert!(link.is_left_out() && link.target == target, "{link:?}");
+            assert!(link.is_open_to("shop") && !link.is_open_to("other"), "as in the snapshot: {link:?}");
         }
+        let is_unlisted = |labels: &[&str]| {
+            store.is_unlisted(&names::wire(labels.iter().map(|label| label.as_bytes())).unwrap())
+        };
+        assert!(is_unlisted(&["none-b"]) && is_unlisted(&["none", "b"]) && is_unlisted(&["x", "none-b"]));
+        assert!(!is_unlisted(&["none-a"]) && !is_unlisted(&["b", "a"]) && !is_unlisted(&["webb"]));
         assert!(listed.borrow().covers("a", at) && !listed.borrow().covers("b", at));
         assert!(listed.borrow().is_refused("b", at));
         assert!(current_at() > silent_since, "a snapshot is as current as the other namespace");
         is_forbidden.store(false, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_secs(31)).await;
         assert_eq!(links(&store), ["a/web", "b/web"]);
-        assert!(store.links().iter().all(|link| !link.is_left_out()));
+        assert!(store.links().iter().all(|link| !link.is_left_out()) && !is_unlisted(&["none-b"]));
     };
     tokio::select! {
         _ = source.run() => unreachable!(),

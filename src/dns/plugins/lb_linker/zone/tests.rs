@@ -303,6 +303,21 @@ fn ttl_of_a_link_does_not_apply_to_denials() {
 }
 
 #[test]
+fn absent_name_of_an_unlisted_namespace_gets_servfail() {
+    let store = Store::new(OnGone::Kept);
+    store.apply(link("closed", "web", &["a.example."], &[]));
+    store.set_unlisted(&["closed"].into());
+    store.set_synced();
+    for name in ["none-closed", "none.closed", "_p._tcp.none.closed"] {
+        assert_eq!(ask(&store, &format!("{name}.lb.internal. A")), "ServFail EDE 14 |  |  | ", "{name}");
+    }
+    assert!(ask(&store, "web-closed.lb.internal. CNAME").starts_with("NoError | web-closed"));
+    assert!(ask(&store, "none-open.lb.internal. A").starts_with("NXDomain"));
+    store.set_listed("closed");
+    assert!(ask(&store, "none-closed.lb.internal. A").starts_with("NXDomain"));
+}
+
+#[test]
 fn before_the_first_list_only_final_names_are_answered() {
     let store = Store::new(OnGone::Kept);
     let not_ready = "ServFail EDE 14 |  |  | ";
