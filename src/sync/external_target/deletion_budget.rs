@@ -30,8 +30,8 @@ impl fmt::Display for MaxDeletes {
 
 /// The removals of external targets in the last ten minutes, by any replica.
 ///
-/// Of the removals in another namespace at most half of the limit count: a namespace that uses up the limit doesn't hold
-/// the removals elsewhere. So up to half as many more may be removed.
+/// Of the removals in another namespace at most half of the limit, rounded up, count: a namespace that uses up the limit
+/// leaves the rest of it to the other namespaces. So up to half as many more may be removed.
 #[derive(Debug, Default)]
 pub struct DeletionBudget {
     removals: VecDeque<Removal>,
