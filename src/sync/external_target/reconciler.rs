@@ -105,7 +105,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             () = rewinds.wait_for_change(reconciler.rewinds) => events = reconciler.begin_term(),
             Ok(()) = hostname_policy.changed() => events = reconciler.take_policy(),
             () = leader_status.changed() => reconciler.on_leader_status(),
-            Ok(()) = links_listed.changed() => reconciler.resume_writing(),
+            Ok(()) = links_listed.changed() => reconciler.on_links_listed(),
             Ok(()) = overrides_listed.changed() => reconciler.resume_writing(),
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
             _ = reconciler.work_queue.due() => {}
@@ -268,6 +268,15 @@ impl Reconciler {
         let is_override_listed = link.overridden.is_none()
             || self.context.overrides_listed.borrow().covers(namespace, self.lists());
         self.may_write() && is_override_listed && (self.are_links_listed(namespace) || is_gone())
+    }
+
+    /// Processes a change of the lists of load balancers.
+    fn on_links_listed(&mut self) {
+        if self.may_write() {
+            self.resume_writing();
+        } else if self.context.policy.sync != SyncMode::Off {
+            self.look_up_left_out();
+        }
     }
 
     /// Queues all links when writes may be made again, as at the beginning of a term.

@@ -157,6 +157,22 @@ impl Reconciler {
         }
     }
 
+    /// Looks up the left-out Services of the namespaces that are listed: such a namespace may have been refused before,
+    /// and a Service that was deleted meanwhile isn't in the list.
+    pub(super) fn look_up_left_out(&mut self) {
+        let is_due = |link: &&Arc<Link>| {
+            let namespace = link.key.namespace();
+            link.is_left_out()
+                && self.context.selection.watches(namespace)
+                && self.are_links_listed(namespace)
+                && !self.start_check.left_out.contains_key(&link.key)
+        };
+        let links = self.context.store.links();
+        let due: Vec<ServiceKey> = links.iter().filter(is_due).map(|link| link.key.clone()).collect();
+        self.start_check.unconfirmed.extend(due);
+        self.look_up();
+    }
+
     /// Looks up which of the unconfirmed Services exist.
     fn look_up(&mut self) {
         let ReconcilerContext { registry, selection, backend, .. } = &self.context;

@@ -430,44 +430,81 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     assert_eq!(sent.lock().first().map(String::as_str), Some("POST"));
 }
 
+/// A reconciler of the namespaces `open` and `shop`. `shop` is refused, and the Service of its external target doesn't
+/// exist.
+struct RefusedNamespace {
+    reconciler: Reconciler,
+    key: ServiceKey,
+    lists: watch::Sender<LinkLists>,
+    /// The methods of the requests.
+    sent: Arc<Mutex<Vec<String>>>,
+}
+
+impl RefusedNamespace {
+    fn new() -> Self {
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&sent);
+        let client = test_support::client(move |request| {
+            log.lock().push(request.method().to_string());
+            (200, json!({"metadata": {"resourceVersion": "9"}, "items": []}))
+        });
+        let mut reconciler = reconciler(client);
+        let object = ObservedObject::of(&external_target(&reconciler, "1"));
+        let (store, key) = (Arc::new(Store::new(OnGone::Kept)), ServiceKey::new("shop", "web"));
+        let target = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
+        store.keep_left_out(&key, "web".into(), target, Vec::new()).unwrap();
+        store.set_synced();
+        reconciler.context.store = store;
+        let namespaces: BTreeSet<String> = ["open", "shop"].map(ToOwned::to_owned).into();
+        let mut listed = LinkLists::new(&namespaces, None);
+        listed.note(Some("open"), reconciler.lists(), true);
+        listed.note(Some("shop"), reconciler.lists(), false);
+        let lists = watch::Sender::new(listed);
+        reconciler.context.links_listed = lists.subscribe();
+        reconciler.context.selection = Arc::new(Selection { namespaces, ..Selection::default() });
+        reconciler.context.policy.prune = true;
+        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![object]));
+        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+        Self { reconciler, key, lists, sent }
+    }
+
+    /// Lists the namespace at last, and processes the result of the look-up.
+    async fn list(&mut self) {
+        let at = self.reconciler.lists();
+        self.lists.send_modify(|lists| assert!(lists.note(Some("shop"), at, true)));
+        self.reconciler.on_links_listed();
+        let existing = self.reconciler.start_check.look_ups.join_next().await.unwrap().unwrap();
+        self.reconciler.looked_up(&existing);
+    }
+
+    fn link(&self) -> Arc<Link> {
+        self.reconciler.context.store.get(&self.key).unwrap()
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn link_of_a_refused_namespace_stays_until_it_is_listed() {
-    let sent = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&sent);
-    let client = test_support::client(move |request| {
-        log.lock().push(request.method().to_string());
-        (200, json!({"metadata": {"resourceVersion": "9"}, "items": []}))
-    });
-    let mut reconciler = reconciler(client);
-    let object = ObservedObject::of(&external_target(&reconciler, "1"));
-    let (store, key) = (Arc::new(Store::new(OnGone::Kept)), ServiceKey::new("shop", "web"));
-    let target = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
-    store.keep_left_out(&key, "web".into(), target, Vec::new()).unwrap();
-    store.set_synced();
-    reconciler.context.store = Arc::clone(&store);
-    let namespaces: BTreeSet<String> = ["open", "shop"].map(ToOwned::to_owned).into();
-    let mut lists = LinkLists::new(&namespaces, None);
-    lists.note(Some("open"), reconciler.lists(), true);
-    lists.note(Some("shop"), reconciler.lists(), false);
-    let links_listed = watch::Sender::new(lists.clone());
-    reconciler.context.links_listed = links_listed.subscribe();
-    reconciler.context.selection = Arc::new(Selection { namespaces, ..Selection::default() });
-    reconciler.context.policy.prune = true;
-    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![object]));
-    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
-    reconciler.resume_writing();
-    run_for(&mut reconciler, 3600).await;
-    assert!(sent.lock().is_empty() && store.get(&key).unwrap().is_left_out(), "{sent:?}");
+    let mut refused = RefusedNamespace::new();
+    refused.reconciler.resume_writing();
+    run_for(&mut refused.reconciler, 3600).await;
+    assert!(refused.sent.lock().is_empty() && refused.link().is_left_out(), "{:?}", refused.sent);
+    refused.list().await;
+    assert!(refused.link().is_gone());
+    run_for(&mut refused.reconciler, 60).await;
+    assert!(refused.sent.lock().contains(&"DELETE".to_owned()), "{:?}", refused.sent);
+}
 
-    // The namespace is listed at last, and lacks the Service.
-    lists.note(Some("shop"), reconciler.lists(), true);
-    links_listed.send_replace(lists);
-    reconciler.resume_writing();
-    let existing = reconciler.start_check.look_ups.join_next().await.unwrap().unwrap();
-    reconciler.looked_up(&existing);
-    assert!(store.get(&key).unwrap().is_gone());
-    run_for(&mut reconciler, 60).await;
-    assert!(sent.lock().contains(&"DELETE".to_owned()), "{sent:?}");
+#[tokio::test(start_paused = true)]
+async fn follower_ends_the_link_of_a_namespace_refused_before() {
+    let mut refused = RefusedNamespace::new();
+    // Nothing is written without these lists, as without the lease.
+    refused.reconciler.context.overrides_listed =
+        watch::Sender::new(LinkLists::new(&BTreeSet::new(), None)).subscribe();
+    assert!(!refused.reconciler.may_write());
+    refused.list().await;
+    assert!(refused.link().is_gone());
+    run_for(&mut refused.reconciler, 60).await;
+    assert_eq!(*refused.sent.lock(), ["GET"]);
 }
 
 #[tokio::test(start_paused = true)]
