@@ -259,12 +259,7 @@ impl Store {
     pub fn is_unlisted(&self, relative: &[u8]) -> bool {
         let unlisted = self.unlisted.load();
         let Some(unlisted) = unlisted.as_deref() else { return false };
-        let (mut last, mut rest) = (&[][..], relative);
-        while let Some((label, after)) =
-            rest.split_first().and_then(|(length, after)| after.split_at_checked((*length).into()))
-        {
-            (last, rest) = (label, after);
-        }
+        let Some(last) = crate::model::names::labels(relative).last() else { return false };
         unlisted.iter().any(|namespace| {
             let before = last.strip_suffix(namespace.as_bytes());
             before.is_some_and(|before| before.is_empty() || before.ends_with(b"-"))

@@ -92,6 +92,23 @@ pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     Some(name)
 }
 
+/// Returns the labels of a name in the form of [`wire`], the leftmost one first.
+pub fn labels(name: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = name;
+    std::iter::from_fn(move || {
+        let (label, parent) = split(rest)?;
+        rest = parent;
+        Some(label)
+    })
+}
+
+/// Splits a name in the form of [`wire`] into its first label and its parent.
+#[must_use]
+pub fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = name.split_first()?;
+    rest.split_at_checked(usize::from(*length))
+}
+
 /// Returns the text of a name in wire form, without the trailing dot and without escapes: it equals the text of a
 /// custom hostname if the names are equal.
 #[must_use]

@@ -24,8 +24,8 @@ pub use typed::RecordOffsets;
 /// offsets of the records.
 ///
 /// Sets TC if records of the answer section don't fit, or records of the authority section of a reply without answers.
-/// Other records may be left out without TC (RFC 2181 section 9). If answers are left out, aliases come first. The texts of extended errors are left out if records
-/// don't fit beside them (RFC 8914 section 3).
+/// Other records may be left out without TC (RFC 2181 section 9). If answers are left out, aliases come first. The texts
+/// of extended errors are left out if records don't fit beside them (RFC 8914 section 3).
 ///
 /// # Errors
 /// If a record can't be encoded at any size.

@@ -93,7 +93,7 @@ impl DeletionBudget {
         if number < limit {
             return Ok(());
         }
-        // The oldest removals of another namespace are those that don't count.
+        // Of the removals in another namespace the oldest don't count.
         let mut uncounted: HashMap<_, usize> = HashMap::new();
         let mut counting = self.removals.iter().filter(|Removal { namespace: of, .. }| {
             let number = self.by_namespace.get(of).copied().unwrap_or_default();

@@ -437,7 +437,7 @@ impl ServiceWatcher {
         let links = self.store.links();
         changes.extend(links.iter().filter(is_unfounded).filter_map(|link| self.store.forget(&link.key)));
         // The change feed has no changes of Services whose link is overridden.
-        for link in self.store.links().iter().filter(|link| link.overridden.is_some()) {
+        for link in links.iter().filter(|link| link.overridden.is_some()) {
             self.unselected.changed(&link.key);
         }
         changes

@@ -85,6 +85,9 @@ impl FailedTargets {
     /// Records that a target can be resolved, and logs it if the target was failing.
     pub(crate) fn mark_resolved(&self, key: &QueryKey, question: &UpstreamQuery) {
         let mut state = self.state.lock();
+        if state.failing.is_empty() {
+            return;
+        }
         self.forget_old(&mut state, Instant::now());
         if state.failing.remove(key).is_some() {
             self.count(&mut state);
@@ -111,7 +114,7 @@ impl FailedTargets {
 
     /// Removes the targets that haven't failed for a while.
     fn forget_old(&self, state: &mut FailureState, now: Instant) {
-        if state.failing.is_empty() || now.duration_since(state.searched) < FORGET_INTERVAL {
+        if now.duration_since(state.searched) < FORGET_INTERVAL {
             return;
         }
         state.searched = now;

@@ -1,7 +1,5 @@
 //! The names of a forward zone: the names of links, and the zone's own names.
 
-use std::iter;
-
 use hickory_proto::rr::Name;
 
 use super::dependencies::Lookups;
@@ -30,7 +28,7 @@ impl LinkNames {
 
     /// Returns the node at a name below the origin.
     pub(super) fn find(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
-        let Some(top) = labels(relative).last() else { return Node::Apex(Vec::new()) };
+        let Some(top) = names::labels(relative).last() else { return Node::Apex(Vec::new()) };
         if self.is_reserved(top) {
             let below = &relative[..relative.len() - 1 - top.len()];
             return match (top == self.apex.as_bytes(), below) {
@@ -47,10 +45,10 @@ impl LinkNames {
 
     /// Returns the node at `_<port>._<protocol>.<service>.<namespace>`, or at `_<protocol>.<service>.<namespace>`.
     fn find_service(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
-        let Some((first, rest)) = split(relative).filter(|(label, _)| is_service_label(label)) else {
+        let Some((first, rest)) = names::split(relative).filter(|(label, _)| is_service_label(label)) else {
             return Node::Nothing;
         };
-        let (port, protocol, service) = match split(rest) {
+        let (port, protocol, service) = match names::split(rest) {
             Some((second, rest)) if is_service_label(second) => (Some(first), second, rest),
             _ => (None, first, rest),
         };
@@ -76,12 +74,12 @@ impl LinkNames {
     /// the first name is reserved.
     pub(super) fn name_of(&self, lookups: &mut Lookups<'_>, link: &Link) -> Option<Name> {
         let mut leads_back = |relative: &Vec<u8>| {
-            let reserved = labels(relative).last().is_none_or(|top| self.is_reserved(top));
+            let reserved = names::labels(relative).last().is_none_or(|top| self.is_reserved(top));
             !reserved
                 && matches!(lookups.find(relative, &self.wire), Lookup::Link(found) if found.key == link.key)
         };
         let relative = [dotted(&link.key), dashed(&link.key)].into_iter().flatten().find(&mut leads_back)?;
-        Name::from_labels(labels(&relative)).ok()?.append_domain(&self.origin).ok()
+        Name::from_labels(names::labels(&relative)).ok()?.append_domain(&self.origin).ok()
     }
 
     /// Returns whether links can't have names at or below `label`, a label directly below the origin.
@@ -96,20 +94,4 @@ fn dotted(key: &ServiceKey) -> Option<Vec<u8>> {
 
 fn dashed(key: &ServiceKey) -> Option<Vec<u8>> {
     names::wire([names::dashed_label(key.namespace(), key.name()).as_bytes()])
-}
-
-/// Returns the labels of a name, the leftmost one first.
-fn labels(name: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let mut rest = name;
-    iter::from_fn(move || {
-        let (label, tail) = split(rest)?;
-        rest = tail;
-        Some(label)
-    })
-}
-
-/// Splits a name into its first label and its parent.
-fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (length, rest) = name.split_first()?;
-    rest.split_at_checked(usize::from(*length))
 }
