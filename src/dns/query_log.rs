@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -137,9 +137,14 @@ impl QueryLog {
             LineFormat::Text => line.push('\n'),
             LineFormat::Json => line = object(name, &line, parts()),
         }
-        let is_closed = self.0.closed.load(Ordering::SeqCst);
-        if is_closed || self.0.sender.try_send(QueueEntry::Line(line)).is_err() {
-            self.0.count_lost(1, "the reader of standard output is too slow");
+        if self.0.closed.load(Ordering::SeqCst) {
+            return self.0.dropped.0.inc();
+        }
+        match self.0.sender.try_send(QueueEntry::Line(line)) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => self.0.count_lost(1, "the reader of standard output is too slow"),
+            // The lines of this log aren't written.
+            Err(TrySendError::Disconnected(_)) => self.0.dropped.0.inc(),
         }
     }
 }
@@ -187,10 +192,14 @@ impl LineQueue {
 
     fn run(&self, mut out: impl Write) {
         let mut batch = Vec::new();
-        while let Ok(first) = self.receiver.recv() {
+        let mut is_closing = false;
+        loop {
+            // If the queue was full at the end, `End` isn't in it.
+            let first = if is_closing { self.receiver.try_recv().ok() } else { self.receiver.recv().ok() };
+            let Some(first) = first else { return };
             // Read before the queue is drained: lines queued before `closed` was set have to be written, later lines
             // may be lost.
-            let mut is_last = self.shared.closed.load(Ordering::SeqCst);
+            is_closing |= self.shared.closed.load(Ordering::SeqCst);
             batch.clear();
             let (mut next, mut number) = (Some(first), 0);
             while let Some(entry) = next {
@@ -200,16 +209,13 @@ impl LineQueue {
                         number += 1;
                     }
                     // `End` may have been queued after `closed` was read.
-                    QueueEntry::End => is_last = true,
+                    QueueEntry::End => is_closing = true,
                 }
                 let has_room = batch.len() < BATCH_BYTES;
                 next = if has_room { self.receiver.try_recv().ok() } else { None };
             }
             if let Err(error) = out.write_all(&batch).and_then(|()| out.flush()) {
                 self.shared.count_lost(number, &format!("standard output can't be written: {error}"));
-            }
-            if is_last && batch.len() < BATCH_BYTES {
-                return;
             }
         }
     }
@@ -295,6 +301,33 @@ mod tests {
         assert!(rest.lines().map(|line| &line[7..]).eq(&all));
         write(&lines, "late");
         assert_eq!(dropped.0.get(), 1);
+    }
+
+    #[test]
+    fn writer_ends_after_a_full_queue_of_whole_batches() {
+        let (lines, queue, dropped) = lines(LineFormat::Text);
+        let (gate, written, key) = gate();
+        let writer = queue.write_to(gate).unwrap();
+        write(&lines, "first");
+        written.recv().unwrap();
+        // The last line ends a batch of exactly `BATCH_BYTES`, and no `End` fits into the queue.
+        let line = "x".repeat(64 - "[INFO] \n".len());
+        (0..QUEUE_CAPACITY).for_each(|_| write(&lines, &line));
+        assert_eq!((dropped.0.get(), QUEUE_CAPACITY * 64 % BATCH_BYTES), (0, 0));
+        let closing = thread::spawn(move || drop(writer));
+        while !lines.0.closed.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        drop(key);
+        let mut number = 0;
+        let end = loop {
+            match written.recv_timeout(Duration::from_secs(60)) {
+                Ok(text) => number += text.lines().count(),
+                Err(end) => break end,
+            }
+        };
+        assert_eq!((end, number), (RecvTimeoutError::Disconnected, QUEUE_CAPACITY));
+        closing.join().unwrap();
     }
 
     #[test]
