@@ -156,14 +156,14 @@ impl Local {
     fn is_like_localhost(&self, name: &Name) -> bool {
         let begins_so =
             || name.iter().next().is_some_and(|label| label.eq_ignore_ascii_case(LOCALHOST.as_bytes()));
-        name.num_labels() > 1 && (self.localhost.zone_of(name) || (self.has_prefix && begins_so()))
+        name.iter().len() > 1 && (self.localhost.zone_of(name) || (self.has_prefix && begins_so()))
     }
 
     /// Answers for a name in a zone. A name like `localhost` is its own zone.
     fn answer(&self, request: &Request, zone: &Name) -> Reply {
         let name = request.query.name();
         // The origin keeps the case of the query.
-        let origin = name.trim_to(usize::from(zone.num_labels()));
+        let origin = name.trim_to(zone.iter().len());
         let is_apex = self.zones.all().contains(name);
         let has_addresses = *name == self.localhost || self.is_like_localhost(name);
         let answer = match request.query.query_type() {
@@ -206,6 +206,8 @@ mod tests {
             ("localhost. NS", answer("localhost. 604800 IN NS localhost.")),
             ("localhost. MX", nodata("localhost.")),
             ("a.b.localhost. A", answer("a.b.localhost. 604800 IN A 127.0.0.1")),
+            ("*.localhost. A", answer("*.localhost. 604800 IN A 127.0.0.1")),
+            ("*.localhost. MX", nodata("*.localhost.")),
             ("a.Localhost. SOA", nodata("a.Localhost.")),
             ("LocalHost.example.org. AAAA", answer("LocalHost.example.org. 604800 IN AAAA ::1")),
             ("localhost.example.org. MX", nodata("localhost.example.org.")),
@@ -223,7 +225,7 @@ mod tests {
         for question in ["example.org. A", "localhosts.example.org. A", "a.localhost.example. A", ". A"] {
             assert!(context.ask(question).await.starts_with("NOERROR aa"), "{question}");
         }
-        assert_eq!(context.metrics("coredns_local"), ["coredns_local_localhost_requests_total 5"]);
+        assert_eq!(context.metrics("coredns_local"), ["coredns_local_localhost_requests_total 7"]);
     }
 
     #[tokio::test]
