@@ -128,6 +128,7 @@ use crate::metrics::{self, registered};
 use crate::model::link::{IpFamily, Link};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
+use failed_targets::FailedTargetsGauge;
 use hops::{Denial, Denials, HopCheck};
 use target_resolver::{CLIENT_TIMEOUT, ResolveOptions, Resolved, TargetResolvers, query_for};
 
@@ -150,7 +151,7 @@ pub struct LbLinker {
 
 #[derive(Debug)]
 struct LbLinkerMetrics {
-    targets_failing: IntGauge,
+    targets_failing: FailedTargetsGauge,
     stale_answers: IntCounter,
 }
 
@@ -165,7 +166,7 @@ impl metrics::MetricGroup for LbLinkerMetrics {
             "Last known addresses that were given because no upstream answered.",
         );
         Ok(Self {
-            targets_failing: registered(registry, failing)?,
+            targets_failing: registered(registry, failing.map(FailedTargetsGauge::new))?,
             stale_answers: registered(registry, stale)?,
         })
     }
@@ -185,7 +186,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         policy: Arc::clone(&context.targets),
         denials,
         prohibited,
-        targets: TargetResolvers::new(Arc::clone(&context.stale_caches), metrics.targets_failing.clone()),
+        targets: TargetResolvers::new(Arc::clone(&context.stale_caches), &metrics.targets_failing),
         stale_answers: metrics.stale_answers.clone(),
     });
     setup.builder.link_zones = ZoneSet::new(plugin.zones.iter().map(|zone| zone.origin().clone()));

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use prometheus::IntGauge;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -15,11 +18,47 @@ use crate::model::hostname::to_presentation;
 /// The rate limit of log lines: when all targets fail, the first lines are enough.
 const MAX_LINES_PER_MINUTE: u32 = 20;
 const LINES_WINDOW: Duration = Duration::from_secs(60);
-/// A target whose last failed look-up is older than this is removed at the next look-up of a target: clients have
-/// stopped querying it.
+/// A target whose last failed look-up is older than this is removed at the end of the next look-up of a target, or at
+/// the next scrape: clients have stopped querying it.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_FAILED_TARGETS: usize = 10_000;
+
+/// The gauge of failing targets, and the sets that count in it.
+#[derive(Clone, Debug)]
+pub(crate) struct FailedTargetsGauge {
+    gauge: IntGauge,
+    sets: Arc<Mutex<Vec<Weak<FailedTargets>>>>,
+}
+
+impl FailedTargetsGauge {
+    pub(crate) fn new(gauge: IntGauge) -> Self {
+        Self { gauge, sets: Arc::default() }
+    }
+
+    /// Returns an empty set that counts in this gauge.
+    pub(crate) fn new_set(&self) -> Arc<FailedTargets> {
+        let set = Arc::new(FailedTargets::new(self.gauge.clone()));
+        self.sets.lock().push(Arc::downgrade(&set));
+        set
+    }
+}
+
+impl Collector for FailedTargetsGauge {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let now = Instant::now();
+        self.sets.lock().retain(|set| {
+            let Some(set) = set.upgrade() else { return false };
+            set.forget_old(&mut set.state.lock(), now);
+            true
+        });
+        self.gauge.collect()
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct FailedTargets {
@@ -52,7 +91,7 @@ impl fmt::Display for UnloggedFailures {
 
 impl FailedTargets {
     /// Returns an empty set that adds its size to `number`, which several sets share.
-    pub(crate) fn new(number: IntGauge) -> Self {
+    fn new(number: IntGauge) -> Self {
         let state = FailureState {
             failing: HashMap::new(),
             searched: Instant::now(),
@@ -164,7 +203,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn failing_target_is_counted_once_and_logs_are_limited() {
         let number = IntGauge::new("failing", "Failing.").unwrap();
-        let failing = FailedTargets::new(number.clone());
+        let gauge = FailedTargetsGauge::new(number.clone());
+        let failing = gauge.new_set();
         let question = |i: u32| {
             UpstreamQuery::recursive(Name::from_ascii(format!("t{i}.example.")).unwrap(), RecordType::A)
         };
@@ -197,5 +237,15 @@ mod tests {
         tokio::time::advance(FORGET_AFTER).await;
         failing.mark_resolved(&question(40).key(), &question(40));
         assert_eq!(number.get(), 0);
+        // No target is looked up any more.
+        failing.mark_failed(&question(5).key(), &question(5), "why");
+        gauge.collect();
+        assert_eq!(number.get(), 1);
+        tokio::time::advance(FORGET_AFTER).await;
+        gauge.collect();
+        assert_eq!(number.get(), 0);
+        drop(failing);
+        gauge.collect();
+        assert!(gauge.sets.lock().is_empty());
     }
 }

@@ -9,7 +9,6 @@ use dashmap::DashMap;
 use futures::FutureExt;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, Record, RecordType};
-use prometheus::IntGauge;
 use tokio::time::{Instant, timeout_at};
 
 use crate::dns::chain::request::{Purpose, Request};
@@ -19,7 +18,7 @@ use crate::dns::message::presentation::rcode_text;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::reply::Reply;
 use crate::dns::plugins::lb_linker::chase::{ChainEnd, ChainStep, CnameChain, follow};
-use crate::dns::plugins::lb_linker::failed_targets::FailedTargets;
+use crate::dns::plugins::lb_linker::failed_targets::{FailedTargets, FailedTargetsGauge};
 use crate::dns::upstream::singleflight::{Call, Group};
 use crate::dns::upstream::stale_cache::{STALE_TTL, StaleCache, StaleCaches, StaleEntry};
 
@@ -68,8 +67,8 @@ pub(super) struct ResolveOptions {
 }
 
 impl TargetResolvers {
-    pub(super) fn new(stale_caches: StaleCaches, targets_failing: IntGauge) -> Self {
-        let failing = Arc::new(FailedTargets::new(targets_failing));
+    pub(super) fn new(stale_caches: StaleCaches, targets_failing: &FailedTargetsGauge) -> Self {
+        let failing = targets_failing.new_set();
         Self { targets: DashMap::new(), stale_caches, failing }
     }
 
@@ -336,8 +335,8 @@ mod tests {
     async fn quota_of_one_client_does_not_affect_another() {
         let context =
             TestServer::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
-        let targets =
-            TargetResolvers::new(Arc::default(), IntGauge::new("failing", "-").unwrap()).of(&context.server);
+        let gauge = FailedTargetsGauge::new(prometheus::IntGauge::new("failing", "-").unwrap());
+        let targets = TargetResolvers::new(Arc::default(), &gauge).of(&context.server);
         for (client, is_answered) in [("10.0.0.1", false), ("10.0.0.2", true)] {
             let request = context.clone().from(client).request("t.example. A");
             let mut refused = request.reply("forward");
