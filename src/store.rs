@@ -253,17 +253,18 @@ impl Store {
         });
     }
 
-    /// Returns whether a default name below a zone, in the form of [`crate::model::names::wire`], belongs to a namespace
-    /// whose Services aren't known.
+    /// Returns whether a default name below a zone, in the form of [`crate::model::names::wire`], may belong to a
+    /// namespace whose Services aren't known. A cut label doesn't tell its namespace.
     #[must_use]
     pub fn is_unlisted(&self, relative: &[u8]) -> bool {
         let unlisted = self.unlisted.load();
         let Some(unlisted) = unlisted.as_deref() else { return false };
         let Some(last) = crate::model::names::labels(relative).last() else { return false };
-        unlisted.iter().any(|namespace| {
+        let is_of = |namespace: &str| {
             let before = last.strip_suffix(namespace.as_bytes());
             before.is_some_and(|before| before.is_empty() || before.ends_with(b"-"))
-        })
+        };
+        unlisted.iter().any(|namespace| is_of(namespace)) || crate::model::names::may_be_cut(last)
     }
 
     /// Marks the first complete list as applied: from here on a name that isn't in the store doesn't exist.

@@ -191,7 +191,7 @@ impl Zone {
                 snapshot_links = Some((version, Arc::clone(&present.store)));
             }
         }
-        let is_unlisted = synced && store.is_unlisted(relative);
+        let is_unlisted = synced && !self.is_reverse() && store.is_unlisted(relative);
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
         if is_unlisted && matches!(node, Node::Nothing | Node::Empty) {
@@ -216,6 +216,10 @@ impl Zone {
         self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node)
     }
 
+    fn is_reverse(&self) -> bool {
+        matches!(self.names, ZoneKind::Reverse(_))
+    }
+
     /// Returns the answer from the links of a snapshot; `None` for a name that the snapshot doesn't have, as that name
     /// may exist. `version` is the version of the snapshot's names before the check that it is still in use.
     fn answer_from_snapshot(
@@ -226,7 +230,7 @@ impl Zone {
         let ZoneQuery { store, name, relative, qtype } = *zone_query;
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
-        let is_reverse = matches!(self.names, ZoneKind::Reverse(_));
+        let is_reverse = self.is_reverse();
         let is_known = match &node {
             Node::Apex(links) => {
                 !is_reverse || !links.is_empty() || matches!(qtype, RecordType::SOA | RecordType::NS)

@@ -430,6 +430,8 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
         };
         assert!(is_unlisted(&["none-b"]) && is_unlisted(&["none", "b"]) && is_unlisted(&["x", "none-b"]));
         assert!(!is_unlisted(&["none-a"]) && !is_unlisted(&["b", "a"]) && !is_unlisted(&["webb"]));
+        let cut = names::dashed_label("b", &"x".repeat(63));
+        assert!(is_unlisted(&[&cut]), "a cut label may be of any namespace");
         assert!(listed.borrow().covers("a", at) && !listed.borrow().covers("b", at));
         assert!(listed.borrow().is_refused("b", at));
         assert!(current_at() > silent_since, "a snapshot is as current as the other namespace");
