@@ -212,7 +212,7 @@ impl Detector {
                     () = self.detect(server) => self.restart.notified().await,
                     () = self.restart.notified() => {}
                 }
-                self.end("looking for a loop afresh");
+                self.end("looking for a loop afresh; forward answers again in this block");
             }
         };
         stop.run_until_cancelled(detecting).await;
@@ -325,7 +325,7 @@ impl Detector {
         drop(probe);
         self.metrics.looping.dec();
         info!(
-            "plugin/loop: the loop for zone {:?} has ended after {} s: {why}; forward answers again in this block",
+            "plugin/loop: the loop for zone {:?} has ended after {} s: {why}",
             self.zone.to_ascii(),
             since.elapsed().as_secs(),
         );

@@ -337,8 +337,8 @@ fn write_lines(text: &mut String, lines: &[Directive], depth: usize) {
 /// Returns a token in the syntax of a Corefile, with quotes if necessary.
 #[must_use]
 pub fn quoted(word: &str) -> String {
-    let plain = |c: char| !c.is_whitespace() && !"\"#{}".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
+    let plain = |c: char| !c.is_whitespace() && !"#{}".contains(c);
+    if !word.is_empty() && !word.starts_with('"') && word.chars().all(plain) {
         word.to_owned()
     } else {
         format!("\"{}\"", word.replace('"', "\\\""))

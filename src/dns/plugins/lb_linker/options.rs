@@ -31,7 +31,7 @@ pub struct LinkZone {
 /// # Errors
 /// Returns the error of the first invalid line of `lb_linker`, or invalid address of its block.
 pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError> {
-    let mut all: Vec<LinkZone> = Vec::new();
+    let mut all: Vec<(LinkZone, &Directive)> = Vec::new();
     for block in blocks {
         for line in block.lines.iter().filter(|line| line.name() == super::NAME) {
             let mut own = Vec::new();
@@ -40,8 +40,8 @@ pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError
             }
             let options = parse(line, &own)?;
             for origin in options.origins {
-                match all.iter().find(|known| known.origin == origin) {
-                    None => all.push(LinkZone { origin, apex: options.apex.clone() }),
+                match all.iter().map(|(zone, _)| zone).find(|known| known.origin == origin) {
+                    None => all.push((LinkZone { origin, apex: options.apex.clone() }, line)),
                     Some(known) if known.apex != options.apex => {
                         return Err(line.error(format!(
                             "the zone {} has the apex {:?} in another block: it has to be the same",
@@ -54,24 +54,17 @@ pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError
             }
         }
     }
-    for inner in &all {
-        if let Some(outer) = all.iter().find(|outer| *outer != inner && outer.origin.zone_of(&inner.origin)) {
-            let line = blocks.iter().flat_map(|block| &block.lines).find(|line| line.name() == super::NAME);
-            let message = format!(
+    for (inner, line) in &all {
+        let contains = |outer: &LinkZone| outer != inner && outer.origin.zone_of(&inner.origin);
+        if let Some((outer, _)) = all.iter().find(|(outer, _)| contains(outer)) {
+            return Err(line.error(format!(
                 "the zone {} lies in {}, whose names it would hide",
                 to_presentation(&inner.origin),
                 to_presentation(&outer.origin)
-            );
-            return Err(line.map_or_else(
-                || CorefileError {
-                    position: blocks[0].addresses[0].position.clone(),
-                    message: message.clone(),
-                },
-                |line| line.error(message.clone()),
-            ));
+            )));
         }
     }
-    Ok(all)
+    Ok(all.into_iter().map(|(zone, _)| zone).collect())
 }
 
 #[derive(Debug)]
@@ -205,7 +198,21 @@ impl LinkZoneOptions {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use super::link_zones;
+    use crate::dns::corefile::{FileSources, parse};
     use crate::dns::plugins::tests::support::TestServer;
+
+    #[test]
+    fn nested_zone_is_rejected_at_its_own_line() {
+        let text = "outer.example {\nlb_linker\n}\ninner.outer.example {\nwhoami\nlb_linker\n}\n";
+        let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
+        assert_eq!(
+            link_zones(&blocks).unwrap_err().to_string(),
+            "Corefile:6:1: the zone inner.outer.example lies in outer.example, whose names it would hide"
+        );
+    }
 
     #[test]
     fn invalid_lines_are_rejected_with_their_position() {

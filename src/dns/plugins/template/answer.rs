@@ -225,6 +225,6 @@ async fn add_target_records(reply: &mut Reply, request: &Request, target: Name) 
         return;
     };
     reply.is_cacheable &= found.is_cacheable;
-    reply.metadata.truncation = found.metadata.truncation;
+    reply.metadata.truncation |= found.metadata.truncation;
     reply.records.answers.append(&mut found.records.answers);
 }

@@ -108,6 +108,15 @@ fn text_of_a_corefile_shows_its_parsed_form() {
 }
 
 #[test]
+fn quoted_token_is_read_as_the_same_token() {
+    for word in ["a", "a b", "a\\\"b", "a\"b", "\"a\"", "a\\", "#a", "{a}", ""] {
+        let text = format!(". {{\nwhoami {}\n}}\n", quoted(word));
+        let blocks = parse(Path::new("Corefile"), &text, &FileSources::SYSTEM).unwrap();
+        assert_eq!(blocks[0].lines[0].tokens[1].text, word, "{text}");
+    }
+}
+
+#[test]
 fn upstream_at_own_listener_is_recognized() {
     for (listen, upstream, expected) in [
         ("[::]:53", "127.0.0.1:53", true),
