@@ -207,7 +207,7 @@ impl Reconciler {
             self.deletion_budget.lock().record_result(object, refused);
         }
         let id = write.id();
-        self.work_queue.done(&key);
+        let is_superseded = self.work_queue.done(&key);
         self.breakers.probe_ended(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             match confirmed {
@@ -286,6 +286,10 @@ impl Reconciler {
                     // Writes of other objects may succeed: a webhook may be slow for this object.
                     self.work_queue.add_rate_limited(&key, retry_after);
                 }
+            }
+            // The target has changed since the write was sent: the failure concerns the old target.
+            Err(WriteError::Refused { .. } | WriteError::Other { .. }) if is_superseded => {
+                self.work_queue.add(&key);
             }
             Err(WriteError::Refused { by, message }) => {
                 self.failed(&key, &write, &message, None);

@@ -139,6 +139,26 @@ async fn denied_annotation_write_backs_off() {
     assert!((10..=60).contains(&requests), "{requests} in 600 s");
 }
 
+#[tokio::test(start_paused = true)]
+async fn refusal_of_an_outdated_write_does_not_delay_the_new_target() {
+    let (mut reconciler, _) = denied();
+    let object = external_target(&reconciler, "no number");
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+    reconciler.queue_all();
+    reconciler.drain_queue();
+    let key = ServiceKey::new("shop", "web");
+    assert_eq!(reconciler.work_queue.in_flight(), std::slice::from_ref(&key));
+    let mut changes = reconciler.context.store.subscribe();
+    load_balancer_at(&reconciler, "web", "new.example");
+    reconciler.on_link_change(&changes.try_recv().unwrap());
+    let ended = reconciler.writes.join_next().await.unwrap().unwrap();
+    reconciler.on_write_end(ended);
+    assert!(!reconciler.work_queue.has_failed(&key));
+    reconciler.drain_queue();
+    assert_eq!(reconciler.work_queue.in_flight(), [key], "the new target is written at once");
+}
+
 #[tokio::test]
 async fn no_write_between_a_rewind_and_new_lists() {
     let (mut reconciler, _) = denied();
