@@ -69,6 +69,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let (mut context, queue) = ServerContext::new(Arc::clone(&store), flags.log_format.into())?;
     context.targets = Arc::new(hostname_policy.targets.clone());
     context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
+    let supervisor = context.metrics.group()?;
     let runtimes = vec![("dns", Handle::current()), ("sync", sync.runtime().clone())];
     context.metrics.register(TaskMetrics::new(runtimes)?)?;
     let source = match source {
@@ -90,10 +91,15 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         warn!("{warning}");
     }
     let mut background = JoinSet::new();
-    let ahead =
-        invalidation::run(Arc::clone(&store), reloader.instance.servers(), Handle::current(), stop.clone());
+    let invalidating = {
+        let (store, servers, dns, until) =
+            (Arc::clone(&store), reloader.instance.servers(), Handle::current(), stop.clone());
+        move || invalidation::run(Arc::clone(&store), servers.clone(), dns.clone(), until.clone()).map(Ok)
+    };
+    let invalidating =
+        supervise("the cache invalidation", stop.clone(), Arc::clone(&supervisor), invalidating);
     // Runs on the sync runtime: every change of the store wakes this task, but few changes cause a look-up.
-    background.spawn_on(ahead, sync.runtime());
+    background.spawn_on(invalidating, sync.runtime());
     if let Some((source, metrics)) = source {
         if let Some(notice) = flags.sync_notice() {
             warn!("{notice}");
@@ -113,13 +119,11 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
             let (store, until) = (Arc::clone(&store), stop.clone());
             move || Arc::clone(&history).record(Arc::clone(&store), until.clone()).map(Ok)
         };
-        let supervisor = Arc::clone(&metrics.supervisor);
-        let recording = supervise("the history of links", stop.clone(), supervisor, recording);
+        let recording = supervise("the history of links", stop.clone(), Arc::clone(&supervisor), recording);
         background.spawn_on(recording, sync.runtime());
         let (address, until) = (flags.admin_listen, stop.clone());
         let serving = move || admin::server::serve(address, status.clone(), until.clone()).map(Ok);
-        let supervisor = Arc::clone(&metrics.supervisor);
-        background.spawn(supervise("the status page", stop.clone(), supervisor, serving));
+        background.spawn(supervise("the status page", stop.clone(), Arc::clone(&supervisor), serving));
         if let (Some(path), Some((cluster, first_list))) = (flags.snapshot.clone(), source.cluster()) {
             let context = SnapshotContext {
                 path,
@@ -134,8 +138,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
             };
             let until = stop.clone();
             let keeping = move || snapshot::task::run(context.clone(), until.clone());
-            let supervisor = Arc::clone(&metrics.supervisor);
-            let keeping = supervise("the snapshot", stop.clone(), supervisor, keeping);
+            let keeping = supervise("the snapshot", stop.clone(), Arc::clone(&supervisor), keeping);
             background.spawn_on(keeping, sync.runtime());
         }
         let check_dns = check_dns(TargetChecker::new(reloader.instance.servers(), Handle::current()));
@@ -148,10 +151,13 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
             stop.clone(),
         );
         background.spawn_on(syncing, sync.runtime());
-        background.spawn_on(
-            zone_updates::run(flags, store, policy, reloader.zones(), stop.clone()),
-            sync.runtime(),
-        );
+        let (zones, until) = (reloader.zones(), stop.clone());
+        let updating = move || {
+            zone_updates::run(flags.clone(), Arc::clone(&store), policy.clone(), zones.clone(), until.clone())
+                .map(Ok)
+        };
+        let updating = supervise("the zones of links", stop.clone(), supervisor, updating);
+        background.spawn_on(updating, sync.runtime());
     }
     let outcome = reloader.run(&stop).await;
     stop.cancel();

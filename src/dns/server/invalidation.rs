@@ -30,6 +30,8 @@ pub type Servers = Arc<[Arc<Server>]>;
 /// name of a cloud's load balancer is often looked up before it exists. Prefetches run on the runtime `dns`.
 pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Handle, stop: CancellationToken) {
     let mut changes = store.subscribe();
+    // Changes before a restart of this task may have been missed.
+    servers.borrow().iter().for_each(|server| server.invalidate(None));
     let places = Arc::new(Semaphore::new(MAX_CONCURRENT_PREFETCHES));
     let mut look_ups = JoinSet::new();
     loop {
