@@ -98,7 +98,9 @@ pub(super) struct AlertsController {
     /// The requests for which `--sync plan` has logged the write.
     planned: HashMap<ServiceKey, u64>,
     object_errors: ObjectErrors,
-    error_log: ThrottledLog,
+    discovery_log: ThrottledLog,
+    /// The log of writes that fail for a reason that other writes may share.
+    write_log: ThrottledLog,
     refusals: RefusalLog,
     /// Limits the lines about writes that another client reverts.
     reverted: LineLimit,
@@ -132,7 +134,8 @@ impl AlertsController {
             writes: JoinSet::new(),
             planned: HashMap::new(),
             object_errors: ObjectErrors::of_kind("PrometheusRule"),
-            error_log: ThrottledLog::default(),
+            discovery_log: ThrottledLog::default(),
+            write_log: ThrottledLog::default(),
             refusals: RefusalLog::default(),
             reverted: LineLimit::new(MAX_REVERTED_LINES),
             context,
@@ -205,7 +208,7 @@ impl AlertsController {
         }
         match served {
             Ok(is_served) => {
-                self.error_log.recovered("discovery of PrometheusRules works again");
+                self.discovery_log.recovered("discovery of PrometheusRules works again");
                 let before = self.is_served.replace(is_served);
                 if is_served {
                     let idle = |number: &usize| self.scopes[*number].end.is_none();
@@ -226,7 +229,7 @@ impl AlertsController {
             Err(error) => match &error {
                 kube::Error::Api(status) => {
                     let sentence = describe(&error, "ask whether the API server serves PrometheusRules", "");
-                    self.error_log.report(status.code, &sentence);
+                    self.discovery_log.report(status.code, &sentence);
                 }
                 _ => self.context.availability.report(&root_cause(&error)),
             },
@@ -504,6 +507,7 @@ impl AlertsController {
                 self.work_queue.add_rate_limited(&key, None);
             }
             Ok(outcome) => {
+                self.write_log.recovered("PrometheusRules can be written again");
                 match outcome {
                     Outcome::Present(observed) => self.observed(&key, *observed),
                     Outcome::Absent | Outcome::Foreign => drop(self.rules.remove(&key)),
@@ -533,7 +537,7 @@ impl AlertsController {
                 if code == 404 {
                     self.ask_discovery();
                 } else {
-                    self.error_log.report(code, &message);
+                    self.write_log.report(code, &message);
                 }
                 if code == 403 {
                     self.context.rules.answer(&key, fingerprint, RuleState::Forbidden(message));

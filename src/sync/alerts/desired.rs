@@ -183,11 +183,11 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
         "sum by ({SERIES}) (\n  increase(lb_linker_external_target_changes_total{selector}[{FLAPPING_WINDOW}])\n) >= \
          {MAX_CHANGES}"
     );
-    let (preferred, wanted) = match pinned.unwrap_or_default() {
-        0 => ("> 0".to_owned(), pinned),
-        position => (format!(">= 0 != {position}"), pinned),
+    let preferred = match pinned.unwrap_or_default() {
+        0 => "> 0".to_owned(),
+        position => format!(">= 0 != {position}"),
     };
-    let wanted = if wanted.is_some() { "the pinned one" } else { "the preferred one" };
+    let wanted = if pinned.is_some() { "the pinned one" } else { "the preferred one" };
     let look = format!("kubectl -n {namespace} describe externaltarget {name} tells why.");
     let (not_ready_for, failed_over_for) = (alerts.not_ready_for(), alerts.failed_over_for());
     let alert = |name: &str, expr: String, wait: Option<Duration>, severity: &str, summary, description| {
@@ -269,6 +269,7 @@ fn duration(wait: Duration) -> String {
 /// Returns a duration in words.
 fn words(wait: Duration) -> String {
     let (number, unit) = match wait.as_secs() {
+        seconds if seconds > 0 && seconds % 3600 == 0 => (seconds / 3600, "hour"),
         seconds if seconds > 0 && seconds % 60 == 0 => (seconds / 60, "minute"),
         seconds => (seconds, "second"),
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{EventKey, Reason, Regarding};
+use super::{EventKey, Reason, Regarding, RegardingKind};
 use crate::sync::k8s::allowance::KeyedRateLimiter;
 
 /// Time since the last occurrence within which an equal Event extends the series, as in client-go's recorder.
@@ -43,9 +43,11 @@ pub(super) enum EventWrite {
 const MAX_EVENTS_OF_REASON: usize = 10;
 const REASON_WINDOW: Duration = Duration::from_secs(600);
 
-/// The quota of Events, by namespace and name of the Service and by reason.
+/// The quota of Events, by kind, namespace and name of the object and by reason.
 #[derive(Debug)]
-pub(super) struct ReasonQuota(KeyedRateLimiter<(Box<str>, Box<str>, Reason)>);
+pub(super) struct ReasonQuota(KeyedRateLimiter<QuotaKey>);
+
+type QuotaKey = (RegardingKind, Box<str>, Box<str>, Reason);
 
 impl Default for ReasonQuota {
     fn default() -> Self {
@@ -64,9 +66,9 @@ impl ReasonQuota {
         self.0.take(&Self::key(event_key), now);
     }
 
-    fn key(event_key: &EventKey) -> (Box<str>, Box<str>, Reason) {
-        let Regarding { namespace, name, .. } = &event_key.regarding;
-        (namespace.clone(), name.clone(), event_key.reason)
+    fn key(event_key: &EventKey) -> QuotaKey {
+        let Regarding { kind, namespace, name, .. } = &event_key.regarding;
+        (*kind, namespace.clone(), name.clone(), event_key.reason)
     }
 }
 
@@ -281,21 +283,29 @@ mod tests {
     fn service_gets_at_most_ten_events_of_a_reason_in_ten_minutes() {
         let (mut memory, mut quota, start) =
             (EventAggregator::default(), ReasonQuota::default(), Instant::now());
-        let mut created = |uid: &str, reason, second: u64| {
+        let mut created_for = |kind, uid: &str, reason, second: u64| {
             let now = start + Duration::from_secs(second);
-            let event_key = event_key(uid, reason, &second.to_string());
+            let mut event_key = event_key(uid, reason, &second.to_string());
+            event_key.regarding.kind = kind;
             let is_new = is_new(&memory.observe(&event_key, at(0), now, &quota));
             if is_new {
                 quota.count(&event_key, now);
             }
             is_new
         };
+        let mut created =
+            |uid: &str, reason, second| created_for(RegardingKind::Service, uid, reason, second);
         let seconds: Vec<u64> =
             (0..1800).filter(|second| created("u", Reason::HostnameRefused, *second)).collect();
         assert!(seconds.windows(11).all(|ten| ten[10] - ten[0] >= 600), "{seconds:?}");
         assert_eq!(seconds.len(), 30);
         assert!(!created("recreated", Reason::HostnameRefused, 1799), "it is the same Service");
         assert!(created("u", Reason::Conflict, 1799), "each reason counts by itself");
+        let external_target = RegardingKind::ExternalTarget;
+        assert!(
+            created_for(external_target, "e", Reason::HostnameRefused, 1799),
+            "another object of the name"
+        );
     }
 
     #[test]

@@ -95,7 +95,8 @@ impl PendingDeletions {
         if let Err(error) = &served
             && (!self.waiting.is_empty() || !self.is_forbidden())
         {
-            let pause = RETRY_INTERVAL.saturating_mul(self.failures.max(1)).min(MAX_RETRY_INTERVAL);
+            let times = self.failures.max(self.refusals).max(1);
+            let pause = RETRY_INTERVAL.saturating_mul(times).min(MAX_RETRY_INTERVAL);
             self.discovery_due = after(retry_after(error).unwrap_or(pause));
         }
         served
